@@ -1,0 +1,1 @@
+//! oxitorch-testkit
