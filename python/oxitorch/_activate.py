@@ -1,0 +1,130 @@
+"""Registers the device with PyTorch: the name, the shim, the core, `torch.tpu`, methods, printing.
+
+Three ends are possible. All well; or the backend cannot work here (no compiler, an unknown plugin, a wrong variable):
+then `import torch` goes on, `torch.tpu.is_available()` is False and the first use of the device raises the reason; or
+somebody else owns PyTorch's one slot for outside devices: that is raised at once, because `device="tpu"` would mean
+something else than the user thinks.
+"""
+
+import importlib.metadata
+import platform
+import sys
+import sysconfig
+import threading
+
+NAME = "tpu"
+
+# Distributions that also claim PyTorch's PrivateUse1 device, by the name they give it.
+_RIVALS = {"tpu": ("torch-tpu", "torch_tpu", "torchtpu"), "jax": ("torchax",)}
+
+_lock = threading.Lock()
+_done = False
+_unavailable: Exception | None = None
+
+
+class Unavailable(RuntimeError):
+    """The device cannot be used in this process; the message says why and what to do."""
+
+
+def activate() -> None:
+    """Does everything once; safe to call from several threads and again."""
+    global _done, _unavailable
+    with _lock:
+        if _done:
+            return
+        import torch
+
+        _refuse_rivals(torch)
+        torch.utils.rename_privateuse1_backend(NAME)
+        _done = True
+        try:
+            _check_machine()
+            _start_core()
+        except Exception as e:
+            _unavailable = e
+        import oxitorch.tpu
+
+        _register(torch, oxitorch.tpu)
+
+
+def is_active() -> bool:
+    """Whether the device was registered (it may still be unavailable)."""
+    return _done
+
+
+def why_unavailable() -> Exception | None:
+    """The error that keeps the device from working, None where it works."""
+    return _unavailable
+
+
+def raise_unavailable() -> None:
+    """Raises the reason where the device cannot be used."""
+    if _unavailable is not None:
+        raise Unavailable(f"device '{NAME}' is not available: {_unavailable}") from _unavailable
+
+
+def core():
+    """The Rust core of a device that works."""
+    raise_unavailable()
+    from oxitorch import _core
+
+    return _core
+
+
+def site_dirs() -> list[str]:
+    """The folders in which plugin packages are looked for: the import path, in its order."""
+    paths = [*sys.path, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
+    return list(dict.fromkeys(p for p in paths if p))
+
+
+def _check_machine() -> None:
+    machine = platform.machine().lower()
+    if not sys.platform.startswith("linux") or machine not in ("x86_64", "amd64", "aarch64", "arm64"):
+        raise Unavailable(f"oxitorch runs on Linux on x86-64 and aarch64; this is {platform.system()} on {machine}")
+
+
+def _start_core() -> None:
+    from oxitorch import _core, _env, _shim
+
+    config = _env.core_config()
+    torch = _shim.find_torch()
+    assert torch is not None  # activate imported it
+    config["shim"] = str(_shim.find_or_build(torch))
+    config["site_dirs"] = site_dirs()
+    _core.init(config)
+
+
+def _refuse_rivals(torch) -> None:
+    """PyTorch has one slot for outside devices (PrivateUse1); a second owner breaks both."""
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken == "privateuseone":
+        return
+    installed = [d for d in _RIVALS.get(taken, ()) if _installed(d)]
+    who = f"`{installed[0]}`" if installed else "another backend"
+    remove = f"uninstall it (`pip uninstall {installed[0]}`)" if installed else "uninstall it"
+    raise RuntimeError(
+        f"oxitorch: {who} already registered PyTorch's PrivateUse1 device, as '{taken}', and there can be only one\n"
+        f"hint: {remove} or uninstall oxitorch; to keep both, set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want"
+    )
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _register(torch, module) -> None:
+    torch._register_device_module(NAME, module)
+    # `import torch.tpu.random` must give the same module as `torch.tpu.random`.
+    for name, value in list(sys.modules.items()):
+        if name.startswith("oxitorch.tpu."):
+            sys.modules[f"torch.{NAME}.{name.removeprefix('oxitorch.tpu.')}"] = value
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+    from oxitorch import _print
+
+    _print.install(torch)
