@@ -1,0 +1,154 @@
+"""`torch.tpu`: the device module, in the shape of `torch.cuda`.
+
+Importing it starts nothing; the platform (the PJRT plugin and its client) starts at the first use of the device.
+Every function that takes a device takes an int, a string, a `torch.device`, or None for the current device.
+Where the device cannot be used, `is_available()` is False, `device_count()` is 0, and everything else raises
+RuntimeError with the reason.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from oxitorch import _activate
+
+from . import amp, compiler, memory, modes, ops, random, streams
+from ._device import (
+    DeviceProperties,
+    _DeviceGuard,
+    _exchange_device,
+    _get_device_index,
+    _is_in_bad_fork,
+    _lazy_init,
+    _maybe_exchange_device,
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_initialized,
+    platform,
+    set_device,
+    synchronize,
+)
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_peak_memory_stats,
+)
+from .modes import (
+    EagerMode,
+    Precision,
+    get_precision,
+    precision,
+    set_allow_excess_precision,
+    set_eager_mode,
+    set_fallback,
+    set_nan_trap,
+    set_precision,
+)
+from .random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream, stream
+
+__all__ = [
+    "DeviceProperties", "EagerMode", "Event", "Precision", "Stream", "StreamContext",
+    "amp", "can_device_access_peer", "compiler", "current_device", "current_stream", "default_stream", "device",
+    "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_capability",
+    "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "init",
+    "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
+    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated", "memory_reserved",
+    "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics", "ops", "platform", "precision",
+    "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
+    "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_device", "set_eager_mode",
+    "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all", "set_stream", "stream",
+    "synchronize",
+]  # fmt: skip
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The types `torch.autocast("tpu")` can compute in."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Whether bfloat16 works: on every platform."""
+    return True
+
+
+def metrics() -> dict[str, Any]:
+    """What the engine did in this process since the start or `reset_metrics`.
+
+    Among them: "fallbacks" (operation name to how often it ran on the CPU), "compiles", "compile_s", "cache_hits",
+    "launches", "ops", "transfers_h2d", "transfers_d2h" and their bytes.
+    """
+    return _activate.core().metrics()
+
+
+def reset_metrics() -> None:
+    """Makes all counters of `metrics` start again at zero."""
+    _activate.core().reset_metrics()
+
+
+class _TpuModule(ModuleType):
+    """The class of this module: settings that read and assign like variables."""
+
+    @property
+    def eager_mode(self) -> EagerMode:
+        """The eager mode; assign an `EagerMode` or its name."""
+        return modes.get_eager_mode()
+
+    @eager_mode.setter
+    def eager_mode(self, mode: EagerMode | str) -> None:
+        set_eager_mode(mode)
+
+    @property
+    def nan_trap(self) -> bool:
+        """Whether debug mode raises at the first NaN or infinity."""
+        return _activate.core().get_nan_trap()
+
+    @nan_trap.setter
+    def nan_trap(self, enabled: bool) -> None:
+        set_nan_trap(enabled)
+
+    @property
+    def allow_excess_precision(self) -> bool:
+        """Whether XLA may compute in more precision than the types say."""
+        return _activate.core().get_allow_excess_precision()
+
+    @allow_excess_precision.setter
+    def allow_excess_precision(self, allow: bool) -> None:
+        set_allow_excess_precision(allow)
+
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        """The generator of each device. AttributeError with a torch that does not give them out (2.11)."""
+        return tuple(torch._C._accelerator_getDefaultGenerator(i) for i in range(device_count()))
+
+
+sys.modules[__name__].__class__ = _TpuModule

@@ -1,0 +1,141 @@
+"""Settings of the eager engine: mode, fallback, traps, precision.
+
+Each setter works as a plain call and as a context manager: `torch.tpu.set_eager_mode("debug")` sets it from here on,
+`with torch.tpu.set_eager_mode("debug"):` sets it inside the block. All of them hold for the whole process.
+"""
+
+import enum
+from typing import Any
+
+from oxitorch import _activate
+
+
+class EagerMode(enum.Enum):
+    """How operations outside a compiled region are run.
+
+    STRICT: one operation at a time, asynchronous: Python runs ahead of the device.
+    DEBUG: one operation at a time, waiting after each; indices are checked, so an error is raised at its own line.
+    FUSED: the stream of operations becomes larger programs by itself. Not available yet.
+
+    The names with DEFER are those that TorchTPU uses for the same modes.
+    """
+
+    STRICT = "strict"
+    DEBUG = "debug"
+    FUSED = "fused"
+    DEFER_NEVER = "strict"
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = "debug"
+    DEFER_AND_FUSE = "fused"
+
+    @classmethod
+    def _missing_(cls, value):
+        if isinstance(value, str):
+            by_name = cls.__members__.get(value.upper())
+            if by_name is not None:
+                return by_name
+        raise ValueError(f"unknown eager mode {value!r}: expected one of {', '.join(repr(m.value) for m in cls)}")
+
+
+class Precision(enum.Enum):
+    """The precision of float32 matrix products and convolutions, as StableHLO names it.
+
+    HIGHEST: true float32. HIGH: three bfloat16 passes on a TPU, TF32 on a GPU. DEFAULT: one bfloat16 pass on a TPU.
+    The cpu platform computes in float32 in every case.
+    """
+
+    HIGHEST = "highest"
+    HIGH = "high"
+    DEFAULT = "default"
+
+
+class _Restore:
+    """What a setter returns: leaving its `with` block puts the value back that was there before."""
+
+    def __init__(self, set_value, previous: Any):
+        self._set = set_value
+        self._previous = previous
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc) -> bool:
+        self._set(self._previous)
+        return False
+
+
+def get_eager_mode() -> EagerMode:
+    """The mode operations run in now."""
+    return EagerMode(_activate.core().get_eager_mode())
+
+
+def set_eager_mode(mode: EagerMode | str) -> _Restore:
+    """Sets the eager mode; also a context manager.
+
+    Raises:
+        ValueError: no such mode.
+        NotImplementedError: "fused".
+    """
+    chosen = mode if isinstance(mode, EagerMode) else EagerMode(mode)
+    if chosen is EagerMode.FUSED:
+        raise NotImplementedError(
+            "eager mode 'fused' is not available in this version\nhint: use torch.tpu.set_eager_mode('strict')"
+        )
+    core = _activate.core()
+    previous = core.get_eager_mode()
+    core.set_eager_mode(chosen.value)
+    return _Restore(core.set_eager_mode, previous)
+
+
+def set_nan_trap(enabled: bool) -> _Restore:
+    """Turns the trap for NaN and infinity on or off; also a context manager.
+
+    In debug mode, an operation whose result holds a NaN or an infinity raises RuntimeError with its name and line.
+    """
+    core = _activate.core()
+    previous = core.get_nan_trap()
+    core.set_nan_trap(bool(enabled))
+    return _Restore(core.set_nan_trap, previous)
+
+
+def set_fallback(what: str) -> _Restore:
+    """What happens at an operation without a lowering; also a context manager.
+
+    Args:
+        what: "warn": run it on the CPU, warn once per operation, count it in `torch.tpu.metrics()["fallbacks"]`;
+            "error": raise NotImplementedError.
+    """
+    if what not in ("warn", "error"):
+        raise ValueError(f"unknown fallback {what!r}: expected 'warn' or 'error'")
+    core = _activate.core()
+    previous = core.get_fallback()
+    core.set_fallback(what)
+    return _Restore(core.set_fallback, previous)
+
+
+def set_precision(mode: Precision | str | None) -> _Restore:
+    """Overrides `torch.set_float32_matmul_precision` for the device; also a context manager. `None` follows it again."""
+    if isinstance(mode, str):
+        mode = mode.lower()
+    chosen = None if mode is None else Precision(mode).value
+    core = _activate.core()
+    previous = core.get_precision_override()
+    core.set_precision(chosen)
+    return _Restore(core.set_precision, previous)
+
+
+precision = set_precision
+
+
+def get_precision() -> Precision:
+    """The precision that float32 products have now: the override, else what PyTorch is set to ("medium" is DEFAULT)."""
+    return Precision(_activate.core().get_precision())
+
+
+def set_allow_excess_precision(allow: bool) -> _Restore:
+    """Whether XLA may keep more precision than the types say, for instance skip a rounding to bfloat16 between two
+    operations of one program; off by default, so that results match PyTorch's. Also a context manager.
+    """
+    core = _activate.core()
+    previous = core.get_allow_excess_precision()
+    core.set_allow_excess_precision(bool(allow))
+    return _Restore(core.set_allow_excess_precision, previous)
