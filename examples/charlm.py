@@ -45,7 +45,7 @@ class GPT(nn.Module):
 
 
 def load_text():
-    """The help topics of Python, some 700,000 characters, as numbers."""
+    """The help topics of Python, half a million letters or so, as numbers."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     letters = sorted(set(text))
     number = {letter: i for i, letter in enumerate(letters)}

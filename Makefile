@@ -1,0 +1,73 @@
+# The two commands: `make demo` installs everything into .venv and trains the examples; `make test` is all that CI runs.
+# Needed: Linux on x86-64 or aarch64, Rust (rustup), g++, Python 3.11 or newer with venv. Everything else is fetched.
+
+PYTHON ?= python3
+VENV   := .venv
+OLDEST := .venv-oldest
+PY     := $(VENV)/bin/python
+UV     := $(VENV)/bin/uv
+WHEELS := target/wheels
+# The part of the Python tests that is repeated with the oldest torch that is supported.
+OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py
+# XLA and PyTorch each start as many threads as there are cores, in each test process.
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
+
+.PHONY: help demo test bench install wheel check test-rust test-python test-torch-oldest docs clean
+
+help:
+	@echo 'make demo    install everything into $(VENV) and train the examples'
+	@echo 'make test    everything that CI runs'
+	@echo 'make bench   measure against stock PyTorch on this machine'
+	@echo 'make docs    write the generated pages again'
+	@echo 'make clean   remove the virtual environments and build outputs'
+
+demo: install
+	$(PY) examples/digits.py --checkpoint $(VENV)/digits.pt
+	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
+	$(VENV)/bin/oxitorch doctor
+
+test: check test-rust test-python test-torch-oldest
+
+bench: install
+	$(PY) benches/eager.py
+	$(PY) benches/workloads.py
+
+# uv installs torch's gigabytes several times faster than pip.
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed; make PYTHON=python3.12 picks one'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo 'no venv module: on Debian, apt-get install python3-venv'; exit 1; }
+	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.5' 'maturin>=1.9,<2' 'ruff>=0.12'
+
+wheel: $(UV)
+	rm -rf $(WHEELS)
+	$(VENV)/bin/maturin build --release --interpreter $(PY) --out $(WHEELS)
+
+# The wheel goes last and without its dependencies, so that a changed one replaces the one before.
+install: wheel
+	$(UV) pip install -q --python $(PY) "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,test]"
+	$(UV) pip install -q --python $(PY) --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
+	$(PY) -c 'import torch; print("oxitorch on", torch.tpu.get_device_name())'
+
+check: $(UV)
+	cargo fmt --all --check
+	$(VENV)/bin/ruff check -q .
+	$(VENV)/bin/ruff format -q --check .
+	cargo clippy -q --workspace --all-targets --locked -- -D warnings
+
+test-rust: $(UV)
+	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --workspace --locked; else cargo test -q --workspace --locked; fi
+
+test-python: install
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
+
+test-torch-oldest: install
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)
+	$(UV) pip install -q --python $(OLDEST)/bin/python 'torch==2.11.*' "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,test]"
+	$(UV) pip install -q --python $(OLDEST)/bin/python --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
+	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(OLDEST_TESTS)
+
+docs: $(UV)
+	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md
+
+clean:
+	rm -rf $(VENV) $(OLDEST) target
