@@ -1,1 +1,67 @@
-//! oxitorch-pjrt
+//! Safe owners of what PJRT plugins make: [`Plugin`], [`Client`], [`Device`], [`Buffer`], [`Executable`], [`Event`].
+//!
+//! ```no_run
+//! use oxitorch_pjrt::{Client, ClientOptions, CompileOptions, ElementType, ExecuteArgs, LoadOptions, Platform, Plugin, Program};
+//! # fn main() -> oxitorch_pjrt::Result<()> {
+//! # let (path, text, input, mut output) = (std::path::Path::new(""), b"", [0u8; 16], [0u8; 16]);
+//! let options = LoadOptions::for_platform(Platform::Cpu, false);
+//! let client = Client::new(Plugin::load(Platform::Cpu, path, &options)?, &ClientOptions::default())?;
+//! let program = client.compile(&Program::mlir(text), &CompileOptions::default())?;
+//! let x = client.buffer_from_host(&input, ElementType::F32, &[4], &client.devices()[0])?;
+//! let results = program.execute(&[&x], &ExecuteArgs::default())?;
+//! results[0].to_host(&mut output)?;
+//! # Ok(()) }
+//! ```
+//!
+//! Every type is `Send + Sync`, destroys its C object when dropped, and keeps alive what it needs. What is known to make
+//! a plugin abort the process is checked before the plugin is called.
+//!
+//! It does not know tensors, programs' meaning or PyTorch, and reads no configuration from the environment (it looks at
+//! `XLA_FLAGS` because plugins do, and abort on what they do not know).
+
+mod api;
+mod buffer;
+mod client;
+mod compiled;
+mod device;
+mod discover;
+mod element;
+mod error;
+mod event;
+mod executable;
+mod flags;
+mod guard;
+mod options;
+mod platform;
+mod plugin;
+mod signals;
+mod value;
+
+pub use api::failed_destroys;
+pub use buffer::Buffer;
+pub use client::Client;
+pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
+pub use device::{Device, DeviceDescription, MemoryStats};
+pub use discover::{DiscoverOptions, Found, choose, discover, hardware_present};
+pub use element::{BufferType, Dims, ElementType};
+pub use error::{Code, Error, Result};
+pub use event::Event;
+pub use executable::{Executable, ExecuteArgs};
+pub use options::{ClientOptions, CompileOptions, Format, OptionValue, Program};
+pub use oxitorch_proto::EffortLevel;
+pub use platform::Platform;
+pub use plugin::{Extension, LoadOptions, Plugin};
+pub use value::{Attributes, Value};
+
+/// Every owner may be used from any thread.
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<Plugin>();
+    send_and_sync::<Client>();
+    send_and_sync::<Device>();
+    send_and_sync::<Buffer>();
+    send_and_sync::<Executable>();
+    send_and_sync::<Compiled>();
+    send_and_sync::<Event>();
+    send_and_sync::<Error>();
+};

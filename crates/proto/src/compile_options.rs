@@ -145,7 +145,11 @@ mod tests {
     }
 
     fn build(replicas: i64, partitions: i64) -> ExecutableBuildOptionsProto {
-        ExecutableBuildOptionsProto { num_replicas: replicas, num_partitions: partitions, ..Default::default() }
+        ExecutableBuildOptionsProto {
+            num_replicas: replicas,
+            num_partitions: partitions,
+            ..Default::default()
+        }
     }
 
     fn options(build: ExecutableBuildOptionsProto) -> CompileOptionsProto {

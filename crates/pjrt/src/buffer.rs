@@ -1,0 +1,248 @@
+//! Buffers: values on a device.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use oxitorch_pjrt_sys as sys;
+use smallvec::SmallVec;
+use sys::{Args, CStruct};
+
+use crate::api::{Api, call, destroy, non_null};
+use crate::client::Client;
+use crate::device::Device;
+use crate::element::{BufferType, Dims, ElementType};
+use crate::error::{Result, err};
+use crate::event::Event;
+use crate::platform::Platform;
+
+/// A value on a device. The memory is freed when it is dropped and no launched program needs it any more.
+pub struct Buffer {
+    ptr: NonNull<sys::PJRT_Buffer>,
+    home: Arc<Home>,
+    /// Which of `home`'s types it has.
+    which: u32,
+    device: u32,
+}
+
+// SAFETY: PJRT buffers may be used and destroyed from any thread; the C API synchronises.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; no method changes the Rust value.
+unsafe impl Sync for Buffer {}
+
+/// What buffers share: their client, and their types, which an executable records once for all its results.
+pub(crate) struct Home {
+    client: Arc<Client>,
+    types: SmallVec<[(BufferType, usize); 1]>,
+}
+
+impl Home {
+    pub(crate) fn one(client: Arc<Client>, ty: BufferType) -> Result<Arc<Home>> {
+        Home::many(client, [ty])
+    }
+
+    pub(crate) fn many(
+        client: Arc<Client>,
+        types: impl IntoIterator<Item = BufferType>,
+    ) -> Result<Arc<Home>> {
+        let types = types.into_iter().map(|t| t.checked_bytes().map(|bytes| (t, bytes)));
+        Ok(Arc::new(Home { client, types: types.collect::<Result<_>>()? }))
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    pub(crate) fn ty(&self, which: usize) -> &BufferType {
+        &self.types[which].0
+    }
+
+    pub(crate) fn bytes(&self, which: usize) -> usize {
+        self.types[which].1
+    }
+
+    pub(crate) fn types(&self) -> impl ExactSizeIterator<Item = &BufferType> {
+        self.types.iter().map(|(t, _)| t)
+    }
+}
+
+impl Buffer {
+    pub(crate) fn from_raw(
+        ptr: NonNull<sys::PJRT_Buffer>,
+        home: Arc<Home>,
+        which: usize,
+        device: usize,
+    ) -> Buffer {
+        Buffer { ptr, home, which: which as u32, device: device as u32 }
+    }
+
+    /// The client it lives in.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.home.client
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Device {
+        &self.home.client.devices()[self.device as usize]
+    }
+
+    pub(crate) fn device_index(&self) -> usize {
+        self.device as usize
+    }
+
+    pub(crate) fn ptr(&self) -> *mut sys::PJRT_Buffer {
+        self.ptr.as_ptr()
+    }
+
+    fn api(&self) -> &Api {
+        self.home.client.api()
+    }
+
+    /// Element type and dimensions.
+    pub fn ty(&self) -> &BufferType {
+        self.home.ty(self.which as usize)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> ElementType {
+        self.ty().dtype
+    }
+
+    /// Dimensions; for bounded dynamic dimensions the bounds.
+    pub fn dims(&self) -> &[i64] {
+        &self.ty().dims
+    }
+
+    /// Bytes of the dense value on the host.
+    pub fn size_bytes(&self) -> usize {
+        self.home.bytes(self.which as usize)
+    }
+
+    /// Bytes that it takes on the device, padding included.
+    pub fn on_device_bytes(&self) -> Result<usize> {
+        let mut args = Args::<sys::PJRT_Buffer_OnDeviceSizeInBytes_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_OnDeviceSizeInBytes, args) }?;
+        Ok(args.on_device_size_in_bytes)
+    }
+
+    /// Dimensions without padding: for bounded dynamic dimensions the sizes that they really have. Waits for the value.
+    pub fn actual_dims(&self) -> Result<Dims> {
+        let mut args = Args::<sys::PJRT_Buffer_UnpaddedDimensions_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live and owns the dimensions, which are copied.
+        unsafe {
+            call!(self.api(), PJRT_Buffer_UnpaddedDimensions, args)?;
+            Ok(Dims::from_slice(crate::api::slice(args.unpadded_dims, args.num_dims)))
+        }
+    }
+
+    /// Copies the value to the host, row-major, and waits for it.
+    pub fn to_host(&self, out: &mut [u8]) -> Result<()> {
+        // SAFETY: `out` outlives the wait.
+        unsafe { self.to_host_async(out.as_mut_ptr(), out.len()) }?.wait()
+    }
+
+    /// Starts a copy of the value to the host, row-major; it is done when the event is.
+    ///
+    /// # Safety
+    /// `out` is valid for writes of `len` bytes, and for nothing else, until the event has happened.
+    pub unsafe fn to_host_async(&self, out: *mut u8, len: usize) -> Result<Event> {
+        if len != self.size_bytes() {
+            let (ty, bytes) = (self.ty(), self.size_bytes());
+            return Err(err::invalid(format!("to_host: {ty} has {bytes} bytes, the destination {len}")));
+        }
+        // A null or dangling destination would ask for the size instead of the data.
+        let mut nothing = 0u64;
+        let out: *mut c_void = if len == 0 { (&raw mut nothing).cast() } else { out.cast() };
+        let rank = self.dims().len() as i64;
+        let minor_to_major: SmallVec<[i64; 8]> = (0..rank).rev().collect();
+        let mut layout = sys::PJRT_Buffer_MemoryLayout::sized();
+        layout.type_ = sys::PJRT_Buffer_MemoryLayout_Type_Tiled;
+        layout.__bindgen_anon_1.tiled = sys::PJRT_Buffer_MemoryLayout_Tiled::sized();
+        // SAFETY: `tiled` was written just now.
+        let tiled = unsafe { &mut layout.__bindgen_anon_1.tiled };
+        tiled.minor_to_major = minor_to_major.as_ptr();
+        tiled.minor_to_major_size = minor_to_major.len();
+        let mut args = Args::<sys::PJRT_Buffer_ToHostBuffer_Args>::new();
+        args.src = self.ptr();
+        args.dst = out;
+        args.dst_size = len;
+        if self.client().platform() != Platform::Cpu {
+            // The CPU plugin's buffers are row-major themselves.
+            args.host_layout = &mut layout;
+        }
+        // SAFETY: the destination has the bytes of the value (the caller's promise); layouts live through the call.
+        unsafe { call!(self.api(), PJRT_Buffer_ToHostBuffer, args) }?;
+        let event = Event::from_raw(*self.api(), args.event, Some(self.client().clone()));
+        if len == 0 {
+            event.wait()?; // `nothing` goes out of scope
+        }
+        Ok(event)
+    }
+
+    /// An event that happens when the value is computed.
+    pub fn ready_event(&self) -> Result<Event> {
+        let mut args = Args::<sys::PJRT_Buffer_ReadyEvent_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_ReadyEvent, args) }?;
+        Ok(Event::from_raw(*self.api(), args.event, Some(self.client().clone())))
+    }
+
+    /// Whether the memory is gone: `delete` was called, or it was donated.
+    pub fn is_deleted(&self) -> Result<bool> {
+        let mut args = Args::<sys::PJRT_Buffer_IsDeleted_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live (its object, though perhaps not its memory).
+        unsafe { call!(self.api(), PJRT_Buffer_IsDeleted, args) }?;
+        Ok(args.is_deleted)
+    }
+
+    /// Frees the memory now; later uses are errors.
+    pub fn delete(&self) -> Result<()> {
+        let mut args = Args::<sys::PJRT_Buffer_Delete_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_Delete, args) }
+    }
+
+    /// A copy on another device of the same client.
+    pub fn copy_to_device(&self, device: &Device) -> Result<Buffer> {
+        self.client().check_device(device)?;
+        let mut args = Args::<sys::PJRT_Buffer_CopyToDevice_Args>::new();
+        args.buffer = self.ptr();
+        args.dst_device = device.ptr.as_ptr();
+        // SAFETY: buffer and device are live and of one client.
+        unsafe { call!(self.api(), PJRT_Buffer_CopyToDevice, args) }?;
+        let ptr = non_null("PJRT_Buffer_CopyToDevice", args.dst_buffer)?;
+        Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
+    }
+
+    /// The address of the memory. It is good while the buffer lives and is not donated, and only means something to
+    /// code that runs where the memory is.
+    pub fn unsafe_pointer(&self) -> Result<usize> {
+        let mut args = Args::<sys::PJRT_Buffer_UnsafePointer_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_UnsafePointer, args) }?;
+        Ok(args.buffer_pointer)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut args = Args::<sys::PJRT_Buffer_Destroy_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is ours and not used after this.
+        unsafe { destroy!(self.api(), PJRT_Buffer_Destroy, args) };
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({}, device {})", self.ty(), self.device)
+    }
+}

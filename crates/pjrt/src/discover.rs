@@ -1,0 +1,152 @@
+//! Finding plugin libraries in Python's site-packages folders, and choosing the platform.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::platform::Platform;
+
+/// Where to look.
+#[derive(Clone, Debug, Default)]
+pub struct DiscoverOptions {
+    /// Folders that Python imports from (site-packages), in order.
+    pub python_paths: Vec<PathBuf>,
+    /// Libraries named by the user; they come before anything found.
+    pub override_paths: Vec<(Platform, PathBuf)>,
+}
+
+/// A plugin library that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// What it drives.
+    pub platform: Platform,
+    /// The library.
+    pub path: PathBuf,
+    /// The Python package that brought it, if one did.
+    pub package: Option<String>,
+    /// The package's version.
+    pub version: Option<String>,
+}
+
+/// Where packages keep their plugin, the preferred package of a platform first.
+const PLACES: &[(Platform, &str, &str)] = &[
+    (Platform::Tpu, "libtpu/libtpu.so", "libtpu"),
+    (Platform::Cuda, "jax_plugins/xla_cuda13/xla_cuda_plugin.so", "jax-cuda13-pjrt"),
+    (Platform::Cuda, "xla_plugins/xla_cuda13_pjrt/xla_cuda_plugin.so", "xla-cuda13-pjrt"),
+    (Platform::Cuda, "xla_plugins/xla_cuda13/xla_cuda_plugin.so", "xla-cuda13-pjrt"),
+    (Platform::Cuda, "jax_plugins/xla_cuda12/xla_cuda_plugin.so", "jax-cuda12-pjrt"),
+    (Platform::Cuda, "xla_plugins/xla_cuda12_pjrt/xla_cuda_plugin.so", "xla-cuda12-pjrt"),
+    (Platform::Cuda, "xla_plugins/xla_cuda12/xla_cuda_plugin.so", "xla-cuda12-pjrt"),
+    (Platform::Cpu, "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so", "xla-cpu-pjrt"),
+];
+
+/// Every plugin library found, the preferred one of each platform first. Nothing is loaded.
+pub fn discover(options: &DiscoverOptions) -> Vec<Found> {
+    let mut found: Vec<Found> = options
+        .override_paths
+        .iter()
+        .map(|(platform, path)| Found {
+            platform: *platform,
+            path: path.clone(),
+            package: None,
+            version: None,
+        })
+        .collect();
+    for (platform, place, package) in PLACES {
+        for folder in &options.python_paths {
+            let path = folder.join(place);
+            if path.is_file() && !found.iter().any(|f| f.path == path) {
+                let version = package_version(folder, package);
+                found.push(Found { platform: *platform, path, package: Some((*package).into()), version });
+            }
+        }
+    }
+    found.sort_by_key(|f| f.platform); // stable: the order within a platform stays
+    found
+}
+
+/// The version in the name of a package's `.dist-info` folder.
+fn package_version(folder: &Path, package: &str) -> Option<String> {
+    let wanted = normal(package);
+    std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()).find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let (package, version) = name.strip_suffix(".dist-info")?.split_once('-')?;
+        (normal(package) == wanted).then(|| version.to_string())
+    })
+}
+
+fn normal(package: &str) -> String {
+    package.to_ascii_lowercase().replace(['-', '.'], "_")
+}
+
+/// Whether the machine has hardware for a platform, by what the kernel shows; nothing is loaded.
+pub fn hardware_present(platform: Platform) -> bool {
+    match platform {
+        Platform::Tpu => has_pci_vendor("0x1ae0") || Path::new("/dev/accel0").exists(),
+        Platform::Cuda => {
+            ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"].iter().any(|p| Path::new(p).exists())
+        }
+        Platform::Cpu => true,
+    }
+}
+
+/// Whether a PCI device that is no network or storage device has this vendor. (Google's virtual machines have network
+/// and disk devices of Google's own.)
+fn has_pci_vendor(vendor: &str) -> bool {
+    let Ok(devices) = std::fs::read_dir("/sys/bus/pci/devices") else { return false };
+    devices.filter_map(|d| d.ok()).any(|d| {
+        let read = |name: &str| std::fs::read_to_string(d.path().join(name)).unwrap_or_default();
+        let class = read("class");
+        read("vendor").trim() == vendor && !class.starts_with("0x01") && !class.starts_with("0x02")
+    })
+}
+
+/// The plugin to use: of the platform asked for, or else of the first platform, in the order TPU, CUDA, CPU, that has a
+/// plugin and, according to `present`, hardware.
+pub fn choose(
+    found: &[Found],
+    wanted: Option<Platform>,
+    present: impl Fn(Platform) -> bool,
+) -> Result<&Found> {
+    let first = |platform| found.iter().find(|f| f.platform == platform);
+    if let Some(platform) = wanted {
+        return first(platform).ok_or_else(|| not_found(platform));
+    }
+    let usable = Platform::ALL.into_iter().filter(|&p| present(p)).find_map(first);
+    usable.ok_or_else(|| not_found(Platform::Cpu))
+}
+
+fn not_found(platform: Platform) -> Error {
+    Error::PluginNotFound { platform, hint: format!("`pip install {}`", platform.package()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(platform: Platform) -> Found {
+        Found { platform, path: platform.name().into(), package: None, version: None }
+    }
+
+    #[test]
+    fn platforms_are_tried_in_order() {
+        let all = [found(Platform::Tpu), found(Platform::Cuda), found(Platform::Cpu)];
+        let chosen = |present: &[Platform]| {
+            let p = present.to_vec();
+            choose(&all, None, move |x| p.contains(&x)).map(|f| f.platform)
+        };
+        assert_eq!(chosen(&Platform::ALL).unwrap(), Platform::Tpu);
+        assert_eq!(chosen(&[Platform::Cuda, Platform::Cpu]).unwrap(), Platform::Cuda);
+        assert_eq!(chosen(&[Platform::Cpu]).unwrap(), Platform::Cpu);
+        assert!(chosen(&[]).is_err());
+    }
+
+    #[test]
+    fn an_override_is_obeyed_or_refused() {
+        let cpu = [found(Platform::Cpu)];
+        assert_eq!(choose(&cpu, Some(Platform::Cpu), |_| false).unwrap().platform, Platform::Cpu);
+        let error = choose(&cpu, Some(Platform::Tpu), |_| true).unwrap_err().to_string();
+        assert!(error.contains("`tpu`") && error.contains("pip install libtpu"), "{error}");
+        let error = choose(&[], None, |_| true).unwrap_err().to_string();
+        assert!(error.contains("pip install xla-cpu-pjrt"), "{error}");
+    }
+}

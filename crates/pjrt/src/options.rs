@@ -1,0 +1,281 @@
+//! Options of clients and compilations, and the program to compile.
+
+use oxitorch_pjrt_sys as sys;
+use oxitorch_proto::{
+    CompileOptionsProto, ComputationDevice, DeviceAssignmentProto, EffortLevel, ExecutableBuildOptionsProto,
+    Message, OptionOverrideProto, option_override,
+};
+use sys::CStruct;
+
+use crate::client::Client;
+use crate::element::BufferType;
+use crate::error::{Result, err};
+use crate::guard;
+use crate::platform::Platform;
+use crate::value::Value;
+
+/// Options of a client.
+#[derive(Clone, Debug, Default)]
+pub struct ClientOptions {
+    /// CPU platform: number of virtual devices; 1 if not given.
+    pub cpu_devices: Option<usize>,
+    /// Other options by the plugin's names.
+    pub extra: Vec<(String, Value)>,
+}
+
+/// More virtual devices than this are refused: each has its own threads.
+const MAX_CPU_DEVICES: usize = 1024;
+
+/// The kinds of the create options that plugins know. A value of another kind makes the CPU plugin abort.
+const KNOWN_OPTIONS: &[(&str, &str)] = &[
+    ("cpu_device_count", "int64"),
+    ("platform_name", "string"),
+    ("allocator", "string"),
+    ("memory_fraction", "float"),
+    ("preallocate", "bool"),
+    ("collective_memory_size", "int64"),
+    ("visible_devices", "list of int64"),
+    ("node_id", "int64"),
+    ("num_nodes", "int64"),
+    ("should_stage_host_to_device_transfers", "bool"),
+    ("abort_collectives_on_failure", "bool"),
+    ("use_tfrt_gpu_client", "bool"),
+    ("enable_mock_nccl", "bool"),
+    ("mock_gpu_topology", "string"),
+    ("partition_index", "int64"),
+    ("ml_framework_name", "string"),
+    ("ml_framework_version", "string"),
+    ("max_inflight_computations", "int64"),
+];
+
+impl ClientOptions {
+    /// The options to pass, checked.
+    pub(crate) fn checked(&self, platform: Platform) -> Result<Vec<(String, Value)>> {
+        let mut out = self.extra.clone();
+        if platform == Platform::Cpu {
+            if out.iter().all(|(name, _)| name != "cpu_device_count") {
+                out.push(("cpu_device_count".into(), Value::Int(self.cpu_devices.unwrap_or(1) as i64)));
+            }
+        } else if self.cpu_devices.is_some() {
+            return Err(err::invalid(format!("`cpu_devices` is no option of the {platform} platform")));
+        }
+        for (name, value) in &out {
+            match KNOWN_OPTIONS.iter().find(|(known, _)| known == name) {
+                Some((_, kind)) if *kind != value.kind() => {
+                    return Err(err::invalid(format!(
+                        "client option `{name}` is a {kind}, got a {}",
+                        value.kind()
+                    )));
+                }
+                None if platform == Platform::Cpu => {
+                    return Err(err::invalid(format!("`{name}` is no option of the cpu platform")));
+                }
+                _ => {}
+            }
+            if name == "cpu_device_count"
+                && !value.as_int().is_some_and(|n| (1..=MAX_CPU_DEVICES as i64).contains(&n))
+            {
+                return Err(err::invalid(format!(
+                    "`cpu_device_count` must be 1 to {MAX_CPU_DEVICES}, got {value}"
+                )));
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// A program: StableHLO as text, bytecode or portable artifact, or a serialized `HloModuleProto`.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// The bytes.
+    pub code: &'a [u8],
+    /// What they are.
+    pub format: Format,
+}
+
+/// The form of a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// An MLIR module of StableHLO: text, bytecode or portable artifact.
+    Mlir,
+    /// A serialized `HloModuleProto`.
+    Hlo,
+}
+
+impl<'a> Program<'a> {
+    /// StableHLO text, bytecode or portable artifact.
+    pub fn mlir(code: &'a [u8]) -> Program<'a> {
+        Program { code, format: Format::Mlir }
+    }
+
+    /// A serialized `HloModuleProto`.
+    pub fn hlo(code: &'a [u8]) -> Program<'a> {
+        Program { code, format: Format::Hlo }
+    }
+
+    pub(crate) fn check(&self, platform: Platform) -> Result<()> {
+        if self.code.is_empty() {
+            return Err(err::invalid("compile: the program is empty"));
+        }
+        if self.format == Format::Mlir { guard::dynamic_dims(self.code, platform) } else { Ok(()) }
+    }
+
+    pub(crate) fn to_c(self) -> sys::PJRT_Program {
+        let format = match self.format {
+            Format::Mlir => "mlir",
+            Format::Hlo => "hlo",
+        };
+        let mut c = sys::PJRT_Program::sized();
+        c.code = self.code.as_ptr().cast_mut().cast();
+        c.code_size = self.code.len();
+        c.format = format.as_ptr().cast();
+        c.format_size = format.len();
+        c
+    }
+}
+
+/// The value of an XLA option.
+pub type OptionValue = option_override::Value;
+
+/// How to compile a program.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Copies of the program that run together; at least 1.
+    pub replicas: usize,
+    /// Parts that the program is split into; at least 1.
+    pub partitions: usize,
+    /// For a program on one device: the index of that device in `Client::devices`; the first if not given.
+    pub device_ordinal: Option<i64>,
+    /// For a program on several devices: indices into `Client::devices`, all replicas' first partitions, then all
+    /// replicas' second partitions, and so on. Empty for the first `replicas * partitions` devices, partition by
+    /// partition within a replica.
+    pub devices: Vec<usize>,
+    /// The program is one for all partitions; the compiler splits it by its sharding annotations.
+    pub spmd: bool,
+    /// The annotations are Shardy's (`sdy`).
+    pub shardy: bool,
+    /// The executable may run on any one device, chosen at each launch.
+    pub portable: bool,
+    /// Effort towards fast execution; the plugin's default if not given.
+    pub optimization_level: Option<EffortLevel>,
+    /// Effort towards fitting into memory; the plugin's default if not given.
+    pub memory_fitting_level: Option<EffortLevel>,
+    /// Options by the names that `XLA_FLAGS` has, for this compilation alone.
+    pub overrides: Vec<(String, OptionValue)>,
+    /// The types of the program's parameters on each device, which every launch is checked against. If not given they
+    /// are read from the module's text where that can be done.
+    pub param_types: Option<Vec<BufferType>>,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        CompileOptions {
+            replicas: 1,
+            partitions: 1,
+            device_ordinal: None,
+            devices: Vec::new(),
+            spmd: false,
+            shardy: false,
+            portable: false,
+            optimization_level: None,
+            memory_fitting_level: None,
+            overrides: Vec::new(),
+            param_types: None,
+        }
+    }
+}
+
+impl CompileOptions {
+    /// The bytes for a client: with a device assignment.
+    pub(crate) fn encode(&self, client: &Client) -> Result<Vec<u8>> {
+        let indices = self.device_indices(client.devices().len())?;
+        let ids: Vec<i64> = indices.iter().map(|&i| i64::from(client.devices()[i].id())).collect();
+        let assignment = (!self.portable).then(|| DeviceAssignmentProto {
+            replica_count: self.replicas as i32,
+            computation_count: self.partitions as i32,
+            computation_devices: ids
+                .chunks(self.replicas)
+                .map(|replicas| ComputationDevice { replica_device_ids: replicas.to_vec() })
+                .collect(),
+        });
+        self.encode_with(assignment)
+    }
+
+    /// The bytes with a device assignment, or without one for a topology.
+    pub(crate) fn encode_with(&self, device_assignment: Option<DeviceAssignmentProto>) -> Result<Vec<u8>> {
+        self.check_counts()?;
+        let build = ExecutableBuildOptionsProto {
+            device_ordinal: -1,
+            num_replicas: self.replicas as i64,
+            num_partitions: self.partitions as i64,
+            use_spmd_partitioning: self.spmd,
+            use_shardy_partitioner: self.shardy,
+            device_assignment,
+            optimization_level: self.optimization_level.unwrap_or(EffortLevel::Unknown).into(),
+            memory_fitting_level: self.memory_fitting_level.unwrap_or(EffortLevel::Unknown).into(),
+            ..Default::default()
+        };
+        let overrides = self.overrides.iter().map(|(name, value)| {
+            let name = name.trim_start_matches("--").to_string();
+            (name, OptionOverrideProto { value: Some(value.clone()) })
+        });
+        let proto = CompileOptionsProto {
+            executable_build_options: Some(build),
+            compile_portable_executable: self.portable,
+            env_option_overrides: overrides.collect(),
+            ..Default::default()
+        };
+        Ok(proto.encode_to_vec())
+    }
+
+    fn check_counts(&self) -> Result<()> {
+        let (r, p) = (self.replicas, self.partitions);
+        let product = r.checked_mul(p).filter(|&n| n > 0 && i32::try_from(n).is_ok());
+        match product {
+            None => Err(err::invalid(format!("compile: {r} replicas of {p} partitions"))),
+            Some(n) if n > 1 && self.portable => {
+                Err(err::invalid("compile: a portable executable runs on one device"))
+            }
+            Some(n) if n > 1 && self.device_ordinal.is_some() => {
+                Err(err::invalid(format!("compile: `device_ordinal` is for one device, the program has {n}")))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Device indices, partition-major.
+    fn device_indices(&self, available: usize) -> Result<Vec<usize>> {
+        self.check_counts()?;
+        let (r, p) = (self.replicas, self.partitions);
+        let count = r * p;
+        if count > available {
+            return Err(err::invalid(format!(
+                "compile: {count} devices are needed, the client has {available}"
+            )));
+        }
+        let indices = if !self.devices.is_empty() {
+            self.devices.clone()
+        } else if let Some(ordinal) = self.device_ordinal {
+            let ordinal =
+                usize::try_from(ordinal).map_err(|_| err::invalid(format!("device ordinal {ordinal}")))?;
+            vec![ordinal]
+        } else {
+            (0..p).flat_map(|part| (0..r).map(move |replica| replica * p + part)).collect()
+        };
+        if indices.len() != count {
+            return Err(err::invalid(format!(
+                "compile: {count} devices are needed, {} are named",
+                indices.len()
+            )));
+        }
+        for (i, &index) in indices.iter().enumerate() {
+            if index >= available {
+                return Err(err::invalid(format!("compile: device {index} of {available} does not exist")));
+            }
+            if indices[..i].contains(&index) {
+                return Err(err::invalid(format!("compile: device {index} is named twice")));
+            }
+        }
+        Ok(indices)
+    }
+}
