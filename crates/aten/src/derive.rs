@@ -1,0 +1,186 @@
+//! Which row serves an overload: in-place, `out=` and `_foreach_` forms are found from the schema's types and alias marks.
+
+use crate::args::{Arg, Param, ParamKind};
+use crate::schema::{Argument, Schema};
+use crate::table::{OpId, Row, find, row, rows};
+
+/// Where a row parameter comes from in a call of the bound overload.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// The argument at this position.
+    Arg(usize),
+    /// The current element of the list at this position.
+    Each(usize),
+    /// The current element of the 1-d tensor at this position, as a number.
+    EachOfTensor(usize),
+    /// A generator: the argument at this position, else the device's default generator.
+    Rng(Option<usize>),
+    /// Not in the call.
+    Fixed(Arg),
+}
+
+/// Where the results of a foreach form go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// New tensors.
+    New,
+    /// The tensors of the list argument at this position.
+    Into(usize),
+}
+
+/// How the bound overload uses the row's results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// They are the returns.
+    Functional,
+    /// The first one overwrites the argument at this position, which is returned.
+    InPlace(usize),
+    /// They are stored into the arguments at these positions, resized if need be.
+    Out(Vec<usize>),
+    /// The first ones overwrite the arguments at these positions (lists flattened), the others are the returns.
+    Mutating(Vec<usize>),
+    /// The row runs once for each element of the lists.
+    Foreach(Write),
+}
+
+/// An overload and the row that serves it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Binding {
+    /// The row.
+    pub op: OpId,
+    /// What becomes of the results.
+    pub form: Form,
+    /// One source for each parameter of the row.
+    pub params: Vec<Source>,
+}
+
+/// Overloads whose row has another name than the rules would give.
+const RENAMED: &[(&str, &str)] = &[
+    ("normal_", "normal_functional"),
+    ("normal.out", "normal_functional"),
+    ("bernoulli_.float", "bernoulli.p"),
+    ("bernoulli.float_out", "bernoulli.p"),
+    ("conj_physical.out", "_conj_physical"),
+    ("conj_physical_", "_conj_physical"),
+    ("__ilshift__.Scalar", "__lshift__.Scalar"),
+    ("__ilshift__.Tensor", "__lshift__.Tensor"),
+    ("__irshift__.Scalar", "__rshift__.Scalar"),
+    ("__irshift__.Tensor", "__rshift__.Tensor"),
+    ("_foreach_maximum.Scalar", "clamp_min"),
+    ("_foreach_maximum.ScalarList", "clamp_min"),
+    ("_foreach_maximum_.Scalar", "clamp_min"),
+    ("_foreach_maximum_.ScalarList", "clamp_min"),
+    ("_foreach_minimum.Scalar", "clamp_max"),
+    ("_foreach_minimum.ScalarList", "clamp_max"),
+    ("_foreach_minimum_.Scalar", "clamp_max"),
+    ("_foreach_minimum_.ScalarList", "clamp_max"),
+];
+
+/// Finds the row for an overload, if there is one whose parameters fit.
+pub fn bind(schema: &Schema) -> Option<Binding> {
+    let name = schema.name();
+    if let Some(op) = find(&name) {
+        let params = match_params(schema, row(op), false)?;
+        return Some(Binding { op, form: own_form(schema, row(op), &params), params });
+    }
+    if name == "_foreach_norm.Scalar" {
+        return foreach_norm();
+    }
+    let renamed = RENAMED.iter().find(|(from, _)| *from == name).and_then(|(_, to)| find(to));
+    let foreach = schema.base.strip_prefix("_foreach_");
+    let outs = schema.outs();
+    let mutated = schema.mutated();
+    let base = foreach.unwrap_or(&schema.base);
+    let in_place = mutated == [0] && base.ends_with('_') && !base.ends_with("__");
+    let form = match (foreach, outs.as_slice(), mutated.as_slice()) {
+        (Some(_), [], []) => Form::Foreach(Write::New),
+        (Some(_), [], [0]) => Form::Foreach(Write::Into(0)),
+        (Some(_), [out], []) => Form::Foreach(Write::Into(*out)),
+        (None, [_, ..], []) => Form::Out(outs),
+        (None, [], [0]) if in_place || renamed.is_some() => Form::InPlace(0),
+        _ => return None,
+    };
+    let base = if in_place { &base[..base.len() - 1] } else { base };
+    let (op, params) = match renamed {
+        Some(op) => (op, match_params(schema, row(op), foreach.is_some())?),
+        None => best(schema, base, foreach.is_some())?,
+    };
+    Some(Binding { op, form, params })
+}
+
+/// The form of an overload that is a row itself.
+fn own_form(schema: &Schema, row: &Row, params: &[Source]) -> Form {
+    let mut written = schema.mutated();
+    written.extend(row.writes.iter().filter_map(|&p| match params.get(p) {
+        Some(Source::Arg(i)) => Some(*i),
+        _ => None,
+    }));
+    if written.is_empty() { Form::Functional } else { Form::Mutating(written) }
+}
+
+/// The row of this base name whose parameters fit, preferring the overload name that this one begins with.
+fn best(schema: &Schema, base: &str, foreach: bool) -> Option<(OpId, Vec<Source>)> {
+    let mut found: Option<(usize, OpId, Vec<Source>)> = None;
+    for (op, row) in rows().filter(|(_, r)| r.base() == base && r.composite.is_none()) {
+        let Some(params) = match_params(schema, row, foreach) else { continue };
+        let overload = row.name.split_once('.').map_or("", |(_, o)| o);
+        let fixed = params.iter().filter(|p| matches!(p, Source::Fixed(_))).count();
+        let rank = 2 * fixed + usize::from(!schema.overload.starts_with(overload));
+        if found.as_ref().is_none_or(|(best, ..)| rank < *best) {
+            found = Some((rank, op, params));
+        }
+    }
+    found.map(|(_, op, params)| (op, params))
+}
+
+/// The arguments that a row sees.
+fn visible(schema: &Schema) -> impl Iterator<Item = (usize, &Argument)> {
+    schema.args.iter().enumerate().filter(|(_, a)| !a.is_out() && !a.is_placement() && a.ty != "Generator?")
+}
+
+/// Matches the arguments of an overload to the parameters of a row, by position and type.
+pub fn match_params(schema: &Schema, row: &Row, foreach: bool) -> Option<Vec<Source>> {
+    let generator = schema.args.iter().position(|a| a.ty == "Generator?");
+    if generator.is_some() && !row.params().iter().any(|p| p.kind == ParamKind::Rng) {
+        return None;
+    }
+    let mut args = visible(schema);
+    let mut sources = Vec::new();
+    for param in row.params() {
+        sources.push(match param.kind {
+            ParamKind::Rng => Source::Rng(generator),
+            _ => match args.next() {
+                Some((i, arg)) => source(i, arg, param, foreach)?,
+                None if foreach && param.kind == ParamKind::Alpha => Source::Fixed(Arg::None),
+                None => return None,
+            },
+        });
+    }
+    args.next().is_none().then_some(sources)
+}
+
+fn source(i: usize, arg: &Argument, param: &Param, foreach: bool) -> Option<Source> {
+    if !foreach {
+        return (param.accepts)(&arg.ty).then_some(Source::Arg(i));
+    }
+    if let Some(element) = arg.ty.strip_suffix("[]") {
+        return (param.accepts)(element).then_some(Source::Each(i));
+    }
+    if (param.accepts)(&arg.ty) {
+        return Some(Source::Arg(i));
+    }
+    (arg.ty == "Tensor" && (param.accepts)("Scalar")).then_some(Source::EachOfTensor(i))
+}
+
+/// `_foreach_norm.Scalar(Tensor[] self, Scalar ord, ScalarType? dtype)` is the vector norm over all dimensions.
+fn foreach_norm() -> Option<Binding> {
+    let op = find("linalg_vector_norm")?;
+    let params = vec![
+        Source::Each(0),
+        Source::Arg(1),
+        Source::Fixed(Arg::None),
+        Source::Fixed(Arg::Bool(false)),
+        Source::Arg(2),
+    ];
+    Some(Binding { op, form: Form::Foreach(Write::New), params })
+}

@@ -1,0 +1,45 @@
+use crate::args::Tensor;
+use crate::error::{Result, runtime};
+use crate::lower::Ctx;
+use crate::pointwise;
+use crate::table::Row;
+use oxitorch_hlo::{DType, Value};
+
+/// The rows of this family.
+pub static ROWS: &[Row] =
+    &[pointwise!("complex", complex), pointwise!("polar", polar), pointwise!("_conj_physical", conj)];
+
+fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {
+    if x.dtype != y.dtype {
+        return Err(runtime(format!(
+            "Expected object of scalar type {} but got scalar type {} for second argument",
+            crate::dtype::scalar_name(x.dtype),
+            crate::dtype::scalar_name(y.dtype)
+        )));
+    }
+    if !matches!(x.dtype, DType::F32 | DType::F64) {
+        return Err(runtime(format!(
+            "Expected both inputs to be Half, Float or Double tensors but got {0} and {0}",
+            crate::dtype::scalar_name(x.dtype)
+        )));
+    }
+    c.align([x.value, y.value], x.dtype)
+}
+
+fn complex(c: &Ctx, re: Tensor, im: Tensor) -> Result<Value> {
+    let [re, im] = parts(c, re, im)?;
+    Ok(c.complex(re, im))
+}
+
+fn polar(c: &Ctx, abs: Tensor, angle: Tensor) -> Result<Value> {
+    let [abs, angle] = parts(c, abs, angle)?;
+    Ok(c.complex(c.multiply(abs, c.cosine(angle)), c.multiply(abs, c.sine(angle))))
+}
+
+/// The conjugate, computed rather than marked.
+fn conj(c: &Ctx, x: Tensor) -> Value {
+    if !x.dtype.is_complex() {
+        return x.value;
+    }
+    c.complex(c.real(x.value), c.negate(c.imag(x.value)))
+}

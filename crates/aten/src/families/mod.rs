@@ -1,0 +1,39 @@
+//! The rows, a file per family. A family is a `static ROWS`; nothing else refers to its functions.
+
+use crate::table::Row;
+
+macro_rules! families {
+    ($($name:ident: $doc:literal,)*) => {
+        $(#[doc = $doc] pub mod $name;)*
+        /// Every family's rows.
+        pub static FAMILIES: &[&[Row]] = &[$($name::ROWS),*];
+    };
+}
+
+families! {
+    pointwise_unary: "Pointwise functions of one tensor.",
+    pointwise_binary: "Arithmetic of two tensors.",
+    comparison: "Comparisons and logic.",
+    bitwise: "Bits and shifts.",
+    complex: "Complex numbers.",
+    ternary: "Pointwise functions of three operands, clamps and masks.",
+    activations: "Activations and their derivatives.",
+    creation: "New tensors.",
+    convert: "Casts and copies.",
+    random: "Random numbers.",
+    optim: "Fused optimizers and loss scaling.",
+    reductions: "Sums, means, extremes, variances.",
+    cumulative: "Running sums and the like.",
+    softmax: "Softmax and its derivatives.",
+    norms: "Normalisation layers.",
+    pooling: "Pooling and resampling.",
+    losses: "Losses and distances.",
+    matmul: "Matrix products.",
+    conv: "Convolutions.",
+    attention: "Attention.",
+    rnn: "Recurrent cells.",
+    linalg: "Linear algebra.",
+    indexing: "Gather, scatter, embedding and masks.",
+    sorting: "Sort, top-k and search.",
+    shape: "Joining, padding and rearranging.",
+}

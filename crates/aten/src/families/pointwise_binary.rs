@@ -1,0 +1,394 @@
+use super::pointwise_unary::trunc;
+use crate::args::{Alpha, Exponent, NumKind, Scalar, Tensor};
+use crate::dtype::{Category, category, opmath};
+use crate::error::{ErrorKind, Result, runtime};
+use crate::lower::{Ctx, binary as run_binary};
+use crate::pointwise;
+use crate::table::Promote::{Float, Opmath, Same};
+use crate::table::{Row, binary};
+use oxitorch_hlo::{Builder, DType, Value};
+use std::f64::consts::LN_2;
+
+/// The rows of this family.
+pub static ROWS: &[Row] = &[
+    pointwise!("add.Tensor", add),
+    pointwise!("add.Scalar", |c: &Ctx, x: Tensor, y: Scalar, alpha: Alpha| add(c, x, y.tensor(), alpha)),
+    pointwise!("sub.Tensor", sub),
+    pointwise!("sub.Scalar", |c: &Ctx, x: Tensor, y: Scalar, alpha: Alpha| sub(c, x, y.tensor(), alpha)),
+    pointwise!("rsub.Tensor", |c: &Ctx, x: Tensor, y: Tensor, alpha: Alpha| sub(c, y, x, alpha)),
+    pointwise!("rsub.Scalar", |c: &Ctx, x: Tensor, y: Scalar, alpha: Alpha| sub(c, y.tensor(), x, alpha)),
+    pointwise!("mul.Tensor", mul),
+    pointwise!("mul.Scalar", |c: &Ctx, x: Tensor, y: Scalar| mul(c, x, y.tensor())),
+    pointwise!("div.Tensor", div),
+    pointwise!("div.Scalar", |c: &Ctx, x: Tensor, y: Scalar| div(c, x, y.tensor())),
+    pointwise!("div.Tensor_mode", div_mode),
+    pointwise!("div.Scalar_mode", |c: &Ctx, x: Tensor, y: Scalar, mode: Option<String>| {
+        div_mode(c, x, y.tensor(), mode)
+    }),
+    pointwise!("floor_divide", |c: &Ctx, x: Tensor, y: Tensor| div_mode(c, x, y, Some("floor".into()))),
+    pointwise!("floor_divide.Scalar", |c: &Ctx, x: Tensor, y: Scalar| {
+        div_mode(c, x, y.tensor(), Some("floor".into()))
+    }),
+    pointwise!("remainder.Tensor", remainder),
+    pointwise!("remainder.Scalar", |c: &Ctx, x: Tensor, y: Scalar| remainder(c, x, y.tensor())),
+    pointwise!("remainder.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor| remainder(c, x.tensor(), y)),
+    pointwise!("fmod.Tensor", fmod),
+    pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor())),
+    pointwise!("pow.Tensor_Tensor", pow),
+    pointwise!("pow.Tensor_Scalar", pow_scalar),
+    pointwise!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
+    binary("atan2", Float, Builder::atan2),
+    binary("copysign.Tensor", Float, copysign),
+    binary("fmax", Same, |b, x, y| ignoring_nan(b, x, y, Builder::maximum)),
+    binary("fmin", Same, |b, x, y| ignoring_nan(b, x, y, Builder::minimum)),
+    binary("gcd", Same, gcd),
+    binary("lcm", Same, lcm),
+    pointwise!("heaviside", heaviside),
+    binary("hypot", Opmath, hypot),
+    binary("logaddexp", Float, |b, x, y| log_add(b, x, y, 1.0)),
+    binary("logaddexp2", Float, |b, x, y| log_add(b, x, y, LN_2)),
+    pointwise!("maximum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "maximum", x, y, Builder::maximum)),
+    pointwise!("minimum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "minimum", x, y, Builder::minimum)),
+    binary("nextafter", Same, Builder::next_after),
+    binary("special_xlog1py", Float, |b, x, y| x_log(b, x, y, Builder::log_plus_one)),
+    binary("special_zeta", Float, Builder::zeta),
+    binary("xlogy.Tensor", Float, |b, x, y| x_log(b, x, y, Builder::log)),
+];
+
+/// `at::native::alpha_check`.
+fn check_alpha(dtype: DType, alpha: Alpha) -> Result<()> {
+    let Alpha::Times(s) = alpha else { return Ok(()) };
+    if s.kind == NumKind::Bool && dtype != DType::Pred {
+        return Err(runtime("Boolean alpha only supported for Boolean results."));
+    }
+    if matches!(s.kind, NumKind::Float | NumKind::Complex) && category(dtype) <= Category::Int {
+        return Err(runtime(
+            "For integral input tensors, argument alpha must not be a floating point number.",
+        ));
+    }
+    if s.kind == NumKind::Complex && category(dtype) <= Category::Float {
+        return Err(runtime("For non-complex input tensors, argument alpha must not be a complex number."));
+    }
+    Ok(())
+}
+
+/// `x + alpha * y` with the product kept in opmath, `alpha` rounded to the result's dtype.
+fn scaled(
+    c: &Ctx,
+    x: Tensor,
+    y: Tensor,
+    alpha: Alpha,
+    f: fn(&Builder, Value, Value) -> Value,
+) -> Result<Value> {
+    let dtype = c.result_type(&[x, y])?;
+    check_alpha(dtype, alpha)?;
+    let [a, b] = c.align([x.value, y.value], dtype)?;
+    let Alpha::Times(s) = alpha else { return Ok(f(c, a, b)) };
+    let high = opmath(dtype);
+    let factor = c.full(c.to(c.number(s, dtype), high), &c.shape(b));
+    let product = multiply(c, c.to(b, high), factor);
+    Ok(c.to(f(c, c.to(a, high), product), dtype))
+}
+
+/// A product that is `and` for bool, as every integer product modulo 2.
+fn multiply(b: &Builder, x: Value, y: Value) -> Value {
+    if b.dtype(x) == DType::Pred { b.and(x, y) } else { b.multiply(x, y) }
+}
+
+fn plus(b: &Builder, x: Value, y: Value) -> Value {
+    if b.dtype(x) == DType::Pred { b.or(x, y) } else { b.add(x, y) }
+}
+
+fn add(c: &Ctx, x: Tensor, y: Tensor, alpha: Alpha) -> Result<Value> {
+    scaled(c, x, y, alpha, plus)
+}
+
+fn sub(c: &Ctx, x: Tensor, y: Tensor, alpha: Alpha) -> Result<Value> {
+    match (x.dtype, y.dtype) {
+        (DType::Pred, DType::Pred) => Err(runtime(
+            "Subtraction, the `-` operator, with two bool tensors is not supported. \
+             Use the `^` or `logical_xor()` operator instead.",
+        )),
+        (DType::Pred, _) | (_, DType::Pred) => Err(runtime(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. \
+             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.",
+        )),
+        _ => scaled(c, x, y, alpha, Builder::subtract),
+    }
+}
+
+/// Aligns in the dtype, except that a 0-d second operand of a reduced float op is read in opmath, as torch's CPU kernels do.
+fn align_opmath(c: &Ctx, x: Tensor, y: Tensor, dtype: DType) -> Result<[Value; 2]> {
+    let high = opmath(dtype);
+    let round = |t: Tensor| if t.rank == 0 { c.to(t.value, high) } else { c.to(c.to(t.value, dtype), high) };
+    c.align([round(x), round(y)], high)
+}
+
+fn mul(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    let dtype = c.result_type(&[x, y])?;
+    if x.rank > 0 && y.rank > 0 {
+        let [a, b] = c.align([x.value, y.value], dtype)?;
+        return Ok(multiply(c, a, b));
+    }
+    let [a, b] = align_opmath(c, x, y, dtype)?;
+    Ok(c.to(multiply(c, a, b), dtype))
+}
+
+fn div(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    let dtype = c.float_result_type(&[x, y])?;
+    let [a, b] = align_opmath(c, x, y, dtype)?;
+    Ok(c.to(c.divide(a, b), dtype))
+}
+
+fn div_mode(c: &Ctx, x: Tensor, y: Tensor, mode: Option<String>) -> Result<Value> {
+    let f: fn(&Builder, Value, Value) -> Value = match mode.as_deref() {
+        None => return div(c, x, y),
+        Some("floor") => div_floor,
+        Some("trunc") => div_trunc,
+        Some(other) => {
+            return Err(runtime(format!(
+                "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{other}'"
+            )));
+        }
+    };
+    check_zero(c, x, y)?;
+    run_binary(c, Opmath, f, x, y)
+}
+
+/// Integers must not be divided by zero.
+fn check_zero(c: &Ctx, x: Tensor, y: Tensor) -> Result<()> {
+    if category(c.result_type(&[x, y])?) == Category::Int && category(y.dtype) == Category::Int {
+        c.check(ErrorKind::Runtime, "ZeroDivisionError", || c.all(c.ne(y.value, c.zeros_like(y.value))));
+    }
+    Ok(())
+}
+
+fn div_trunc(b: &Builder, x: Value, y: Value) -> Value {
+    let q = b.divide(x, y);
+    if b.dtype(x).is_float() { trunc(b, q) } else { q }
+}
+
+/// Whether two numbers have opposite signs, zero counting as positive.
+fn signs_differ(b: &Builder, x: Value, y: Value) -> Value {
+    let zero = b.zeros_like(x);
+    b.xor(b.lt(x, zero), b.lt(y, zero))
+}
+
+fn div_floor(b: &Builder, x: Value, y: Value) -> Value {
+    let zero = b.zeros_like(x);
+    let one = b.full_like(x, 1.0);
+    let rem = b.remainder(x, y);
+    let off = b.and(b.ne(rem, zero), signs_differ(b, rem, y));
+    if !b.dtype(x).is_float() {
+        let q = b.divide(x, y);
+        return b.select(off, b.subtract(q, one), q);
+    }
+    // c10::div_floor_floating: exact where floor(x / y) would round up.
+    let q = b.divide(b.subtract(x, rem), y);
+    let q = b.select(off, b.subtract(q, one), q);
+    let low = b.floor(q);
+    let up = b.gt(b.subtract(q, low), b.full_like(x, 0.5));
+    let rounded = b.select(up, b.add(low, one), low);
+    let plain = b.divide(x, y);
+    let at_zero = copysign(b, zero, plain);
+    let floored = b.select(b.eq(q, zero), at_zero, rounded);
+    b.select(b.eq(y, zero), plain, floored)
+}
+
+fn remainder(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    check_zero(c, x, y)?;
+    run_binary(
+        c,
+        Opmath,
+        |b, x, y| {
+            let rem = b.remainder(x, y);
+            let off = b.and(b.ne(rem, b.zeros_like(rem)), signs_differ(b, rem, y));
+            b.select(off, b.add(rem, y), rem)
+        },
+        x,
+        y,
+    )
+}
+
+fn fmod(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    check_zero(c, x, y)?;
+    run_binary(c, Opmath, Builder::remainder, x, y)
+}
+
+/// `|x|` with the sign bit of `y`.
+pub(crate) fn copysign(b: &Builder, x: Value, y: Value) -> Value {
+    let bits = match b.dtype(y).size_bytes() {
+        2 => DType::S16,
+        4 => DType::S32,
+        _ => DType::S64,
+    };
+    let y = b.bitcast_convert(y, bits);
+    let size = b.abs(x);
+    b.select(b.lt(y, b.zeros_like(y)), b.negate(size), size)
+}
+
+/// fmax and fmin: a NaN loses against a number.
+fn ignoring_nan(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value, Value) -> Value) -> Value {
+    if !b.dtype(x).is_float() {
+        return f(b, x, y);
+    }
+    b.select(b.is_nan(x), y, b.select(b.is_nan(y), x, f(b, x, y)))
+}
+
+fn extreme(
+    c: &Ctx,
+    name: &str,
+    x: Tensor,
+    y: Tensor,
+    f: fn(&Builder, Value, Value) -> Value,
+) -> Result<Value> {
+    if x.dtype.is_complex() || y.dtype.is_complex() {
+        return Err(runtime(format!("{name} not implemented for complex tensors.")));
+    }
+    run_binary(c, Same, f, x, y)
+}
+
+fn heaviside(c: &Ctx, x: Tensor, values: Tensor) -> Result<Value> {
+    if x.dtype.is_complex() || values.dtype.is_complex() {
+        return Err(runtime("heaviside is not yet implemented for complex tensors."));
+    }
+    if x.dtype != values.dtype {
+        return Err(runtime("heaviside is not yet implemented for tensors with different dtypes."));
+    }
+    let [x, v] = c.align([x.value, values.value], x.dtype)?;
+    let zero = c.zeros_like(x);
+    let step = c.to(c.gt(x, zero), c.dtype(x));
+    Ok(c.select(c.eq(x, zero), v, step))
+}
+
+/// Scaled by the larger side, so that squares do not overflow; infinite if either side is, even beside a NaN.
+fn hypot(b: &Builder, x: Value, y: Value) -> Value {
+    let (x, y) = (b.abs(x), b.abs(y));
+    let (high, low) = (b.maximum(x, y), b.minimum(x, y));
+    let zero = b.zeros_like(high);
+    let one = b.full_like(high, 1.0);
+    let inf = b.full_like(high, f64::INFINITY);
+    let ratio = b.divide(low, b.select(b.eq(high, zero), one, high));
+    let y2 = b.multiply(high, b.sqrt(b.add(one, b.multiply(ratio, ratio))));
+    let infinite = b.or(b.eq(x, inf), b.eq(y, inf));
+    b.select(infinite, inf, y2)
+}
+
+/// `log(e^x + e^y)` in the base whose logarithm is `ln`.
+fn log_add(b: &Builder, x: Value, y: Value, ln: f64) -> Value {
+    let ln = b.full_like(x, ln);
+    let high = b.maximum(x, y);
+    let gap = b.negate(b.abs(b.subtract(x, y)));
+    let tail = b.divide(b.log_plus_one(b.exponential(b.multiply(gap, ln))), ln);
+    let inf = b.full_like(x, f64::INFINITY);
+    let same = b.and(b.eq(x, y), b.eq(b.abs(x), inf));
+    b.select(same, x, b.add(high, tail))
+}
+
+/// `x * f(y)`, 0 where x is 0, NaN where y is.
+fn x_log(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value) -> Value) -> Value {
+    let zero = b.zeros_like(x);
+    let product = b.select(b.eq(x, zero), zero, b.multiply(x, f(b, y)));
+    b.select(b.is_nan(y), y, product)
+}
+
+/// Euclid's algorithm on all elements at once.
+fn gcd(b: &Builder, x: Value, y: Value) -> Value {
+    let size = |v| if b.dtype(v).is_signed() { b.abs(v) } else { v };
+    let done = b.while_(
+        &[size(x), size(y)],
+        |b, s| {
+            let dims: Vec<i64> = (0..b.rank(s[1]) as i64).collect();
+            b.reduce_any(b.ne(s[1], b.zeros_like(s[1])), &dims)
+        },
+        |b, s| {
+            let zero = b.zeros_like(s[1]);
+            let over = b.eq(s[1], zero);
+            let divisor = b.select(over, b.full_like(s[1], 1.0), s[1]);
+            vec![b.select(over, s[0], s[1]), b.select(over, zero, b.remainder(s[0], divisor))]
+        },
+    );
+    done[0]
+}
+
+fn lcm(b: &Builder, x: Value, y: Value) -> Value {
+    let g = gcd(b, x, y);
+    let zero = b.zeros_like(g);
+    let none = b.eq(g, zero);
+    let product = b.multiply(b.divide(x, b.select(none, b.full_like(g, 1.0), g)), y);
+    let size = if b.dtype(product).is_signed() { b.abs(product) } else { product };
+    b.select(none, zero, size)
+}
+
+fn pow(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    let dtype = c.result_type(&[x, y])?;
+    if dtype == DType::Pred {
+        return Err(runtime("\"pow\" not implemented for 'Bool'"));
+    }
+    let [a, b] = c.align([x.value, y.value], dtype)?;
+    if category(dtype) == Category::Int {
+        if y.rank == 0 && y.wrapped {
+            check_exponent(c, y.value);
+        }
+        return Ok(int_pow(c, a, b));
+    }
+    let high = opmath(dtype);
+    Ok(c.to(c.power(c.to(a, high), c.to(b, high)), dtype))
+}
+
+fn check_exponent(c: &Ctx, exponent: Value) {
+    c.check(ErrorKind::Runtime, NEGATIVE_POWER, || c.all(c.ge(exponent, c.zeros_like(exponent))));
+}
+
+const NEGATIVE_POWER: &str = "Integers to negative integer powers are not allowed.";
+
+/// A negative exponent gives 1 for 1, an alternating 1 for -1, and 0 for everything else.
+fn int_pow(c: &Ctx, x: Value, y: Value) -> Value {
+    if !c.dtype(x).is_signed() {
+        return c.power(x, y);
+    }
+    let (zero, one) = (c.zeros_like(x), c.like(x, 1.0));
+    let minus = c.like(x, -1.0);
+    let odd = c.eq(c.and(y, one), one);
+    let of_minus = c.select(odd, minus, one);
+    let small = c.select(c.eq(x, minus), of_minus, zero);
+    let small = c.select(c.eq(x, one), one, small);
+    let negative = c.lt(y, zero);
+    c.select(negative, small, c.power(x, c.select(negative, zero, y)))
+}
+
+fn pow_scalar(c: &Ctx, x: Tensor, exponent: Exponent) -> Result<Value> {
+    let (n, kind) = match exponent {
+        Exponent::Scalar(s) => return pow(c, x, s.tensor()),
+        Exponent::Int(n) => (n as f64, DType::S64),
+        Exponent::Float(n) => (n, DType::F64),
+    };
+    let number = Tensor { dtype: kind, rank: 0, wrapped: true, value: x.value };
+    let dtype = c.result_type(&[x, number])?;
+    if category(dtype) <= Category::Int && n < 0.0 {
+        return Err(runtime(NEGATIVE_POWER));
+    }
+    let v = c.to(x.value, dtype);
+    Ok(c.in_opmath(v, |v| constant_pow(c, v, n)))
+}
+
+/// A power with a simple exponent, as products, square roots and reciprocals.
+fn constant_pow(b: &Builder, x: Value, n: f64) -> Value {
+    let one = b.full_like(x, 1.0);
+    let square = || multiply(b, x, x);
+    match n {
+        0.0 => one,
+        1.0 => x,
+        2.0 => square(),
+        3.0 => multiply(b, square(), x),
+        4.0 => {
+            let s = square();
+            multiply(b, s, s)
+        }
+        0.5 => b.sqrt(x),
+        -0.5 => b.rsqrt(x),
+        -1.0 => b.divide(one, x),
+        -2.0 => b.divide(one, square()),
+        _ => b.power(x, b.full_like(x, n)),
+    }
+}

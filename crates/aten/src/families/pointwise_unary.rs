@@ -1,0 +1,293 @@
+use crate::args::{Scalar, Tensor};
+use crate::dtype::{Category, category, opmath};
+use crate::error::{Result, not_implemented, runtime};
+use crate::lower::Ctx;
+use crate::pointwise;
+use crate::table::Promote::{Float, KeepInt, Opmath, Same};
+use crate::table::{Row, unary};
+use oxitorch_hlo::{Builder, DType, Value};
+use std::f64::consts::{LN_2, LN_10, PI};
+
+/// The rows of this family.
+pub static ROWS: &[Row] = &[
+    pointwise!("abs", abs),
+    unary("acos", Float, Builder::acos),
+    unary("acosh", Float, Builder::acosh),
+    pointwise!("angle", angle),
+    unary("asin", Float, Builder::asin),
+    unary("asinh", Float, Builder::asinh),
+    unary("atan", Float, Builder::atan),
+    unary("atanh", Float, Builder::atanh),
+    unary("ceil", KeepInt, Builder::ceil),
+    unary("cos", Float, Builder::cosine),
+    unary("cosh", Float, Builder::cosh),
+    unary("deg2rad", Float, |b, x| b.multiply(x, b.full_like(x, PI / 180.0))),
+    unary("digamma", Float, digamma),
+    unary("erf", Float, Builder::erf),
+    unary("erfc", Float, Builder::erfc),
+    unary("erfinv", Float, Builder::erf_inv),
+    unary("exp", Float, Builder::exponential),
+    unary("exp2", Float, |b, x| b.exponential(b.multiply(x, b.full_like(x, LN_2)))),
+    unary("expm1", Float, Builder::exponential_minus_one),
+    unary("floor", KeepInt, Builder::floor),
+    unary("frac", Same, |b, x| b.subtract(x, trunc(b, x))),
+    unary("lgamma", Float, Builder::lgamma),
+    unary("log", Float, Builder::log),
+    unary("log10", Float, |b, x| b.divide(b.log(x), b.full_like(x, LN_10))),
+    unary("log1p", Float, Builder::log_plus_one),
+    unary("log2", Float, |b, x| b.divide(b.log(x), b.full_like(x, LN_2))),
+    pointwise!("logit", logit),
+    pointwise!("nan_to_num", nan_to_num),
+    pointwise!("neg", neg),
+    pointwise!("polygamma", polygamma),
+    unary("rad2deg", Float, |b, x| b.multiply(x, b.full_like(x, 180.0 / PI))),
+    unary("reciprocal", Float, |b, x| b.divide(b.full_like(x, 1.0), x)),
+    unary("round", KeepInt, Builder::round_nearest_even),
+    pointwise!("round.decimals", round_decimals),
+    unary("rsqrt", Float, Builder::rsqrt),
+    unary("sgn", Same, sgn),
+    unary("sigmoid", Float, Builder::logistic),
+    pointwise!("sign", sign_row),
+    pointwise!("signbit", signbit),
+    unary("sin", Float, Builder::sine),
+    unary("sinc", Float, sinc),
+    unary("sinh", Float, Builder::sinh),
+    unary("special_entr", Float, entr),
+    unary("special_erfcx", Float, erfcx),
+    unary("special_log_ndtr", Float, log_ndtr),
+    unary("special_ndtri", Float, ndtri),
+    unary("sqrt", Float, Builder::sqrt),
+    unary("tan", Float, Builder::tan),
+    unary("tanh", Float, Builder::tanh),
+    unary("trunc", KeepInt, trunc),
+    unary("relu", Opmath, relu),
+];
+
+fn abs(c: &Ctx, x: Tensor) -> Result<Value> {
+    match x.dtype {
+        DType::Pred => Err(not_implemented("abs_cpu", x.dtype)),
+        t if category(t) == Category::Int && !t.is_signed() => Ok(x.value),
+        _ => Ok(c.abs(x.value)),
+    }
+}
+
+fn neg(c: &Ctx, x: Tensor) -> Result<Value> {
+    if x.dtype == DType::Pred {
+        return Err(runtime(
+            "Negation, the `-` operator, on a bool tensor is not supported. \
+             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.",
+        ));
+    }
+    Ok(c.negate(x.value))
+}
+
+/// 0 or pi for real numbers, NaN kept; the argument of complex ones.
+fn angle(c: &Ctx, x: Tensor) -> Value {
+    let v = c.to(x.value, c.float_of(x.dtype));
+    if x.dtype.is_complex() {
+        return c.atan2(c.imag(v), c.real(v));
+    }
+    let zero = c.zeros_like(v);
+    let turned = c.select(c.lt(v, zero), c.like(v, PI), zero);
+    c.select(c.is_nan(v), v, turned)
+}
+
+/// Rounds toward zero.
+pub(crate) fn trunc(b: &Builder, x: Value) -> Value {
+    b.select(b.lt(x, b.zeros_like(x)), b.ceil(x), b.floor(x))
+}
+
+/// -1, 0 or 1; NaN gives 0, as torch has it.
+pub(crate) fn sign(b: &Builder, x: Value) -> Value {
+    if b.dtype(x) == DType::Pred {
+        return x;
+    }
+    if !b.dtype(x).is_signed() {
+        return b.minimum(x, b.full_like(x, 1.0));
+    }
+    if !b.dtype(x).is_float() {
+        return b.sign(x);
+    }
+    b.select(b.is_nan(x), b.zeros_like(x), b.sign(x))
+}
+
+fn sign_row(c: &Ctx, x: Tensor) -> Result<Value> {
+    if x.dtype.is_complex() {
+        return Err(runtime("Unlike NumPy, torch.sign doesn't allow complex tensors"));
+    }
+    Ok(sign(c, x.value))
+}
+
+fn sgn(b: &Builder, x: Value) -> Value {
+    if b.dtype(x).is_complex() { b.sign(x) } else { sign(b, x) }
+}
+
+fn signbit(c: &Ctx, x: Tensor) -> Result<Value> {
+    Ok(match x.dtype {
+        DType::Pred => c.zeros_like(x.value),
+        t if t.is_complex() => return Err(not_implemented("signbit_cpu", t)),
+        t if t.is_float() => {
+            let bits = match t.size_bytes() {
+                1 => DType::S8,
+                2 => DType::S16,
+                4 => DType::S32,
+                _ => DType::S64,
+            };
+            let v = c.bitcast_convert(x.value, bits);
+            c.lt(v, c.zeros_like(v))
+        }
+        _ => c.lt(x.value, c.zeros_like(x.value)),
+    })
+}
+
+/// torch's limits at zero are those of its sign: digamma(+0) = -inf.
+fn digamma(b: &Builder, x: Value) -> Value {
+    let zero = b.zeros_like(x);
+    let at_zero = b.negate(b.divide(b.full_like(x, 1.0), x));
+    b.select(b.eq(x, zero), at_zero, b.digamma(x))
+}
+
+fn sinc(b: &Builder, x: Value) -> Value {
+    let one = b.full_like(x, 1.0);
+    let at_zero = b.eq(x, b.zeros_like(x));
+    let y = b.multiply(x, b.full_like(x, PI));
+    b.select(at_zero, one, b.divide(b.sine(y), y))
+}
+
+/// `-x log x`, 0 at 0, -inf below.
+fn entr(b: &Builder, x: Value) -> Value {
+    let zero = b.zeros_like(x);
+    let inside = b.negate(b.multiply(x, b.log(x)));
+    let y = b.select(b.eq(x, zero), zero, inside);
+    let y = b.select(b.lt(x, zero), b.full_like(x, f64::NEG_INFINITY), y);
+    b.select(b.is_nan(x), x, y)
+}
+
+/// `exp(x^2) erfc(x)`: as it stands for small x, by a continued fraction where erfc underflows.
+fn erfcx(b: &Builder, x: Value) -> Value {
+    let small = b.multiply(b.exponential(b.multiply(x, x)), b.erfc(x));
+    // Lentz's fraction for x > 2 (Abramowitz and Stegun 7.1.14), evaluated from a fixed depth; relative error below 1e-15 there.
+    let mut fraction = x;
+    for k in (1..=60).rev() {
+        fraction = b.add(x, b.divide(b.full_like(x, k as f64 / 2.0), fraction));
+    }
+    let large = b.divide(b.full_like(x, 1.0 / PI.sqrt()), fraction);
+    b.select(b.gt(x, b.full_like(x, 2.0)), large, small)
+}
+
+/// `log(ndtr(x))` without cancellation in the left tail.
+fn log_ndtr(b: &Builder, x: Value) -> Value {
+    let t = b.multiply(x, b.full_like(x, std::f64::consts::FRAC_1_SQRT_2));
+    let half = b.full_like(x, 0.5);
+    let tail = b.subtract(b.log(b.multiply(erfcx(b, b.negate(t)), half)), b.multiply(t, t));
+    let body = b.log_plus_one(b.negate(b.multiply(b.erfc(t), half)));
+    b.select(b.lt(x, b.full_like(x, -1.0)), tail, body)
+}
+
+fn ndtri(b: &Builder, x: Value) -> Value {
+    let two_x = b.multiply(x, b.full_like(x, 2.0));
+    let y = b.erf_inv(b.subtract(two_x, b.full_like(x, 1.0)));
+    b.multiply(y, b.full_like(x, std::f64::consts::SQRT_2))
+}
+
+/// `max(x, 0)` that keeps NaN.
+pub(crate) fn relu(b: &Builder, x: Value) -> Value {
+    b.maximum(x, b.zeros_like(x))
+}
+
+fn logit(c: &Ctx, x: Tensor, eps: Option<Scalar>) -> Value {
+    let v = c.to(x.value, c.float_of(x.dtype));
+    c.in_opmath(v, |v| {
+        let one = c.like(v, 1.0);
+        let v = match eps {
+            None => v,
+            Some(eps) => {
+                let low = c.number_like(eps, c.dtype(v), &c.shape(v));
+                // A negative eps means none.
+                let clamped = c.clamp(low, v, c.subtract(one, low));
+                c.select(c.lt(low, c.zeros_like(low)), v, clamped)
+            }
+        };
+        c.log(c.divide(v, c.subtract(one, v)))
+    })
+}
+
+fn nan_to_num(
+    c: &Ctx,
+    x: Tensor,
+    nan: Option<Scalar>,
+    posinf: Option<Scalar>,
+    neginf: Option<Scalar>,
+) -> Value {
+    if x.dtype.is_complex() {
+        let (nan, pos, neg) = (nan, posinf, neginf);
+        let part = |v| real_nan_to_num(c, v, nan, pos, neg);
+        return c.complex(part(c.real(x.value)), part(c.imag(x.value)));
+    }
+    if !x.dtype.is_float() {
+        return x.value;
+    }
+    real_nan_to_num(c, x.value, nan, posinf, neginf)
+}
+
+fn real_nan_to_num(
+    c: &Ctx,
+    x: Value,
+    nan: Option<Scalar>,
+    pos: Option<Scalar>,
+    neg: Option<Scalar>,
+) -> Value {
+    let (dtype, shape) = (c.dtype(x), c.shape(x));
+    let or = |s: Option<Scalar>, default: f64| match s {
+        Some(s) => c.number_like(s, dtype, &shape),
+        None => c.like(x, default),
+    };
+    let largest = finite_max(dtype);
+    let is = |limit: f64| c.eq(x, c.like(x, limit));
+    let y = c.select(is(f64::INFINITY), or(pos, largest), x);
+    let y = c.select(is(f64::NEG_INFINITY), or(neg, -largest), y);
+    c.select(c.is_nan(x), or(nan, 0.0), y)
+}
+
+/// The largest finite number of a float dtype.
+pub(crate) fn finite_max(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 => 3.3895313892515355e38,
+        DType::F32 => f64::from(f32::MAX),
+        DType::F8E4M3FN => 448.0,
+        DType::F8E5M2 => 57344.0,
+        _ => f64::MAX,
+    }
+}
+
+fn polygamma(c: &Ctx, n: i64, x: Tensor) -> Result<Value> {
+    if n < 0 {
+        return Err(runtime("polygamma(n, x) does not support negative n."));
+    }
+    let v = c.to(x.value, c.float_of(x.dtype));
+    Ok(c.in_opmath(v, |v| match n {
+        0 => digamma(c, v),
+        _ => {
+            // (-1)^(n+1) n! zeta(n+1, x)
+            let factorial: f64 = (1..=n).map(|k| k as f64).product();
+            let sign = if n % 2 == 1 { 1.0 } else { -1.0 };
+            let zeta = c.zeta(c.like(v, n as f64 + 1.0), v);
+            c.multiply(c.like(v, sign * factorial), zeta)
+        }
+    }))
+}
+
+fn round_decimals(c: &Ctx, x: Tensor, decimals: i64) -> Value {
+    if category(x.dtype) <= Category::Int {
+        return x.value;
+    }
+    let v = c.to(x.value, opmath(x.dtype));
+    let power = c.like(v, 10f64.powi(decimals.unsigned_abs().min(400) as i32));
+    let y = match decimals {
+        0 => c.round_nearest_even(v),
+        1.. => c.divide(c.round_nearest_even(c.multiply(v, power)), power),
+        _ => c.multiply(c.round_nearest_even(c.divide(v, power)), power),
+    };
+    c.to(y, x.dtype)
+}

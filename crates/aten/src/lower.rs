@@ -1,0 +1,510 @@
+//! Running a row: the context that lowerings work in, and the door they are called through.
+
+use crate::args::{Alpha, Arg, FromArg, Param, Rng, Scalar, Tensor};
+use crate::dtype::{self, Category, can_cast, category};
+use crate::error::{self, Error, ErrorKind, Result, runtime};
+use crate::promote::result_type;
+use crate::table::{OpId, Promote, Row, Rule, row};
+use oxitorch_hlo::{Builder, DType, Dims, Direction, TensorType, Value};
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+
+/// `torch.get_float32_matmul_precision()`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MatmulPrecision {
+    /// float32 all the way.
+    #[default]
+    Highest,
+    /// Three bfloat16 passes or better.
+    High,
+    /// Whatever is fastest.
+    Default,
+}
+
+/// What a lowering may depend on besides its arguments; part of every program key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// `torch.get_default_dtype()`.
+    pub default_dtype: DType,
+    /// Precision of float32 matrix products and convolutions.
+    pub matmul: MatmulPrecision,
+    /// Whether to emit value checks (index bounds and the like) into [`Lowered::checks`].
+    pub checks: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { default_dtype: DType::F32, matmul: MatmulPrecision::Highest, checks: false }
+    }
+}
+
+/// A condition on values that torch on the CPU would have raised for.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// 0-d pred: false is an error.
+    pub ok: Value,
+    /// The class to raise.
+    pub error: ErrorKind,
+    /// What to say.
+    pub message: String,
+}
+
+/// What a lowering produced.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// Schema order, lists flattened. For rows that write to arguments: the new value of each written tensor in order,
+    /// then the returns that are no alias.
+    pub outputs: Vec<Option<Value>>,
+    /// Philox counter blocks of 128 bits that were used; the generator's offset advances by as many.
+    pub rng_blocks: u64,
+    /// Conditions to verify after the program ran.
+    pub checks: Vec<Check>,
+}
+
+/// Where a result goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Dest {
+    /// A new tensor: as the row gives it.
+    New,
+    /// An `out=` tensor of this dtype; the caller resizes it.
+    Cast(DType),
+    /// An argument that is overwritten: dtype and shape stay.
+    Into(TensorType),
+}
+
+/// The context of one lowering: a builder with torch's rules around it.
+pub struct Ctx<'a> {
+    builder: &'a Builder,
+    operands: &'a [Value],
+    /// What the lowering may depend on besides its arguments.
+    pub config: &'a Config,
+    /// The row's name, for messages.
+    pub op: &'static str,
+    rng_blocks: Cell<u64>,
+    checks: RefCell<Vec<Check>>,
+}
+
+impl std::ops::Deref for Ctx<'_> {
+    type Target = Builder;
+    fn deref(&self) -> &Builder {
+        self.builder
+    }
+}
+
+impl<'a> Ctx<'a> {
+    fn new(op: &'static str, builder: &'a Builder, config: &'a Config, operands: &'a [Value]) -> Self {
+        Ctx { builder, operands, config, op, rng_blocks: Cell::new(0), checks: RefCell::default() }
+    }
+
+    pub(crate) fn operand(&self, i: u32) -> Result<Value> {
+        let missing = || runtime(format!("operand {i} of {} is not there", self.operands.len()));
+        self.operands.get(i as usize).copied().ok_or_else(missing)
+    }
+
+    /// Says that the program must not be trusted unless `ok` (0-d pred) holds.
+    pub fn check(&self, error: ErrorKind, message: impl Into<String>, ok: impl FnOnce() -> Value) {
+        if self.config.checks {
+            let check = Check { ok: ok(), error, message: message.into() };
+            self.checks.borrow_mut().push(check);
+        }
+    }
+
+    /// Checks that every index lies in `-size..size` (`0..size` unless `wrap`).
+    pub fn check_index(&self, index: Value, size: i64, wrap: bool) {
+        let message = format!("index is out of bounds for dimension with size {size}");
+        self.check(ErrorKind::Index, message, || {
+            let dtype = self.dtype(index);
+            let shape = self.shape(index);
+            let bound = |x: i64| self.full(self.scalar_i64(dtype, x), &shape);
+            let low = self.ge(index, bound(if wrap { -size } else { 0 }));
+            let high = self.lt(index, bound(size));
+            self.all(self.and(low, high))
+        });
+    }
+
+    /// Whether all elements of a pred tensor hold, as a 0-d pred.
+    pub fn all(&self, x: Value) -> Value {
+        self.reduce_all(x, &all_dims(self, x))
+    }
+
+    /// Whether any element of a pred tensor holds, as a 0-d pred.
+    pub fn any(&self, x: Value) -> Value {
+        self.reduce_any(x, &all_dims(self, x))
+    }
+
+    /// Reduces one tensor over `dims` (which go away) with a binary operation.
+    pub fn reduce1(
+        &self,
+        x: Value,
+        init: Value,
+        dims: &[i64],
+        f: impl Fn(&Builder, Value, Value) -> Value,
+    ) -> Value {
+        if dims.is_empty() {
+            return x;
+        }
+        self.reduce(&[x], &[init], dims, |b, x, y| vec![f(b, x[0], y[0])])[0]
+    }
+
+    /// Takes `n` Philox blocks: returns the generator state u64\[2\] at which they start.
+    pub fn rng_take(&self, rng: Rng, blocks: u64) -> Value {
+        let used = self.rng_blocks.replace(self.rng_blocks.get() + blocks);
+        if used == 0 {
+            return rng.0;
+        }
+        let step = self.concatenate(&[self.rng_word(0), self.rng_word(used)], 0);
+        self.add(rng.0, step)
+    }
+
+    fn rng_word(&self, x: u64) -> Value {
+        self.full(self.scalar_i64(DType::U64, x as i64), &[1])
+    }
+
+    /// A dimension counted from the front; 0-d tensors have one dimension here, as in torch.
+    pub fn dim(&self, dim: i64, rank: usize) -> Result<usize> {
+        let n = (rank as i64).max(1);
+        if !(-n..n).contains(&dim) {
+            return Err(error::dim_range(dim, rank));
+        }
+        Ok(dim.rem_euclid(n) as usize)
+    }
+
+    /// Dimensions counted from the front, each at most once; none given means all.
+    pub fn dims(&self, dims: &[i64], rank: usize) -> Result<Dims> {
+        if dims.is_empty() {
+            return Ok((0..rank as i64).collect());
+        }
+        let mut out = Dims::new();
+        for &d in dims {
+            let d = self.dim(d, rank)? as i64;
+            if out.contains(&d) {
+                return Err(runtime(format!("dim {d} appears multiple times in the list of dims")));
+            }
+            out.push(d);
+        }
+        out.retain(|d| *d < rank as i64);
+        out.sort_unstable();
+        Ok(out)
+    }
+
+    /// `at::result_type`.
+    pub fn result_type(&self, tensors: &[Tensor]) -> Result<DType> {
+        result_type(tensors, self.config.default_dtype)
+    }
+
+    /// `at::result_type`, with the default dtype in place of bool and integers.
+    pub fn float_result_type(&self, tensors: &[Tensor]) -> Result<DType> {
+        self.result_type(tensors).map(|t| self.float_of(t))
+    }
+
+    /// The dtype that a float function gives for this one.
+    pub fn float_of(&self, dtype: DType) -> DType {
+        if category(dtype) <= Category::Int { self.config.default_dtype } else { dtype }
+    }
+
+    /// The shape that several shapes broadcast to.
+    pub fn broadcast_shapes(&self, shapes: &[Dims]) -> Result<Dims> {
+        broadcast_shapes(shapes)
+    }
+
+    /// Expands to `shape` by torch's rule (dimensions are aligned at the end).
+    pub fn expand(&self, x: Value, shape: &[i64]) -> Result<Value> {
+        let from = self.shape(x);
+        if from.as_slice() == shape {
+            return Ok(x);
+        }
+        let skip = shape.len().checked_sub(from.len()).ok_or_else(|| error::expand(&from, shape))?;
+        if from.iter().zip(&shape[skip..]).any(|(&a, &b)| a != b && a != 1) {
+            return Err(error::expand(&from, shape));
+        }
+        // StableHLO does not stretch size 1 when it is also reshaped away; it does in place.
+        let dims: Dims = (skip as i64..shape.len() as i64).collect();
+        Ok(self.broadcast_in_dim(x, shape, &dims))
+    }
+
+    /// Converts and expands tensors to one dtype and their common shape.
+    pub fn align<const N: usize>(&self, xs: [Value; N], dtype: DType) -> Result<[Value; N]> {
+        let shape = broadcast_shapes(&xs.map(|x| self.shape(x)))?;
+        let mut out = xs;
+        for x in &mut out {
+            *x = self.expand(self.to(*x, dtype), &shape)?;
+        }
+        Ok(out)
+    }
+
+    /// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
+    pub fn to(&self, x: Value, to: DType) -> Value {
+        let from = self.dtype(x);
+        if from == to {
+            return x;
+        }
+        if to == DType::Pred {
+            let zero = self.zeros_like(x);
+            return self.ne(x, zero);
+        }
+        let x = if from.is_complex() && !to.is_complex() { self.real(x) } else { x };
+        // XLA saturates floats into narrow integers; C goes through int and wraps.
+        if self.dtype(x).is_float() && to.is_integral() && to.size_bytes() < 4 {
+            return self.convert(self.convert(x, DType::S32), to);
+        }
+        self.convert(x, to)
+    }
+
+    /// A runtime number as a 0-d value of this dtype.
+    pub fn number(&self, s: Scalar, dtype: DType) -> Value {
+        self.to(s.value, dtype)
+    }
+
+    /// A runtime number as a tensor of this dtype and shape.
+    pub fn number_like(&self, s: Scalar, dtype: DType, shape: &[i64]) -> Value {
+        self.full(self.number(s, dtype), shape)
+    }
+
+    /// `x * alpha`, in the dtype of `x`.
+    pub fn times(&self, x: Value, alpha: Alpha) -> Value {
+        match alpha {
+            Alpha::One => x,
+            Alpha::Times(s) => {
+                let shape = self.shape(x);
+                self.multiply(x, self.number_like(s, self.dtype(x), &shape))
+            }
+        }
+    }
+
+    /// A constant of the dtype and shape of `x`.
+    pub fn like(&self, x: Value, number: f64) -> Value {
+        self.full_like(x, number)
+    }
+
+    /// Runs `f` on `x` in its opmath dtype and rounds the result to the dtype of `x`.
+    pub fn in_opmath(&self, x: Value, f: impl FnOnce(Value) -> Value) -> Value {
+        let dtype = self.dtype(x);
+        self.to(f(self.to(x, dtype::opmath(dtype))), dtype)
+    }
+}
+
+fn all_dims(b: &Builder, x: Value) -> Dims {
+    (0..b.rank(x) as i64).collect()
+}
+
+/// The shape that several shapes broadcast to, or torch's error.
+pub fn broadcast_shapes(shapes: &[Dims]) -> Result<Dims> {
+    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
+    let mut out = Dims::from_elem(1, rank);
+    for shape in shapes {
+        let skip = rank - shape.len();
+        for (i, &size) in shape.iter().enumerate() {
+            let have = &mut out[skip + i];
+            if *have == 1 {
+                *have = size;
+            } else if size != 1 && size != *have {
+                return Err(error::size_mismatch(*have, size, skip + i));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// What a lowering function may return.
+pub trait IntoOutputs {
+    /// The outputs in schema order.
+    fn into_outputs(self) -> Result<Vec<Option<Value>>>;
+}
+
+impl IntoOutputs for Value {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(vec![Some(self)])
+    }
+}
+
+impl IntoOutputs for Vec<Value> {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(self.into_iter().map(Some).collect())
+    }
+}
+
+impl IntoOutputs for Vec<Option<Value>> {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(self)
+    }
+}
+
+impl IntoOutputs for (Value, Value) {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(vec![Some(self.0), Some(self.1)])
+    }
+}
+
+impl IntoOutputs for (Value, Value, Value) {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(vec![Some(self.0), Some(self.1), Some(self.2)])
+    }
+}
+
+impl IntoOutputs for (Option<Value>, Option<Value>) {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(vec![self.0, self.1])
+    }
+}
+
+impl IntoOutputs for (Option<Value>, Option<Value>, Option<Value>) {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        Ok(vec![self.0, self.1, self.2])
+    }
+}
+
+impl<T: IntoOutputs> IntoOutputs for Result<T> {
+    fn into_outputs(self) -> Result<Vec<Option<Value>>> {
+        self?.into_outputs()
+    }
+}
+
+/// A lowering function with its parameter types erased.
+pub trait Lowering: Sync {
+    /// Calls the function.
+    fn lower(&self, c: &Ctx, args: &[Arg]) -> Result<Vec<Option<Value>>>;
+    /// What it takes.
+    fn params(&self) -> &'static [Param];
+}
+
+/// Wraps any `fn(&Ctx, A, B, ..) -> R`, so that rows can name plain functions (the handler trick of axum and bevy).
+pub struct Handler<Sig, T>(T, PhantomData<fn(Sig)>);
+
+impl<Sig, T> Handler<Sig, T> {
+    /// Wraps a function.
+    pub const fn new(f: T) -> Self {
+        Handler(f, PhantomData)
+    }
+}
+
+macro_rules! lowering {
+    ($($a:ident)*) => {
+        impl<T, R, $($a),*> Lowering for Handler<($($a,)*), T>
+        where
+            T: Fn(&Ctx, $($a),*) -> R + Sync,
+            R: IntoOutputs,
+            $($a: FromArg),*
+        {
+            #[allow(non_snake_case)]
+            fn lower(&self, c: &Ctx, args: &[Arg]) -> Result<Vec<Option<Value>>> {
+                let [$($a),*] = args else {
+                    return Err(arity(self.params().len(), args.len()));
+                };
+                (self.0)(c, $($a::from_arg(c, $a)?),*).into_outputs()
+            }
+            fn params(&self) -> &'static [Param] {
+                const { &[$(Param::of::<$a>()),*] }
+            }
+        }
+    };
+}
+
+macro_rules! lowerings {
+    ($first:ident $($rest:ident)*) => {
+        lowering!($first $($rest)*);
+        lowerings!($($rest)*);
+    };
+    () => {};
+}
+lowerings!(A B C D E F G H I J K L M N O P Q);
+
+fn arity(want: usize, got: usize) -> Error {
+    runtime(format!("expected {want} arguments, got {got}"))
+}
+
+/// Lowers one recorded op.
+pub fn lower(op: OpId, b: &Builder, config: &Config, args: &[Arg], operands: &[Value]) -> Result<Lowered> {
+    lower_into(op, b, config, args, operands, &[])
+}
+
+/// Lowers one recorded op whose results go to these places (missing entries are new tensors).
+pub fn lower_into(
+    op: OpId,
+    b: &Builder,
+    config: &Config,
+    args: &[Arg],
+    operands: &[Value],
+    dests: &[Dest],
+) -> Result<Lowered> {
+    let row = row(op);
+    let c = Ctx::new(row.name, b, config, operands);
+    let mut outputs = run(row, &c, args)?;
+    for (out, dest) in outputs.iter_mut().zip(dests) {
+        *out = out.map(|v| deliver(&c, v, dest)).transpose()?;
+    }
+    if let Some(e) = b.error() {
+        return Err(runtime(e.to_string()));
+    }
+    Ok(Lowered { outputs, rng_blocks: c.rng_blocks.get(), checks: c.checks.into_inner() })
+}
+
+fn deliver(c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
+    let (dtype, shape) = match dest {
+        Dest::New => return Ok(v),
+        Dest::Cast(dtype) => (*dtype, None),
+        Dest::Into(ty) => (ty.dtype, Some(&ty.shape)),
+    };
+    if !can_cast(c.dtype(v), dtype) {
+        return Err(error::cast(c.dtype(v), dtype));
+    }
+    if let Some(shape) = shape
+        && c.shape(v) != *shape
+    {
+        return Err(error::in_place_shape(shape, &c.shape(v)));
+    }
+    Ok(c.to(v, dtype))
+}
+
+fn run(row: &Row, c: &Ctx, args: &[Arg]) -> Result<Vec<Option<Value>>> {
+    match (&row.rule, args) {
+        (Rule::Unary(p, f), [x]) => unary(c, *p, *f, Tensor::from_arg(c, x)?).into_outputs(),
+        (Rule::Binary(p, f), [x, y]) => {
+            binary(c, *p, *f, Tensor::from_arg(c, x)?, Tensor::from_arg(c, y)?).into_outputs()
+        }
+        (Rule::Compare(dir), [x, y]) => {
+            compare(c, *dir, Tensor::from_arg(c, x)?, Tensor::from_arg(c, y)?).into_outputs()
+        }
+        (Rule::CompareScalar(dir), [x, y]) => {
+            compare(c, *dir, Tensor::from_arg(c, x)?, Scalar::from_arg(c, y)?.tensor()).into_outputs()
+        }
+        (Rule::Custom(f), args) => f.lower(c, args),
+        (rule, args) => Err(arity(rule.params().len(), args.len())),
+    }
+}
+
+/// One operand: converted by the promotion kind, computed, converted back.
+pub fn unary(c: &Ctx, p: Promote, f: fn(&Builder, Value) -> Value, x: Tensor) -> Result<Value> {
+    Ok(match p {
+        Promote::Same => f(c, x.value),
+        Promote::Opmath => c.in_opmath(x.value, |x| f(c, x)),
+        Promote::Float => {
+            let x = c.to(x.value, c.float_of(x.dtype));
+            c.in_opmath(x, |x| f(c, x))
+        }
+        Promote::KeepInt if category(x.dtype) <= Category::Int => x.value,
+        Promote::KeepInt => c.in_opmath(x.value, |x| f(c, x)),
+    })
+}
+
+/// Two operands: promoted, broadcast, computed in opmath where the dtype is a reduced float.
+pub fn binary(
+    c: &Ctx,
+    p: Promote,
+    f: fn(&Builder, Value, Value) -> Value,
+    x: Tensor,
+    y: Tensor,
+) -> Result<Value> {
+    let dtype = match p {
+        Promote::Float => c.float_result_type(&[x, y])?,
+        _ => c.result_type(&[x, y])?,
+    };
+    let compute = if p == Promote::Same { dtype } else { dtype::opmath(dtype) };
+    let [a, b] = c.align([x.value, y.value], compute)?;
+    Ok(c.to(f(c, a, b), dtype))
+}
+
+/// A comparison in the promoted dtype.
+pub fn compare(c: &Ctx, dir: Direction, x: Tensor, y: Tensor) -> Result<Value> {
+    let [a, b] = c.align([x.value, y.value], c.result_type(&[x, y])?)?;
+    Ok(c.compare(a, b, dir))
+}

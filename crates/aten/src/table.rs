@@ -1,0 +1,179 @@
+//! The table: rows, and looking them up by name.
+
+use crate::args::{Param, Scalar, Tensor};
+use crate::families::FAMILIES;
+use crate::lower::Lowering;
+use oxitorch_hlo::{Builder, Direction, Value};
+use rustc_hash::FxHashMap;
+use std::sync::OnceLock;
+
+/// How dtypes go in and come out of a regular row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promote {
+    /// Computed in the (promoted) dtype itself.
+    Same,
+    /// Computed in the opmath dtype (float32 for reduced floats), rounded back.
+    Opmath,
+    /// As `Opmath`, with integers and bool promoted to the default dtype first.
+    Float,
+    /// As `Opmath`; integers and bool come back unchanged.
+    KeepInt,
+}
+
+/// A builder method, or a closure over builder methods.
+pub type UnaryFn = fn(&Builder, Value) -> Value;
+/// A builder method, or a closure over builder methods.
+pub type BinaryFn = fn(&Builder, Value, Value) -> Value;
+
+/// How an op is lowered.
+pub enum Rule {
+    /// `(Tensor self)`
+    Unary(Promote, UnaryFn),
+    /// `(Tensor self, Tensor other)`
+    Binary(Promote, BinaryFn),
+    /// `(Tensor self, Tensor other)` to bool
+    Compare(Direction),
+    /// `(Tensor self, Scalar other)` to bool
+    CompareScalar(Direction),
+    /// Anything else: a function whose parameter types state the schema.
+    Custom(&'static dyn Lowering),
+}
+
+impl Rule {
+    /// The parameters, in schema order.
+    pub fn params(&self) -> &'static [Param] {
+        const TENSOR: Param = Param::of::<Tensor>();
+        match self {
+            Rule::Unary(..) => &[TENSOR],
+            Rule::Binary(..) | Rule::Compare(_) => &[TENSOR, TENSOR],
+            Rule::CompareScalar(_) => const { &[TENSOR, Param::of::<Scalar>()] },
+            Rule::Custom(f) => f.params(),
+        }
+    }
+}
+
+/// Which strides a new result has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Row-major.
+    Contiguous,
+    /// TensorIterator's rule over the tensor arguments.
+    Pointwise,
+    /// Like the first tensor argument where that is dense, else row-major.
+    LikeFirst,
+}
+
+/// One op.
+pub struct Row {
+    /// Functional overload: `add.Tensor`; or one that only exists mutating: `_fused_adamw_`.
+    pub name: &'static str,
+    /// How it is lowered.
+    pub rule: Rule,
+    /// Strides of its results.
+    pub layout: Layout,
+    /// Positions of row parameters that the op overwrites though its schema does not say so.
+    pub writes: &'static [usize],
+    /// Why there is a row for something that PyTorch would decompose by itself.
+    pub composite: Option<&'static str>,
+}
+
+impl Row {
+    /// A row with results in row-major order.
+    pub const fn new(name: &'static str, rule: Rule) -> Row {
+        Row { name, rule, layout: Layout::Contiguous, writes: &[], composite: None }
+    }
+
+    /// The same with other strides.
+    pub const fn layout(self, layout: Layout) -> Row {
+        Row { layout, ..self }
+    }
+
+    /// The same for an op that overwrites these parameters without saying so in its schema.
+    pub const fn writes(self, writes: &'static [usize]) -> Row {
+        Row { writes, ..self }
+    }
+
+    /// The same for an op that PyTorch would decompose, with the reason to keep it whole.
+    pub const fn composite(self, reason: &'static str) -> Row {
+        Row { composite: Some(reason), ..self }
+    }
+
+    /// The parameters, in schema order without placement arguments; a generator comes where the schema has it, else last.
+    pub fn params(&self) -> &'static [Param] {
+        self.rule.params()
+    }
+
+    /// `add` of `add.Tensor`.
+    pub fn base(&self) -> &'static str {
+        self.name.split_once('.').map_or(self.name, |(base, _)| base)
+    }
+}
+
+/// A row for a pointwise op of one tensor.
+pub const fn unary(name: &'static str, p: Promote, f: UnaryFn) -> Row {
+    Row::new(name, Rule::Unary(p, f)).layout(Layout::Pointwise)
+}
+
+/// A row for a pointwise op of two tensors.
+pub const fn binary(name: &'static str, p: Promote, f: BinaryFn) -> Row {
+    Row::new(name, Rule::Binary(p, f)).layout(Layout::Pointwise)
+}
+
+/// A row for a comparison of two tensors.
+pub const fn compare(name: &'static str, dir: Direction) -> Row {
+    Row::new(name, Rule::Compare(dir)).layout(Layout::Pointwise)
+}
+
+/// A row for a comparison with a number.
+pub const fn compare_scalar(name: &'static str, dir: Direction) -> Row {
+    Row::new(name, Rule::CompareScalar(dir)).layout(Layout::Pointwise)
+}
+
+/// `op!("gather", gather)`: a row for a typed function.
+#[macro_export]
+macro_rules! op {
+    ($name:literal, $f:expr) => {
+        $crate::Row::new($name, $crate::Rule::Custom(&$crate::lower::Handler::new($f)))
+    };
+}
+
+/// `pointwise!("add.Tensor", add)`: the same with TensorIterator's strides.
+#[macro_export]
+macro_rules! pointwise {
+    ($name:literal, $f:expr) => {
+        $crate::op!($name, $f).layout($crate::Layout::Pointwise)
+    };
+}
+
+/// A row's index. Stable within one build, not across builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u16);
+
+struct Table {
+    rows: Vec<&'static Row>,
+    names: FxHashMap<&'static str, OpId>,
+}
+
+fn table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let rows: Vec<&'static Row> = FAMILIES.iter().flat_map(|f| f.iter()).collect();
+        let names = rows.iter().enumerate().map(|(i, r)| (r.name, OpId(i as u16))).collect();
+        Table { rows, names }
+    })
+}
+
+/// The row of a functional overload: `find("add.Tensor")`.
+pub fn find(name: &str) -> Option<OpId> {
+    table().names.get(name).copied()
+}
+
+/// The row of an id.
+pub fn row(op: OpId) -> &'static Row {
+    table().rows[op.0 as usize]
+}
+
+/// Every row with its id.
+pub fn rows() -> impl Iterator<Item = (OpId, &'static Row)> {
+    table().rows.iter().enumerate().map(|(i, r)| (OpId(i as u16), *r))
+}
