@@ -1,0 +1,4 @@
+use crate::table::Row;
+
+/// The rows of this family.
+pub static ROWS: &[Row] = &[];
