@@ -234,20 +234,7 @@ impl<'a> Ctx<'a> {
 
     /// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
     pub fn to(&self, x: Value, to: DType) -> Value {
-        let from = self.dtype(x);
-        if from == to {
-            return x;
-        }
-        if to == DType::Pred {
-            let zero = self.zeros_like(x);
-            return self.ne(x, zero);
-        }
-        let x = if from.is_complex() && !to.is_complex() { self.real(x) } else { x };
-        // XLA saturates floats into narrow integers; C goes through int and wraps.
-        if self.dtype(x).is_float() && to.is_integral() && to.size_bytes() < 4 {
-            return self.convert(self.convert(x, DType::S32), to);
-        }
-        self.convert(x, to)
+        cast(self, x, to)
     }
 
     /// A runtime number as a 0-d value of this dtype.
@@ -285,6 +272,24 @@ impl<'a> Ctx<'a> {
 
 fn all_dims(b: &Builder, x: Value) -> Dims {
     (0..b.rank(x) as i64).collect()
+}
+
+/// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
+pub fn cast(b: &Builder, x: Value, to: DType) -> Value {
+    let from = b.dtype(x);
+    if from == to {
+        return x;
+    }
+    if to == DType::Pred {
+        let zero = b.zeros_like(x);
+        return b.ne(x, zero);
+    }
+    let x = if from.is_complex() && !to.is_complex() { b.real(x) } else { x };
+    // XLA saturates floats into narrow integers; C goes through int and wraps.
+    if b.dtype(x).is_float() && to.is_integral() && to.size_bytes() < 4 {
+        return b.convert(b.convert(x, DType::S32), to);
+    }
+    b.convert(x, to)
 }
 
 /// The shape that several shapes broadcast to, or torch's error.
