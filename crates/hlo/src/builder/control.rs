@@ -1,0 +1,84 @@
+//! Control flow, barriers, random bits and custom calls.
+
+use super::Builder;
+use crate::ir::{CustomCall, Op, RngAlgorithm, Value};
+use crate::types::TensorType;
+
+impl Builder {
+    /// `stablehlo.while`: runs `body` on the loop's values as long as `cond` (a scalar `Pred`) holds. Both may use outer
+    /// values. Returns the last values, as many as `inits`.
+    pub fn while_(
+        &self,
+        inits: &[Value],
+        cond: impl FnOnce(&Builder, &[Value]) -> Value,
+        body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let types: Vec<TensorType> = inits.iter().map(|&v| self.ty(v)).collect();
+        let cond = self.region(types.clone(), true, |a| [cond(self, a)]);
+        let body = self.region(types, true, |a| body(self, a));
+        self.op_full(Op::While, inits, &[], &[cond, body]).values()
+    }
+
+    /// A loop over `i` in `start..limit` (integer scalars of one type): `body` gets (builder, i, values) and returns the
+    /// new values.
+    pub fn for_loop(
+        &self,
+        start: Value,
+        limit: Value,
+        inits: &[Value],
+        body: impl FnOnce(&Builder, Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let all: Vec<Value> = [start].iter().chain(inits).copied().collect();
+        let out = self.while_(
+            &all,
+            |b, a| b.lt(a[0], limit),
+            |b, a| {
+                let mut next = vec![b.add(a[0], b.scalar_i64(b.dtype(a[0]), 1))];
+                next.extend(body(b, a[0], &a[1..]));
+                next
+            },
+        );
+        out[1..].to_vec()
+    }
+
+    /// `stablehlo.if` on a scalar `Pred`. Both branches may use outer values and return the same types.
+    pub fn if_(
+        &self,
+        pred: Value,
+        on_true: impl FnOnce(&Builder) -> Vec<Value>,
+        on_false: impl FnOnce(&Builder) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let on_true = self.region([], true, |_| on_true(self));
+        let on_false = self.region([], true, |_| on_false(self));
+        self.op_full(Op::If, &[pred], &[], &[on_true, on_false]).values()
+    }
+
+    /// `stablehlo.case` on a scalar `S32`: `branch` is called once for each of `0..count` and returns that branch's results,
+    /// of the same types every time. An index out of range takes the last branch. Branches may use outer values.
+    pub fn case(
+        &self,
+        index: Value,
+        count: usize,
+        mut branch: impl FnMut(&Builder, usize) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let regions: Vec<_> = (0..count).map(|i| self.region([], true, |_| branch(self, i))).collect();
+        self.op_full(Op::Case, &[index], &[], &regions).values()
+    }
+
+    /// `stablehlo.optimization_barrier`: the same values, which the compiler may neither move across nor recompute.
+    pub fn optimization_barrier(&self, xs: &[Value]) -> Vec<Value> {
+        self.op_full(Op::OptimizationBarrier, xs, &[], &[]).values()
+    }
+
+    /// `stablehlo.rng_bit_generator`: the new state and `ty` full of random bits (integers or floats, as bits).
+    /// State: a `ui64` vector, of 2 for ThreeFry, of 2 or 3 for Philox.
+    pub fn rng_bit_generator(&self, state: Value, ty: TensorType, algorithm: RngAlgorithm) -> (Value, Value) {
+        let r = self.op_full(Op::RngBitGenerator(algorithm), &[state], &[ty], &[]);
+        (Value(r.first), Value(r.first + 1))
+    }
+
+    /// `stablehlo.custom_call` of a typed FFI handler that returns these types.
+    pub fn custom_call(&self, operands: &[Value], results: &[TensorType], call: CustomCall) -> Vec<Value> {
+        self.op_full(Op::CustomCall(Box::new(call)), operands, results, &[]).values()
+    }
+}

@@ -1,0 +1,103 @@
+//! Indexed reads and writes: gather, scatter, dynamic slices.
+
+use super::Builder;
+use crate::ir::{GatherDims, Op, ScatterDims, ScatterFlags, Value};
+use crate::types::Dims;
+
+impl Builder {
+    /// `stablehlo.gather`: one slice of `slice_sizes` from `x` for every index vector in `indices`. Start indices are
+    /// clamped so that the slice fits. `sorted` promises ascending indices.
+    pub fn gather(
+        &self,
+        x: Value,
+        indices: Value,
+        dims: &GatherDims,
+        slice_sizes: &[i64],
+        sorted: bool,
+    ) -> Value {
+        let attrs = Box::new((dims.clone(), Dims::from_slice(slice_sizes)));
+        self.op(Op::Gather(attrs, sorted), &[x, indices])
+    }
+
+    /// `stablehlo.scatter`: combines each update into `xs` at its index vector; updates that do not fit are dropped. The
+    /// region gets (builder, current elements, update elements), scalars, and returns the new elements.
+    pub fn scatter(
+        &self,
+        xs: &[Value],
+        indices: Value,
+        updates: &[Value],
+        dims: &ScatterDims,
+        flags: ScatterFlags,
+        combine: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let region = self.reducer(xs, combine);
+        let operands: Vec<Value> = xs.iter().chain([&indices]).chain(updates).copied().collect();
+        self.op_full(Op::Scatter(Box::new(dims.clone()), flags), &operands, &[], &[region]).values()
+    }
+
+    /// `stablehlo.dynamic_slice`: `sizes` elements from `start`, one integer scalar per dimension, clamped so that the
+    /// slice fits.
+    pub fn dynamic_slice(&self, x: Value, start: &[Value], sizes: &[i64]) -> Value {
+        let operands: Vec<Value> = [x].iter().chain(start).copied().collect();
+        self.op(Op::DynamicSlice(Dims::from_slice(sizes)), &operands)
+    }
+
+    /// `stablehlo.dynamic_update_slice`: `x` with `update` written at `start`, one integer scalar per dimension, clamped
+    /// so that the update fits.
+    pub fn dynamic_update_slice(&self, x: Value, update: Value, start: &[Value]) -> Value {
+        let operands: Vec<Value> = [x, update].iter().chain(start).copied().collect();
+        self.op(Op::DynamicUpdateSlice, &operands)
+    }
+
+    /// The elements of dimension `dim` at integer `indices` of any shape, which takes the place of that dimension
+    /// (numpy's `take`, PyTorch's `index_select` and `embedding`). Indices out of range are clamped.
+    pub fn take_dim(&self, x: Value, indices: Value, dim: i64) -> Value {
+        let (shape, index_rank) = (self.shape(x), self.rank(indices) as i64);
+        let rank = shape.len() as i64;
+        if !(0..rank).contains(&dim) {
+            return self.refuse(
+                "take_dim",
+                &[x, indices],
+                format!("dimension {dim} is out of range"),
+                self.ty(x),
+            );
+        }
+        let dims = GatherDims {
+            offset_dims: (0..dim).chain(dim + index_rank..rank - 1 + index_rank).collect(),
+            collapsed_slice_dims: Dims::from_slice(&[dim]),
+            start_index_map: Dims::from_slice(&[dim]),
+            index_vector_dim: index_rank,
+            ..GatherDims::default()
+        };
+        let mut sizes = shape;
+        // An empty dimension has nothing to take; gather wants slices that fit.
+        sizes[dim as usize] = sizes[dim as usize].min(1);
+        self.gather(x, indices, &dims, &sizes, false)
+    }
+
+    /// Picks along `dim` with one index per element of the result: `out[i][j] = x[indices[i][j]][j]` for `dim` 0
+    /// (PyTorch's `gather`). `indices` has x's rank and no larger sizes outside of `dim`. Indices are clamped.
+    pub fn take_along_dim(&self, x: Value, indices: Value, dim: i64) -> Value {
+        let (shape, index_shape) = (self.shape(x), self.shape(indices));
+        let rank = shape.len() as i64;
+        if !(0..rank).contains(&dim) || index_shape.len() != shape.len() {
+            let reason = format!("needs indices of x's rank and a dimension, got {dim}");
+            return self.refuse("take_along_dim", &[x, indices], reason, self.ty(x));
+        }
+        let mut limit = index_shape;
+        limit[dim as usize] = shape[dim as usize];
+        let ones = Dims::from_elem(1, shape.len());
+        let x = self.slice(x, &Dims::from_elem(0, shape.len()), &limit, &ones);
+        let others: Dims = (0..rank).filter(|&d| d != dim).collect();
+        let dims = GatherDims {
+            collapsed_slice_dims: Dims::from_slice(&[dim]),
+            operand_batching_dims: others.clone(),
+            start_indices_batching_dims: others,
+            start_index_map: Dims::from_slice(&[dim]),
+            index_vector_dim: rank,
+            ..GatherDims::default()
+        };
+        let sizes: Dims = limit.iter().map(|&n| n.min(1)).collect();
+        self.gather(x, indices, &dims, &sizes, false)
+    }
+}

@@ -1,0 +1,373 @@
+//! The builder's core: parameters, scopes, the one place where ops are pushed, and `finish`.
+//! The op methods are in the files beside this one, by family.
+
+mod chlo;
+mod constant;
+mod contract;
+mod control;
+mod elementwise;
+mod index;
+mod reduce;
+mod shape;
+
+pub(crate) use constant::decode_f8;
+
+use std::cell::RefCell;
+
+use smallvec::SmallVec;
+
+use crate::error::Error;
+use crate::infer::{RegionSig, Sig, Types, infer};
+use crate::ir::*;
+use crate::types::{DType, Dims, TensorType};
+
+/// Builds one function of StableHLO ops. Every method takes `&self`, so calls nest: `b.add(b.multiply(x, y), z)`.
+///
+/// Nothing here panics on a bad program. The first mistake is kept, [`Builder::error`] shows it, [`Builder::finish`]
+/// returns it, and the op at fault yields a poison value of a plausible type so that building can go on.
+/// Ops that would change nothing (a reshape to the same shape, a convert to the same type, ...) return their operand.
+#[derive(Debug)]
+pub struct Builder {
+    inner: RefCell<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    arena: Arena,
+    name: String,
+    /// Blocks being filled, innermost last; never empty.
+    open: SmallVec<[BlockId; 4]>,
+    error: Option<Error>,
+    /// What new ops get as their location; 0 is none.
+    location: u32,
+}
+
+/// The results of a pushed op: consecutive values.
+#[derive(Clone, Copy, Debug)]
+struct Results {
+    first: u32,
+    count: u32,
+}
+
+impl Results {
+    fn values(self) -> Vec<Value> {
+        (self.first..self.first + self.count).map(Value).collect()
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Builder {
+    /// An empty function in a module called `main`.
+    pub fn new() -> Self {
+        let root = Block { captures: true, ..Block::default() };
+        let arena = Arena { blocks: vec![root], ..Arena::default() };
+        let open = SmallVec::from_elem(ROOT, 1);
+        Self { inner: RefCell::new(Inner { arena, name: "main".into(), open, error: None, location: 0 }) }
+    }
+
+    /// Sets the module's symbol name (shown by profilers); characters outside `[A-Za-z0-9_]` become `_`.
+    pub fn set_name(&self, name: &str) {
+        let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        let mut name: String = name.chars().map(clean).collect();
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+            name.insert(0, '_');
+        }
+        self.inner.borrow_mut().name = name;
+    }
+
+    /// Sets the location that the ops pushed from now on carry; `None` clears it. Printed only on request.
+    pub fn set_location(&self, location: Option<&str>) {
+        let mut inner = self.inner.borrow_mut();
+        inner.location = match location {
+            None => 0,
+            Some(text) if inner.arena.locations.last().is_some_and(|l| l == text) => {
+                inner.arena.locations.len() as u32
+            }
+            Some(text) => {
+                inner.arena.locations.push(text.to_owned());
+                inner.arena.locations.len() as u32
+            }
+        };
+    }
+
+    /// The next parameter of the function.
+    pub fn param(&self, ty: TensorType) -> Value {
+        let mut inner = self.inner.borrow_mut();
+        if ty.shape.iter().any(|&d| d < 0) {
+            let reason = "a parameter cannot have a negative size".to_owned();
+            inner.fail(Error::Op { op: "func.func", operands: vec![ty.clone()], reason });
+        }
+        let index = inner.arena.params.len() as u32;
+        let v = inner.new_value(ty, Def::Param(index), ROOT);
+        inner.arena.params.push(v);
+        v
+    }
+
+    /// Gives parameter `v` an attribute, for instance [`ArgAttr::Donor`].
+    pub fn param_attr(&self, v: Value, attr: ArgAttr) {
+        let mut inner = self.inner.borrow_mut();
+        match inner.arena.values.get(v.0 as usize).map(|d| d.def) {
+            Some(Def::Param(index)) => add_param_attr(&mut inner.arena, index as usize, attr),
+            _ => {
+                let params = inner.arena.params.len();
+                inner.fail(Error::NoSuchParam { index: v.0 as usize, params });
+            }
+        }
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, v: Value) -> TensorType {
+        match self.inner.borrow().arena.values.get(v.0 as usize) {
+            Some(data) => data.ty.clone(),
+            None => TensorType::scalar(DType::F32),
+        }
+    }
+
+    /// The element type of a value.
+    pub fn dtype(&self, v: Value) -> DType {
+        self.inner.borrow().arena.values.get(v.0 as usize).map_or(DType::F32, |d| d.ty.dtype)
+    }
+
+    /// The sizes of a value.
+    pub fn shape(&self, v: Value) -> Dims {
+        self.inner.borrow().arena.values.get(v.0 as usize).map_or_else(Dims::new, |d| d.ty.shape.clone())
+    }
+
+    /// The size of dimension `dim`; 1 where there is no such dimension.
+    pub fn dim(&self, v: Value, dim: usize) -> i64 {
+        let inner = self.inner.borrow();
+        inner.arena.values.get(v.0 as usize).and_then(|d| d.ty.shape.get(dim).copied()).unwrap_or(1)
+    }
+
+    /// The number of dimensions of a value.
+    pub fn rank(&self, v: Value) -> usize {
+        self.inner.borrow().arena.values.get(v.0 as usize).map_or(0, |d| d.ty.rank())
+    }
+
+    /// The number of elements of a value.
+    pub fn numel(&self, v: Value) -> i64 {
+        self.inner.borrow().arena.values.get(v.0 as usize).map_or(1, |d| d.ty.numel())
+    }
+
+    /// The first mistake so far.
+    pub fn error(&self) -> Option<Error> {
+        self.inner.borrow().error.clone()
+    }
+
+    /// Records a mistake found by the caller, unless there is one already.
+    pub fn fail(&self, error: Error) {
+        self.inner.borrow_mut().fail(error);
+    }
+
+    /// Ends the function with these results.
+    pub fn finish(self, outputs: &[Value]) -> Result<Module, Error> {
+        let mut inner = self.inner.into_inner();
+        for (index, &v) in outputs.iter().enumerate() {
+            if let Err(reason) = inner.visible(v) {
+                inner.fail(Error::Output { index, reason });
+            }
+        }
+        match inner.error {
+            Some(error) => Err(error),
+            None => Ok(Module { name: inner.name, arena: inner.arena, outputs: outputs.to_vec() }),
+        }
+    }
+
+    // ---- for the op families
+
+    /// Pushes an op with one result.
+    fn op(&self, op: Op, operands: &[Value]) -> Value {
+        Value(self.inner.borrow_mut().push(op, operands, &[], &[]).first)
+    }
+
+    /// Pushes an op with one result whose type is stated.
+    fn op_as(&self, op: Op, operands: &[Value], ty: TensorType) -> Value {
+        Value(self.inner.borrow_mut().push(op, operands, std::slice::from_ref(&ty), &[]).first)
+    }
+
+    /// Pushes an op with any number of results, stated types and regions.
+    fn op_full(&self, op: Op, operands: &[Value], requested: &[TensorType], regions: &[BlockId]) -> Results {
+        self.inner.borrow_mut().push(op, operands, requested, regions)
+    }
+
+    /// Fills a new block by running `body` on its arguments. `captures` says whether it may use outer values.
+    fn region<R: IntoIterator<Item = Value>>(
+        &self,
+        args: impl IntoIterator<Item = TensorType>,
+        captures: bool,
+        body: impl FnOnce(&[Value]) -> R,
+    ) -> BlockId {
+        // Collected first: the caller's iterator may ask this builder for types.
+        let args: SmallVec<[TensorType; 4]> = args.into_iter().collect();
+        let (block, args) = self.inner.borrow_mut().open_block(args, captures);
+        let returns: SmallVec<[Value; 2]> = body(&args).into_iter().collect();
+        self.inner.borrow_mut().close_block(block, returns);
+        block
+    }
+
+    /// Records that `op` cannot be applied to `operands`, and returns poison of type `ty`.
+    fn refuse(&self, op: &'static str, operands: &[Value], reason: String, ty: TensorType) -> Value {
+        let types = operands.iter().map(|&v| self.ty(v)).collect();
+        let mut inner = self.inner.borrow_mut();
+        inner.fail(Error::Op { op, operands: types, reason });
+        inner.new_value(ty, Def::Poison, NOWHERE)
+    }
+}
+
+impl Inner {
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+
+    fn new_value(&mut self, ty: TensorType, def: Def, block: BlockId) -> Value {
+        let v = Value(self.arena.values.len() as u32);
+        self.arena.values.push(ValueData { ty, def, block });
+        v
+    }
+
+    /// Whether an op pushed now may use `v`.
+    fn visible(&self, v: Value) -> Result<(), &'static str> {
+        let Some(data) = self.arena.values.get(v.0 as usize) else {
+            return Err("belongs to another builder");
+        };
+        if data.block == NOWHERE {
+            return Ok(());
+        }
+        for &block in self.open.iter().rev() {
+            if block == data.block {
+                return Ok(());
+            }
+            if !self.arena.blocks[block as usize].captures {
+                return Err("is defined outside of a region that may only use its arguments and constants");
+            }
+        }
+        Err("is used outside of the region that defines it")
+    }
+
+    fn push(&mut self, op: Op, operands: &[Value], requested: &[TensorType], regions: &[BlockId]) -> Results {
+        let mut operands: SmallVec<[Value; 3]> = SmallVec::from_slice(operands);
+        for index in 0..operands.len() {
+            if let Err(reason) = self.visible(operands[index]) {
+                self.fail(Error::Operand { op: op.name(), index, reason });
+                let ty = self.arena.values.get(operands[index].0 as usize).map(|d| d.ty.clone());
+                let ty = ty.unwrap_or_else(|| TensorType::scalar(DType::F32));
+                operands[index] = self.new_value(ty, Def::Poison, NOWHERE);
+            }
+        }
+        match self.infer(&op, &operands, requested, regions) {
+            Ok(results) => self.place(op, operands, results, regions),
+            Err(failed) => {
+                let (error, plausible) = *failed;
+                self.fail(error);
+                self.new_values(plausible, Def::Poison, NOWHERE)
+            }
+        }
+    }
+
+    /// Result types, or the error together with types to go on with.
+    fn infer(
+        &self,
+        op: &Op,
+        operands: &[Value],
+        requested: &[TensorType],
+        regions: &[BlockId],
+    ) -> Result<Types, Box<(Error, Types)>> {
+        let sigs: SmallVec<[RegionSig; 2]> = regions.iter().map(|&r| region_sig(&self.arena, r)).collect();
+        let types: SmallVec<[&TensorType; 4]> = operands.iter().map(|&v| self.arena.ty(v)).collect();
+        infer(&Sig { op, operands: &types, requested, regions: &sigs }).map_err(|reason| {
+            let operands = types.iter().map(|&t| t.clone()).collect();
+            Box::new((Error::Op { op: op.name(), operands, reason }, plausible(op, &types, requested, &sigs)))
+        })
+    }
+
+    /// Adds a checked op to the innermost open block.
+    fn place(
+        &mut self,
+        op: Op,
+        operands: SmallVec<[Value; 3]>,
+        types: Types,
+        regions: &[BlockId],
+    ) -> Results {
+        let id = self.arena.ops.len() as OpId;
+        let block = self.current();
+        let results = self.new_values(types, Def::Op(id), block);
+        self.arena.ops.push(OpData {
+            op,
+            operands,
+            first_result: results.first,
+            results: results.count,
+            regions: SmallVec::from_slice(regions),
+            location: self.location,
+        });
+        self.arena.blocks[block as usize].ops.push(id);
+        results
+    }
+
+    fn new_values(&mut self, types: Types, def: Def, block: BlockId) -> Results {
+        let results = Results { first: self.arena.values.len() as u32, count: types.len() as u32 };
+        for ty in types {
+            self.new_value(ty, def, block);
+        }
+        results
+    }
+
+    fn current(&self) -> BlockId {
+        self.open.last().copied().unwrap_or(ROOT)
+    }
+
+    fn open_block(
+        &mut self,
+        args: SmallVec<[TensorType; 4]>,
+        captures: bool,
+    ) -> (BlockId, SmallVec<[Value; 4]>) {
+        let block = self.arena.blocks.len() as BlockId;
+        let args: SmallVec<[Value; 4]> =
+            args.into_iter().map(|ty| self.new_value(ty, Def::BlockArg, block)).collect();
+        self.arena.blocks.push(Block { args: args.clone(), captures, ..Block::default() });
+        self.open.push(block);
+        (block, args)
+    }
+
+    fn close_block(&mut self, block: BlockId, mut returns: SmallVec<[Value; 2]>) {
+        for (index, v) in returns.iter_mut().enumerate() {
+            if let Err(reason) = self.visible(*v) {
+                self.fail(Error::Operand { op: "stablehlo.return", index, reason });
+                *v = self.new_value(TensorType::scalar(DType::F32), Def::Poison, NOWHERE);
+            }
+        }
+        self.arena.blocks[block as usize].returns = returns;
+        self.open.retain(|b| *b != block);
+    }
+}
+
+pub(crate) fn region_sig(arena: &Arena, block: BlockId) -> RegionSig {
+    let block = &arena.blocks[block as usize];
+    let types = |vs: &[Value]| vs.iter().map(|&v| arena.ty(v).clone()).collect();
+    RegionSig { args: types(&block.args), returns: types(&block.returns) }
+}
+
+/// Types for the results of an op that failed: as many as it would have, shaped like what it was given.
+fn plausible(op: &Op, operands: &[&TensorType], requested: &[TensorType], regions: &[RegionSig]) -> Types {
+    let scalar = TensorType::scalar(DType::F32);
+    let first = || operands.first().map_or_else(|| scalar.clone(), |&t| t.clone());
+    let leading = |n: usize| operands.iter().take(n.max(1)).map(|&t| t.clone()).collect::<Types>();
+    let types: Types = match op {
+        Op::RngBitGenerator(_) => [first()].into_iter().chain(requested.iter().cloned()).collect(),
+        Op::DotGeneral(_) => requested.iter().map(|t| first().with_dtype(t.dtype)).collect(),
+        _ if !requested.is_empty() => requested.iter().cloned().collect(),
+        Op::CustomCall(_) => return Types::new(),
+        Op::Compare(..) => [first().with_dtype(DType::Pred)].into_iter().collect(),
+        Op::Select | Op::Clamp => operands.get(1).map(|&t| t.clone()).into_iter().collect(),
+        Op::TopK(_) => [first(), first().with_dtype(DType::S32)].into_iter().collect(),
+        Op::Scatter(..) | Op::Reduce(_) | Op::ReduceWindow(_) => leading(operands.len() / 2),
+        Op::Sort { .. } | Op::While | Op::OptimizationBarrier => leading(operands.len()),
+        Op::If | Op::Case => regions.iter().take(1).flat_map(|r| r.returns.iter().cloned()).collect(),
+        _ => [first()].into_iter().collect(),
+    };
+    if types.is_empty() { [scalar].into_iter().collect() } else { types }
+}

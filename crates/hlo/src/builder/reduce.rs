@@ -1,0 +1,171 @@
+//! Reductions, windows and sort.
+
+use super::Builder;
+use crate::ir::{Binary, BlockId, Op, Value, Window};
+use crate::types::{DType, Dims, TensorType};
+
+impl Builder {
+    /// `stablehlo.reduce` of any number of operands of one shape over `dims`. `init` holds a scalar per operand; the
+    /// region gets (builder, accumulators, elements), all scalars, and returns the new accumulators. It may use only its
+    /// arguments and constants.
+    pub fn reduce(
+        &self,
+        xs: &[Value],
+        init: &[Value],
+        dims: &[i64],
+        reducer: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let region = self.reducer(xs, reducer);
+        let operands: Vec<Value> = xs.iter().chain(init).copied().collect();
+        self.op_full(Op::Reduce(Dims::from_slice(dims)), &operands, &[], &[region]).values()
+    }
+
+    /// `stablehlo.reduce_window`: like [`Builder::reduce`] over every position of a sliding window.
+    pub fn reduce_window(
+        &self,
+        xs: &[Value],
+        init: &[Value],
+        window: &Window,
+        reducer: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let region = self.reducer(xs, reducer);
+        let operands: Vec<Value> = xs.iter().chain(init).copied().collect();
+        self.op_full(Op::ReduceWindow(Box::new(window.clone())), &operands, &[], &[region]).values()
+    }
+
+    /// `stablehlo.select_and_scatter`: in each window of `operand` the element that `select(current, candidate)` keeps
+    /// (`false` replaces the current one) gets the window's element of `source`; overlaps are combined by `scatter`,
+    /// starting from the scalar `init`. The gradient of max pooling. Windows have no dilations.
+    pub fn select_and_scatter(
+        &self,
+        operand: Value,
+        source: Value,
+        init: Value,
+        window: &Window,
+        select: impl FnOnce(&Builder, Value, Value) -> Value,
+        scatter: impl FnOnce(&Builder, Value, Value) -> Value,
+    ) -> Value {
+        let scalar = TensorType::scalar(self.dtype(operand));
+        let pair = || [scalar.clone(), scalar.clone()];
+        let first = self.region(pair(), false, |a| [select(self, a[0], a[1])]);
+        let second = self.region(pair(), false, |a| [scatter(self, a[0], a[1])]);
+        let op = Op::SelectAndScatter(Box::new(window.clone()));
+        Value(self.op_full(op, &[operand, source, init], &[], &[first, second]).first)
+    }
+
+    /// `stablehlo.sort` of operands of one shape along `dim`, moved together. The comparator gets (builder, left
+    /// elements, right elements), one scalar per operand, and returns a `Pred`: left comes before right.
+    pub fn sort(
+        &self,
+        xs: &[Value],
+        dim: i64,
+        is_stable: bool,
+        comparator: impl FnOnce(&Builder, &[Value], &[Value]) -> Value,
+    ) -> Vec<Value> {
+        let args: Vec<TensorType> =
+            xs.iter().flat_map(|&x| std::iter::repeat_n(TensorType::scalar(self.dtype(x)), 2)).collect();
+        let region = self.region(args, false, |a| {
+            // StableHLO interleaves: left 0, right 0, left 1, right 1, ...
+            let left: Vec<Value> = a.iter().copied().step_by(2).collect();
+            let right: Vec<Value> = a.iter().copied().skip(1).step_by(2).collect();
+            [comparator(self, &left, &right)]
+        });
+        self.op_full(Op::Sort { dimension: dim, is_stable }, xs, &[], &[region]).values()
+    }
+
+    /// Reduces `x` over `dims` with an elementwise op, from the scalar `init`. No `dims` returns `x`.
+    pub fn reduce_with(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Value {
+        if dims.is_empty() {
+            return x;
+        }
+        let region = self.binary_reducer(op, x);
+        Value(self.op_full(Op::Reduce(Dims::from_slice(dims)), &[x, init], &[], &[region]).first)
+    }
+
+    /// Reduces each window of `x` with an elementwise op, from the scalar `init`.
+    pub fn reduce_window_with(&self, op: Binary, x: Value, init: Value, window: &Window) -> Value {
+        let region = self.binary_reducer(op, x);
+        Value(self.op_full(Op::ReduceWindow(Box::new(window.clone())), &[x, init], &[], &[region]).first)
+    }
+
+    /// Sum over `dims` in x's own element type (logical or for `Pred`); an empty sum is 0.
+    pub fn reduce_sum(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::Add, x, self.scalar_like(x, 0.0), dims)
+    }
+
+    /// Product over `dims` in x's own element type (logical and for `Pred`); an empty product is 1.
+    pub fn reduce_prod(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::Multiply, x, self.scalar_like(x, 1.0), dims)
+    }
+
+    /// Maximum over `dims`; NaN wins, an empty maximum is the type's lowest value.
+    pub fn reduce_max(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::Maximum, x, self.min_value(self.dtype(x)), dims)
+    }
+
+    /// Minimum over `dims`; NaN wins, an empty minimum is the type's highest value.
+    pub fn reduce_min(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::Minimum, x, self.max_value(self.dtype(x)), dims)
+    }
+
+    /// Logical or over `dims` of a `Pred` (bitwise for integers).
+    pub fn reduce_any(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::Or, x, self.scalar_i64(self.dtype(x), 0), dims)
+    }
+
+    /// Logical and over `dims` of a `Pred` (bitwise for integers).
+    pub fn reduce_all(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_with(Binary::And, x, self.scalar_i64(self.dtype(x), -1), dims)
+    }
+
+    /// The largest element along `dim` and its first position as `index_dtype`; NaN counts as largest (PyTorch's rule).
+    pub fn argmax(&self, x: Value, dim: i64, index_dtype: DType) -> (Value, Value) {
+        self.arg_extreme(x, dim, index_dtype, true)
+    }
+
+    /// The smallest element along `dim` and its first position as `index_dtype`; NaN counts as smallest (PyTorch's rule).
+    pub fn argmin(&self, x: Value, dim: i64, index_dtype: DType) -> (Value, Value) {
+        self.arg_extreme(x, dim, index_dtype, false)
+    }
+
+    fn arg_extreme(&self, x: Value, dim: i64, index_dtype: DType, largest: bool) -> (Value, Value) {
+        let dtype = self.dtype(x);
+        let init = if largest { self.min_value(dtype) } else { self.max_value(dtype) };
+        // The highest index as the start lets any element with the starting value win its tie against it.
+        let inits = [init, self.max_value(index_dtype)];
+        let positions = self.iota_dim(x, index_dtype, dim);
+        let out = self.reduce(&[x, positions], &inits, &[dim], |b, acc, el| {
+            let better = if largest { b.gt(acc[0], el[0]) } else { b.lt(acc[0], el[0]) };
+            let (mut keep, mut tie) = (better, b.eq(acc[0], el[0]));
+            if dtype.is_float() {
+                let (acc_nan, el_nan) = (b.is_nan(acc[0]), b.is_nan(el[0]));
+                keep = b.or(keep, b.and(acc_nan, b.not(el_nan)));
+                tie = b.or(tie, b.and(acc_nan, el_nan));
+            }
+            let first = b.or(keep, b.and(tie, b.lt(acc[1], el[1])));
+            vec![b.select(first, acc[0], el[0]), b.select(first, acc[1], el[1])]
+        });
+        match out[..] {
+            [value, index] => (value, index),
+            _ => (x, positions),
+        }
+    }
+
+    /// The region of a reduction: accumulators first, then elements, one scalar of each per operand.
+    pub(super) fn reducer(
+        &self,
+        xs: &[Value],
+        body: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
+    ) -> BlockId {
+        let scalars = xs.iter().chain(xs).map(|&x| TensorType::scalar(self.dtype(x))).collect::<Vec<_>>();
+        self.region(scalars, false, |a| {
+            let (acc, el) = a.split_at(xs.len());
+            body(self, acc, el)
+        })
+    }
+
+    fn binary_reducer(&self, op: Binary, x: Value) -> BlockId {
+        let scalar = TensorType::scalar(self.dtype(x));
+        self.region([scalar.clone(), scalar], false, |a| [self.binary(op, a[0], a[1])])
+    }
+}
