@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import shutil
 import sys
+from pathlib import Path
 
 from oxitorch import _env
 
@@ -11,8 +13,10 @@ from oxitorch import _env
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:2] == ["shim", "build"]:
-        return _shim_build(argv[2:])
+    if argv == ["shim", "build"]:
+        return _shim_build(None)
+    if argv[:3] == ["shim", "build", "--into"] and len(argv) == 4:
+        return _shim_build(Path(argv[3]))
     from oxitorch import _core
 
     os.environ["OXITORCH_CLI_FACTS"] = json.dumps(facts())
@@ -24,22 +28,27 @@ def facts() -> dict:
     from oxitorch import _activate, _shim
 
     torch = _shim.find_torch()
+    cache = _env.cache_dir()
     out = {
         "executable": sys.executable,
         "python": platform.python_version(),
-        "prefix": sys.prefix,
-        "venv": sys.prefix != sys.base_prefix,
+        "virtual_environment": sys.prefix if sys.prefix != sys.base_prefix else None,
+        "package": str(Path(__file__).parent),
         "site_dirs": _activate.site_dirs(),
-        "cache_dir": _env.cache_dir(),
+        "cache_dir": cache,
+        "disk_free_bytes": _free_bytes(Path(cache)),
         "torch": None if torch is None else {"version": torch.version, "root": str(torch.root)},
-        "env": [
-            {"name": v.name, "values": v.values(), "default": v.default, "since": v.since, "doc": v.doc, "error": _error(v)}
-            for v in _env.TABLE
-        ],
-        "env_foreign": [{"name": name, "doc": doc} for name, doc in _env.FOREIGN],
+        "shim": None,
+        "compiler": None,
+        "compiler_error": None,
+        "env": [_variable(v) for v in _env.TABLE],
+        "env_foreign": [{"name": name, "doc": doc, "value": os.environ.get(name)} for name, doc in _env.FOREIGN],
     }
     if torch is not None:
-        out["shim"] = _shim.state(torch)
+        try:
+            out["shim"] = _shim.state(torch)
+        except ImportError as e:
+            out["shim"] = {"where": "unknown", "path": "", "error": str(e)}
     try:
         out["compiler"] = _shim.find_compiler()
     except _shim.ShimError as e:
@@ -47,44 +56,41 @@ def facts() -> dict:
     return out
 
 
-def _error(var: _env.Var) -> str | None:
+def _variable(v: _env.Var) -> dict:
+    out = {"name": v.name, "doc": v.doc, "values": v.values(), "default": v.default, "since": v.since}
     try:
-        var.read()
+        v.read()
+        error = None
     except ValueError as e:
-        return str(e)
-    return None
+        error = str(e)
+    return {**out, "value": os.environ.get(v.name), "error": error}
 
 
-_SHIM_BUILD_HELP = """\
-Build the C++ shim for the installed torch
+def _free_bytes(folder: Path) -> int | None:
+    """Free space where the cache is or will be."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
-Usage: oxitorch shim build [--into DIR]
 
-Options:
-      --into DIR  The folder to write shim-<torch minor>-<sources>.so to [default: the cache folder]
-  -h, --help      Print help
-"""
-
-
-def _shim_build(argv: list[str]) -> int:
-    from pathlib import Path
-
+def _shim_build(into: Path | None) -> int:
     from oxitorch import _shim
 
-    if argv in (["-h"], ["--help"]):
-        print(_SHIM_BUILD_HELP, end="")
-        return 0
-    if argv and (argv[0] != "--into" or len(argv) != 2):
-        print(f"error: unexpected argument: {' '.join(argv)}\n\n{_SHIM_BUILD_HELP}", end="", file=sys.stderr)
-        return 2
     torch = _shim.find_torch()
     if torch is None:
         print("error: torch is not installed for this Python\nhint: pip install torch", file=sys.stderr)
         return 1
     try:
-        path = _shim.build(torch, Path(argv[1]) if argv else None)
+        print(_shim.build(torch, into))
     except (_shim.ShimError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    print(path)
     return 0
+
+
+if __name__ == "__main__":
+    # For `oxitorch doctor --python OTHER`.
+    print(json.dumps(facts()))

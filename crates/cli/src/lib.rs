@@ -1,1 +1,141 @@
-//! oxitorch-cli
+//! The `oxitorch` command.
+//!
+//! [`run`] takes the arguments and gives the exit status; `python -m oxitorch` and the binary of this crate both call it.
+//! The main types are [`Facts`](facts::Facts), what the Python side knows about its interpreter, and
+//! [`Check`](report::Check), one line of `oxitorch doctor`.
+//!
+//! This crate does not know PyTorch: it reads what packages say about themselves on disk and never imports anything.
+
+mod doctor;
+mod env;
+mod facts;
+mod machine;
+mod packages;
+mod plugins;
+mod report;
+
+use std::ffi::OsString;
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Parser, Subcommand};
+
+use facts::Facts;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// PyTorch on TPUs, GPUs and CPUs through XLA
+///
+/// There is nothing to start: `import torch` finds the device, and a program says device="tpu".
+/// This command looks at the installation.
+#[derive(Parser)]
+#[command(name = "oxitorch", version, styles = STYLES, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check the installation: versions, plugins, platform, compiler, caches, conflicts
+    ///
+    /// The exit status is 1 if anything is wrong that keeps the device from working.
+    Doctor {
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+        /// The Python to check, if not the one this command belongs to
+        #[arg(long, value_name = "PATH")]
+        python: Option<PathBuf>,
+    },
+    /// List the environment variables, with what they are set to
+    Env {
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Manage the C++ shim, the one part that is built for each torch version
+    Shim {
+        #[command(subcommand)]
+        command: Shim,
+    },
+    /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
+    #[command(hide = true)]
+    Probe {
+        /// cpu, cuda or tpu
+        platform: String,
+        /// The plugin's library
+        library: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum Shim {
+    /// Build the shim for the installed torch, also if there is one
+    Build {
+        /// The folder to write it to, under a name that tells what it fits [default: the cache folder]
+        #[arg(long, value_name = "DIR")]
+        into: Option<PathBuf>,
+    },
+}
+
+/// Runs the command and returns the exit status: 0 well, 1 something is wrong, 2 bad arguments.
+///
+/// `facts` is the JSON that the Python side gives; without it, `python3` is asked.
+pub fn run(argv: &[String], facts: Option<OsString>) -> i32 {
+    let cli = match Cli::try_parse_from(argv) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version are "errors" with status 0 that go to stdout.
+            let _ = e.print();
+            return e.exit_code();
+        }
+    };
+    match execute(cli.command, facts) {
+        Ok(status) => status,
+        Err(e) => {
+            let red = AnsiColor::Red.on_default().bold();
+            anstream::eprintln!("{red}error{red:#}: {e:#}");
+            1
+        }
+    }
+}
+
+fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
+    let facts = |python: Option<PathBuf>| match (python, facts) {
+        (None, Some(json)) => Facts::parse(json.to_str().context("OXITORCH_CLI_FACTS is not UTF-8")?),
+        (python, _) => Facts::ask(&python.unwrap_or_else(|| "python3".into())),
+    };
+    match command {
+        Command::Doctor { json, python } => {
+            let report = doctor::examine(&facts(python)?);
+            print(&if json { report.json()? } else { report.text() })?;
+            Ok(i32::from(report.has_errors()))
+        }
+        Command::Env { json } => {
+            let facts = facts(None)?;
+            print(&if json { env::json(&facts)? } else { env::text(&facts) })?;
+            Ok(0)
+        }
+        Command::Shim { command: Shim::Build { into } } => facts(None)?.build_shim(into.as_deref()),
+        Command::Probe { platform, library } => {
+            print(&plugins::probe(&platform, &library)?)?;
+            Ok(0)
+        }
+    }
+}
+
+/// Writes to stdout, without colours where it is no terminal. A reader that went away (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = anstream::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to stdout"),
+    }
+}
