@@ -36,11 +36,6 @@ pub(crate) fn tpu_files() -> Vec<String> {
     if accel.is_empty() { list("/dev/vfio", is_number) } else { accel }
 }
 
-/// Whether the kernel drives an NVIDIA GPU.
-pub(crate) fn has_nvidia() -> bool {
-    !list("/dev", |name| name.strip_prefix("nvidia").is_some_and(is_number)).is_empty()
-}
-
 /// The process that holds libtpu's lock: one process at a time can have the chips.
 pub(crate) fn tpu_holder() -> Option<u32> {
     holder(&fs::read_to_string("/proc/locks").ok()?, Path::new("/tmp/libtpu_lockfile"))
