@@ -195,10 +195,11 @@ impl Api {
 }
 
 fn status(call: &'static str, code: Code, message: String) -> Error {
-    match code {
-        Code::RESOURCE_EXHAUSTED => Error::OutOfMemory { message },
-        _ => Error::Status { call, code, message },
+    // The CPU plugin reports a temporary that it cannot allocate as an internal error.
+    if code == Code::RESOURCE_EXHAUSTED || message.contains("Out of memory allocating") {
+        return Error::OutOfMemory { message };
     }
+    Error::Status { call, code, message }
 }
 
 /// Copies a C string with a length; null gives an empty one, invalid UTF-8 is replaced.
@@ -224,9 +225,11 @@ pub(crate) unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
 
 /// The pointer in an output field, or an error if the plugin reported success and left it null.
 pub(crate) fn non_null<T>(call: &'static str, ptr: *mut T) -> Result<NonNull<T>> {
-    NonNull::new(ptr).ok_or_else(|| Error::Status {
-        call,
-        code: Code::INTERNAL,
-        message: "the plugin reported success and returned null".into(),
-    })
+    NonNull::new(ptr).ok_or_else(|| null_output(call))
+}
+
+#[cold]
+pub(crate) fn null_output(call: &'static str) -> Error {
+    let message = "the plugin reported success and returned null".into();
+    Error::Status { call, code: Code::INTERNAL, message }
 }

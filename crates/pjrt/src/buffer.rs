@@ -11,7 +11,7 @@ use sys::{Args, CStruct};
 
 use crate::api::{Api, call, destroy, non_null};
 use crate::client::Client;
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::element::{BufferType, Dims, ElementType};
 use crate::error::{Result, err};
 use crate::event::Event;
@@ -221,6 +221,38 @@ impl Buffer {
         Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
     }
 
+    /// Waits for the value and pins its memory for code outside the plugin.
+    pub fn external_reference(&self) -> Result<ExternalReference<'_>> {
+        self.ready_event()?.wait()?;
+        let mut increase = Args::<sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args>::new();
+        increase.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_IncreaseExternalReferenceCount, increase) }?;
+        // From here on dropping `reference` decreases the count again.
+        let mut reference = ExternalReference { buffer: self, address: 0 };
+        let mut args = Args::<sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args>::new();
+        args.buffer = self.ptr();
+        // SAFETY: the buffer is live.
+        unsafe { call!(self.api(), PJRT_Buffer_OpaqueDeviceMemoryDataPointer, args) }?;
+        reference.address = args.device_memory_ptr as usize;
+        Ok(reference)
+    }
+
+    /// A copy in another memory of the same client, for instance a device's `pinned_host`.
+    pub fn copy_to_memory(&self, memory: &Memory, device: &Device) -> Result<Buffer> {
+        self.client().check_device(device)?;
+        if !device.memories().iter().any(|m| m.ptr == memory.ptr) {
+            return Err(err::invalid(format!("copy_to_memory: {device:?} cannot address {memory:?}")));
+        }
+        let mut args = Args::<sys::PJRT_Buffer_CopyToMemory_Args>::new();
+        args.buffer = self.ptr();
+        args.dst_memory = memory.ptr.as_ptr();
+        // SAFETY: buffer and memory are live and of one client.
+        unsafe { call!(self.api(), PJRT_Buffer_CopyToMemory, args) }?;
+        let ptr = non_null("PJRT_Buffer_CopyToMemory", args.dst_buffer)?;
+        Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
+    }
+
     /// The address of the memory. It is good while the buffer lives and is not donated, and only means something to
     /// code that runs where the memory is.
     pub fn unsafe_pointer(&self) -> Result<usize> {
@@ -229,6 +261,28 @@ impl Buffer {
         // SAFETY: the buffer is live.
         unsafe { call!(self.api(), PJRT_Buffer_UnsafePointer, args) }?;
         Ok(args.buffer_pointer)
+    }
+}
+
+/// Keeps a buffer's memory where it is while code outside the plugin uses it: a buffer that has one is not donated.
+pub struct ExternalReference<'a> {
+    buffer: &'a Buffer,
+    address: usize,
+}
+
+impl ExternalReference<'_> {
+    /// The address of the memory.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl Drop for ExternalReference<'_> {
+    fn drop(&mut self) {
+        let mut args = Args::<sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args>::new();
+        args.buffer = self.buffer.ptr();
+        // SAFETY: the buffer is live, and its count was increased when this was made.
+        unsafe { destroy!(self.buffer.api(), PJRT_Buffer_DecreaseExternalReferenceCount, args) };
     }
 }
 

@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use oxitorch_pjrt_sys as sys;
 use sys::Args;
 
-use crate::api::{Api, call, text};
-use crate::error::{Error, Result};
+use crate::api::{Api, call, non_null, slice, text};
+use crate::error::{Code, Error, Result};
 use crate::value::{self, Attributes};
 
 /// A device that a client of this process can run on.
@@ -18,12 +18,73 @@ pub struct Device {
     pub(crate) client: u64,
     index: usize,
     about: DeviceDescription,
+    memories: Vec<Memory>,
 }
 
 // SAFETY: a PJRT device is immutable and lives as long as its client, whose `Client` owns this value.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
+
+/// A memory that devices can address, for instance `device` or `pinned_host`.
+pub struct Memory {
+    pub(crate) ptr: NonNull<sys::PJRT_Memory>,
+    /// Its number in the client.
+    pub id: i32,
+    /// Its kind, by the plugin's name.
+    pub kind: String,
+}
+
+// SAFETY: a PJRT memory is immutable and lives as long as its client, whose `Client` owns this value.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// # Safety
+    /// `device` is live.
+    unsafe fn of_device(api: &Api, device: NonNull<sys::PJRT_Device>) -> Result<Vec<Memory>> {
+        let mut all = Args::<sys::PJRT_Device_AddressableMemories_Args>::new();
+        let mut default = Args::<sys::PJRT_Device_DefaultMemory_Args>::new();
+        all.device = device.as_ptr();
+        default.device = device.as_ptr();
+        // SAFETY: the device is live and owns the list; memories live as long as the client. A plugin may have no
+        // default memory, which leaves the pointer null.
+        let mut pointers = unsafe {
+            call!(api, PJRT_Device_AddressableMemories, all)?;
+            match call!(api, PJRT_Device_DefaultMemory, default) {
+                Err(e) if e.code() != Some(Code::UNIMPLEMENTED) => return Err(e),
+                _ => {}
+            }
+            slice(all.memories, all.num_memories).to_vec()
+        };
+        pointers.sort_by_key(|&p| p != default.memory);
+        // SAFETY: memories of a live client.
+        pointers.into_iter().map(|p| unsafe { Memory::read(api, p) }).collect()
+    }
+
+    /// # Safety
+    /// `ptr` is null or a live memory.
+    unsafe fn read(api: &Api, ptr: *mut sys::PJRT_Memory) -> Result<Memory> {
+        let ptr = non_null("PJRT_Device_AddressableMemories", ptr)?;
+        let mut id = Args::<sys::PJRT_Memory_Id_Args>::new();
+        let mut kind = Args::<sys::PJRT_Memory_Kind_Args>::new();
+        id.memory = ptr.as_ptr();
+        kind.memory = ptr.as_ptr();
+        // SAFETY: the memory is live and owns the text, which is copied.
+        unsafe {
+            call!(api, PJRT_Memory_Id, id)?;
+            call!(api, PJRT_Memory_Kind, kind)?;
+            Ok(Memory { ptr, id: id.id, kind: text(kind.kind, kind.kind_size) })
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({}, {})", self.id, self.kind)
+    }
+}
 
 /// What a device is; also the devices of a topology, which are not there.
 #[derive(Clone, Debug)]
@@ -75,7 +136,14 @@ impl Device {
             call!(&api, PJRT_Device_GetDescription, args)?;
             DeviceDescription::read(&api, args.device_description)?
         };
-        Ok(Device { api, ptr, client, index, about })
+        // SAFETY: as above.
+        let memories = unsafe { Memory::of_device(&api, ptr) }?;
+        Ok(Device { api, ptr, client, index, about, memories })
+    }
+
+    /// The memories that it can address, its own first if the plugin says which that is.
+    pub fn memories(&self) -> &[Memory] {
+        &self.memories
     }
 
     /// Its position in `Client::devices`.
@@ -106,7 +174,7 @@ impl Device {
         match unsafe { call!(&self.api, PJRT_Device_MemoryStats, a) } {
             Ok(()) => {}
             Err(Error::Unsupported { .. }) => return Ok(None),
-            Err(e) if e.code() == Some(crate::error::Code::UNIMPLEMENTED) => return Ok(None),
+            Err(e) if e.code() == Some(Code::UNIMPLEMENTED) => return Ok(None),
             Err(e) => return Err(e),
         }
         let given = |set: bool, value: i64| set.then_some(value);

@@ -106,7 +106,7 @@ impl Error {
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
         /// A status code, as in `absl::StatusCode`.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         pub struct Code(pub u32);
 
         impl Code {
@@ -161,6 +161,12 @@ impl fmt::Display for Code {
             Some(name) => f.write_str(name),
             None => write!(f, "code {}", self.0),
         }
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
     }
 }
 

@@ -18,6 +18,7 @@ use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::event::Event;
 use crate::options::CompileOptions;
+use crate::platform::Platform;
 
 /// A program loaded on the devices that it was compiled for. Dereferences to `Compiled`.
 pub struct Executable {
@@ -129,6 +130,72 @@ impl Executable {
         let mut event = null_mut();
         self.launch_one(args, how, &mut out, Some(&mut event))?;
         Ok((out, Event::from_raw(*self.api(), event, Some(self.client().clone()))))
+    }
+
+    /// Launches a program on all its devices at once: one list of arguments for each, in the order of `devices`, and one
+    /// list of results from each. Launching fewer would leave the others' collectives waiting until the plugin aborts.
+    pub fn execute_sharded(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<Vec<Vec<Buffer>>> {
+        let lists = self.check_shards(args, non_donatable)?;
+        let argument_lists: SmallVec<[_; 8]> = lists.iter().map(|l| l.as_ptr()).collect();
+        let outputs = self.home.types().len();
+        let mut results: SmallVec<[Pointers; 8]> =
+            lists.iter().map(|_| SmallVec::from_elem(null_mut(), outputs)).collect();
+        let output_lists: SmallVec<[_; 8]> = results.iter_mut().map(|l| l.as_mut_ptr()).collect();
+        let mut options = execute_options(non_donatable);
+        let mut c = Args::<sys::PJRT_LoadedExecutable_Execute_Args>::new();
+        c.executable = self.ptr.as_ptr();
+        c.options = options.as_mut_ptr();
+        c.argument_lists = argument_lists.as_ptr();
+        c.num_devices = lists.len();
+        c.num_args = lists.first().map_or(0, |l| l.len());
+        c.output_lists = output_lists.as_ptr();
+        {
+            let _in_order = self.client().launch.lock();
+            // SAFETY: as in `launch_one`, for each device.
+            unsafe { call!(self.api(), PJRT_LoadedExecutable_Execute, c) }?;
+        }
+        let mut out = Vec::with_capacity(results.len());
+        for (list, &device) in results.iter().zip(&self.devices) {
+            let mut shard = Vec::with_capacity(outputs);
+            self.take_results(list, device, &mut shard)?;
+            out.push(shard);
+        }
+        Ok(out)
+    }
+
+    /// Everything that could make one device fail to start while the others wait for it.
+    fn check_shards(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<SmallVec<[Pointers; 8]>> {
+        let want = self.devices.len();
+        if args.len() != want || want == 0 {
+            return Err(err::invalid(format!(
+                "execute_sharded: the program spans {want} devices, got arguments for {}",
+                args.len()
+            )));
+        }
+        let mut lists = SmallVec::new();
+        for (list, &device) in args.iter().zip(&self.devices) {
+            if list.len() != args[0].len() {
+                let (a, b) = (args[0].len(), list.len());
+                return Err(err::invalid(format!(
+                    "execute_sharded: {a} arguments on one device, {b} on another"
+                )));
+            }
+            self.check_args(list, device)?;
+            check_indices(non_donatable, list.len())?;
+            for (i, arg) in list.iter().enumerate() {
+                if arg.is_deleted()? {
+                    return Err(err::invalid(format!(
+                        "execute_sharded: argument {i} on device {device} is deleted"
+                    )));
+                }
+                if want > 1 && self.client().platform() == Platform::Cpu {
+                    // A value that failed to compute would start no program here; the others would wait for it.
+                    arg.ready_event()?.wait()?;
+                }
+            }
+            lists.push(list.iter().map(|b| b.ptr()).collect());
+        }
+        Ok(lists)
     }
 
     fn launch_one(

@@ -35,13 +35,14 @@ mod options;
 mod platform;
 mod plugin;
 mod signals;
+mod topology;
 mod value;
 
 pub use api::failed_destroys;
-pub use buffer::Buffer;
+pub use buffer::{Buffer, ExternalReference};
 pub use client::Client;
 pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
-pub use device::{Device, DeviceDescription, MemoryStats};
+pub use device::{Device, DeviceDescription, Memory, MemoryStats};
 pub use discover::{DiscoverOptions, Found, choose, discover, hardware_present};
 pub use element::{BufferType, Dims, ElementType};
 pub use error::{Code, Error, Result};
@@ -51,6 +52,7 @@ pub use options::{ClientOptions, CompileOptions, Format, OptionValue, Program};
 pub use oxitorch_proto::EffortLevel;
 pub use platform::Platform;
 pub use plugin::{Extension, LoadOptions, Plugin};
+pub use topology::Topology;
 pub use value::{Attributes, Value};
 
 /// Every owner may be used from any thread.
@@ -63,5 +65,6 @@ const _: () = {
     send_and_sync::<Executable>();
     send_and_sync::<Compiled>();
     send_and_sync::<Event>();
+    send_and_sync::<Topology>();
     send_and_sync::<Error>();
 };

@@ -26,7 +26,7 @@ pub struct ClientOptions {
 /// More virtual devices than this are refused: each has its own threads.
 const MAX_CPU_DEVICES: usize = 1024;
 
-/// The kinds of the create options that plugins know. A value of another kind makes the CPU plugin abort.
+/// The kinds of the options that plugins know, of clients and topologies. A value of another kind makes the CPU plugin abort.
 const KNOWN_OPTIONS: &[(&str, &str)] = &[
     ("cpu_device_count", "int64"),
     ("platform_name", "string"),
@@ -46,6 +46,11 @@ const KNOWN_OPTIONS: &[(&str, &str)] = &[
     ("ml_framework_name", "string"),
     ("ml_framework_version", "string"),
     ("max_inflight_computations", "int64"),
+    ("chips_per_host_bounds", "list of int64"),
+    ("num_slices", "int64"),
+    ("wrap", "list of int64"),
+    ("target_config", "string"),
+    ("topology", "string"),
 ];
 
 impl ClientOptions {
@@ -82,6 +87,22 @@ impl ClientOptions {
         }
         Ok(out)
     }
+}
+
+/// Refuses an option whose value is of another kind than plugins expect.
+pub(crate) fn check_kinds(options: &[(String, Value)]) -> Result<()> {
+    for (name, value) in options {
+        match KNOWN_OPTIONS.iter().find(|(known, _)| known == name) {
+            Some((_, kind)) if *kind != value.kind() => {
+                return Err(err::invalid(format!("option `{name}` is a {kind}, got a {}", value.kind())));
+            }
+            None if matches!(value, Value::Unknown(_)) => {
+                return Err(err::invalid(format!("option `{name}` has a value of unknown kind")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// A program: StableHLO as text, bytecode or portable artifact, or a serialized `HloModuleProto`.
@@ -201,8 +222,13 @@ impl CompileOptions {
         self.encode_with(assignment)
     }
 
-    /// The bytes with a device assignment, or without one for a topology.
-    pub(crate) fn encode_with(&self, device_assignment: Option<DeviceAssignmentProto>) -> Result<Vec<u8>> {
+    /// The bytes for a topology of so many devices: without a device assignment.
+    pub(crate) fn encode_for_topology(&self, available: usize) -> Result<Vec<u8>> {
+        self.device_indices(available)?;
+        self.encode_with(None)
+    }
+
+    fn encode_with(&self, device_assignment: Option<DeviceAssignmentProto>) -> Result<Vec<u8>> {
         self.check_counts()?;
         let build = ExecutableBuildOptionsProto {
             device_ordinal: -1,

@@ -1,7 +1,6 @@
 //! A loaded plugin library.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -69,7 +68,7 @@ impl Plugin {
                 unsafe { std::env::set_var(name, value) };
             }
         }
-        flags::check(&real, std::env::var_os("XLA_FLAGS").unwrap_or_else(OsString::new))?;
+        flags::check(&real, std::env::var_os("XLA_FLAGS").unwrap_or_default())?;
         let plugin = signals::preserved(|| {
             // SAFETY: loading runs the library's initialisers; that it is a PJRT plugin is what the caller asked for.
             let library = unsafe { libloading::Library::new(&real) }.map_err(|e| refused(e.to_string()))?;

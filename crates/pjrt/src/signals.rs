@@ -11,6 +11,9 @@ pub(crate) fn preserved<T>(f: impl FnOnce() -> T) -> T {
 
 const SIGNALS: std::ops::RangeInclusive<i32> = 1..=31;
 
+/// Signals that come from timers: libtpu starts a profiling timer and needs its handler for it.
+const TIMERS: [i32; 3] = [libc::SIGPROF, libc::SIGVTALRM, libc::SIGALRM];
+
 struct Saved(Vec<(i32, libc::sigaction)>);
 
 impl Saved {
@@ -22,6 +25,10 @@ impl Saved {
 impl Drop for Saved {
     fn drop(&mut self) {
         for (signal, action) in &self.0 {
+            let default = action.sa_sigaction == libc::SIG_DFL;
+            if TIMERS.contains(signal) && default {
+                continue; // the plugin's timer keeps running, and the default is to end the process
+            }
             let changed = current(*signal).is_some_and(|now| {
                 now.sa_sigaction != action.sa_sigaction || now.sa_flags != action.sa_flags
             });
@@ -56,5 +63,13 @@ mod tests {
             assert_ne!(current(libc::SIGUSR2).unwrap().sa_sigaction, before);
         });
         assert_eq!(current(libc::SIGUSR2).unwrap().sa_sigaction, before);
+    }
+
+    #[test]
+    fn a_timer_keeps_its_handler() {
+        assert_eq!(current(libc::SIGPROF).unwrap().sa_sigaction, libc::SIG_DFL);
+        // SAFETY: installs a handler that does nothing.
+        preserved(|| unsafe { libc::signal(libc::SIGPROF, handler as *const () as libc::sighandler_t) });
+        assert_eq!(current(libc::SIGPROF).unwrap().sa_sigaction, handler as *const () as libc::sighandler_t);
     }
 }
