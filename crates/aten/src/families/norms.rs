@@ -1,4 +1,672 @@
+//! Normalisation layers.
+//!
+//! Statistics are computed in float32 or wider, in two passes. They are returned in the parameters' dtype, which may be
+//! float32 beside a reduced float input ("mixed"), as on torch's CPU.
+
+use super::reductions::{keep_dims, plain_mean, reduced_numel, spread};
+use crate::args::{Const, Scalar, Tensor};
+use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
+use crate::error::{Error, Result, not_implemented, runtime};
+use crate::lower::Ctx;
+use crate::op;
 use crate::table::Row;
+use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
-pub static ROWS: &[Row] = &[];
+pub static ROWS: &[Row] = &[
+    op!("native_layer_norm", layer_norm),
+    op!("native_layer_norm_backward", layer_norm_backward),
+    op!("_fused_rms_norm_backward", rms_norm_backward),
+    // Running statistics are overwritten though the schema does not mark them.
+    op!("native_batch_norm", native_batch_norm).writes(&[3, 4]),
+    op!("_native_batch_norm_legit", batch_norm_legit),
+    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats),
+    op!("_batch_norm_with_update", batch_norm_with_update),
+    op!("native_batch_norm_backward", native_batch_norm_backward),
+    op!("batch_norm_backward", batch_norm_backward),
+    op!("native_group_norm", group_norm),
+    op!("native_group_norm_backward", group_norm_backward),
+    op!("renorm", renorm),
+    op!("_weight_norm_interface", weight_norm),
+    op!("_weight_norm_interface_backward", weight_norm_backward),
+];
+
+/// The dtype of statistics and parameter gradients: the parameters' where there are any.
+fn stat_dtype(kernel: &str, input: Tensor, params: &[Option<Tensor>]) -> Result<DType> {
+    if category(input.dtype) != Category::Float {
+        return Err(not_implemented(kernel, input.dtype));
+    }
+    let mut params = params.iter().flatten();
+    let Some(first) = params.next() else { return Ok(input.dtype) };
+    let reduced = opmath(input.dtype) != input.dtype;
+    if first.dtype != input.dtype && !(reduced && first.dtype == DType::F32) {
+        let message = "mixed dtype (CPU): expect parameter to have scalar type of Float";
+        return Err(runtime(message));
+    }
+    match params.find(|p| p.dtype != first.dtype) {
+        Some(p) => {
+            let (want, got) = (scalar_name(first.dtype), scalar_name(p.dtype));
+            Err(runtime(format!("expected scalar type {want} but found {got}")))
+        }
+        None => Ok(first.dtype),
+    }
+}
+
+/// A tensor with its mean taken off, and what is needed to scale it.
+struct Normalized {
+    mean: Value,
+    /// 1 / sqrt(var + eps)
+    rstd: Value,
+    var: Value,
+    /// (x - mean) * rstd
+    value: Value,
+}
+
+/// Normalises `x` (in opmath) over `dims`; the statistics lack those dimensions.
+fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normalized {
+    let shape = c.shape(x);
+    let mean = plain_mean(c, x, dims);
+    let centred = c.sub(x, spread(c, mean, &shape, dims));
+    let var = plain_mean(c, c.mul(centred, centred), dims);
+    let rstd = inverse_std(c, var, eps);
+    let value = c.mul(centred, spread(c, rstd, &shape, dims));
+    Normalized { mean, rstd, var, value }
+}
+
+fn inverse_std(c: &Ctx, var: Value, eps: Scalar) -> Value {
+    let shape = c.shape(var);
+    c.rsqrt(c.add(var, c.number_like(eps, c.dtype(var), &shape)))
+}
+
+/// `grad` of a normalised tensor pulled back through the normalisation: mean and variance depended on the input too.
+fn normalize_backward(c: &Ctx, grad: Value, normalized: Value, rstd: Value, dims: &[i64]) -> Value {
+    let shape = c.shape(grad);
+    let along = |v: Value| spread(c, v, &shape, dims);
+    let mean = along(plain_mean(c, grad, dims));
+    let slope = along(plain_mean(c, c.mul(grad, normalized), dims));
+    let inner = c.sub(c.sub(grad, mean), c.mul(normalized, slope));
+    c.mul(inner, along(rstd))
+}
+
+/// Checks a normalised shape and returns the dimensions that it covers.
+fn layer_dims(
+    c: &Ctx,
+    input: Tensor,
+    normalized_shape: &[i64],
+    params: [(&str, Option<Tensor>); 2],
+) -> Result<Dims> {
+    let want = shape_text(normalized_shape);
+    if normalized_shape.is_empty() {
+        return Err(runtime(format!(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
+             normalized_shape = {want}"
+        )));
+    }
+    for (name, param) in params {
+        let Some(param) = param else { continue };
+        let shape = c.shape(param.value);
+        if shape[..] != *normalized_shape {
+            return Err(runtime(format!(
+                "Expected {name} to be of same shape as normalized_shape, but got {name} of shape {shape:?} and \
+                 normalized_shape = {want}"
+            )));
+        }
+    }
+    let shape = c.shape(input.value);
+    if !shape.ends_with(normalized_shape) {
+        let stars: String = normalized_shape.iter().map(|n| format!(", {n}")).collect();
+        return Err(runtime(format!(
+            "Given normalized_shape={want}, expected input with shape [*{stars}], but got input of size{shape:?}"
+        )));
+    }
+    Ok((input.rank - normalized_shape.len()..input.rank).map(|d| d as i64).collect())
+}
+
+/// Stretches a parameter of the trailing dimensions over `shape`, in `dtype`.
+fn trailing(c: &Ctx, param: Value, dtype: DType, shape: &[i64]) -> Result<Value> {
+    c.expand(c.to(param, dtype), shape)
+}
+
+fn layer_norm(
+    c: &Ctx,
+    input: Tensor,
+    normalized_shape: Dims,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    eps: Scalar,
+) -> Result<(Value, Value, Value)> {
+    let dims = layer_dims(c, input, &normalized_shape, [("weight", weight), ("bias", bias)])?;
+    let stats = stat_dtype("LayerNormKernelImpl", input, &[weight, bias])?;
+    let shape = c.shape(input.value);
+    let compute = opmath(input.dtype);
+    let n = normalize(c, c.to(input.value, compute), &dims, eps);
+    let mut y = n.value;
+    if let Some(w) = weight {
+        y = c.mul(y, trailing(c, w.value, compute, &shape)?);
+    }
+    if let Some(b) = bias {
+        y = c.add(y, trailing(c, b.value, compute, &shape)?);
+    }
+    let kept = |v: Value| keep_dims(c, c.to(v, stats), &shape, &dims, true);
+    Ok((c.to(y, input.dtype), kept(n.mean), kept(n.rstd)))
+}
+
+type Grads = (Option<Value>, Option<Value>, Option<Value>);
+
+fn layer_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    normalized_shape: Dims,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    mask: Vec<bool>,
+) -> Result<Grads> {
+    let dims = layer_dims(c, input, &normalized_shape, [("weight", weight), ("bias", bias)])?;
+    let params = stat_dtype("LayerNormBackwardKernelImpl", input, &[weight, bias])?;
+    let shape = c.shape(input.value);
+    let compute = opmath(input.dtype);
+    let wide = |v: Value| c.to(v, compute);
+    let flat = |v: Value| c.reshape(wide(v), &shape[..shape.len() - dims.len()]);
+    let (mean, rstd) = (flat(mean.value), flat(rstd.value));
+    let along = |v: Value| spread(c, v, &shape, &dims);
+    let normalized = c.mul(c.sub(wide(input.value), along(mean)), along(rstd));
+    let g = wide(grad.value);
+    let scaled = match weight {
+        Some(w) => c.mul(g, trailing(c, w.value, compute, &shape)?),
+        None => g,
+    };
+    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    let grad_input =
+        wanted(0).then(|| c.to(normalize_backward(c, scaled, normalized, rstd, &dims), input.dtype));
+    let grad_weight =
+        (wanted(1) && weight.is_some()).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &leading), params));
+    let grad_bias = (wanted(2) && bias.is_some()).then(|| c.to(c.reduce_sum(g, &leading), params));
+    Ok((grad_input, grad_weight, grad_bias))
+}
+
+fn rms_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    normalized_shape: Dims,
+    rstd: Tensor,
+    weight: Option<Tensor>,
+    mask: Vec<bool>,
+) -> Result<(Option<Value>, Option<Value>)> {
+    let dims = layer_dims(c, input, &normalized_shape, [("weight", weight), ("bias", None)])?;
+    let shape = c.shape(input.value);
+    let compute = opmath(input.dtype);
+    let rstd = c.reshape(c.to(rstd.value, compute), &shape[..shape.len() - dims.len()]);
+    let along = |v: Value| spread(c, v, &shape, &dims);
+    let g = c.to(grad.value, compute);
+    let normalized = c.mul(c.to(input.value, compute), along(rstd));
+    let scaled = match weight {
+        Some(w) => c.mul(g, trailing(c, w.value, compute, &shape)?),
+        None => g,
+    };
+    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    let grad_input = wanted(0).then(|| {
+        let slope = along(plain_mean(c, c.mul(scaled, normalized), &dims));
+        c.to(c.mul(c.sub(scaled, c.mul(normalized, slope)), along(rstd)), input.dtype)
+    });
+    let grad_weight =
+        weight.filter(|_| wanted(1)).map(|w| c.to(c.reduce_sum(c.mul(g, normalized), &leading), w.dtype));
+    Ok((grad_input, grad_weight))
+}
+
+/// All dimensions but the channel's.
+fn batch_dims(rank: usize) -> Dims {
+    (0..rank as i64).filter(|&d| d != 1).collect()
+}
+
+/// A value per channel over the whole shape, in opmath of the input.
+fn per_channel(c: &Ctx, v: Value, input: Tensor) -> Value {
+    c.broadcast_in_dim(c.to(v, opmath(input.dtype)), &c.shape(input.value), &[1])
+}
+
+struct BatchNorm {
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    stats: DType,
+}
+
+/// Output, saved mean, saved inverse deviation, new running mean and variance.
+struct BatchNormed {
+    output: Value,
+    mean: Value,
+    rstd: Value,
+    running: [Option<Value>; 2],
+}
+
+impl BatchNorm {
+    fn new(
+        c: &Ctx,
+        input: Tensor,
+        weight: Option<Tensor>,
+        bias: Option<Tensor>,
+        running: [Option<Tensor>; 2],
+    ) -> Result<Self> {
+        if input.rank < 2 {
+            let rank = input.rank;
+            return Err(runtime(format!(
+                "batch_norm: expected input with at least 2 dimensions, got {rank}"
+            )));
+        }
+        let channels = c.shape(input.value)[1];
+        let names = ["weight", "bias", "running_mean", "running_var"];
+        for (name, param) in names.into_iter().zip([weight, bias, running[0], running[1]]) {
+            let got = param.map_or(channels, |p| c.numel(p.value));
+            if got != channels {
+                return Err(runtime(format!("{name} should contain {channels} elements not {got}")));
+            }
+        }
+        let stats = stat_dtype("batch_norm", input, &[weight, bias, running[0], running[1]])?;
+        Ok(BatchNorm { input, weight, bias, stats })
+    }
+
+    /// Scale and shift of normalised values, in the input's dtype.
+    fn affine(&self, c: &Ctx, mut y: Value) -> Value {
+        if let Some(w) = self.weight {
+            y = c.mul(y, per_channel(c, w.value, self.input));
+        }
+        if let Some(b) = self.bias {
+            y = c.add(y, per_channel(c, b.value, self.input));
+        }
+        c.to(y, self.input.dtype)
+    }
+
+    /// With the statistics of the batch; `running` statistics move towards them by `momentum`.
+    fn train(
+        &self,
+        c: &Ctx,
+        running: [Option<Tensor>; 2],
+        momentum: Scalar,
+        eps: Scalar,
+    ) -> Result<BatchNormed> {
+        let shape = c.shape(self.input.value);
+        let dims = batch_dims(shape.len());
+        let n = reduced_numel(&shape, &dims);
+        if n == 0 {
+            return Err(runtime(format!(
+                "input tensor must have at least one element, but got input_sizes = {shape:?}"
+            )));
+        }
+        let norm = normalize(c, c.to(self.input.value, opmath(self.input.dtype)), &dims, eps);
+        // Biased for the output, unbiased for the running variance.
+        let unbiased = c.mul(norm.var, c.like(norm.var, n as f64 / (n - 1) as f64));
+        let moved = |old: Option<Tensor>, new: Value| old.map(|old| towards(c, old, new, momentum));
+        Ok(BatchNormed {
+            output: self.affine(c, norm.value),
+            mean: c.to(norm.mean, self.stats),
+            rstd: c.to(norm.rstd, self.stats),
+            running: [moved(running[0], norm.mean), moved(running[1], unbiased)],
+        })
+    }
+
+    /// With the running statistics, which stay as they are; nothing is saved.
+    fn eval(&self, c: &Ctx, running: [Option<Tensor>; 2], eps: Scalar) -> Result<BatchNormed> {
+        let [Some(mean), Some(var)] = running else {
+            let which = if running[0].is_none() { "running_mean" } else { "running_var" };
+            return Err(Error::Value(format!("{which} must be defined in evaluation mode")));
+        };
+        let compute = opmath(self.input.dtype);
+        let x = c.to(self.input.value, compute);
+        let rstd = inverse_std(c, c.to(var.value, compute), eps);
+        let centred = c.sub(x, per_channel(c, mean.value, self.input));
+        let empty = c.constant(TensorType::new(self.stats, [0].as_slice()), 0.0);
+        Ok(BatchNormed {
+            output: self.affine(c, c.mul(centred, per_channel(c, rstd, self.input))),
+            mean: empty,
+            rstd: empty,
+            running: [None, None],
+        })
+    }
+}
+
+/// `momentum * new + (1 - momentum) * old` in the dtype of `old`.
+fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
+    let dtype = opmath(old.dtype);
+    let shape = c.shape(old.value);
+    let m = c.number_like(momentum, dtype, &shape);
+    let new = c.reshape(c.to(new, dtype), &shape);
+    let kept = c.mul(c.sub(c.ones_like(m), m), c.to(old.value, dtype));
+    c.to(c.add(c.mul(m, new), kept), old.dtype)
+}
+
+/// Outputs: new running mean and variance (nothing where they do not change), then the schema's three.
+fn native_batch_norm(
+    c: &Ctx,
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
+) -> Result<Vec<Option<Value>>> {
+    let running = [running_mean, running_var];
+    let norm = BatchNorm::new(c, input, weight, bias, running)?;
+    let r = if training { norm.train(c, running, momentum, eps)? } else { norm.eval(c, running, eps)? };
+    Ok(vec![r.running[0], r.running[1], Some(r.output), Some(r.mean), Some(r.rstd)])
+}
+
+fn batch_norm_legit(
+    c: &Ctx,
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
+) -> Result<Vec<Option<Value>>> {
+    native_batch_norm(c, input, weight, bias, Some(running_mean), Some(running_var), training, momentum, eps)
+}
+
+fn batch_norm_no_stats(
+    c: &Ctx,
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
+) -> Result<(Value, Value, Value)> {
+    let norm = BatchNorm::new(c, input, weight, bias, [None, None])?;
+    let r =
+        if training { norm.train(c, [None, None], momentum, eps)? } else { norm.eval(c, [None, None], eps)? };
+    Ok((r.output, r.mean, r.rstd))
+}
+
+fn batch_norm_with_update(
+    c: &Ctx,
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: Scalar,
+    eps: Scalar,
+) -> Result<Vec<Option<Value>>> {
+    let mut outputs =
+        batch_norm_legit(c, input, weight, bias, running_mean, running_var, true, momentum, eps)?;
+    // cuDNN's workspace, empty elsewhere.
+    outputs.push(Some(c.constant(TensorType::new(DType::U8, [0].as_slice()), 0.0)));
+    Ok(outputs)
+}
+
+fn native_batch_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    weight: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    save_mean: Option<Tensor>,
+    save_invstd: Option<Tensor>,
+    train: bool,
+    eps: Scalar,
+    mask: Vec<bool>,
+) -> Result<Grads> {
+    let stats = stat_dtype("batch_norm_backward", input, &[weight, running_mean, running_var])?;
+    let shape = c.shape(input.value);
+    let dims = batch_dims(shape.len());
+    let compute = opmath(input.dtype);
+    let missing = || runtime("batch_norm_backward: the statistics are not there");
+    let (mean, rstd) = if train {
+        let (mean, rstd) = (save_mean.ok_or_else(missing)?, save_invstd.ok_or_else(missing)?);
+        (c.to(mean.value, compute), c.to(rstd.value, compute))
+    } else {
+        let (mean, var) = (running_mean.ok_or_else(missing)?, running_var.ok_or_else(missing)?);
+        (c.to(mean.value, compute), inverse_std(c, c.to(var.value, compute), eps))
+    };
+    let along = |v: Value| per_channel(c, v, input);
+    let g = c.to(grad.value, compute);
+    let centred = c.sub(c.to(input.value, compute), along(mean));
+    let normalized = c.mul(centred, along(rstd));
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    let grad_input = wanted(0).then(|| {
+        let scaled = weight.map_or(g, |w| c.mul(g, along(w.value)));
+        let gx = if train {
+            normalize_backward(c, scaled, normalized, rstd, &dims)
+        } else {
+            c.mul(scaled, along(rstd))
+        };
+        c.to(gx, input.dtype)
+    });
+    let grad_weight = wanted(1).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &dims), stats));
+    let grad_bias = wanted(2).then(|| c.to(c.reduce_sum(g, &dims), stats));
+    Ok((grad_input, grad_weight, grad_bias))
+}
+
+fn batch_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    save_mean: Option<Tensor>,
+    save_var: Option<Tensor>,
+    update: bool,
+    eps: Scalar,
+    mask: Vec<bool>,
+    _reserve: Tensor,
+) -> Result<Grads> {
+    let (w, rm, rv) = (Some(weight), running_mean, running_var);
+    native_batch_norm_backward(c, grad, input, w, rm, rv, save_mean, save_var, update, eps, mask)
+}
+
+/// The sizes of a group norm: the input is seen as `[n, groups, channels / groups, spatial]`.
+struct Groups {
+    n: i64,
+    channels: i64,
+    spatial: i64,
+    groups: i64,
+}
+
+impl Groups {
+    fn check(&self, c: &Ctx, input: Tensor, params: [(&str, Option<Tensor>); 2]) -> Result<()> {
+        let shape = c.shape(input.value);
+        let groups = self.groups;
+        if groups <= 0 {
+            return Err(runtime(format!("Expected num groups to be greater than 0, got {groups}")));
+        }
+        if self.channels % groups != 0 {
+            return Err(runtime(format!(
+                "Expected number of channels in input to be divisible by num_groups, but got input of shape {shape:?} \
+                 and num_groups={groups}"
+            )));
+        }
+        for (name, param) in params {
+            let Some(param) = param.map(|p| c.shape(p.value)) else { continue };
+            if param[..] != [self.channels] {
+                return Err(runtime(format!(
+                    "Expected {name} to be a vector of size equal to the number of channels in input, but got {name} \
+                     of shape {param:?} and input of shape {shape:?}"
+                )));
+            }
+        }
+        if self.n * self.channels * self.spatial != c.numel(input.value) {
+            return Err(runtime(format!(
+                "Expected N * C * HxW elements, but got input of shape {shape:?}, N={}, C={} and HxW={}",
+                self.n, self.channels, self.spatial
+            )));
+        }
+        Ok(())
+    }
+
+    fn shape(&self) -> [i64; 4] {
+        [self.n, self.groups, self.channels / self.groups, self.spatial]
+    }
+
+    /// A value per channel over the grouped shape.
+    fn per_channel(&self, c: &Ctx, v: Value, dtype: DType) -> Value {
+        let shape = self.shape();
+        c.broadcast_in_dim(c.reshape(c.to(v, dtype), &shape[1..3]), &shape, &[1, 2])
+    }
+}
+
+fn group_norm(
+    c: &Ctx,
+    input: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    n: i64,
+    channels: i64,
+    spatial: i64,
+    groups: i64,
+    eps: Scalar,
+) -> Result<(Value, Value, Value)> {
+    let g = Groups { n, channels, spatial, groups };
+    g.check(c, input, [("weight", weight), ("bias", bias)])?;
+    let stats = stat_dtype("GroupNormKernelImpl", input, &[weight, bias])?;
+    let compute = opmath(input.dtype);
+    let x = c.reshape(c.to(input.value, compute), &g.shape());
+    let norm = normalize(c, x, &[2, 3], eps);
+    let mut y = norm.value;
+    if let Some(w) = weight {
+        y = c.mul(y, g.per_channel(c, w.value, compute));
+    }
+    if let Some(b) = bias {
+        y = c.add(y, g.per_channel(c, b.value, compute));
+    }
+    let y = c.reshape(c.to(y, input.dtype), &c.shape(input.value));
+    Ok((y, c.to(norm.mean, stats), c.to(norm.rstd, stats)))
+}
+
+fn group_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Option<Tensor>,
+    n: i64,
+    channels: i64,
+    spatial: i64,
+    groups: i64,
+    mask: Vec<bool>,
+) -> Result<Grads> {
+    let g = Groups { n, channels, spatial, groups };
+    g.check(c, input, [("weight", weight), ("bias", None)])?;
+    let params = stat_dtype("GroupNormBackwardKernelImpl", input, &[weight])?;
+    let compute = opmath(input.dtype);
+    let shape = g.shape();
+    let (dims, over) = ([2, 3], [0, 3]);
+    let wide = |v: Value| c.reshape(c.to(v, compute), &shape);
+    let stat = |v: Value| c.reshape(c.to(v, compute), &shape[..2]);
+    let along = |v: Value| spread(c, v, &shape, &dims);
+    let (mean, rstd) = (stat(mean.value), stat(rstd.value));
+    let (dy, x) = (wide(grad.value), wide(input.value));
+    let normalized = c.mul(c.sub(x, along(mean)), along(rstd));
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    let grad_input = wanted(0).then(|| {
+        let scaled = weight.map_or(dy, |w| c.mul(dy, g.per_channel(c, w.value, compute)));
+        let gx = normalize_backward(c, scaled, normalized, rstd, &dims);
+        c.to(c.reshape(gx, &c.shape(input.value)), input.dtype)
+    });
+    let total = |v: Value| c.to(c.reshape(c.reduce_sum(v, &over), &[channels]), params);
+    let grad_weight = wanted(1).then(|| total(c.mul(dy, normalized)));
+    let grad_bias = wanted(2).then(|| total(dy));
+    Ok((grad_input, grad_weight, grad_bias))
+}
+
+/// The `p` norm over `dims` of a float tensor in its own dtype.
+fn p_norm(c: &Ctx, x: Value, p: f64, dims: &[i64]) -> Value {
+    let size = c.abs(x);
+    if p == 2.0 {
+        c.sqrt(c.reduce_sum(c.mul(size, size), dims))
+    } else if p.is_infinite() {
+        c.reduce_max(size, dims)
+    } else {
+        let sum = c.reduce_sum(c.power(size, c.like(size, p)), dims);
+        c.power(sum, c.like(sum, 1.0 / p))
+    }
+}
+
+/// Slices along `dim` whose norm exceeds `maxnorm` are scaled down to it.
+fn renorm(c: &Ctx, x: Tensor, p: Const, dim: i64, maxnorm: Scalar) -> Result<Value> {
+    let p = p.f64();
+    if p <= 0.0 {
+        return Err(runtime("renorm: non-positive-norm not supported"));
+    }
+    if x.rank < 2 {
+        let rank = x.rank;
+        return Err(runtime(format!("renorm: input needs at least 2 dimensions, got {rank} dimensions")));
+    }
+    if category(x.dtype) != Category::Float {
+        return match category(x.dtype) {
+            Category::Complex => Err(crate::error::unsupported("renorm of complex numbers")),
+            _ => Err(Error::NotImplemented(format!(
+                "linalg.vector_norm: Expected a floating point or complex tensor as input. Got {}",
+                scalar_name(x.dtype)
+            ))),
+        };
+    }
+    let dim = c.dim(dim, x.rank)? as i64;
+    let dims: Dims = (0..x.rank as i64).filter(|&d| d != dim).collect();
+    let wide = c.to(x.value, opmath(x.dtype));
+    let norm = p_norm(c, wide, p, &dims);
+    let limit = c.number_like(maxnorm, c.dtype(norm), &c.shape(norm));
+    // torch's guard against dividing by zero.
+    let factor = c.div(limit, c.add(norm, c.like(norm, 1e-7)));
+    let factor = c.select(c.gt(norm, limit), factor, c.ones_like(norm));
+    Ok(c.to(c.mul(wide, spread(c, factor, &c.shape(wide), &dims)), x.dtype))
+}
+
+/// The dimensions other than the first or last, over which a weight's norm is taken.
+fn weight_norm_dims(v: Tensor, dim: i64) -> Result<Dims> {
+    if dim != 0 && dim != v.rank as i64 - 1 {
+        return Err(runtime("fused kernels can only be applied for first or last dim"));
+    }
+    if category(v.dtype) != Category::Float {
+        return Err(not_implemented("weight_norm_kernel", v.dtype));
+    }
+    let dims: Dims = (0..v.rank as i64).filter(|&d| d != dim).collect();
+    Ok(dims)
+}
+
+/// `v * g / |v|`, and `|v|` in float32 or wider.
+fn weight_norm(c: &Ctx, v: Tensor, g: Tensor, dim: i64) -> Result<(Value, Value)> {
+    let dims = weight_norm_dims(v, dim)?;
+    let compute = opmath(v.dtype);
+    let shape = c.shape(v.value);
+    let wide = c.to(v.value, compute);
+    let norm = p_norm(c, wide, 2.0, &dims);
+    let g_flat = c.reshape(c.to(g.value, compute), &c.shape(norm));
+    let w = c.mul(wide, spread(c, c.div(g_flat, norm), &shape, &dims));
+    Ok((c.to(w, v.dtype), c.reshape(norm, &c.shape(g.value))))
+}
+
+fn weight_norm_backward(
+    c: &Ctx,
+    grad: Tensor,
+    v: Tensor,
+    g: Tensor,
+    norms: Tensor,
+    dim: i64,
+) -> Result<(Value, Value)> {
+    let dims = weight_norm_dims(v, dim)?;
+    let compute = opmath(v.dtype);
+    let shape = c.shape(v.value);
+    let wide = |t: Tensor| c.to(t.value, compute);
+    let (dw, v_wide) = (wide(grad), wide(v));
+    let dot = c.reduce_sum(c.mul(dw, v_wide), &dims);
+    let flat = |t: Tensor| c.reshape(wide(t), &c.shape(dot));
+    let (g_flat, norm) = (flat(g), flat(norms));
+    let grad_g = c.div(dot, norm);
+    let scale = c.div(g_flat, norm);
+    let pull = c.div(dot, c.mul(norm, norm));
+    let inner = c.sub(dw, c.mul(v_wide, spread(c, pull, &shape, &dims)));
+    let grad_v = c.mul(inner, spread(c, scale, &shape, &dims));
+    Ok((c.to(grad_v, v.dtype), c.reshape(c.to(grad_g, g.dtype), &c.shape(g.value))))
+}
