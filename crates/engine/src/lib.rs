@@ -1,1 +1,37 @@
-//! oxitorch-engine
+//! The engine: storages and views, the op stream, programs, the launch queue, memory and metrics.
+//!
+//! * [`Slot`] stands for one PyTorch storage and points at an immutable value; a write rebinds it.
+//! * [`Engine::dispatch`] takes one ATen call ([`Op`], [`Call`]), records the instances that it needs on the [`Stream`] of
+//!   its device, and gives back what PyTorch has to build ([`Output`]).
+//! * A flush turns what was recorded into a program (compiled in the background) and queues its launch.
+//!
+//! It knows no Python and no torch library; call sites are numbers that the front end can turn into text.
+#![forbid(unsafe_code)]
+
+mod config;
+mod dispatch;
+mod engine;
+mod error;
+mod inst;
+mod launch;
+mod memory;
+mod metrics;
+mod program;
+mod site;
+mod stream;
+mod tensor;
+mod value;
+mod view;
+
+pub use config::{Lowering, Mode, Switches};
+pub use dispatch::{ArgRef, Call, Op, Output, Outputs, Rng};
+pub use engine::{Engine, Options};
+pub use error::{Error, ErrorKind, Refusal, Result};
+pub use launch::{Interrupt, Mark};
+pub use memory::{Memory, Reading};
+pub use metrics::Metrics;
+pub use site::{Site, set_resolver};
+pub use stream::Stream;
+pub use tensor::{Place, TensorRef};
+pub use value::{Slot, Value};
+pub use view::View;

@@ -1,0 +1,75 @@
+//! What the engine is told at start, and the switches that may change while it runs.
+
+use oxitorch_aten::{Config, MatmulPrecision};
+use oxitorch_hlo::DType;
+
+/// How ops become programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// One op at a time; Python runs ahead of the device.
+    #[default]
+    Strict,
+    /// One op at a time, waiting after each; indices are checked, and NaN if asked for.
+    Debug,
+}
+
+impl Mode {
+    /// By its lower-case name.
+    pub fn parse(name: &str) -> Option<Mode> {
+        match name {
+            "strict" => Some(Mode::Strict),
+            "debug" => Some(Mode::Debug),
+            _ => None,
+        }
+    }
+
+    /// Its lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Strict => "strict",
+            Mode::Debug => "debug",
+        }
+    }
+}
+
+/// Everything besides arguments that shapes a lowering.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Lowering {
+    /// What the op table looks at.
+    pub config: Config,
+    /// Whether float results are checked for NaN and infinity.
+    pub nan_trap: bool,
+}
+
+/// Switches; a copy is taken with every op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// How ops become programs.
+    pub mode: Mode,
+    /// In debug mode: stop at the first NaN or infinity.
+    pub nan_trap: bool,
+    /// Precision of float32 matrix products and convolutions.
+    pub matmul: MatmulPrecision,
+    /// `torch.get_default_dtype()`.
+    pub default_dtype: DType,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Switches {
+            mode: Mode::Strict,
+            nan_trap: false,
+            matmul: MatmulPrecision::Highest,
+            default_dtype: DType::F32,
+        }
+    }
+}
+
+impl Switches {
+    /// The lowering that they ask for.
+    pub(crate) fn lowering(&self) -> Lowering {
+        let debug = self.mode == Mode::Debug;
+        let config = Config { default_dtype: self.default_dtype, matmul: self.matmul, checks: debug };
+        Lowering { config, nan_trap: debug && self.nan_trap }
+    }
+}

@@ -1,0 +1,110 @@
+//! The engine: a client, a stream per device, and the switches.
+
+use crate::config::Switches;
+use crate::error::{Error, Refusal, Result};
+use crate::launch::Interrupt;
+use crate::memory::Memory;
+use crate::metrics::Metrics;
+use crate::program::Compiler;
+use crate::stream::Stream;
+use oxitorch_pjrt as pjrt;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What an engine is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads that compile; 0 means one per core.
+    pub compile_threads: usize,
+    /// Called about ten times a second while something waits for the device.
+    pub interrupt: Interrupt,
+}
+
+/// Runs ops on the devices of one client.
+pub struct Engine {
+    client: Arc<pjrt::Client>,
+    streams: Vec<Stream>,
+    metrics: Arc<Metrics>,
+    switches: RwLock<Switches>,
+    closed: AtomicBool,
+}
+
+impl Engine {
+    /// Starts the threads of an engine.
+    pub fn start(client: Arc<pjrt::Client>, options: &Options) -> Result<Engine> {
+        let metrics = Arc::new(Metrics::default());
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
+        let compiler = Compiler::start(client.clone(), metrics.clone(), threads);
+        let limit = memory_limit(&client);
+        let stream = |device: usize| {
+            let memory = Memory::new(limit);
+            Stream::new(client.clone(), device, compiler.clone(), memory, metrics.clone(), options.interrupt)
+        };
+        let streams: std::io::Result<Vec<Stream>> = (0..client.devices().len()).map(stream).collect();
+        let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
+        Ok(Engine { client, streams, metrics, switches: RwLock::default(), closed: AtomicBool::new(false) })
+    }
+
+    /// The client.
+    pub fn client(&self) -> &Arc<pjrt::Client> {
+        &self.client
+    }
+
+    /// How many devices there are.
+    pub fn device_count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// The stream of a device; an error if there is none, or if the process is ending.
+    pub fn stream(&self, device: usize) -> Result<&Stream, Refusal> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::runtime("the interpreter is shutting down: the tpu device is closed").into());
+        }
+        let n = self.streams.len();
+        let missing = || Error::runtime(format!("tpu device index {device} does not exist: there are {n} device(s)"));
+        Ok(self.streams.get(device).ok_or_else(missing)?)
+    }
+
+    /// What happened so far.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The switches.
+    pub fn switches(&self) -> Switches {
+        *self.switches.read()
+    }
+
+    /// Changes switches; what was recorded before is launched first.
+    pub fn set_switches(&self, change: impl FnOnce(&mut Switches)) {
+        change(&mut self.switches.write());
+    }
+
+    /// Runs what is queued and ends the threads; later calls are errors.
+    pub fn close(&self) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            self.streams.iter().for_each(Stream::stop);
+        }
+    }
+}
+
+/// Bytes that a device may hold. The CPU platform shares the host's memory: its devices get what the host has.
+fn memory_limit(client: &Arc<pjrt::Client>) -> u64 {
+    let device = client.devices().first();
+    let known = device.and_then(|d| d.memory_stats().ok().flatten()).and_then(|s| s.limit).filter(|&b| b > 0);
+    known.map_or_else(host_memory, |b| b as u64)
+}
+
+/// The host's memory in bytes, or what the process's control group may use.
+fn host_memory() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let total = read("/proc/meminfo").and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    let total = total.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let group = read("/sys/fs/cgroup/memory.max").and_then(|t| t.trim().parse::<u64>().ok());
+    total.min(group.unwrap_or(u64::MAX))
+}

@@ -1,0 +1,91 @@
+//! What reaches the user: an error class of PyTorch's and a message that names op, shapes, dtypes and the Python line.
+
+use crate::site::{Site, describe};
+use oxitorch_aten::ErrorKind as OpError;
+use std::sync::Arc;
+
+/// The Python exception class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// `RuntimeError`
+    Runtime,
+    /// `IndexError`
+    Index,
+    /// `TypeError`
+    Type,
+    /// `ValueError`
+    Value,
+    /// `NotImplementedError`
+    NotImplemented,
+    /// `torch.OutOfMemoryError`
+    OutOfMemory,
+}
+
+impl From<OpError> for ErrorKind {
+    fn from(kind: OpError) -> Self {
+        match kind {
+            OpError::Runtime => ErrorKind::Runtime,
+            OpError::Index => ErrorKind::Index,
+            OpError::Type => ErrorKind::Type,
+            OpError::Value => ErrorKind::Value,
+            OpError::NotImplemented => ErrorKind::NotImplemented,
+        }
+    }
+}
+
+/// An error that has its final words. Cheap to clone: every value that depends on a failed one carries it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// The Python exception class.
+    pub kind: ErrorKind,
+    /// The whole text.
+    pub message: Arc<str>,
+}
+
+/// The result of an engine call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with this text.
+    pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
+        Error { kind, message: message.as_ref().into() }
+    }
+
+    /// A `RuntimeError`.
+    pub fn runtime(message: impl AsRef<str>) -> Self {
+        Self::new(ErrorKind::Runtime, message)
+    }
+
+    /// The same error with the Python line that asked for the op.
+    pub fn at(self, site: Site) -> Self {
+        match describe(site) {
+            Some(line) => Error { message: format!("{}\n  called at {line}", self.message).into(), ..self },
+            None => self,
+        }
+    }
+}
+
+/// What a dispatch can answer besides a result.
+#[derive(Clone, Debug)]
+pub enum Refusal {
+    /// The op is legal and has no lowering for these arguments: run it on the CPU, and count that.
+    Fallback(String),
+    /// An error for the user.
+    Error(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(e: Error) -> Self {
+        Refusal::Error(e)
+    }
+}
+
+/// A device error in the words of PyTorch.
+pub(crate) fn device(what: &str, e: &oxitorch_pjrt::Error) -> Error {
+    let kind = match e {
+        oxitorch_pjrt::Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+        _ => ErrorKind::Runtime,
+    };
+    Error::new(kind, format!("{what}: {e}"))
+}

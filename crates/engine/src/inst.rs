@@ -1,0 +1,348 @@
+//! Op instances: an op with the types of its operands and its attributes, lowered once to learn what it returns.
+//!
+//! Instances are interned, so that recording the same op again costs one hash and one comparison, and a window of ops is
+//! identified by the instances' numbers.
+
+use crate::config::Lowering;
+use crate::error::{Error, ErrorKind, Refusal};
+use crate::view::{self, View, dense_order};
+use oxitorch_aten::lower::Dest;
+use oxitorch_aten::{self as aten, Arg, Layout, OpId};
+use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// What an instance computes, and from what: equal kinds are one instance.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// A row of the op table. The arguments hold the types of the operands.
+    Row { op: OpId, args: Vec<Arg>, dests: SmallVec<[Dest; 1]>, lowering: Lowering },
+    /// The elements of a view of a storage's value.
+    Read { base: TensorType, view: View },
+    /// A storage's value with a view of it overwritten by operand 1.
+    Write { base: TensorType, view: View },
+    /// A tensor that covers its storage, with its dimensions in the storage's order.
+    Store { from: TensorType, order: Dims },
+    /// A tensor in another dtype.
+    Cast { from: TensorType, to: DType },
+    /// Zeros, as a storage holds that nobody wrote.
+    Zeros(TensorType),
+    /// A value as another type over the same bytes, cut or filled with zeros.
+    Resize { from: TensorType, to: TensorType },
+}
+
+impl Kind {
+    /// The types of the operands.
+    fn operands(&self) -> Vec<TensorType> {
+        match self {
+            Kind::Row { args, .. } => row_operands(args),
+            Kind::Read { base, .. } => vec![base.clone()],
+            Kind::Write { base, view } => vec![base.clone(), view.ty()],
+            Kind::Store { from, .. } | Kind::Cast { from, .. } | Kind::Resize { from, .. } => vec![from.clone()],
+            Kind::Zeros(_) => Vec::new(),
+        }
+    }
+}
+
+/// The types of a row's operands, in the order of their numbers.
+fn row_operands(args: &[Arg]) -> Vec<TensorType> {
+    let mut types: Vec<(u32, TensorType)> = Vec::new();
+    for arg in args {
+        match arg {
+            Arg::Tensor(t) => types.push((t.operand, t.ty.clone())),
+            Arg::Tensors(list) => types.extend(list.iter().flatten().map(|t| (t.operand, t.ty.clone()))),
+            Arg::Scalar(s) => types.push((s.operand, TensorType::scalar(s.kind.dtype()))),
+            Arg::Rng(operand) => types.push((*operand, TensorType::new(DType::U64, Dims::from_elem(2, 1)))),
+            _ => {}
+        }
+    }
+    types.sort_by_key(|(operand, _)| *operand);
+    types.into_iter().map(|(_, ty)| ty).collect()
+}
+
+/// A result of an instance.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Out {
+    /// As the op gives it.
+    pub(crate) ty: TensorType,
+    /// Strides of the tensor that PyTorch will see.
+    pub(crate) strides: Dims,
+    /// As the storage holds it: `ty` with the dimensions in the order of their strides.
+    pub(crate) stored: TensorType,
+    /// That order, unless it is the identity.
+    pub(crate) order: Option<Dims>,
+    /// The operand that it is, unchanged.
+    pub(crate) same_as: Option<u32>,
+}
+
+impl Out {
+    fn new(ty: TensorType, strides: Option<Dims>) -> Out {
+        let strides = strides.unwrap_or_else(|| row_major(&ty.shape));
+        let order = dense_order(&ty.shape, &strides).filter(|o| o.windows(2).any(|w| w[0] > w[1]));
+        let stored = match &order {
+            Some(o) => TensorType::new(ty.dtype, o.iter().map(|&d| ty.shape[d as usize]).collect::<Dims>()),
+            None => ty.clone(),
+        };
+        Out { ty, strides, stored, order, same_as: None }
+    }
+}
+
+/// An interned op instance.
+#[derive(Debug)]
+pub(crate) struct Inst {
+    /// Its number; equal numbers are equal instances.
+    pub(crate) id: u32,
+    pub(crate) kind: Kind,
+    pub(crate) operands: Vec<TensorType>,
+    pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
+    /// Philox blocks that one execution uses.
+    pub(crate) rng_blocks: u64,
+    /// What can be wrong with values, in the order in which the checks are emitted.
+    pub(crate) checks: Vec<(ErrorKind, String)>,
+}
+
+/// What lowering an instance gave.
+pub(crate) struct Emitted {
+    /// As the storages hold them.
+    pub(crate) outputs: Vec<Option<Value>>,
+    pub(crate) checks: Vec<Value>,
+    rng_blocks: u64,
+    messages: Vec<(ErrorKind, String)>,
+}
+
+impl Inst {
+    /// The name for messages and for programs.
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.kind {
+            Kind::Row { op, .. } => aten::row(*op).name,
+            Kind::Read { .. } => "view",
+            Kind::Write { .. } => "copy_into_view",
+            Kind::Store { .. } | Kind::Cast { .. } => "copy",
+            Kind::Zeros(_) => "empty",
+            Kind::Resize { .. } => "resize",
+        }
+    }
+
+    /// Lowers the instance on these operands.
+    pub(crate) fn emit(&self, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
+        let mut e = emit(&self.kind, b, operands)?;
+        for (v, out) in e.outputs.iter_mut().zip(&self.outputs) {
+            if let (Some(v), Some(Out { order: Some(order), .. })) = (v, out) {
+                *v = b.transpose(*v, order);
+            }
+        }
+        Ok(e)
+    }
+}
+
+fn emit(kind: &Kind, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
+    let value = match kind {
+        Kind::Row { op, args, dests, lowering } => return emit_row(b, *op, args, dests, lowering, operands),
+        Kind::Read { view, .. } => view::read(b, operands[0], view),
+        Kind::Write { view, .. } => view::write(b, operands[0], operands[1], view),
+        Kind::Store { order, .. } => b.transpose(operands[0], order),
+        Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
+        Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
+        Kind::Resize { to, .. } => resize(b, operands[0], to),
+    };
+    if let Some(e) = b.error() {
+        return Err(aten::Error::Runtime(e.to_string()));
+    }
+    Ok(Emitted { outputs: vec![Some(value)], checks: Vec::new(), rng_blocks: 0, messages: Vec::new() })
+}
+
+fn emit_row(
+    b: &Builder,
+    op: OpId,
+    args: &[Arg],
+    dests: &[Dest],
+    lowering: &Lowering,
+    operands: &[Value],
+) -> Result<Emitted, aten::Error> {
+    let lowered = aten::lower_into(op, b, &lowering.config, args, operands, dests)?;
+    let mut checks: Vec<Value> = lowered.checks.iter().map(|c| c.ok).collect();
+    let mut messages: Vec<_> = lowered.checks.into_iter().map(|c| (c.error.into(), c.message)).collect();
+    if lowering.nan_trap {
+        for v in lowered.outputs.iter().flatten().filter(|&&v| b.dtype(v).is_float()) {
+            let dims: Dims = (0..b.rank(*v) as i64).collect();
+            checks.push(b.reduce_all(b.is_finite(*v), &dims));
+            messages.push((ErrorKind::Runtime, "the result holds NaN or infinity (NaN trap)".to_owned()));
+        }
+    }
+    Ok(Emitted { outputs: lowered.outputs, checks, rng_blocks: lowered.rng_blocks, messages })
+}
+
+fn resize(b: &Builder, x: Value, ty: &TensorType) -> Value {
+    let flat = view::flat(b, x, ty.dtype);
+    let (have, want) = (b.dim(flat, 0), ty.numel());
+    let zero = b.scalar_f64(ty.dtype, 0.0);
+    let cut = b.slice_dim(flat, 0, 0, have.min(want), 1);
+    b.reshape(b.pad_dim(cut, zero, 0, 0, (want - have).max(0)), &ty.shape)
+}
+
+/// Row-major strides.
+pub(crate) fn row_major(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for d in (0..shape.len().saturating_sub(1)).rev() {
+        strides[d] = strides[d + 1] * shape[d + 1].max(1);
+    }
+    strides
+}
+
+/// The strides of an op's result after the layout rule of its row, `None` for row-major.
+fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
+    let tensors = || {
+        args.iter().filter_map(|a| match a {
+            Arg::Tensor(t) => Some((&t.ty.shape, &t.strides)),
+            _ => None,
+        })
+    };
+    match layout {
+        Layout::Contiguous => None,
+        Layout::LikeFirst => {
+            let (sizes, strides) = tensors().next()?;
+            let same = sizes.as_slice() == shape && dense_order(sizes, strides).is_some();
+            if same { Some(strides.clone()) } else { pointwise_strides(&[(sizes, strides)], shape) }
+        }
+        Layout::Pointwise => pointwise_strides(&tensors().collect::<Vec<_>>(), shape),
+    }
+}
+
+/// TensorIterator's rule (`reorder_dimensions` and `allocate_or_resize_outputs`): dimensions are sorted, fastest first, by
+/// the operands' strides, the first operand that decides wins, and the result is dense in that order.
+fn pointwise_strides(operands: &[(&Dims, &Dims)], shape: &[i64]) -> Option<Dims> {
+    let rank = shape.len();
+    // A contiguous operand of the full shape settles it, and so do operands that all have the same dense strides.
+    let mut full = operands.iter().filter(|(sizes, _)| sizes.as_slice() == shape);
+    if operands.iter().all(|(sizes, _)| sizes.as_slice() == shape) {
+        let (sizes, first) = full.next()?;
+        if full.all(|(_, s)| s == first) && dense_order(sizes, first).is_some() {
+            return Some((*first).clone());
+        }
+    }
+    let broadcast: Vec<Dims> = operands.iter().map(|(sizes, strides)| broadcast_strides(sizes, strides, rank)).collect();
+    let mut order: Dims = (0..rank as i64).rev().collect();
+    let compare = |a: i64, z: i64| -> i32 {
+        for strides in &broadcast {
+            let (sa, sz) = (strides[a as usize], strides[z as usize]);
+            if sa == 0 || sz == 0 {
+                continue;
+            }
+            if sa != sz {
+                return if sa < sz { -1 } else { 1 };
+            }
+            if shape[a as usize] > shape[z as usize] {
+                return 1;
+            }
+        }
+        0
+    };
+    // The insertion sort of TensorIterator, which tolerates ambiguous comparisons.
+    for i in 1..rank {
+        let mut at = i;
+        for other in (0..i).rev() {
+            match compare(order[other], order[at]) {
+                1 => {
+                    order.swap(other, at);
+                    at = other;
+                }
+                -1 => break,
+                _ => {}
+            }
+        }
+    }
+    let mut strides = Dims::from_elem(0, rank);
+    let mut step = 1;
+    for &d in &order {
+        strides[d as usize] = step;
+        step *= shape[d as usize].max(1);
+    }
+    Some(strides)
+}
+
+/// Strides aligned to a result of this rank, 0 where the operand is broadcast.
+fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
+    let mut out = Dims::from_elem(0, rank);
+    let skip = rank.saturating_sub(sizes.len());
+    for d in 0..sizes.len().min(rank) {
+        if sizes[d] != 1 {
+            out[skip + d] = strides[d];
+        }
+    }
+    out
+}
+
+/// All instances of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Instances {
+    by_kind: FxHashMap<Kind, Arc<Inst>>,
+}
+
+impl Instances {
+    /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
+    pub(crate) fn get(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+        if let Some(inst) = self.by_kind.get(&kind) {
+            return Ok(inst.clone());
+        }
+        let b = Builder::new();
+        let operands = kind.operands();
+        let values: Vec<Value> = operands.iter().map(|ty| b.param(ty.clone())).collect();
+        let emitted = emit(&kind, &b, &values).map_err(refusal)?;
+        let outputs = emitted.outputs.iter().enumerate();
+        let outputs = outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
+        let inst = Arc::new(Inst {
+            id: self.by_kind.len() as u32,
+            kind: kind.clone(),
+            operands,
+            outputs,
+            rng_blocks: emitted.rng_blocks,
+            checks: emitted.messages,
+        });
+        self.by_kind.insert(kind, inst.clone());
+        Ok(inst)
+    }
+}
+
+fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> Out {
+    let ty = b.ty(value);
+    let strides = match kind {
+        // What overwrites an existing tensor has that tensor's strides.
+        Kind::Row { dests, .. } if dests.get(i).is_some_and(|d| *d != Dest::New) => None,
+        Kind::Row { op, args, .. } => result_strides(aten::row(*op).layout, args, &ty.shape),
+        _ => None,
+    };
+    let out = Out::new(ty, strides);
+    let same_as = operands.iter().position(|&o| o == value).filter(|_| out.order.is_none());
+    Out { same_as: same_as.map(|i| i as u32), ..out }
+}
+
+fn refusal(e: aten::Error) -> Refusal {
+    match e {
+        aten::Error::Unsupported(why) => Refusal::Fallback(why),
+        e => Refusal::Error(Error::new(e.kind().into(), e.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_take_the_operands_strides() {
+        let d = |x: &[i64]| Dims::from_slice(x);
+        let (shape, t) = (d(&[3, 2]), d(&[1, 3]));
+        assert_eq!(pointwise_strides(&[(&shape, &t), (&shape, &t)], &[3, 2]), Some(t.clone()));
+        // A transposed and a row-major operand: the first decides.
+        assert_eq!(pointwise_strides(&[(&shape, &t), (&shape, &d(&[2, 1]))], &[3, 2]), Some(t));
+        // Broadcast against a vector.
+        assert_eq!(pointwise_strides(&[(&d(&[2]), &d(&[1])), (&shape, &d(&[1, 3]))], &[3, 2]), Some(d(&[1, 3])));
+    }
+
+    #[test]
+    fn a_permuted_result_is_stored_in_its_order() {
+        let out = Out::new(TensorType::new(DType::F32, vec![2, 3]), Some(Dims::from_slice(&[1, 2])));
+        assert_eq!(out.stored.shape.as_slice(), [3, 2]);
+        assert_eq!(out.order.as_deref(), Some(&[1, 0][..]));
+    }
+}

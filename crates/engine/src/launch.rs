@@ -1,0 +1,314 @@
+//! The launch thread of a device: runs programs in the order in which they were queued.
+//!
+//! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead.
+
+use crate::error::{self, Error};
+use crate::metrics::Metrics;
+use crate::program::{Program, element};
+use crate::site::Site;
+use crate::value::{State, Value};
+use oxitorch_pjrt as pjrt;
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// One execution of a program.
+pub(crate) struct Launch {
+    pub(crate) program: Arc<Program>,
+    pub(crate) inputs: SmallVec<[Arc<Value>; 4]>,
+    pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
+    /// Buffers of the checks go here.
+    pub(crate) checks: Option<Arc<Checks>>,
+    pub(crate) site: Site,
+}
+
+/// The outcome of a program's checks.
+#[derive(Debug, Default)]
+pub(crate) struct Checks(pub(crate) OnceLock<Vec<pjrt::Buffer>>);
+
+/// A point in the queue: when the device reached it.
+#[derive(Debug, Default)]
+pub struct Mark(OnceLock<Instant>);
+
+impl Mark {
+    /// When it was reached.
+    pub fn time(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
+}
+
+enum Job {
+    Launch(Launch),
+    Mark(Arc<Mark>),
+    Stop,
+}
+
+/// Launches that Python may be ahead of the device.
+const MAX_AHEAD: u64 = 8192;
+/// Launches whose completion is remembered.
+const IN_FLIGHT: usize = 64;
+/// How long the launch thread looks for work before it sleeps: a wake-up costs about as much.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The queue of one device.
+pub(crate) struct Launcher {
+    client: Arc<pjrt::Client>,
+    device: usize,
+    metrics: Arc<Metrics>,
+    queue: Mutex<VecDeque<Job>>,
+    wake: Condvar,
+    sleeping: AtomicBool,
+    /// Jobs that were queued, and that are done.
+    pushed: AtomicU64,
+    done: AtomicU64,
+    progress: Mutex<()>,
+    progressed: Condvar,
+    waiters: AtomicU64,
+    /// The first failure that nobody has seen yet.
+    failure: Mutex<Option<Error>>,
+}
+
+/// Called while waiting, about ten times a second; an error ends the wait.
+pub type Interrupt = fn() -> Result<(), Error>;
+
+impl Launcher {
+    pub(crate) fn start(client: Arc<pjrt::Client>, device: usize, metrics: Arc<Metrics>) -> std::io::Result<Arc<Launcher>> {
+        let launcher = Arc::new(Launcher {
+            client,
+            device,
+            metrics,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            sleeping: AtomicBool::new(false),
+            pushed: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            progress: Mutex::default(),
+            progressed: Condvar::new(),
+            waiters: AtomicU64::new(0),
+            failure: Mutex::default(),
+        });
+        let own = launcher.clone();
+        std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
+        Ok(launcher)
+    }
+
+    /// Queues a launch; the number is what [`Launcher::wait`] takes.
+    pub(crate) fn launch(&self, launch: Launch) -> u64 {
+        self.push(Job::Launch(launch))
+    }
+
+    /// Queues a mark.
+    pub(crate) fn mark(&self) -> (u64, Arc<Mark>) {
+        let mark = Arc::new(Mark::default());
+        (self.push(Job::Mark(mark.clone())), mark)
+    }
+
+    /// Ends the thread after what is queued.
+    pub(crate) fn stop(&self) -> u64 {
+        self.push(Job::Stop)
+    }
+
+    fn push(&self, job: Job) -> u64 {
+        let mut queue = self.queue.lock();
+        queue.push_back(job);
+        let number = self.pushed.fetch_add(1, Ordering::Release) + 1;
+        drop(queue);
+        if self.sleeping.load(Ordering::Acquire) {
+            let _queue = self.queue.lock(); // the thread is inside `wait`, or has seen the job
+            self.wake.notify_one();
+        }
+        number
+    }
+
+    /// The number of the last job.
+    pub(crate) fn last(&self) -> u64 {
+        self.pushed.load(Ordering::Acquire)
+    }
+
+    /// Whether everything queued has been launched.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.done.load(Ordering::Acquire) == self.last()
+    }
+
+    /// Waits until job `number` is done.
+    pub(crate) fn wait(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            if self.done.load(Ordering::Acquire) >= number {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let result = self.wait_sleeping(number, interrupt);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
+        loop {
+            let mut progress = self.progress.lock();
+            if self.done.load(Ordering::SeqCst) >= number {
+                return Ok(());
+            }
+            let timeout = self.progressed.wait_for(&mut progress, Duration::from_millis(100)).timed_out();
+            drop(progress);
+            if timeout {
+                interrupt()?;
+            }
+        }
+    }
+
+    /// Waits if the caller is too far ahead of the device.
+    pub(crate) fn throttle(&self, interrupt: Interrupt) -> Result<(), Error> {
+        let last = self.last();
+        if last - self.done.load(Ordering::Acquire) < MAX_AHEAD {
+            return Ok(());
+        }
+        self.wait(last - MAX_AHEAD / 2, interrupt)
+    }
+
+    /// Takes the first failure that nobody has seen.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().take()
+    }
+
+    /// Says that the user has seen this failure.
+    pub(crate) fn seen(&self, error: &Error) {
+        let mut failure = self.failure.lock();
+        if failure.as_ref().is_some_and(|f| Arc::ptr_eq(&f.message, &error.message)) {
+            *failure = None;
+        }
+    }
+
+    // ---- the thread
+
+    fn run(&self) {
+        let mut batch = VecDeque::new();
+        let mut in_flight: VecDeque<Weak<pjrt::Buffer>> = VecDeque::new();
+        loop {
+            self.next(&mut batch);
+            while let Some(job) = batch.pop_front() {
+                let stop = matches!(job, Job::Stop);
+                match job {
+                    Job::Launch(launch) => self.run_launch(launch, &mut in_flight),
+                    Job::Mark(mark) => {
+                        in_flight.drain(..).for_each(|b| settle(&b));
+                        let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
+                    }
+                    Job::Stop => in_flight.drain(..).for_each(|b| settle(&b)),
+                }
+                self.done.fetch_add(1, Ordering::SeqCst);
+                if self.waiters.load(Ordering::SeqCst) > 0 {
+                    let _progress = self.progress.lock();
+                    self.progressed.notify_all();
+                }
+                if stop {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Swaps all queued jobs into the empty `batch`; waits until there are some.
+    fn next(&self, batch: &mut VecDeque<Job>) {
+        let start = Instant::now();
+        while self.done.load(Ordering::Relaxed) == self.pushed.load(Ordering::Acquire) && start.elapsed() < SPIN {
+            std::hint::spin_loop();
+        }
+        let mut queue = self.queue.lock();
+        while queue.is_empty() {
+            self.sleeping.store(true, Ordering::SeqCst);
+            self.wake.wait(&mut queue);
+            self.sleeping.store(false, Ordering::SeqCst);
+        }
+        std::mem::swap(&mut *queue, batch);
+    }
+
+    fn run_launch(&self, launch: Launch, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.execute(&launch)));
+        let result = result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
+        match result {
+            Ok(mut buffers) => {
+                let checks = buffers.split_off(launch.program.outputs);
+                for (value, buffer) in launch.outputs.iter().zip(buffers) {
+                    *value.state.lock() = State::Ready(Arc::new(buffer));
+                }
+                if let Some(slot) = &launch.checks {
+                    let _ = slot.0.set(checks); // set once: each launch runs once
+                }
+                if let Some(State::Ready(b)) = launch.outputs.first().map(|v| v.state.lock()).as_deref() {
+                    in_flight.push_back(Arc::downgrade(b));
+                }
+                if in_flight.len() > IN_FLIGHT
+                    && let Some(oldest) = in_flight.pop_front()
+                {
+                    settle(&oldest);
+                }
+            }
+            Err(e) => {
+                self.failure.lock().get_or_insert_with(|| e.clone());
+                for value in &launch.outputs {
+                    *value.state.lock() = State::Failed(e.clone());
+                }
+            }
+        }
+    }
+
+    fn execute(&self, launch: &Launch) -> Result<Vec<pjrt::Buffer>, Error> {
+        let program = &launch.program;
+        let executable = program.executable().as_ref().map_err(|e| e.clone().at(launch.site))?;
+        let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
+        for input in &launch.inputs {
+            args.push(self.buffer(input)?);
+        }
+        let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
+            program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
+        self.metrics.count(&self.metrics.launches);
+        self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
+        let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
+        executable
+            .execute(&args, &pjrt::ExecuteArgs::default())
+            .map_err(|e| error::device(&program.name, &e).at(launch.site))
+    }
+
+    /// The device buffer of a value, uploaded if it still is on the host.
+    fn buffer(&self, value: &Value) -> Result<Arc<pjrt::Buffer>, Error> {
+        let mut state = value.state.lock();
+        match &*state {
+            State::Ready(b) => Ok(b.clone()),
+            State::Failed(e) => Err(e.clone()),
+            State::Host(bytes) => {
+                let buffer = upload(&self.client, self.device, &value.ty, bytes)?;
+                let buffer = Arc::new(buffer);
+                *state = State::Ready(buffer.clone());
+                Ok(buffer)
+            }
+            State::Pending | State::Donated => Err(Error::runtime("a value was used before it was computed or after it was given away; please report this")),
+        }
+    }
+}
+
+/// Copies row-major bytes to a device.
+pub(crate) fn upload(
+    client: &Arc<pjrt::Client>,
+    device: usize,
+    ty: &oxitorch_hlo::TensorType,
+    bytes: &[u8],
+) -> Result<pjrt::Buffer, Error> {
+    client
+        .buffer_from_host(bytes, element(ty.dtype), &ty.shape, &client.devices()[device])
+        .map_err(|e| error::device("copy to the device", &e))
+}
+
+/// Waits for a buffer if it still exists. An error in it belongs to whoever reads it.
+fn settle(buffer: &Weak<pjrt::Buffer>) {
+    if let Some(b) = buffer.upgrade()
+        && let Ok(event) = b.ready_event()
+    {
+        let _ = event.wait();
+    }
+}

@@ -1,0 +1,97 @@
+//! Counters of what the engine did.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What happened since the start or the last reset.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $($(#[$doc])* pub $name: AtomicU64,)*
+            fallbacks: Mutex<BTreeMap<String, u64>>,
+        }
+
+        impl Metrics {
+            /// Every counter with its name, in declaration order.
+            pub fn counters(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.load(Relaxed)),)*]
+            }
+
+            /// Sets everything to zero.
+            pub fn reset(&self) {
+                $(self.$name.store(0, Relaxed);)*
+                self.fallbacks.lock().clear();
+            }
+        }
+    };
+}
+
+counters! {
+    /// ATen ops that were dispatched.
+    ops,
+    /// Programs that were put together from recorded ops.
+    programs,
+    /// Programs that went to the compiler.
+    compiles,
+    /// Programs whose text had been compiled before.
+    cache_hits,
+    /// Time in the compiler, all threads together, in microseconds.
+    compile_us,
+    /// Programs that were launched.
+    launches,
+    /// Argument buffers that were given to a program for its results.
+    donations,
+    /// Copies from the host.
+    transfers_h2d,
+    /// Bytes of those.
+    bytes_h2d,
+    /// Copies to the host.
+    transfers_d2h,
+    /// Bytes of those.
+    bytes_d2h,
+}
+
+impl Metrics {
+    /// Adds one.
+    pub(crate) fn count(&self, counter: &AtomicU64) {
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn compiled(&self, time: Duration) {
+        self.compiles.fetch_add(1, Relaxed);
+        self.compile_us.fetch_add(time.as_micros() as u64, Relaxed);
+    }
+
+    pub(crate) fn to_device(&self, bytes: usize) {
+        self.transfers_h2d.fetch_add(1, Relaxed);
+        self.bytes_h2d.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn to_host(&self, bytes: usize) {
+        self.transfers_d2h.fetch_add(1, Relaxed);
+        self.bytes_d2h.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts an op that ran on the CPU; returns how often it has by now.
+    pub fn fallback(&self, op: &str) -> u64 {
+        let mut all = self.fallbacks.lock();
+        match all.get_mut(op) {
+            Some(n) => {
+                *n += 1;
+                *n
+            }
+            None => {
+                all.insert(op.to_owned(), 1);
+                1
+            }
+        }
+    }
+
+    /// Ops that ran on the CPU, by name.
+    pub fn fallbacks(&self) -> BTreeMap<String, u64> {
+        self.fallbacks.lock().clone()
+    }
+}

@@ -1,0 +1,244 @@
+//! From a window of recorded ops to an executable: module text, compile options, compiler threads.
+
+use crate::error::{self, Error, ErrorKind};
+use crate::inst::Inst;
+use crate::metrics::Metrics;
+use oxitorch_cache::{Key, Memory};
+use oxitorch_hlo::{ArgAttr, Builder, DType, TensorType, Value};
+use oxitorch_pjrt as pjrt;
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// In operand codes: the value is output number `code & !PRODUCED` of the window, not one of its inputs.
+pub(crate) const PRODUCED: u32 = 1 << 31;
+
+/// A closed window, ready to be lowered.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) insts: Vec<Arc<Inst>>,
+    /// The operands of all instances, one after another: input number, or [`PRODUCED`] and output number.
+    pub(crate) operands: Vec<u32>,
+    pub(crate) inputs: Vec<TensorType>,
+    /// Inputs that nothing can see any more.
+    pub(crate) donated: SmallVec<[u32; 4]>,
+    /// Outputs, counted over all instances, that are results.
+    pub(crate) live: Vec<u32>,
+}
+
+/// A program: known from the moment it is needed, executable when the compiler is done.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// Results that are values.
+    pub(crate) outputs: usize,
+    pub(crate) donated: SmallVec<[u32; 4]>,
+    /// What the results after those (0-d pred, false is an error) check.
+    pub(crate) checks: Vec<(ErrorKind, String)>,
+    /// The ops in it, for messages.
+    pub(crate) name: String,
+    executable: OnceLock<Result<Arc<pjrt::Executable>, Error>>,
+}
+
+impl Program {
+    pub(crate) fn new(graph: &Graph) -> Arc<Program> {
+        Arc::new(Program {
+            outputs: graph.live.len(),
+            donated: graph.donated.clone(),
+            checks: graph.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
+            name: graph.name(),
+            executable: OnceLock::new(),
+        })
+    }
+
+    /// Waits for the compiler.
+    pub(crate) fn executable(&self) -> &Result<Arc<pjrt::Executable>, Error> {
+        self.executable.wait()
+    }
+}
+
+impl Graph {
+    /// The ops by name, views left out unless there is nothing else.
+    fn name(&self) -> String {
+        let ops: Vec<&str> = self.insts.iter().map(|i| i.name()).collect();
+        let real: Vec<&str> = ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
+        let names = if real.is_empty() { &ops } else { &real };
+        match names.as_slice() {
+            [one] => (*one).to_owned(),
+            [first, .., last] => format!("{first}..{last}"),
+            [] => "empty".to_owned(),
+        }
+    }
+
+    /// The module that computes the window.
+    fn module(&self) -> Result<String, Error> {
+        let b = Builder::new();
+        b.set_name(&self.name());
+        let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
+        for &i in &self.donated {
+            b.param_attr(inputs[i as usize], ArgAttr::Donor);
+        }
+        let mut produced: Vec<Option<Value>> = Vec::new();
+        let mut checks: Vec<Value> = Vec::new();
+        let mut codes = self.operands.iter();
+        for inst in &self.insts {
+            let operands: Option<Vec<Value>> = codes
+                .by_ref()
+                .take(inst.operands.len())
+                .map(|&c| if c & PRODUCED == 0 { Some(inputs[c as usize]) } else { produced[(c & !PRODUCED) as usize] })
+                .collect();
+            let operands = operands.ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
+            let emitted =
+                inst.emit(&b, &operands).map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
+            produced.extend(emitted.outputs);
+            checks.extend(emitted.checks);
+        }
+        let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
+        outputs.extend(checks);
+        let module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
+        Ok(module.to_text())
+    }
+}
+
+/// The plugin's name for an element type.
+pub(crate) fn element(dtype: DType) -> pjrt::ElementType {
+    use pjrt::ElementType as E;
+    match dtype {
+        DType::Pred => E::Pred,
+        DType::S8 => E::S8,
+        DType::S16 => E::S16,
+        DType::S32 => E::S32,
+        DType::S64 => E::S64,
+        DType::U8 => E::U8,
+        DType::U16 => E::U16,
+        DType::U32 => E::U32,
+        DType::U64 => E::U64,
+        DType::F8E4M3FN => E::F8E4M3FN,
+        DType::F8E5M2 => E::F8E5M2,
+        DType::F16 => E::F16,
+        DType::BF16 => E::Bf16,
+        DType::F32 => E::F32,
+        DType::F64 => E::F64,
+        DType::C64 => E::C64,
+        DType::C128 => E::C128,
+    }
+}
+
+struct Task {
+    graph: Graph,
+    program: Arc<Program>,
+    device: i64,
+}
+
+#[derive(Default)]
+struct Tasks {
+    queue: VecDeque<Task>,
+    closed: bool,
+}
+
+/// The compiler threads of one client.
+pub(crate) struct Compiler {
+    client: Arc<pjrt::Client>,
+    cache: Memory<Result<Arc<pjrt::Executable>, Error>>,
+    metrics: Arc<Metrics>,
+    tasks: Mutex<Tasks>,
+    wake: Condvar,
+}
+
+impl Compiler {
+    /// Starts `threads` compiler threads.
+    pub(crate) fn start(client: Arc<pjrt::Client>, metrics: Arc<Metrics>, threads: usize) -> Arc<Compiler> {
+        let compiler = Arc::new(Compiler {
+            client,
+            cache: Memory::default(),
+            metrics,
+            tasks: Mutex::default(),
+            wake: Condvar::new(),
+        });
+        for i in 0..threads.max(1) {
+            let own = compiler.clone();
+            let thread = std::thread::Builder::new().name(format!("oxi-compile-{i}"));
+            // A process that cannot have a thread compiles in the threads that ask; see `submit`.
+            if thread.spawn(move || own.run()).is_err() && i == 0 {
+                compiler.tasks.lock().closed = true;
+            }
+        }
+        compiler
+    }
+
+    /// Queues a program.
+    pub(crate) fn submit(&self, graph: Graph, program: Arc<Program>, device: i64) {
+        let task = Task { graph, program, device };
+        let mut tasks = self.tasks.lock();
+        if tasks.closed {
+            drop(tasks);
+            return self.finish(task);
+        }
+        tasks.queue.push_back(task);
+        drop(tasks);
+        self.wake.notify_one();
+    }
+
+    fn run(&self) {
+        loop {
+            let mut tasks = self.tasks.lock();
+            let task = loop {
+                match tasks.queue.pop_front() {
+                    Some(task) => break task,
+                    None => self.wake.wait(&mut tasks),
+                }
+            };
+            drop(tasks);
+            self.finish(task);
+        }
+    }
+
+    fn finish(&self, task: Task) {
+        // A panic in a lowering must not leave the launch thread waiting for ever.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.compile(&task)));
+        let result = result.unwrap_or_else(|_| {
+            Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", task.program.name)))
+        });
+        // Set once: tasks are submitted once.
+        let _ = task.program.executable.set(result);
+    }
+
+    fn compile(&self, task: &Task) -> Result<Arc<pjrt::Executable>, Error> {
+        let text = task.graph.module()?;
+        let options = self.options(task);
+        let key = Key::new().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes());
+        let mut compiled = false;
+        let result = self.cache.get_or_compute(&key, || {
+            compiled = true;
+            let start = Instant::now();
+            let result = self.client.compile(&pjrt::Program::mlir(text.as_bytes()), &options);
+            self.metrics.compiled(start.elapsed());
+            result.map(Arc::new).map_err(|e| error::device(&format!("{}: compilation failed", task.program.name), &e))
+        });
+        if !compiled {
+            self.metrics.count(&self.metrics.cache_hits);
+        }
+        result
+    }
+
+    fn options(&self, task: &Task) -> pjrt::CompileOptions {
+        let types = task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
+        let mut options = pjrt::CompileOptions {
+            device_ordinal: Some(task.device),
+            param_types: Some(types.collect()),
+            ..pjrt::CompileOptions::default()
+        };
+        let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
+        // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
+        options.overrides.push(flag("xla_allow_excess_precision", false));
+        if self.client.platform() == pjrt::Platform::Cpu && task.graph.insts.len() <= SMALL {
+            // Halves the time of a one-op compile at equal run speed.
+            options.overrides.push(flag("xla_cpu_use_fusion_emitters", false));
+        }
+        options
+    }
+}
+
+/// Programs of so few ops compile with the options for small ones.
+const SMALL: usize = 4;

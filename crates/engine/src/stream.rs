@@ -1,0 +1,495 @@
+//! The op stream of a device: ops are recorded into a window, and a flush turns the window into a launch.
+
+use crate::config::{Mode, Switches};
+use crate::error::{self, Error, ErrorKind, Refusal, Result};
+use crate::inst::{Inst, Instances, Kind, Out};
+use crate::launch::{Checks, Interrupt, Launch, Launcher, upload};
+use crate::memory::Memory;
+use crate::metrics::Metrics;
+use crate::program::{Compiler, Graph, PRODUCED, Program};
+use crate::site::Site;
+use crate::tensor::TensorRef;
+use crate::value::{Held, Slot, State, Value, charge};
+use crate::view::{View, dense_order};
+use oxitorch_hlo::{DType, TensorType};
+use oxitorch_pjrt as pjrt;
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Numbers that stay on the device, by dtype and bytes.
+const MAX_NUMBERS: usize = 4096;
+
+/// Ops recorded and not yet launched, and what was learned from earlier ones.
+#[derive(Default)]
+pub(crate) struct Window {
+    instances: Instances,
+    programs: FxHashMap<Box<[u32]>, Arc<Program>>,
+    numbers: FxHashMap<(DType, [u8; 16]), Held>,
+    /// Counts windows; a value whose mark has another epoch is not in this one.
+    epoch: u32,
+    insts: Vec<Arc<Inst>>,
+    operands: Vec<u32>,
+    inputs: Vec<Arc<Value>>,
+    produced: Vec<Option<Arc<Value>>>,
+    /// Scratch for program keys.
+    key: Vec<u32>,
+}
+
+/// What was recorded: the results of one instance.
+pub(crate) struct Recorded {
+    pub(crate) inst: Arc<Inst>,
+    pub(crate) outputs: SmallVec<[Option<Arc<Value>>; 1]>,
+}
+
+impl Recorded {
+    /// The only result.
+    pub(crate) fn single(mut self) -> Result<Arc<Value>> {
+        let value = self.outputs.pop().flatten();
+        value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", self.inst.name())))
+    }
+}
+
+impl Window {
+    /// Appends an instance on these operands.
+    pub(crate) fn record(&mut self, inst: Arc<Inst>, operands: &[Arc<Value>]) -> Recorded {
+        let unchanged = |o: &Option<Out>| o.as_ref().is_none_or(|o| o.same_as.is_some());
+        if inst.checks.is_empty() && inst.outputs.iter().all(unchanged) {
+            let same = |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
+            let outputs = inst.outputs.iter().map(same).collect();
+            return Recorded { inst, outputs };
+        }
+        for value in operands {
+            let code = self.code(value);
+            self.operands.push(code);
+        }
+        let outputs: SmallVec<[Option<Arc<Value>>; 1]> =
+            inst.outputs.iter().map(|o| o.as_ref().map(|o| self.produce(o))).collect();
+        self.produced.extend(outputs.iter().cloned());
+        self.insts.push(inst.clone());
+        Recorded { inst, outputs }
+    }
+
+    fn produce(&self, out: &Out) -> Arc<Value> {
+        Value::new(out.stored.clone(), State::Pending, None)
+    }
+
+    /// The operand code of a value in this window; makes it an input if it is not in it.
+    fn code(&mut self, value: &Arc<Value>) -> u32 {
+        let mark = value.mark.load(Relaxed);
+        if (mark >> 32) as u32 == self.epoch {
+            return mark as u32;
+        }
+        let code = self.inputs.len() as u32;
+        value.mark.store(u64::from(self.epoch) << 32 | u64::from(code), Relaxed);
+        self.inputs.push(value.clone());
+        code
+    }
+
+    fn mark_produced(&self, first: usize) {
+        for (i, value) in self.produced.iter().enumerate().skip(first) {
+            if let Some(v) = value {
+                v.mark.store(u64::from(self.epoch) << 32 | u64::from(PRODUCED | i as u32), Relaxed);
+            }
+        }
+    }
+
+    /// The instance of a kind, recorded.
+    pub(crate) fn apply(&mut self, kind: Kind, operands: &[Arc<Value>]) -> Result<Recorded, Refusal> {
+        let inst = self.instances.get(kind)?;
+        let first = self.produced.len();
+        let recorded = self.record(inst, operands);
+        self.mark_produced(first);
+        Ok(recorded)
+    }
+
+    /// The instance of a kind, not yet recorded.
+    pub(crate) fn instance(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+        self.instances.get(kind)
+    }
+
+    /// Records an instance from [`Window::instance`].
+    pub(crate) fn append(&mut self, inst: Arc<Inst>, operands: &[Arc<Value>]) -> Recorded {
+        let first = self.produced.len();
+        let recorded = self.record(inst, operands);
+        self.mark_produced(first);
+        recorded
+    }
+
+    /// A 0-d number as an operand. Numbers that come again are not uploaded again.
+    pub(crate) fn number(&mut self, dtype: DType, bytes: &[u8]) -> Arc<Value> {
+        let mut bits = [0; 16];
+        bits[..bytes.len()].copy_from_slice(bytes);
+        if self.numbers.len() >= MAX_NUMBERS {
+            self.numbers.clear();
+        }
+        let fresh = || Held::new(Value::scalar(dtype, bytes));
+        self.numbers.entry((dtype, bits)).or_insert_with(fresh).value().clone()
+    }
+
+    /// The value of a storage; one that was never written holds zeros.
+    pub(crate) fn slot_value(&mut self, slot: &Slot, dtype: DType, sizes: &[i64]) -> Result<Arc<Value>, Refusal> {
+        if let Some(value) = slot.value() {
+            return Ok(value);
+        }
+        let whole = TensorType::new(dtype, sizes);
+        let n = (slot.nbytes / dtype.size_bytes()) as i64;
+        let ty = if whole.numel() == n { whole } else { TensorType::new(dtype, [n].as_slice()) };
+        let value = self.apply(Kind::Zeros(ty), &[])?.single()?;
+        slot.bind(value.clone());
+        Ok(value)
+    }
+
+    /// The value that a device tensor shows.
+    pub(crate) fn read(&mut self, slot: &Slot, view: &View, contiguous: bool) -> Result<Arc<Value>, Refusal> {
+        let base = self.slot_value(slot, view.dtype, &view.sizes)?;
+        if contiguous && view.offset == 0 && base.ty.dtype == view.dtype && base.ty.shape == view.sizes {
+            return Ok(base);
+        }
+        let kind = Kind::Read { base: base.ty.clone(), view: view.clone() };
+        Ok(self.apply(kind, &[base])?.single()?)
+    }
+
+    /// Makes a device tensor show `value`, which has the view's type in logical order.
+    pub(crate) fn write(&mut self, slot: &Slot, view: &View, value: Arc<Value>) -> Result<(), Refusal> {
+        let n = view.numel();
+        if n == 0 {
+            return Ok(());
+        }
+        let covers = n as usize * view.dtype.size_bytes() == slot.nbytes;
+        if covers && view.offset == 0 && let Some(order) = dense_order(&view.sizes, &view.strides) {
+            let kind = Kind::Store { from: value.ty.clone(), order };
+            slot.bind(self.apply(kind, &[value])?.single()?);
+            return Ok(());
+        }
+        let base = self.slot_value(slot, view.dtype, &view.sizes)?;
+        let kind = Kind::Write { base: base.ty.clone(), view: view.clone() };
+        slot.bind(self.apply(kind, &[base, value])?.single()?);
+        Ok(())
+    }
+}
+
+/// The stream of one device.
+pub struct Stream {
+    pub(crate) device: u16,
+    client: Arc<pjrt::Client>,
+    compiler: Arc<Compiler>,
+    launcher: Arc<Launcher>,
+    memory: Arc<Memory>,
+    metrics: Arc<Metrics>,
+    interrupt: Interrupt,
+    window: Mutex<Window>,
+}
+
+impl Stream {
+    pub(crate) fn new(
+        client: Arc<pjrt::Client>,
+        device: usize,
+        compiler: Arc<Compiler>,
+        memory: Arc<Memory>,
+        metrics: Arc<Metrics>,
+        interrupt: Interrupt,
+    ) -> std::io::Result<Stream> {
+        let launcher = Launcher::start(client.clone(), device, metrics.clone())?;
+        let window = Mutex::new(Window { epoch: 1, ..Window::default() });
+        Ok(Stream { device: device as u16, client, compiler, launcher, memory, metrics, interrupt, window })
+    }
+
+    /// The device's memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Window> {
+        self.window.lock()
+    }
+
+    /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::settle`].
+    pub(crate) fn flush(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
+        if w.insts.is_empty() {
+            w.inputs.clear();
+            return Ok(None);
+        }
+        let result = self.launch(w, site);
+        w.insts.clear();
+        w.operands.clear();
+        w.inputs.clear();
+        w.produced.clear();
+        w.epoch = w.epoch.wrapping_add(1).max(1);
+        result
+    }
+
+    fn launch(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
+        let visible = |v: &Option<Arc<Value>>| v.as_ref().is_some_and(|v| v.is_visible());
+        let live: Vec<u32> = (0..w.produced.len()).filter(|&i| visible(&w.produced[i])).map(|i| i as u32).collect();
+        let checked = w.insts.iter().any(|i| !i.checks.is_empty());
+        if live.is_empty() && !checked {
+            return Ok(None);
+        }
+        let outputs: SmallVec<[Arc<Value>; 2]> = live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
+        let donated = donated(&w.inputs, &outputs);
+        self.reserve(&w.inputs, &donated, &outputs, site)?;
+        let program = self.program(w, live, donated);
+        let checks = checked.then(|| Arc::new(Checks::default()));
+        let inputs = w.inputs.drain(..).collect();
+        let launch = Launch { program: program.clone(), inputs, outputs: outputs.clone(), checks: checks.clone(), site };
+        let number = self.launcher.launch(launch);
+        for value in &outputs {
+            value.launch.store(number, Relaxed);
+        }
+        Ok(checks.map(|checks| Arc::new(Checked { number, checks, program, site })))
+    }
+
+    /// Accounts for the results; an error if they do not fit.
+    fn reserve(&self, inputs: &[Arc<Value>], donated: &[u32], outputs: &[Arc<Value>], site: Site) -> Result<()> {
+        let bytes = |v: &Arc<Value>| v.ty.bytes().max(0) as u64;
+        let wanted = outputs.iter().map(bytes).fold(0, u64::saturating_add);
+        let given: u64 = donated.iter().map(|&i| bytes(&inputs[i as usize])).sum();
+        if !self.memory.fits(wanted.saturating_sub(given)) {
+            let e = self.out_of_memory(wanted).at(site);
+            for value in outputs {
+                *value.state.lock() = State::Failed(e.clone());
+            }
+            return Err(e);
+        }
+        for value in outputs {
+            value.set_charge(charge(&self.memory, &value.ty));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn out_of_memory(&self, wanted: u64) -> Error {
+        let gib = |b: u64| b as f64 / f64::from(1 << 30);
+        let used = self.memory.bytes().current;
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "tpu:{} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
+                self.device,
+                gib(wanted),
+                gib(self.memory.limit()),
+                gib(used)
+            ),
+        )
+    }
+
+    fn program(&self, w: &mut Window, live: Vec<u32>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
+        w.key.clear();
+        let mut codes = w.operands.as_slice();
+        for inst in &w.insts {
+            let (own, rest) = codes.split_at(inst.operands.len());
+            w.key.push(inst.id);
+            w.key.extend_from_slice(own);
+            codes = rest;
+        }
+        w.key.push(u32::MAX);
+        w.key.extend_from_slice(&live);
+        w.key.push(u32::MAX);
+        w.key.extend_from_slice(&donated);
+        if let Some(program) = w.programs.get(w.key.as_slice()) {
+            return program.clone();
+        }
+        let graph = Graph {
+            insts: w.insts.clone(),
+            operands: w.operands.clone(),
+            inputs: w.inputs.iter().map(|v| v.ty.clone()).collect(),
+            donated,
+            live,
+        };
+        let program = Program::new(&graph);
+        self.metrics.count(&self.metrics.programs);
+        self.compiler.submit(graph, program.clone(), i64::from(self.device));
+        w.programs.insert(w.key.as_slice().into(), program.clone());
+        program
+    }
+
+    /// Ends an op in the current mode: launches it, and in debug mode waits and checks.
+    pub(crate) fn end_op(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
+        self.flush(w, site)
+    }
+
+    /// After the window is unlocked: waits as the mode asks.
+    pub(crate) fn after_op(&self, switches: &Switches, pending: Option<Arc<Checked>>) -> Result<()> {
+        if switches.mode == Mode::Strict {
+            return self.launcher.throttle(self.interrupt);
+        }
+        self.launcher.wait(self.launcher.last(), self.interrupt)?;
+        if let Some(e) = self.launcher.take_failure() {
+            return Err(e);
+        }
+        pending.map_or(Ok(()), |c| c.verify())
+    }
+
+    /// Waits for everything, and raises the first failure that nobody has seen.
+    pub fn synchronize(&self) -> Result<()> {
+        self.flush(&mut self.lock(), Site::default())?;
+        let (number, _) = self.launcher.mark();
+        self.launcher.wait(number, self.interrupt)?;
+        self.launcher.take_failure().map_or(Ok(()), Err)
+    }
+
+    /// Whether everything recorded has been launched.
+    pub fn is_idle(&self) -> bool {
+        self.launcher.is_idle()
+    }
+
+    /// A mark at the end of the queue.
+    pub fn mark(&self) -> Result<(u64, Arc<crate::launch::Mark>)> {
+        self.flush(&mut self.lock(), Site::default())?;
+        Ok(self.launcher.mark())
+    }
+
+    /// Waits for a mark.
+    pub fn wait(&self, number: u64) -> Result<()> {
+        self.launcher.wait(number, self.interrupt)
+    }
+
+    /// Ends the launch thread after what is queued.
+    pub(crate) fn stop(&self) {
+        let number = self.launcher.stop();
+        // Interrupts are for waits that a user asked for.
+        let _ = self.launcher.wait(number, || Ok(()));
+    }
+
+    /// Copies a device tensor to row-major host memory.
+    pub fn read_host(&self, tensor: &TensorRef<'_>, out: &mut [u8], site: Site) -> Result<(), Refusal> {
+        let (slot, view) = tensor.device_view()?;
+        if view.numel() == 0 {
+            return Ok(());
+        }
+        let held = {
+            let mut w = self.lock();
+            let value = w.read(slot, &view, tensor.contiguous)?;
+            let held = Held::new(value);
+            self.flush(&mut w, site)?;
+            held
+        };
+        self.metrics.to_host(out.len());
+        Ok(self.fetch(held.value(), out).map_err(|e| if e.kind == ErrorKind::Runtime { e } else { e })?)
+    }
+
+    /// Waits for a value and copies it out.
+    pub(crate) fn fetch(&self, value: &Arc<Value>, out: &mut [u8]) -> Result<()> {
+        self.launcher.wait(value.launch.load(Relaxed), self.interrupt)?;
+        let buffer = {
+            let state = value.state.lock();
+            match &*state {
+                State::Ready(b) => b.clone(),
+                State::Host(bytes) => {
+                    out.copy_from_slice(bytes);
+                    return Ok(());
+                }
+                State::Failed(e) => {
+                    self.launcher.seen(e);
+                    return Err(e.clone());
+                }
+                State::Pending | State::Donated => {
+                    return Err(Error::runtime("a value was read before it was computed; please report this"));
+                }
+            }
+        };
+        buffer.to_host(out).map_err(|e| error::device("copy to the host", &e))
+    }
+
+    /// Copies row-major host memory into a device tensor.
+    pub fn write_host(&self, tensor: &TensorRef<'_>, bytes: &[u8], site: Site) -> Result<(), Refusal> {
+        let (slot, view) = tensor.device_view()?;
+        if view.numel() == 0 {
+            return Ok(());
+        }
+        let value = self.upload(view.ty(), bytes).map_err(|e| e.at(site))?;
+        let mut w = self.lock();
+        w.write(slot, &view, value)?;
+        self.flush(&mut w, site)?;
+        Ok(())
+    }
+
+    /// A value from host memory.
+    pub(crate) fn upload(&self, ty: TensorType, bytes: &[u8]) -> Result<Arc<Value>> {
+        let size = ty.bytes().max(0) as u64;
+        if !self.memory.fits(size) {
+            return Err(self.out_of_memory(size));
+        }
+        self.metrics.to_device(bytes.len());
+        let buffer = upload(&self.client, self.device as usize, &ty, bytes)?;
+        let charge = charge(&self.memory, &ty);
+        Ok(Value::new(ty, State::Ready(Arc::new(buffer)), Some(charge)))
+    }
+
+    /// A storage of another size with the same bytes, cut or filled with zeros.
+    pub fn resized(&self, slot: &Slot, nbytes: usize, site: Site) -> Result<Slot, Refusal> {
+        let Some(value) = slot.value() else { return Ok(Slot::new(nbytes, slot.device)) };
+        if nbytes == 0 {
+            return Ok(Slot::new(0, slot.device));
+        }
+        let item = value.ty.dtype.size_bytes();
+        let dtype = if nbytes % item == 0 { value.ty.dtype } else { DType::U8 };
+        let to = TensorType::new(dtype, [(nbytes / dtype.size_bytes()) as i64].as_slice());
+        let mut w = self.lock();
+        let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, &[value])?.single()?;
+        let slot = Slot::with(nbytes, slot.device, new);
+        self.flush(&mut w, site)?;
+        Ok(slot)
+    }
+
+    /// Copies one device tensor into another of the same shape on this device, converting dtypes.
+    pub fn copy(&self, src: &TensorRef<'_>, dst: &TensorRef<'_>, site: Site) -> Result<(), Refusal> {
+        let (from, from_view) = src.device_view()?;
+        let (to, to_view) = dst.device_view()?;
+        let mut w = self.lock();
+        let mut value = w.read(from, &from_view, src.contiguous)?;
+        if value.ty.dtype != to_view.dtype {
+            let kind = Kind::Cast { from: value.ty.clone(), to: to_view.dtype };
+            value = w.apply(kind, &[value])?.single()?;
+        }
+        w.write(to, &to_view, value)?;
+        self.flush(&mut w, site)?;
+        Ok(())
+    }
+}
+
+/// Dead inputs whose memory some result can take.
+fn donated(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> SmallVec<[u32; 4]> {
+    let mut sizes: SmallVec<[i64; 4]> = outputs.iter().map(|v| v.ty.bytes()).collect();
+    let mut out = SmallVec::new();
+    for (i, input) in inputs.iter().enumerate() {
+        if input.is_visible() || matches!(*input.state.lock(), State::Host(_)) {
+            continue;
+        }
+        if let Some(at) = sizes.iter().position(|&s| s == input.ty.bytes() && s > 0) {
+            sizes.swap_remove(at);
+            out.push(i as u32);
+        }
+    }
+    out
+}
+
+/// A launch whose checks were asked for.
+pub(crate) struct Checked {
+    number: u64,
+    checks: Arc<Checks>,
+    program: Arc<Program>,
+    site: Site,
+}
+
+impl Checked {
+    /// After the launch: the first condition that does not hold, as its error.
+    fn verify(&self) -> Result<()> {
+        let _ = self.number;
+        let Some(buffers) = self.checks.0.get() else { return Ok(()) };
+        for (buffer, (kind, message)) in buffers.iter().zip(&self.program.checks) {
+            let mut ok = [0];
+            buffer.to_host(&mut ok).map_err(|e| error::device("debug check", &e))?;
+            if ok[0] == 0 {
+                return Err(Error::new(*kind, format!("{message}\n  in {}", self.program.name)).at(self.site));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Tensors as PyTorch hands them over.
+
+use crate::error::{Error, Refusal};
+use crate::value::Slot;
+use crate::view::View;
+use oxitorch_hlo::{DType, Dims, TensorType};
+
+/// Where a tensor's elements are.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// In a storage of ours.
+    Device(&'a Slot),
+    /// In host memory: all bytes from the first to the last element of the view.
+    Host(&'a [u8]),
+    /// On a device that is not ours.
+    Foreign,
+    /// Nowhere: an undefined tensor, or `None` in a list.
+    Undefined,
+}
+
+/// A borrowed tensor argument.
+#[derive(Clone, Debug)]
+pub struct TensorRef<'a> {
+    /// Where its elements are.
+    pub place: Place<'a>,
+    /// `None` for a dtype that has no StableHLO counterpart.
+    pub dtype: Option<DType>,
+    /// Sizes.
+    pub sizes: &'a [i64],
+    /// Strides in elements.
+    pub strides: &'a [i64],
+    /// Storage offset in elements.
+    pub offset: i64,
+    /// Whether the strides are row-major.
+    pub contiguous: bool,
+    /// Whether it is a Python number that PyTorch wrapped.
+    pub wrapped: bool,
+    /// Index of its device.
+    pub device: i32,
+}
+
+impl<'a> TensorRef<'a> {
+    /// Whether it is there at all.
+    pub fn is_defined(&self) -> bool {
+        !matches!(self.place, Place::Undefined)
+    }
+
+    /// The dtype, or the request to run the op elsewhere.
+    pub fn dtype(&self) -> Result<DType, Refusal> {
+        self.dtype.ok_or_else(|| Refusal::Fallback("a dtype without StableHLO counterpart".to_owned()))
+    }
+
+    /// Its type.
+    pub fn ty(&self) -> Result<TensorType, Refusal> {
+        Ok(TensorType::new(self.dtype()?, self.sizes))
+    }
+
+    /// The storage and the view of a tensor on our device.
+    pub fn device_view(&self) -> Result<(&'a Slot, View), Refusal> {
+        let Place::Device(slot) = self.place else {
+            return Err(Error::runtime("expected a tensor on the tpu device").into());
+        };
+        let view = View {
+            dtype: self.dtype()?,
+            sizes: Dims::from_slice(self.sizes),
+            strides: Dims::from_slice(self.strides),
+            offset: self.offset,
+        };
+        Ok((slot, view))
+    }
+
+    /// The row-major bytes of a host tensor.
+    pub fn host_bytes(&self) -> Option<Vec<u8>> {
+        let (Place::Host(bytes), Some(dtype)) = (self.place, self.dtype) else { return None };
+        let item = dtype.size_bytes();
+        let numel: usize = self.sizes.iter().map(|&n| n as usize).product();
+        if self.contiguous {
+            return Some(bytes[..numel * item].to_vec());
+        }
+        let mut out = Vec::with_capacity(numel * item);
+        let mut index = Dims::from_elem(0, self.sizes.len());
+        for _ in 0..numel {
+            let at: i64 = index.iter().zip(self.strides).map(|(i, s)| i * s).sum();
+            out.extend_from_slice(&bytes[at as usize * item..][..item]);
+            for d in (0..index.len()).rev() {
+                index[d] += 1;
+                if index[d] < self.sizes[d] {
+                    break;
+                }
+                index[d] = 0;
+            }
+        }
+        Some(out)
+    }
+}
+
+impl std::fmt::Display for TensorRef<'_> {
+    /// As messages name it: `float32[2, 3]`, with the device if it is not ours.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.is_defined() {
+            return f.write_str("None");
+        }
+        match self.dtype {
+            Some(dtype) => f.write_str(oxitorch_aten::dtype::torch_name(dtype).trim_start_matches("torch."))?,
+            None => f.write_str("?")?,
+        }
+        write!(f, "{:?}", self.sizes)?;
+        match self.place {
+            Place::Host(_) if !self.wrapped => f.write_str(" on cpu"),
+            Place::Foreign => f.write_str(" on another device"),
+            _ => Ok(()),
+        }
+    }
+}

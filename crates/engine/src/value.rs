@@ -1,0 +1,145 @@
+//! Values and the slots that hold them.
+//!
+//! A [`Value`] is immutable once computed: what a whole storage holds at one moment. A [`Slot`] stands for one PyTorch
+//! storage and points at its current value; a write makes a new value and rebinds the slot, so readers that took the old
+//! one keep it.
+
+use crate::error::Error;
+use crate::memory::{Charge, Memory};
+use oxitorch_hlo::{DType, TensorType};
+use oxitorch_pjrt::Buffer;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Where the bytes of a value are.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Recorded, or in the launch queue.
+    Pending,
+    /// On the host, uploaded when a program first needs them.
+    Host(Box<[u8]>),
+    /// On the device.
+    Ready(Arc<Buffer>),
+    /// The op (or one that it depends on) failed.
+    Failed(Error),
+    /// Given to a program for its result; nothing can see the value any more.
+    Donated,
+}
+
+/// The immutable content of a storage.
+#[derive(Debug)]
+pub struct Value {
+    pub(crate) ty: TensorType,
+    /// Slots and host reads through which this value can still be seen.
+    holds: AtomicU32,
+    /// Where it stands in the open window: epoch in the upper half, operand code in the lower; see `Window`.
+    pub(crate) mark: AtomicU64,
+    /// The launch that computes it; 0 if it never was part of one.
+    pub(crate) launch: AtomicU64,
+    pub(crate) state: Mutex<State>,
+    charge: Mutex<Option<Charge>>,
+}
+
+impl Value {
+    pub(crate) fn new(ty: TensorType, state: State, charge: Option<Charge>) -> Arc<Value> {
+        Arc::new(Value {
+            ty,
+            holds: AtomicU32::new(0),
+            mark: AtomicU64::new(0),
+            launch: AtomicU64::new(0),
+            state: Mutex::new(state),
+            charge: Mutex::new(charge),
+        })
+    }
+
+    /// A 0-d number on its way to the device.
+    pub(crate) fn scalar(dtype: DType, bytes: &[u8]) -> Arc<Value> {
+        Self::new(TensorType::scalar(dtype), State::Host(bytes.into()), None)
+    }
+
+    /// Whether a slot or a host read can still see it.
+    pub(crate) fn is_visible(&self) -> bool {
+        self.holds.load(Relaxed) > 0
+    }
+
+    /// Sets the memory that the value accounts for until it goes.
+    pub(crate) fn set_charge(&self, charge: Charge) {
+        *self.charge.lock() = Some(charge);
+    }
+
+    /// Takes the buffer out, for a program that overwrites it.
+    pub(crate) fn donate(&self) -> Option<Arc<Buffer>> {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Ready(_)) {
+            return None;
+        }
+        self.charge.lock().take();
+        match std::mem::replace(&mut *state, State::Donated) {
+            State::Ready(b) => Some(b),
+            _ => None,
+        }
+    }
+}
+
+/// A value that is held visible: while it lives the value is neither donated nor left out of a program.
+#[derive(Debug)]
+pub struct Held(Arc<Value>);
+
+impl Held {
+    /// Holds a value.
+    pub(crate) fn new(value: Arc<Value>) -> Held {
+        value.holds.fetch_add(1, Relaxed);
+        Held(value)
+    }
+
+    /// The value.
+    pub(crate) fn value(&self) -> &Arc<Value> {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.holds.fetch_sub(1, Relaxed);
+    }
+}
+
+/// One PyTorch storage.
+#[derive(Debug)]
+pub struct Slot {
+    /// Size of the storage.
+    pub nbytes: usize,
+    /// Ordinal of the device.
+    pub device: u16,
+    /// The current value; none before the first write (reads see zeros then).
+    value: Mutex<Option<Held>>,
+}
+
+impl Slot {
+    /// A storage that was never written.
+    pub fn new(nbytes: usize, device: u16) -> Slot {
+        Slot { nbytes, device, value: Mutex::new(None) }
+    }
+
+    /// A storage that holds a value.
+    pub(crate) fn with(nbytes: usize, device: u16, value: Arc<Value>) -> Slot {
+        Slot { nbytes, device, value: Mutex::new(Some(Held::new(value))) }
+    }
+
+    /// The current value.
+    pub(crate) fn value(&self) -> Option<Arc<Value>> {
+        self.value.lock().as_ref().map(|h| h.value().clone())
+    }
+
+    /// Makes this the current value.
+    pub(crate) fn bind(&self, value: Arc<Value>) {
+        let old = self.value.lock().replace(Held::new(value));
+        drop(old); // outside the lock: the last holder frees a buffer
+    }
+}
+
+/// Charges the bytes of a type to a device's memory.
+pub(crate) fn charge(memory: &Arc<Memory>, ty: &TensorType) -> Charge {
+    memory.charge(ty.bytes().max(0) as u64)
+}

@@ -1,0 +1,308 @@
+//! Strided views as StableHLO: reading one out of a storage's value, and writing one into it.
+//!
+//! A view whose strides nest (each divides the next larger one) is a box in the storage seen as a suitable grid: a read is
+//! reshape, slice, transpose, broadcast, and a write is a dynamic_update_slice at constant places. Everything else goes
+//! through flat indices, gather and scatter.
+
+use oxitorch_hlo::{Builder, DType, Dims, GatherDims, ScatterDims, ScatterFlags, TensorType, Value};
+
+/// A strided view of a storage: what PyTorch's tensor metadata says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// Element type of the view, perhaps not that of the storage's value.
+    pub dtype: DType,
+    /// Sizes.
+    pub sizes: Dims,
+    /// Strides in elements.
+    pub strides: Dims,
+    /// Offset of the first element, in elements.
+    pub offset: i64,
+}
+
+/// One dimension of the grid that a view is a box of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    /// Elements between neighbours.
+    stride: i64,
+    /// Where the box begins.
+    start: i64,
+    /// How long it is.
+    size: i64,
+    /// The view's dimension; `None` for the place inside the innermost stride.
+    dim: Option<usize>,
+}
+
+impl View {
+    /// Number of elements.
+    pub fn numel(&self) -> i64 {
+        self.sizes.iter().product()
+    }
+
+    /// The type of the view as a tensor.
+    pub fn ty(&self) -> TensorType {
+        TensorType::new(self.dtype, self.sizes.clone())
+    }
+
+    /// Whether two places of the view are one place of the storage by a stride of zero.
+    pub fn is_expanded(&self) -> bool {
+        self.sizes.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0)
+    }
+
+    /// The order of dimensions, slowest first, if the view is a permuted row-major tensor that begins at 0.
+    pub fn dense_order(&self) -> Option<Dims> {
+        if self.offset != 0 {
+            return None;
+        }
+        let order = dense_order(&self.sizes, &self.strides)?;
+        Some(order)
+    }
+
+    /// The grid, outermost level first, if the view is a box.
+    fn levels(&self) -> Option<Vec<Level>> {
+        let mut levels: Vec<Level> = Vec::new();
+        let dims = (0..self.sizes.len()).filter(|&d| self.sizes[d] != 1 && self.strides[d] != 0);
+        let mut dims: Vec<usize> = dims.collect();
+        dims.sort_by_key(|&d| std::cmp::Reverse(self.strides[d]));
+        for d in dims {
+            levels.push(Level { stride: self.strides[d], start: 0, size: self.sizes[d], dim: Some(d) });
+        }
+        if levels.last().is_none_or(|l| l.stride != 1) {
+            levels.push(Level { stride: 1, start: 0, size: 1, dim: None });
+        }
+        let mut rest = self.offset;
+        for level in &mut levels {
+            level.start = rest / level.stride;
+            rest %= level.stride;
+        }
+        let nests = |w: &[Level]| w[0].stride % w[1].stride == 0 && w[1].start + w[1].size <= w[0].stride / w[1].stride;
+        levels.windows(2).all(nests).then_some(levels)
+    }
+}
+
+/// The order of dimensions, slowest first, in which sizes and strides are row-major without gaps.
+pub fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
+    let mut order: Dims = (0..sizes.len() as i64).collect();
+    // Sizes of 1 may have any stride: they keep their place among equals.
+    order.sort_by_key(|&d| std::cmp::Reverse(if sizes[d as usize] == 1 { i64::MAX } else { strides[d as usize] }));
+    let mut expected = 1;
+    for &d in order.iter().rev() {
+        let (n, s) = (sizes[d as usize], strides[d as usize]);
+        if n != 1 && s != expected {
+            return None;
+        }
+        expected *= n.max(1);
+    }
+    if is_identity(&order, sizes) { Some((0..sizes.len() as i64).collect()) } else { Some(order) }
+}
+
+fn is_identity(order: &[i64], sizes: &[i64]) -> bool {
+    let real = order.iter().filter(|&&d| sizes[d as usize] != 1);
+    real.clone().zip(real.skip(1)).all(|(a, b)| a < b)
+}
+
+/// The elements of a view.
+pub fn read(b: &Builder, base: Value, view: &View) -> Value {
+    if view.numel() == 0 {
+        return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
+    }
+    let flat = flat(b, base, view.dtype);
+    match view.levels() {
+        Some(levels) => read_box(b, flat, view, &levels),
+        None => read_indexed(b, flat, view),
+    }
+}
+
+fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
+    let (grid, _) = grid(b, flat, levels, true);
+    let start: Dims = levels.iter().map(|l| l.start).collect();
+    let limit: Dims = levels.iter().map(|l| l.start + l.size).collect();
+    let part = b.slice(grid, &start, &limit, &Dims::from_elem(1, levels.len()));
+    let kept: Vec<&Level> = levels.iter().filter(|l| l.dim.is_some()).collect();
+    let part = b.reshape(part, &kept.iter().map(|l| l.size).collect::<Dims>());
+    // Box order to the view's order, then the sizes 1 and the expanded dimensions.
+    let mut order: Vec<usize> = (0..kept.len()).collect();
+    order.sort_by_key(|&i| kept[i].dim);
+    let part = b.transpose(part, &order.iter().map(|&i| i as i64).collect::<Dims>());
+    let dims: Dims = order.iter().filter_map(|&i| kept[i].dim).map(|d| d as i64).collect();
+    b.broadcast_in_dim(part, &view.sizes, &dims)
+}
+
+/// The storage as the grid of the levels. For reads the tail that no level needs is cut off; otherwise the storage is
+/// padded to whole rows. Also gives the number of elements before that.
+fn grid(b: &Builder, flat: Value, levels: &[Level], cut: bool) -> (Value, i64) {
+    let n = b.dim(flat, 0);
+    let outer = levels[0];
+    let need = (outer.start + outer.size) * outer.stride;
+    let rows = if cut && need <= n { outer.start + outer.size } else { (n + outer.stride - 1) / outer.stride };
+    let total = rows * outer.stride;
+    let whole = if total <= n {
+        b.slice_dim(flat, 0, 0, total, 1)
+    } else {
+        b.pad_dim(flat, b.scalar_f64(b.dtype(flat), 0.0), 0, 0, total - n)
+    };
+    let mut shape = Dims::from_elem(rows, 1);
+    shape.extend(levels.windows(2).map(|w| w[0].stride / w[1].stride));
+    (b.reshape(whole, &shape), n)
+}
+
+/// Flat indices of the view's elements, in the view's shape.
+fn indices(b: &Builder, view: &View, extent: i64) -> Value {
+    let dtype = if extent <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 };
+    let ty = TensorType::new(dtype, view.sizes.clone());
+    let mut sum = b.full(b.scalar_i64(dtype, view.offset), &view.sizes);
+    for (d, &stride) in view.strides.iter().enumerate() {
+        if view.sizes[d] != 1 && stride != 0 {
+            let step = b.full(b.scalar_i64(dtype, stride), &view.sizes);
+            sum = b.add(sum, b.mul(b.iota(ty.clone(), d as i64), step));
+        }
+    }
+    sum
+}
+
+fn read_indexed(b: &Builder, flat: Value, view: &View) -> Value {
+    let index = indices(b, view, b.dim(flat, 0));
+    let rank = view.sizes.len() as i64;
+    let dims = GatherDims {
+        collapsed_slice_dims: Dims::from_elem(0, 1),
+        start_index_map: Dims::from_elem(0, 1),
+        index_vector_dim: rank,
+        ..GatherDims::default()
+    };
+    b.gather(flat, index, &dims, &[1], false)
+}
+
+/// The storage's value after a view of it was overwritten: of type `base_ty`, or of `update`'s where that covers all.
+pub fn write(b: &Builder, base: Value, update: Value, view: &View) -> Value {
+    let base_ty = b.ty(base);
+    if view.numel() == 0 {
+        return base;
+    }
+    let flat = flat(b, base, view.dtype);
+    let written = match view.levels() {
+        Some(levels) if !view.is_expanded() => write_box(b, flat, update, view, &levels),
+        _ => write_indexed(b, flat, update, view),
+    };
+    restore(b, base, written, &base_ty)
+}
+
+fn write_box(b: &Builder, flat: Value, update: Value, view: &View, levels: &[Level]) -> Value {
+    let order: Dims = levels.iter().filter_map(|l| l.dim).map(|d| d as i64).collect();
+    let ones: Dims = (0..view.sizes.len() as i64).filter(|&d| view.sizes[d as usize] == 1).collect();
+    let squeezed = b.squeeze(update, &ones);
+    // Positions of the remaining dimensions after the sizes of 1 are gone.
+    let position = |d: i64| d - ones.iter().filter(|&&o| o < d).count() as i64;
+    let part = b.transpose(squeezed, &order.iter().map(|&d| position(d)).collect::<Dims>());
+    let part = b.reshape(part, &levels.iter().map(|l| l.size).collect::<Dims>());
+    let (grid, n) = grid(b, flat, levels, false);
+    let dtype = if n <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 };
+    let start: Vec<Value> = levels.iter().map(|l| b.scalar_i64(dtype, l.start)).collect();
+    let written = b.dynamic_update_slice(grid, part, &start);
+    let total = b.numel(written);
+    b.slice_dim(b.reshape(written, &[total]), 0, 0, n, 1)
+}
+
+fn write_indexed(b: &Builder, flat: Value, update: Value, view: &View) -> Value {
+    let index = indices(b, view, b.dim(flat, 0));
+    let dims = ScatterDims {
+        inserted_window_dims: Dims::from_elem(0, 1),
+        scatter_dims_to_operand_dims: Dims::from_elem(0, 1),
+        index_vector_dim: view.sizes.len() as i64,
+        ..ScatterDims::default()
+    };
+    let flags = ScatterFlags::default();
+    b.scatter(&[flat], index, &[update], &dims, flags, |_, _, new| new.to_vec())[0]
+}
+
+/// Puts the written elements back under the storage's own type; bytes that the view cannot name stay.
+fn restore(b: &Builder, base: Value, written: Value, base_ty: &TensorType) -> Value {
+    if b.dtype(written) == base_ty.dtype && b.numel(written) == base_ty.numel() {
+        return b.reshape(written, &base_ty.shape);
+    }
+    let head = reinterpret(b, written, base_ty.dtype);
+    let n = base_ty.numel();
+    let old = b.reshape(base, &[n]);
+    let tail = b.slice_dim(old, 0, b.dim(head, 0).min(n), n, 1);
+    b.reshape(b.concatenate(&[head, tail], 0), &base_ty.shape)
+}
+
+/// A value as a 1-d tensor of another element type over the same bytes; trailing bytes that make no element are left out.
+pub fn flat(b: &Builder, x: Value, dtype: DType) -> Value {
+    let n = b.numel(x);
+    reinterpret(b, b.reshape(x, &[n]), dtype)
+}
+
+fn reinterpret(b: &Builder, x: Value, to: DType) -> Value {
+    let from = b.dtype(x);
+    if from == to {
+        return x;
+    }
+    // StableHLO has no bit casts of bool and complex: go through bytes and through parts.
+    if from == DType::Pred {
+        return reinterpret(b, b.convert(x, DType::U8), to);
+    }
+    if from.is_complex() {
+        let n = b.dim(x, 0);
+        let parts = [b.real(x), b.imag(x)].map(|p| b.reshape(p, &[n, 1]));
+        return reinterpret(b, b.reshape(b.concatenate(&parts, 1), &[2 * n]), to);
+    }
+    if to == DType::Pred {
+        let bytes = reinterpret(b, x, DType::U8);
+        return b.ne(bytes, b.zeros_like(bytes));
+    }
+    if to.is_complex() {
+        let parts = reinterpret(b, x, to.real());
+        let n = b.dim(parts, 0) / 2;
+        let pairs = b.reshape(b.slice_dim(parts, 0, 0, 2 * n, 1), &[n, 2]);
+        return b.complex(b.index_dim(pairs, 1, 0), b.index_dim(pairs, 1, 1));
+    }
+    let (a, z) = (from.size_bytes() as i64, to.size_bytes() as i64);
+    let n = b.dim(x, 0);
+    if a >= z {
+        let parts = b.bitcast_convert(x, to);
+        return b.reshape(parts, &[n * (a / z)]);
+    }
+    let ratio = z / a;
+    let whole = b.slice_dim(x, 0, 0, n / ratio * ratio, 1);
+    b.bitcast_convert(b.reshape(whole, &[n / ratio, ratio]), to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(sizes: &[i64], strides: &[i64], offset: i64) -> View {
+        View { dtype: DType::F32, sizes: sizes.into(), strides: strides.into(), offset }
+    }
+
+    #[test]
+    fn nested_strides_are_a_box() {
+        // x[1:3, 2:4].t() of a 4x6 matrix
+        let levels = view(&[2, 2], &[1, 6], 8).levels().expect("a box");
+        let starts: Vec<_> = levels.iter().map(|l| (l.start, l.size, l.dim)).collect();
+        assert_eq!(starts, [(1, 2, Some(1)), (2, 2, Some(0))]);
+    }
+
+    #[test]
+    fn steps_are_a_box_with_a_place_inside() {
+        let levels = view(&[3], &[4], 1).levels().expect("a box");
+        assert_eq!(levels.len(), 2);
+        assert_eq!((levels[1].start, levels[1].size, levels[1].dim), (1, 1, None));
+    }
+
+    #[test]
+    fn windows_and_diagonals() {
+        assert!(view(&[3, 3], &[1, 1], 0).levels().is_none(), "overlapping windows are no box");
+        assert!(view(&[3, 2], &[3, 2], 0).levels().is_none(), "strides that do not divide are no box");
+        assert!(view(&[3], &[4], 0).levels().is_some(), "a diagonal is a column of a wider grid");
+        assert!(view(&[2, 4], &[6, 1], 4).levels().is_none(), "a window that crosses rows is no box");
+    }
+
+    #[test]
+    fn dense_orders() {
+        assert_eq!(dense_order(&[2, 3], &[3, 1]).as_deref(), Some(&[0, 1][..]));
+        assert_eq!(dense_order(&[2, 3], &[1, 2]).as_deref(), Some(&[1, 0][..]));
+        assert_eq!(dense_order(&[2, 1, 3], &[3, 77, 1]).as_deref(), Some(&[0, 1, 2][..]));
+        assert_eq!(dense_order(&[2, 3], &[4, 1]), None);
+        assert_eq!(dense_order(&[2, 3, 4, 5], &[60, 1, 15, 3]).as_deref(), Some(&[0, 2, 3, 1][..]));
+    }
+}

@@ -1,0 +1,166 @@
+// The flat C boundary between the PyTorch shim (C++) and the core (Rust).
+//
+// Two tables of function pointers cross once, at start: the core's (OxiCore) goes to the shim, the shim's (OxiShim)
+// comes back. Nothing else is linked, so one core serves every torch version and a shim can be built at first import.
+// No exception and no panic crosses a call. Mirrored by hand in src/abi.rs, which checks sizes at compile time.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised whenever a struct or a signature below changes.
+#define OXI_ABI_VERSION 1
+
+// What an argument holds. Values are stable: the core encodes them into keys.
+enum {
+  OXI_NONE = 0,
+  OXI_TENSOR = 1,
+  OXI_TENSORS = 2,   // Tensor[] or Tensor?[]; absent entries carry OXI_UNDEFINED
+  OXI_INT = 3,       // also ScalarType, Layout, MemoryFormat and Device index
+  OXI_DOUBLE = 4,
+  OXI_BOOL = 5,
+  OXI_COMPLEX = 6,   // doubles[0], doubles[1]
+  OXI_INTS = 7,
+  OXI_DOUBLES = 8,
+  OXI_BOOLS = 9,     // ints[k] is 0 or 1
+  OXI_STR = 10,      // len bytes, not terminated
+  OXI_GENERATOR = 11,// pointer for OxiShim::rng_advance; null means the device's default generator
+  OXI_DEVICE = 12,   // device index in i
+  OXI_SCALARS = 13,  // Scalar[]: a nested OxiArg array
+  OXI_OTHER = 14     // storage, dimname, ...: the core answers OXI_FALLBACK
+};
+
+// OxiTensor::flags
+enum { OXI_WRAPPED_NUMBER = 1, OXI_UNDEFINED = 2, OXI_CONTIGUOUS = 4 };
+// OxiTensor::device_type
+enum { OXI_DEVICE_CPU = 0, OXI_DEVICE_SELF = 1, OXI_DEVICE_OTHER = 2 };
+
+typedef struct OxiTensor {  // borrowed: valid during the call
+  void* slot;               // the core's Slot of the storage; null for a tensor of another device
+  const void* host;         // data pointer of a CPU tensor
+  const int64_t* sizes;
+  const int64_t* strides;   // in elements
+  int64_t offset;           // storage offset in elements
+  int32_t ndim;
+  int16_t dtype;            // c10::ScalarType
+  uint8_t device_type;
+  uint8_t flags;
+  int32_t device_index;
+  int32_t reserved;
+} OxiTensor;
+
+typedef struct OxiArg {
+  uint32_t tag;
+  uint32_t len;
+  union {
+    int64_t i;
+    double d;
+    const OxiTensor* t;
+    const int64_t* ints;
+    const double* doubles;
+    const char* s;
+    const struct OxiArg* args;
+    void* p;
+  } u;
+} OxiArg;
+
+// What a result is.
+enum {
+  OXI_OUT_NEW = 0,       // a new tensor over `slot`, which the shim now owns
+  OXI_OUT_ARG = 1,       // argument `arg` itself (in-place, out=)
+  OXI_OUT_ARG_ITEM = 2,  // entry `item` of the tensor list argument `arg`
+  OXI_OUT_RESIZED = 3,   // argument `arg`, first resized (with torch's warning) to `sizes`; then OxiCore::assign is called
+  OXI_OUT_UNDEFINED = 4, // an undefined tensor (output_mask off)
+  OXI_OUT_LIST = 5       // a list whose `arg` entries follow
+};
+
+typedef struct OxiOut {
+  int32_t kind;
+  int32_t arg;
+  int32_t item;
+  int32_t dtype;
+  int32_t ndim;
+  int32_t device_index;
+  void* slot;
+  const int64_t* sizes;    // owned by the core until the next dispatch of this thread
+  const int64_t* strides;
+  int64_t nbytes;          // of the new storage
+} OxiOut;
+
+enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2 };
+enum {  // exception class to throw
+  OXI_ERR_RUNTIME = 0, OXI_ERR_INDEX = 1, OXI_ERR_TYPE = 2, OXI_ERR_VALUE = 3,
+  OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5
+};
+
+typedef struct OxiError {
+  int32_t kind;
+  const char* message;     // NUL-terminated, owned by the core until this thread's next call
+} OxiError;
+
+typedef struct OxiResult {
+  const OxiOut* outs;
+  uint32_t nouts;
+  OxiError error;
+} OxiResult;
+
+// ---- implemented by the core; every function may be called from any thread, without the GIL ----
+typedef struct OxiCore {
+  uint32_t abi_version;
+  // The id under which the core serves this overload, or -1. `composite`: the op has a CompositeImplicitAutograd kernel.
+  int32_t (*bind)(const char* schema, int32_t composite);
+  // Whether the core has a row under this base name ("add"): spares printing the other schemas.
+  int32_t (*knows)(const char* base_name);
+  int32_t (*dispatch)(int32_t id, int32_t device, const OxiArg* args, uint32_t nargs, OxiResult* result);
+  // Counts an op that goes to the CPU. OXI_ERROR under OXITORCH_FALLBACK=error. `warn` receives a message the first time.
+  int32_t (*fallback)(const char* op_name, const char** warn, OxiError* error);
+  // Storages. `alloc` fails (null, error set) when the device has no room.
+  void* (*alloc)(size_t nbytes, int32_t device, OxiError* error);
+  void (*drop_slot)(void* slot);
+  uintptr_t (*address)(void* slot);                            // the storage's unique fake address
+  void* (*find)(uintptr_t address, int64_t* offset_bytes);    // the inverse, also for addresses inside a storage
+  void* (*resized)(void* slot, size_t nbytes, OxiError* error);  // a new slot with the old bytes, cut or zero-padded
+  // Copies. Host memory is contiguous in `dst`/`src`'s logical order.
+  int32_t (*write)(const OxiTensor* dst, const void* host, OxiError* error);
+  int32_t (*read)(const OxiTensor* src, void* host, OxiError* error);
+  int32_t (*copy)(const OxiTensor* src, const OxiTensor* dst, OxiError* error);  // converts dtypes and devices
+  // Devices and streams.
+  int32_t (*device_count)(void);
+  int32_t (*synchronize)(int32_t device, OxiError* error);
+  int32_t (*is_idle)(int32_t device);
+  uint64_t (*event_record)(int32_t device);
+  int32_t (*event_query)(uint64_t event);
+  int32_t (*event_wait)(uint64_t event, OxiError* error);
+  double (*event_elapsed_ms)(uint64_t start, uint64_t end, OxiError* error);
+  void (*event_drop)(uint64_t event);
+  // Memory statistics in bytes: current, peak, allocated in all, freed in all; counts of buffers likewise.
+  void (*memory)(int32_t device, int64_t out[8]);
+  void (*memory_info)(int32_t device, size_t* free_bytes, size_t* total_bytes);
+  void (*reset_peak)(int32_t device);
+  void (*reset_accumulated)(int32_t device);
+} OxiCore;
+
+// ---- implemented by the shim ----
+typedef struct OxiShim {
+  uint32_t abi_version;
+  // Reserves `blocks` Philox blocks of a generator (null: the device's default one).
+  void (*rng_advance)(void* generator, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset);
+  void (*rng_get)(int32_t device, uint64_t* seed, uint64_t* offset);
+  void (*rng_set)(int32_t device, uint64_t seed, uint64_t offset);
+  // The number that autograd gives the next node, and that of the node which runs in this thread (-1: none).
+  uint64_t (*sequence_peek)(void);
+  int64_t (*sequence_of_backward)(void);
+  int32_t (*current_device)(void);
+  void (*set_device)(int32_t device);
+  const char* (*torch_version)(void);
+} OxiShim;
+
+// The shim's one export: registers everything with PyTorch. Returns null and sets `error` when it cannot.
+typedef const OxiShim* (*OxiShimInit)(const OxiCore* core, const char** error);
+
+#ifdef __cplusplus
+}
+#endif

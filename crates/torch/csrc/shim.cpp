@@ -1,0 +1,767 @@
+// PyTorch's side of oxitorch: one file that registers the PrivateUse1 backend and knows no op.
+//
+// What is here is what only C++ can give PyTorch: allocator, guard, hooks, generator, pinned memory, the metadata
+// views, and one boxed kernel that hands every op which the core binds through the flat C boundary of oxitorch_abi.h.
+// Ops that the core does not bind reach the boxed CPU fallback, which the core counts.
+//
+// Built once per torch minor version; see python/oxitorch/_shim.py.
+#include <ATen/EmptyTensor.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "oxitorch_abi.h"
+
+namespace {
+using at::Tensor;
+using c10::DeviceIndex;
+constexpr auto kSelf = c10::DeviceType::PrivateUse1;
+
+const OxiCore* g_core = nullptr;
+thread_local DeviceIndex t_device = 0;
+
+// ---------------------------------------------------------------- errors
+[[noreturn]] void raise(const OxiError& e) {
+  const char* m = e.message ? e.message : "unknown error";
+  switch (e.kind) {
+    case OXI_ERR_INDEX: TORCH_CHECK_INDEX(false, m);
+    case OXI_ERR_TYPE: TORCH_CHECK_TYPE(false, m);
+    case OXI_ERR_VALUE: TORCH_CHECK_VALUE(false, m);
+    case OXI_ERR_NOT_IMPLEMENTED: TORCH_CHECK_NOT_IMPLEMENTED(false, m);
+    case OXI_ERR_OUT_OF_MEMORY: TORCH_CHECK_WITH(OutOfMemoryError, false, m);
+    default: TORCH_CHECK(false, m);
+  }
+  abort();  // every branch above throws
+}
+inline void check(int32_t rc, const OxiError& e) {
+  if (C10_UNLIKELY(rc != OXI_OK)) raise(e);
+}
+
+// ---------------------------------------------------------------- storages
+// A storage's data pointer is a fake address that only the core understands (a stray dereference faults); its context
+// is the core's Slot. Pointers that PyTorch derives from it (pickling builds tensors over them) are looked up.
+void drop_slot(void* slot) {
+  g_core->drop_slot(slot);
+}
+c10::DataPtr data_ptr(void* slot, DeviceIndex device) {
+  return {reinterpret_cast<void*>(g_core->address(slot)), slot, &drop_slot, c10::Device(kSelf, device)};
+}
+inline void* slot_of(const c10::DataPtr& p, int64_t& offset_bytes) {
+  offset_bytes = 0;
+  if (C10_LIKELY(p.get_deleter() == &drop_slot)) return p.get_context();
+  void* slot = g_core->find(reinterpret_cast<uintptr_t>(p.get()), &offset_bytes);
+  TORCH_CHECK(slot, "this tensor's storage was not allocated by the tpu device");
+  return slot;
+}
+
+struct Allocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t n) override {
+    OxiError e{};
+    void* slot = g_core->alloc(n, t_device, &e);
+    if (!slot) raise(e);
+    return data_ptr(slot, t_device);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data and context differ
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "the memory of a tpu tensor has no address: copy the tensor instead");
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex d) override {
+    int64_t m[8];
+    g_core->memory(d, m);
+    c10::CachingDeviceAllocator::DeviceStats s;
+    auto set = [](auto& stat, const int64_t* v) {
+      stat[0].current = v[0];
+      stat[0].peak = v[1];
+      stat[0].allocated = v[2];
+      stat[0].freed = v[3];
+    };
+    set(s.allocated_bytes, m);
+    set(s.reserved_bytes, m);
+    set(s.active_bytes, m);
+    set(s.allocation, m + 4);
+    return s;
+  }
+  void resetAccumulatedStats(DeviceIndex d) override { g_core->reset_accumulated(d); }
+  void resetPeakStats(DeviceIndex d) override { g_core->reset_peak(d); }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex d) override {
+    size_t free_bytes = 0, total = 0;
+    g_core->memory_info(d, &free_bytes, &total);
+    return {free_bytes, total};
+  }
+};
+Allocator g_allocator;
+
+// ---------------------------------------------------------------- devices, streams, events
+void check_device(DeviceIndex d) {
+  TORCH_CHECK(d >= 0 && d < g_core->device_count(), "tpu device index ", static_cast<int>(d),
+              " does not exist: this process has ", g_core->device_count(), " device(s)");
+}
+uint64_t event_id(void* e) {
+  return reinterpret_cast<uint64_t>(e);
+}
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType static_type = kSelf;
+  static c10::Stream only(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::DeviceType type() const override { return kSelf; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    c10::Device old(kSelf, t_device);
+    setDevice(d);
+    return old;
+  }
+  c10::Device getDevice() const override { return {kSelf, t_device}; }
+  void setDevice(c10::Device d) const override {
+    if (d.index() < 0) return;
+    check_device(d.index());
+    t_device = d.index();
+  }
+  void uncheckedSetDevice(c10::Device d) const noexcept override {
+    if (d.index() >= 0) t_device = d.index();
+  }
+  // One queue per device: every stream is the default one.
+  c10::Stream getStream(c10::Device d) const override { return only(d); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return only(d); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return only(d); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return only(d.index() < 0 ? getDevice() : d); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return only(s.device()); }
+  DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(g_core->device_count()); }
+  bool queryStream(const c10::Stream& s) const override { return g_core->is_idle(s.device_index()); }
+  void synchronizeStream(const c10::Stream& s) const override { synchronizeDevice(s.device_index()); }
+  void synchronizeDevice(const DeviceIndex d) const override {
+    OxiError e{};
+    check(g_core->synchronize(d, &e), e);
+  }
+  void record(void** event, const c10::Stream& s, const DeviceIndex, const c10::EventFlag) const override {
+    if (*event) g_core->event_drop(event_id(*event));
+    *event = reinterpret_cast<void*>(g_core->event_record(s.device_index()));
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
+    if (event) g_core->event_drop(event_id(event));
+  }
+  void block(void*, const c10::Stream&) const override {}  // one queue: already ordered
+  bool queryEvent(void* event) const override { return !event || g_core->event_query(event_id(event)); }
+  void synchronizeEvent(void* event) const override {
+    OxiError e{};
+    if (event) check(g_core->event_wait(event_id(event), &e), e);
+  }
+  double elapsedTime(void* start, void* end, const DeviceIndex) const override {
+    TORCH_CHECK(start && end, "both events must be recorded before their elapsed time is asked for");
+    OxiError e{};
+    double ms = g_core->event_elapsed_ms(event_id(start), event_id(end), &e);
+    if (e.message) raise(e);
+    return ms;
+  }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+// ---------------------------------------------------------------- random numbers
+// Philox: a seed and an offset counted in blocks of four 32-bit numbers.
+struct Generator final : c10::GeneratorImpl {
+  uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
+  explicit Generator(DeviceIndex i) : c10::GeneratorImpl({kSelf, i}, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+  static c10::DeviceType device_type() { return kSelf; }
+  void set_current_seed(uint64_t s) override { seed_ = s, offset_ = 0; }
+  void set_offset(uint64_t o) override { offset_ = o; }
+  uint64_t get_offset() const override { return offset_; }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override {
+    set_current_seed(c10::detail::getNonDeterministicRandom());
+    return seed_;
+  }
+  void set_state(const c10::TensorImpl& s) override {
+    TORCH_CHECK(s.numel() == 16 && s.dtype() == caffe2::TypeMeta::Make<uint8_t>() && s.device().is_cpu() && s.is_contiguous(),
+                "RNG state must be a contiguous torch.ByteTensor of 16 bytes on the CPU");
+    memcpy(&seed_, s.data(), 8);
+    memcpy(&offset_, static_cast<const char*>(s.data()) + 8, 8);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto t = at::detail::empty_cpu({16}, at::kByte, false, std::nullopt);
+    auto* p = static_cast<char*>(t.mutable_data_ptr());
+    memcpy(p, &seed_, 8);
+    memcpy(p + 8, &offset_, 8);
+    return t.getIntrusivePtr();
+  }
+  Generator* clone_impl() const override {
+    auto* g = new Generator(device().index());
+    g->seed_ = seed_, g->offset_ = offset_;
+    return g;
+  }
+};
+at::Generator& default_generator(DeviceIndex i) {
+  static std::mutex mutex;
+  static auto* all = new std::map<DeviceIndex, at::Generator>;
+  if (i < 0) i = t_device;
+  check_device(i);
+  std::lock_guard<std::mutex> lock(mutex);
+  auto it = all->find(i);
+  if (it == all->end()) it = all->emplace(i, at::make_generator<Generator>(i)).first;
+  return it->second;
+}
+Generator* generator(void* g, DeviceIndex device) {
+  return static_cast<Generator*>(g ? g : default_generator(device).unsafeGetGeneratorImpl());
+}
+
+// ---------------------------------------------------------------- pinned host memory
+// Page-aligned, so that a plugin may alias it; "pinned" is otherwise a promise that this host need not make.
+struct PinnedAllocator final : at::HostAllocator {
+  static std::mutex& mutex() {
+    static auto* m = new std::mutex;
+    return *m;
+  }
+  static std::map<uintptr_t, size_t>& blocks() {
+    static auto* m = new std::map<uintptr_t, size_t>;
+    return *m;
+  }
+  static void release(void* p) {
+    {
+      std::lock_guard<std::mutex> lock(mutex());
+      blocks().erase(reinterpret_cast<uintptr_t>(p));
+    }
+    free(p);
+  }
+  static bool owns(const void* p) {
+    auto a = reinterpret_cast<uintptr_t>(p);
+    std::lock_guard<std::mutex> lock(mutex());
+    auto it = blocks().upper_bound(a);
+    if (it == blocks().begin()) return false;
+    --it;
+    return a < it->first + it->second;
+  }
+  c10::DataPtr allocate(size_t n) override {
+    constexpr size_t kPage = 4096;
+    TORCH_CHECK_WITH(OutOfMemoryError, n < (size_t(1) << 62), "cannot pin ", n, " bytes");
+    size_t bytes = std::max<size_t>((n + kPage - 1) / kPage * kPage, kPage);
+    void* p = aligned_alloc(kPage, bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, p, "cannot pin ", n, " bytes of host memory");
+    std::lock_guard<std::mutex> lock(mutex());
+    blocks()[reinterpret_cast<uintptr_t>(p)] = bytes;
+    return {p, p, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* d, const void* s, size_t n) const override { memcpy(d, s, n); }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+PinnedAllocator g_pinned;
+
+// ---------------------------------------------------------------- hooks
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return deviceCount() > 0; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  void init() const override {}
+  DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(g_core->device_count()); }
+  void setCurrentDevice(DeviceIndex d) const override {
+    check_device(d);
+    t_device = d;
+  }
+  DeviceIndex getCurrentDevice() const override { return t_device; }
+  DeviceIndex exchangeDevice(DeviceIndex d) const override {
+    auto old = t_device;
+    setCurrentDevice(d);
+    return old;
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex d) const override {
+    auto old = t_device;
+    if (d >= 0 && d < deviceCount()) t_device = d;
+    return old;
+  }
+  const at::Generator& getDefaultGenerator(DeviceIndex i) const override { return default_generator(i); }
+  at::Generator getNewGenerator(DeviceIndex i) const override { return at::make_generator<Generator>(i < 0 ? t_device : i); }
+  c10::Device getDeviceFromPtr(void*) const override { return {kSelf, t_device}; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &g_pinned; }
+  bool isPinnedPtr(const void* p) const override { return PinnedAllocator::owns(p); }
+  void resizePrivateUse1Bytes(const c10::Storage& s, size_t n) const override {
+    auto* impl = s.unsafeGetStorageImpl();
+    int64_t offset_bytes;
+    void* old = slot_of(impl->_mutable_data_ptr_no_checks(), offset_bytes);
+    OxiError e{};
+    void* slot = g_core->resized(old, n, &e);
+    if (!slot) raise(e);
+    impl->set_data_ptr_noswap(data_ptr(slot, s.device().index()));
+    impl->set_nbytes(n);
+  }
+};
+
+// ---------------------------------------------------------------- tensors across the boundary
+inline void describe(OxiTensor& o, const Tensor& t) {
+  if (C10_UNLIKELY(!t.defined())) {
+    o = OxiTensor{};
+    o.flags = OXI_UNDEFINED;
+    return;
+  }
+  auto* impl = t.unsafeGetTensorImpl();
+  o.sizes = impl->sizes().data();
+  o.strides = impl->strides().data();
+  o.ndim = static_cast<int32_t>(impl->dim());
+  o.offset = impl->storage_offset();
+  o.dtype = static_cast<int16_t>(c10::typeMetaToScalarType(impl->dtype()));
+  o.flags = (impl->is_wrapped_number() ? OXI_WRAPPED_NUMBER : 0) | (impl->is_contiguous() ? OXI_CONTIGUOUS : 0);
+  o.device_index = impl->device().index();
+  o.host = nullptr;
+  o.slot = nullptr;
+  o.reserved = 0;
+  if (C10_LIKELY(impl->device_type() == kSelf)) {
+    int64_t offset_bytes;
+    o.device_type = OXI_DEVICE_SELF;
+    o.slot = slot_of(impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(), offset_bytes);
+    if (C10_UNLIKELY(offset_bytes)) o.offset += offset_bytes / static_cast<int64_t>(impl->itemsize());
+  } else if (impl->device_type() == c10::kCPU && t.layout() == c10::kStrided) {
+    o.device_type = OXI_DEVICE_CPU;
+    o.host = impl->has_storage() ? impl->data() : nullptr;
+  } else {
+    o.device_type = OXI_DEVICE_OTHER;
+  }
+}
+Tensor wrap(const OxiOut& o) {
+  auto meta = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(o.dtype));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(o.nbytes),
+                                                       data_ptr(o.slot, static_cast<DeviceIndex>(o.device_index)),
+                                                       &g_allocator, /*resizable=*/true);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(o.sizes, o.ndim), c10::IntArrayRef(o.strides, o.ndim));
+  return t;
+}
+
+// ---------------------------------------------------------------- the CPU fallback
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const char* warning = nullptr;
+  OxiError e{};
+  auto& name = op.operator_name();
+  std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  check(g_core->fallback(full.c_str(), &warning, &e), e);
+  if (warning) TORCH_WARN(warning);
+  at::native::cpu_fallback(op, stack);
+}
+struct Fallback final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { cpu_fallback(op, stack); }
+};
+
+// ---------------------------------------------------------------- the boxed kernel
+// Arguments of one call, laid out for the core. Grows only for list arguments.
+struct Call {
+  c10::SmallVector<OxiArg, 16> args;
+  c10::SmallVector<OxiTensor, 8> tensors;
+  c10::SmallVector<int64_t, 32> ints;
+  c10::SmallVector<double, 8> doubles;
+  std::vector<std::unique_ptr<std::vector<OxiTensor>>> tensor_lists;  // lists are off the hot path
+  std::vector<std::unique_ptr<std::vector<OxiArg>>> scalar_lists;
+  std::vector<std::unique_ptr<std::vector<int64_t>>> int_lists;
+  std::vector<std::unique_ptr<std::vector<double>>> double_lists;
+  DeviceIndex device = -1;
+
+  explicit Call(size_t n) {
+    args.resize(n);
+    tensors.resize(n);  // never grows: args point into it
+  }
+  void note(const OxiTensor& t) {
+    if (t.device_type == OXI_DEVICE_SELF && device < 0) device = static_cast<DeviceIndex>(t.device_index);
+  }
+  void put_scalar(OxiArg& a, const c10::IValue& v) {
+    if (v.isDouble()) {
+      a.tag = OXI_DOUBLE, a.u.d = v.toDouble();
+    } else if (v.isBool()) {
+      a.tag = OXI_BOOL, a.u.i = v.toBool();
+    } else if (v.isComplexDouble()) {
+      auto c = v.toComplexDouble();
+      double_lists.push_back(std::make_unique<std::vector<double>>(std::vector<double>{c.real(), c.imag()}));
+      a.tag = OXI_COMPLEX, a.u.doubles = double_lists.back()->data();
+    } else {
+      a.tag = OXI_INT, a.u.i = v.toInt();
+    }
+  }
+  template <class List, class Get>
+  void put_tensors(OxiArg& a, const List& list, Get get) {
+    auto v = std::make_unique<std::vector<OxiTensor>>(list.size());
+    for (size_t k = 0; k < v->size(); k++) {
+      get(k, (*v)[k]);
+      note((*v)[k]);
+    }
+    a.tag = OXI_TENSORS, a.len = static_cast<uint32_t>(v->size()), a.u.t = v->data();
+    tensor_lists.push_back(std::move(v));
+  }
+  void put(size_t i, const c10::IValue& v) {
+    OxiArg& a = args[i];
+    a.len = 0;
+    if (v.isTensor()) {
+      describe(tensors[i], v.toTensor());
+      note(tensors[i]);
+      a.tag = OXI_TENSOR, a.u.t = &tensors[i];
+    } else if (v.isNone()) {
+      a.tag = OXI_NONE;
+    } else if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble()) {
+      put_scalar(a, v);
+    } else if (v.isSymInt()) {
+      a.tag = OXI_INT, a.u.i = v.toSymInt().guard_int(__FILE__, __LINE__);
+    } else if (v.isIntList() || v.isSymIntList()) {
+      auto list = std::make_unique<std::vector<int64_t>>();
+      if (v.isIntList()) {
+        *list = v.toIntVector();
+      } else {
+        for (const auto& s : v.toSymIntVector()) list->push_back(s.guard_int(__FILE__, __LINE__));
+      }
+      a.tag = OXI_INTS, a.len = static_cast<uint32_t>(list->size()), a.u.ints = list->data();
+      int_lists.push_back(std::move(list));
+    } else if (v.isBoolList()) {
+      auto l = v.toBoolList();
+      auto list = std::make_unique<std::vector<int64_t>>();
+      for (size_t k = 0; k < l.size(); k++) list->push_back(l.get(k));
+      a.tag = OXI_BOOLS, a.len = static_cast<uint32_t>(list->size()), a.u.ints = list->data();
+      int_lists.push_back(std::move(list));
+    } else if (v.isDoubleList()) {
+      double_lists.push_back(std::make_unique<std::vector<double>>(v.toDoubleVector()));
+      a.tag = OXI_DOUBLES, a.len = static_cast<uint32_t>(double_lists.back()->size()), a.u.doubles = double_lists.back()->data();
+    } else if (v.isTensorList()) {
+      auto l = v.toTensorList();
+      put_tensors(a, l, [&](size_t k, OxiTensor& o) { describe(o, l.get(k)); });
+    } else if (v.isOptionalTensorList()) {
+      auto l = v.toOptionalTensorList();
+      put_tensors(a, l, [&](size_t k, OxiTensor& o) {
+        std::optional<Tensor> t = l.get(k);
+        describe(o, t ? *t : Tensor());
+      });
+    } else if (v.isDevice()) {
+      a.tag = OXI_DEVICE, a.u.i = v.toDevice().index();
+      if (v.toDevice().type() == kSelf) device = v.toDevice().index() < 0 ? t_device : v.toDevice().index();
+    } else if (v.isString()) {
+      a.tag = OXI_STR, a.u.s = v.toStringRef().data(), a.len = static_cast<uint32_t>(v.toStringRef().size());
+    } else if (v.isGenerator()) {
+      TORCH_CHECK(v.toGenerator().device().type() == kSelf, "Expected a 'tpu' device type for generator but found '",
+                  v.toGenerator().device().type(), "'");
+      a.tag = OXI_GENERATOR, a.u.p = v.toGenerator().unsafeGetGeneratorImpl();
+    } else if (v.isList()) {  // Scalar[], and lists whose static type is lost
+      auto l = v.toListRef();
+      auto list = std::make_unique<std::vector<OxiArg>>(l.size());
+      for (size_t k = 0; k < l.size(); k++) {
+        if (!l[k].isScalar() && !l[k].isBool()) {
+          a.tag = OXI_OTHER;
+          return;
+        }
+        (*list)[k].len = 0;
+        put_scalar((*list)[k], l[k]);
+      }
+      a.tag = OXI_SCALARS, a.len = static_cast<uint32_t>(list->size()), a.u.args = list->data();
+      scalar_lists.push_back(std::move(list));
+    } else {
+      a.tag = OXI_OTHER;
+    }
+  }
+};
+
+// PyTorch's out= contract: warn and resize when the size is wrong, then copy the result in.
+Tensor into_resized(const Tensor& out, const OxiOut& o) {
+  Tensor value = wrap(o);
+  at::native::resize_output(out, value.sizes());
+  OxiTensor src, dst;
+  describe(src, value);
+  describe(dst, out);
+  OxiError e{};
+  check(g_core->copy(&src, &dst, &e), e);
+  return out;
+}
+
+struct Kernel final : c10::OperatorKernel {
+  int32_t id;
+  explicit Kernel(int32_t i) : id(i) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const size_t n = op.schema().arguments().size();
+    c10::IValue* base = stack->data() + (stack->size() - n);
+    Call call(n);
+    for (size_t i = 0; i < n; i++) call.put(i, base[i]);
+    OxiResult r{};
+    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), static_cast<uint32_t>(n), &r);
+    if (C10_UNLIKELY(rc == OXI_FALLBACK)) return cpu_fallback(op, stack);
+    check(rc, r.error);
+    if (C10_LIKELY(r.nouts == 1 && r.outs[0].kind == OXI_OUT_NEW)) {
+      Tensor t = wrap(r.outs[0]);
+      torch::jit::drop(*stack, n);
+      stack->emplace_back(std::move(t));
+      return;
+    }
+    c10::SmallVector<c10::IValue, 4> results;
+    for (uint32_t k = 0; k < r.nouts;) {
+      if (r.outs[k].kind == OXI_OUT_LIST) {
+        c10::List<Tensor> list;
+        uint32_t end = k + 1 + static_cast<uint32_t>(r.outs[k].arg);
+        for (k++; k < end; k++) list.push_back(result(base, r.outs[k]));
+        results.emplace_back(std::move(list));
+      } else {
+        results.emplace_back(result(base, r.outs[k++]));
+      }
+    }
+    torch::jit::drop(*stack, n);
+    for (auto& v : results) stack->emplace_back(std::move(v));
+  }
+
+  static Tensor result(c10::IValue* base, const OxiOut& o) {
+    switch (o.kind) {
+      case OXI_OUT_NEW: return wrap(o);
+      case OXI_OUT_ARG: return base[o.arg].toTensor();
+      case OXI_OUT_ARG_ITEM: return base[o.arg].toTensorList().get(o.item);
+      case OXI_OUT_RESIZED: return into_resized(base[o.arg].toTensor(), o);
+      default: return Tensor();
+    }
+  }
+};
+
+// ---------------------------------------------------------------- memory kernels
+c10::Device device_or_current(std::optional<c10::Device> d) {
+  return d && d->has_index() ? *d : c10::Device(kSelf, t_device);
+}
+Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+             std::optional<c10::Device> device, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "tpu tensors have the strided layout, got ", *layout);
+  c10::DeviceGuard guard(device_or_current(device));
+  return at::detail::empty_generic(size, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   c10::dtype_or_default(dtype), format);
+}
+Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
+                     std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "tpu tensors have the strided layout, got ", *layout);
+  c10::DeviceGuard guard(device_or_current(device));
+  return at::detail::empty_strided_generic(size, stride, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           c10::dtype_or_default(dtype));
+}
+void write_host(const Tensor& src, const Tensor& dst) {
+  Tensor h = src.to(dst.scalar_type()).expand(dst.sizes()).resolve_conj().resolve_neg().contiguous();
+  OxiTensor d;
+  describe(d, dst);
+  OxiError e{};
+  check(g_core->write(&d, h.const_data_ptr(), &e), e);
+}
+Tensor read_host(const Tensor& src) {
+  Tensor h = at::detail::empty_cpu(src.sizes(), src.scalar_type(), false, std::nullopt);
+  OxiTensor s;
+  describe(s, src);
+  OxiError e{};
+  check(g_core->read(&s, h.mutable_data_ptr(), &e), e);
+  return h;
+}
+Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
+  if (dst.numel() == 0) return dst;
+  bool from_self = self.device().type() == kSelf, to_self = dst.device().type() == kSelf;
+  if (from_self && to_self) {
+    OxiTensor a, b;
+    Tensor s = self.expand(dst.sizes());
+    describe(a, s);
+    describe(b, dst);
+    OxiError e{};
+    check(g_core->copy(&a, &b, &e), e);
+  } else if (to_self) {
+    TORCH_CHECK(self.device().is_cpu() || self.device().is_cuda(), "cannot copy a ", self.device(), " tensor to the tpu device");
+    write_host(self.to(at::kCPU), dst);
+  } else {
+    dst.copy_(read_host(self));
+  }
+  return dst;
+}
+const Tensor& resize(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  // at::native::resize_ would memcpy between data pointers.
+  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  auto* impl = self.unsafeGetTensorImpl();
+  if (impl->sizes() != sizes) {
+    size_t need = at::detail::computeStorageNbytesContiguous(sizes, impl->itemsize(), impl->storage_offset());
+    if (need > impl->unsafe_storage().nbytes()) at::native::resize_bytes_nocuda(impl->unsafe_storage(), need);
+    impl->set_sizes_contiguous(sizes);
+  }
+  if (format && *format != c10::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
+  return self;
+}
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
+  if (dst.sizes() != self.sizes()) resize(dst, c10::fromIntArrayRefSlow(self.sizes()), std::nullopt);
+  return copy_from(self, dst, false);
+}
+at::Scalar local_scalar_dense(const Tensor& self) {
+  return at::_local_scalar_dense(read_host(self));
+}
+bool equal(const Tensor& a, const Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "Expected object of data type ", a.scalar_type(), " but got data type ",
+              b.scalar_type(), " for argument 'other' in call to equal");
+  return a.numel() == 0 || at::eq(a, b).all().item<bool>();
+}
+void record_stream(Tensor&, at::Stream) {}
+
+// ---------------------------------------------------------------- views: PyTorch's metadata, nothing of ours
+Tensor as_strided(const Tensor& s, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  auto off = offset ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
+  return at::native::as_strided_tensorimpl(s, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), off);
+}
+Tensor view(const Tensor& s, c10::SymIntArrayRef size) {
+  return at::native::view(s, C10_AS_INTARRAYREF_SLOW(size));
+}
+Tensor reshape_alias(const Tensor& s, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(s, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+Tensor unfold(const Tensor& s, int64_t dim, int64_t size, int64_t step) {
+  return at::native::unfold(s, dim, size, step);
+}
+Tensor& set_tensor(Tensor& s, const Tensor& source) {
+  return at::native::set_tensor_(s, source);
+}
+Tensor& set_storage(Tensor& s, at::Storage source) {
+  return at::native::set_(s, std::move(source));
+}
+Tensor& set_storage_offset(Tensor& s, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::set_storage_meta__symint(s, std::move(source), std::move(offset), size, stride);
+}
+Tensor& set_empty(Tensor& s) {
+  c10::DeviceGuard guard(s.device());
+  s.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0, &g_allocator, true));
+  s.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  return s;
+}
+
+// ---------------------------------------------------------------- registration
+std::vector<std::unique_ptr<torch::Library>>& libraries() {
+  static auto* v = new std::vector<std::unique_ptr<torch::Library>>;  // never destroyed: PyTorch's registry may be gone by then
+  return *v;
+}
+torch::Library& library(const char* ns) {
+  libraries().push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__));
+  return *libraries().back();
+}
+void register_memory_and_views() {
+  auto& m = library("aten");
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+  m.impl("equal", &equal);
+  m.impl("record_stream", &record_stream);
+  m.impl("resize_", &resize);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("unfold", &unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_.source_Storage", &set_storage);
+  m.impl("set_.source_Storage_storage_offset", &set_storage_offset);
+  m.impl("set_", &set_empty);
+}
+void register_core_ops() {
+  auto& m = library("aten");
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0 || !g_core->knows(name.name.c_str() + 6)) continue;
+    auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    bool composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    std::ostringstream schema;
+    schema << op->schema();
+    int32_t id = g_core->bind(schema.str().c_str(), composite);
+    if (id < 0) continue;
+    std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id)));
+  }
+  library("_").fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>()));
+}
+
+// ---------------------------------------------------------------- what the core asks of PyTorch
+const OxiShim kShim = {
+    OXI_ABI_VERSION,
+    [](void* g, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset) {
+      auto* gen = generator(g, static_cast<DeviceIndex>(device));
+      std::lock_guard<std::mutex> lock(gen->mutex_);
+      *seed = gen->seed_, *offset = gen->offset_;
+      gen->offset_ += blocks;
+    },
+    [](int32_t device, uint64_t* seed, uint64_t* offset) {
+      auto* gen = generator(nullptr, static_cast<DeviceIndex>(device));
+      std::lock_guard<std::mutex> lock(gen->mutex_);
+      *seed = gen->seed_, *offset = gen->offset_;
+    },
+    [](int32_t device, uint64_t seed, uint64_t offset) {
+      auto* gen = generator(nullptr, static_cast<DeviceIndex>(device));
+      std::lock_guard<std::mutex> lock(gen->mutex_);
+      gen->seed_ = seed, gen->offset_ = offset;
+    },
+    []() -> uint64_t { return at::sequence_number::peek(); },
+    []() -> int64_t {
+      auto node = torch::autograd::get_current_node();
+      return node ? static_cast<int64_t>(node->sequence_nr()) : -1;
+    },
+    []() -> int32_t { return t_device; },
+    [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
+    []() -> const char* { return TORCH_VERSION; },
+};
+}  // namespace
+
+// Autocast follows the lists PyTorch keeps for its other accelerators.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  using namespace at::autocast;
+#define OXI_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(OXI_LOWER)
+#undef OXI_LOWER
+#define OXI_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+  AT_FORALL_FP32(OXI_FP32)
+#undef OXI_FP32
+#define OXI_FP32_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+  AT_FORALL_FP32_SET_OPT_DTYPE(OXI_FP32_DTYPE)
+#undef OXI_FP32_DTYPE
+#define OXI_PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_PROMOTE(OXI_PROMOTE)
+#undef OXI_PROMOTE
+}
+
+extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_init(const OxiCore* core, const char** error) {
+  static std::string message;
+  if (core->abi_version != OXI_ABI_VERSION) {
+    *error = "the shim was built for another version of oxitorch";
+    return nullptr;
+  }
+  try {
+    g_core = core;
+    c10::SetAllocator(kSelf, &g_allocator);
+    at::setHostAllocator(kSelf, &g_pinned);
+    at::RegisterPrivateUse1HooksInterface(new Hooks());
+    register_memory_and_views();
+    register_core_ops();
+    return &kShim;
+  } catch (const std::exception& e) {
+    message = e.what();
+    *error = message.c_str();
+    return nullptr;
+  }
+}
