@@ -1,0 +1,140 @@
+"""What `import torch` does with oxitorch installed: quiet, quick, in any order, and never fatal without need."""
+
+import time
+
+import pytest
+
+USE = "print(torch.ones(2, device='tpu').sum().item())"
+
+
+@pytest.mark.parametrize(
+    ("code", "autoload"),
+    [
+        ("import torch", "1"),
+        ("import torch, oxitorch", "1"),
+        ("import oxitorch, torch", "1"),
+        ("import torch, oxitorch", "0"),
+        ("import oxitorch; oxitorch.activate(); import torch", "0"),
+        ("import oxitorch; oxitorch.tpu; import torch", "0"),
+        ("import torch; torch.set_num_threads(1); import oxitorch; oxitorch.activate()", "0"),
+    ],
+)
+def test_any_order_of_imports_gives_the_device(python, code, autoload):
+    done = python(f"{code}; {USE}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert done.stdout == "2.0\n"
+
+
+def test_autoload_can_be_turned_off(python):
+    done = python("import torch; print(hasattr(torch, 'tpu'))", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout == "False\n"
+
+
+def test_import_prints_nothing(python):
+    python("import torch")  # builds the shim where it is not there yet
+    done = python("import torch; x = torch.ones(3); (x + x).sum().item()")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_using_the_device_prints_only_what_is_asked_for(python):
+    done = python(f"import torch; {USE}")
+    assert (done.stdout, done.stderr) == ("2.0\n", "")
+
+
+def test_import_of_oxitorch_alone_does_not_import_torch(python):
+    done = python("import sys, oxitorch; print(oxitorch.__version__ != '', 'torch' in sys.modules, 'numpy' in sys.modules)")
+    assert done.stdout == "True False False\n"
+
+
+def test_import_torch_takes_less_than_half_a_second_more(python):
+    def seconds(autoload: str) -> float:
+        started = time.perf_counter()
+        python("import torch", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+        return time.perf_counter() - started
+
+    seconds("1")
+    without, with_it = zip(*((seconds("0"), seconds("1")) for _ in range(4)), strict=True)
+    assert min(with_it) - min(without) < 0.5
+
+
+def test_import_does_not_start_the_platform(python):
+    code = "import torch; torch.manual_seed(1); torch.ones(3).sum(); print(torch.tpu.is_initialized())"
+    assert python(code).stdout == "False\n"
+
+
+def test_another_owner_of_the_device_slot_is_named(python):
+    code = """
+import torch
+torch.utils.rename_privateuse1_backend("jax")
+try:
+    import oxitorch
+except RuntimeError as e:
+    print(e)
+"""
+    out = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout
+    assert "PrivateUse1" in out and "'jax'" in out and "uninstall" in out and "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in out
+
+
+def test_another_owner_that_is_loaded_first_is_named_by_its_package(python, tmp_path):
+    (tmp_path / "torch_tpu.py").write_text(
+        "def load():\n    import torch\n    torch.utils.rename_privateuse1_backend('tpu')\n"
+    )
+    info = tmp_path / "torch_tpu-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-tpu\nVersion: 0.2.0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ntpu = torch_tpu:load\n")
+    done = python("import torch", PYTHONPATH=str(tmp_path), check=False)
+    assert done.returncode == 1
+    assert "`torch-tpu` already registered" in done.stderr and "pip uninstall torch-tpu" in done.stderr
+
+
+BROKEN = """
+import torch
+print(torch.ones(2).sum().item(), torch.tpu.is_available(), torch.tpu.device_count())
+torch.manual_seed(0)
+for use in (
+    lambda: torch.ones(2, device="tpu"),
+    lambda: torch.ones(2).to("tpu"),
+    lambda: torch.ones(2).tpu(),
+    lambda: torch.nn.Linear(2, 2).to("tpu"),
+    lambda: torch.tpu.synchronize(),
+    lambda: torch.tpu.current_device(),
+):
+    try:
+        use()
+        print("no error")
+    except RuntimeError as e:
+        print(str(e).splitlines()[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"OXITORCH_SHIM": "/nonexistent/shim.so"}, "OXITORCH_SHIM=/nonexistent/shim.so: no such file"),
+        ({"OXITORCH_PLATFORM": "abacus"}, "OXITORCH_PLATFORM=abacus: expected one of cpu, cuda, tpu"),
+        ({"OXITORCH_CPU_DEVICES": "0"}, "OXITORCH_CPU_DEVICES=0: expected a whole number of at least 1"),
+        ({"OXITORCH_EAGER_MODE": "fast"}, "OXITORCH_EAGER_MODE=fast"),
+    ],
+)
+def test_a_backend_that_cannot_work_leaves_torch_alone_and_says_why_when_used(python, env, reason):
+    lines = python(BROKEN, **env).stdout.splitlines()
+    assert lines[0] == "2.0 False 0"
+    assert len(lines) == 7
+    for line in lines[1:]:
+        assert line.startswith("device 'tpu' is not available: ") and reason in line
+
+
+def test_no_compiler_and_no_shim(python, tmp_path):
+    # Only a package without a ready shim comes to need a compiler.
+    code = BROKEN.replace("import torch\n", "import oxitorch._shim as s\ns.package_path = lambda *a: s.Path('/none')\nimport torch\n", 1)
+    done = python(code, OXITORCH_CACHE_DIR=str(tmp_path), CXX="/nonexistent/g++")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2.0 False 0"
+    assert all("no C++ compiler: CXX=/nonexistent/g++" in line for line in lines[1:]) and len(lines) == 7
+
+
+def test_a_platform_that_is_not_there(python):
+    code = "import torch; print(torch.tpu.is_available()); torch.ones(2, device='tpu')"
+    done = python(code, check=False, OXITORCH_PLATFORM="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.stdout == "False\n"
+    assert "RuntimeError" in done.stderr and "cuda" in done.stderr.splitlines()[-1] + done.stderr

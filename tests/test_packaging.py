@@ -1,0 +1,184 @@
+"""Finding and building the shim: once, by one process, with a useful word when it fails. The compilers are scripts."""
+
+import base64
+import hashlib
+import importlib.util
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from oxitorch import _shim
+
+FILES = {"shim.cpp": "int main;", "oxitorch_abi.h": "// empty"}
+
+
+@pytest.fixture
+def torch(tmp_path):
+    """A torch as far as the shim's build looks at it."""
+    header = tmp_path / "torch" / "include" / "torch" / "library.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    return _shim.Torch("2.15.0+cpu", tmp_path / "torch")
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch):
+    """A cache of its own, fixed sources, and `compiler(script)` that makes a script the C++ compiler."""
+    monkeypatch.setenv("OXITORCH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("OXITORCH_SHIM", raising=False)
+    monkeypatch.setattr(_shim, "sources", lambda: FILES)
+
+    def compiler(script: str, name: str = "g++") -> Path:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    return compiler
+
+
+# Writes "library" to the file after -o, and one line to a log.
+GOOD = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"; echo built >> "$LOG"'
+
+
+def test_builds_once_and_finds_it_again(setup, torch, tmp_path, monkeypatch, capfd):
+    log = tmp_path / "log"
+    monkeypatch.setenv("LOG", str(log))
+    setup(GOOD)
+    path = _shim.find_or_build(torch)
+    assert path.read_text() == "library\n"
+    assert "building the C++ shim for torch 2.15.0+cpu" in capfd.readouterr().err
+    assert _shim.find_or_build(torch) == path == _shim.find(torch)
+    assert log.read_text() == "built\n"
+    assert capfd.readouterr() == ("", "")
+    # Nothing is left of the build, and the name says what it fits.
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "shim.so"]
+    assert path.parent.name.startswith("2.15.0+cpu-")
+    assert _shim.state(torch)["where"] == "cache"
+
+
+def test_other_sources_or_another_torch_need_another_shim(setup, torch, monkeypatch):
+    first = _shim.cache_path(torch, FILES)
+    assert _shim.cache_path(torch, {**FILES, "shim.cpp": "int other;"}) != first
+    assert _shim.cache_path(_shim.Torch("2.15.1+cpu", torch.root), FILES) != first
+    # A shim that came with the package serves all patch releases of a minor version.
+    assert _shim.package_path(_shim.Torch("2.15.1", torch.root), FILES) == _shim.package_path(torch, FILES)
+    # Where a file ends must count, not only what all files hold together.
+    assert _shim.digest({"a": "xy", "b": ""}) != _shim.digest({"a": "x", "b": "y"})
+
+
+def test_several_processes_build_once(setup, torch, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("LOG", str(log))
+    setup(f"sleep 0.5; {GOOD}")
+    code = (
+        "import sys; from pathlib import Path; from oxitorch import _shim\n"
+        f"_shim.sources = lambda: {FILES!r}\n"
+        "print(_shim.find_or_build(_shim.Torch(sys.argv[1], Path(sys.argv[2]))))"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, torch.version, str(torch.root)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    outputs = {child.communicate(timeout=60)[0] for child in children}
+    assert [child.returncode for child in children] == [0] * 4
+    assert outputs == {f"{_shim.cache_path(torch, FILES)}\n"}
+    assert log.read_text() == "built\n"
+
+
+def test_a_failed_build_shows_the_compilers_words_and_is_not_repeated(setup, torch, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("LOG", str(log))
+    noise = "for i in $(seq 60); do echo note $i; done"
+    setup(f"echo tried >> $LOG; echo 'shim.cpp:1: error: no such thing'; {noise}; exit 3")
+    with pytest.raises(_shim.ShimError) as e:
+        _shim.find_or_build(torch)
+    message = str(e.value)
+    assert "failed with status 3" in message and "note 60" in message and "note 20\n" not in message
+    assert "shim.cpp:1: error: no such thing" in message and "hint:" in message
+    with pytest.raises(_shim.ShimError, match="earlier try"):
+        _shim.find_or_build(torch)
+    assert log.read_text() == "tried\n"
+    # Asked for by name, or with another compiler, it is tried again.
+    with pytest.raises(_shim.ShimError, match="status 3"):
+        _shim.build(torch)
+    setup(GOOD, "clang++")
+    assert _shim.find_or_build(torch).is_file()
+    assert log.read_text() == "tried\ntried\nbuilt\n"
+
+
+def test_a_compiler_that_is_killed(setup, torch):
+    setup("kill -KILL $$")
+    with pytest.raises(_shim.ShimError, match=r"killed by signal 9(.|\n)*memory"):
+        _shim.build(torch)
+
+
+def test_no_compiler(setup, torch, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(_shim.ShimError, match=r"no C\+\+ compiler found(.|\n)*apt-get install g\+\+"):
+        _shim.find_or_build(torch)
+
+
+def test_a_cache_that_cannot_be_written(setup, torch, monkeypatch, tmp_path):
+    setup("exit 0")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OXITORCH_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(_shim.ShimError, match="OXITORCH_CACHE_DIR"):
+        _shim.find_or_build(torch)
+
+
+def test_a_compiler_with_arguments(setup, torch, monkeypatch, tmp_path):
+    path = setup('echo "$1" > "$LOG2"; ' + GOOD)
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("LOG2", str(tmp_path / "first"))
+    monkeypatch.setenv("CXX", f"{path} --wrapped")
+    _shim.build(torch)
+    assert (tmp_path / "first").read_text() == "--wrapped\n"
+
+
+def test_the_override(setup, torch, monkeypatch, tmp_path):
+    mine = tmp_path / "mine.so"
+    monkeypatch.setenv("OXITORCH_SHIM", str(mine))
+    with pytest.raises(_shim.ShimError, match="no such file"):
+        _shim.find_or_build(torch)
+    mine.touch()
+    assert _shim.find_or_build(torch) == mine
+
+
+def test_torch_is_found_without_importing_it():
+    code = "import sys; from oxitorch import _shim; t = _shim.find_torch(); print(t.version); print('torch' in sys.modules)"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OXITORCH_")}
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
+    import torch
+
+    assert out == f"{torch.__version__}\nFalse\n"
+
+
+def test_files_are_added_to_a_wheel_and_to_its_record(repo, tmp_path):
+    spec = importlib.util.spec_from_file_location("oxitorch_build", repo / "build_backend" / "oxitorch_build.py")
+    backend = importlib.util.module_from_spec(spec)
+    pytest.importorskip("maturin", reason="the build backend needs maturin")
+    spec.loader.exec_module(backend)
+    wheel = tmp_path / "x-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as z:
+        z.writestr("x/__init__.py", "1")
+        z.writestr("x-1.0.dist-info/RECORD", "x/__init__.py,sha256=abc,1\nx-1.0.dist-info/RECORD,,\n")
+    backend._append(wheel, {"x/lib/shim.so": b"library"})
+    with zipfile.ZipFile(wheel) as z:
+        assert z.read("x/lib/shim.so") == b"library" and z.read("x/__init__.py") == b"1"
+        assert z.infolist()[-1].filename == "x-1.0.dist-info/RECORD"
+        record = z.read("x-1.0.dist-info/RECORD").decode().splitlines()
+        assert z.testzip() is None
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"library").digest()).rstrip(b"=").decode()
+    assert record == [f"x/lib/shim.so,sha256={digest},7", "x/__init__.py,sha256=abc,1", "x-1.0.dist-info/RECORD,,"]
