@@ -1,0 +1,52 @@
+"""The examples: the same losses on both devices, checkpoints that travel, and what the README promises."""
+
+import json
+import re
+
+import pytest
+
+STEPS = 20
+
+
+def losses(python, repo, tmp_path, example, device, *args):
+    out = tmp_path / f"{example}-{device}.json"
+    python(
+        "", str(repo / "examples" / f"{example}.py"), "--device", device, "--steps", str(STEPS), "--losses", str(out),
+        "--checkpoint", str(tmp_path / f"{example}-{device}.pt"), *args, timeout=600,
+    )  # fmt: skip
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "tolerance"),
+    # Batch norm and AdamW's division by small second moments spread rounding differences over the steps.
+    [("digits", (), 2e-3), ("charlm", ("--batch-size", "8", "--layers", "2", "--length", "20"), 2e-3)],
+)
+def test_the_first_losses_agree_with_the_cpu(python, repo, tmp_path, example, args, tolerance):
+    here = losses(python, repo, tmp_path, example, "cpu", *args)
+    there = losses(python, repo, tmp_path, example, "tpu", *args)
+    assert len(here) == len(there) == STEPS
+    assert here[0] == pytest.approx(there[0], rel=1e-5)
+    assert here == pytest.approx(there, rel=tolerance)
+    assert here[-1] < here[0]
+
+    # The checkpoint that the device wrote is read where oxitorch is not loaded.
+    code = f"""
+import torch
+saved = torch.load({str(tmp_path / f"{example}-tpu.pt")!r}, map_location="cpu", weights_only=True)
+print(hasattr(torch, "tpu"), {{t.device.type for t in saved["model"].values()}})
+"""
+    assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "False {'cpu'}\n"
+
+
+@pytest.mark.slow
+def test_digits_reach_98_percent(python, repo, tmp_path):
+    done = python("", str(repo / "examples" / "digits.py"), "--checkpoint", str(tmp_path / "d.pt"), timeout=1200)
+    first, second = (float(x) for x in re.findall(r"(\d+\.\d)%", done.stdout))
+    assert first == second >= 98.0
+
+
+@pytest.mark.parametrize("example", ["digits", "charlm"])
+def test_examples_name_no_backend_but_the_device(repo, example):
+    text = (repo / "examples" / f"{example}.py").read_text()
+    assert "oxitorch" not in text and "torch.tpu" not in text
