@@ -17,11 +17,17 @@ import zipfile
 from pathlib import Path
 
 import maturin
-from maturin import build_sdist, get_requires_for_build_sdist, get_requires_for_build_wheel  # noqa: F401
-from maturin import prepare_metadata_for_build_wheel  # noqa: F401
 
 # An editable install builds the shim at the first import.
-from maturin import build_editable, get_requires_for_build_editable, prepare_metadata_for_build_editable  # noqa: F401
+from maturin import (  # noqa: F401  # noqa: F401
+    build_editable,
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -51,7 +57,9 @@ def _add_shim(wheel: Path) -> None:
             z.extractall(folder / "wheel")
         lib = folder / "lib"
         # -I: pip's build isolation hides the environment's packages through PYTHONPATH and sitecustomize.
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from oxitorch import _cli; sys.exit(_cli.main(sys.argv[2:]))"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from oxitorch import _cli; sys.exit(_cli.main(sys.argv[2:]))"
+        )
         done = subprocess.run(
             [*python, "-c", code, str(folder / "wheel"), "shim", "build", "--into", str(lib)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",

@@ -1,7 +1,7 @@
 """Train a small GPT, letter by letter, on the text of Python's own help, and let it write.
 
-    python examples/charlm.py                  # on the accelerator
-    python examples/charlm.py --device cpu     # the same program on plain PyTorch
+python examples/charlm.py                  # on the accelerator
+python examples/charlm.py --device cpu     # the same program on plain PyTorch
 """
 
 import argparse
@@ -97,7 +97,9 @@ def main():
 
     losses = []
     progress = tqdm(range(args.steps), unit="step")
-    for step, (inputs, targets) in zip(progress, batches(tokens, args.block, args.batch_size)):
+    stream = batches(tokens, args.block, args.batch_size)
+    for step in progress:
+        inputs, targets = next(stream)
         logits = model(inputs.to(device))
         loss = F.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten())
         optimizer.zero_grad(set_to_none=True)

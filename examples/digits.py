@@ -1,7 +1,7 @@
 """Train a small ResNet on the handwritten digits that come with scikit-learn.
 
-    python examples/digits.py                  # on the accelerator
-    python examples/digits.py --device cpu     # the same program on plain PyTorch
+python examples/digits.py                  # on the accelerator
+python examples/digits.py --device cpu     # the same program on plain PyTorch
 """
 
 import argparse

@@ -12,7 +12,9 @@ REPO = Path(__file__).resolve().parent.parent
 
 def child_environment(**changes: str | None) -> dict[str, str]:
     """The environment without the settings of whoever runs the tests; None removes a variable."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OXITORCH_", "TORCH_DEVICE_BACKEND")) and k != "CXX"}
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OXITORCH_", "TORCH_DEVICE_BACKEND")) and k != "CXX"
+    }
     for name, value in changes.items():
         env.pop(name, None)
         if value is not None:

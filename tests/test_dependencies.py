@@ -1,11 +1,11 @@
-"""What enters the dependency tree: licences, bans and sources as deny.toml says, and a reason for each direct choice."""
+"""What enters the dependency tree: licences, bans and sources as deny.toml says, a reason for each direct choice."""
 
 import json
 import re
 import subprocess
-import tomllib
 
 import pytest
+import tomllib
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,13 @@ def policy(repo):
 
 @pytest.fixture(scope="module")
 def metadata(repo):
-    argv = ["cargo", "metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"]
+    argv = [
+        "cargo",
+        "metadata",
+        "--format-version=1",
+        "--locked",
+        "--filter-platform=x86_64-unknown-linux-gnu",
+    ]
     return json.loads(subprocess.run(argv, cwd=repo, check=True, capture_output=True, text=True).stdout)
 
 
@@ -35,7 +41,11 @@ def test_expressions():
 
 def test_licences(metadata, policy):
     names = set(policy["licenses"]["allow"])
-    bad = [f"{p['name']}: {p['license']}" for p in metadata["packages"] if not p["license"] or not allowed(p["license"], names)]
+    bad = [
+        f"{p['name']}: {p['license']}"
+        for p in metadata["packages"]
+        if not p["license"] or not allowed(p["license"], names)
+    ]
     assert bad == []
 
 

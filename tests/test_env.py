@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from oxitorch import _env
 
 
@@ -20,7 +19,7 @@ def test_no_other_python_file_reads_the_environment(repo):
         for name in re.findall(r"OXITORCH_[A-Z_]+", path.read_text()):
             known = {v.name for v in _env.TABLE} | {"OXITORCH_CLI_FACTS"}
             assert name in known, f"{path.name} names {name}, which the table lacks"
-        assert "environ.get(\"OXITORCH" not in path.read_text(), path
+        assert 'environ.get("OXITORCH' not in path.read_text(), path
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,13 @@ def test_values(var, text, value):
 
 @pytest.mark.parametrize(
     ("var", "text"),
-    [(_env.PLATFORM, "gpu"), (_env.CPU_DEVICES, "0"), (_env.CPU_DEVICES, "two"), (_env.CPU_DEVICES, "-1"), (_env.NAN_TRAP, "maybe")],
+    [
+        (_env.PLATFORM, "gpu"),
+        (_env.CPU_DEVICES, "0"),
+        (_env.CPU_DEVICES, "two"),
+        (_env.CPU_DEVICES, "-1"),
+        (_env.NAN_TRAP, "maybe"),
+    ],
 )
 def test_a_wrong_value_is_an_error_that_names_the_variable(var, text):
     with pytest.raises(ValueError, match=f"^{var.name}={text}: expected"):

@@ -41,7 +41,9 @@ def test_using_the_device_prints_only_what_is_asked_for(python):
 
 
 def test_import_of_oxitorch_alone_does_not_import_torch(python):
-    done = python("import sys, oxitorch; print(oxitorch.__version__ != '', 'torch' in sys.modules, 'numpy' in sys.modules)")
+    done = python(
+        "import sys, oxitorch; print(oxitorch.__version__ != '', 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
     assert done.stdout == "True False False\n"
 
 
@@ -126,7 +128,11 @@ def test_a_backend_that_cannot_work_leaves_torch_alone_and_says_why_when_used(py
 
 def test_no_compiler_and_no_shim(python, tmp_path):
     # Only a package without a ready shim comes to need a compiler.
-    code = BROKEN.replace("import torch\n", "import oxitorch._shim as s\ns.package_path = lambda *a: s.Path('/none')\nimport torch\n", 1)
+    code = BROKEN.replace(
+        "import torch\n",
+        "import oxitorch._shim as s\ns.package_path = lambda *a: s.Path('/none')\nimport torch\n",
+        1,
+    )
     done = python(code, OXITORCH_CACHE_DIR=str(tmp_path), CXX="/nonexistent/g++")
     lines = done.stdout.splitlines()
     assert lines[0] == "2.0 False 0"

@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from oxitorch import _shim
 
 FILES = {"shim.cpp": "int main;", "oxitorch_abi.h": "// empty"}
@@ -157,7 +156,7 @@ def test_the_override(setup, torch, monkeypatch, tmp_path):
 
 
 def test_torch_is_found_without_importing_it():
-    code = "import sys; from oxitorch import _shim; t = _shim.find_torch(); print(t.version); print('torch' in sys.modules)"
+    code = "import sys; from oxitorch import _shim; print(_shim.find_torch().version); print('torch' in sys.modules)"
     env = {k: v for k, v in os.environ.items() if not k.startswith("OXITORCH_")}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
     import torch
@@ -181,4 +180,8 @@ def test_files_are_added_to_a_wheel_and_to_its_record(repo, tmp_path):
         record = z.read("x-1.0.dist-info/RECORD").decode().splitlines()
         assert z.testzip() is None
     digest = base64.urlsafe_b64encode(hashlib.sha256(b"library").digest()).rstrip(b"=").decode()
-    assert record == [f"x/lib/shim.so,sha256={digest},7", "x/__init__.py,sha256=abc,1", "x-1.0.dist-info/RECORD,,"]
+    assert record == [
+        f"x/lib/shim.so,sha256={digest},7",
+        "x/__init__.py,sha256=abc,1",
+        "x-1.0.dist-info/RECORD,,",
+    ]

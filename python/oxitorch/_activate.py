@@ -104,7 +104,8 @@ def _refuse_rivals(torch) -> None:
     remove = f"uninstall it (`pip uninstall {installed[0]}`)" if installed else "uninstall it"
     raise RuntimeError(
         f"oxitorch: {who} already registered PyTorch's PrivateUse1 device, as '{taken}', and there can be only one\n"
-        f"hint: {remove} or uninstall oxitorch; to keep both, set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want"
+        f"hint: {remove} or uninstall oxitorch; "
+        "to keep both, set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want"
     )
 
 

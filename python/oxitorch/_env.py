@@ -56,47 +56,85 @@ class Var:
 
 
 PLATFORM = Var(
-    "OXITORCH_PLATFORM", "choice", "the first of tpu, cuda, cpu that has a device", "0.1",
+    "OXITORCH_PLATFORM",
+    "choice",
+    "the first of tpu, cuda, cpu that has a device",
+    "0.1",
     "Which PJRT plugin runs the work. The device is called `tpu` on all of them.",
     choices=("cpu", "cuda", "tpu"),
 )
 CPU_DEVICES = Var(
-    "OXITORCH_CPU_DEVICES", "int", "1", "0.1",
-    "How many virtual devices the cpu platform shows, to try multi-device programs on one machine.", minimum=1,
+    "OXITORCH_CPU_DEVICES",
+    "int",
+    "1",
+    "0.1",
+    "How many virtual devices the cpu platform shows, to try multi-device programs on one machine.",
+    minimum=1,
 )
 EAGER_MODE = Var(
-    "OXITORCH_EAGER_MODE", "choice", "strict", "0.1",
+    "OXITORCH_EAGER_MODE",
+    "choice",
+    "strict",
+    "0.1",
     "The eager mode a process starts in; `torch.tpu.eager_mode` changes it later.",
     choices=("strict", "debug"),
 )
 FALLBACK = Var(
-    "OXITORCH_FALLBACK", "choice", "warn", "0.1",
+    "OXITORCH_FALLBACK",
+    "choice",
+    "warn",
+    "0.1",
     "What happens at an op that has no lowering: `warn` runs it on the CPU, warns once per op and counts it in "
     "`torch.tpu.metrics()`; `error` raises.",
     choices=("warn", "error"),
 )
 NAN_TRAP = Var(
-    "OXITORCH_NAN_TRAP", "bool", "0", "0.1",
+    "OXITORCH_NAN_TRAP",
+    "bool",
+    "0",
+    "0.1",
     "In debug mode, raise at the first op whose result holds a NaN or an infinity that its inputs did not hold.",
 )
 COMPILE_THREADS = Var(
-    "OXITORCH_COMPILE_THREADS", "int", "as many as there are cores", "0.1",
-    "How many programs may be compiled at the same time.", minimum=1,
+    "OXITORCH_COMPILE_THREADS",
+    "int",
+    "as many as there are cores",
+    "0.1",
+    "How many programs may be compiled at the same time.",
+    minimum=1,
 )
 SHIM = Var(
-    "OXITORCH_SHIM", "path", "the package, then the cache folder, then a build", "0.1",
+    "OXITORCH_SHIM",
+    "path",
+    "the package, then the cache folder, then a build",
+    "0.1",
     "A shim library to load instead of searching or building one (`oxitorch shim build` makes them).",
 )
 CACHE_DIR = Var(
-    "OXITORCH_CACHE_DIR", "path", "`$XDG_CACHE_HOME/oxitorch`, else `~/.cache/oxitorch`", "0.1",
+    "OXITORCH_CACHE_DIR",
+    "path",
+    "`$XDG_CACHE_HOME/oxitorch`, else `~/.cache/oxitorch`",
+    "0.1",
     "The folder that holds built shims.",
 )
 
-TABLE: tuple[Var, ...] = (PLATFORM, CPU_DEVICES, EAGER_MODE, FALLBACK, NAN_TRAP, COMPILE_THREADS, SHIM, CACHE_DIR)
+TABLE: tuple[Var, ...] = (
+    PLATFORM,
+    CPU_DEVICES,
+    EAGER_MODE,
+    FALLBACK,
+    NAN_TRAP,
+    COMPILE_THREADS,
+    SHIM,
+    CACHE_DIR,
+)
 
 # Read by oxitorch, defined by somebody else.
 FOREIGN: tuple[tuple[str, str], ...] = (
-    ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PyTorch's: `0` keeps `import torch` from loading oxitorch; `import oxitorch` after it still does."),
+    (
+        "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        "PyTorch's: `0` keeps `import torch` from loading oxitorch; `import oxitorch` after it still does.",
+    ),
     ("CXX", "The C++ compiler that builds the shim; default `g++`, then `c++`, then `clang++`."),
     ("XDG_CACHE_HOME", "The parent of the cache folder; default `~/.cache`."),
 )
@@ -135,7 +173,16 @@ def markdown() -> str:
         "",
     ]
     for v in TABLE:
-        out += [f"## `{v.name}`", "", v.doc, "", f"- values: {v.values()}", f"- default: {v.default}", f"- since: {v.since}", ""]
+        out += [
+            f"## `{v.name}`",
+            "",
+            v.doc,
+            "",
+            f"- values: {v.values()}",
+            f"- default: {v.default}",
+            f"- since: {v.since}",
+            "",
+        ]
     out += ["## Variables of others that oxitorch reads", ""]
     out += [f"- `{name}`: {doc}" for name, doc in FOREIGN]
     return "\n".join(out) + "\n"

@@ -246,10 +246,14 @@ def _say(line: str) -> None:
 
 
 def state(torch: Torch) -> dict[str, str]:
-    """For `oxitorch doctor`: where the shim of this torch is ("override", "package", "cache", "missing") and its path."""
+    """For `oxitorch doctor`: where this torch's shim is ("override", "package", "cache", "missing") and its path."""
     override = _env.SHIM.read()
     if override:
-        return {"where": "override", "path": override, "exists": str(os.path.isfile(os.path.expanduser(override)))}
+        return {
+            "where": "override",
+            "path": override,
+            "exists": str(os.path.isfile(os.path.expanduser(override))),
+        }
     files = sources()
     places = (("package", package_path(torch, files)), ("cache", cache_path(torch, files)))
     for where, path in places:

@@ -188,7 +188,7 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits until all work of `device` (default: the current one) is done; raises the error of work that failed."""
+    """Waits until all work of `device` (default: the current one) is done; raises what failed."""
     _activate.core().synchronize(_get_device_index(device, optional=True))
 
 

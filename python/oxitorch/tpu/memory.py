@@ -108,7 +108,9 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
 
     def line(cells):
-        return "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]).rstrip()
+        return "  ".join(
+            [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+        ).rstrip()
 
     title = f"Memory of tpu:{index}, {_device.get_device_name(index)}"
     return "\n".join([title, line(head), *map(line, rows)])
@@ -116,11 +118,8 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 def _bytes(n: int) -> str:
     """1536 -> "1.5 KiB"."""
-    size = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            break
+    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= 1024 and len(units) > 1:
         size /= 1024
-    else:
-        unit = "TiB"
-    return f"{n} B" if unit == "B" else f"{size:.1f} {unit}"
+        units.pop(0)
+    return f"{n} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

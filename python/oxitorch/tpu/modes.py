@@ -23,9 +23,9 @@ class EagerMode(enum.Enum):
     STRICT = "strict"
     DEBUG = "debug"
     FUSED = "fused"
-    DEFER_NEVER = "strict"
-    DEFER_NEVER_AND_LAUNCH_BLOCKING = "debug"
-    DEFER_AND_FUSE = "fused"
+    DEFER_NEVER = "strict"  # noqa: PIE796
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = "debug"  # noqa: PIE796
+    DEFER_AND_FUSE = "fused"  # noqa: PIE796
 
     @classmethod
     def _missing_(cls, value):
@@ -113,7 +113,7 @@ def set_fallback(what: str) -> _Restore:
 
 
 def set_precision(mode: Precision | str | None) -> _Restore:
-    """Overrides `torch.set_float32_matmul_precision` for the device; also a context manager. `None` follows it again."""
+    """Overrides `torch.set_float32_matmul_precision` for the device, None follows it again; also a context manager."""
     if isinstance(mode, str):
         mode = mode.lower()
     chosen = None if mode is None else Precision(mode).value

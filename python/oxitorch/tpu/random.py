@@ -25,7 +25,7 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the generators of all devices. Does nothing where the device is not available: `torch.manual_seed` calls it."""
+    """Seeds the generators of all devices. `torch.manual_seed` calls it, so an unavailable device is no error."""
     if _activate.why_unavailable() is None:
         # -1: all devices, also those of a platform that is not started yet.
         _activate.core().manual_seed(-1, _as_u64(seed))

@@ -21,7 +21,9 @@ class Stream(torch.Stream):
         if "stream_id" in kwargs:
             kwargs.setdefault("device_type", torch._C._autograd.DeviceType.PrivateUse1)
             return super().__new__(cls, **kwargs)
-        return super().__new__(cls, torch.device("tpu", _device._get_device_index(device, optional=True)), priority=priority)
+        return super().__new__(
+            cls, torch.device("tpu", _device._get_device_index(device, optional=True)), priority=priority
+        )
 
     def record_event(self, event=None):
         """Records `event` (a new one if None) behind the work queued so far and returns it."""
@@ -43,7 +45,13 @@ class Event(torch.Event):
         interprocess: not supported; RuntimeError.
     """
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Any = None):
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        device: Any = None,
+    ):
         if interprocess:
             raise RuntimeError("torch.tpu.Event: interprocess events are not supported")
         index = _device._get_device_index(device, optional=True)
