@@ -144,6 +144,7 @@ pub fn match_params(schema: &Schema, row: &Row, foreach: bool) -> Option<Vec<Sou
     if generator.is_some() && !row.params().iter().any(|p| p.kind == ParamKind::Rng) {
         return None;
     }
+    let is_out = schema.args.iter().any(Argument::is_out);
     let mut args = visible(schema);
     let mut sources = Vec::new();
     for param in row.params() {
@@ -151,7 +152,9 @@ pub fn match_params(schema: &Schema, row: &Row, foreach: bool) -> Option<Vec<Sou
             ParamKind::Rng => Source::Rng(generator),
             _ => match args.next() {
                 Some((i, arg)) => source(i, arg, param, foreach)?,
+                // Short foreach forms have no alpha; `out=` brings the dtype that factories take.
                 None if foreach && param.kind == ParamKind::Alpha => Source::Fixed(Arg::None),
+                None if is_out && (param.accepts)("ScalarType?") => Source::Fixed(Arg::None),
                 None => return None,
             },
         });

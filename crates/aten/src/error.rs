@@ -124,10 +124,23 @@ pub fn in_place_shape(to: &[i64], from: &[i64]) -> Error {
 
 /// An expansion that is not one.
 pub fn expand(from: &[i64], to: &[i64]) -> Error {
+    let Some(skip) = to.len().checked_sub(from.len()) else {
+        return runtime(format!(
+            "expand: the number of sizes provided ({}) must be greater or equal to the number of dimensions in the \
+             tensor ({})",
+            to.len(),
+            from.len()
+        ));
+    };
+    // torch looks from the last dimension on.
+    let dim = (skip..to.len()).rev().find(|&d| from[d - skip] != to[d] && from[d - skip] != 1).unwrap_or(skip);
     runtime(format!(
-        "The expanded size of the tensor must match the existing size: {} cannot be expanded to {}",
-        shape_text(from),
-        shape_text(to)
+        "The expanded size of the tensor ({}) must match the existing size ({}) at non-singleton dimension {dim}.  \
+         Target sizes: {}.  Tensor sizes: {}",
+        to.get(dim).unwrap_or(&0),
+        from.get(dim - skip).unwrap_or(&0),
+        shape_text(to),
+        shape_text(from)
     ))
 }
 

@@ -8,6 +8,7 @@
 //! It knows no device, no buffer, no stream, no Python and no torch library: only schema strings and StableHLO.
 
 pub mod args;
+pub mod case;
 pub mod derive;
 pub mod dtype;
 pub mod error;

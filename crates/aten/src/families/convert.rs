@@ -1,4 +1,19 @@
+use crate::args::Tensor;
+use crate::error::Result;
+use crate::lower::Ctx;
 use crate::table::Row;
+use crate::{Layout, op};
+use oxitorch_hlo::{DType, Value};
 
-/// The rows of this family.
-pub static ROWS: &[Row] = &[];
+/// The rows of this family. A copy within the device is the same immutable value.
+pub static ROWS: &[Row] = &[
+    op!("_to_copy", |c: &Ctx, x: Tensor, dtype: Option<DType>| c.to(x.value, dtype.unwrap_or(x.dtype)))
+        .layout(Layout::LikeFirst),
+    op!("clone", |_: &Ctx, x: Value| x).layout(Layout::LikeFirst),
+    op!("copy", copy).layout(Layout::LikeFirst),
+];
+
+/// The source in the destination's dtype and shape.
+fn copy(c: &Ctx, to: Tensor, from: Tensor) -> Result<Value> {
+    c.expand(c.to(from.value, to.dtype), &c.shape(to.value))
+}

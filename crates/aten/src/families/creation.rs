@@ -1,4 +1,243 @@
+use crate::args::{Const, NumKind, Number, Scalar, Tensor};
+use crate::dtype::{Category, category, opmath};
+use crate::error::{Result, runtime};
+use crate::lower::Ctx;
 use crate::table::Row;
+use crate::{Layout, op};
+use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
-pub static ROWS: &[Row] = &[];
+pub static ROWS: &[Row] = &[
+    op!("zeros", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 0.0)),
+    op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)),
+    op!("full", full),
+    op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
+        .layout(Layout::LikeFirst),
+    op!("ones_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 1.0))
+        .layout(Layout::LikeFirst),
+    op!("full_like", |c: &Ctx, x: Tensor, fill: Scalar, dtype: Option<DType>| {
+        c.number_like(fill, dtype.unwrap_or(x.dtype), &c.shape(x.value))
+    })
+    .layout(Layout::LikeFirst),
+    op!("scalar_tensor", |c: &Ctx, x: Scalar, dtype: Option<DType>| {
+        c.number(x, dtype.unwrap_or(c.config.default_dtype))
+    }),
+    op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value)))
+        .layout(Layout::LikeFirst),
+    op!("fill.Tensor", fill_tensor).layout(Layout::LikeFirst),
+    op!("zero", |c: &Ctx, x: Value| c.zeros_like(x)).layout(Layout::LikeFirst),
+    op!("arange", |c: &Ctx, end: Const, dtype: Option<DType>| {
+        arange(c, Const(Number::Int(0)), end, Const(Number::Int(1)), dtype)
+    }),
+    op!("arange.start", |c: &Ctx, start: Const, end: Const, dtype: Option<DType>| {
+        arange(c, start, end, Const(Number::Int(1)), dtype)
+    }),
+    op!("arange.start_step", arange),
+    op!("linspace", linspace),
+    op!("logspace", logspace),
+    op!("eye", |c: &Ctx, n: i64, dtype: Option<DType>| eye(c, n, n, dtype)),
+    op!("eye.m", eye),
+    op!("tril", |c: &Ctx, x: Value, k: i64| triangle(c, x, k, "tril")),
+    op!("triu", |c: &Ctx, x: Value, k: i64| triangle(c, x, k, "triu")),
+    op!("tril_indices", |c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>| {
+        triangle_indices(c, row, col, k, dtype, "tril")
+    }),
+    op!("triu_indices", |c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>| {
+        triangle_indices(c, row, col, k, dtype, "triu")
+    }),
+];
+
+fn check_size(size: &[i64]) -> Result<()> {
+    match size.iter().find(|&&s| s < 0) {
+        Some(s) => Err(runtime(format!("Trying to create tensor with negative dimension {s}: {size:?}"))),
+        None => Ok(()),
+    }
+}
+
+fn constant(c: &Ctx, size: &[i64], dtype: Option<DType>, x: f64) -> Result<Value> {
+    check_size(size)?;
+    Ok(c.constant(TensorType::new(dtype.unwrap_or(c.config.default_dtype), size), x))
+}
+
+fn constant_like(c: &Ctx, x: Tensor, dtype: Option<DType>, number: f64) -> Value {
+    c.constant(TensorType::new(dtype.unwrap_or(x.dtype), c.shape(x.value)), number)
+}
+
+/// The dtype that a number alone gives.
+fn dtype_of(c: &Ctx, kind: NumKind) -> DType {
+    match kind {
+        NumKind::Float => c.config.default_dtype,
+        NumKind::Complex => c.config.default_dtype.complex(),
+        other => other.dtype(),
+    }
+}
+
+fn full(c: &Ctx, size: Dims, fill: Scalar, dtype: Option<DType>) -> Result<Value> {
+    check_size(&size)?;
+    Ok(c.number_like(fill, dtype.unwrap_or_else(|| dtype_of(c, fill.kind)), &size))
+}
+
+fn fill_tensor(c: &Ctx, x: Tensor, fill: Tensor) -> Result<Value> {
+    if fill.rank != 0 {
+        return Err(runtime(format!(
+            "fill_ only supports 0-dimension value tensor but got tensor with {} dimensions.",
+            fill.rank
+        )));
+    }
+    Ok(c.full(c.to(fill.value, x.dtype), &c.shape(x.value)))
+}
+
+fn is_int(x: Const) -> bool {
+    matches!(x.0, Number::Int(_) | Number::Bool(_))
+}
+
+fn int_of(x: Const) -> i64 {
+    match x.0 {
+        Number::Int(i) => i,
+        other => Const(other).f64() as i64,
+    }
+}
+
+fn arange(c: &Ctx, start: Const, end: Const, step: Const, dtype: Option<DType>) -> Result<Value> {
+    let ints = [start, end, step].into_iter().all(is_int);
+    let dtype = dtype.unwrap_or(if ints { DType::S64 } else { c.config.default_dtype });
+    let (first, last, by) = (start.f64(), end.f64(), step.f64());
+    if by == 0.0 {
+        return Err(runtime("step must be nonzero"));
+    }
+    if !first.is_finite() || !last.is_finite() {
+        return Err(runtime(format!("unsupported range: {first} -> {last}")));
+    }
+    if by > 0.0 && last < first || by < 0.0 && last > first {
+        return Err(runtime("upper bound and lower bound inconsistent with step sign"));
+    }
+    let size = match dtype {
+        DType::S64 => {
+            let (first, last, by) =
+                (i128::from(int_of(start)), i128::from(int_of(end)), i128::from(int_of(step)));
+            if by == 0 {
+                return Err(runtime("step must be nonzero"));
+            }
+            ((last - first + by - by.signum()) / by) as i64
+        }
+        _ => ((last - first) / by).ceil() as i64,
+    };
+    Ok(progression(c, start, step, size, dtype))
+}
+
+/// `start + step * i`: in integers where both are, else in float64 as torch's CPU kernel does.
+fn progression(c: &Ctx, start: Const, step: Const, size: i64, dtype: DType) -> Value {
+    let compute = match category(dtype) {
+        Category::Int => dtype,
+        Category::Bool => DType::S64,
+        _ if is_int(start) && is_int(step) => DType::S64,
+        _ => DType::F64,
+    };
+    let i = c.iota(TensorType::new(compute, [size].as_slice()), 0);
+    let of = |x: Const| match compute {
+        DType::F64 => c.full(c.scalar_f64(compute, x.f64()), &[size]),
+        _ => c.full(c.scalar_i64(compute, int_of(x)), &[size]),
+    };
+    let scaled = if step.f64() == 1.0 { i } else { c.mul(i, of(step)) };
+    c.to(if start.f64() == 0.0 { scaled } else { c.add(scaled, of(start)) }, dtype)
+}
+
+/// The dtype of linspace, and the one it is computed in.
+fn space_dtypes(
+    c: &Ctx,
+    start: Scalar,
+    end: Scalar,
+    steps: i64,
+    dtype: Option<DType>,
+) -> Result<(DType, DType)> {
+    if steps < 0 {
+        return Err(runtime("number of steps must be non-negative"));
+    }
+    let complex = [start, end].iter().any(|s| s.kind == NumKind::Complex);
+    let default = c.config.default_dtype;
+    let dtype = dtype.unwrap_or(if complex { default.complex() } else { default });
+    Ok((dtype, if category(dtype) <= Category::Int { DType::F64 } else { opmath(dtype) }))
+}
+
+/// From both ends toward the middle, so that both are exact.
+fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, dtype: DType) -> Value {
+    let [first, last] = [c.number_like(start, dtype, &[steps]), c.number_like(end, dtype, &[steps])];
+    if steps <= 1 {
+        return first;
+    }
+    let i = c.iota(TensorType::new(DType::S64, [steps].as_slice()), 0);
+    let position = |v| c.to(v, dtype);
+    let by = c.div(c.sub(last, first), c.like(first, (steps - 1) as f64));
+    let back = c.sub(c.like(i, (steps - 1) as f64), i);
+    let from_first = c.add(first, c.mul(by, position(i)));
+    let from_last = c.sub(last, c.mul(by, position(back)));
+    c.select(c.lt(i, c.like(i, (steps / 2) as f64)), from_first, from_last)
+}
+
+fn linspace(c: &Ctx, start: Scalar, end: Scalar, steps: i64, dtype: Option<DType>) -> Result<Value> {
+    let (dtype, compute) = space_dtypes(c, start, end, steps, dtype)?;
+    Ok(c.to(spaced(c, start, end, steps, compute), dtype))
+}
+
+fn logspace(
+    c: &Ctx,
+    start: Scalar,
+    end: Scalar,
+    steps: i64,
+    base: Scalar,
+    dtype: Option<DType>,
+) -> Result<Value> {
+    let (dtype, compute) = space_dtypes(c, start, end, steps, dtype)?;
+    let exponents = spaced(c, start, end, steps, compute);
+    Ok(c.to(c.power(c.number_like(base, compute, &[steps]), exponents), dtype))
+}
+
+fn eye(c: &Ctx, n: i64, m: i64, dtype: Option<DType>) -> Result<Value> {
+    for (size, name) in [(n, "n"), (m, "m")] {
+        if size < 0 {
+            return Err(runtime(format!("{name} must be greater or equal to 0, got {size}")));
+        }
+    }
+    let ty = TensorType::new(DType::S32, [n, m].as_slice());
+    let diagonal = c.eq(c.iota(ty.clone(), 0), c.iota(ty, 1));
+    Ok(c.to(diagonal, dtype.unwrap_or(c.config.default_dtype)))
+}
+
+/// Where a matrix keeps its elements: `col - row <= k` below, `>= k` above.
+fn triangle_mask(c: &Ctx, shape: &[i64], k: i64, name: &str) -> Value {
+    let rank = shape.len() as i64;
+    let ty = TensorType::new(DType::S64, shape);
+    let offset = c.sub(c.iota(ty.clone(), rank - 1), c.iota(ty, rank - 2));
+    let limit = c.full(c.scalar_i64(DType::S64, k), shape);
+    if name == "tril" { c.le(offset, limit) } else { c.ge(offset, limit) }
+}
+
+fn triangle(c: &Ctx, x: Value, k: i64, name: &str) -> Result<Value> {
+    if c.rank(x) < 2 {
+        return Err(runtime(format!("{name}: input tensor must have at least 2 dimensions")));
+    }
+    Ok(c.select(triangle_mask(c, &c.shape(x), k, name), x, c.zeros_like(x)))
+}
+
+/// Row and column of every element of the triangle, row by row: their flat positions sorted to the front.
+fn triangle_indices(c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>, name: &str) -> Result<Value> {
+    if row < 0 || col < 0 {
+        return Err(runtime("row and col must be non-negative"));
+    }
+    let count: i64 = (0..row)
+        .map(|r| match name {
+            "tril" => (r.saturating_add(k).saturating_add(1)).clamp(0, col),
+            _ => col - r.saturating_add(k).clamp(0, col),
+        })
+        .sum();
+    let dtype = dtype.unwrap_or(DType::S64);
+    let size = row.saturating_mul(col);
+    let flat = c.iota(TensorType::new(DType::S64, [size].as_slice()), 0);
+    let mask = c.reshape(triangle_mask(c, &[row, col], k, name), &[size]);
+    let keyed = c.select(mask, flat, c.full(c.scalar_i64(DType::S64, size), &[size]));
+    let sorted = c.sort(&[keyed], 0, false, |b, x, y| b.lt(x[0], y[0]));
+    let flat = c.slice_dim(sorted[0], 0, 0, count, 1);
+    let width = c.full(c.scalar_i64(DType::S64, col.max(1)), &[count]);
+    let part = |v| c.reshape(v, &[1, count]);
+    Ok(c.to(c.concatenate(&[part(c.div(flat, width)), part(c.remainder(flat, width))], 0), dtype))
+}

@@ -1,4 +1,372 @@
+use crate::args::{Rng, Scalar, Tensor};
+use crate::dtype::{Category, category, opmath, scalar_name};
+use crate::error::{ErrorKind, Result, not_implemented, runtime};
+use crate::lower::Ctx;
 use crate::table::Row;
+use crate::{Layout, op};
+use oxitorch_hlo::{DType, Dims, RngAlgorithm, TensorType, Value};
+use std::f64::consts::{PI, SQRT_2};
 
-/// The rows of this family.
-pub static ROWS: &[Row] = &[];
+/// The rows of this family. Numbers come from Philox: the seed is the key, the offset the counter, in blocks of 128 bits.
+pub static ROWS: &[Row] = &[
+    op!("uniform", |c: &Ctx, x: Tensor, from: Scalar, to: Scalar, rng: Rng| {
+        like(c, x, "uniform", |c, dtype, shape| {
+            let u = uniform_digits(c, rng, dtype, x.dtype, shape);
+            let [from, to] = numbers(c, [from, to], dtype, shape);
+            c.add(c.mul(u, c.sub(to, from)), from)
+        })
+    })
+    .layout(Layout::LikeFirst),
+    op!("normal_functional", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
+        like(c, x, "normal", |c, dtype, shape| {
+            check_std(c, std.value);
+            let [mean, std] = numbers(c, [mean, std], dtype, shape);
+            c.add(c.mul(normal(c, rng, dtype, shape), std), mean)
+        })
+    })
+    .layout(Layout::LikeFirst),
+    op!("normal.Tensor_float", |c: &Ctx, mean: Tensor, std: Scalar, rng: Rng| {
+        normal_of(c, mean.dtype, mean.value, std.value, rng)
+    }),
+    op!("normal.float_Tensor", |c: &Ctx, mean: Scalar, std: Tensor, rng: Rng| {
+        normal_of(c, std.dtype, mean.value, std.value, rng)
+    }),
+    op!("normal.Tensor_Tensor", |c: &Ctx, mean: Tensor, std: Tensor, rng: Rng| {
+        let dtype = c.result_type(&[mean, std])?;
+        normal_of(c, dtype, mean.value, std.value, rng)
+    }),
+    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng))
+        .layout(Layout::LikeFirst),
+    op!("bernoulli.p", |c: &Ctx, x: Tensor, p: Scalar, rng: Rng| {
+        bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
+    })
+    .layout(Layout::LikeFirst),
+    op!("bernoulli.Tensor", |c: &Ctx, x: Tensor, p: Tensor, rng: Rng| {
+        bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
+    })
+    .layout(Layout::LikeFirst),
+    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, 0, None, rng)).layout(Layout::LikeFirst),
+    op!("random.to", |c: &Ctx, x: Tensor, to: i64, rng: Rng| random(c, x, 0, Some(Some(to)), rng))
+        .layout(Layout::LikeFirst),
+    op!("random.from", |c: &Ctx, x: Tensor, from: i64, to: Option<i64>, rng: Rng| {
+        random(c, x, from, Some(to), rng)
+    })
+    .layout(Layout::LikeFirst),
+    op!("exponential", |c: &Ctx, x: Tensor, rate: Scalar, rng: Rng| {
+        like(c, x, "exponential", |c, dtype, shape| {
+            let [rate] = numbers(c, [rate], dtype, shape);
+            c.div(exponential(c, rng, dtype, shape), rate)
+        })
+    })
+    .layout(Layout::LikeFirst),
+    op!("log_normal", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
+        like(c, x, "log_normal", |c, dtype, shape| {
+            let [mean, std] = numbers(c, [mean, std], dtype, shape);
+            c.exponential(c.add(c.mul(normal(c, rng, dtype, shape), std), mean))
+        })
+    })
+    .layout(Layout::LikeFirst),
+    op!("cauchy", |c: &Ctx, x: Tensor, median: Scalar, sigma: Scalar, rng: Rng| {
+        like(c, x, "cauchy", |c, dtype, shape| {
+            let [median, sigma] = numbers(c, [median, sigma], dtype, shape);
+            let u = c.sub(open_uniform(c, rng, dtype, shape), c.constant(TensorType::new(dtype, shape), 0.5));
+            c.add(median, c.mul(sigma, c.tan(c.mul(u, c.like(u, PI)))))
+        })
+    })
+    .layout(Layout::LikeFirst),
+    op!("geometric", geometric).layout(Layout::LikeFirst),
+    op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype)),
+    op!("randperm.generator", randperm),
+    op!("multinomial", multinomial),
+    op!("native_dropout", dropout).layout(Layout::LikeFirst),
+    op!("native_dropout_backward", dropout_backward).layout(Layout::LikeFirst),
+    op!("rrelu_with_noise", |c: &Ctx,
+                             x: Tensor,
+                             noise: Tensor,
+                             lower: Scalar,
+                             upper: Scalar,
+                             training: bool,
+                             rng: Rng| {
+        let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
+        (noise, y)
+    }),
+    op!("rrelu_with_noise_", |c: &Ctx,
+                              x: Tensor,
+                              noise: Tensor,
+                              lower: Scalar,
+                              upper: Scalar,
+                              training: bool,
+                              rng: Rng| {
+        let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
+        (y, noise)
+    }),
+];
+
+/// Random bits of an unsigned dtype.
+fn bits(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+    let ty = TensorType::new(dtype, shape);
+    let blocks = (ty.bytes() as u64).div_ceil(16);
+    let state = c.rng_take(rng, blocks);
+    c.rng_bit_generator(state, ty, RngAlgorithm::Philox).1
+}
+
+/// Binary digits of a float's significand.
+fn digits(dtype: DType) -> u32 {
+    match dtype {
+        DType::F64 | DType::C128 => 53,
+        DType::F16 => 11,
+        DType::BF16 => 8,
+        _ => 24,
+    }
+}
+
+/// Multiples of 2^-digits in [0, 1), in `dtype`, with the digits that `target` can hold.
+fn uniform_digits(c: &Ctx, rng: Rng, dtype: DType, target: DType, shape: &[i64]) -> Value {
+    let (source, width) = if dtype == DType::F64 { (DType::U64, 64) } else { (DType::U32, 32) };
+    let keep = digits(target).min(digits(dtype));
+    let raw = bits(c, rng, source, shape);
+    let raw = c.shift_right_logical(raw, c.like(raw, f64::from(width - keep)));
+    let x = c.convert(raw, dtype);
+    c.mul(x, c.like(x, 0.5f64.powi(keep as i32)))
+}
+
+/// In [0, 1).
+fn uniform(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+    uniform_digits(c, rng, dtype, dtype, shape)
+}
+
+/// In (0, 1): the middles of the steps of [`uniform`], with one digit less.
+fn open_uniform(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+    let (source, width) = if dtype == DType::F64 { (DType::U64, 64) } else { (DType::U32, 32) };
+    let keep = digits(dtype) - 1;
+    let raw = bits(c, rng, source, shape);
+    let raw = c.shift_right_logical(raw, c.like(raw, f64::from(width - keep)));
+    let x = c.convert(raw, dtype);
+    c.mul(c.add(x, c.like(x, 0.5)), c.like(x, 0.5f64.powi(keep as i32)))
+}
+
+/// Standard normal numbers, by the inverse of the distribution.
+fn normal(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+    let u = open_uniform(c, rng, dtype, shape);
+    let centered = c.sub(c.mul(u, c.like(u, 2.0)), c.like(u, 1.0));
+    c.mul(c.erf_inv(centered), c.like(u, SQRT_2))
+}
+
+/// Standard exponential numbers.
+fn exponential(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+    c.negate(c.log(open_uniform(c, rng, dtype, shape)))
+}
+
+fn numbers<const N: usize>(c: &Ctx, xs: [Scalar; N], dtype: DType, shape: &[i64]) -> [Value; N] {
+    xs.map(|x| c.number_like(x, dtype, shape))
+}
+
+/// Fills a float tensor; complex ones get both parts, each with half the variance.
+fn like(c: &Ctx, x: Tensor, name: &str, f: impl Fn(&Ctx, DType, &[i64]) -> Value) -> Result<Value> {
+    let shape = c.shape(x.value);
+    match category(x.dtype) {
+        Category::Float => Ok(c.to(f(c, opmath(x.dtype), &shape), x.dtype)),
+        Category::Complex if name == "normal" => {
+            let part = || {
+                let v = f(c, x.dtype.real(), &shape);
+                c.mul(v, c.like(v, 1.0 / SQRT_2))
+            };
+            Ok(c.complex(part(), part()))
+        }
+        _ => Err(not_implemented(name, x.dtype)),
+    }
+}
+
+fn check_std(c: &Ctx, std: Value) {
+    c.check(ErrorKind::Runtime, "normal expects all elements of std >= 0.0", || {
+        c.all(c.ge(std, c.zeros_like(std)))
+    });
+}
+
+fn normal_of(c: &Ctx, dtype: DType, mean: Value, std: Value, rng: Rng) -> Result<Value> {
+    if c.dtype(std).is_complex() {
+        return Err(runtime("normal expects standard deviation to be non-complex"));
+    }
+    if !dtype.is_float() {
+        return Err(not_implemented("normal", dtype));
+    }
+    check_std(c, std);
+    let [mean, std] = c.align([mean, std], opmath(dtype))?;
+    let z = normal(c, rng, opmath(dtype), &c.shape(mean));
+    Ok(c.to(c.add(c.mul(z, std), mean), dtype))
+}
+
+fn bernoulli(c: &Ctx, dtype: DType, shape: &[i64], p: Value, rng: Rng) -> Result<Value> {
+    let compute = if c.dtype(p) == DType::F64 && c.rank(p) > 0 { DType::F64 } else { DType::F32 };
+    c.check(ErrorKind::Runtime, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", || {
+        c.all(c.and(c.ge(p, c.zeros_like(p)), c.le(p, c.ones_like(p))))
+    });
+    let p = c.expand(c.to(p, compute), shape)?;
+    Ok(c.to(c.lt(uniform(c, rng, compute, shape), p), dtype))
+}
+
+/// Integers in `from..to`. No bounds at all: what the dtype holds, from 0. No upper bound: up to its largest integer.
+fn random(c: &Ctx, x: Tensor, from: i64, bounds: Option<Option<i64>>, rng: Rng) -> Result<Value> {
+    let shape = c.shape(x.value);
+    if x.dtype.is_complex() {
+        return Err(not_implemented("random", x.dtype));
+    }
+    // The largest integer of which the dtype also holds every smaller one.
+    let largest: i64 = match x.dtype {
+        DType::Pred => 1,
+        t if t.is_float() => 1 << digits(t),
+        DType::S64 | DType::U64 => i64::MAX,
+        t => (1i64 << (t.size_bytes() * 8 - usize::from(t.is_signed()))) - 1,
+    };
+    let end = match bounds {
+        None | Some(None) => largest,
+        Some(Some(to)) => to.saturating_sub(1),
+    };
+    if from > end {
+        return Err(runtime(format!(
+            "random_ expects 'from' to be less than 'to', but got from={from} >= to={}",
+            end.saturating_add(1)
+        )));
+    }
+    if end > largest {
+        return Err(runtime(format!("to - 1 is out of bounds for {}", scalar_name(x.dtype))));
+    }
+    let span = end.wrapping_sub(from) as u64;
+    let dtype = if span < u64::from(u32::MAX) { DType::U32 } else { DType::U64 };
+    let raw = bits(c, rng, dtype, &shape);
+    let kept = match span {
+        u64::MAX => raw,
+        _ => c.remainder(raw, c.full(c.scalar_i64(dtype, (span + 1) as i64), &shape)),
+    };
+    let number = c.convert(kept, DType::S64);
+    let number = c.add(number, c.full(c.scalar_i64(DType::S64, from), &shape));
+    Ok(c.to(number, x.dtype))
+}
+
+fn geometric(c: &Ctx, x: Tensor, p: Scalar, rng: Rng) -> Value {
+    let shape = c.shape(x.value);
+    let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    c.check(ErrorKind::Runtime, "geometric_ expects p to be in (0, 1)", || {
+        c.and(c.gt(p.value, c.zeros_like(p.value)), c.lt(p.value, c.ones_like(p.value)))
+    });
+    let [p] = numbers(c, [p], dtype, &shape);
+    let trials = c.div(c.log(open_uniform(c, rng, dtype, &shape)), c.log_plus_one(c.negate(p)));
+    c.to(c.ceil(trials), x.dtype)
+}
+
+/// The integers below n, sorted by random keys.
+fn randperm(c: &Ctx, n: i64, rng: Rng, dtype: Option<DType>) -> Result<Value> {
+    if n < 0 {
+        return Err(runtime(format!("n must be non-negative, got {n}")));
+    }
+    let keys = bits(c, rng, DType::U64, &[n]);
+    let i = c.iota(TensorType::new(DType::S64, [n].as_slice()), 0);
+    let sorted = c.sort(&[keys, i], 0, true, |b, x, y| b.lt(x[0], y[0]));
+    Ok(c.to(sorted[1], dtype.unwrap_or(DType::S64)))
+}
+
+fn multinomial(c: &Ctx, p: Tensor, samples: i64, replacement: bool, rng: Rng) -> Result<Value> {
+    let shape = c.shape(p.value);
+    if !matches!(p.rank, 1 | 2) {
+        return Err(runtime("prob_dist must be 1 or 2 dim"));
+    }
+    if !p.dtype.is_float() {
+        return Err(runtime(format!(
+            "multinomial only supports floating-point dtypes for input, got: {}",
+            scalar_name(p.dtype)
+        )));
+    }
+    if samples <= 0 {
+        return Err(runtime("cannot sample n_sample <= 0 samples"));
+    }
+    let classes = shape[p.rank - 1];
+    if !replacement && samples > classes {
+        return Err(runtime("cannot sample n_sample > prob_dist.size(-1) samples without replacement"));
+    }
+    let rows = if p.rank == 2 { shape[0] } else { 1 };
+    let w = c.reshape(
+        c.to(p.value, if p.dtype == DType::F64 { DType::F64 } else { DType::F32 }),
+        &[rows, classes],
+    );
+    check_weights(c, w);
+    let picked = if replacement {
+        with_replacement(c, w, samples, rng)
+    } else {
+        without_replacement(c, w, samples, rng)
+    };
+    let mut out: Dims = shape[..p.rank - 1].into();
+    out.push(samples);
+    Ok(c.reshape(picked, &out))
+}
+
+fn check_weights(c: &Ctx, w: Value) {
+    let message = "probability tensor contains either `inf`, `nan` or element < 0";
+    c.check(ErrorKind::Runtime, message, || c.all(c.and(c.ge(w, c.zeros_like(w)), c.is_finite(w))));
+    c.check(ErrorKind::Runtime, "invalid multinomial distribution (sum of probabilities <= 0)", || {
+        let total = c.reduce_sum(w, &[1]);
+        c.all(c.gt(total, c.zeros_like(total)))
+    });
+}
+
+/// Counts how many running sums lie at or below a random share of the total.
+fn with_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
+    let (rows, classes) = (c.shape(w)[0], c.shape(w)[1]);
+    let dtype = c.dtype(w);
+    let i = TensorType::new(DType::S32, [classes, classes].as_slice());
+    let upto = c.convert(c.le(c.iota(i.clone(), 0), c.iota(i, 1)), dtype);
+    let sums = c.matmul(w, upto, oxitorch_hlo::Precision::Highest, None);
+    let total = c.slice_dim(sums, 1, classes - 1, classes, 1);
+    let total = c.broadcast_in_dim(total, &[rows, samples], &[0, 1]);
+    let share = c.mul(uniform(c, rng, dtype, &[rows, samples]), total);
+    let all = [rows, samples, classes];
+    let below = c.le(c.broadcast_in_dim(sums, &all, &[0, 2]), c.broadcast_in_dim(share, &all, &[0, 1]));
+    let index = c.reduce_sum(c.convert(below, DType::S64), &[2]);
+    c.minimum(index, c.like(index, (classes - 1) as f64))
+}
+
+/// The largest of weight over exponential noise are a sample without replacement.
+fn without_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
+    let shape = c.shape(w);
+    let noise = exponential(c, rng, c.dtype(w), &shape);
+    let key = c.div(w, noise);
+    let i = c.iota(TensorType::new(DType::S64, shape), 1);
+    let sorted = c.sort(&[key, i], 1, true, |b, x, y| b.gt(x[0], y[0]));
+    c.slice_dim(sorted[1], 1, 0, samples, 1)
+}
+
+/// The kept elements, scaled, and the mask that says which they are.
+fn dropout(c: &Ctx, x: Tensor, p: Scalar, train: Option<bool>, rng: Rng) -> (Value, Value) {
+    let shape = c.shape(x.value);
+    if train == Some(false) {
+        return (x.value, c.full(c.scalar_bool(true), &shape));
+    }
+    let keep = c.sub(c.scalar_f64(DType::F32, 1.0), c.number(p, DType::F32));
+    let mask = c.lt(uniform(c, rng, DType::F32, &shape), c.full(keep, &shape));
+    let high = opmath(x.dtype);
+    let v = c.to(x.value, high);
+    let scale = c.full(c.to(c.div(c.scalar_f64(DType::F32, 1.0), keep), high), &shape);
+    (c.to(c.select(mask, c.mul(v, scale), c.zeros_like(v)), x.dtype), mask)
+}
+
+fn dropout_backward(c: &Ctx, g: Tensor, mask: Tensor, scale: Scalar) -> Result<Value> {
+    let high = opmath(g.dtype);
+    let [v, mask] = c.align([c.to(g.value, high), c.to(mask.value, high)], high)?;
+    let scale = c.number_like(scale, high, &c.shape(v));
+    Ok(c.to(c.mul(c.mul(v, mask), scale), g.dtype))
+}
+
+/// The result and the noise: random slopes in training (1 where the input is positive), their mean otherwise.
+fn rrelu(c: &Ctx, x: Tensor, noise: Tensor, bounds: [Scalar; 2], training: bool, rng: Rng) -> [Value; 2] {
+    let shape = c.shape(x.value);
+    let high = opmath(x.dtype);
+    let v = c.to(x.value, high);
+    let [lower, upper] = numbers(c, bounds, high, &shape);
+    let negative = c.le(v, c.zeros_like(v));
+    if !training {
+        let slope = c.div(c.add(lower, upper), c.like(v, 2.0));
+        return [c.to(c.select(negative, c.mul(v, slope), v), x.dtype), noise.value];
+    }
+    let slope = c.add(lower, c.mul(uniform(c, rng, high, &shape), c.sub(upper, lower)));
+    let slope = c.select(negative, slope, c.like(v, 1.0));
+    [c.to(c.mul(v, slope), x.dtype), c.to(slope, noise.dtype)]
+}

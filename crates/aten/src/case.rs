@@ -1,0 +1,244 @@
+//! One call of a row, written as a line of text: `add.Tensor f32[2,3] f32[3]@pos none`.
+//!
+//! Golden files, tests and tools share this notation. Tokens are separated by blanks and contain none:
+//!
+//! | token | argument |
+//! |---|---|
+//! | `f32[2,3]`, `i64[]` | a tensor; dtypes `bool i8 i16 i32 i64 u8 u16 u32 u64 f16 bf16 f32 f64 c64 c128 f8e4m3fn f8e5m2` |
+//! | `f32[4]@pos` | the same with values for whoever runs it: `pos` (0.1 to 2), `unit` (0 to 1), `<5` (integers 0 to 4), `-1..1`, `!0` (not zero), `edge` (infinities, NaN, zeros among others), `perm` (a permutation in the last dimension) |
+//! | `~1.5` | a Python number that PyTorch wrapped into a tensor |
+//! | `{f32[2],none}` | a list of tensors |
+//! | `1`, `1.5`, `true`, `1+2j`, `inf`, `nan` | a number: an operand or an attribute, as the parameter wants it |
+//! | `[1,2]`, `[0.5]`, `[true]` | a list |
+//! | `"floor"` | a string |
+//! | `float32` | a dtype |
+//! | `rng` | a generator |
+//! | `none` | `None` |
+
+use crate::args::{Arg, NumKind, Number, ParamKind, ScalarArg, TensorArg, number_arg};
+use crate::dtype;
+use crate::error::Error;
+use crate::lower::{Config, lower};
+use crate::table::{OpId, find, row};
+use oxitorch_hlo::{Builder, DType, Dims, TensorType};
+
+/// A parsed line.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The row.
+    pub op: OpId,
+    /// Its arguments.
+    pub args: Vec<Arg>,
+    /// The types of the operands that the arguments refer to.
+    pub operands: Vec<TensorType>,
+}
+
+impl Case {
+    /// Reads a line.
+    pub fn parse(line: &str) -> Result<Case, String> {
+        let mut tokens = line.split_whitespace();
+        let name = tokens.next().ok_or("an empty case")?;
+        let op = find(name).ok_or_else(|| format!("no row `{name}`"))?;
+        let tokens: Vec<&str> = tokens.collect();
+        let params = row(op).params();
+        if tokens.len() != params.len() {
+            let rust: Vec<_> = params.iter().map(|p| format!("{p:?}")).collect();
+            return Err(format!("`{name}` takes {} arguments: {}", params.len(), rust.join(", ")));
+        }
+        let mut case = Case { op, args: Vec::new(), operands: Vec::new() };
+        for (token, param) in tokens.iter().zip(params) {
+            let arg = case.argument(token, param.kind).map_err(|e| format!("`{token}` in `{line}`: {e}"))?;
+            case.args.push(arg);
+        }
+        Ok(case)
+    }
+
+    /// Lowers the call into a module of its own and prints that.
+    pub fn text(&self, config: &Config) -> Result<String, Error> {
+        let b = Builder::new();
+        let operands: Vec<_> = self.operands.iter().map(|ty| b.param(ty.clone())).collect();
+        let lowered = lower(self.op, &b, config, &self.args, &operands)?;
+        let outputs: Vec<_> = lowered.outputs.into_iter().flatten().collect();
+        let module = b.finish(&outputs).map_err(|e| crate::error::runtime(e.to_string()))?;
+        Ok(module.to_text())
+    }
+
+    fn operand(&mut self, ty: TensorType) -> u32 {
+        self.operands.push(ty);
+        self.operands.len() as u32 - 1
+    }
+
+    fn argument(&mut self, token: &str, kind: ParamKind) -> Result<Arg, String> {
+        if token == "none" {
+            return Ok(Arg::None);
+        }
+        if token == "rng" {
+            return Ok(Arg::Rng(self.operand(TensorType::new(DType::U64, [2].as_slice()))));
+        }
+        if let Some(text) = token.strip_prefix('"') {
+            return Ok(Arg::Str(text.strip_suffix('"').ok_or("the string does not end")?.to_string()));
+        }
+        match kind {
+            ParamKind::Tensor | ParamKind::OptTensor => self.tensor(token).map(Arg::Tensor),
+            ParamKind::Tensors | ParamKind::OptTensors => self.tensors(token),
+            _ => self.attribute(token, kind),
+        }
+    }
+
+    fn tensor(&mut self, token: &str) -> Result<TensorArg, String> {
+        if let Some(text) = token.strip_prefix('~') {
+            let ty = TensorType::scalar(num_kind(number(text)?).dtype());
+            let operand = self.operand(ty.clone());
+            return Ok(TensorArg { operand, ty, wrapped: true, strides: Dims::new() });
+        }
+        let ty = tensor_type(token)?;
+        let strides = contiguous(&ty.shape);
+        Ok(TensorArg { operand: self.operand(ty.clone()), ty, wrapped: false, strides })
+    }
+
+    fn tensors(&mut self, token: &str) -> Result<Arg, String> {
+        let inner =
+            token.strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or("a list of tensors is {..}")?;
+        let mut list = Vec::new();
+        for part in split(inner) {
+            list.push(if part == "none" { None } else { Some(self.tensor(part)?) });
+        }
+        Ok(Arg::Tensors(list))
+    }
+
+    fn attribute(&mut self, token: &str, kind: ParamKind) -> Result<Arg, String> {
+        if let Some(inner) = token.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+            return list(&split(inner));
+        }
+        if let Some(dtype) = dtype_of(token) {
+            return Ok(Arg::Int(dtype::code(dtype)));
+        }
+        let n = number(token)?;
+        Ok(match number_arg(kind, n) {
+            Some(arg) => arg,
+            None => {
+                let kind = num_kind(n);
+                Arg::Scalar(ScalarArg { operand: self.operand(TensorType::scalar(kind.dtype())), kind })
+            }
+        })
+    }
+}
+
+/// Parts between commas outside brackets.
+fn split(text: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
+    for (i, c) in text.char_indices() {
+        match c {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts.retain(|p| !p.is_empty());
+    parts
+}
+
+fn list(parts: &[&str]) -> Result<Arg, String> {
+    let numbers = parts.iter().map(|p| number(p)).collect::<Result<Vec<_>, _>>()?;
+    if numbers.iter().any(|n| matches!(n, Number::Bool(_))) {
+        return Ok(Arg::Bools(numbers.iter().map(|n| *n == Number::Bool(true)).collect()));
+    }
+    if numbers.iter().any(|n| matches!(n, Number::Float(_))) {
+        return Ok(Arg::Floats(numbers.iter().map(|n| f64_of(*n).into()).collect()));
+    }
+    Ok(Arg::Ints(numbers.iter().map(|n| f64_of(*n) as i64).collect()))
+}
+
+fn f64_of(n: Number) -> f64 {
+    crate::args::Const(n).f64()
+}
+
+fn num_kind(n: Number) -> NumKind {
+    match n {
+        Number::Bool(_) => NumKind::Bool,
+        Number::Int(_) => NumKind::Int,
+        Number::Float(_) => NumKind::Float,
+        Number::Complex(..) => NumKind::Complex,
+    }
+}
+
+fn number(text: &str) -> Result<Number, String> {
+    match text {
+        "true" => return Ok(Number::Bool(true)),
+        "false" => return Ok(Number::Bool(false)),
+        _ => {}
+    }
+    if let Ok(i) = text.parse() {
+        return Ok(Number::Int(i));
+    }
+    if let Some(complex) = text.strip_suffix('j') {
+        let at = complex.rfind(['+', '-']).filter(|&i| i > 0).unwrap_or(0);
+        let part = |t: &str| if t.is_empty() { Ok(0.0) } else { t.parse::<f64>().map_err(|e| e.to_string()) };
+        return Ok(Number::Complex(part(&complex[..at])?, part(&complex[at..])?));
+    }
+    text.parse().map(Number::Float).map_err(|_| "not an argument".to_string())
+}
+
+/// Short names of dtypes, as cases write them.
+const SHORT: &[(&str, DType)] = &[
+    ("bool", DType::Pred),
+    ("i8", DType::S8),
+    ("i16", DType::S16),
+    ("i32", DType::S32),
+    ("i64", DType::S64),
+    ("u8", DType::U8),
+    ("u16", DType::U16),
+    ("u32", DType::U32),
+    ("u64", DType::U64),
+    ("f16", DType::F16),
+    ("bf16", DType::BF16),
+    ("f32", DType::F32),
+    ("f64", DType::F64),
+    ("c64", DType::C64),
+    ("c128", DType::C128),
+    ("f8e4m3fn", DType::F8E4M3FN),
+    ("f8e5m2", DType::F8E5M2),
+];
+
+fn dtype_of(token: &str) -> Option<DType> {
+    dtype::all().find(|&d| dtype::torch_name(d).strip_prefix("torch.") == Some(token))
+}
+
+fn tensor_type(token: &str) -> Result<TensorType, String> {
+    let token = token.split('@').next().unwrap_or(token);
+    let (name, rest) = token.split_once('[').ok_or("a tensor is f32[2,3]")?;
+    let dtype = SHORT.iter().find(|(n, _)| *n == name).ok_or_else(|| format!("no dtype `{name}`"))?.1;
+    let inner = rest.strip_suffix(']').ok_or("the shape does not end")?;
+    let shape: Result<Dims, _> = split(inner).iter().map(|d| d.parse::<i64>()).collect();
+    Ok(TensorType::new(dtype, shape.map_err(|e| e.to_string())?))
+}
+
+fn contiguous(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for i in (0..shape.len().saturating_sub(1)).rev() {
+        strides[i] = strides[i + 1] * shape[i + 1].max(1);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens() {
+        let case = Case::parse("add.Tensor f32[2,3] ~1.5 2").unwrap();
+        assert_eq!(case.operands.len(), 3);
+        assert!(matches!(&case.args[1], Arg::Tensor(t) if t.wrapped && t.ty.dtype == DType::F64));
+        assert!(matches!(Case::parse("add.Tensor f32[] i64[]@<5 1").unwrap().args[2], Arg::None));
+        assert!(Case::parse("add.Tensor f32[2").is_err());
+        assert!(Case::parse("no.such f32[2]").is_err());
+        assert_eq!(number("-1.5-2j"), Ok(Number::Complex(-1.5, -2.0)));
+        assert_eq!(number("2j"), Ok(Number::Complex(0.0, 2.0)));
+    }
+}
