@@ -147,7 +147,7 @@ class DeviceProperties(Mapping):
     """What is known about a device: attributes, also readable as a mapping.
 
     Always there: `name` (the truth, for instance "XLA:CPU (host)"), `platform` ("cpu", "cuda", "tpu"), `kind` (as the
-    plugin spells it) and `total_memory` in bytes (0 where the platform does not say). The rest is what the plugin gives.
+    plugin spells it) and `total_memory` in bytes (0 where the platform does not say). The rest is the plugin's.
     """
 
     def __init__(self, values: dict[str, Any]):
