@@ -36,7 +36,7 @@ bench: install
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed; make PYTHON=python3.12 picks one'; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo 'no venv module: on Debian, apt-get install python3-venv'; exit 1; }
-	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.5' 'maturin>=1.9,<2' 'ruff>=0.12'
+	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.5' 'maturin>=1.9,<2' 'ruff==0.17.5'
 
 wheel: $(UV)
 	rm -rf $(WHEELS)
