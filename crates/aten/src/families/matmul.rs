@@ -1,0 +1,351 @@
+use crate::args::{Alpha, Tensor};
+use crate::dtype::{Category, category, scalar_name};
+use crate::error::{Result, not_implemented, runtime};
+use crate::lower::{Ctx, MatmulPrecision};
+use crate::op;
+use crate::table::Row;
+use oxitorch_hlo::{DType, DotDims, Precision, Value};
+
+/// The rows of this family.
+pub static ROWS: &[Row] = &[
+    op!("mm", mm),
+    op!("mm.dtype", mm_dtype),
+    op!("bmm", bmm),
+    op!("bmm.dtype", bmm_dtype),
+    op!("addmm", addmm),
+    op!("_addmm_activation", addmm_activation),
+    op!("addmv", addmv),
+    op!("mv", mv),
+    op!("addr", addr),
+    op!("baddbmm", baddbmm),
+    op!("addbmm", addbmm),
+    op!("dot", dot),
+    op!("vdot", vdot),
+    op!("_int_mm", int_mm),
+    op!("linear_backward", linear_backward),
+];
+
+/// What sums of products of this dtype are kept in: one rounding at the end, and integers wrap only once.
+pub(super) fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 | DType::F8E4M3FN | DType::F8E5M2 => DType::F32,
+        DType::S8 | DType::S16 => DType::S32,
+        DType::U8 | DType::U16 => DType::U32,
+        other => other,
+    }
+}
+
+/// The precision that the user asked for; only float32 operands have a choice.
+pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
+    match (dtype, c.config.matmul) {
+        (DType::F32 | DType::C64, MatmulPrecision::High) => Precision::High,
+        (DType::F32 | DType::C64, MatmulPrecision::Default) => Precision::Default,
+        (DType::F32 | DType::F64 | DType::C64 | DType::C128, _) => Precision::Highest,
+        _ => Precision::Default,
+    }
+}
+
+/// A product of two tensors of one dtype, in its accumulator.
+pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
+    let dtype = c.dtype(l);
+    let out = accumulator(dtype);
+    c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
+}
+
+/// `l @ r` over the last two dimensions, any dimensions before them are a batch; in the accumulator.
+pub(super) fn matmul(c: &Ctx, l: Value, r: Value) -> Value {
+    contract(c, l, r, DotDims::matmul(c.rank(l)))
+}
+
+fn arithmetic(kernel: &str, dtype: DType) -> Result<()> {
+    let refused = matches!(dtype, DType::Pred | DType::U16 | DType::U32 | DType::U64);
+    if refused { Err(not_implemented(kernel, dtype)) } else { Ok(()) }
+}
+
+fn matrix(c: &Ctx, name: &str, x: Value) -> Result<[i64; 2]> {
+    match c.shape(x).as_slice() {
+        &[n, m] => Ok([n, m]),
+        shape => Err(runtime(format!("{name} must be a matrix, got {}-D tensor", shape.len()))),
+    }
+}
+
+fn batch(c: &Ctx, name: &str, x: Value) -> Result<[i64; 3]> {
+    match c.shape(x).as_slice() {
+        &[b, n, m] => Ok([b, n, m]),
+        _ => Err(runtime(format!("{name} must be a 3D tensor"))),
+    }
+}
+
+/// `torch` spells dtypes in lower case in some kernels: `float`, `double`, `long int`.
+fn cpp_name(dtype: DType) -> String {
+    match dtype {
+        DType::S64 => "long".into(),
+        DType::U8 => "unsigned char".into(),
+        DType::S8 => "signed char".into(),
+        DType::F16 => "c10::Half".into(),
+        DType::BF16 => "c10::BFloat16".into(),
+        DType::C64 => "c10::complex<float>".into(),
+        DType::C128 => "c10::complex<double>".into(),
+        other => scalar_name(other).to_lowercase(),
+    }
+}
+
+fn multipliable(c: &Ctx, first: &str, l: Value, r: Value) -> Result<()> {
+    let ([n, k], [k2, m]) = (matrix(c, first, l)?, matrix(c, "mat2", r)?);
+    if k != k2 {
+        return Err(runtime(format!("mat1 and mat2 shapes cannot be multiplied ({n}x{k} and {k2}x{m})")));
+    }
+    Ok(())
+}
+
+fn mm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    multipliable(c, "self", l, r)?;
+    let (a, b) = (c.dtype(l), c.dtype(r));
+    if a != b {
+        let (a, b) = (cpp_name(a), cpp_name(b));
+        return Err(runtime(format!("expected m1 and m2 to have the same dtype, but got: {a} != {b}")));
+    }
+    arithmetic("addmm_impl_cpu_", a)?;
+    Ok(matmul(c, l, r))
+}
+
+fn mm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    Ok(c.to(mm_acc(c, l, r)?, c.dtype(l)))
+}
+
+fn mm_dtype(c: &Ctx, l: Value, r: Value, out: DType) -> Result<Value> {
+    Ok(c.to(mm_acc(c, l, r)?, out))
+}
+
+fn bmm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    let ([b, _, k], [b2, k2, _]) = (batch(c, "batch1", l)?, batch(c, "batch2", r)?);
+    if (b, k) != (b2, k2) {
+        return Err(runtime(format!(
+            "Expected size for first two dimensions of batch2 tensor to be: [{b}, {k}] but got: [{b2}, {k2}]."
+        )));
+    }
+    let (a, b) = (c.dtype(l), c.dtype(r));
+    if a != b {
+        let (a, b) = (scalar_name(a), scalar_name(b));
+        return Err(runtime(format!("expected scalar type {a} but found {b}")));
+    }
+    arithmetic("baddbmm_with_gemm", a)?;
+    Ok(matmul(c, l, r))
+}
+
+fn bmm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    Ok(c.to(bmm_acc(c, l, r)?, c.dtype(l)))
+}
+
+fn bmm_dtype(c: &Ctx, l: Value, r: Value, out: DType) -> Result<Value> {
+    Ok(c.to(bmm_acc(c, l, r)?, out))
+}
+
+/// `beta * x + alpha * product`, rounded once to the dtype of `x`; a `beta` of zero hides NaN and inf in `x`.
+fn accumulate(c: &Ctx, x: Value, product: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    let (dtype, acc, shape) = (c.dtype(x), c.dtype(product), c.shape(product));
+    let mut y = c.to(c.expand(x, &shape)?, acc);
+    if let Alpha::Times(s) = beta {
+        let beta = c.number(s, acc);
+        let zero = c.zeros_like(y);
+        let is_zero = c.eq(beta, c.zeros_like(beta));
+        y = c.select(is_zero, zero, c.multiply(y, c.full(beta, &shape)));
+    }
+    Ok(c.to(c.add(c.times(product, alpha), y), dtype))
+}
+
+fn same_dtypes(c: &Ctx, x: Value, l: Value, r: Value) -> Result<()> {
+    for (name, v) in [("self", x), ("mat1", l)] {
+        let (a, b) = (scalar_name(c.dtype(v)), scalar_name(c.dtype(r)));
+        if a != b {
+            return Err(runtime(format!("{name} and mat2 must have the same dtype, but got {a} and {b}")));
+        }
+    }
+    Ok(())
+}
+
+fn addmm(c: &Ctx, x: Value, l: Value, r: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    same_dtypes(c, x, l, r)?;
+    multipliable(c, "mat1", l, r)?;
+    arithmetic("addmm_impl_cpu_", c.dtype(l))?;
+    accumulate(c, x, matmul(c, l, r), beta, alpha)
+}
+
+fn addmm_activation(
+    c: &Ctx,
+    x: Value,
+    l: Value,
+    r: Value,
+    beta: Alpha,
+    alpha: Alpha,
+    use_gelu: bool,
+) -> Result<Value> {
+    let y = addmm(c, x, l, r, beta, alpha)?;
+    if !use_gelu {
+        return Ok(c.maximum(y, c.zeros_like(y)));
+    }
+    Ok(c.in_opmath(y, |y| {
+        let half = c.multiply(y, c.like(y, 0.5));
+        let erf = c.erf(c.multiply(y, c.like(y, std::f64::consts::FRAC_1_SQRT_2)));
+        c.multiply(half, c.add(c.like(y, 1.0), erf))
+    }))
+}
+
+fn matrix_vector(c: &Ctx, m: Value, v: Value) -> Value {
+    contract(c, m, v, DotDims::new(&[], &[], &[1], &[0]))
+}
+
+fn addmv(c: &Ctx, x: Value, m: Value, v: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    let (xs, ms, vs) = (c.shape(x), c.shape(m), c.shape(v));
+    let (&[rows, columns], &[length], true) = (ms.as_slice(), vs.as_slice(), xs.len() <= 1) else {
+        let ranks = (xs.len(), ms.len(), vs.len());
+        let text = format!("vector + matrix @ vector expected, got {}, {}, {}", ranks.0, ranks.1, ranks.2);
+        return Err(runtime(text));
+    };
+    let size = c.numel(x);
+    if columns != length || (size != rows && size != 1) {
+        let text = format!("size mismatch, got input ({size}), mat ({rows}x{columns}), vec ({length})");
+        return Err(runtime(text));
+    }
+    let names = [x, m, v].map(|t| scalar_name(c.dtype(t)));
+    if names[0] != names[1] || names[1] != names[2] {
+        let [a, b, d] = names;
+        let text = format!("addmv input tensors must have the same dtype, but got {a}, {b}, and {d}");
+        return Err(runtime(text));
+    }
+    arithmetic("addmv_impl_cpu", c.dtype(m))?;
+    accumulate(c, x, matrix_vector(c, m, v), beta, alpha)
+}
+
+fn mv(c: &Ctx, m: Value, v: Value) -> Result<Value> {
+    let (ms, vs) = (c.shape(m), c.shape(v));
+    let (&[rows, columns], &[length]) = (ms.as_slice(), vs.as_slice()) else {
+        let text = format!("vector + matrix @ vector expected, got 1, {}, {}", ms.len(), vs.len());
+        return Err(runtime(text));
+    };
+    if columns != length {
+        let text = format!("size mismatch, got input ({rows}), mat ({rows}x{columns}), vec ({length})");
+        return Err(runtime(text));
+    }
+    let (a, b) = (scalar_name(c.dtype(m)), scalar_name(c.dtype(v)));
+    if a != b {
+        let text = format!("addmv input tensors must have the same dtype, but got {a}, {a}, and {b}");
+        return Err(runtime(text));
+    }
+    arithmetic("addmv_impl_cpu", c.dtype(m))?;
+    Ok(c.to(matrix_vector(c, m, v), c.dtype(m)))
+}
+
+fn addr(c: &Ctx, x: Tensor, u: Tensor, v: Tensor, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    for (name, t) in [("vec1", u), ("vec2", v)] {
+        if t.rank != 1 {
+            return Err(runtime(format!("addr: Expected 1-D argument {name}, but got {}-D", t.rank)));
+        }
+    }
+    let dtype = c.result_type(&[x, u, v])?;
+    let shape = [c.numel(u.value), c.numel(v.value)];
+    if category(dtype) == Category::Bool {
+        return Err(crate::error::unsupported("addr of bool"));
+    }
+    let acc = accumulator(dtype);
+    let rows = c.broadcast_in_dim(c.to(u.value, acc), &shape, &[0]);
+    let columns = c.broadcast_in_dim(c.to(v.value, acc), &shape, &[1]);
+    accumulate(c, c.to(x.value, dtype), c.multiply(rows, columns), beta, alpha)
+}
+
+fn baddbmm(c: &Ctx, x: Value, l: Value, r: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    let product = bmm_acc(c, l, r)?;
+    if c.dtype(x) != c.dtype(l) {
+        let (a, b) = (cpp_name(c.dtype(x)), cpp_name(c.dtype(l)));
+        let text = format!("Input dtypes must be the same, got: input {a}, batch1: {b}, batch2: {b}");
+        return Err(runtime(text));
+    }
+    accumulate(c, x, product, beta, alpha)
+}
+
+/// The sum over the batch of the products: batch and inner dimension are contracted together.
+fn addbmm(c: &Ctx, x: Value, l: Value, r: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    let ([b, n, k], [b2, k2, m]) = (batch(c, "batch1", l)?, batch(c, "batch2", r)?);
+    if b != b2 {
+        let text = format!("batch1 and batch2 must have same number of batches, got {b} and {b2}");
+        return Err(runtime(text));
+    }
+    if k != k2 {
+        return Err(runtime(format!("Incompatible matrix sizes for bmm ({n}x{k} and {k2}x{m})")));
+    }
+    same_dtypes(c, x, l, r)?;
+    arithmetic("addmm_impl_cpu_", c.dtype(l))?;
+    let product = contract(c, l, r, DotDims::new(&[], &[], &[0, 2], &[0, 1]));
+    accumulate(c, x, product, beta, alpha)
+}
+
+fn dot(c: &Ctx, x: Value, y: Value) -> Result<Value> {
+    let (a, b) = (c.shape(x), c.shape(y));
+    if a.len() != 1 || b.len() != 1 {
+        return Err(runtime(format!("1D tensors expected, but got {}D and {}D tensors", a.len(), b.len())));
+    }
+    let (s, t) = (scalar_name(c.dtype(x)), scalar_name(c.dtype(y)));
+    if s != t {
+        let text = format!("dot : expected both vectors to have same dtype, but found {s} and {t}");
+        return Err(runtime(text));
+    }
+    let (n, m) = (a[0], b[0]);
+    if n != m {
+        return Err(runtime(format!(
+            "inconsistent tensor size, expected tensor [{n}] and src [{m}] to have the same number of elements, \
+             but got {n} and {m} elements respectively"
+        )));
+    }
+    arithmetic("dot", c.dtype(x))?;
+    Ok(c.to(contract(c, x, y, DotDims::new(&[], &[], &[0], &[0])), c.dtype(x)))
+}
+
+/// The complex conjugate; real tensors are their own.
+pub(super) fn conj(c: &Ctx, x: Value) -> Value {
+    if c.dtype(x).is_complex() { c.complex(c.real(x), c.negate(c.imag(x))) } else { x }
+}
+
+fn vdot(c: &Ctx, x: Value, y: Value) -> Result<Value> {
+    dot(c, conj(c, x), y)
+}
+
+fn int_mm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    multipliable(c, "self", l, r)?;
+    let (a, b) = (c.dtype(l), c.dtype(r));
+    if !matches!(a, DType::S8 | DType::U8) {
+        let text = format!("int_mm_out_cpu: Expected self dtype to be int8 or uint8 but got {}", cpp_name(a));
+        return Err(runtime(text));
+    }
+    if b != DType::S8 {
+        let text = format!("int_mm_out_cpu: Expected mat2 dtype to be of type int8 but got {}", cpp_name(b));
+        return Err(runtime(text));
+    }
+    let dims = DotDims::new(&[], &[], &[1], &[0]);
+    if a == DType::S8 {
+        return Ok(contract(c, l, r, dims));
+    }
+    Ok(contract(c, c.to(l, DType::S32), c.to(r, DType::S32), dims))
+}
+
+/// Gradients of `x @ w.T + b` for `x` of any rank.
+fn linear_backward(
+    c: &Ctx,
+    x: Value,
+    grad: Value,
+    weight: Value,
+    mask: Vec<bool>,
+) -> Result<(Option<Value>, Option<Value>, Option<Value>)> {
+    let &[want_x, want_w, want_b] = mask.as_slice() else {
+        return Err(runtime("linear_backward: output_mask must have 3 entries"));
+    };
+    let (dtype, last) = (c.dtype(grad), c.rank(grad) as i64 - 1);
+    let rows: Vec<i64> = (0..last).collect();
+    let dx = || contract(c, grad, weight, DotDims::new(&[], &[], &[last], &[0]));
+    let dw = || contract(c, grad, x, DotDims::new(&[], &[], &rows, &rows));
+    let db = || {
+        let acc = c.to(grad, accumulator(dtype));
+        c.reduce1(acc, c.scalar_i64(c.dtype(acc), 0), &rows, |b, x, y| b.add(x, y))
+    };
+    let round = |v: Value| c.to(v, dtype);
+    Ok((want_x.then(|| round(dx())), want_w.then(|| round(dw())), want_b.then(|| round(db()))))
+}
