@@ -3,6 +3,8 @@
 use crate::args::{Arg, Param, ParamKind};
 use crate::schema::{Argument, Schema};
 use crate::table::{OpId, Row, find, row, rows};
+use rustc_hash::FxHashSet;
+use std::sync::OnceLock;
 
 /// Where a row parameter comes from in a call of the bound overload.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,4 +188,15 @@ fn foreach_norm() -> Option<Binding> {
         Source::Arg(2),
     ];
     Some(Binding { op, form: Form::Foreach(Write::New), params })
+}
+
+/// Whether some overload of this base name may be bound. Never wrong when it says no, and cheaper than [`bind`].
+pub fn may_serve(base: &str) -> bool {
+    static BASES: OnceLock<FxHashSet<&'static str>> = OnceLock::new();
+    let bases = BASES.get_or_init(|| {
+        let renamed = RENAMED.iter().map(|(from, _)| from.split_once('.').map_or(*from, |(b, _)| b));
+        rows().map(|(_, r)| r.base()).chain(renamed).collect()
+    });
+    let plain = base.strip_prefix("_foreach_").unwrap_or(base);
+    base == "_foreach_norm" || [base, plain, plain.strip_suffix('_').unwrap_or(plain)].iter().any(|b| bases.contains(b))
 }
