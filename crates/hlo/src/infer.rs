@@ -845,7 +845,7 @@ fn rng_bit_generator(state: &TensorType, want: &TensorType, algorithm: RngAlgori
         RngAlgorithm::Philox => n == 2 || n == 3,
     };
     ensure!(fits, "{} does not work with a state of {n} words", algorithm.name());
-    ensure!(want.dtype.is_integral() || want.dtype.is_float(), "cannot generate bits of type {}", want.dtype);
+    ensure!(DTypeSet::UNSIGNED.has(want.dtype), "generates unsigned integers, not {}", want.dtype);
     Ok(smallvec![state.clone(), want.clone()])
 }
 

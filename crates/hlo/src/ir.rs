@@ -73,7 +73,7 @@ elementwise_table! {
     /// The elementwise ops of one operand.
     UNARY: Unary {
         Abs "stablehlo.abs" SIGNED_NUMBER Real
-        Cbrt "stablehlo.cbrt" FLOAT_COMPLEX Same
+        Cbrt "stablehlo.cbrt" FLOAT Same
         Ceil "stablehlo.ceil" FLOAT Same
         Cosine "stablehlo.cosine" FLOAT_COMPLEX Same
         CountLeadingZeros "stablehlo.count_leading_zeros" INT Same
@@ -103,13 +103,13 @@ elementwise_table! {
         Asinh "chlo.asinh" FLOAT_COMPLEX Same
         Atan "chlo.atan" FLOAT_COMPLEX Same
         Atanh "chlo.atanh" FLOAT_COMPLEX Same
-        BesselI1e "chlo.bessel_i1e" FLOAT Same
+        BesselI1e "chlo.bessel_i1e" WIDE_FLOAT Same
         Cosh "chlo.cosh" FLOAT_COMPLEX Same
-        Digamma "chlo.digamma" FLOAT Same
-        Erf "chlo.erf" FLOAT Same
-        ErfInv "chlo.erf_inv" FLOAT Same
-        Erfc "chlo.erfc" FLOAT Same
-        Lgamma "chlo.lgamma" FLOAT Same
+        Digamma "chlo.digamma" WIDE_FLOAT Same
+        Erf "chlo.erf" WIDE_FLOAT Same
+        ErfInv "chlo.erf_inv" WIDE_FLOAT Same
+        Erfc "chlo.erfc" WIDE_FLOAT Same
+        Lgamma "chlo.lgamma" WIDE_FLOAT Same
         Sinh "chlo.sinh" FLOAT_COMPLEX Same
     }
 }
@@ -126,15 +126,15 @@ elementwise_table! {
         Multiply "stablehlo.multiply" ANY Same
         Or "stablehlo.or" PRED_INT Same
         Power "stablehlo.power" NUMBER Same
-        Remainder "stablehlo.remainder" NUMBER Same
+        Remainder "stablehlo.remainder" REAL_NUMBER Same
         ShiftLeft "stablehlo.shift_left" INT Same
         ShiftRightArithmetic "stablehlo.shift_right_arithmetic" INT Same
         ShiftRightLogical "stablehlo.shift_right_logical" INT Same
         Subtract "stablehlo.subtract" NUMBER Same
         Xor "stablehlo.xor" PRED_INT Same
-        NextAfter "chlo.next_after" FLOAT Same
-        Polygamma "chlo.polygamma" FLOAT Same
-        Zeta "chlo.zeta" FLOAT Same
+        NextAfter "chlo.next_after" WIDE_FLOAT Same
+        Polygamma "chlo.polygamma" WIDE_FLOAT Same
+        Zeta "chlo.zeta" WIDE_FLOAT Same
     }
 }
 

@@ -54,12 +54,12 @@ static ROWS: [Row; 17] = [
     row(DType::U16, "ui16", 2, 16, DTypeSet::UNSIGNED),
     row(DType::U32, "ui32", 4, 32, DTypeSet::UNSIGNED),
     row(DType::U64, "ui64", 8, 64, DTypeSet::UNSIGNED),
-    row(DType::F8E4M3FN, "f8E4M3FN", 1, 8, DTypeSet::FLOAT),
-    row(DType::F8E5M2, "f8E5M2", 1, 8, DTypeSet::FLOAT),
-    row(DType::F16, "f16", 2, 16, DTypeSet::FLOAT),
-    row(DType::BF16, "bf16", 2, 16, DTypeSet::FLOAT),
-    row(DType::F32, "f32", 4, 32, DTypeSet::FLOAT),
-    row(DType::F64, "f64", 8, 64, DTypeSet::FLOAT),
+    row(DType::F8E4M3FN, "f8E4M3FN", 1, 8, DTypeSet::FLOAT8),
+    row(DType::F8E5M2, "f8E5M2", 1, 8, DTypeSet::FLOAT8),
+    row(DType::F16, "f16", 2, 16, DTypeSet::WIDE_FLOAT),
+    row(DType::BF16, "bf16", 2, 16, DTypeSet::WIDE_FLOAT),
+    row(DType::F32, "f32", 4, 32, DTypeSet::WIDE_FLOAT),
+    row(DType::F64, "f64", 8, 64, DTypeSet::WIDE_FLOAT),
     row(DType::C64, "complex<f32>", 8, 64, DTypeSet::COMPLEX),
     row(DType::C128, "complex<f64>", 16, 128, DTypeSet::COMPLEX),
 ];
@@ -106,7 +106,7 @@ impl DType {
 
     /// Can hold a negative number: signed integers, floats and complex.
     pub fn is_signed(self) -> bool {
-        DTypeSet::SIGNED.or(DTypeSet::FLOAT).or(DTypeSet::COMPLEX).has(self)
+        DTypeSet::SIGNED_NUMBER.has(self)
     }
 
     /// `C64` or `C128`.
@@ -146,15 +146,19 @@ impl DTypeSet {
     pub(crate) const PRED: Self = Self(1);
     pub(crate) const SIGNED: Self = Self(2);
     pub(crate) const UNSIGNED: Self = Self(4);
-    pub(crate) const FLOAT: Self = Self(8);
-    pub(crate) const COMPLEX: Self = Self(16);
-    pub(crate) const INT: Self = Self(2 | 4);
-    pub(crate) const FLOAT_COMPLEX: Self = Self(8 | 16);
-    pub(crate) const PRED_INT: Self = Self(1 | 2 | 4);
-    pub(crate) const NUMBER: Self = Self(2 | 4 | 8 | 16);
-    pub(crate) const SIGNED_NUMBER: Self = Self(2 | 8 | 16);
-    pub(crate) const REAL: Self = Self(1 | 2 | 4 | 8);
-    pub(crate) const ANY: Self = Self(31);
+    pub(crate) const FLOAT8: Self = Self(8);
+    /// Floats of 16 bits and more.
+    pub(crate) const WIDE_FLOAT: Self = Self(16);
+    pub(crate) const COMPLEX: Self = Self(32);
+    pub(crate) const INT: Self = Self::SIGNED.or(Self::UNSIGNED);
+    pub(crate) const FLOAT: Self = Self::FLOAT8.or(Self::WIDE_FLOAT);
+    pub(crate) const FLOAT_COMPLEX: Self = Self::FLOAT.or(Self::COMPLEX);
+    pub(crate) const PRED_INT: Self = Self::PRED.or(Self::INT);
+    pub(crate) const SIGNED_NUMBER: Self = Self::SIGNED.or(Self::FLOAT_COMPLEX);
+    pub(crate) const NUMBER: Self = Self::INT.or(Self::FLOAT_COMPLEX);
+    pub(crate) const REAL_NUMBER: Self = Self::INT.or(Self::FLOAT);
+    pub(crate) const REAL: Self = Self::PRED_INT.or(Self::FLOAT);
+    pub(crate) const ANY: Self = Self::REAL.or(Self::COMPLEX);
 
     pub(crate) const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -171,7 +175,8 @@ impl fmt::Display for DTypeSet {
             (Self::PRED, "i1"),
             (Self::SIGNED, "signed integer"),
             (Self::UNSIGNED, "unsigned integer"),
-            (Self::FLOAT, "float"),
+            (Self::FLOAT8, "8-bit float"),
+            (Self::WIDE_FLOAT, "float"),
             (Self::COMPLEX, "complex"),
         ];
         let mut first = true;

@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::ir::{CustomCall, Op, RngAlgorithm, Value};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 impl Builder {
     /// `stablehlo.while`: runs `body` on the loop's values as long as `cond` (a scalar `Pred`) holds. Both may use outer
@@ -70,11 +70,19 @@ impl Builder {
         self.op_full(Op::OptimizationBarrier, xs, &[], &[]).values()
     }
 
-    /// `stablehlo.rng_bit_generator`: the new state and `ty` full of random bits (integers or floats, as bits).
-    /// State: a `ui64` vector, of 2 for ThreeFry, of 2 or 3 for Philox.
+    /// `stablehlo.rng_bit_generator`: the new state and `ty` full of random bits: any integer or float type, the latter as
+    /// raw bits. State: a `ui64` vector, of 2 for ThreeFry, of 2 or 3 for Philox.
     pub fn rng_bit_generator(&self, state: Value, ty: TensorType, algorithm: RngAlgorithm) -> (Value, Value) {
-        let r = self.op_full(Op::RngBitGenerator(algorithm), &[state], &[ty], &[]);
-        (Value(r.first), Value(r.first + 1))
+        // XLA returns the unsigned type whatever was asked for.
+        let unsigned = match ty.dtype.bits() {
+            8 => DType::U8,
+            16 => DType::U16,
+            32 => DType::U32,
+            64 if !ty.dtype.is_complex() => DType::U64,
+            _ => ty.dtype, // refused by inference
+        };
+        let r = self.op_full(Op::RngBitGenerator(algorithm), &[state], &[ty.with_dtype(unsigned)], &[]);
+        (Value(r.first), self.bitcast_convert(Value(r.first + 1), ty.dtype))
     }
 
     /// `stablehlo.custom_call` of a typed FFI handler that returns these types.

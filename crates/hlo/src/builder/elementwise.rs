@@ -31,7 +31,7 @@ pub(super) use binary_methods;
 unary_methods! {
     /// `stablehlo.abs`: |x| of signed integers, floats, complex (complex gives the real type).
     abs Abs
-    /// `stablehlo.cbrt`: cube root of floats and complex.
+    /// `stablehlo.cbrt`: cube root of floats.
     cbrt Cbrt
     /// `stablehlo.ceil`: floats, towards +inf.
     ceil Ceil

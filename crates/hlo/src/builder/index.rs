@@ -20,7 +20,8 @@ impl Builder {
     }
 
     /// `stablehlo.scatter`: combines each update into `xs` at its index vector; updates that do not fit are dropped. The
-    /// region gets (builder, current elements, update elements), scalars, and returns the new elements.
+    /// region gets (builder, current elements, update elements), scalars, and returns the new elements. Several `xs` must be
+    /// different values: XLA's CPU backend updates one buffer for two equal operands and gets both results wrong.
     pub fn scatter(
         &self,
         xs: &[Value],
@@ -30,6 +31,13 @@ impl Builder {
         flags: ScatterFlags,
         combine: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
+        if let Some(i) = (1..xs.len()).find(|&i| xs[..i].contains(&xs[i])) {
+            let reason = format!("input {i} is the same value as an earlier one; scatter them one at a time");
+            return xs
+                .iter()
+                .map(|&x| self.refuse("stablehlo.scatter", xs, reason.clone(), self.ty(x)))
+                .collect();
+        }
         let region = self.reducer(xs, combine);
         let operands: Vec<Value> = xs.iter().chain([&indices]).chain(updates).copied().collect();
         self.op_full(Op::Scatter(Box::new(dims.clone()), flags), &operands, &[], &[region]).values()
