@@ -244,6 +244,9 @@ fn extreme_all(c: &Ctx, e: &Extreme, x: Tensor) -> Result<Value> {
 }
 
 fn aminmax(c: &Ctx, x: Tensor, dim: Option<i64>, keep: bool) -> Result<(Value, Value)> {
+    if x.dtype.is_complex() {
+        return Err(Error::Type(format!("aminmax not implemented for {}", scalar_name(x.dtype))));
+    }
     require_ordered(if dim.is_some() { "aminmax_cpu" } else { "aminmax_all_cpu" }, x.dtype)?;
     if dim.is_none() && c.numel(x.value) == 0 {
         return Err(runtime(
@@ -394,7 +397,7 @@ fn logsumexp(c: &Ctx, x: Tensor, dims: Dims, keep: bool) -> Result<Value> {
 }
 
 fn norm(c: &Ctx, x: Tensor, p: Option<Const>, dims: Dims, keep: bool, dtype: Option<DType>) -> Result<Value> {
-    if category(x.dtype) <= Category::Int {
+    if category(x.dtype) <= Category::Int && dtype.is_none() {
         let got = scalar_name(x.dtype);
         return Err(Error::NotImplemented(format!(
             "norm(): input dtype should be either floating point or complex. Got {got} instead."
