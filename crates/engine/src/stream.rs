@@ -264,7 +264,8 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn out_of_memory(&self, wanted: u64) -> Error {
+    /// The error for so many bytes that do not fit.
+    pub fn out_of_memory(&self, wanted: u64) -> Error {
         let gib = |b: u64| b as f64 / f64::from(1 << 30);
         let used = self.memory.bytes().current;
         Error::new(
@@ -371,7 +372,7 @@ impl Stream {
             held
         };
         self.metrics.to_host(out.len());
-        Ok(self.fetch(held.value(), out).map_err(|e| if e.kind == ErrorKind::Runtime { e } else { e })?)
+        Ok(self.fetch(held.value(), out)?)
     }
 
     /// Waits for a value and copies it out.
@@ -420,6 +421,26 @@ impl Stream {
         let buffer = upload(&self.client, self.device as usize, &ty, bytes)?;
         let charge = charge(&self.memory, &ty);
         Ok(Value::new(ty, State::Ready(Arc::new(buffer)), Some(charge)))
+    }
+
+    /// Copies row-major host memory of `src`'s type into a device tensor of another dtype.
+    pub fn write_converted(
+        &self,
+        src: &TensorRef<'_>,
+        bytes: &[u8],
+        dst: &TensorRef<'_>,
+        site: Site,
+    ) -> Result<(), Refusal> {
+        let (slot, view) = dst.device_view()?;
+        let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
+        let mut w = self.lock();
+        if value.ty.dtype != view.dtype {
+            let kind = Kind::Cast { from: value.ty.clone(), to: view.dtype };
+            value = w.apply(kind, &[value])?.single()?;
+        }
+        w.write(slot, &view, value)?;
+        self.flush(&mut w, site)?;
+        Ok(())
     }
 
     /// A storage of another size with the same bytes, cut or filled with zeros.

@@ -1,1 +1,14 @@
-//! oxitorch-torch
+//! `oxitorch._core`: the extension module.
+//!
+//! * [`door`] is what the C++ shim calls, [`python`] what the Python package calls.
+//! * [`sites`] finds the Python line of an op, [`storage`] gives storages their addresses.
+//!
+//! It knows no op and no StableHLO: it carries calls between PyTorch and the engine.
+
+mod abi;
+mod door;
+mod ops;
+mod python;
+mod sites;
+mod state;
+mod storage;

@@ -1,0 +1,168 @@
+//! `csrc/oxitorch_abi.h` in Rust. Field meanings are documented there; sizes are checked below.
+
+use std::ffi::{c_char, c_void};
+
+/// `OXI_ABI_VERSION`
+pub(crate) const ABI_VERSION: u32 = 1;
+
+/// `OxiArg::tag`
+pub(crate) mod tag {
+    pub(crate) const NONE: u32 = 0;
+    pub(crate) const TENSOR: u32 = 1;
+    pub(crate) const TENSORS: u32 = 2;
+    pub(crate) const INT: u32 = 3;
+    pub(crate) const DOUBLE: u32 = 4;
+    pub(crate) const BOOL: u32 = 5;
+    pub(crate) const COMPLEX: u32 = 6;
+    pub(crate) const INTS: u32 = 7;
+    pub(crate) const DOUBLES: u32 = 8;
+    pub(crate) const BOOLS: u32 = 9;
+    pub(crate) const STR: u32 = 10;
+    pub(crate) const GENERATOR: u32 = 11;
+    pub(crate) const DEVICE: u32 = 12;
+    pub(crate) const SCALARS: u32 = 13;
+}
+
+/// `OxiTensor::flags`
+pub(crate) mod flag {
+    pub(crate) const WRAPPED_NUMBER: u8 = 1;
+    pub(crate) const UNDEFINED: u8 = 2;
+    pub(crate) const CONTIGUOUS: u8 = 4;
+}
+
+/// `OxiTensor::device_type`
+pub(crate) mod device {
+    pub(crate) const CPU: u8 = 0;
+    pub(crate) const SELF: u8 = 1;
+}
+
+/// `OxiOut::kind`
+pub(crate) mod out {
+    pub(crate) const NEW: i32 = 0;
+    pub(crate) const ARG: i32 = 1;
+    pub(crate) const ARG_ITEM: i32 = 2;
+    pub(crate) const RESIZED: i32 = 3;
+    pub(crate) const UNDEFINED: i32 = 4;
+    pub(crate) const LIST: i32 = 5;
+}
+
+pub(crate) const OK: i32 = 0;
+pub(crate) const FALLBACK: i32 = 1;
+pub(crate) const ERROR: i32 = 2;
+
+#[repr(C)]
+pub(crate) struct Tensor {
+    pub(crate) slot: *mut c_void,
+    pub(crate) host: *const c_void,
+    pub(crate) sizes: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) offset: i64,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: i16,
+    pub(crate) device_type: u8,
+    pub(crate) flags: u8,
+    pub(crate) device_index: i32,
+    pub(crate) reserved: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) union Payload {
+    pub(crate) i: i64,
+    pub(crate) d: f64,
+    pub(crate) t: *const Tensor,
+    pub(crate) ints: *const i64,
+    pub(crate) doubles: *const f64,
+    pub(crate) s: *const c_char,
+    pub(crate) args: *const Arg,
+    pub(crate) p: *mut c_void,
+}
+
+#[repr(C)]
+pub(crate) struct Arg {
+    pub(crate) tag: u32,
+    pub(crate) len: u32,
+    pub(crate) u: Payload,
+}
+
+#[repr(C)]
+pub(crate) struct Out {
+    pub(crate) kind: i32,
+    pub(crate) arg: i32,
+    pub(crate) item: i32,
+    pub(crate) dtype: i32,
+    pub(crate) ndim: i32,
+    pub(crate) device_index: i32,
+    pub(crate) slot: *mut c_void,
+    pub(crate) sizes: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) nbytes: i64,
+}
+
+#[repr(C)]
+pub(crate) struct Error {
+    pub(crate) kind: i32,
+    pub(crate) message: *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct Reply {
+    pub(crate) outs: *const Out,
+    pub(crate) nouts: u32,
+    pub(crate) error: Error,
+}
+
+const _: () = {
+    assert!(size_of::<Tensor>() == 56);
+    assert!(size_of::<Arg>() == 16);
+    assert!(size_of::<Out>() == 56);
+    assert!(size_of::<Error>() == 16);
+    assert!(size_of::<Reply>() == 32);
+};
+
+/// `OxiCore`: what the shim may call.
+#[repr(C)]
+pub(crate) struct Core {
+    pub(crate) abi_version: u32,
+    pub(crate) bind: unsafe extern "C" fn(*const c_char, i32) -> i32,
+    pub(crate) knows: unsafe extern "C" fn(*const c_char) -> i32,
+    pub(crate) dispatch: unsafe extern "C" fn(i32, i32, *const Arg, u32, *mut Reply) -> i32,
+    pub(crate) fallback: unsafe extern "C" fn(*const c_char, *mut *const c_char, *mut Error) -> i32,
+    pub(crate) alloc: unsafe extern "C" fn(usize, i32, *mut Error) -> *mut c_void,
+    pub(crate) drop_slot: unsafe extern "C" fn(*mut c_void),
+    pub(crate) address: unsafe extern "C" fn(*mut c_void) -> usize,
+    pub(crate) find: unsafe extern "C" fn(usize, *mut i64) -> *mut c_void,
+    pub(crate) resized: unsafe extern "C" fn(*mut c_void, usize, *mut Error) -> *mut c_void,
+    pub(crate) write: unsafe extern "C" fn(*const Tensor, *const c_void, *mut Error) -> i32,
+    pub(crate) read: unsafe extern "C" fn(*const Tensor, *mut c_void, *mut Error) -> i32,
+    pub(crate) copy: unsafe extern "C" fn(*const Tensor, *const Tensor, *mut Error) -> i32,
+    pub(crate) device_count: unsafe extern "C" fn() -> i32,
+    pub(crate) synchronize: unsafe extern "C" fn(i32, *mut Error) -> i32,
+    pub(crate) is_idle: unsafe extern "C" fn(i32) -> i32,
+    pub(crate) event_record: unsafe extern "C" fn(i32) -> u64,
+    pub(crate) event_query: unsafe extern "C" fn(u64) -> i32,
+    pub(crate) event_wait: unsafe extern "C" fn(u64, *mut Error) -> i32,
+    pub(crate) event_elapsed_ms: unsafe extern "C" fn(u64, u64, *mut Error) -> f64,
+    pub(crate) event_drop: unsafe extern "C" fn(u64),
+    pub(crate) memory: unsafe extern "C" fn(i32, *mut i64),
+    pub(crate) memory_info: unsafe extern "C" fn(i32, *mut usize, *mut usize),
+    pub(crate) reset_peak: unsafe extern "C" fn(i32),
+    pub(crate) reset_accumulated: unsafe extern "C" fn(i32),
+}
+
+/// `OxiShim`: what the core may call.
+#[repr(C)]
+pub(crate) struct Shim {
+    pub(crate) abi_version: u32,
+    pub(crate) rng_advance: unsafe extern "C" fn(*mut c_void, i32, u64, *mut u64, *mut u64),
+    pub(crate) rng_get: unsafe extern "C" fn(i32, *mut u64, *mut u64),
+    pub(crate) rng_set: unsafe extern "C" fn(i32, u64, u64),
+    pub(crate) sequence_peek: unsafe extern "C" fn() -> u64,
+    pub(crate) sequence_of_backward: unsafe extern "C" fn() -> i64,
+    pub(crate) current_device: unsafe extern "C" fn() -> i32,
+    pub(crate) set_device: unsafe extern "C" fn(i32),
+    pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
+}
+
+/// `OxiShimInit`
+pub(crate) type ShimInit = unsafe extern "C" fn(*const Core, *mut *const c_char) -> *const Shim;

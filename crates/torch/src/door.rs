@@ -1,0 +1,544 @@
+//! The door between C++ and Rust: every function that the shim may call.
+//!
+//! Each one catches panics, turns errors into a code and a message, and keeps what it returns pointers to until the same
+//! thread calls again.
+
+use crate::abi::{self, Arg, ERROR, FALLBACK, OK, Reply, Tensor, device, flag, out, tag};
+use crate::state::{self, Event, State};
+use crate::storage;
+use oxitorch_aten::args::Number;
+use oxitorch_aten::dtype;
+use oxitorch_engine::{ArgRef, Call, Error, ErrorKind, Op, Output, Outputs, Place, Refusal, Slot, TensorRef};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The table that the shim gets.
+pub(crate) static CORE: abi::Core = abi::Core {
+    abi_version: abi::ABI_VERSION,
+    bind,
+    knows,
+    dispatch,
+    fallback,
+    alloc,
+    drop_slot,
+    address,
+    find,
+    resized,
+    write,
+    read,
+    copy,
+    device_count,
+    synchronize,
+    is_idle,
+    event_record,
+    event_query,
+    event_wait,
+    event_elapsed_ms,
+    event_drop,
+    memory,
+    memory_info,
+    reset_peak,
+    reset_accumulated,
+};
+
+/// What this thread's last call returned pointers to.
+#[derive(Default)]
+struct Kept {
+    message: CString,
+    sizes: Vec<i64>,
+    outs: Vec<abi::Out>,
+}
+
+thread_local! {
+    static KEPT: RefCell<Kept> = RefCell::default();
+}
+
+fn keep_message(text: &str) -> *const c_char {
+    let clean = text.replace('\0', " ");
+    KEPT.with_borrow_mut(|k| {
+        k.message = CString::new(clean).unwrap_or_default();
+        k.message.as_ptr()
+    })
+}
+
+fn report(error: &mut abi::Error, e: &Error) {
+    error.kind = match e.kind {
+        ErrorKind::Runtime => 0,
+        ErrorKind::Index => 1,
+        ErrorKind::Type => 2,
+        ErrorKind::Value => 3,
+        ErrorKind::NotImplemented => 4,
+        ErrorKind::OutOfMemory => 5,
+    };
+    error.message = keep_message(&e.message);
+}
+
+/// Runs `f` with the state; panics become errors.
+fn enter<T>(f: impl FnOnce(&'static State) -> Result<T, Refusal>) -> Result<T, Refusal> {
+    catch_unwind(AssertUnwindSafe(|| f(state::get()?))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or("no message");
+        Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
+    })
+}
+
+/// As [`enter`], with the outcome as a code.
+fn enter_code(error: *mut abi::Error, f: impl FnOnce(&'static State) -> Result<(), Refusal>) -> i32 {
+    match enter(f) {
+        Ok(()) => OK,
+        Err(refusal) => {
+            let e = match refusal {
+                Refusal::Error(e) => e,
+                Refusal::Fallback(why) => Error::new(ErrorKind::NotImplemented, why),
+            };
+            // SAFETY: the shim passes an error to fill.
+            report(unsafe { &mut *error }, &e);
+            ERROR
+        }
+    }
+}
+
+// ---------------------------------------------------------------- arguments
+
+/// A slice that may be empty over a null pointer.
+///
+/// # Safety
+/// `p` has `n` elements that live during `'a`.
+unsafe fn slice<'a, T>(p: *const T, n: usize) -> &'a [T] {
+    if n == 0 {
+        &[]
+    } else {
+        // SAFETY: by the caller's promise.
+        unsafe { std::slice::from_raw_parts(p, n) }
+    }
+}
+
+/// # Safety
+/// `t` is a tensor that the shim described, alive during `'a`.
+unsafe fn tensor<'a>(t: &Tensor) -> TensorRef<'a> {
+    let n = t.ndim as usize;
+    // SAFETY: sizes and strides are those of a live tensor.
+    let (sizes, strides) = unsafe { (slice(t.sizes, n), slice(t.strides, n)) };
+    let dtype = dtype::from_code(i64::from(t.dtype));
+    let place = if t.flags & flag::UNDEFINED != 0 {
+        Place::Undefined
+    } else if t.device_type == device::SELF {
+        // SAFETY: the slot of a live tensor.
+        Place::Device(unsafe { &storage::get(t.slot).slot })
+    } else if t.device_type == device::CPU {
+        let span: i64 = sizes.iter().zip(strides).map(|(n, s)| (n - 1) * s).sum::<i64>() + 1;
+        let empty = sizes.contains(&0) || t.host.is_null();
+        let bytes = if empty { 0 } else { span as usize * dtype.map_or(1, |d| d.size_bytes()) };
+        // SAFETY: a CPU tensor's data, from its first to its last element.
+        Place::Host(unsafe { slice(t.host.cast(), bytes) })
+    } else {
+        Place::Foreign
+    };
+    TensorRef {
+        place,
+        dtype,
+        sizes,
+        strides,
+        offset: t.offset,
+        contiguous: t.flags & flag::CONTIGUOUS != 0,
+        wrapped: t.flags & flag::WRAPPED_NUMBER != 0,
+        device: t.device_index,
+    }
+}
+
+/// # Safety
+/// `a` is an argument that the shim laid out, alive during `'a`.
+unsafe fn number(a: &Arg) -> Number {
+    // SAFETY: the tag says which field is set.
+    unsafe {
+        match a.tag {
+            tag::DOUBLE => Number::Float(a.u.d),
+            tag::BOOL => Number::Bool(a.u.i != 0),
+            tag::COMPLEX => Number::Complex(*a.u.doubles, *a.u.doubles.add(1)),
+            _ => Number::Int(a.u.i),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`number`].
+unsafe fn arg<'a>(a: &Arg) -> ArgRef<'a> {
+    let n = a.len as usize;
+    // SAFETY: the tag says which field is set, and lists have `len` entries.
+    unsafe {
+        match a.tag {
+            tag::NONE => ArgRef::None,
+            tag::TENSOR => ArgRef::Tensor(tensor(&*a.u.t)),
+            tag::TENSORS => ArgRef::Tensors(slice(a.u.t, n).iter().map(|t| tensor(t)).collect()),
+            tag::INT | tag::DOUBLE | tag::BOOL | tag::COMPLEX | tag::DEVICE => ArgRef::Number(number(a)),
+            tag::INTS => ArgRef::Ints(slice(a.u.ints, n)),
+            tag::DOUBLES => ArgRef::Floats(slice(a.u.doubles, n)),
+            tag::BOOLS => ArgRef::Bools(slice(a.u.ints, n)),
+            tag::STR => match std::str::from_utf8(slice(a.u.s.cast(), n)) {
+                Ok(s) => ArgRef::Str(s),
+                Err(_) => ArgRef::Other,
+            },
+            tag::GENERATOR => ArgRef::Generator(a.u.p as usize),
+            tag::SCALARS => ArgRef::Numbers(slice(a.u.args, n).iter().map(|a| number(a)).collect()),
+            _ => ArgRef::Other,
+        }
+    }
+}
+
+// ---------------------------------------------------------------- ops
+
+unsafe extern "C" fn knows(base: *const c_char) -> i32 {
+    // SAFETY: a C string from the shim.
+    let base = unsafe { CStr::from_ptr(base) };
+    let known = catch_unwind(|| base.to_str().is_ok_and(oxitorch_aten::derive::may_serve));
+    i32::from(known.unwrap_or(false))
+}
+
+unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
+    // SAFETY: a C string from the shim.
+    let schema = unsafe { CStr::from_ptr(schema) };
+    let bound = enter(|s| {
+        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else { return Ok(-1) };
+        let mut ops = s.binding.lock();
+        ops.push(op);
+        Ok(ops.len() as i32 - 1)
+    });
+    bound.unwrap_or(-1)
+}
+
+unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32, reply: *mut Reply) -> i32 {
+    // SAFETY: the shim passes a reply to fill and `nargs` arguments that live during the call.
+    let (reply, args) = unsafe { (&mut *reply, slice(args, nargs as usize)) };
+    match enter(|s| run(s, id, device, args)) {
+        Ok(outputs) => {
+            keep_outputs(outputs, device, reply);
+            OK
+        }
+        Err(Refusal::Fallback(_)) => FALLBACK,
+        Err(Refusal::Error(e)) => {
+            report(&mut reply.error, &e);
+            ERROR
+        }
+    }
+}
+
+fn run(s: &'static State, id: i32, device: i32, args: &[Arg]) -> Result<Outputs, Refusal> {
+    let unknown = || Error::runtime("an op was called before the device was ready");
+    let op: &Op = s.ops.get().and_then(|ops| ops.get(id as usize)).ok_or_else(unknown)?;
+    // SAFETY: the arguments live during this call.
+    let args: Vec<ArgRef<'_>> = args.iter().map(|a| unsafe { arg(a) }).collect();
+    let rng = |generator: Option<usize>, blocks: u64| {
+        let (mut seed, mut offset) = (0, 0);
+        if let Some(shim) = s.shim.get() {
+            // SAFETY: a generator that the shim passed in this call, or null.
+            unsafe { (shim.rng_advance)(generator.unwrap_or(0) as *mut c_void, device, blocks, &mut seed, &mut offset) };
+        }
+        (seed, offset)
+    };
+    let call = Call { op, args: &args, rng: &rng, site: crate::sites::here(), switches: s.engine.switches() };
+    s.engine.dispatch(device.max(0) as usize, &call)
+}
+
+/// Lays results out for the shim.
+fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
+    KEPT.with_borrow_mut(|k| {
+        k.outs.clear();
+        k.sizes.clear();
+        for output in &outputs {
+            if let Output::New { ty, strides, .. } | Output::Resized { ty, strides, .. } = output {
+                k.sizes.extend_from_slice(&ty.shape);
+                k.sizes.extend_from_slice(strides);
+            }
+        }
+        let mut at = k.sizes.as_ptr();
+        for output in outputs {
+            let mut o = abi::Out {
+                kind: out::UNDEFINED,
+                arg: 0,
+                item: 0,
+                dtype: 0,
+                ndim: 0,
+                device_index: device,
+                slot: null_mut(),
+                sizes: null(),
+                strides: null(),
+                nbytes: 0,
+            };
+            match output {
+                Output::New { slot, ty, .. } => {
+                    o.kind = out::NEW;
+                    fill_new(&mut o, slot, &ty, &mut at);
+                }
+                Output::Resized { arg, slot, ty, .. } => {
+                    o.kind = out::RESIZED;
+                    o.arg = arg as i32;
+                    fill_new(&mut o, slot, &ty, &mut at);
+                }
+                Output::Arg(p) => {
+                    o.kind = out::ARG;
+                    o.arg = p as i32;
+                }
+                Output::ArgItem(p, i) => {
+                    o.kind = out::ARG_ITEM;
+                    o.arg = p as i32;
+                    o.item = i as i32;
+                }
+                Output::Undefined => {}
+                Output::List(n) => {
+                    o.kind = out::LIST;
+                    o.arg = n as i32;
+                }
+            }
+            k.outs.push(o);
+        }
+        reply.outs = k.outs.as_ptr();
+        reply.nouts = k.outs.len() as u32;
+    });
+}
+
+fn fill_new(o: &mut abi::Out, slot: Slot, ty: &oxitorch_aten::TensorType, at: &mut *const i64) {
+    let n = ty.shape.len();
+    o.dtype = dtype::code(ty.dtype) as i32;
+    o.ndim = n as i32;
+    o.nbytes = slot.nbytes as i64;
+    o.sizes = *at;
+    // SAFETY: sizes and strides of every new tensor were laid out in this order.
+    unsafe {
+        o.strides = at.add(n);
+        *at = at.add(2 * n);
+    }
+    o.slot = storage::into_raw(slot);
+}
+
+unsafe extern "C" fn fallback(name: *const c_char, warn: *mut *const c_char, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: a C string from the shim.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        let site = crate::sites::here();
+        if s.refuse_fallback.load(Relaxed) {
+            let message = format!("{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU");
+            return Err(Error::new(ErrorKind::NotImplemented, message).at(site).into());
+        }
+        s.engine.metrics().fallback(&name);
+        if s.warned.lock().insert(name.clone().into_owned()) {
+            let place = Error::runtime("").at(site).message.trim().to_owned();
+            let text = format!(
+                "{name} has no lowering for the tpu device and runs on the CPU ({}). Counted in \
+                 torch.tpu.metrics()[\"fallbacks\"]; OXITORCH_FALLBACK=error makes it an error",
+                if place.is_empty() { "called from an unknown line" } else { &place }
+            );
+            // SAFETY: the shim passes a place for the message.
+            unsafe { *warn = keep_message(&text) };
+        }
+        Ok(())
+    })
+}
+
+// ---------------------------------------------------------------- storages
+
+unsafe extern "C" fn alloc(nbytes: usize, device: i32, error: *mut abi::Error) -> *mut c_void {
+    let mut raw = null_mut();
+    enter_code(error, |s| {
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        if nbytes as u64 > stream.memory().limit() {
+            return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());
+        }
+        raw = storage::into_raw(Slot::new(nbytes, device.max(0) as u16));
+        Ok(())
+    });
+    raw
+}
+
+unsafe extern "C" fn drop_slot(raw: *mut c_void) {
+    if state::is_forked() {
+        return; // locks may be held by threads that do not exist here; the parent owns the memory
+    }
+    // A destructor that panics would abort.
+    // SAFETY: the shim drops each storage once.
+    let _ = catch_unwind(|| unsafe { storage::drop_raw(raw) });
+}
+
+unsafe extern "C" fn address(raw: *mut c_void) -> usize {
+    // SAFETY: a live storage.
+    unsafe { storage::get(raw) }.address()
+}
+
+unsafe extern "C" fn find(address: usize, offset_bytes: *mut i64) -> *mut c_void {
+    match storage::find(address) {
+        Some((raw, offset)) => {
+            // SAFETY: the shim passes a place for the offset.
+            unsafe { *offset_bytes = offset };
+            raw
+        }
+        None => null_mut(),
+    }
+}
+
+unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::Error) -> *mut c_void {
+    let mut new = null_mut();
+    enter_code(error, |s| {
+        // SAFETY: a live storage.
+        let slot = unsafe { &storage::get(raw).slot };
+        let stream = s.engine.stream(slot.device as usize)?;
+        if nbytes as u64 > stream.memory().limit() {
+            return Err(stream.out_of_memory(nbytes as u64).into());
+        }
+        new = storage::into_raw(stream.resized(slot, nbytes, crate::sites::here())?);
+        Ok(())
+    });
+    new
+}
+
+/// Bytes of a tensor's elements, row-major.
+fn host_len(t: &TensorRef<'_>) -> usize {
+    t.sizes.iter().product::<i64>() as usize * t.dtype.map_or(1, |d| d.size_bytes())
+}
+
+unsafe extern "C" fn write(dst: *const Tensor, host: *const c_void, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: a described tensor, and host memory of its size.
+        let (dst, bytes) = unsafe {
+            let dst = tensor(&*dst);
+            let n = host_len(&dst);
+            (dst, slice(host.cast::<u8>(), n))
+        };
+        let (slot, _) = dst.device_view()?;
+        s.engine.stream(slot.device as usize)?.write_host(&dst, bytes, crate::sites::here())
+    })
+}
+
+unsafe extern "C" fn read(src: *const Tensor, host: *mut c_void, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: a described tensor.
+        let src = unsafe { tensor(&*src) };
+        let (slot, view) = src.device_view()?;
+        if view.numel() == 0 {
+            return Ok(());
+        }
+        // SAFETY: host memory of the tensor's size, written by nobody else during the call.
+        let out = unsafe { std::slice::from_raw_parts_mut(host.cast::<u8>(), host_len(&src)) };
+        s.engine.stream(slot.device as usize)?.read_host(&src, out, crate::sites::here())
+    })
+}
+
+unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: described tensors.
+        let (src, dst) = unsafe { (tensor(&*src), tensor(&*dst)) };
+        let (from, to) = (src.device_view()?.0.device as usize, dst.device_view()?.0.device as usize);
+        let site = crate::sites::here();
+        if from == to {
+            return s.engine.stream(from)?.copy(&src, &dst, site);
+        }
+        // Between devices through the host.
+        let mut bytes = vec![0; host_len(&src)];
+        s.engine.stream(from)?.read_host(&src, &mut bytes, site)?;
+        s.engine.stream(to)?.write_converted(&src, &bytes, &dst, site)
+    })
+}
+
+// ---------------------------------------------------------------- devices, events, memory
+
+unsafe extern "C" fn device_count() -> i32 {
+    state::get().map_or(0, |s| s.engine.device_count() as i32)
+}
+
+unsafe extern "C" fn synchronize(device: i32, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| Ok(s.engine.stream(device.max(0) as usize)?.synchronize()?))
+}
+
+unsafe extern "C" fn is_idle(device: i32) -> i32 {
+    enter(|s| Ok(i32::from(s.engine.stream(device.max(0) as usize)?.is_idle()))).unwrap_or(1)
+}
+
+unsafe extern "C" fn event_record(device: i32) -> u64 {
+    let id = enter(|s| {
+        let device = device.max(0) as usize;
+        let (number, mark) = s.engine.stream(device)?.mark()?;
+        let id = s.next_event.fetch_add(1, Relaxed);
+        s.events.lock().insert(id, Event { device, number, mark });
+        Ok(id)
+    });
+    id.unwrap_or(0)
+}
+
+fn event(s: &State, id: u64) -> Result<Event, Refusal> {
+    let found = s.events.lock().get(&id).cloned();
+    Ok(found.ok_or_else(|| Error::runtime("the event was never recorded"))?)
+}
+
+unsafe extern "C" fn event_query(id: u64) -> i32 {
+    enter(|s| Ok(i32::from(event(s, id)?.mark.time().is_some()))).unwrap_or(1)
+}
+
+unsafe extern "C" fn event_wait(id: u64, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        let e = event(s, id)?;
+        Ok(s.engine.stream(e.device)?.wait(e.number)?)
+    })
+}
+
+unsafe extern "C" fn event_elapsed_ms(start: u64, end: u64, error: *mut abi::Error) -> f64 {
+    let mut ms = 0.0;
+    enter_code(error, |s| {
+        let (a, z) = (event(s, start)?, event(s, end)?);
+        let not_ready = || Error::runtime("Both events must be completed before calculating elapsed time.");
+        let (a, z) = (a.mark.time().ok_or_else(not_ready)?, z.mark.time().ok_or_else(not_ready)?);
+        let sign = if z >= a { 1.0 } else { -1.0 };
+        ms = sign * z.max(a).duration_since(z.min(a)).as_secs_f64() * 1e3;
+        Ok(())
+    });
+    ms
+}
+
+unsafe extern "C" fn event_drop(id: u64) {
+    // Nothing to do where there is no device any more.
+    let _ = enter(|s| {
+        s.events.lock().remove(&id);
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn memory(device: i32, out: *mut i64) {
+    // SAFETY: the shim passes room for eight numbers.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, 8) };
+    out.fill(0);
+    // A device that does not exist uses nothing.
+    let _ = enter(|s| {
+        let memory = s.engine.stream(device.max(0) as usize)?.memory();
+        for (half, r) in out.chunks_mut(4).zip([memory.bytes(), memory.buffers()]) {
+            half.copy_from_slice(&[r.current, r.peak, r.allocated, r.freed].map(|x| x as i64));
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn memory_info(device: i32, free_bytes: *mut usize, total_bytes: *mut usize) {
+    // As above.
+    let _ = enter(|s| {
+        let memory = s.engine.stream(device.max(0) as usize)?.memory();
+        // SAFETY: the shim passes places for both.
+        unsafe {
+            *free_bytes = memory.limit().saturating_sub(memory.bytes().current) as usize;
+            *total_bytes = memory.limit() as usize;
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn reset_peak(device: i32) {
+    let _ = enter(|s| {
+        s.engine.stream(device.max(0) as usize)?.memory().reset_peak();
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn reset_accumulated(device: i32) {
+    let _ = enter(|s| {
+        s.engine.stream(device.max(0) as usize)?.memory().reset_accumulated();
+        Ok(())
+    });
+}

@@ -1,0 +1,245 @@
+//! Call sites: the Python stack of an op, interned to a number, always on.
+//!
+//! The own thread's interpreter frames are read without the GIL: nobody else changes them while this thread is inside an
+//! op. Only the chain of (code, instruction) pointers is hashed; lines are looked up once, when a chain is first seen.
+//! Frame layouts are private to each Python version; they are checked against the public API at start, and a version that
+//! is not in the table (or does not check) uses the public API, under the GIL.
+//!
+//! Ops of a backward pass run in a thread without Python frames. They are shown at the line of the forward op, found by
+//! the number that autograd gives both.
+
+use crate::abi::Shim;
+use oxitorch_engine::Site;
+use parking_lot::{Mutex, RwLock};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use rustc_hash::FxHashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Offsets into CPython's private structures, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    version: (u8, u8),
+    /// In `PyThreadState`: to the frame, or to the structure that holds it.
+    thread: usize,
+    /// In that structure, if there is one.
+    frame: Option<usize>,
+    code: usize,
+    previous: usize,
+    instruction: usize,
+}
+
+/// Read off CPython's headers (`pycore_frame.h`, `pystate.h`).
+const LAYOUTS: &[Layout] = &[
+    Layout { version: (3, 11), thread: 56, frame: Some(8), code: 32, previous: 48, instruction: 56 },
+    Layout { version: (3, 12), thread: 56, frame: Some(0), code: 0, previous: 8, instruction: 56 },
+    Layout { version: (3, 13), thread: 72, frame: None, code: 0, previous: 8, instruction: 56 },
+];
+
+/// Frames of a stack that tell sites apart.
+const DEPTH: usize = 48;
+/// Forward ops whose sites are remembered for their backward.
+const SEQUENCES: usize = 1 << 16;
+
+#[derive(Default)]
+struct Table {
+    by_hash: FxHashMap<u64, u32>,
+    /// `file:line in function` of the user's frame.
+    lines: Vec<Option<String>>,
+}
+
+static TABLE: RwLock<Option<Table>> = RwLock::new(None);
+static LAYOUT: OnceLock<Option<Layout>> = OnceLock::new();
+static SHIM: OnceLock<&'static Shim> = OnceLock::new();
+/// Folders whose frames are not the user's.
+static LIBRARIES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static FORWARD: [AtomicU64; SEQUENCES] = [const { AtomicU64::new(0) }; SEQUENCES];
+
+/// Chooses how frames are read. `libraries`: folders whose frames are passed over.
+pub(crate) fn start(py: Python<'_>, libraries: Vec<String>) {
+    *LIBRARIES.lock() = libraries;
+    let v = py.version_info();
+    let known = LAYOUTS.iter().find(|l| l.version == (v.major, v.minor)).copied();
+    LAYOUT.get_or_init(|| known.filter(|l| agrees(py, l)));
+    TABLE.write().get_or_insert_with(Table::default);
+    oxitorch_engine::set_resolver(describe);
+}
+
+/// Backward ops find their line from now on.
+pub(crate) fn set_shim(shim: &'static Shim) {
+    SHIM.get_or_init(|| shim);
+}
+
+/// Whether the raw reading gives the code object that the public API gives.
+fn agrees(py: Python<'_>, layout: &Layout) -> bool {
+    let _ = py;
+    // SAFETY: the GIL is held; the frame is borrowed from the running interpreter.
+    let public = unsafe {
+        let frame = ffi::PyEval_GetFrame();
+        if frame.is_null() {
+            return false;
+        }
+        let code = ffi::PyFrame_GetCode(frame);
+        ffi::Py_DECREF(code.cast());
+        code as usize
+    };
+    // SAFETY: this thread's state; offsets stay inside structures that are larger in every release of this version.
+    let raw = unsafe { top_frame(layout).map(|f| read(f + layout.code)) };
+    raw == Some(public)
+}
+
+/// # Safety
+/// `address` must be readable.
+unsafe fn read(address: usize) -> usize {
+    // SAFETY: by the caller's promise.
+    unsafe { (address as *const usize).read() }
+}
+
+/// The innermost interpreter frame of this thread.
+///
+/// # Safety
+/// `layout` must be that of the running interpreter.
+unsafe fn top_frame(layout: &Layout) -> Option<usize> {
+    // SAFETY: needs no GIL; null for a thread that Python does not know.
+    let thread = unsafe { ffi::PyGILState_GetThisThreadState() } as usize;
+    if thread == 0 {
+        return None;
+    }
+    // SAFETY: by the caller's promise.
+    let holder = unsafe { read(thread + layout.thread) };
+    let frame = match layout.frame {
+        Some(_) if holder == 0 => 0,
+        // SAFETY: as above.
+        Some(offset) => unsafe { read(holder + offset) },
+        None => holder,
+    };
+    (frame != 0).then_some(frame)
+}
+
+/// A hash of the stack, 0 if there is none.
+///
+/// # Safety
+/// `layout` must be that of the running interpreter.
+unsafe fn stack_hash(layout: &Layout) -> u64 {
+    // SAFETY: by the caller's promise.
+    let Some(mut frame) = (unsafe { top_frame(layout) }) else { return 0 };
+    let mut hash = 0u64;
+    for _ in 0..DEPTH {
+        // SAFETY: frames of this thread do not change while it is here.
+        let (code, instruction, previous) =
+            unsafe { (read(frame + layout.code), read(frame + layout.instruction), read(frame + layout.previous)) };
+        hash = (hash.rotate_left(5) ^ code as u64 ^ (instruction as u64).rotate_left(32)).wrapping_mul(0x517c_c1b7_2722_0a95);
+        if previous == 0 {
+            break;
+        }
+        frame = previous;
+    }
+    hash | 1
+}
+
+/// The site of the op that this thread runs now.
+pub(crate) fn here() -> Site {
+    let hash = match LAYOUT.get() {
+        // SAFETY: the layout was checked against this interpreter.
+        Some(Some(layout)) => unsafe { stack_hash(layout) },
+        Some(None) => return Python::attach(|py| slow(py)),
+        None => return Site::default(),
+    };
+    if hash == 0 {
+        return backward();
+    }
+    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
+    let site = Site(known.unwrap_or_else(|| Python::attach(|py| intern(py, hash))));
+    remember(site);
+    site
+}
+
+/// Without a known frame layout: the innermost frame alone, by the public API.
+fn slow(py: Python<'_>) -> Site {
+    // SAFETY: the GIL is held; the frame is borrowed and used at once.
+    let hash = unsafe {
+        let frame = ffi::PyEval_GetFrame();
+        if frame.is_null() {
+            return backward();
+        }
+        let code = ffi::PyFrame_GetCode(frame);
+        ffi::Py_DECREF(code.cast());
+        (code as u64).wrapping_mul(0x517c_c1b7_2722_0a95) ^ ffi::PyFrame_GetLineNumber(frame) as u64 | 1
+    };
+    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
+    let site = Site(known.unwrap_or_else(|| intern(py, hash)));
+    remember(site);
+    site
+}
+
+/// Gives a stack a number and looks its user line up.
+fn intern(py: Python<'_>, hash: u64) -> u32 {
+    let line = user_line(py);
+    let mut table = TABLE.write();
+    let table = table.get_or_insert_with(Table::default);
+    if let Some(&id) = table.by_hash.get(&hash) {
+        return id;
+    }
+    table.lines.push(line);
+    let id = table.lines.len() as u32; // 0 is "unknown"
+    table.by_hash.insert(hash, id);
+    id
+}
+
+/// `file:line in function` of the innermost frame that is not a library's. Keeps the code objects of the stack alive, so
+/// that their addresses go on to mean the same code.
+fn user_line(py: Python<'_>) -> Option<String> {
+    // SAFETY: the GIL is held; null without a frame.
+    let top = unsafe { ffi::PyEval_GetFrame() };
+    // SAFETY: a borrowed frame object, or null.
+    let mut frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, top.cast()) };
+    let mut found = None;
+    for _ in 0..DEPTH {
+        let Some(f) = frame else { break };
+        // An attribute of a frame cannot fail short of a broken interpreter; a site without a line is then the answer.
+        let code = f.getattr("f_code").ok()?;
+        let file: String = code.getattr("co_filename").and_then(|n| n.extract()).ok()?;
+        std::mem::forget(code.clone());
+        if found.is_none() && is_user(&file) {
+            let line: usize = f.getattr("f_lineno").and_then(|n| n.extract()).unwrap_or(0);
+            let function: String = code.getattr("co_name").and_then(|n| n.extract()).unwrap_or_default();
+            found = Some(format!("{file}:{line} in {function}"));
+        }
+        frame = f.getattr("f_back").ok().filter(|b| !b.is_none());
+    }
+    found
+}
+
+fn is_user(file: &str) -> bool {
+    !file.starts_with("<frozen") && !LIBRARIES.lock().iter().any(|dir| file.starts_with(dir.as_str()))
+}
+
+/// Notes the site under the number of the autograd node that was made last.
+fn remember(site: Site) {
+    let Some(shim) = SHIM.get() else { return };
+    // SAFETY: a thread-local counter of PyTorch.
+    let next = unsafe { (shim.sequence_peek)() };
+    let Some(sequence) = next.checked_sub(1) else { return };
+    let entry = &FORWARD[sequence as usize % SEQUENCES];
+    let tag = sequence & 0xffff_ffff;
+    // The first op after the node was made is the one that made it.
+    if entry.load(Relaxed) >> 32 != tag {
+        entry.store(tag << 32 | u64::from(site.0), Relaxed);
+    }
+}
+
+/// The site of the forward op whose backward this thread runs.
+fn backward() -> Site {
+    let Some(shim) = SHIM.get() else { return Site::default() };
+    // SAFETY: reads the thread's current autograd node.
+    let sequence = unsafe { (shim.sequence_of_backward)() };
+    let Ok(sequence) = u64::try_from(sequence) else { return Site::default() };
+    let entry = FORWARD[sequence as usize % SEQUENCES].load(Relaxed);
+    if entry >> 32 == sequence & 0xffff_ffff { Site(entry as u32) } else { Site::default() }
+}
+
+fn describe(site: Site) -> Option<String> {
+    let table = TABLE.read();
+    table.as_ref()?.lines.get(site.0.checked_sub(1)? as usize)?.clone()
+}
