@@ -16,6 +16,10 @@ USE = "print(torch.ones(2, device='tpu').sum().item())"
         ("import torch, oxitorch", "0"),
         ("import oxitorch; oxitorch.activate(); import torch", "0"),
         ("import oxitorch; oxitorch.tpu; import torch", "0"),
+        ("import oxitorch.tpu, torch", "0"),
+        ("import oxitorch.tpu, torch; assert torch.tpu is oxitorch.tpu", "1"),
+        ("from oxitorch import tpu; import torch; assert torch.tpu is tpu", "1"),
+        ("import torch; import torch.tpu.random as a, oxitorch.tpu.random as b; assert a is b", "1"),
         ("import torch; torch.set_num_threads(1); import oxitorch; oxitorch.activate()", "0"),
     ],
 )

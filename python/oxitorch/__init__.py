@@ -32,10 +32,13 @@ def __getattr__(name: str):
 
         return _core.version()
     if name == "tpu":
-        activate()
-        import oxitorch.tpu
+        import importlib
 
-        return oxitorch.tpu
+        return importlib.import_module("oxitorch.tpu")
+    if name == "Unavailable":
+        from oxitorch._activate import Unavailable
+
+        return Unavailable
     raise AttributeError(f"module 'oxitorch' has no attribute {name!r}")
 
 

@@ -6,6 +6,7 @@ somebody else owns PyTorch's one slot for outside devices: that is raised at onc
 something else than the user thinks.
 """
 
+import importlib
 import importlib.metadata
 import platform
 import sys
@@ -17,23 +18,28 @@ NAME = "tpu"
 # Distributions that also claim PyTorch's PrivateUse1 device, by the name they give it.
 _RIVALS = {"tpu": ("torch-tpu", "torch_tpu", "torchtpu"), "jax": ("torchax",)}
 
-_lock = threading.Lock()
+# Reentrant: importing `oxitorch.tpu` registers it, and registering activates.
+_lock = threading.RLock()
 _done = False
+_registered = False
 _unavailable: Exception | None = None
 
 
 class Unavailable(RuntimeError):
     """The device cannot be used in this process; the message says why and what to do."""
 
+    __module__ = "oxitorch"
+
 
 def activate() -> None:
     """Does everything once; safe to call from several threads and again."""
     global _done, _unavailable
+    # Outside the lock: another thread may hold torch's import lock and be on its way here.
+    import torch
+
     with _lock:
         if _done:
             return
-        import torch
-
         _refuse_rivals(torch)
         torch.utils.rename_privateuse1_backend(NAME)
         _done = True
@@ -42,9 +48,20 @@ def activate() -> None:
             _start_core()
         except Exception as e:
             _unavailable = e
-        import oxitorch.tpu
+        importlib.import_module("oxitorch.tpu")
 
-        _register(torch, oxitorch.tpu)
+
+def register(module) -> None:
+    """Makes `module` torch.tpu. `oxitorch.tpu` calls this at its end: importing it may be what imports torch."""
+    global _registered
+    activate()
+    with _lock:
+        if _registered:
+            return
+        _registered = True
+        import torch
+
+        _register(torch, module)
 
 
 def is_active() -> bool:

@@ -236,6 +236,11 @@ fn platform_check(section: &'static str, facts: &Facts, found: &[Found]) -> Chec
     // A value that is no platform is reported with the other settings.
     let wanted = setting.and_then(|s| s.to_ascii_lowercase().parse().ok());
     match choose(found, wanted, hardware_present) {
+        Ok(f) if wanted.is_some() && !hardware_present(f.platform) => {
+            let text =
+                format!("{}, because OXITORCH_PLATFORM says so, but no {0} hardware is seen", f.platform);
+            Check::error(section, name, text).hint("unset OXITORCH_PLATFORM, or set it to cpu")
+        }
         Ok(f) if wanted.is_some() => {
             Check::ok(section, name, format!("{}, because OXITORCH_PLATFORM says so", f.platform))
         }

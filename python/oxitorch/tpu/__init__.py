@@ -152,3 +152,4 @@ class _TpuModule(ModuleType):
 
 
 sys.modules[__name__].__class__ = _TpuModule
+_activate.register(sys.modules[__name__])
