@@ -33,7 +33,9 @@ families! {
     attention: "Attention.",
     rnn: "Recurrent cells.",
     linalg: "Linear algebra.",
-    indexing: "Gather, scatter, embedding and masks.",
+    indexing: "Reads and writes by index.",
+    scatter: "Scatters, and writes of whole rows.",
+    embedding: "Embeddings and their gradients.",
     sorting: "Sort, top-k and search.",
     shape: "Joining, padding and rearranging.",
 }
