@@ -13,7 +13,7 @@ use crate::api::{Api, call, destroy, non_null};
 use crate::client::Client;
 use crate::device::{Device, Memory};
 use crate::element::{BufferType, Dims, ElementType};
-use crate::error::{Result, err};
+use crate::error::{Error, Result, err};
 use crate::event::Event;
 use crate::platform::Platform;
 
@@ -142,7 +142,22 @@ impl Buffer {
     /// Copies the value to the host, row-major, and waits for it.
     pub fn to_host(&self, out: &mut [u8]) -> Result<()> {
         // SAFETY: `out` outlives the wait.
-        unsafe { self.to_host_async(out.as_mut_ptr(), out.len()) }?.wait()
+        let copied = unsafe { self.to_host_async(out.as_mut_ptr(), out.len()) };
+        copied.and_then(|event| event.wait()).map_err(|e| self.explain("to_host", e))
+    }
+
+    /// Waits until the value is computed.
+    pub fn wait(&self) -> Result<()> {
+        self.ready_event().and_then(|event| event.wait()).map_err(|e| self.explain("wait", e))
+    }
+
+    /// `Error::Deleted` if that is why something failed. Plugins report it late and as one of many invalid arguments.
+    #[cold]
+    pub(crate) fn explain(&self, what: &str, error: Error) -> Error {
+        match self.is_deleted() {
+            Ok(true) => Error::Deleted { what: what.into() },
+            _ => error,
+        }
     }
 
     /// Starts a copy of the value to the host, row-major; it is done when the event is.
@@ -216,14 +231,15 @@ impl Buffer {
         args.buffer = self.ptr();
         args.dst_device = device.ptr.as_ptr();
         // SAFETY: buffer and device are live and of one client.
-        unsafe { call!(self.api(), PJRT_Buffer_CopyToDevice, args) }?;
+        unsafe { call!(self.api(), PJRT_Buffer_CopyToDevice, args) }
+            .map_err(|e| self.explain("copy_to_device", e))?;
         let ptr = non_null("PJRT_Buffer_CopyToDevice", args.dst_buffer)?;
         Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
     }
 
     /// Waits for the value and pins its memory for code outside the plugin.
     pub fn external_reference(&self) -> Result<ExternalReference<'_>> {
-        self.ready_event()?.wait()?;
+        self.wait()?;
         let mut increase = Args::<sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args>::new();
         increase.buffer = self.ptr();
         // SAFETY: the buffer is live.
@@ -248,7 +264,8 @@ impl Buffer {
         args.buffer = self.ptr();
         args.dst_memory = memory.ptr.as_ptr();
         // SAFETY: buffer and memory are live and of one client.
-        unsafe { call!(self.api(), PJRT_Buffer_CopyToMemory, args) }?;
+        unsafe { call!(self.api(), PJRT_Buffer_CopyToMemory, args) }
+            .map_err(|e| self.explain("copy_to_memory", e))?;
         let ptr = non_null("PJRT_Buffer_CopyToMemory", args.dst_buffer)?;
         Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
     }
@@ -259,7 +276,8 @@ impl Buffer {
         let mut args = Args::<sys::PJRT_Buffer_UnsafePointer_Args>::new();
         args.buffer = self.ptr();
         // SAFETY: the buffer is live.
-        unsafe { call!(self.api(), PJRT_Buffer_UnsafePointer, args) }?;
+        unsafe { call!(self.api(), PJRT_Buffer_UnsafePointer, args) }
+            .map_err(|e| self.explain("unsafe_pointer", e))?;
         Ok(args.buffer_pointer)
     }
 }

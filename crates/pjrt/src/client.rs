@@ -22,7 +22,7 @@ use crate::executable::Executable;
 use crate::options::{ClientOptions, CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
-use crate::{signals, value};
+use crate::{envelope, signals, value};
 
 /// The devices of a plugin that this process uses. Buffers and executables keep their client alive.
 pub struct Client {
@@ -167,15 +167,13 @@ impl Client {
         unsafe { call!(self.api(), PJRT_Client_Compile, args) }.map_err(compile_failed)?;
         let ptr = non_null("PJRT_Client_Compile", args.executable)?;
         // SAFETY: a new executable of this client, now owned.
-        unsafe { Executable::from_raw(self.clone(), ptr, options) }
+        unsafe { Executable::from_raw(self.clone(), ptr, options.params_of(program), options.portable) }
     }
 
     /// Loads what `Compiled::serialize` gave, by the same plugin on the same kind of machine. Of the options, those count
     /// that the executable needs to know beside its bytes: parameter types and whether it is portable.
     pub fn deserialize(self: &Arc<Self>, bytes: &[u8], options: &CompileOptions) -> Result<Executable> {
-        if bytes.is_empty() {
-            return Err(err::invalid("deserialize: no bytes"));
-        }
+        let bytes = envelope::unwrap(self.api(), bytes)?;
         let mut args = Args::<sys::PJRT_Executable_DeserializeAndLoad_Args>::new();
         args.client = self.ptr();
         args.serialized_executable = bytes.as_ptr().cast();
@@ -184,7 +182,7 @@ impl Client {
         unsafe { call!(self.api(), PJRT_Executable_DeserializeAndLoad, args) }?;
         let ptr = non_null("PJRT_Executable_DeserializeAndLoad", args.loaded_executable)?;
         // SAFETY: a new executable of this client, now owned.
-        unsafe { Executable::from_raw(self.clone(), ptr, options) }
+        unsafe { Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable) }
     }
 
     /// Copies dense row-major bytes to a device. The copy of `data` is done when this returns.

@@ -7,6 +7,7 @@ use sys::{Args, CStruct};
 
 use crate::api::{Api, call, destroy, non_null, slice, text};
 use crate::element::{BufferType, Dims, ElementType};
+use crate::envelope;
 use crate::error::{Code, Error, Result};
 use crate::value::{self, Attributes};
 
@@ -188,14 +189,16 @@ impl Compiled {
         }
     }
 
-    /// Bytes from which the same plugin, on the same kind of machine, can load the program again.
+    /// Bytes from which the same plugin, on the same kind of machine, can load the program again. They begin with a
+    /// header that says which plugin that is, and a checksum.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         let mut args = Args::<sys::PJRT_Executable_Serialize_Args>::new();
         args.executable = self.ptr.as_ptr();
         // SAFETY: the executable is live; the bytes are copied before the deleter that came with them runs.
         unsafe {
             call!(&self.api, PJRT_Executable_Serialize, args)?;
-            let bytes = slice(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
+            let payload = slice(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size);
+            let bytes = envelope::wrap(&self.api, payload);
             if let Some(delete) = args.serialized_executable_deleter {
                 delete(args.serialized_executable);
             }

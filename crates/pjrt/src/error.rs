@@ -56,6 +56,18 @@ pub enum Error {
         /// The plugin's message.
         message: String,
     },
+    /// The buffer's memory is gone: it was donated to a launch, or deleted.
+    #[error("{what}: the buffer was donated or deleted")]
+    Deleted {
+        /// The operation, and which of its buffers.
+        what: String,
+    },
+    /// Serialized bytes are not what `Compiled::serialize` gave, or are another plugin's.
+    #[error("serialized executable: {reason}")]
+    BadSerialized {
+        /// What does not fit.
+        reason: String,
+    },
     /// An argument was refused before the plugin saw it.
     #[error("{message}")]
     InvalidArgument {

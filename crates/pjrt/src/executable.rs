@@ -9,15 +9,14 @@ use oxitorch_pjrt_sys as sys;
 use smallvec::SmallVec;
 use sys::Args;
 
-use crate::api::{Api, call, destroy, non_null, slice};
+use crate::api::{Api, call, destroy, null_output, slice};
 use crate::buffer::{Buffer, Home};
 use crate::client::Client;
 use crate::compiled::{self, Compiled};
 use crate::device::Device;
 use crate::element::BufferType;
-use crate::error::{Result, err};
+use crate::error::{Error, Result, err};
 use crate::event::Event;
-use crate::options::CompileOptions;
 use crate::platform::Platform;
 
 /// A program loaded on the devices that it was compiled for. Dereferences to `Compiled`.
@@ -54,7 +53,8 @@ impl Executable {
     pub(crate) unsafe fn from_raw(
         client: Arc<Client>,
         ptr: NonNull<sys::PJRT_LoadedExecutable>,
-        options: &CompileOptions,
+        params: Option<Vec<BufferType>>,
+        portable: bool,
     ) -> Result<Executable> {
         let api = *client.api();
         let owned = Loaded { api, ptr };
@@ -73,9 +73,9 @@ impl Executable {
         let devices =
             devices.ok_or_else(|| err::incompatible("an executable is on a device that its client lacks"))?;
         let home = Home::many(client, compiled.output_types()?)?;
-        let params = options.param_types.clone().map(Vec::into_boxed_slice);
+        let params = params.map(Vec::into_boxed_slice);
         std::mem::forget(owned);
-        Ok(Executable { ptr, compiled, home, params, devices, portable: options.portable })
+        Ok(Executable { ptr, compiled, home, params, devices, portable })
     }
 
     fn api(&self) -> &Api {
@@ -135,7 +135,9 @@ impl Executable {
     /// Launches a program on all its devices at once: one list of arguments for each, in the order of `devices`, and one
     /// list of results from each. Launching fewer would leave the others' collectives waiting until the plugin aborts.
     pub fn execute_sharded(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<Vec<Vec<Buffer>>> {
-        let lists = self.check_shards(args, non_donatable)?;
+        self.check_shards(args, non_donatable)?;
+        let lists: SmallVec<[Pointers; 8]> =
+            args.iter().map(|l| l.iter().map(|b| b.ptr()).collect()).collect();
         let argument_lists: SmallVec<[_; 8]> = lists.iter().map(|l| l.as_ptr()).collect();
         let outputs = self.home.types().len();
         let mut results: SmallVec<[Pointers; 8]> =
@@ -147,24 +149,24 @@ impl Executable {
         c.options = options.as_mut_ptr();
         c.argument_lists = argument_lists.as_ptr();
         c.num_devices = lists.len();
-        c.num_args = lists.first().map_or(0, |l| l.len());
+        c.num_args = args[0].len();
         c.output_lists = output_lists.as_ptr();
         {
             let _in_order = self.client().launch.lock();
+            self.check_not_deleted(args)?;
             // SAFETY: as in `launch_one`, for each device.
             unsafe { call!(self.api(), PJRT_LoadedExecutable_Execute, c) }?;
         }
-        let mut out = Vec::with_capacity(results.len());
-        for (list, &device) in results.iter().zip(&self.devices) {
+        let shards = results.iter().zip(&self.devices).map(|(list, &device)| {
             let mut shard = Vec::with_capacity(outputs);
-            self.take_results(list, device, &mut shard)?;
-            out.push(shard);
-        }
-        Ok(out)
+            self.take_results(list, device, &mut shard).map(|()| shard)
+        });
+        let shards: Vec<Result<_>> = shards.collect(); // all of them, so that every result has an owner
+        shards.into_iter().collect()
     }
 
-    /// Everything that could make one device fail to start while the others wait for it.
-    fn check_shards(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<SmallVec<[Pointers; 8]>> {
+    /// What could make one device fail to start while the others wait for it.
+    fn check_shards(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<()> {
         let want = self.devices.len();
         if args.len() != want || want == 0 {
             return Err(err::invalid(format!(
@@ -172,7 +174,6 @@ impl Executable {
                 args.len()
             )));
         }
-        let mut lists = SmallVec::new();
         for (list, &device) in args.iter().zip(&self.devices) {
             if list.len() != args[0].len() {
                 let (a, b) = (args[0].len(), list.len());
@@ -182,20 +183,28 @@ impl Executable {
             }
             self.check_args(list, device)?;
             check_indices(non_donatable, list.len())?;
+        }
+        self.check_not_deleted(args)?;
+        if want > 1 && self.client().platform() == Platform::Cpu {
+            // A value that failed to compute would start no program on its device; the others would wait for it.
+            for arg in args.iter().flat_map(|list| list.iter()) {
+                arg.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_not_deleted(&self, args: &[&[&Buffer]]) -> Result<()> {
+        for (list, device) in args.iter().zip(&self.devices) {
             for (i, arg) in list.iter().enumerate() {
                 if arg.is_deleted()? {
-                    return Err(err::invalid(format!(
-                        "execute_sharded: argument {i} on device {device} is deleted"
-                    )));
-                }
-                if want > 1 && self.client().platform() == Platform::Cpu {
-                    // A value that failed to compute would start no program here; the others would wait for it.
-                    arg.ready_event()?.wait()?;
+                    return Err(Error::Deleted {
+                        what: format!("execute_sharded: argument {i} on device {device}"),
+                    });
                 }
             }
-            lists.push(list.iter().map(|b| b.ptr()).collect());
         }
-        Ok(lists)
+        Ok(())
     }
 
     fn launch_one(
@@ -226,7 +235,7 @@ impl Executable {
         }
         // SAFETY: all lists live through the call and have the lengths that are said; the buffers are live, of this
         // client and of the recorded types.
-        unsafe { call!(self.api(), PJRT_LoadedExecutable_Execute, c) }?;
+        unsafe { call!(self.api(), PJRT_LoadedExecutable_Execute, c) }.map_err(|e| explain(args, e))?;
         self.take_results(&results, device, out)
     }
 
@@ -291,16 +300,23 @@ impl Executable {
         out: &mut Vec<Buffer>,
     ) -> Result<()> {
         let start = out.len();
-        for (i, &ptr) in results.iter().enumerate() {
-            match non_null("PJRT_LoadedExecutable_Execute", ptr) {
-                Ok(ptr) => out.push(Buffer::from_raw(ptr, self.home.clone(), i, device)),
-                Err(e) => {
-                    out.truncate(start);
-                    return Err(e);
-                }
-            }
+        // All of them, so that every result has an owner even if one is missing.
+        let owned = |(i, ptr)| Some(Buffer::from_raw(NonNull::new(ptr)?, self.home.clone(), i, device));
+        out.extend(results.iter().copied().enumerate().filter_map(owned));
+        if out.len() - start == results.len() {
+            return Ok(());
         }
-        Ok(())
+        out.truncate(start);
+        Err(null_output("PJRT_LoadedExecutable_Execute"))
+    }
+}
+
+/// Names the deleted argument if there is one: plugins do not say which it is.
+#[cold]
+fn explain(args: &[&Buffer], error: Error) -> Error {
+    match args.iter().position(|a| matches!(a.is_deleted(), Ok(true))) {
+        Some(i) => Error::Deleted { what: format!("execute: argument {i}") },
+        None => error,
     }
 }
 

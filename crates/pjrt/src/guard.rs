@@ -42,7 +42,7 @@ fn first_dynamic(code: &[u8], bounded_ok: bool) -> Option<String> {
 }
 
 /// The index after the string that begins at `start`.
-fn end_of_string(code: &[u8], start: usize) -> usize {
+pub(crate) fn end_of_string(code: &[u8], start: usize) -> usize {
     let mut i = start + 1;
     while i < code.len() && code[i] != b'"' {
         i += if code[i] == b'\\' { 2 } else { 1 };
@@ -51,7 +51,7 @@ fn end_of_string(code: &[u8], start: usize) -> usize {
 }
 
 /// The index after the `>` that closes the `<` at `open`.
-fn end_of_type(code: &[u8], open: usize) -> usize {
+pub(crate) fn end_of_type(code: &[u8], open: usize) -> usize {
     let mut depth = 0usize;
     let mut i = open;
     while i < code.len() {

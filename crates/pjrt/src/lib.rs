@@ -26,6 +26,7 @@ mod compiled;
 mod device;
 mod discover;
 mod element;
+mod envelope;
 mod error;
 mod event;
 mod executable;
@@ -35,6 +36,7 @@ mod options;
 mod platform;
 mod plugin;
 mod signals;
+mod signature;
 mod topology;
 mod value;
 

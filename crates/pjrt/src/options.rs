@@ -12,6 +12,7 @@ use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::guard;
 use crate::platform::Platform;
+use crate::signature;
 use crate::value::Value;
 
 /// Options of a client.
@@ -207,6 +208,16 @@ impl Default for CompileOptions {
 }
 
 impl CompileOptions {
+    /// The parameter types given, or those in the program's text: that has the types on one device only where the
+    /// program is not split.
+    pub(crate) fn params_of(&self, program: &Program<'_>) -> Option<Vec<BufferType>> {
+        let from_text = || match program.format {
+            Format::Mlir if self.partitions == 1 => signature::params(program.code),
+            _ => None,
+        };
+        self.param_types.clone().or_else(from_text)
+    }
+
     /// The bytes for a client: with a device assignment.
     pub(crate) fn encode(&self, client: &Client) -> Result<Vec<u8>> {
         let indices = self.device_indices(client.devices().len())?;

@@ -2,8 +2,15 @@
 
 mod common;
 
-use common::{ADD, client, compile, f32s, get, plugin, put};
-use oxitorch_pjrt::{BufferType, ElementType, ExecuteArgs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{ADD, bytes_of, client, compile, f32s, get, options, plugin, put};
+use oxitorch_pjrt::{
+    BufferType, CompileOptions, ElementType, Error, ExecuteArgs, OptionValue, Program, failed_destroys,
+};
+
+const HOW: ExecuteArgs<'static> = ExecuteArgs { device: None, non_donatable: &[] };
 
 #[test]
 fn add_runs() {
@@ -12,9 +19,13 @@ fn add_runs() {
     assert_eq!(add.outputs().cloned().collect::<Vec<BufferType>>(), [f32s(&[4])]);
     let a = put(&client, 0, &[1.0, 2.0, 3.0, 4.0], &[4]);
     let b = put(&client, 0, &[10.0, 20.0, 30.0, 40.0], &[4]);
-    let out = add.execute(&[&a, &b], &ExecuteArgs::default()).unwrap();
+    let out = add.execute(&[&a, &b], &HOW).unwrap();
     assert_eq!(get(&out[0]), [11.0, 22.0, 33.0, 44.0]);
     assert_eq!((out[0].dtype(), out[0].dims(), out[0].size_bytes()), (ElementType::F32, &[4][..], 16));
+    assert_eq!(out[0].on_device_bytes().unwrap(), 16);
+    assert_eq!(out[0].actual_dims().unwrap().as_slice(), [4]);
+    drop((add, a, b, out));
+    assert_eq!(failed_destroys(), 0);
 }
 
 #[test]
@@ -27,4 +38,288 @@ fn the_plugin_says_what_it_is() {
     assert_eq!(client.devices().len(), 3);
     assert_eq!(client.devices()[2].index(), 2);
     assert_eq!(client.devices()[0].kind(), "cpu");
+    assert_eq!(client.devices()[0].memory_stats().unwrap(), None);
+    assert_eq!(client.devices()[0].memories()[0].kind, "device");
+}
+
+#[test]
+fn every_element_type_makes_the_round_trip() {
+    let client = client(1);
+    for &dtype in ElementType::ALL {
+        if dtype == ElementType::Token {
+            continue;
+        }
+        let bytes: Vec<u8> = (0..6 * dtype.host_bytes()).map(|i| (i % 2) as u8).collect();
+        let buffer = client.buffer_from_host(&bytes, dtype, &[2, 3], &client.devices()[0]).unwrap();
+        let mut back = vec![9; bytes.len()];
+        buffer.to_host(&mut back).unwrap();
+        assert_eq!(back, bytes, "{dtype}");
+    }
+}
+
+#[test]
+fn empty_and_scalar_values_work() {
+    let client = client(1);
+    let device = &client.devices()[0];
+    for dims in [&[0][..], &[3, 0], &[0, 1 << 40]] {
+        let empty = client.buffer_from_host(&[], ElementType::F32, dims, device).unwrap();
+        empty.to_host(&mut []).unwrap();
+        assert_eq!(empty.size_bytes(), 0);
+    }
+    let scalar = client.buffer_from_host(&bytes_of(&[7.0]), ElementType::F32, &[], device).unwrap();
+    assert_eq!(get(&scalar), [7.0]);
+    let text = "module { func.func @main(%a: tensor<0xf32>) -> tensor<0xf32> {
+      %0 = stablehlo.add %a, %a : tensor<0xf32>
+      return %0 : tensor<0xf32> } }";
+    let empty = client.buffer_from_host(&[], ElementType::F32, &[0], device).unwrap();
+    let out = compile(&client, text, &[f32s(&[0])]).execute(&[&empty], &HOW).unwrap();
+    out[0].to_host(&mut []).unwrap();
+}
+
+#[test]
+fn results_come_row_major_whatever_the_program_did() {
+    let client = client(1);
+    let text = "module { func.func @main(%a: tensor<2x3xf32>) -> tensor<3x2xf32> {
+      %0 = stablehlo.transpose %a, dims = [1, 0] : (tensor<2x3xf32>) -> tensor<3x2xf32>
+      return %0 : tensor<3x2xf32> } }";
+    let a = put(&client, 0, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]);
+    let out = compile(&client, text, &[f32s(&[2, 3])]).execute(&[&a], &HOW).unwrap();
+    assert_eq!(get(&out[0]), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+}
+
+#[test]
+fn wrong_sizes_and_shapes_are_refused() {
+    let client = client(1);
+    let device = &client.devices()[0];
+    for (bytes, dims) in
+        [(12, &[4][..]), (20, &[4]), (0, &[-1]), (0, &[i64::MAX, i64::MAX]), (8, &[1 << 62, 1 << 62])]
+    {
+        let result = client.buffer_from_host(&vec![0; bytes], ElementType::F32, dims, device);
+        assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{bytes} {dims:?}");
+    }
+    let x = put(&client, 0, &[1.0, 2.0], &[2]);
+    assert!(matches!(x.to_host(&mut [0; 4]), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(x.to_host(&mut [0; 12]), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn donation_reuses_memory_and_deletes_the_argument() {
+    let client = client(1);
+    let donor = ADD.replacen("tensor<4xf32>", "tensor<4xf32> {jax.buffer_donor = true}", 1);
+    let add = compile(&client, &donor, &[f32s(&[4]), f32s(&[4])]);
+    let new = || put(&client, 0, &[1.0; 4], &[4]);
+    let (a, b) = (new(), new());
+    let address = a.unsafe_pointer().unwrap();
+
+    let kept = add.execute(&[&a, &b], &ExecuteArgs { non_donatable: &[0], ..HOW }).unwrap();
+    assert!(!a.is_deleted().unwrap());
+    assert_ne!(kept[0].unsafe_pointer().unwrap(), address);
+
+    let out = add.execute(&[&a, &b], &HOW).unwrap();
+    assert_eq!(out[0].unsafe_pointer().unwrap(), address);
+    assert!(a.is_deleted().unwrap() && !b.is_deleted().unwrap());
+    for error in [
+        add.execute(&[&a, &b], &HOW).unwrap_err(),
+        a.to_host(&mut [0; 16]).unwrap_err(),
+        a.wait().unwrap_err(),
+        a.unsafe_pointer().unwrap_err(),
+        a.copy_to_device(&client.devices()[0]).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Deleted { .. }), "{error}");
+    }
+    // The same buffer given away and used in one launch.
+    let c = new();
+    assert!(add.execute(&[&c, &c], &HOW).is_err());
+    assert_eq!(get(&add.execute(&[&c, &b], &HOW).unwrap()[0]), [2.0; 4]);
+}
+
+#[test]
+fn an_external_reference_prevents_donation() {
+    let client = client(1);
+    let donor = ADD.replacen("tensor<4xf32>", "tensor<4xf32> {jax.buffer_donor = true}", 1);
+    let add = compile(&client, &donor, &[f32s(&[4]), f32s(&[4])]);
+    let (a, b) = (put(&client, 0, &[1.0; 4], &[4]), put(&client, 0, &[2.0; 4], &[4]));
+    let reference = a.external_reference().unwrap();
+    let out = add.execute(&[&a, &b], &HOW).unwrap();
+    assert_ne!(out[0].unsafe_pointer().unwrap(), reference.address());
+    assert_eq!(get(&out[0]), [3.0; 4]);
+}
+
+#[test]
+fn host_memory_can_be_used_in_place() {
+    #[repr(align(64))]
+    struct Aligned([u8; 64]);
+    struct Owner(Box<Aligned>, Arc<AtomicBool>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0.0
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let client = client(1);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let owner = Owner(Box::new(Aligned([1; 64])), dropped.clone());
+    let address = owner.as_ref().as_ptr() as usize;
+    let buffer = client.buffer_from_owner(owner, ElementType::U8, &[64], &client.devices()[0]).unwrap();
+    assert_eq!(buffer.unsafe_pointer().unwrap(), address);
+    assert!(!dropped.load(Ordering::SeqCst));
+    let mut back = [0; 64];
+    buffer.to_host(&mut back).unwrap();
+    assert_eq!(back, [1; 64]);
+    drop(buffer);
+    wait_for(|| dropped.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_view_calls_back_when_it_is_gone() {
+    let client = client(1);
+    let owner = put(&client, 0, &[1.0, 2.0, 3.0, 4.0], &[4]);
+    let address = owner.unsafe_pointer().unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let flag = gone.clone();
+    let on_delete = move || flag.store(true, Ordering::SeqCst);
+    // SAFETY: `owner` outlives the view.
+    let view =
+        unsafe { client.view_of_device_memory(address, f32s(&[2, 2]), &client.devices()[0], on_delete) }
+            .unwrap();
+    assert_eq!(get(&view), [1.0, 2.0, 3.0, 4.0]);
+    drop(view);
+    wait_for(|| gone.load(Ordering::SeqCst));
+}
+
+fn wait_for(condition: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 10, "it did not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn executables_go_through_bytes() {
+    let client = client(2);
+    let params = [f32s(&[4]), f32s(&[4])];
+    let on_second = CompileOptions { device_ordinal: Some(1), ..options(&params) };
+    let add = client.compile(&Program::mlir(ADD.as_bytes()), &on_second).unwrap();
+    let bytes = add.serialize().unwrap();
+    drop(add);
+    let add = client.deserialize(&bytes, &options(&params)).unwrap();
+    assert_eq!(add.devices().map(|d| d.index()).collect::<Vec<_>>(), [1]);
+    let a = put(&client, 1, &[1.0; 4], &[4]);
+    assert_eq!(get(&add.execute(&[&a, &a], &HOW).unwrap()[0]), [2.0; 4]);
+    // Damage makes the plugin abort, so it must not see it.
+    for damaged in [&bytes[..bytes.len() / 2], b"", b"garbage", &bytes[..bytes.len() - 1]] {
+        let error = client.deserialize(damaged, &options(&params)).unwrap_err();
+        assert!(matches!(error, Error::BadSerialized { .. }), "{error}");
+    }
+    let mut flipped = bytes.clone();
+    *flipped.last_mut().unwrap() ^= 0x55;
+    assert!(client.deserialize(&flipped, &options(&params)).is_err());
+}
+
+#[test]
+fn a_program_can_be_asked_about() {
+    let client = client(1);
+    let add = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);
+    assert_eq!(add.name().unwrap(), "main");
+    assert_eq!(add.replicas_and_partitions().unwrap(), (1, 1));
+    let cost = add.cost_analysis().unwrap();
+    assert_eq!(cost["flops"].to_string(), "4");
+    let memory = add.memory_stats().unwrap();
+    assert_eq!((memory.argument, memory.output, memory.temp), (32, 16, 0));
+    let optimized = add.optimized_program().unwrap();
+    assert_eq!(optimized.format, "hlo_with_config");
+    assert!(!optimized.code.is_empty() && !add.fingerprint().unwrap().is_empty());
+}
+
+#[test]
+fn a_portable_program_runs_on_any_device() {
+    let client = client(3);
+    let portable = CompileOptions { portable: true, ..options(&[f32s(&[4]), f32s(&[4])]) };
+    let add = client.compile(&Program::mlir(ADD.as_bytes()), &portable).unwrap();
+    for device in client.devices() {
+        let a = put(&client, device.index(), &[1.0; 4], &[4]);
+        let out = add.execute(&[&a, &a], &ExecuteArgs { device: Some(device), ..HOW }).unwrap();
+        assert_eq!(out[0].device().index(), device.index());
+        assert_eq!(get(&out[0]), [2.0; 4]);
+    }
+    let fixed = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);
+    let a = put(&client, 0, &[1.0; 4], &[4]);
+    let elsewhere = ExecuteArgs { device: Some(&client.devices()[1]), ..HOW };
+    assert!(matches!(fixed.execute(&[&a, &a], &elsewhere), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn buffers_move_between_devices_and_memories() {
+    let client = client(2);
+    let a = put(&client, 0, &[1.0, 2.0], &[2]);
+    let b = a.copy_to_device(&client.devices()[1]).unwrap();
+    assert_eq!((b.device().index(), get(&b)), (1, vec![1.0, 2.0]));
+    let device = &client.devices()[0];
+    let host = device.memories().iter().find(|m| m.kind == "unpinned_host").unwrap();
+    assert_eq!(get(&a.copy_to_memory(host, device).unwrap()), [1.0, 2.0]);
+}
+
+#[test]
+fn parameter_types_are_read_from_the_text_when_not_given() {
+    let client = client(1);
+    let add = client.compile(&Program::mlir(ADD.as_bytes()), &CompileOptions::default()).unwrap();
+    assert_eq!(add.params().unwrap(), [f32s(&[4]), f32s(&[4])]);
+}
+
+#[test]
+fn options_reach_the_compiler_and_wrong_ones_are_errors() {
+    let client = client(1);
+    let with =
+        |name: &str, value| CompileOptions { overrides: vec![(name.into(), value)], ..Default::default() };
+    let compile = |o: &CompileOptions| client.compile(&Program::mlir(ADD.as_bytes()), o).map(|_| ());
+    compile(&with("xla_cpu_use_fusion_emitters", OptionValue::Bool(false))).unwrap();
+    compile(&with("--xla_backend_optimization_level", OptionValue::Int(0))).unwrap();
+    for (name, value, word) in [
+        ("nope", OptionValue::Bool(true), "nope"),
+        ("xla_cpu_use_fusion_emitters", OptionValue::String("perhaps".into()), "perhaps"),
+        ("xla_backend_optimization_level", OptionValue::Int(1 << 40), "int32"),
+    ] {
+        let error = compile(&with(name, value)).unwrap_err();
+        assert!(matches!(error, Error::CompileFailed { .. }), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn events_call_back() {
+    let client = client(1);
+    let add = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);
+    let a = put(&client, 0, &[1.0; 4], &[4]);
+    let (out, event) = add.execute_with_event(&[&a, &a], &HOW).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    event.on_ready(move |result| sender.send(result.is_ok()).unwrap()).unwrap();
+    assert!(receiver.recv_timeout(std::time::Duration::from_secs(10)).unwrap());
+    event.wait().unwrap();
+    assert!(event.is_ready().unwrap());
+    // A panic in a callback stays in Rust.
+    out[0].ready_event().unwrap().on_ready(|_| panic!("expected")).unwrap();
+    out[0].wait().unwrap();
+}
+
+#[test]
+fn threads_share_everything() {
+    let client = client(1);
+    let add = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);
+    let one = put(&client, 0, &[1.0; 4], &[4]);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut x = add.execute(&[&one, &one], &HOW).unwrap().remove(0);
+                for _ in 0..200 {
+                    x = add.execute(&[&x, &one], &HOW).unwrap().remove(0);
+                }
+                assert_eq!(get(&x), [202.0; 4]);
+            });
+        }
+    });
 }

@@ -1,0 +1,149 @@
+//! The objects behind the fake's opaque pointers, and what the fake compiler reads in a program.
+
+use std::cell::Cell;
+
+use oxitorch_pjrt_sys as sys;
+
+use super::STATE;
+
+/// An object whose pointer goes through C; `KIND` is its name in `FakePlugin::live`.
+pub(super) trait Object: Sized {
+    const KIND: &'static str;
+    /// The opaque C type.
+    type C;
+}
+
+macro_rules! objects {
+    ($($object:ty = $c:ty, $kind:literal;)*) => { $(
+        impl Object for $object {
+            const KIND: &'static str = $kind;
+            type C = $c;
+        }
+    )* };
+}
+
+objects! {
+    Error = sys::PJRT_Error, "error";
+    Client = sys::PJRT_Client, "client";
+    Executable = sys::PJRT_Executable, "executable";
+    Loaded = sys::PJRT_LoadedExecutable, "loaded executable";
+    Buffer = sys::PJRT_Buffer, "buffer";
+    Event = sys::PJRT_Event, "event";
+}
+
+pub(super) struct Error {
+    pub(super) code: u32,
+    pub(super) message: String,
+}
+
+pub(super) struct Client {
+    /// Pointers to leaked devices: they must keep their addresses.
+    pub(super) devices: Vec<*mut sys::PJRT_Device>,
+}
+
+/// A device and its description and memory, all at one address.
+pub(super) struct Device {
+    pub(super) id: i32,
+    pub(super) memories: [*mut sys::PJRT_Memory; 1],
+}
+
+#[derive(Clone)]
+pub(super) struct Program {
+    pub(super) output_types: Vec<u32>,
+    pub(super) dims: Vec<i64>,
+    pub(super) ranks: Vec<usize>,
+    pub(super) donated: Vec<usize>,
+}
+
+pub(super) struct Executable(pub(super) Program);
+
+pub(super) struct Loaded {
+    pub(super) program: Program,
+    pub(super) devices: Vec<*mut sys::PJRT_Device>,
+}
+
+pub(super) struct Buffer {
+    pub(super) bytes: Vec<u8>,
+    pub(super) deleted: Cell<bool>,
+}
+
+pub(super) struct Event {
+    pub(super) error: Option<(u32, String)>,
+}
+
+/// Hands an object to C.
+pub(super) fn give<O: Object>(object: O) -> *mut O::C {
+    *STATE.lock().live.entry(O::KIND).or_default() += 1;
+    Box::into_raw(Box::new(object)).cast()
+}
+
+/// Takes an object back and drops it.
+///
+/// # Safety
+/// `ptr` is from `give::<O>` and is not used again.
+pub(super) unsafe fn free<O: Object>(ptr: *mut O::C) {
+    *STATE.lock().live.entry(O::KIND).or_default() -= 1;
+    // SAFETY: passed on to the caller.
+    drop(unsafe { Box::from_raw(ptr.cast::<O>()) });
+}
+
+/// Looks at an object.
+///
+/// # Safety
+/// `ptr` is from `give::<O>` and is live.
+pub(super) unsafe fn get<'a, O: Object>(ptr: *mut O::C) -> &'a O {
+    // SAFETY: passed on to the caller.
+    unsafe { &*ptr.cast::<O>() }
+}
+
+/// A device that lives for ever.
+pub(super) fn new_device(id: i32) -> *mut sys::PJRT_Device {
+    let device: &'static mut Device = Box::leak(Box::new(Device { id, memories: [std::ptr::null_mut()] }));
+    let ptr = std::ptr::from_mut(device);
+    device.memories[0] = ptr.cast();
+    ptr.cast()
+}
+
+impl Program {
+    pub(super) fn parse(code: &[u8]) -> Result<Program, String> {
+        let mut program = Program { output_types: vec![], dims: vec![], ranks: vec![], donated: vec![] };
+        for word in String::from_utf8_lossy(code).split_whitespace() {
+            if let Some(ty) = word.strip_prefix("output=") {
+                program.output(ty).ok_or_else(|| format!("bad type `{ty}`"))?;
+            } else if let Some(index) = word.strip_prefix("donate=") {
+                program.donated.push(index.parse().map_err(|_| format!("bad index `{index}`"))?);
+            } else if word == "nonsense" {
+                return Err("the program is nonsense".into());
+            }
+        }
+        Ok(program)
+    }
+
+    fn output(&mut self, ty: &str) -> Option<()> {
+        let (name, dims) = ty.strip_suffix(']')?.split_once('[')?;
+        let dims: Vec<i64> =
+            dims.split(',').filter(|d| !d.is_empty()).map(|d| d.parse().ok()).collect::<Option<_>>()?;
+        self.output_types.push(match name {
+            "pred" => sys::PJRT_Buffer_Type_PRED,
+            "s32" => sys::PJRT_Buffer_Type_S32,
+            "s64" => sys::PJRT_Buffer_Type_S64,
+            "f32" => sys::PJRT_Buffer_Type_F32,
+            "f64" => sys::PJRT_Buffer_Type_F64,
+            _ => return None,
+        });
+        self.ranks.push(dims.len());
+        self.dims.extend(dims);
+        Some(())
+    }
+}
+
+/// Bytes of one element.
+pub(super) fn element_bytes(ty: u32) -> usize {
+    match ty {
+        sys::PJRT_Buffer_Type_PRED | sys::PJRT_Buffer_Type_S8 | sys::PJRT_Buffer_Type_U8 => 1,
+        sys::PJRT_Buffer_Type_S16 | sys::PJRT_Buffer_Type_U16 | sys::PJRT_Buffer_Type_F16 => 2,
+        sys::PJRT_Buffer_Type_BF16 => 2,
+        sys::PJRT_Buffer_Type_S64 | sys::PJRT_Buffer_Type_U64 | sys::PJRT_Buffer_Type_F64 => 8,
+        _ => 4,
+    }
+}
