@@ -3,6 +3,9 @@
 use oxitorch_aten::{Schema, row};
 use oxitorch_engine::Op;
 
+/// Overloads that PyTorch takes apart itself: they move data between devices and end in the shim's `_copy_from`.
+const MOVES: &[&str] = &["copy_", "copy", "copy.out"];
+
 /// The op for a schema string, if a row serves it. PyTorch decomposes composites by itself, except those whose row says
 /// why not.
 pub(crate) fn bind(schema: &str, composite: bool) -> Option<Op> {
@@ -13,6 +16,14 @@ pub(crate) fn bind(schema: &str, composite: bool) -> Option<Op> {
     }
     // What returns a view of its argument must be PyTorch's own.
     if schema.returns.iter().any(|r| r.alias.as_ref().is_some_and(|a| !a.write)) {
+        return None;
+    }
+    // What may change a tensor's device (`_to_copy`, `zeros_like`) is PyTorch's to take apart.
+    if MOVES.contains(&schema.name().as_str()) {
+        return None;
+    }
+    let has = |ty: &str| schema.args.iter().any(|a| a.ty == ty);
+    if has("Tensor") && has("Device?") {
         return None;
     }
     Op::bind(&schema)
