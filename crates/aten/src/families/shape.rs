@@ -1,6 +1,6 @@
 use crate::args::{Scalar, Tensor};
 use crate::dtype::shape_text;
-use crate::error::{Result, index, not_implemented, runtime, value};
+use crate::error::{Result, index, runtime, value};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::{Layout, Row};
@@ -14,11 +14,6 @@ pub static ROWS: &[Row] = &[
     op!("roll", roll),
     op!("flip", flip).layout(Layout::LikeFirst),
     op!("constant_pad_nd", constant_pad_nd).layout(Layout::LikeFirst),
-    op!("tril", tril),
-    op!("triu", triu),
-    op!("tril_indices", tril_indices),
-    op!("triu_indices", triu_indices),
-    op!("trace", trace),
     op!("diag_embed", diag_embed),
     op!("diagonal_backward", diagonal_backward),
     op!("slice_backward", slice_backward),
@@ -201,63 +196,6 @@ pub(super) fn triangle(c: &Ctx, x: Value, diagonal: i64, lower: bool) -> Value {
     let at = c.full(c.scalar_i64(DType::S64, diagonal), &c.shape(x));
     let keep = if lower { c.le(offset, at) } else { c.ge(offset, at) };
     c.select(keep, x, c.zeros_like(x))
-}
-
-fn tril(c: &Ctx, x: Value, diagonal: i64) -> Result<Value> {
-    if c.rank(x) < 2 {
-        return Err(runtime("input tensor must have at least 2 dimensions"));
-    }
-    Ok(triangle(c, x, diagonal, true))
-}
-
-fn triu(c: &Ctx, x: Value, diagonal: i64) -> Result<Value> {
-    if c.rank(x) < 2 {
-        return Err(runtime("input tensor must have at least 2 dimensions"));
-    }
-    Ok(triangle(c, x, diagonal, false))
-}
-
-/// The coordinates that satisfy a condition, row by row, as an `[2, n]` constant.
-fn coordinates(
-    c: &Ctx,
-    [rows, columns]: [i64; 2],
-    dtype: Option<DType>,
-    inside: impl Fn(i64, i64) -> bool,
-) -> Result<Value> {
-    for (name, n) in [("row", rows), ("col", columns)] {
-        if n < 0 {
-            return Err(runtime(format!("{name} must be non-negative, got{n}")));
-        }
-    }
-    let cells = (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))).filter(|&(i, j)| inside(i, j));
-    let (mut both, second): (Vec<i64>, Vec<i64>) = cells.unzip();
-    let n = second.len() as i64;
-    both.extend(second);
-    Ok(c.reshape(c.vector_i64(dtype.unwrap_or(DType::S64), &both), &[2, n]))
-}
-
-fn tril_indices(c: &Ctx, rows: i64, columns: i64, offset: i64, dtype: Option<DType>) -> Result<Value> {
-    coordinates(c, [rows, columns], dtype, |i, j| j - i <= offset)
-}
-
-fn triu_indices(c: &Ctx, rows: i64, columns: i64, offset: i64, dtype: Option<DType>) -> Result<Value> {
-    coordinates(c, [rows, columns], dtype, |i, j| j - i >= offset)
-}
-
-fn trace(c: &Ctx, x: Value) -> Result<Value> {
-    if c.rank(x) != 2 {
-        return Err(runtime(format!("expected a matrix, but got tensor with dim {}", c.rank(x))));
-    }
-    let dtype = c.dtype(x);
-    if dtype == DType::Pred {
-        return Err(not_implemented("trace", dtype));
-    }
-    // Integers are summed in int64, as `sum` does.
-    let acc = if dtype.is_integral() { DType::S64 } else { crate::dtype::opmath(dtype) };
-    let on = c.eq(offset_from_diagonal(c, x), c.full(c.scalar_i64(DType::S64, 0), &c.shape(x)));
-    let wide = c.to(x, acc);
-    let sum = c.reduce_sum(c.select(on, wide, c.zeros_like(wide)), &[0, 1]);
-    Ok(if acc == DType::S64 { sum } else { c.to(sum, dtype) })
 }
 
 /// The diagonal of two dimensions of a shape: how long it is and where it starts.
