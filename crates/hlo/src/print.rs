@@ -291,7 +291,7 @@ impl Printer<'_> {
     }
 
     fn op(&mut self, data: &OpData) {
-        let number = self.fresh();
+        let number = if data.results > 0 { self.fresh() } else { 0 };
         for (i, v) in data.result_values().enumerate() {
             let result = if data.results == 1 { 0 } else { i as u32 + 1 };
             self.names[v.0 as usize] = Name { number, result };

@@ -224,7 +224,9 @@ impl Inner {
         self.error.get_or_insert(error);
     }
 
-    fn new_value(&mut self, ty: TensorType, def: Def, block: BlockId) -> Value {
+    fn new_value(&mut self, mut ty: TensorType, def: Def, block: BlockId) -> Value {
+        // Only what failed already can have one; arithmetic on sizes relies on there being none.
+        ty.shape.iter_mut().for_each(|d| *d = (*d).max(0));
         let v = Value(self.arena.values.len() as u32);
         self.arena.values.push(ValueData { ty, def, block });
         v

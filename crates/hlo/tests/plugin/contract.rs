@@ -224,7 +224,7 @@ fn cholesky_and_triangular_solve() {
 #[test]
 fn fourier_transforms_invert_each_other() {
     let x = f32s(&[2, 5], &[1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 1.0, 0.0, -1.0, 2.0]);
-    let out = run(&[x.clone()], |b, v| {
+    let out = run(std::slice::from_ref(&x), |b, v| {
         let half = b.fft(v[0], FftType::Rfft, &[5]);
         let z = b.complex(v[0], b.zeros_like(v[0]));
         let plane = b.fft(z, FftType::Fft, &[2, 5]);

@@ -5,6 +5,8 @@ mod constant;
 mod contract;
 mod control;
 mod elementwise;
+mod generate;
 mod index;
+mod random;
 mod reduce;
 mod shape;

@@ -20,8 +20,8 @@ fn reductions_of_every_kind() {
     assert_eq!(out[1].s32(), [4, -10, 18]);
     assert_eq!(out[2].s32(), [6]);
     assert_eq!(out[3].s32(), [-2, 4]);
-    assert_eq!(out[4].s32(), [1 | -2 | 3, 4 | 5 | 6]);
-    assert_eq!(out[5].s32(), [1 & -2 & 3, 4 & 5 & 6]);
+    assert_eq!(out[4].s32(), [-1, 7]);
+    assert_eq!(out[5].s32(), [0, 4]);
     assert_eq!(out[6].s32(), [1, -2, 3, 4, 5, 6]);
     let out = run(&[preds(&[3], &[true, false, true])], |b, v| {
         vec![
