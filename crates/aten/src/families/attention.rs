@@ -1,4 +1,297 @@
+use super::matmul::{accumulator, contract};
+use crate::args::{Arg, FromArg, ParamKind, Rng, Scalar, Tensor};
+use crate::dtype::shape_text;
+use crate::error::{Result, runtime, unsupported};
+use crate::lower::Ctx;
+use crate::op;
 use crate::table::Row;
+use oxitorch_hlo::{DType, Dims, DotDims, RngAlgorithm, TensorType, Value};
 
 /// The rows of this family.
-pub static ROWS: &[Row] = &[];
+pub static ROWS: &[Row] = &[
+    op!("_scaled_dot_product_fused_attention_overrideable", forward),
+    op!("_scaled_dot_product_fused_attention_overrideable_backward", backward),
+    op!("_transform_bias_rescale_qkv", transform_bias_rescale_qkv),
+];
+
+/// A tensor that autograd may hand over undefined although the schema does not say so.
+struct Undefinable(Option<Value>);
+
+impl FromArg for Undefinable {
+    const KIND: ParamKind = ParamKind::OptTensor;
+    fn accepts(ty: &str) -> bool {
+        ty == "Tensor"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        Ok(Undefinable(Option::<Tensor>::from_arg(c, arg)?.map(|t| t.value)))
+    }
+}
+
+/// Sizes of one attention: several query heads may share one key head.
+struct Attention {
+    batch: i64,
+    heads: i64,
+    key_heads: i64,
+    queries: i64,
+    keys: i64,
+    width: i64,
+    value_width: i64,
+    dtype: DType,
+    /// What scores and probabilities are computed in.
+    acc: DType,
+}
+
+impl Attention {
+    fn new(c: &Ctx, q: Value, k: Value, v: Value) -> Result<Attention> {
+        let shapes = [c.shape(q), c.shape(k), c.shape(v)];
+        let fail = || {
+            let [q, k, v] = shapes.each_ref().map(|s| shape_text(s));
+            runtime(format!("query, key and value do not fit together: {q}, {k}, {v}"))
+        };
+        let (&[b, h, l, e], &[bk, hk, s, ek], &[bv, hv, sv, ev]) =
+            (shapes[0].as_slice(), shapes[1].as_slice(), shapes[2].as_slice())
+        else {
+            return Err(fail());
+        };
+        let fits = b == bk && b == bv && hk == hv && s == sv && e == ek && (h == hk || hk > 0 && h % hk == 0);
+        if !fits {
+            return Err(fail());
+        }
+        let dtype = c.dtype(q);
+        if !dtype.is_float() || c.dtype(k) != dtype || c.dtype(v) != dtype {
+            return Err(unsupported("attention of these dtypes"));
+        }
+        Ok(Attention {
+            batch: b,
+            heads: h,
+            key_heads: hk,
+            queries: l,
+            keys: s,
+            width: e,
+            value_width: ev,
+            dtype,
+            acc: accumulator(dtype),
+        })
+    }
+
+    fn scores_shape(&self) -> [i64; 4] {
+        [self.batch, self.heads, self.queries, self.keys]
+    }
+
+    /// Query rows of all heads that share a key head, one below the other.
+    fn stacked(&self, c: &Ctx, x: Value) -> Value {
+        let shape = c.shape(x);
+        let rows = if self.key_heads == 0 { 0 } else { self.heads / self.key_heads * self.queries };
+        c.reshape(x, &[self.batch, self.key_heads, rows, shape[3]])
+    }
+
+    /// The opposite of [`Attention::stacked`].
+    fn unstacked(&self, c: &Ctx, x: Value) -> Value {
+        let shape = c.shape(x);
+        c.reshape(x, &[self.batch, self.heads, self.queries, shape[3]])
+    }
+
+    /// `x @ y.T` for the query rows of `x`.
+    fn times_transposed(&self, c: &Ctx, x: Value, y: Value) -> Value {
+        let dims = DotDims::new(&[0, 1], &[0, 1], &[3], &[3]);
+        self.unstacked(c, contract(c, self.stacked(c, x), y, dims))
+    }
+
+    /// `p @ y` for scores-shaped `p`, which is rounded to the dtype of the inputs first.
+    fn times(&self, c: &Ctx, p: Value, y: Value) -> Value {
+        let dims = DotDims::new(&[0, 1], &[0, 1], &[3], &[2]);
+        self.unstacked(c, contract(c, self.stacked(c, c.to(p, self.dtype)), y, dims))
+    }
+
+    /// `p.T @ x`: sums over the query rows, of all heads that share a key head.
+    fn transposed_times(&self, c: &Ctx, p: Value, x: Value) -> Value {
+        let dims = DotDims::new(&[0, 1], &[0, 1], &[2], &[2]);
+        contract(c, self.stacked(c, c.to(p, self.dtype)), self.stacked(c, x), dims)
+    }
+
+    /// The factor of the scores as a 0-d value.
+    fn scale(&self, c: &Ctx, scale: Option<Scalar>) -> Value {
+        match scale {
+            Some(s) => c.number(s, self.acc),
+            None => c.scalar_f64(self.acc, 1.0 / (self.width as f64).sqrt()),
+        }
+    }
+
+    /// Scaled, biased and masked scores.
+    fn scores(
+        &self,
+        c: &Ctx,
+        [q, k]: [Value; 2],
+        bias: Option<Value>,
+        causal: bool,
+        scale: Value,
+    ) -> Result<Value> {
+        let shape = self.scores_shape();
+        let mut s = c.multiply(self.times_transposed(c, q, k), c.full(scale, &shape));
+        if let Some(b) = bias {
+            s = c.add(s, c.to(c.expand(b, &shape)?, self.acc));
+        }
+        if causal {
+            let ty = TensorType::new(DType::S32, shape.as_slice());
+            let past = c.ge(c.iota(ty.clone(), 2), c.iota(ty, 3));
+            s = c.select(past, s, c.full(c.scalar_f64(self.acc, f64::NEG_INFINITY), &shape));
+        }
+        Ok(s)
+    }
+
+    fn by_row(&self, c: &Ctx, x: Value) -> Value {
+        c.broadcast_in_dim(x, &self.scores_shape(), &[0, 1, 2])
+    }
+
+    /// Philox blocks that [`Attention::dropout`] takes.
+    fn dropout_blocks(&self) -> u64 {
+        (TensorType::new(DType::U32, self.scores_shape().as_slice()).bytes() as u64).div_ceil(16)
+    }
+
+    /// What dropout multiplies the probabilities with: 0, or 1 / (1 - p).
+    fn dropout(&self, c: &Ctx, state: Value, p: f64) -> Value {
+        let shape = self.scores_shape();
+        let ty = TensorType::new(DType::U32, shape.as_slice());
+        let random = c.rng_bit_generator(state, ty, RngAlgorithm::Philox).1;
+        let threshold = (p * 4_294_967_296.0).round().clamp(0.0, f64::from(u32::MAX)) as i64;
+        let keep = c.ge(random, c.full(c.scalar_i64(DType::U32, threshold), &shape));
+        let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+        let kept = c.full(c.scalar_f64(self.acc, factor), &shape);
+        c.select(keep, kept, c.zeros_like(kept))
+    }
+}
+
+/// `query, key and value` have four dimensions. Rows without a key to look at give zeros.
+///
+/// Returns, after output and logsumexp, what the backward needs to draw the same dropout again: seed and offset as the
+/// 64-bit words of the generator's state. Sequence offsets are for nested tensors, the debug mask is never made.
+#[allow(clippy::too_many_arguments)] // the schema's
+fn forward(
+    c: &Ctx,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Option<Value>,
+    dropout_p: f64,
+    causal: bool,
+    _debug_mask: bool,
+    scale: Option<Scalar>,
+    rng: Rng,
+) -> Result<Vec<Option<Value>>> {
+    let a = Attention::new(c, q, k, v)?;
+    let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
+    let highest = c.reduce_max(scores, &[3]);
+    let infinite = c.eq(highest, c.like(highest, f64::NEG_INFINITY));
+    let highest = c.select(infinite, c.zeros_like(highest), highest);
+    let exp = c.exponential(c.subtract(scores, a.by_row(c, highest)));
+    let sum = c.reduce_sum(exp, &[3]);
+    let empty = c.eq(sum, c.zeros_like(sum));
+    let divisor = c.select(empty, c.ones_like(sum), sum);
+    let mut p = c.divide(exp, a.by_row(c, divisor));
+    if dropout_p > 0.0 {
+        let state = c.rng_take(rng, a.dropout_blocks());
+        p = c.multiply(p, a.dropout(c, state, dropout_p));
+    }
+    let output = c.to(a.times(c, p, v), a.dtype);
+    // An infinite logsumexp turns every probability of an empty row into zero again in the backward.
+    let logsumexp = c.add(c.log(divisor), highest);
+    let logsumexp = c.select(empty, c.like(logsumexp, f64::INFINITY), logsumexp);
+    let state = c.bitcast_convert(rng.0, DType::S64);
+    let word = |i: i64| c.index_dim(state, 0, i);
+    let nothing = c.full(c.scalar_i64(DType::S32, 0), &[0]);
+    let debug_mask = c.full(c.scalar_i64(a.dtype, 0), &[0]);
+    Ok(vec![
+        Some(output),
+        Some(logsumexp),
+        Some(nothing),
+        Some(nothing),
+        None,
+        None,
+        Some(word(0)),
+        Some(word(1)),
+        Some(debug_mask),
+    ])
+}
+
+#[allow(clippy::too_many_arguments)] // the schema's
+fn backward(
+    c: &Ctx,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Undefinable,
+    mask: Vec<bool>,
+    out: Value,
+    logsumexp: Value,
+    _cum_seq_q: Undefinable,
+    _cum_seq_k: Undefinable,
+    _max_q: i64,
+    _max_k: i64,
+    dropout_p: f64,
+    causal: bool,
+    seed: Undefinable,
+    offset: Undefinable,
+    scale: Option<Scalar>,
+) -> Result<Vec<Option<Value>>> {
+    let &[want_q, want_k, want_v, want_bias] = mask.as_slice() else {
+        return Err(runtime("grad_input_mask must have 4 entries"));
+    };
+    let a = Attention::new(c, q, k, v)?;
+    let scale = a.scale(c, scale);
+    let scores = a.scores(c, [q, k], bias.0, causal, scale)?;
+    let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
+    let factor = if dropout_p > 0.0 {
+        let (Some(seed), Some(offset)) = (seed.0, offset.0) else {
+            return Err(runtime("the backward of attention with dropout needs its seed and offset"));
+        };
+        let words = [seed, offset].map(|w| c.reshape(w, &[1]));
+        let state = c.bitcast_convert(c.concatenate(&words, 0), DType::U64);
+        Some(a.dropout(c, state, dropout_p))
+    } else {
+        None
+    };
+    let dropped = |x: Value| factor.map_or(x, |f| c.multiply(x, f));
+    let grad = c.to(grad, a.dtype);
+    // sum(p * dp) by row is the same as sum(out * grad), which is smaller.
+    let products = c.multiply(c.to(out, a.acc), c.to(grad, a.acc));
+    let mean = a.by_row(c, c.reduce_sum(products, &[3]));
+    let dp = dropped(a.times_transposed(c, grad, v));
+    let ds = c.multiply(p, c.subtract(dp, mean));
+    let scaled = c.multiply(ds, c.full(scale, &a.scores_shape()));
+    let round = |x: Value| c.to(x, a.dtype);
+    Ok(vec![
+        want_q.then(|| round(a.times(c, scaled, k))),
+        want_k.then(|| round(a.transposed_times(c, scaled, q))),
+        want_v.then(|| round(a.transposed_times(c, dropped(p), grad))),
+        bias.0.filter(|_| want_bias).map(|b| c.to(sum_to(c, ds, &c.shape(b)), c.dtype(b))),
+    ])
+}
+
+/// Sums over the dimensions that `shape` was expanded in.
+fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
+    let from = c.shape(x);
+    let new = from.len() - shape.len();
+    let stretched = |&d: &usize| d < new || shape[d - new] == 1 && from[d] != 1;
+    let dims: Dims = (0..from.len()).filter(stretched).map(|d| d as i64).collect();
+    c.reshape(c.reduce_sum(x, &dims), shape)
+}
+
+/// `[b, t, 3 * d]` plus bias to query (scaled), key and value, each `[b, heads, t, d / heads]`.
+fn transform_bias_rescale_qkv(c: &Ctx, qkv: Value, bias: Value, heads: i64) -> Result<(Value, Value, Value)> {
+    let &[b, t, total] = c.shape(qkv).as_slice() else {
+        return Err(runtime(format!("expected 3-D `qkv`, got {}-D tensor", c.rank(qkv))));
+    };
+    let d = total / 3;
+    if heads <= 0 || d % heads != 0 || d * 3 != total {
+        return Err(runtime(format!("num_head {heads} does not divide {d}")));
+    }
+    let dtype = c.dtype(qkv);
+    let acc = accumulator(dtype);
+    let sum = c.add(c.to(qkv, acc), c.to(c.expand(bias, &[b, t, total])?, acc));
+    let split = c.transpose(c.reshape(sum, &[b, t, 3, heads, d / heads]), &[2, 0, 3, 1, 4]);
+    let part = |i: i64| c.index_dim(split, 0, i);
+    let query = part(0);
+    let query = c.multiply(query, c.like(query, 1.0 / ((d / heads) as f64).sqrt()));
+    Ok((c.to(query, dtype), c.to(part(1), dtype), c.to(part(2), dtype)))
+}
