@@ -1,9 +1,13 @@
 //! Finding plugin libraries in Python's site-packages folders, and choosing the platform.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::options::ClientOptions;
 use crate::platform::Platform;
+use crate::plugin::{LoadOptions, Plugin};
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -113,6 +117,54 @@ pub fn choose(
     }
     let usable = Platform::ALL.into_iter().filter(|&p| present(p)).find_map(first);
     usable.ok_or_else(|| not_found(Platform::Cpu))
+}
+
+/// A client on the platform that was chosen.
+#[derive(Debug)]
+pub struct Opened {
+    /// The client.
+    pub client: Arc<Client>,
+    /// Where its plugin was found.
+    pub found: Found,
+    /// Platforms before it in the order that were not taken, with the reason.
+    pub passed_over: Vec<(Platform, String)>,
+}
+
+/// Starts a client on the platform asked for, or else on the first of TPU, CUDA, CPU whose plugin is there and finds a
+/// device. `options` gives each platform's. Plugins of platforms whose hardware is plainly absent are not loaded.
+pub fn open(
+    found: &[Found],
+    wanted: Option<Platform>,
+    options: impl Fn(Platform) -> ClientOptions,
+) -> Result<Opened> {
+    let mut passed_over = Vec::new();
+    for platform in Platform::ALL {
+        let last = platform == Platform::Cpu;
+        match wanted {
+            Some(wanted) if wanted != platform => continue,
+            None if !hardware_present(platform) => {
+                passed_over.push((platform, "this machine has no such hardware".into()));
+                continue;
+            }
+            _ => {}
+        }
+        match start(found, platform, &options(platform)) {
+            Ok((client, found)) => return Ok(Opened { client, found, passed_over }),
+            Err(e) if wanted.is_some() || last => return Err(e),
+            // What the user wrote is wrong; another platform would hide it.
+            Err(e @ (Error::InvalidArgument { .. } | Error::Environment { .. })) => return Err(e),
+            Err(e) => passed_over.push((platform, e.to_string())),
+        }
+    }
+    Err(not_found(wanted.unwrap_or(Platform::Cpu)))
+}
+
+fn start(found: &[Found], platform: Platform, options: &ClientOptions) -> Result<(Arc<Client>, Found)> {
+    let found = choose(found, Some(platform), |_| true)?;
+    // Without the hardware libtpu would ask a metadata server for minutes.
+    let load = LoadOptions::for_platform(platform, !hardware_present(platform));
+    let plugin = Plugin::load(platform, &found.path, &load)?;
+    Ok((Client::new(plugin, options)?, found.clone()))
 }
 
 fn not_found(platform: Platform) -> Error {

@@ -20,6 +20,8 @@ pub struct Plugin {
     api: Api,
     path: PathBuf,
     attributes: Attributes,
+    /// Whether the target of host functions is registered.
+    pub(crate) host_calls: Mutex<bool>,
 }
 
 /// What to do before a plugin library is loaded.
@@ -107,7 +109,12 @@ impl Plugin {
                 Err(e) => return Err(e),
             }
         };
-        Ok(Box::leak(Box::new(Plugin { api, path: path.to_path_buf(), attributes })))
+        Ok(Box::leak(Box::new(Plugin {
+            api,
+            path: path.to_path_buf(),
+            attributes,
+            host_calls: Mutex::new(false),
+        })))
     }
 
     /// The platform it was loaded for.

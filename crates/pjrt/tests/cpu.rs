@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{ADD, bytes_of, client, compile, f32s, get, options, plugin, put};
 use oxitorch_pjrt::{
-    BufferType, CompileOptions, ElementType, Error, ExecuteArgs, OptionValue, Program, failed_destroys,
+    BufferType, ClientOptions, CompileOptions, ElementType, Error, ExecuteArgs, Found, OptionValue, Platform,
+    Program, failed_destroys, open,
 };
 
 const HOW: ExecuteArgs<'static> = ExecuteArgs { device: None, non_donatable: &[] };
@@ -40,6 +41,32 @@ fn the_plugin_says_what_it_is() {
     assert_eq!(client.devices()[0].kind(), "cpu");
     assert_eq!(client.devices()[0].memory_stats().unwrap(), None);
     assert_eq!(client.devices()[0].memories()[0].kind, "device");
+}
+
+#[test]
+fn the_platform_is_opened_by_choice() {
+    let found =
+        [Found { platform: Platform::Cpu, path: common::cpu_plugin_path(), package: None, version: None }];
+    let two = |_| ClientOptions { cpu_devices: Some(2), extra: vec![] };
+    let opened = open(&found, Some(Platform::Cpu), two).unwrap();
+    assert_eq!((opened.client.platform(), opened.client.devices().len()), (Platform::Cpu, 2));
+    assert!(opened.passed_over.is_empty());
+    let error = open(&found, Some(Platform::Tpu), two).unwrap_err();
+    assert!(matches!(error, Error::PluginNotFound { platform: Platform::Tpu, .. }), "{error}");
+    let error = open(&[], None, two).unwrap_err();
+    assert!(matches!(error, Error::PluginNotFound { platform: Platform::Cpu, .. }), "{error}");
+    let absent = [Found { path: "/no/such.so".into(), ..found[0].clone() }];
+    assert!(matches!(open(&absent, None, two), Err(Error::Load { .. })));
+    let not_a_plugin = [Found { path: "/proc/self/exe".into(), ..found[0].clone() }];
+    assert!(matches!(open(&not_a_plugin, None, two), Err(Error::Load { .. })));
+}
+
+#[test]
+fn a_plugin_is_loaded_once() {
+    assert!(std::ptr::eq(plugin(), plugin()));
+    let options = oxitorch_pjrt::LoadOptions::default();
+    let other = oxitorch_pjrt::Plugin::load(Platform::Tpu, &common::cpu_plugin_path(), &options);
+    assert!(matches!(other, Err(Error::Load { .. })));
 }
 
 #[test]
@@ -322,4 +349,43 @@ fn threads_share_everything() {
             });
         }
     });
+}
+
+#[test]
+fn programs_call_rust_functions() {
+    let client = client(1);
+    let double = |call: &mut oxitorch_pjrt::HostCall<'_>| {
+        let by = call.attributes.get("by").and_then(|v| v.as_int()).ok_or("no `by`")?;
+        let x = call.args[0].values::<f32>().ok_or("not f32")?.to_vec();
+        if x[0] < 0.0 {
+            return Err(format!("negative: {}", x[0]));
+        }
+        assert!(x[0] < 100.0, "expected panic");
+        let out = call.results[0].values_mut::<f32>().ok_or("not f32")?;
+        out.iter_mut().zip(&x).for_each(|(o, x)| *o = x * by as f32);
+        Ok(())
+    };
+    client.plugin().register_host_fn("scale", double).unwrap();
+    let text = |name: &str| {
+        format!(
+            "module {{ func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{
+               %0 = stablehlo.custom_call @oxitorch.host_call(%a) {{api_version = 4 : i32,
+                 backend_config = {{fn = \"{name}\", by = 3 : i64}}}} : (tensor<2xf32>) -> tensor<2xf32>
+               return %0 : tensor<2xf32> }} }}"
+        )
+    };
+    let program = compile(&client, &text("scale"), &[f32s(&[2])]);
+    let run = |program: &oxitorch_pjrt::Executable, x: f32| {
+        let out = program.execute(&[&put(&client, 0, &[x, 2.0], &[2])], &HOW)?;
+        out[0].wait()?;
+        Ok::<_, Error>(get(&out[0]))
+    };
+    assert_eq!(run(&program, 1.0).unwrap(), [3.0, 6.0]);
+    assert!(run(&program, -1.0).unwrap_err().to_string().contains("negative: -1"));
+    assert!(run(&program, 200.0).unwrap_err().to_string().contains("panicked"));
+    let unknown = compile(&client, &text("nobody"), &[f32s(&[2])]);
+    assert!(run(&unknown, 1.0).unwrap_err().to_string().contains("no function `nobody`"));
+    // Serialized programs find the function again.
+    let again = client.deserialize(&program.serialize().unwrap(), &options(&[f32s(&[2])])).unwrap();
+    assert_eq!(run(&again, 2.0).unwrap(), [6.0, 6.0]);
 }

@@ -126,8 +126,13 @@ fn a_null_slot_is_not_called() {
 #[test]
 fn an_absent_extension_is_an_error() {
     let fake = FakePlugin::new();
-    let plugin = load(&fake).unwrap();
+    // SAFETY: the fake's table honours the headers and lives for ever.
+    let plugin = unsafe { Plugin::from_api(Platform::Cpu, fake.table(), Path::new("fake")) }.unwrap();
     assert!(plugin.extensions().is_empty());
+    let error = plugin.register_host_fn("f", |_| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("does not support the FFI extension"), "{error}");
+    let error = load(&fake).unwrap().register_host_fn("f", |_| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("host memory"), "{error}");
 }
 
 #[test]

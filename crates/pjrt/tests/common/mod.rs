@@ -12,17 +12,21 @@ use oxitorch_pjrt::{
 
 /// The CPU plugin's library: `OXITORCH_CPU_PLUGIN`, or what `python3` would import.
 pub(crate) fn cpu_plugin_path() -> PathBuf {
-    if let Some(path) = std::env::var_os("OXITORCH_CPU_PLUGIN") {
-        return path.into();
+    plugin_path(Platform::Cpu, "OXITORCH_CPU_PLUGIN").expect(
+        "these tests run on the CPU plugin: `pip install xla-cpu-pjrt`, or set OXITORCH_CPU_PLUGIN to its xla_cpu_pjrt.so",
+    )
+}
+
+pub(crate) fn plugin_path(platform: Platform, variable: &str) -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(variable) {
+        return Some(path.into());
     }
     let print = "import sys; print('\\n'.join(p for p in sys.path if p))";
     let output = Command::new("python3").args(["-c", print]).output();
     let paths = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     let python_paths = paths.lines().map(PathBuf::from).collect();
     let found = discover(&DiscoverOptions { python_paths, override_paths: vec![] });
-    found.into_iter().find(|f| f.platform == Platform::Cpu).map(|f| f.path).expect(
-        "these tests run on the CPU plugin: `pip install xla-cpu-pjrt`, or set OXITORCH_CPU_PLUGIN to its xla_cpu_pjrt.so",
-    )
+    found.into_iter().find(|f| f.platform == platform).map(|f| f.path)
 }
 
 pub(crate) fn plugin() -> &'static Plugin {
