@@ -113,3 +113,83 @@ impl Verifier<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builder, DType};
+
+    /// A module with a loop, broken by `harm`.
+    fn broken(harm: impl FnOnce(&mut Arena)) -> Result<(), Error> {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(DType::F32, vec![2]));
+        let y = b.exponential(x);
+        let zero = b.scalar_i64(DType::S32, 0);
+        let looped = b.for_loop(zero, b.scalar_i64(DType::S32, 3), &[y], |b, _, a| vec![b.add(a[0], y)]);
+        let sum = b.reduce_sum(looped[0], &[0]);
+        let mut module = b.finish(&[sum])?;
+        harm(&mut module.arena);
+        module.verify()
+    }
+
+    fn find(arena: &Arena, name: &str) -> usize {
+        arena.ops.iter().position(|o| o.op.name() == name).unwrap()
+    }
+
+    #[test]
+    fn whole_modules_pass() {
+        assert_eq!(broken(|_| ()), Ok(()));
+    }
+
+    #[test]
+    fn wrong_types_are_found() {
+        let error = broken(|a| a.values[1].ty.dtype = DType::F64).unwrap_err().to_string();
+        assert!(error.contains("`stablehlo.exponential` (op 0): result types"), "{error}");
+    }
+
+    #[test]
+    fn use_before_definition_is_found() {
+        let error = broken(|a| a.blocks[ROOT as usize].ops.reverse()).unwrap_err().to_string();
+        assert!(error.contains("operand 0 is not defined here"), "{error}");
+    }
+
+    #[test]
+    fn values_of_other_regions_are_found() {
+        let error = broken(|a| {
+            // The loop's condition sees only its own arguments; take one of the body's.
+            let (compare, add) = (find(a, "stablehlo.compare"), find(a, "stablehlo.add"));
+            a.ops[compare].operands[0] = a.ops[add].operands[0];
+        });
+        assert!(error.unwrap_err().to_string().contains("operand 0 is not defined here"));
+    }
+
+    #[test]
+    fn foreign_returns_are_found() {
+        let error = broken(|a| {
+            let body = a.ops[find(a, "stablehlo.while")].regions[1];
+            a.blocks[body as usize].returns[1] = Value(u32::MAX);
+        });
+        assert!(error.unwrap_err().to_string().contains("returns a value that is not defined"));
+    }
+
+    #[test]
+    fn captures_in_isolated_regions_are_found() {
+        let error = broken(|a| {
+            let reduce = find(a, "stablehlo.reduce");
+            let region = a.ops[reduce].regions[0];
+            let inner = a.blocks[region as usize].ops[0] as usize;
+            let outer = a.ops[reduce].operands[0];
+            a.ops[inner].operands[0] = outer;
+        });
+        assert!(error.unwrap_err().to_string().contains("operand 0 is not defined here"));
+    }
+
+    #[test]
+    fn missing_outputs_are_found() {
+        let b = Builder::new();
+        let x = b.param(TensorType::scalar(DType::F32));
+        let mut module = b.finish(&[x]).unwrap();
+        module.outputs.push(Value(7));
+        assert!(matches!(module.verify(), Err(Error::Output { index: 1, .. })));
+    }
+}
