@@ -6,8 +6,10 @@ somebody else owns PyTorch's one slot for outside devices: that is raised at onc
 something else than the user thinks.
 """
 
+import atexit
 import importlib
 import importlib.metadata
+import os
 import platform
 import sys
 import sysconfig
@@ -108,7 +110,10 @@ def _start_core() -> None:
     assert torch is not None  # activate imported it
     config["shim"] = str(_shim.find_or_build(torch))
     config["site_dirs"] = site_dirs()
+    # Frames of these folders are not the user's.
+    config["library_dirs"] = [str(torch.root), os.path.dirname(__file__)]
     _core.init(config)
+    atexit.register(_core.shutdown)
 
 
 def _refuse_rivals(torch) -> None:
@@ -143,6 +148,9 @@ def _register(torch, module) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    # PyTorch's default for devices from outside is float16. The setting is per thread: a `torch.autocast("tpu")` in
+    # another thread needs its dtype spelled out (`torch.tpu.amp.autocast` does that).
+    torch.set_autocast_dtype(NAME, torch.bfloat16)
     from oxitorch import _print
 
     _print.install(torch)

@@ -1,6 +1,5 @@
 """Devices: how many, which is current, what they are."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,22 +8,12 @@ from torch._utils import _get_device_index as _torch_device_index
 
 from oxitorch import _activate
 
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = _is_started()
-
 
 def _is_started() -> bool:
     """Whether the platform runs; registering the device does not start it."""
     if not _activate.is_active() or _activate.why_unavailable() is not None:
         return False
     return _activate.core().is_started()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
@@ -85,7 +74,8 @@ def _lazy_init() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return _forked
+    """Whether this is a forked child of a process that had started the platform: its threads are not here."""
+    return _activate.why_unavailable() is None and _activate.core().is_in_bad_fork()
 
 
 def current_device() -> int:

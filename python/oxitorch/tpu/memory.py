@@ -22,9 +22,10 @@ def memory_stats(device: Any = None) -> "OrderedDict[str, int]":
     """All counters, under the names of `torch.cuda.memory_stats`: "allocated_bytes.all.current", ".peak", ".allocated"
     and ".freed" in bytes, "allocation.all.*" as counts of buffers, and so on. Empty before the first use of the device.
     """
+    index = _device._get_device_index(device, optional=True)
     if not _device.is_initialized():
         return OrderedDict()
-    return OrderedDict(sorted(_activate.core().memory_stats(_device._get_device_index(device, optional=True)).items()))
+    return OrderedDict(sorted(_activate.core().memory_stats(index).items()))
 
 
 def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:

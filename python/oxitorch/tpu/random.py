@@ -3,6 +3,7 @@
 A generator's state is 16 bytes: the seed and the offset into its stream.
 """
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,20 +27,19 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seeds the generators of all devices. `torch.manual_seed` calls it, so an unavailable device is no error."""
-    if _activate.why_unavailable() is None:
+    if _activate.why_unavailable() is None and not _device._is_in_bad_fork():
         # -1: all devices, also those of a platform that is not started yet.
         _activate.core().manual_seed(-1, _as_u64(seed))
 
 
 def seed() -> None:
     """Seeds the current device's generator from the system's entropy."""
-    _activate.core().seed(_device.current_device())
+    manual_seed(_entropy())
 
 
 def seed_all() -> None:
     """Seeds all devices' generators from the system's entropy, all with the same seed."""
-    core = _activate.core()
-    core.manual_seed(-1, core.seed(_device.current_device()))
+    manual_seed_all(_entropy())
 
 
 def initial_seed() -> int:
@@ -72,6 +72,10 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
     """Sets the states of all devices' generators."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
+
+
+def _entropy() -> int:
+    return int.from_bytes(os.urandom(8), "little")
 
 
 def _as_u64(seed: int) -> int:

@@ -19,7 +19,7 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs):
         if "stream_id" in kwargs:
-            kwargs.setdefault("device_type", torch._C._autograd.DeviceType.PrivateUse1)
+            kwargs.setdefault("device_type", int(torch._C._autograd.DeviceType.PrivateUse1.value))
             return super().__new__(cls, **kwargs)
         return super().__new__(
             cls, torch.device("tpu", _device._get_device_index(device, optional=True)), priority=priority
