@@ -3,7 +3,7 @@
 use crate::config::{Lowering, Switches};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
-use crate::inst::{Inst, Kind, Out};
+use crate::inst::{Format, Inst, Kind, Out};
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
@@ -88,6 +88,8 @@ pub struct Op {
     returns: Vec<Return>,
     /// Whether host tensors of any size may stand in its `Tensor?[]` lists, as index tensors may.
     host_lists: bool,
+    /// Position of a `memory_format=` argument.
+    format: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,8 +115,9 @@ impl Op {
             }
         });
         let returns = returns.collect();
+        let format = schema.args.iter().position(|a| a.ty == "MemoryFormat?");
         let host_lists = schema.args.iter().any(|a| a.ty == "Tensor?[]");
-        Some(Op { name: schema.name(), row: aten::row(binding.op), binding, returns, host_lists })
+        Some(Op { name: schema.name(), row: aten::row(binding.op), binding, returns, host_lists, format })
     }
 }
 
@@ -390,7 +393,11 @@ impl<'a> Call<'_, 'a> {
             run.args.push(arg);
         }
         let lowering: Lowering = self.switches.lowering();
-        let kind = Kind::Row { op: self.op.binding.op, args: run.args, dests: dests.into(), lowering };
+        let format = match self.op.format.map(|p| &self.args[p]) {
+            Some(ArgRef::Number(Number::Int(code))) => Format::from_code(*code),
+            _ => Format::Preserve,
+        };
+        let kind = Kind::Row { op: self.op.binding.op, args: run.args, dests: dests.into(), format, lowering };
         let inst = w.instance(kind)?;
         if let Some((operand, generator)) = run.rng {
             let (seed, offset) = (self.rng)(generator, inst.rng_blocks);

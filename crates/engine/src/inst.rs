@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// A row of the op table. The arguments hold the types of the operands.
-    Row { op: OpId, args: Vec<Arg>, dests: SmallVec<[Dest; 1]>, lowering: Lowering },
+    Row { op: OpId, args: Vec<Arg>, dests: SmallVec<[Dest; 1]>, format: Format, lowering: Lowering },
     /// The elements of a view of a storage's value.
     Read { base: TensorType, view: View },
     /// A storage's value with a view of it overwritten by operand 1.
@@ -30,6 +30,29 @@ pub(crate) enum Kind {
     Zeros(TensorType),
     /// A value as another type over the same bytes, cut or filled with zeros.
     Resize { from: TensorType, to: TensorType },
+}
+
+/// The strides that a `memory_format=` argument asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Format {
+    /// Those of the row's layout.
+    #[default]
+    Preserve,
+    /// Row-major.
+    Contiguous,
+    /// Dimension 1 fastest.
+    ChannelsLast,
+}
+
+impl Format {
+    /// From the code of a `c10::MemoryFormat`.
+    pub(crate) fn from_code(code: i64) -> Format {
+        match code {
+            0 => Format::Contiguous,
+            2 | 3 => Format::ChannelsLast,
+            _ => Format::Preserve,
+        }
+    }
 }
 
 impl Kind {
@@ -138,7 +161,7 @@ impl Inst {
 
 fn emit(kind: &Kind, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
     let value = match kind {
-        Kind::Row { op, args, dests, lowering } => return emit_row(b, *op, args, dests, lowering, operands),
+        Kind::Row { op, args, dests, lowering, .. } => return emit_row(b, *op, args, dests, lowering, operands),
         Kind::Read { view, .. } => view::read(b, operands[0], view),
         Kind::Write { view, .. } => view::write(b, operands[0], operands[1], view),
         Kind::Store { order, .. } => b.transpose(operands[0], order),
@@ -186,6 +209,18 @@ pub(crate) fn row_major(shape: &[i64]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for d in (0..shape.len().saturating_sub(1)).rev() {
         strides[d] = strides[d + 1] * shape[d + 1].max(1);
+    }
+    strides
+}
+
+/// Strides with dimension 1 fastest and the others in their order.
+fn channels_last(shape: &[i64]) -> Dims {
+    let order = std::iter::once(1).chain((2..shape.len()).rev()).chain(std::iter::once(0));
+    let mut strides = Dims::from_elem(1, shape.len());
+    let mut step = 1;
+    for d in order.filter(|&d| d < shape.len()) {
+        strides[d] = step;
+        step *= shape[d].max(1);
     }
     strides
 }
@@ -309,6 +344,8 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
     let strides = match kind {
         // What overwrites an existing tensor has that tensor's strides.
         Kind::Row { dests, .. } if dests.get(i).is_some_and(|d| *d != Dest::New) => None,
+        Kind::Row { format: Format::Contiguous, .. } => None,
+        Kind::Row { format: Format::ChannelsLast, .. } => Some(channels_last(&ty.shape)),
         Kind::Row { op, args, .. } => result_strides(aten::row(*op).layout, args, &ty.shape),
         _ => None,
     };

@@ -18,6 +18,6 @@ pub fn set_resolver(f: fn(Site) -> Option<String>) {
 }
 
 /// The Python line of a site, innermost frame outside libraries; `None` if it is unknown.
-pub fn describe(site: Site) -> Option<String> {
+pub(crate) fn describe(site: Site) -> Option<String> {
     if site == Site::default() { None } else { RESOLVER.get().and_then(|f| f(site)) }
 }

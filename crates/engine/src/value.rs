@@ -84,7 +84,7 @@ impl Value {
 
 /// A value that is held visible: while it lives the value is neither donated nor left out of a program.
 #[derive(Debug)]
-pub struct Held(Arc<Value>);
+pub(crate) struct Held(Arc<Value>);
 
 impl Held {
     /// Holds a value.

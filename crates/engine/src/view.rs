@@ -80,7 +80,7 @@ impl View {
 }
 
 /// The order of dimensions, slowest first, in which sizes and strides are row-major without gaps.
-pub fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
+pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
     let mut order: Dims = (0..sizes.len() as i64).collect();
     // Sizes of 1 may have any stride: they keep their place among equals.
     order.sort_by_key(|&d| std::cmp::Reverse(if sizes[d as usize] == 1 { i64::MAX } else { strides[d as usize] }));
@@ -101,7 +101,7 @@ fn is_identity(order: &[i64], sizes: &[i64]) -> bool {
 }
 
 /// The elements of a view.
-pub fn read(b: &Builder, base: Value, view: &View) -> Value {
+pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
     if view.numel() == 0 {
         return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
     }
@@ -172,7 +172,7 @@ fn read_indexed(b: &Builder, flat: Value, view: &View) -> Value {
 }
 
 /// The storage's value after a view of it was overwritten: of type `base_ty`, or of `update`'s where that covers all.
-pub fn write(b: &Builder, base: Value, update: Value, view: &View) -> Value {
+pub(crate) fn write(b: &Builder, base: Value, update: Value, view: &View) -> Value {
     let base_ty = b.ty(base);
     if view.numel() == 0 {
         return base;
@@ -226,7 +226,7 @@ fn restore(b: &Builder, base: Value, written: Value, base_ty: &TensorType) -> Va
 }
 
 /// A value as a 1-d tensor of another element type over the same bytes; trailing bytes that make no element are left out.
-pub fn flat(b: &Builder, x: Value, dtype: DType) -> Value {
+pub(crate) fn flat(b: &Builder, x: Value, dtype: DType) -> Value {
     let n = b.numel(x);
     reinterpret(b, b.reshape(x, &[n]), dtype)
 }
