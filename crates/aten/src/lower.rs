@@ -510,6 +510,11 @@ pub fn binary(
 
 /// A comparison in the promoted dtype.
 pub fn compare(c: &Ctx, dir: Direction, x: Tensor, y: Tensor) -> Result<Value> {
-    let [a, b] = c.align([x.value, y.value], c.result_type(&[x, y])?)?;
+    let dtype = c.result_type(&[x, y])?;
+    if dtype.is_complex() && !matches!(dir, Direction::Eq | Direction::Ne) {
+        let kernel = c.op.split('.').next().unwrap_or(c.op);
+        return Err(error::not_implemented(&format!("{kernel}_cpu"), dtype));
+    }
+    let [a, b] = c.align([x.value, y.value], dtype)?;
     Ok(c.compare(a, b, dir))
 }

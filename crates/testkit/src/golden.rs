@@ -75,7 +75,8 @@ fn check(path: &Path, render: &dyn Fn(&str) -> String, bless: bool) -> Result<()
 
 /// The file with every output rendered anew.
 fn rewrite(old: &str, render: &dyn Fn(&str) -> String) -> String {
-    let comment: String = old.lines().take_while(|l| !l.starts_with(MARK)).map(|l| format!("{l}\n")).collect();
+    let comment: String =
+        old.lines().take_while(|l| !l.starts_with(MARK)).map(|l| format!("{l}\n")).collect();
     let mut new = comment;
     for (i, input) in old.lines().filter_map(|l| l.strip_prefix(MARK)).enumerate() {
         if i > 0 {
@@ -98,7 +99,11 @@ fn difference(old: &str, new: &str) -> Option<String> {
         case = got.filter(|l| l.starts_with(MARK)).unwrap_or(case);
         if want != got || got.is_none() {
             let shown = |l: Option<&str>| l.map_or("the end".to_string(), |l| format!("`{l}`"));
-            return Some(format!("line {number}, {case}\n  expected {}\n  got      {}", shown(want), shown(got)));
+            return Some(format!(
+                "line {number}, {case}\n  expected {}\n  got      {}",
+                shown(want),
+                shown(got)
+            ));
         }
     }
     None

@@ -1,5 +1,7 @@
-//! What tests of several crates share: [`fake_plugin`], a PJRT plugin that fails on demand.
+//! What tests of several crates share: [`fake_plugin`], a PJRT plugin that fails on demand, and [`golden`], files that
+//! hold inputs and expected outputs.
 //!
 //! It is a development dependency only, and knows no crate above `oxitorch-pjrt-sys`.
 
 pub mod fake_plugin;
+pub mod golden;

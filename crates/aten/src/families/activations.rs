@@ -354,6 +354,8 @@ fn logit_backward(c: &Ctx, g: Tensor, x: Tensor, eps: Option<Scalar>) -> Result<
     pair(c, g, x, |b, g, x| {
         let (zero, one) = (b.zeros_like(x), constant(b, x, 1.0));
         let slope = b.div(g, b.mul(x, b.sub(one, x)));
+        let ends = b.or(b.eq(x, zero), b.eq(x, one));
+        let slope = b.select(ends, b.mul(g, constant(b, g, f64::INFINITY)), slope);
         let outside = |low, high| b.or(b.lt(x, low), b.gt(x, high));
         let bare = b.select(outside(zero, one), constant(b, x, f64::NAN), slope);
         let Some(eps) = eps else { return bare };

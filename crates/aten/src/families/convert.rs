@@ -15,5 +15,8 @@ pub static ROWS: &[Row] = &[
 
 /// The source in the destination's dtype and shape.
 fn copy(c: &Ctx, to: Tensor, from: Tensor) -> Result<Value> {
-    c.expand(c.to(from.value, to.dtype), &c.shape(to.value))
+    let shape = c.shape(to.value);
+    // Sizes that do not even broadcast get the words that a pointwise op has for it.
+    c.broadcast_shapes(&[shape.clone(), c.shape(from.value)])?;
+    c.expand(c.to(from.value, to.dtype), &shape)
 }

@@ -8,7 +8,7 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("zeros", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 0.0)),
+    op!("zeros", zeros),
     op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)),
     op!("full", full),
     op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
@@ -52,6 +52,13 @@ fn check_size(size: &[i64]) -> Result<()> {
         Some(s) => Err(runtime(format!("Trying to create tensor with negative dimension {s}: {size:?}"))),
         None => Ok(()),
     }
+}
+
+fn zeros(c: &Ctx, size: Dims, dtype: Option<DType>) -> Result<Value> {
+    if size.iter().any(|&s| s < 0) {
+        return Err(runtime("zeros: Dimension size must be non-negative."));
+    }
+    constant(c, &size, dtype, 0.0)
 }
 
 fn constant(c: &Ctx, size: &[i64], dtype: Option<DType>, x: f64) -> Result<Value> {
@@ -111,16 +118,11 @@ fn arange(c: &Ctx, start: Const, end: Const, step: Const, dtype: Option<DType>) 
     if by > 0.0 && last < first || by < 0.0 && last > first {
         return Err(runtime("upper bound and lower bound inconsistent with step sign"));
     }
-    let size = match dtype {
-        DType::S64 => {
-            let (first, last, by) =
-                (i128::from(int_of(start)), i128::from(int_of(end)), i128::from(int_of(step)));
-            if by == 0 {
-                return Err(runtime("step must be nonzero"));
-            }
-            ((last - first + by - by.signum()) / by) as i64
-        }
-        _ => ((last - first) / by).ceil() as i64,
+    let size = if ints && dtype == DType::S64 {
+        let [first, last, by] = [start, end, step].map(|x| i128::from(int_of(x)));
+        ((last - first + by - by.signum()) / by) as i64
+    } else {
+        ((last - first) / by).ceil() as i64
     };
     Ok(progression(c, start, step, size, dtype))
 }

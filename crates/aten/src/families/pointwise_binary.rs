@@ -1,7 +1,7 @@
 use super::pointwise_unary::trunc;
 use crate::args::{Alpha, Exponent, NumKind, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
-use crate::error::{ErrorKind, Result, runtime};
+use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, binary as run_binary};
 use crate::pointwise;
 use crate::table::Promote::{Float, Opmath, Same};
@@ -45,8 +45,12 @@ pub static ROWS: &[Row] = &[
     binary("lcm", Same, lcm),
     pointwise!("heaviside", heaviside),
     binary("hypot", Opmath, hypot),
-    binary("logaddexp", Float, |b, x, y| log_add(b, x, y, 1.0)),
-    binary("logaddexp2", Float, |b, x, y| log_add(b, x, y, LN_2)),
+    pointwise!("logaddexp", |c: &Ctx, x: Tensor, y: Tensor| {
+        log_sum(c, "logaddexp_cpu", x, y, |b, x, y| log_add(b, x, y, 1.0))
+    }),
+    pointwise!("logaddexp2", |c: &Ctx, x: Tensor, y: Tensor| {
+        log_sum(c, "logaddexp2_cpu", x, y, |b, x, y| log_add(b, x, y, LN_2))
+    }),
     pointwise!("maximum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "maximum", x, y, Builder::maximum)),
     pointwise!("minimum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "minimum", x, y, Builder::minimum)),
     binary("nextafter", Same, Builder::next_after),
@@ -274,6 +278,21 @@ fn hypot(b: &Builder, x: Value, y: Value) -> Value {
     b.select(infinite, inf, y2)
 }
 
+/// Floats only, as torch has it; complex numbers are not written yet.
+fn log_sum(
+    c: &Ctx,
+    kernel: &str,
+    x: Tensor,
+    y: Tensor,
+    f: fn(&Builder, Value, Value) -> Value,
+) -> Result<Value> {
+    match category(c.result_type(&[x, y])?) {
+        Category::Float => run_binary(c, Opmath, f, x, y),
+        Category::Complex => Err(unsupported(format!("{} of complex numbers", c.op))),
+        _ => Err(not_implemented(kernel, c.result_type(&[x, y])?)),
+    }
+}
+
 /// `log(e^x + e^y)` in the base whose logarithm is `ln`.
 fn log_add(b: &Builder, x: Value, y: Value, ln: f64) -> Value {
     let ln = b.full_like(x, ln);
@@ -333,7 +352,14 @@ fn pow(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
         return Ok(int_pow(c, a, b));
     }
     let high = opmath(dtype);
-    Ok(c.to(c.power(c.to(a, high), c.to(b, high)), dtype))
+    let y = c.power(c.to(a, high), c.to(b, high));
+    if !dtype.is_complex() {
+        return Ok(c.to(y, dtype));
+    }
+    // XLA takes the logarithm of 0 here.
+    let re = c.real(b);
+    let vanishes = c.and(c.eq(a, c.zeros_like(a)), c.gt(re, c.zeros_like(re)));
+    Ok(c.select(vanishes, c.zeros_like(y), y))
 }
 
 fn check_exponent(c: &Ctx, exponent: Value) {

@@ -1,4 +1,4 @@
-use crate::args::{Alpha, NumKind, Scalar, Tensor};
+use crate::args::{Alpha, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
@@ -85,13 +85,6 @@ fn addc(
     f: impl FnOnce(&Ctx, Value, Value, Alpha) -> Value,
 ) -> Result<Value> {
     let dtype = c.result_type(&[x, a, b])?;
-    if let Alpha::Times(s) = value
-        && s.kind != NumKind::Int
-        && s.kind != NumKind::Bool
-        && category(dtype) <= Category::Int
-    {
-        return Err(runtime("value cannot be converted to an integer type without loss"));
-    }
     let [x, a, b] = c.align([x.value, a.value, b.value], opmath(dtype))?;
     Ok(c.to(c.add(x, f(c, a, b, value)), dtype))
 }
