@@ -17,6 +17,8 @@ pub enum Source {
     EachOfTensor(usize),
     /// A generator: the argument at this position, else the device's default generator.
     Rng(Option<usize>),
+    /// What the row of [`Row::sized_by`] gives for the same arguments.
+    Size,
     /// Not in the call.
     Fixed(Arg),
 }
@@ -123,7 +125,7 @@ fn own_form(schema: &Schema, row: &Row, params: &[Source]) -> Form {
 /// The row of this base name whose parameters fit, preferring the overload name that this one begins with.
 fn best(schema: &Schema, base: &str, foreach: bool) -> Option<(OpId, Vec<Source>)> {
     let mut found: Option<(usize, OpId, Vec<Source>)> = None;
-    for (op, row) in rows().filter(|(_, r)| r.base() == base && r.composite.is_none()) {
+    for (op, row) in rows().filter(|(_, r)| r.base() == base && r.composite.is_none() && !r.internal) {
         let Some(params) = match_params(schema, row, foreach) else { continue };
         let overload = row.name.split_once('.').map_or("", |(_, o)| o);
         let fixed = params.iter().filter(|p| matches!(p, Source::Fixed(_))).count();
@@ -149,8 +151,10 @@ pub fn match_params(schema: &Schema, row: &Row, foreach: bool) -> Option<Vec<Sou
     let is_out = schema.args.iter().any(Argument::is_out);
     let mut args = visible(schema);
     let mut sources = Vec::new();
-    for param in row.params() {
+    let size = row.sized_by.and_then(|_| row.params().len().checked_sub(1));
+    for (i, param) in row.params().iter().enumerate() {
         sources.push(match param.kind {
+            _ if size == Some(i) => Source::Size,
             ParamKind::Rng => Source::Rng(generator),
             _ => match args.next() {
                 Some((i, arg)) => source(i, arg, param, foreach)?,

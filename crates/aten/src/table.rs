@@ -75,12 +75,25 @@ pub struct Row {
     pub writes: &'static [usize],
     /// Why there is a row for something that PyTorch would decompose by itself.
     pub composite: Option<&'static str>,
+    /// For results whose size depends on values: the row that tells the size. It takes the same arguments and gives one
+    /// s64, which this row takes as its last parameter, an attribute that the schema does not have.
+    pub sized_by: Option<&'static str>,
+    /// Only other rows speak of it; there is no such overload.
+    pub internal: bool,
 }
 
 impl Row {
     /// A row with results in row-major order.
     pub const fn new(name: &'static str, rule: Rule) -> Row {
-        Row { name, rule, layout: Layout::Contiguous, writes: &[], composite: None }
+        Row {
+            name,
+            rule,
+            layout: Layout::Contiguous,
+            writes: &[],
+            composite: None,
+            sized_by: None,
+            internal: false,
+        }
     }
 
     /// The same with other strides.
@@ -96,6 +109,16 @@ impl Row {
     /// The same for an op that PyTorch would decompose, with the reason to keep it whole.
     pub const fn composite(self, reason: &'static str) -> Row {
         Row { composite: Some(reason), ..self }
+    }
+
+    /// The same for an op whose result's size another row computes.
+    pub const fn sized_by(self, row: &'static str) -> Row {
+        Row { sized_by: Some(row), ..self }
+    }
+
+    /// The same for a row that is no overload.
+    pub const fn internal(self) -> Row {
+        Row { internal: true, ..self }
     }
 
     /// The parameters, in schema order without placement arguments; a generator comes where the schema has it, else last.

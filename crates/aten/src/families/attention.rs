@@ -35,7 +35,6 @@ struct Attention {
     queries: i64,
     keys: i64,
     width: i64,
-    value_width: i64,
     dtype: DType,
     /// What scores and probabilities are computed in.
     acc: DType,
@@ -48,7 +47,7 @@ impl Attention {
             let [q, k, v] = shapes.each_ref().map(|s| shape_text(s));
             runtime(format!("query, key and value do not fit together: {q}, {k}, {v}"))
         };
-        let (&[b, h, l, e], &[bk, hk, s, ek], &[bv, hv, sv, ev]) =
+        let (&[b, h, l, e], &[bk, hk, s, ek], &[bv, hv, sv, _]) =
             (shapes[0].as_slice(), shapes[1].as_slice(), shapes[2].as_slice())
         else {
             return Err(fail());
@@ -68,7 +67,6 @@ impl Attention {
             queries: l,
             keys: s,
             width: e,
-            value_width: ev,
             dtype,
             acc: accumulator(dtype),
         })

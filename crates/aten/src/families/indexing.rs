@@ -4,7 +4,7 @@ use crate::error::{ErrorKind, Result, index as index_error, runtime, unsupported
 use crate::lower::{Ctx, broadcast_shapes};
 use crate::op;
 use crate::table::Row;
-use oxitorch_hlo::{DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value};
+use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -302,16 +302,16 @@ pub(super) fn rank_in_mask(c: &Ctx, mask: Value) -> Value {
     c.reshape(before, &shape)
 }
 
-/// Inclusive running sum of a vector in log2(n) shifted additions.
+/// Inclusive running sum of a vector.
 pub(super) fn running_sum(c: &Ctx, x: Value) -> Value {
-    let (n, zero) = (c.numel(x), c.scalar_i64(c.dtype(x), 0));
-    let (mut sum, mut step) = (x, 1);
-    while step < n {
-        let shifted = c.pad_dim(c.slice_dim(sum, 0, 0, n - step, 1), zero, 0, step, 0);
-        sum = c.add(sum, shifted);
-        step *= 2;
+    let n = c.numel(x);
+    if n == 0 {
+        return x;
     }
-    sum
+    // XLA knows this window as a scan and does not compute it as written.
+    let mut window = Window::new(&[n]);
+    window.padding[0] = (n - 1, 0);
+    c.reduce_window_with(Binary::Add, x, c.scalar_i64(c.dtype(x), 0), &window)
 }
 
 /// A tensor with at least one dimension: torch lets 0-d tensors pass for vectors of one element.

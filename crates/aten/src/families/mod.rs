@@ -37,6 +37,7 @@ families! {
     indexing: "Reads and writes by index.",
     scatter: "Scatters, and writes of whole rows.",
     embedding: "Embeddings and their gradients.",
+    sized: "Results whose size depends on values.",
     sorting: "Sort, top-k and search.",
     shape: "Joining, padding and rearranging.",
 }
