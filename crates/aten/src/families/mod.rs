@@ -2,6 +2,8 @@
 
 use crate::table::Row;
 
+mod cephes;
+
 macro_rules! families {
     ($($name:ident: $doc:literal,)*) => {
         $(#[doc = $doc] pub mod $name;)*
@@ -12,6 +14,7 @@ macro_rules! families {
 
 families! {
     pointwise_unary: "Pointwise functions of one tensor.",
+    special: "Special functions and orthogonal polynomials.",
     pointwise_binary: "Arithmetic of two tensors.",
     comparison: "Comparisons and logic.",
     bitwise: "Bits and shifts.",

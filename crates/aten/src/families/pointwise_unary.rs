@@ -55,7 +55,6 @@ pub static ROWS: &[Row] = &[
     unary("special_entr", Float, entr),
     unary("special_erfcx", Float, erfcx),
     unary("special_log_ndtr", Float, log_ndtr),
-    unary("special_ndtri", Float, ndtri),
     unary("sqrt", Float, Builder::sqrt),
     unary("tan", Float, Builder::tan),
     unary("tanh", Float, Builder::tanh),
@@ -182,12 +181,6 @@ fn log_ndtr(b: &Builder, x: Value) -> Value {
     let tail = b.subtract(b.log(b.multiply(erfcx(b, b.negate(t)), half)), b.multiply(t, t));
     let body = b.log_plus_one(b.negate(b.multiply(b.erfc(t), half)));
     b.select(b.lt(x, b.full_like(x, -1.0)), tail, body)
-}
-
-fn ndtri(b: &Builder, x: Value) -> Value {
-    let two_x = b.multiply(x, b.full_like(x, 2.0));
-    let y = b.erf_inv(b.subtract(two_x, b.full_like(x, 1.0)));
-    b.multiply(y, b.full_like(x, std::f64::consts::SQRT_2))
 }
 
 /// `max(x, 0)` that keeps NaN.
