@@ -30,6 +30,14 @@ macro_rules! ensure {
 
 /// The result types of an op, or the reason why it is wrong.
 pub(crate) fn infer(s: &Sig<'_>) -> Result {
+    let types = result_types(s)?;
+    for t in &types {
+        ensure!(t.is_representable(), "the result {t} is too large");
+    }
+    Ok(types)
+}
+
+fn result_types(s: &Sig<'_>) -> Result {
     if let Some(n) = arity(s.op) {
         ensure!(s.operands.len() == n, "takes {n} operands, got {}", s.operands.len());
     }

@@ -121,8 +121,8 @@ elementwise_table! {
         And "stablehlo.and" PRED_INT Same
         Atan2 "stablehlo.atan2" FLOAT_COMPLEX Same
         Divide "stablehlo.divide" NUMBER Same
-        Maximum "stablehlo.maximum" ANY Same
-        Minimum "stablehlo.minimum" ANY Same
+        Maximum "stablehlo.maximum" REAL Same
+        Minimum "stablehlo.minimum" REAL Same
         Multiply "stablehlo.multiply" ANY Same
         Or "stablehlo.or" PRED_INT Same
         Power "stablehlo.power" NUMBER Same

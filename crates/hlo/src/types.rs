@@ -234,6 +234,16 @@ impl TensorType {
         self.shape.iter().fold(1, |n, &d| n.saturating_mul(d))
     }
 
+    /// Whether plugins can work with a tensor of this size, be it only inside of a program. XLA multiplies sizes (those
+    /// beside a zero, too) in 64 bits and aborts the process on overflow; the margin is for types that it widens.
+    pub fn is_representable(&self) -> bool {
+        const MAX_BYTES: i64 = 1 << 56;
+        let bytes = self.dtype.size_bytes() as i64;
+        let fits = |n: i64| n.checked_mul(bytes).is_some_and(|b| b <= MAX_BYTES);
+        self.shape.iter().try_fold(1i64, |n, &d| n.checked_mul(d.max(1))).is_some_and(fits)
+            && self.shape.iter().all(|&d| d >= 0)
+    }
+
     /// Bytes of the elements, without padding; saturates.
     pub fn bytes(&self) -> i64 {
         self.numel().saturating_mul(self.dtype.size_bytes() as i64)

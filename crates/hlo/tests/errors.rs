@@ -196,6 +196,22 @@ fn sizes_never_overflow() {
     assert!(b.error().is_some());
 }
 
+/// XLA aborts the process on these.
+#[test]
+fn sizes_beyond_64_bits_are_refused() {
+    for shape in [&[i64::MAX][..], &[1 << 40, 1 << 40], &[1 << 40, 1 << 40, 0], &[1 << 61]] {
+        let b = Builder::new();
+        b.broadcast_to(b.param(ty(F32, &[])), shape);
+        assert!(b.error().unwrap().to_string().contains("too large"), "{shape:?}");
+        let b = Builder::new();
+        b.param(ty(F32, shape));
+        assert!(b.error().is_some());
+        let b = Builder::new();
+        b.constant(ty(F32, shape), 1.0);
+        assert!(b.error().is_some());
+    }
+}
+
 #[test]
 fn no_ops_return_their_operand() {
     let b = Builder::new();

@@ -38,7 +38,7 @@ impl Builder {
     /// A constant from the bytes of its elements: row-major, little-endian, one byte (0 or 1) for a `Pred`.
     pub fn dense(&self, ty: TensorType, bytes: Vec<u8>) -> Value {
         let size = ty.dtype.size_bytes();
-        if ty.shape.iter().any(|&d| d < 0) || ty.bytes() != bytes.len() as i64 {
+        if !ty.is_representable() || ty.bytes() != bytes.len() as i64 {
             let reason = format!("{} bytes given, the type has {}", bytes.len(), ty.bytes());
             return self.refuse("stablehlo.constant", &[], reason, ty);
         }
@@ -120,8 +120,13 @@ impl Builder {
     }
 
     fn splat(&self, ty: TensorType, bytes: Bytes) -> Value {
-        if ty.shape.iter().any(|&d| d < 0) {
-            return self.refuse("stablehlo.constant", &[], format!("{ty} has a negative size"), ty);
+        if !ty.is_representable() {
+            return self.refuse(
+                "stablehlo.constant",
+                &[],
+                format!("{ty} has a negative size or is too large"),
+                ty,
+            );
         }
         self.inner.borrow_mut().splat(ty, bytes)
     }
@@ -132,10 +137,10 @@ impl Builder {
         let data = inner.arena.values.get(x.0 as usize)?;
         let Def::Constant(id) = data.def else { return None };
         let Constant::Splat(bytes) = &inner.arena.constants[id as usize] else { return None };
-        if shape.iter().any(|&d| d < 0) {
+        let (ty, bytes) = (data.ty.with_shape(shape), bytes.clone());
+        if !ty.is_representable() {
             return None;
         }
-        let (ty, bytes) = (data.ty.with_shape(shape), bytes.clone());
         Some(inner.splat(ty, bytes))
     }
 }

@@ -86,9 +86,9 @@ binary_methods! {
     atan2 Atan2
     /// `stablehlo.divide`; integers round towards zero, division by zero gives -1.
     divide Divide
-    /// `stablehlo.maximum`; NaN wins; logical or for `Pred`.
+    /// `stablehlo.maximum` of real numbers; NaN wins; logical or for `Pred`.
     maximum Maximum
-    /// `stablehlo.minimum`; NaN wins; logical and for `Pred`.
+    /// `stablehlo.minimum` of real numbers; NaN wins; logical and for `Pred`.
     minimum Minimum
     /// `stablehlo.multiply`; logical and for `Pred`.
     multiply Multiply

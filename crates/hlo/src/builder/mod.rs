@@ -98,8 +98,9 @@ impl Builder {
     /// The next parameter of the function.
     pub fn param(&self, ty: TensorType) -> Value {
         let mut inner = self.inner.borrow_mut();
-        if ty.shape.iter().any(|&d| d < 0) {
-            let reason = "a parameter cannot have a negative size".to_owned();
+        if !ty.is_representable() {
+            let reason =
+                "a parameter's sizes must be positive or zero, and together not too large".to_owned();
             inner.fail(Error::Op { op: "func.func", operands: vec![ty.clone()], reason });
         }
         let index = inner.arena.params.len() as u32;

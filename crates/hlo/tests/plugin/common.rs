@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 
 use oxitorch_hlo::{Builder, DType, Dims, Module, TensorType, Value};
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, DiscoverOptions, ElementType, ExecuteArgs, LoadOptions, Platform,
-    Plugin, Program, discover,
+    Client, ClientOptions, CompileOptions, DiscoverOptions, ElementType, ExecuteArgs, LoadOptions,
+    OptionValue, Platform, Plugin, Program, discover,
 };
 
 /// The CPU plugin's library: `OXITORCH_CPU_PLUGIN`, or what `python3` would import.
@@ -105,11 +105,29 @@ pub(crate) fn build(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) 
 
 /// Compiles and runs a module; the error is the plugin's message.
 pub(crate) fn try_run(module: &Module, inputs: &[Host]) -> Result<Vec<Host>, String> {
+    try_run_with(module, inputs, &CompileOptions::default())
+}
+
+/// Little effort in code generation: for tests of what is accepted.
+pub(crate) fn quick() -> CompileOptions {
+    let overrides = [
+        ("xla_cpu_use_fusion_emitters", OptionValue::Bool(false)),
+        ("xla_backend_optimization_level", OptionValue::Int(0)),
+        ("xla_llvm_disable_expensive_passes", OptionValue::Bool(true)),
+    ];
+    let overrides = overrides.map(|(name, value)| (name.to_owned(), value)).to_vec();
+    CompileOptions { overrides, ..CompileOptions::default() }
+}
+
+pub(crate) fn try_run_with(
+    module: &Module,
+    inputs: &[Host],
+    options: &CompileOptions,
+) -> Result<Vec<Host>, String> {
     let text = module.to_text();
     let client = &*CLIENT;
-    let executable = client
-        .compile(&Program::mlir(text.as_bytes()), &CompileOptions::default())
-        .map_err(|e| format!("{e}\n{text}"))?;
+    let executable =
+        client.compile(&Program::mlir(text.as_bytes()), options).map_err(|e| format!("{e}\n{text}"))?;
     let device = &client.devices()[0];
     let put = |h: &Host| client.buffer_from_host(&h.bytes, element(h.ty.dtype), &h.ty.shape, device).unwrap();
     let buffers: Vec<_> = inputs.iter().map(put).collect();
@@ -130,6 +148,12 @@ pub(crate) fn try_run(module: &Module, inputs: &[Host]) -> Result<Vec<Host>, Str
 pub(crate) fn run(inputs: &[Host], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Host> {
     let types: Vec<TensorType> = inputs.iter().map(|h| h.ty.clone()).collect();
     try_run(&build(&types, body), inputs).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// [`run`] with [`quick`] options.
+pub(crate) fn run_quick(inputs: &[Host], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Host> {
+    let types: Vec<TensorType> = inputs.iter().map(|h| h.ty.clone()).collect();
+    try_run_with(&build(&types, body), inputs, &quick()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// [`run`] for one result.

@@ -80,7 +80,7 @@ fn barriers_pass_values_through() {
 fn random_bits_depend_on_the_state_alone() {
     let bits = |state: &[u64], algorithm| {
         let n = state.len() as i64;
-        run(&[u64s(&[n], state)], |b, v| {
+        run_quick(&[u64s(&[n], state)], |b, v| {
             let (next, bits) = b.rng_bit_generator(v[0], TensorType::new(DType::U32, vec![8]), algorithm);
             vec![next, bits]
         })
@@ -96,7 +96,7 @@ fn random_bits_depend_on_the_state_alone() {
         assert_ne!(first[0].u64(), state, "the state advances");
         assert_ne!(first[1], bits(&first[0].u64(), algorithm)[1]);
     }
-    run(&[u64s(&[2], &[1, 2])], |b, v| {
+    run_quick(&[u64s(&[2], &[1, 2])], |b, v| {
         let numbers = DType::all().filter(|d| d.is_integral() || d.is_float());
         numbers
             .map(|d| b.rng_bit_generator(v[0], TensorType::new(d, vec![3]), RngAlgorithm::Philox).1)

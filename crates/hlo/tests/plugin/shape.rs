@@ -89,3 +89,24 @@ fn empty_tensors_pass_through_everything() {
     assert_eq!(out[3].f32(), [7.0; 6]);
     assert_eq!(out[7].f32(), [0.0; 3]);
 }
+
+/// The largest sizes that the builder lets through compile; running them is a clean error.
+#[test]
+fn huge_tensors_do_not_abort() {
+    for (dtype, shape) in [
+        (DType::F32, &[1 << 54][..]),
+        (DType::C128, &[1 << 26, 1 << 26]),
+        (DType::U8, &[1 << 28, 1 << 28]),
+        // Loops over the sizes beside the zero take their time, so these stay moderate.
+        (DType::F32, &[1 << 10, 0, 1 << 40]),
+    ] {
+        let module = build(&[TensorType::scalar(dtype)], |b, v| {
+            let x = b.broadcast_to(v[0], shape);
+            vec![b.add(x, b.reverse(x, &[0]))]
+        });
+        match try_run(&module, &[zeros(dtype, &[])]) {
+            Ok(out) => assert!(out[0].bytes.is_empty()),
+            Err(e) => assert!(e.contains("memory"), "{e}"),
+        }
+    }
+}
