@@ -250,6 +250,7 @@ def test_streams_and_events():
 
 def test_event_times():
     start, end = torch.tpu.Event(enable_timing=True), torch.tpu.Event(enable_timing=True)
+    assert isinstance(start, torch.tpu.Event) and isinstance(start, torch.Event)
     start.record()
     x = torch.randn(256, 256, device="tpu")
     for _ in range(10):

@@ -36,37 +36,30 @@ class Stream(torch.Stream):
         return f"torch.tpu.Stream(device={self.device}, stream_id={self.stream_id})"
 
 
-class Event(torch.Event):
-    """A point in a stream that can be waited for and timed.
+class _EventType(type):
+    def __instancecheck__(cls, instance) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "tpu"
+
+
+class Event(metaclass=_EventType):
+    """A point in a stream that can be waited for and timed: a `torch.Event` of this device.
+
+    Not a subclass, because PyTorch's `elapsed_time` takes nothing but plain `torch.Event`s; `isinstance` works.
 
     Args:
         enable_timing: measure when the device reaches the event (`elapsed_time` needs it on both events).
         blocking: accepted for compatibility with CUDA.
         interprocess: not supported; RuntimeError.
+        device: where (default: the current device).
     """
 
     def __new__(
-        cls,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        device: Any = None,
-    ):
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Any = None
+    ) -> torch.Event:
         if interprocess:
             raise RuntimeError("torch.tpu.Event: interprocess events are not supported")
         index = _device._get_device_index(device, optional=True)
-        return super().__new__(cls, torch.device("tpu", index), enable_timing=enable_timing, blocking=blocking)
-
-    def record(self, stream=None) -> None:
-        """Records the event in `stream` (default: the current stream of the event's device)."""
-        super().record(current_stream(self.device) if stream is None else stream)
-
-    def wait(self, stream=None) -> None:
-        """Makes `stream` (default: the current one) wait for the event before its further work."""
-        super().wait(current_stream(self.device) if stream is None else stream)
-
-    def __repr__(self) -> str:
-        return f"torch.tpu.Event(device={self.device})"
+        return torch.Event(torch.device("tpu", index), enable_timing=enable_timing, blocking=blocking)
 
 
 class StreamContext:

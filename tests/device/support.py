@@ -1,0 +1,80 @@
+"""Comparing the device with PyTorch on the CPU."""
+
+import torch
+
+DEVICE = "tpu"
+
+# What `torch.testing` allows CUDA against the CPU; integers and bool are exact.
+TOLERANCE = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+
+
+def to_device(value):
+    """The same value on the device: tensors with their strides and `requires_grad`, containers item by item."""
+    if isinstance(value, torch.Tensor):
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
+        if any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True)):
+            moved = value.detach().to(DEVICE)
+        else:
+            moved.copy_(value.detach())
+        return moved.requires_grad_(value.requires_grad)
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(v) for v in value)
+    if isinstance(value, dict):
+        return {k: to_device(v) for k, v in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device(DEVICE)
+    return value
+
+
+def tensors(value):
+    """All tensors in nested containers, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in tensors(v)]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    return []
+
+
+def bits(tensor):
+    """The elements as bytes, in logical order: NaN payloads and the sign of zero count."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None):
+    """`actual` is on the device and equals `expected` on the CPU: dtype, sizes, strides, values."""
+    assert actual.device.type == DEVICE, f"{what}: result is on {actual.device}"
+    assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, on the CPU {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)}, on the CPU {tuple(expected.shape)}"
+    if strides:
+        assert actual.stride() == expected.stride(), (
+            f"{what}: strides {actual.stride()}, on the CPU {expected.stride()} of {tuple(expected.shape)}"
+        )
+    if rtol is None:
+        rtol, atol = TOLERANCE.get(expected.dtype, (0, 0))
+    torch.testing.assert_close(
+        actual.detach().cpu(),
+        expected.detach(),
+        rtol=rtol,
+        atol=atol,
+        equal_nan=True,
+        check_stride=False,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+def outcome(f, *args, **kwargs):
+    """The result, or the exception, of a call."""
+    try:
+        return f(*args, **kwargs)
+    except Exception as e:
+        return e
