@@ -46,8 +46,10 @@ def tensors(value):
 
 def bits(tensor):
     """The elements as bytes, in logical order: NaN payloads and the sign of zero count."""
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.view(tensor.shape).copy_(tensor)
+    return flat.view(torch.uint8)
 
 
 def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None):

@@ -29,8 +29,10 @@ class World:
         self.cpu = [base]
         self.dev = [base.to(DEVICE)]
         self.log = [f"x0 = {base.dtype}{list(base.shape)}"]
-        # What the storage's bytes mean; arithmetic happens in this dtype only, so that no NaN is ever computed.
+        # What the storage's bytes mean: arithmetic happens in this dtype only, and not after single bytes were seen, so
+        # that it meets neither NaN nor denormals (which XLA's CPU client flushes to zero).
         self.home = base.dtype
+        self.arithmetic = True
 
     def step(self, text, f):
         """Does `f(tensors)` on both; a new tensor that it returns becomes an alias."""
@@ -172,6 +174,7 @@ def draw_view(data, w, i):
         w.step(f"x{i}.as_strided({size}, {stride}, {offset})", lambda ts: ts[i].as_strided(size, stride, offset))
     elif kind == "dtype":
         dtype = pick(data, VIEW_DTYPES[w.home])
+        w.arithmetic &= dtype.itemsize > 2
         w.step(f"x{i}.view({dtype})", lambda ts: ts[i].view(dtype))
     elif kind == "detach":
         w.step(f"x{i}.detach()", lambda ts: ts[i].detach())
@@ -188,11 +191,12 @@ def draw_write(data, w, i):
         kinds += ["copy_", "copy_other", "setitem", "masked_fill_"]
         if x.dim():
             kinds += ["index_put_", "setitem_slice"]
-        if x.dtype == w.home:
+        if x.dtype == w.home and w.arithmetic:
             kinds += ["add_", "add_", "mul_", "out", "add_other"]
     kind = pick(data, kinds)
-    # As bytes these are neither NaN nor infinity in any float type.
     value = number(data, 60, 70)
+    if x.dtype != w.home and x.dtype.itemsize > 1 and not x.is_floating_point() and not x.is_complex():
+        value = int.from_bytes([value] * x.dtype.itemsize)  # a number of ordinary size in every float type
     if kind == "fill_":
         w.step(f"x{i}.fill_({value})", lambda ts: ts[i].fill_(value))
     elif kind == "add_":
