@@ -14,7 +14,7 @@ fn one_op() -> Module {
     b.finish(&[sum]).expect("the types agree")
 }
 
-/// 2,000 ops in the proportions of a training step: elementwise, broadcasts, reductions, dots.
+/// Some 2,000 ops in the proportions of a training step: elementwise, broadcasts, reductions, dots.
 fn many_ops() -> Module {
     let b = Builder::new();
     let x = b.param(TensorType::new(DType::F32, vec![64, 64]));
@@ -41,15 +41,17 @@ fn fastest_us<T>(runs: usize, mut f: impl FnMut() -> T) -> f64 {
 }
 
 fn main() {
-    let rows: [(&str, usize, fn() -> Module); 2] = [("one op", 2000, one_op), ("2,200 ops", 100, many_ops)];
-    for (name, runs, make) in rows {
-        let module = make();
-        let build = fastest_us(runs, make);
-        let print = fastest_us(runs, || module.to_text());
-        let bytes = module.to_text().len();
-        println!(
-            "{name}: build {build:.2} us, print {print:.2} us, {} ops, {bytes} bytes",
-            module.live_op_count()
-        );
-    }
+    report("one op", 2000, one_op);
+    report("many ops", 100, many_ops);
+}
+
+fn report(name: &str, runs: usize, make: fn() -> Module) {
+    let module = make();
+    let build = fastest_us(runs, make);
+    let print = fastest_us(runs, || module.to_text());
+    let bytes = module.to_text().len();
+    println!(
+        "{name}: build {build:.2} us, print {print:.2} us, {} ops, {bytes} bytes",
+        module.live_op_count()
+    );
 }

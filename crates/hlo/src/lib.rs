@@ -24,6 +24,7 @@ mod builder;
 mod error;
 mod infer;
 mod ir;
+mod literal;
 mod print;
 mod types;
 mod verify;

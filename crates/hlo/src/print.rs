@@ -4,9 +4,9 @@
 //! Constants are printed in every block that uses them, just before the first use there: regions of `reduce`, `sort` and
 //! `scatter` may not read outer values.
 
-use crate::builder::decode_f8;
 use crate::ir::*;
-use crate::types::{DType, TensorType};
+use crate::literal::{push_elements, push_int, push_string};
+use crate::types::TensorType;
 
 /// What the printed text contains besides the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -391,110 +391,104 @@ impl Printer<'_> {
     // ---- ops
 
     fn op_body(&mut self, data: &OpData) {
-        let result = Value(data.first_result);
         match &data.op {
             Op::Unary(u) => self.unary(*u, data),
             Op::Binary(b) => self.binary(*b, data),
             Op::Compare(direction, kind) => self.compare(data, *direction, *kind),
-            Op::Select | Op::Clamp if self.is_select_regular(data) => {
-                self.head(data);
-                self.s(" : ");
-                if matches!(data.op, Op::Select) {
-                    self.value_ty(data.operands[0]);
-                    self.s(", ");
-                }
-                self.value_ty(result);
+            Op::Select => self.select(data),
+            Op::Clamp => self.clamp(data),
+            Op::Complex => self.typed(data, |_| ()),
+            Op::Convert | Op::BitcastConvert | Op::Reshape | Op::DynamicUpdateSlice => {
+                self.signed(data, |_| ())
             }
-            Op::Select | Op::Clamp => self.generic(data, |_| ()),
-            Op::Complex | Op::DynamicUpdateSlice | Op::Convert | Op::BitcastConvert | Op::Reshape => {
-                self.head(data);
-                match data.op {
-                    Op::Complex => {
-                        self.s(" : ");
-                        self.value_ty(result);
-                    }
-                    _ => self.signature(data),
-                }
+            Op::ReducePrecision { exponent_bits, mantissa_bits } => self.typed(data, |p| {
+                p.keyed(", format = e", i64::from(*exponent_bits));
+                p.keyed("m", i64::from(*mantissa_bits));
+            }),
+            Op::Iota(dim) => self.typed(data, |p| p.keyed("dim = ", *dim)),
+            Op::BroadcastInDim(dims) | Op::Transpose(dims) => {
+                self.signed(data, |p| p.keyed_dims(", dims = ", dims))
             }
-            Op::ReducePrecision { exponent_bits, mantissa_bits } => {
-                self.head(data);
-                self.s(", format = e");
-                self.int(i64::from(*exponent_bits));
-                self.s("m");
-                self.int(i64::from(*mantissa_bits));
-                self.s(" : ");
-                self.value_ty(result);
-            }
-            Op::Iota(dim) => {
-                self.s("stablehlo.iota dim = ");
-                self.int(*dim);
-                self.s(" : ");
-                self.value_ty(result);
-            }
-            Op::BroadcastInDim(dims) | Op::Transpose(dims) => self.with_dims(data, ", dims = ", dims),
-            Op::DynamicSlice(sizes) => self.with_dims(data, ", sizes = ", sizes),
-            Op::Reverse(dims) => {
-                self.head(data);
-                self.s(", dims = ");
-                self.dims(dims);
-                self.s(" : ");
-                self.value_ty(result);
-            }
-            Op::Slice(bounds) => self.slice(data, bounds),
-            Op::Pad(config) => self.pad(data, config),
-            Op::Concatenate(dim) => {
-                self.head(data);
-                self.s(", dim = ");
-                self.int(*dim);
-                self.signature(data);
-            }
-            Op::DotGeneral(dot) => self.dot_general(data, &dot.0, dot.1),
+            Op::DynamicSlice(sizes) => self.signed(data, |p| p.keyed_dims(", sizes = ", sizes)),
+            Op::Reverse(dims) => self.typed(data, |p| p.keyed_dims(", dims = ", dims)),
+            Op::Slice(bounds) => self.signed(data, |p| p.slice(bounds)),
+            Op::Pad(c) => self.signed(data, |p| {
+                p.keyed_dims(", low = ", &c.low);
+                p.keyed_dims(", high = ", &c.high);
+                p.keyed_dims(", interior = ", &c.interior);
+            }),
+            Op::Concatenate(dim) => self.signed(data, |p| p.keyed(", dim = ", *dim)),
+            Op::DotGeneral(dot) => self.signed(data, |p| p.dot_general(&dot.0, dot.1)),
             Op::Convolution(conv) => self.convolution(data, conv),
             Op::Cholesky { lower } => {
-                self.head(data);
-                self.s(", lower = ");
-                self.bool(*lower);
-                self.s(" : ");
-                self.value_ty(result);
+                self.typed(data, |p| p.s(if *lower { ", lower = true" } else { ", lower = false" }))
             }
             Op::TriangularSolve(flags) => self.generic(data, |p| p.triangular_solve(flags)),
-            Op::Fft(kind, length) => {
-                self.head(data);
-                self.s(", type = ");
-                self.s(kind.name());
-                self.with_dims_tail(data, ", length = ", length);
-            }
+            Op::Fft(kind, length) => self.signed(data, |p| {
+                p.s(", type = ");
+                p.s(kind.name());
+                p.keyed_dims(", length = ", length);
+            }),
             Op::Gather(attrs, sorted) => self.generic(data, |p| p.gather(&attrs.0, &attrs.1, *sorted)),
             Op::Scatter(dims, flags) => self.generic(data, |p| p.scatter(dims, *flags)),
             Op::Reduce(dims) => self.reduce(data, dims),
             Op::ReduceWindow(window) => self.generic(data, |p| p.window(window, true)),
             Op::SelectAndScatter(window) => self.generic(data, |p| p.window(window, false)),
             Op::Sort { dimension, is_stable } => self.generic(data, |p| {
-                p.s("dimension = ");
-                p.int(*dimension);
+                p.keyed("dimension = ", *dimension);
                 p.s(" : i64, is_stable = ");
                 p.bool(*is_stable);
             }),
             Op::TopK(k) => self.generic(data, |p| {
-                p.s("k = ");
-                p.int(*k);
+                p.keyed("k = ", *k);
                 p.s(" : i64");
             }),
             Op::While | Op::If | Op::Case | Op::OptimizationBarrier => self.generic(data, |_| ()),
-            Op::RngBitGenerator(algorithm) => {
-                self.head(data);
-                self.s(", algorithm = ");
-                self.s(algorithm.name());
-                self.signature(data);
-            }
+            Op::RngBitGenerator(algorithm) => self.signed(data, |p| {
+                p.s(", algorithm = ");
+                p.s(algorithm.name());
+            }),
             Op::CustomCall(call) => self.generic(data, |p| p.custom_call(call, data.results)),
         }
     }
 
-    /// Whether the short form, which leaves out repeated types, can say it.
-    fn is_select_regular(&self, data: &OpData) -> bool {
+    /// `name %a, %b<attributes> : result type`
+    fn typed(&mut self, data: &OpData, attrs: impl FnOnce(&mut Self)) {
+        self.head(data);
+        attrs(self);
+        self.s(" : ");
+        self.value_ty(Value(data.first_result));
+    }
+
+    /// `name %a, %b<attributes> : (operand types) -> result types`
+    fn signed(&mut self, data: &OpData, attrs: impl FnOnce(&mut Self)) {
+        self.head(data);
+        attrs(self);
+        self.signature(data);
+    }
+
+    fn keyed(&mut self, key: &str, v: i64) {
+        self.s(key);
+        self.int(v);
+    }
+
+    fn keyed_dims(&mut self, key: &str, dims: &[i64]) {
+        self.s(key);
+        self.dims(dims);
+    }
+
+    fn select(&mut self, data: &OpData) {
+        self.head(data);
+        self.s(" : ");
+        self.value_ty(data.operands[0]);
+        self.s(", ");
+        self.value_ty(Value(data.first_result));
+    }
+
+    /// The short form says one type for all operands.
+    fn clamp(&mut self, data: &OpData) {
         let ty = |i: usize| self.arena.ty(data.operands[i]);
-        matches!(data.op, Op::Select) || (ty(0) == ty(1) && ty(2) == ty(1))
+        if ty(0) == ty(1) && ty(2) == ty(1) { self.typed(data, |_| ()) } else { self.generic(data, |_| ()) }
     }
 
     fn unary(&mut self, op: Unary, data: &OpData) {
@@ -542,58 +536,28 @@ impl Printer<'_> {
         self.signature(data);
     }
 
-    fn with_dims(&mut self, data: &OpData, key: &str, dims: &[i64]) {
-        self.head(data);
-        self.with_dims_tail(data, key, dims);
-    }
-
-    fn with_dims_tail(&mut self, data: &OpData, key: &str, dims: &[i64]) {
-        self.s(key);
-        self.dims(dims);
-        self.signature(data);
-    }
-
-    fn slice(&mut self, data: &OpData, b: &SliceBounds) {
-        self.head(data);
+    fn slice(&mut self, b: &SliceBounds) {
         self.s(" [");
         self.comma_list(0..b.start.len(), |p, i| {
             p.int(b.start[i]);
-            p.s(":");
-            p.int(b.limit[i]);
+            p.keyed(":", b.limit[i]);
             if b.strides[i] != 1 {
-                p.s(":");
-                p.int(b.strides[i]);
+                p.keyed(":", b.strides[i]);
             }
         });
         self.s("]");
-        self.signature(data);
     }
 
-    fn pad(&mut self, data: &OpData, c: &PadConfig) {
-        self.head(data);
-        self.s(", low = ");
-        self.dims(&c.low);
-        self.s(", high = ");
-        self.dims(&c.high);
-        self.with_dims_tail(data, ", interior = ", &c.interior);
-    }
-
-    fn dot_general(&mut self, data: &OpData, d: &DotDims, precision: Precision) {
-        self.head(data);
+    fn dot_general(&mut self, d: &DotDims, precision: Precision) {
         if !d.lhs_batching.is_empty() {
-            self.s(", batching_dims = ");
-            self.dims(&d.lhs_batching);
-            self.s(" x ");
-            self.dims(&d.rhs_batching);
+            self.keyed_dims(", batching_dims = ", &d.lhs_batching);
+            self.keyed_dims(" x ", &d.rhs_batching);
         }
-        self.s(", contracting_dims = ");
-        self.dims(&d.lhs_contracting);
-        self.s(" x ");
-        self.dims(&d.rhs_contracting);
+        self.keyed_dims(", contracting_dims = ", &d.lhs_contracting);
+        self.keyed_dims(" x ", &d.rhs_contracting);
         self.s(", precision = [");
         self.comma_list([precision; 2], |p, x| p.s(x.name()));
         self.s("]");
-        self.signature(data);
     }
 
     fn convolution(&mut self, data: &OpData, c: &Convolution) {
@@ -608,22 +572,17 @@ impl Printer<'_> {
         self.conv_layout(&d.output_spatial, (d.output_batch, "b"), (d.output_feature, "f"));
         self.s(", window = {");
         if !c.strides.is_empty() {
-            self.s("stride = ");
-            self.dims(&c.strides);
+            self.keyed_dims("stride = ", &c.strides);
             self.s(", pad = ");
             self.pairs(&c.padding);
-            self.s(", lhs_dilate = ");
-            self.dims(&c.lhs_dilation);
-            self.s(", rhs_dilate = ");
-            self.dims(&c.rhs_dilation);
+            self.keyed_dims(", lhs_dilate = ", &c.lhs_dilation);
+            self.keyed_dims(", rhs_dilate = ", &c.rhs_dilation);
             self.s(", reverse = [");
             self.comma_list(&c.reversal, |p, &r| p.bool(r));
             self.s("]");
         }
-        self.s("} {batch_group_count = ");
-        self.int(c.batch_group_count);
-        self.s(" : i64, feature_group_count = ");
-        self.int(c.feature_group_count);
+        self.keyed("} {batch_group_count = ", c.batch_group_count);
+        self.keyed(" : i64, feature_group_count = ", c.feature_group_count);
         self.s(" : i64, precision_config = [");
         self.comma_list([c.precision; 2], |p, x| {
             p.s("#stablehlo<precision ");
@@ -680,8 +639,7 @@ impl Printer<'_> {
             ("start_indices_batching_dims", &d.start_indices_batching_dims),
             ("start_index_map", &d.start_index_map),
         ]);
-        self.s("index_vector_dim = ");
-        self.int(d.index_vector_dim);
+        self.keyed("index_vector_dim = ", d.index_vector_dim);
         self.s(">, indices_are_sorted = ");
         self.bool(sorted);
         self.s(", slice_sizes = ");
@@ -699,8 +657,7 @@ impl Printer<'_> {
             ("scatter_indices_batching_dims", &d.scatter_indices_batching_dims),
             ("scatter_dims_to_operand_dims", &d.scatter_dims_to_operand_dims),
         ]);
-        self.s("index_vector_dim = ");
-        self.int(d.index_vector_dim);
+        self.keyed("index_vector_dim = ", d.index_vector_dim);
         self.s(">, unique_indices = ");
         self.bool(flags.unique_indices);
     }
@@ -776,194 +733,5 @@ impl Printer<'_> {
             });
             self.s("]");
         }
-    }
-}
-
-// ---- literals
-
-fn push_int(out: &mut String, v: i64) {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    let mut rest = v.unsigned_abs();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    if v < 0 {
-        out.push('-');
-    }
-    out.extend(digits[at..].iter().map(|&d| d as char));
-}
-
-fn push_hex(out: &mut String, bytes: impl Iterator<Item = u8>) {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    for b in bytes {
-        out.push(DIGITS[usize::from(b >> 4)] as char);
-        out.push(DIGITS[usize::from(b & 15)] as char);
-    }
-}
-
-/// A quoted MLIR string.
-fn push_string(out: &mut String, text: &str) {
-    out.push('"');
-    for b in text.bytes() {
-        match b {
-            b'"' | b'\\' | 0..0x20 | 0x7f.. => {
-                out.push('\\');
-                push_hex(out, std::iter::once(b));
-            }
-            _ => out.push(b as char),
-        }
-    }
-    out.push('"');
-}
-
-/// What stands inside `dense<>`.
-fn push_elements(out: &mut String, ty: &TensorType, data: &Constant) {
-    match data {
-        _ if ty.numel() == 0 => (),
-        Constant::Splat(bytes) => push_element(out, ty.dtype, bytes),
-        // MLIR packs i1 in hex differently from version to version; words are unambiguous.
-        Constant::Dense(bytes) if ty.dtype == DType::Pred => push_nested_bools(out, &ty.shape, bytes),
-        Constant::Dense(bytes) => {
-            out.reserve(bytes.len() * 2 + 8);
-            out.push_str("\"0x");
-            push_hex(out, bytes.iter().copied());
-            out.push('"');
-        }
-    }
-}
-
-fn push_nested_bools(out: &mut String, shape: &[i64], bytes: &[u8]) {
-    let Some((&n, inner)) = shape.split_first() else {
-        return out.push_str(if bytes.first() == Some(&1) { "true" } else { "false" });
-    };
-    out.push('[');
-    for (i, part) in bytes.chunks(bytes.len() / n.max(1) as usize).enumerate() {
-        out.push_str(if i > 0 { ", " } else { "" });
-        push_nested_bools(out, inner, part);
-    }
-    out.push(']');
-}
-
-fn push_element(out: &mut String, dtype: DType, bytes: &[u8]) {
-    match dtype {
-        DType::Pred => out.push_str(if bytes[0] != 0 { "true" } else { "false" }),
-        DType::C64 | DType::C128 => {
-            let (re, im) = bytes.split_at(bytes.len() / 2);
-            out.push('(');
-            push_float(out, dtype.real(), re);
-            out.push_str(", ");
-            push_float(out, dtype.real(), im);
-            out.push(')');
-        }
-        _ if dtype.is_float() => push_float(out, dtype, bytes),
-        _ => push_integer(out, dtype, bytes),
-    }
-}
-
-fn push_integer(out: &mut String, dtype: DType, bytes: &[u8]) {
-    let negative = dtype.is_signed() && bytes.last().is_some_and(|b| b & 0x80 != 0);
-    let mut wide = if negative { [0xff; 8] } else { [0; 8] };
-    wide[..bytes.len()].copy_from_slice(bytes);
-    if dtype == DType::U64 {
-        out.push_str(&u64::from_le_bytes(wide).to_string());
-    } else {
-        push_int(out, i64::from_le_bytes(wide));
-    }
-}
-
-/// A decimal where the reader, which goes through f64, gets these very bits back; else the bits in hex.
-fn push_float(out: &mut String, dtype: DType, bytes: &[u8]) {
-    let exact = match dtype {
-        DType::F32 => {
-            let v = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            decimal(f64::from(v), format!("{v:?}"), |back| (back as f32).to_bits() == v.to_bits())
-        }
-        DType::F64 => {
-            let mut b = [0; 8];
-            b.copy_from_slice(bytes);
-            let v = f64::from_le_bytes(b);
-            decimal(v, format!("{v:?}"), |back| back.to_bits() == v.to_bits())
-        }
-        DType::F16 => {
-            let v = half::f16::from_le_bytes([bytes[0], bytes[1]]);
-            decimal(v.to_f64(), format!("{:?}", v.to_f64()), |back| back == v.to_f64())
-        }
-        DType::BF16 => {
-            let v = half::bf16::from_le_bytes([bytes[0], bytes[1]]);
-            decimal(v.to_f64(), format!("{:?}", v.to_f64()), |back| back == v.to_f64())
-        }
-        _ => {
-            let (exponent, finite) = if dtype == DType::F8E5M2 { (5, 0x7b) } else { (4, 0x7e) };
-            let code = bytes[0] & 0x7f;
-            let v = decode_f8(code, exponent) * if bytes[0] & 0x80 != 0 { -1.0 } else { 1.0 };
-            decimal(v, format!("{v:?}"), |_| code <= finite)
-        }
-    };
-    match exact {
-        Some(text) => out.push_str(&text),
-        None => {
-            out.push_str("0x");
-            push_hex(out, bytes.iter().rev().copied());
-        }
-    }
-}
-
-/// `text` with the point that MLIR wants, if it is short and `same` accepts what it reads back as.
-fn decimal(v: f64, text: String, same: impl Fn(f64) -> bool) -> Option<String> {
-    // Longer ones are no more readable than hex, and 17 digits are the most that f64 needs.
-    if !v.is_finite() || text.len() > 24 || !text.parse().is_ok_and(same) {
-        return None;
-    }
-    if text.contains('.') {
-        return Some(text);
-    }
-    Some(match text.split_once('e') {
-        Some((mantissa, exponent)) => format!("{mantissa}.0e{exponent}"),
-        None => format!("{text}.0"),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integers_print_like_std() {
-        for v in [0, 7, -1, 10, i64::MIN, i64::MAX, 1234567890] {
-            let mut out = String::new();
-            push_int(&mut out, v);
-            assert_eq!(out, v.to_string());
-        }
-    }
-
-    #[test]
-    fn floats_print_exactly_or_in_hex() {
-        let print = |dtype: DType, bytes: &[u8]| {
-            let mut out = String::new();
-            push_float(&mut out, dtype, bytes);
-            out
-        };
-        assert_eq!(print(DType::F32, &0.1f32.to_le_bytes()), "0.1");
-        assert_eq!(print(DType::F32, &1e-20f32.to_le_bytes()), "1.0e-20");
-        assert_eq!(print(DType::F32, &(-0.0f32).to_le_bytes()), "-0.0");
-        assert_eq!(print(DType::F32, &f32::NAN.to_le_bytes()), "0x7FC00000");
-        assert_eq!(print(DType::F64, &f64::NEG_INFINITY.to_le_bytes()), "0xFFF0000000000000");
-        assert_eq!(print(DType::BF16, &half::bf16::from_f32(1.5).to_le_bytes()), "1.5");
-        assert_eq!(print(DType::F8E4M3FN, &[0x7e]), "448.0");
-        assert_eq!(print(DType::F8E4M3FN, &[0xff]), "0xFF");
-        assert_eq!(print(DType::F8E5M2, &[0x7c]), "0x7C");
-    }
-
-    #[test]
-    fn strings_are_escaped() {
-        let mut out = String::new();
-        push_string(&mut out, "a\"b\\\n\u{e9}");
-        assert_eq!(out, r#""a\22b\5C\0A\C3\A9""#);
     }
 }
