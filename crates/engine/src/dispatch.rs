@@ -2,12 +2,14 @@
 
 use crate::config::{Lowering, Switches};
 use crate::engine::Engine;
+use crate::masks;
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::inst::{Format, Inst, Kind, Out};
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Slot, State, Value};
+use crate::value::{Held, Slot, State, Value};
+use crate::view::dense_order;
 use oxitorch_aten::args::{Number, number_arg};
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Binding, Form, NumKind, ParamKind, Schema, ScalarArg, Source, TensorArg, Write};
@@ -121,6 +123,13 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Whether it takes a list of index tensors.
+    pub(crate) fn takes_indices(&self) -> bool {
+        self.host_lists
+    }
+}
+
 /// One run of a row.
 struct Run<'c, 'a> {
     call: &'c Call<'c, 'a>,
@@ -143,6 +152,8 @@ pub struct Call<'c, 'a> {
     pub site: Site,
     /// The switches at this moment.
     pub switches: Switches,
+    /// The size of a result that depends on values, once it is known; callers leave it out.
+    pub size: Option<i64>,
 }
 
 /// The results of a call.
@@ -153,20 +164,14 @@ impl Engine {
     pub fn dispatch(&self, device: usize, call: &Call<'_, '_>) -> Result<Outputs, Refusal> {
         let stream = self.stream(device)?;
         stream.metrics().count(&stream.metrics().ops);
-        let mut w = stream.lock();
-        let result = call.run(stream, &mut w).and_then(|outputs| {
-            let pending = stream.end_op(&mut w, call.site)?;
-            Ok((outputs, pending))
-        });
-        drop(w);
-        match result {
-            Ok((outputs, pending)) => {
-                stream.after_op(&call.switches, pending)?;
-                Ok(outputs)
-            }
-            Err(Refusal::Error(e)) => Err(Refusal::Error(call.explain(e))),
-            Err(fallback) => Err(fallback),
-        }
+        let result = match call.attempt(stream) {
+            Err(Refusal::Fallback(_)) if masks::any(call) => masks::expand(stream, call),
+            result => result,
+        };
+        result.map_err(|r| match r {
+            Refusal::Error(e) => Refusal::Error(call.explain(e)),
+            fallback => fallback,
+        })
     }
 }
 
@@ -187,12 +192,40 @@ impl<'a> Call<'_, 'a> {
         Error::new(e.kind, text).at(self.site)
     }
 
+    /// Records the call, launches it, and waits as the mode asks.
+    pub(crate) fn attempt(&self, stream: &Stream) -> Result<Outputs, Refusal> {
+        let size = self.op.row.sized_by.map(|row| self.result_size(stream, row)).transpose()?;
+        let sized = Call { size, ..*self };
+        let mut w = stream.lock();
+        let outputs = sized.run(stream, &mut w)?;
+        let pending = stream.flush(&mut w, self.site)?;
+        drop(w);
+        stream.after_op(&self.switches, pending)?;
+        Ok(outputs)
+    }
+
+    /// For results whose size depends on values: runs the row that tells it, and waits.
+    fn result_size(&self, stream: &Stream, row: &str) -> Result<i64, Refusal> {
+        let missing = || Error::runtime(format!("no row `{row}`; please report this"));
+        let op = aten::find(row).ok_or_else(missing)?;
+        let held = {
+            let mut w = stream.lock();
+            let results = self.run_row(stream, &mut w, op, None, &[])?;
+            let held = Held::new(results.first()?);
+            stream.flush(&mut w, self.site)?;
+            held
+        };
+        let mut bytes = [0; 8];
+        stream.fetch(held.value(), &mut bytes)?;
+        Ok(i64::from_le_bytes(bytes))
+    }
+
     fn run(&self, stream: &Stream, w: &mut Window) -> Result<Outputs, Refusal> {
         match &self.op.binding.form {
             Form::Functional => self.functional(stream, w),
             Form::InPlace(at) => {
                 self.written(*at)?;
-                let value = self.run_row(stream, w, None, &[self.into_arg(*at)?])?;
+                let value = self.run_row(stream, w, self.op.binding.op, None, &[self.into_arg(*at)?])?;
                 self.write(w, *at, value.first()?)?;
                 Ok(SmallVec::from_iter([Output::Arg(*at)]))
             }
@@ -203,7 +236,7 @@ impl<'a> Call<'_, 'a> {
     }
 
     fn functional(&self, stream: &Stream, w: &mut Window) -> Result<Outputs, Refusal> {
-        let results = self.run_row(stream, w, None, &[])?;
+        let results = self.run_row(stream, w, self.op.binding.op, None, &[])?;
         let mut outputs = Outputs::new();
         if self.op.returns == [Return::List] {
             outputs.push(Output::List(results.len()));
@@ -215,9 +248,10 @@ impl<'a> Call<'_, 'a> {
     fn out(&self, stream: &Stream, w: &mut Window, positions: &[usize]) -> Result<Outputs, Refusal> {
         let mut dests: SmallVec<[Dest; 1]> = SmallVec::new();
         for &p in positions {
+            self.written(p)?;
             dests.push(Dest::Cast(self.tensor(p)?.dtype()?));
         }
-        let results = self.run_row(stream, w, None, &dests)?;
+        let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         let mut outputs = Outputs::new();
         for (i, &p) in positions.iter().enumerate() {
             let tensor = self.tensor(p)?;
@@ -250,6 +284,8 @@ impl<'a> Call<'_, 'a> {
                     contiguous: true,
                     wrapped: false,
                     device: 0,
+                    conj: false,
+                    neg: false,
                 }),
             }
         }
@@ -257,7 +293,7 @@ impl<'a> Call<'_, 'a> {
         for t in &places {
             dests.push(if t.is_defined() { Dest::Into(t.ty()?) } else { Dest::New });
         }
-        let results = self.run_row(stream, w, None, &dests)?;
+        let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, t) in places.iter().enumerate().filter(|(_, t)| t.is_defined()) {
             if let (Some(value), _) = results.get(i) {
                 let (slot, view) = t.device_view()?;
@@ -287,14 +323,14 @@ impl<'a> Call<'_, 'a> {
         for k in 0..n {
             match write {
                 Write::New => {
-                    let results = self.run_row(stream, w, Some(k), &[])?;
+                    let results = self.run_row(stream, w, self.op.binding.op, Some(k), &[])?;
                     outputs.push(results.new_tensor(0, stream.device));
                 }
                 Write::Into(p) => {
                     let ArgRef::Tensors(list) = &self.args[p] else { return Err(self.no_list(p)) };
                     let target = list.get(k).ok_or_else(|| self.no_list(p))?;
                     refuse_overlap(target)?;
-                    let results = self.run_row(stream, w, Some(k), &[Dest::Into(target.ty()?)])?;
+                    let results = self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
                     let (slot, view) = target.device_view()?;
                     let value = results.first()?;
                     w.write(slot, &view, value)?;
@@ -341,9 +377,23 @@ impl<'a> Call<'_, 'a> {
         }
     }
 
-    /// Refuses to write to a tensor that shows one place twice.
+    /// Refuses what PyTorch refuses: a destination that shows one place twice, or that overlaps an operand in part.
     fn written(&self, p: usize) -> Result<(), Refusal> {
-        refuse_overlap(self.tensor(p)?)
+        let written = self.tensor(p)?;
+        if FILLS.contains(&self.op.row.base()) {
+            return Ok(());
+        }
+        refuse_overlap(written)?;
+        if self.op.row.layout == aten::Layout::Pointwise {
+            for (i, arg) in self.args.iter().enumerate() {
+                if let ArgRef::Tensor(read) = arg
+                    && i != p
+                {
+                    refuse_partial_overlap(written, read)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn into_arg(&self, p: usize) -> Result<Dest, Refusal> {
@@ -352,7 +402,6 @@ impl<'a> Call<'_, 'a> {
 
     fn write(&self, w: &mut Window, p: usize, value: Arc<Value>) -> Result<(), Refusal> {
         let t = self.tensor(p)?;
-        refuse_overlap(t)?;
         if !matches!(t.place, Place::Device(_)) {
             return Err(self.mixed_devices(t));
         }
@@ -383,12 +432,13 @@ impl<'a> Call<'_, 'a> {
         &self,
         stream: &Stream,
         w: &mut Window,
+        op: aten::OpId,
         element: Option<usize>,
         dests: &[Dest],
     ) -> Result<Results, Refusal> {
         let mut run =
             Run { call: self, element, operands: SmallVec::new(), args: Vec::new(), rng: None };
-        for (param, source) in self.op.row.params().iter().zip(&self.op.binding.params) {
+        for (param, source) in aten::row(op).params().iter().zip(&self.op.binding.params) {
             let arg = run.argument(stream, w, param.kind, source)?;
             run.args.push(arg);
         }
@@ -397,7 +447,7 @@ impl<'a> Call<'_, 'a> {
             Some(ArgRef::Number(Number::Int(code))) => Format::from_code(*code),
             _ => Format::Preserve,
         };
-        let kind = Kind::Row { op: self.op.binding.op, args: run.args, dests: dests.into(), format, lowering };
+        let kind = Kind::Row { op, args: run.args, dests: dests.into(), format, lowering };
         let inst = w.instance(kind)?;
         if let Some((operand, generator)) = run.rng {
             let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
@@ -410,11 +460,37 @@ impl<'a> Call<'_, 'a> {
     }
 }
 
+/// Ops that may write one value to many places at once, as on PyTorch's other devices.
+const FILLS: &[&str] = &["fill", "zero", "masked_fill", "index_put", "_index_put_impl_"];
+
+/// `at::assert_no_internal_overlap`
 fn refuse_overlap(t: &TensorRef<'_>) -> Result<(), Refusal> {
     let expanded = t.sizes.iter().zip(t.strides).any(|(&n, &s)| n > 1 && s == 0);
     if expanded && t.sizes.iter().all(|&n| n > 0) {
         let message = "unsupported operation: more than one element of the written-to tensor refers to a single memory \
                        location. Please clone() the tensor before performing the operation.";
+        return Err(Error::runtime(message).into());
+    }
+    Ok(())
+}
+
+/// `at::assert_no_partial_overlap`: two dense views of one storage that share some elements, but are not the same.
+fn refuse_partial_overlap(written: &TensorRef<'_>, read: &TensorRef<'_>) -> Result<(), Refusal> {
+    let (Place::Device(a), Place::Device(b)) = (written.place, read.place) else { return Ok(()) };
+    if !std::ptr::eq(a, b) || written.sizes.contains(&0) || read.sizes.contains(&0) {
+        return Ok(());
+    }
+    let range = |t: &TensorRef<'_>| -> Option<(i64, i64)> {
+        dense_order(t.sizes, t.strides)?;
+        let item = t.dtype?.size_bytes() as i64;
+        let numel: i64 = t.sizes.iter().product();
+        Some((t.offset * item, (t.offset + numel) * item))
+    };
+    let (Some((a0, a1)), Some((b0, b1))) = (range(written), range(read)) else { return Ok(()) };
+    let same = (a0, a1) == (b0, b1) && written.strides == read.strides;
+    if !same && a0 < b1 && b0 < a1 {
+        let message = "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single \
+                       memory location. Please clone() the tensor before performing the operation.";
         return Err(Error::runtime(message).into());
     }
     Ok(())
@@ -458,6 +534,7 @@ impl<'a> Run<'_, 'a> {
         let call = self.call;
         match source {
             Source::Fixed(arg) => Ok(arg.clone()),
+            Source::Size => Ok(call.size.map_or(Arg::None, Arg::Int)),
             Source::Rng(position) => {
                 let generator = position.and_then(|p| match &call.args[p] {
                     ArgRef::Generator(handle) => Some(*handle),

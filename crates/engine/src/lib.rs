@@ -14,6 +14,7 @@ mod engine;
 mod error;
 mod inst;
 mod launch;
+mod masks;
 mod memory;
 mod metrics;
 mod program;

@@ -145,7 +145,7 @@ impl Window {
     /// The value that a device tensor shows.
     pub(crate) fn read(&mut self, slot: &Slot, view: &View, contiguous: bool) -> Result<Arc<Value>, Refusal> {
         let base = self.slot_value(slot, view.dtype, &view.sizes)?;
-        if contiguous && view.offset == 0 && base.ty.dtype == view.dtype && base.ty.shape == view.sizes {
+        if contiguous && view.offset == 0 && view.is_plain() && base.ty.dtype == view.dtype && base.ty.shape == view.sizes {
             return Ok(base);
         }
         let kind = Kind::Read { base: base.ty.clone(), view: view.clone() };
@@ -159,7 +159,7 @@ impl Window {
             return Ok(());
         }
         let covers = n as usize * view.dtype.size_bytes() == slot.nbytes;
-        if covers && view.offset == 0 && let Some(order) = dense_order(&view.sizes, &view.strides) {
+        if covers && view.offset == 0 && view.is_plain() && let Some(order) = dense_order(&view.sizes, &view.strides) {
             let kind = Kind::Store { from: value.ty.clone(), order };
             slot.bind(self.apply(kind, &[value])?.single()?);
             return Ok(());
@@ -308,11 +308,6 @@ impl Stream {
         self.compiler.submit(graph, program.clone(), i64::from(self.device));
         w.programs.insert(w.key.as_slice().into(), program.clone());
         program
-    }
-
-    /// Ends an op in the current mode: launches it, and in debug mode waits and checks.
-    pub(crate) fn end_op(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
-        self.flush(w, site)
     }
 
     /// After the window is unlocked: waits as the mode asks.

@@ -37,6 +37,10 @@ pub struct TensorRef<'a> {
     pub wrapped: bool,
     /// Index of its device.
     pub device: i32,
+    /// Whether its elements are the conjugates of the stored ones.
+    pub conj: bool,
+    /// Whether its elements are the stored ones negated.
+    pub neg: bool,
 }
 
 impl<'a> TensorRef<'a> {
@@ -65,8 +69,30 @@ impl<'a> TensorRef<'a> {
             sizes: Dims::from_slice(self.sizes),
             strides: Dims::from_slice(self.strides),
             offset: self.offset,
+            conj: self.conj,
+            neg: self.neg,
         };
+        self.check_bounds(slot)?;
         Ok((slot, view))
+    }
+
+    /// A storage may have been shrunk below what the tensor shows.
+    fn check_bounds(&self, slot: &Slot) -> Result<(), Refusal> {
+        let item = self.dtype()?.size_bytes() as i64;
+        let span: i64 = self.sizes.iter().zip(self.strides).map(|(n, s)| (n - 1) * s).sum();
+        if self.sizes.contains(&0) || (self.offset + span + 1) * item <= slot.nbytes as i64 {
+            return Ok(());
+        }
+        let message = format!(
+            "setStorage: sizes {:?}, strides {:?}, storage offset {}, and itemsize {item} requiring a storage size of {} \
+             are out of bounds for storage of size {}",
+            self.sizes,
+            self.strides,
+            self.offset,
+            (self.offset + span + 1) * item,
+            slot.nbytes
+        );
+        Err(Error::runtime(message).into())
     }
 
     /// The row-major bytes of a host tensor.

@@ -17,6 +17,10 @@ pub struct View {
     pub strides: Dims,
     /// Offset of the first element, in elements.
     pub offset: i64,
+    /// Whether its elements are the conjugates of the stored ones.
+    pub conj: bool,
+    /// Whether its elements are the stored ones negated.
+    pub neg: bool,
 }
 
 /// One dimension of the grid that a view is a box of.
@@ -43,18 +47,20 @@ impl View {
         TensorType::new(self.dtype, self.sizes.clone())
     }
 
+    /// Whether its elements are the stored ones.
+    pub fn is_plain(&self) -> bool {
+        !self.conj && !self.neg
+    }
+
+    /// Stored elements to shown ones, and back.
+    fn apply_bits(&self, b: &Builder, x: Value) -> Value {
+        let x = if self.neg { b.negate(x) } else { x };
+        if self.conj && b.dtype(x).is_complex() { b.complex(b.real(x), b.negate(b.imag(x))) } else { x }
+    }
+
     /// Whether two places of the view are one place of the storage by a stride of zero.
     pub fn is_expanded(&self) -> bool {
         self.sizes.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0)
-    }
-
-    /// The order of dimensions, slowest first, if the view is a permuted row-major tensor that begins at 0.
-    pub fn dense_order(&self) -> Option<Dims> {
-        if self.offset != 0 {
-            return None;
-        }
-        let order = dense_order(&self.sizes, &self.strides)?;
-        Some(order)
     }
 
     /// The grid, outermost level first, if the view is a box.
@@ -82,12 +88,12 @@ impl View {
 /// The order of dimensions, slowest first, in which sizes and strides are row-major without gaps.
 pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
     let mut order: Dims = (0..sizes.len() as i64).collect();
-    // Sizes of 1 may have any stride: they keep their place among equals.
-    order.sort_by_key(|&d| std::cmp::Reverse(if sizes[d as usize] == 1 { i64::MAX } else { strides[d as usize] }));
+    // Sizes of 1 (and 0) may have any stride: they keep their place among equals.
+    order.sort_by_key(|&d| std::cmp::Reverse(if sizes[d as usize] < 2 { i64::MAX } else { strides[d as usize] }));
     let mut expected = 1;
     for &d in order.iter().rev() {
         let (n, s) = (sizes[d as usize], strides[d as usize]);
-        if n != 1 && s != expected {
+        if n > 1 && s != expected {
             return None;
         }
         expected *= n.max(1);
@@ -106,10 +112,11 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
         return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
     }
     let flat = flat(b, base, view.dtype);
-    match view.levels() {
+    let shown = match view.levels() {
         Some(levels) => read_box(b, flat, view, &levels),
         None => read_indexed(b, flat, view),
-    }
+    };
+    view.apply_bits(b, shown)
 }
 
 fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
@@ -177,6 +184,7 @@ pub(crate) fn write(b: &Builder, base: Value, update: Value, view: &View) -> Val
     if view.numel() == 0 {
         return base;
     }
+    let update = view.apply_bits(b, update);
     let flat = flat(b, base, view.dtype);
     let written = match view.levels() {
         Some(levels) if !view.is_expanded() => write_box(b, flat, update, view, &levels),
@@ -271,7 +279,7 @@ mod tests {
     use super::*;
 
     fn view(sizes: &[i64], strides: &[i64], offset: i64) -> View {
-        View { dtype: DType::F32, sizes: sizes.into(), strides: strides.into(), offset }
+        View { dtype: DType::F32, sizes: sizes.into(), strides: strides.into(), offset, conj: false, neg: false }
     }
 
     #[test]

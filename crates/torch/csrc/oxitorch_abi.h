@@ -34,7 +34,7 @@ enum {
 };
 
 // OxiTensor::flags
-enum { OXI_WRAPPED_NUMBER = 1, OXI_UNDEFINED = 2, OXI_CONTIGUOUS = 4 };
+enum { OXI_WRAPPED_NUMBER = 1, OXI_UNDEFINED = 2, OXI_CONTIGUOUS = 4, OXI_CONJ = 8, OXI_NEG = 16 };
 // OxiTensor::device_type
 enum { OXI_DEVICE_CPU = 0, OXI_DEVICE_SELF = 1, OXI_DEVICE_OTHER = 2 };
 

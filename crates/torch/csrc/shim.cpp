@@ -6,6 +6,7 @@
 //
 // Built once per torch minor version; see python/oxitorch/_shim.py.
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -328,6 +329,8 @@ inline void describe(OxiTensor& o, const Tensor& t) {
   o.offset = impl->storage_offset();
   o.dtype = static_cast<int16_t>(c10::typeMetaToScalarType(impl->dtype()));
   o.flags = (impl->is_wrapped_number() ? OXI_WRAPPED_NUMBER : 0) | (impl->is_contiguous() ? OXI_CONTIGUOUS : 0);
+  if (C10_UNLIKELY(t.is_conj())) o.flags |= OXI_CONJ;  // lazy conjugation and negation: the core applies them
+  if (C10_UNLIKELY(t.is_neg())) o.flags |= OXI_NEG;
   o.device_index = impl->device().index();
   o.host = nullptr;
   o.slot = nullptr;
@@ -575,6 +578,10 @@ Tensor read_host(const Tensor& src) {
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
   if (dst.numel() == 0) return dst;
   bool from_self = self.device().type() == kSelf, to_self = dst.device().type() == kSelf;
+  if (to_self) {
+    at::assert_no_internal_overlap(dst);
+    if (from_self) at::assert_no_partial_overlap(dst, self);
+  }
   if (from_self && to_self) {
     OxiTensor a, b;
     Tensor s = self.expand(dst.sizes());

@@ -28,6 +28,8 @@ pub(crate) mod flag {
     pub(crate) const WRAPPED_NUMBER: u8 = 1;
     pub(crate) const UNDEFINED: u8 = 2;
     pub(crate) const CONTIGUOUS: u8 = 4;
+    pub(crate) const CONJ: u8 = 8;
+    pub(crate) const NEG: u8 = 16;
 }
 
 /// `OxiTensor::device_type`

@@ -146,6 +146,8 @@ unsafe fn tensor<'a>(t: &Tensor) -> TensorRef<'a> {
         contiguous: t.flags & flag::CONTIGUOUS != 0,
         wrapped: t.flags & flag::WRAPPED_NUMBER != 0,
         device: t.device_index,
+        conj: t.flags & flag::CONJ != 0,
+        neg: t.flags & flag::NEG != 0,
     }
 }
 
@@ -238,7 +240,7 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg]) -> Result<Outputs,
         }
         (seed, offset)
     };
-    let call = Call { op, args: &args, rng: &rng, site: crate::sites::here(), switches: s.engine.switches() };
+    let call = Call { op, args: &args, rng: &rng, site: crate::sites::here(), switches: s.engine.switches(), size: None };
     s.engine.dispatch(device.max(0) as usize, &call)
 }
 
