@@ -37,6 +37,8 @@ families! {
     attention: "Attention.",
     rnn: "Recurrent cells.",
     linalg: "Linear algebra.",
+    fft: "Fourier transforms.",
+    distance: "Distances between rows.",
     indexing: "Reads and writes by index.",
     scatter: "Scatters, and writes of whole rows.",
     embedding: "Embeddings and their gradients.",

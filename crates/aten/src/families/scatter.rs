@@ -21,6 +21,7 @@ pub static ROWS: &[Row] = &[
     op!("index_fill.int_Tensor", index_fill_tensor),
     op!("index_reduce", index_reduce),
     op!("masked_scatter", masked_scatter),
+    op!("masked_scatter_backward", masked_scatter_backward),
 ];
 
 /// How an update meets the element that is there; `None` overwrites it.
@@ -490,4 +491,16 @@ fn masked_scatter(c: &Ctx, x: Value, mask: Value, source: Value) -> Result<Value
     }
     let picked = c.take_dim(c.reshape(source, &[count]), rank_in_mask(c, mask), 0);
     Ok(c.select(mask, picked, x))
+}
+
+/// The gradient of the source: the masked elements in order, then zeros.
+fn masked_scatter_backward(c: &Ctx, grad: Value, mask: Value, sizes: Dims) -> Result<Value> {
+    let count: i64 = sizes.iter().product();
+    let mask = c.expand(mask, &c.shape(grad))?;
+    let behind = c.full(c.scalar_i64(DType::S64, count), &c.shape(mask));
+    let at = c.select(mask, rank_in_mask(c, mask), behind);
+    let n = c.numel(grad);
+    let zeros = c.full(c.scalar_i64(c.dtype(grad), 0), &[count]);
+    let out = scatter_rows(c, zeros, 0, c.reshape(at, &[n]), c.reshape(grad, &[n]), None);
+    Ok(c.reshape(out, &sizes))
 }

@@ -184,20 +184,6 @@ fn constant_pad_nd(c: &Ctx, x: Value, pad: Dims, fill: Scalar) -> Result<Value> 
     Ok(c.pad(x, c.number(fill, c.dtype(x)), &low, &high, &Dims::from_elem(0, rank)))
 }
 
-/// Columns minus rows of the last two dimensions, s64 of the shape of `x`.
-fn offset_from_diagonal(c: &Ctx, x: Value) -> Value {
-    let rank = c.rank(x) as i64;
-    c.subtract(c.iota_dim(x, DType::S64, rank - 1), c.iota_dim(x, DType::S64, rank - 2))
-}
-
-/// Zeroes everything above (or below) a diagonal of the last two dimensions.
-pub(super) fn triangle(c: &Ctx, x: Value, diagonal: i64, lower: bool) -> Value {
-    let offset = offset_from_diagonal(c, x);
-    let at = c.full(c.scalar_i64(DType::S64, diagonal), &c.shape(x));
-    let keep = if lower { c.le(offset, at) } else { c.ge(offset, at) };
-    c.select(keep, x, c.zeros_like(x))
-}
-
 /// The diagonal of two dimensions of a shape: how long it is and where it starts.
 struct Diagonal {
     dims: [usize; 2],
