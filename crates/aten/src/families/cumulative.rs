@@ -1,4 +1,125 @@
+//! Running sums and the like.
+//!
+//! Sums and products are windows that reach back to the start: XLA rewrites such windows into scans of linear work.
+//! Scans with indices double their reach in every step.
+
+use crate::args::Tensor;
+use crate::dtype::{Category, acc_type, category, opmath};
+use crate::error::{Result, not_implemented};
+use crate::lower::Ctx;
+use crate::op;
 use crate::table::Row;
+use oxitorch_hlo::{Binary, DType, Value, Window};
 
 /// The rows of this family.
-pub static ROWS: &[Row] = &[];
+pub static ROWS: &[Row] = &[
+    op!("cumsum", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &SUM, x, dim, dtype)),
+    op!("cumprod", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &PROD, x, dim, dtype)),
+    op!("cummax", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, true)),
+    op!("cummin", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, false)),
+    op!("_logcumsumexp", logcumsumexp),
+    op!("logcumsumexp", logcumsumexp),
+];
+
+struct Fold {
+    op: Binary,
+    identity: f64,
+    kernel: &'static str,
+}
+
+static SUM: Fold = Fold { op: Binary::Add, identity: 0.0, kernel: "cumsum_out_cpu" };
+static PROD: Fold = Fold { op: Binary::Multiply, identity: 1.0, kernel: "cumprod_out_cpu" };
+
+/// `x[0] op ... op x[i]` for every `i` along `dim`, in the dtype of `x`.
+pub(super) fn prefix(c: &Ctx, op: Binary, x: Value, identity: Value, dim: usize) -> Value {
+    let shape = c.shape(x);
+    let n = shape[dim];
+    if n <= 1 || c.numel(x) == 0 {
+        return x;
+    }
+    let mut window = Window::new(&vec![1; shape.len()]);
+    window.dims[dim] = n;
+    window.padding[dim] = (n - 1, 0);
+    c.reduce_window_with(op, x, identity, &window)
+}
+
+fn running(c: &Ctx, fold: &Fold, x: Tensor, dim: i64, dtype: Option<DType>) -> Result<Value> {
+    let dim = c.dim(dim, x.rank)?;
+    let out = dtype.unwrap_or(if category(x.dtype) <= Category::Int { DType::S64 } else { x.dtype });
+    if matches!(out, DType::F8E4M3FN | DType::F8E5M2) {
+        return Err(not_implemented(fold.kernel, out));
+    }
+    let wide = c.to(c.to(x.value, out), if out == DType::Pred { out } else { acc_type(out) });
+    if x.rank == 0 {
+        return Ok(c.to(wide, out));
+    }
+    Ok(c.to(prefix(c, fold.op, wide, c.scalar_like(wide, fold.identity), dim), out))
+}
+
+/// Combines every element with all before it: `f(earlier, later)`. What lies before the start is `fills`.
+fn scan(
+    c: &Ctx,
+    xs: Vec<Value>,
+    fills: &[Value],
+    dim: usize,
+    f: impl Fn(&[Value], &[Value]) -> Vec<Value>,
+) -> Vec<Value> {
+    let n = xs.first().map_or(0, |&x| c.shape(x)[dim]);
+    let mut xs = xs;
+    let mut reach = 1;
+    while reach < n {
+        let earlier: Vec<Value> =
+            xs.iter().zip(fills).map(|(&x, &fill)| c.pad_dim(x, fill, dim as i64, reach, -reach)).collect();
+        xs = f(&earlier, &xs);
+        reach *= 2;
+    }
+    xs
+}
+
+/// Running maximum or minimum, with the last position that holds it; a NaN stays.
+fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value)> {
+    let kernel = if largest { "cummax_cpu" } else { "cummin_cpu" };
+    let bare = matches!(x.dtype, DType::U16 | DType::U32 | DType::U64 | DType::F8E4M3FN | DType::F8E5M2);
+    if bare || x.dtype.is_complex() {
+        return Err(not_implemented(kernel, x.dtype));
+    }
+    let dim = c.dim(dim, x.rank)?;
+    if x.rank == 0 {
+        return Ok((x.value, c.scalar_i64(DType::S64, 0)));
+    }
+    let index = super::reductions::index_dtype(c.shape(x.value)[dim]);
+    let start = vec![x.value, c.iota_dim(x.value, index, dim as i64)];
+    let fills = [c.scalar_like(x.value, 0.0), c.scalar_i64(index, -1)];
+    let out = scan(c, start, &fills, dim, |old, new| {
+        let mut take = if largest { c.ge(new[0], old[0]) } else { c.le(new[0], old[0]) };
+        if x.dtype.is_float() {
+            take = c.or(c.is_nan(new[0]), c.and(take, c.not(c.is_nan(old[0]))));
+        }
+        take = c.or(take, c.lt(old[1], c.zeros_like(old[1])));
+        vec![c.select(take, new[0], old[0]), c.select(take, new[1], old[1])]
+    });
+    Ok((out[0], c.to(out[1], DType::S64)))
+}
+
+fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
+    let dim = c.dim(dim, x.rank)?;
+    match category(x.dtype) {
+        Category::Float => {}
+        Category::Complex => return Err(crate::error::unsupported("logcumsumexp of complex numbers")),
+        _ => return Err(not_implemented("logcumsumexp_out_cpu", x.dtype)),
+    }
+    if x.rank == 0 {
+        return Ok(x.value);
+    }
+    let wide = c.to(x.value, opmath(x.dtype));
+    let fills = [c.min_value(c.dtype(wide))];
+    let out = scan(c, vec![wide], &fills, dim, |old, new| {
+        let (a, b) = (old[0], new[0]);
+        let high = c.maximum(a, b);
+        let sum = c.add(high, c.log_plus_one(c.exponential(c.sub(c.minimum(a, b), high))));
+        // inf - inf is NaN, but the sum of two equal infinities is that infinity.
+        let same = c.and(c.eq(a, b), c.not(c.is_finite(a)));
+        vec![c.select(same, a, sum)]
+    });
+    Ok(c.to(out[0], x.dtype))
+}

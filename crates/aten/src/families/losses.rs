@@ -533,6 +533,7 @@ struct MultiMargin {
 impl MultiMargin {
     fn new(
         c: &Ctx,
+        input: Tensor,
         x: Value,
         target: Tensor,
         p: Const,
@@ -547,6 +548,7 @@ impl MultiMargin {
         let (n, classes) = (shape[0], shape[1]);
         let got = c.shape(target.value);
         if target.rank > 1 || c.numel(target.value) != n {
+            let shape = c.shape(input.value);
             return Err(runtime(format!(
                 "multi_margin_loss: target tensor should be 1-D with size equal to the number of input samples (batch \
                  size). Expected target size [{n}], but got {got:?}. Input has shape {shape:?}."
@@ -587,7 +589,7 @@ fn multi_margin_loss(
     reduction: i64,
 ) -> Result<Value> {
     let scores = margin_scores(c, "multi_margin_loss", x)?;
-    let m = MultiMargin::new(c, scores, target, p, margin, weight)?;
+    let m = MultiMargin::new(c, x, scores, target, p, margin, weight)?;
     let cost = if m.p == 2 { c.mul(m.violation, m.violation) } else { m.violation };
     let loss = c.reduce_sum(c.mul(cost, m.scale), &[1]);
     let loss = if target.rank == 0 { c.reshape(loss, &[]) } else { loss };
@@ -605,7 +607,7 @@ fn multi_margin_loss_backward(
     reduction: i64,
 ) -> Result<Value> {
     let scores = margin_scores(c, "multi_margin_loss_backward", x)?;
-    let m = MultiMargin::new(c, scores, target, p, margin, weight)?;
+    let m = MultiMargin::new(c, x, scores, target, p, margin, weight)?;
     let zero = c.zeros_like(scores);
     let slope = match m.p {
         2 => c.add(m.violation, m.violation),

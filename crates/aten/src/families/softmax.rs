@@ -108,9 +108,7 @@ fn log_softmax_backward(
 fn safe_softmax(c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>) -> Result<Value> {
     let dims = axis(c, dim, x.rank)?;
     let dtype = dtype.unwrap_or(x.dtype);
-    if category(dtype) != Category::Float {
-        return Err(not_implemented("softmax_kernel_impl", dtype));
-    }
+    result_dtype(c, "softmax", Tensor { dtype, ..x }, &dims, false)?;
     let wide = c.to(c.to(x.value, dtype), opmath(dtype));
     let masked = c.eq(wide, c.like(wide, f64::NEG_INFINITY));
     let dead = spread(c, c.reduce_all(masked, &dims), &c.shape(wide), &dims);
