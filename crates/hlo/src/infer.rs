@@ -47,7 +47,7 @@ fn result_types(s: &Sig<'_>) -> Result {
     match s.op {
         Op::Unary(u) => unary(*u, s.operands[0]),
         Op::Binary(b) => binary(*b, s.operands),
-        Op::Compare(_, kind) => compare(*kind, s.operands),
+        Op::Compare(direction, kind) => compare(*direction, *kind, s.operands),
         Op::Select => select(s.operands),
         Op::Clamp => clamp(s.operands),
         Op::Complex => complex(s.operands),
@@ -248,8 +248,10 @@ fn binary(op: Binary, ts: &[&TensorType]) -> Result {
     elementwise(op.row(), ts[0])
 }
 
-fn compare(kind: CompareKind, ts: &[&TensorType]) -> Result {
+fn compare(direction: Direction, kind: CompareKind, ts: &[&TensorType]) -> Result {
     ensure!(ts[0] == ts[1], "operands must have the same type");
+    let ordered = !matches!(direction, Direction::Eq | Direction::Ne);
+    ensure!(!(ordered && ts[0].dtype.is_complex()), "complex numbers have no order");
     ensure!(kind == CompareKind::Natural || ts[0].dtype.is_float(), "a total order needs floats");
     one(ts[0].with_dtype(DType::Pred))
 }
@@ -266,7 +268,7 @@ fn select(ts: &[&TensorType]) -> Result {
 
 fn clamp(ts: &[&TensorType]) -> Result {
     let (min, x, max) = (ts[0], ts[1], ts[2]);
-    accepts(DTypeSet::REAL, x)?;
+    accepts(DTypeSet::REAL_NUMBER, x)?;
     for bound in [min, max] {
         ensure!(bound.dtype == x.dtype, "bounds must have the operand's element type");
         ensure!(

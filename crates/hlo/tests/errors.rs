@@ -62,6 +62,10 @@ fn messages_name_op_types_and_reason() {
             |b, v| b.reduce_sum(v[0], &[0, 0]),
             "`stablehlo.reduce`(tensor<4xf32>, tensor<f32>): dimension 0 appears twice",
         ),
+        (
+            |b, v| b.lt(b.convert(v[0], DType::C64), b.convert(v[0], DType::C64)),
+            "`stablehlo.compare`(tensor<4xcomplex<f32>>, tensor<4xcomplex<f32>>): complex numbers have no order",
+        ),
         (|b, _| b.concatenate(&[], 0), "`stablehlo.concatenate`(): needs at least one operand"),
         (|b, _| b.dense(ty(F32, &[2]), vec![0; 7]), "`stablehlo.constant`(): 7 bytes given, the type has 8"),
         (|b, _| b.min_value(DType::C64), "`stablehlo.constant`(): complex<f32> has no order"),

@@ -202,7 +202,7 @@ impl Builder {
         self.op(Op::Select, &[pred, on_true, on_false])
     }
 
-    /// `stablehlo.clamp`: min(max(x, min), max); bounds are scalars or have the operand's shape.
+    /// `stablehlo.clamp` of integers and floats: min(max(x, min), max); bounds are scalars or have the operand's shape.
     pub fn clamp(&self, min: Value, x: Value, max: Value) -> Value {
         self.op(Op::Clamp, &[min, x, max])
     }

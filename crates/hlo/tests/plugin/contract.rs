@@ -235,3 +235,26 @@ fn fourier_transforms_invert_each_other() {
     assert_close(&out[1].f32(), &x.f32(), 1e-5);
     assert_close(&out[2].f32(), &x.f32(), 1e-5);
 }
+
+#[test]
+fn convolutions_and_factorisations_run_in_every_element_type_they_accept() {
+    let numbers: Vec<Host> =
+        DType::all().filter(|&d| d != DType::Pred).map(|d| zeros(d, &[1, 1, 3])).collect();
+    run_quick(&numbers, |b, v| v.iter().map(|&x| b.convolution(x, x, Convolution::new(1))).collect());
+    for dtype in DType::all().filter(|d| d.is_float() || d.is_complex()) {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(dtype, vec![2, 2]));
+        let flags = TriangularSolve {
+            left_side: true,
+            lower: true,
+            unit_diagonal: true,
+            transpose_a: Transpose::Adjoint,
+        };
+        let lower = b.cholesky(x, true);
+        let solved = b.triangular_solve(x, x, flags);
+        if let Ok(module) = b.finish(&[lower, solved]) {
+            let run = try_run_with(&module, &[zeros(dtype, &[2, 2])], &quick());
+            assert!(run.is_ok(), "{dtype}: {}", run.unwrap_err());
+        }
+    }
+}

@@ -110,3 +110,55 @@ fn huge_tensors_do_not_abort() {
         }
     }
 }
+
+/// Moving elements works for every element type, and so do the ops with regions where there is an order.
+#[test]
+fn every_element_type_moves() {
+    let inputs: Vec<Host> = DType::all().map(|d| zeros(d, &[2, 4])).collect();
+    run_quick(&inputs, |b, v| {
+        let moved = v.iter().flat_map(|&x| {
+            let start = b.scalar_i64(DType::S32, 1);
+            let rows = b.vector_i64(DType::S32, &[1, 0]);
+            let scatter = ScatterDims {
+                update_window_dims: dims(&[1]),
+                inserted_window_dims: dims(&[0]),
+                scatter_dims_to_operand_dims: dims(&[0]),
+                index_vector_dim: 1,
+                ..ScatterDims::default()
+            };
+            let flags = ScatterFlags::default();
+            let sum = Window::new(&[1, 2]);
+            let zero = b.scalar_like(x, 0.0);
+            vec![
+                b.pad_dim(b.reverse(b.transpose_last2(x), &[0]), zero, 0, 1, -1),
+                b.select(b.scalar_bool(true), x, b.ones_like(x)),
+                b.dynamic_update_slice(x, b.dynamic_slice(x, &[start, start], &[1, 2]), &[start, start]),
+                b.take_dim(x, rows, 0),
+                b.scatter(&[x], b.unsqueeze(rows, 1), &[x], &scatter, flags, |b, o, n| {
+                    vec![b.add(o[0], n[0])]
+                })[0],
+                b.reduce_window_with(Binary::Add, x, zero, &sum),
+                b.broadcast_to(b.concatenate(&[x, x], 1), &[3, 2, 8]),
+            ]
+        });
+        moved.collect()
+    });
+    let real: Vec<Host> = inputs.into_iter().filter(|h| !h.ty.dtype.is_complex()).collect();
+    run_quick(&real, |b, v| {
+        let ordered = v.iter().flat_map(|&x| {
+            let window = Window::new(&[1, 4]);
+            let source = b.slice_dim(x, 1, 0, 1, 1);
+            let zero = b.scalar_like(x, 0.0);
+            vec![
+                b.sort(&[x], 1, true, |b, l, r| b.lt(l[0], r[0]))[0],
+                b.select_and_scatter(x, source, zero, &window, |b, x, y| b.ge(x, y), |b, x, y| b.add(x, y)),
+            ]
+        });
+        ordered.collect()
+    });
+    let numbers: Vec<Host> = real.into_iter().filter(|h| h.ty.dtype != DType::Pred).collect();
+    run_quick(&numbers, |b, v| {
+        let both = |&x: &Value| [b.top_k(x, 2).0, b.clamp(b.scalar_like(x, 0.0), x, b.scalar_like(x, 1.0))];
+        v.iter().flat_map(both).collect()
+    });
+}
