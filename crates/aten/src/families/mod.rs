@@ -24,6 +24,7 @@ families! {
     creation: "New tensors.",
     convert: "Casts and copies.",
     random: "Random numbers.",
+    sampling: "Distributions sampled by rejection.",
     optim: "Fused optimizers and loss scaling.",
     reductions: "Sums, means, extremes, variances.",
     cumulative: "Running sums and the like.",

@@ -4,7 +4,7 @@ use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{DType, Dims, RngAlgorithm, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, RngAlgorithm, TensorType, Value};
 use std::f64::consts::{PI, SQRT_2};
 
 /// The rows of this family. Numbers come from Philox: the seed is the key, the offset the counter, in blocks of 128 bits.
@@ -103,7 +103,7 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// Random bits of an unsigned dtype.
-fn bits(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
+pub(super) fn bits(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
     let ty = TensorType::new(dtype, shape);
     let blocks = (ty.bytes() as u64).div_ceil(16);
     let state = c.rng_take(rng, blocks);
@@ -135,14 +135,18 @@ fn uniform(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
     uniform_digits(c, rng, dtype, dtype, shape)
 }
 
-/// In (0, 1): the middles of the steps of [`uniform`], with one digit less.
+/// In (0, 1).
 fn open_uniform(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
-    let (source, width) = if dtype == DType::F64 { (DType::U64, 64) } else { (DType::U32, 32) };
+    let source = if dtype == DType::F64 { DType::U64 } else { DType::U32 };
+    open_uniform_of(c, bits(c, rng, source, shape), dtype)
+}
+
+/// Random bits as numbers in (0, 1): the middles of the steps of [`uniform`], with one digit less.
+pub(super) fn open_uniform_of(b: &Builder, raw: Value, dtype: DType) -> Value {
     let keep = digits(dtype) - 1;
-    let raw = bits(c, rng, source, shape);
-    let raw = c.shift_right_logical(raw, c.like(raw, f64::from(width - keep)));
-    let x = c.convert(raw, dtype);
-    c.mul(c.add(x, c.like(x, 0.5)), c.like(x, 0.5f64.powi(keep as i32)))
+    let drop = b.dtype(raw).bits() - keep;
+    let x = b.convert(b.shift_right_logical(raw, b.full_like(raw, f64::from(drop))), dtype);
+    b.mul(b.add(x, b.full_like(x, 0.5)), b.full_like(x, 0.5f64.powi(keep as i32)))
 }
 
 /// Standard normal numbers, by the inverse of the distribution.
