@@ -15,6 +15,7 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -521,6 +522,9 @@ struct Kernel final : c10::OperatorKernel {
         uint32_t end = k + 1 + static_cast<uint32_t>(r.outs[k].arg);
         for (k++; k < end; k++) list.push_back(result(base, r.outs[k]));
         results.emplace_back(std::move(list));
+      } else if (r.outs[k].kind == OXI_OUT_UNDEFINED && is_int(op.schema().returns()[results.size()])) {
+        results.emplace_back(int64_t(0));  // sequence lengths of nested tensors, which the core has not
+        k++;
       } else {
         results.emplace_back(result(base, r.outs[k++]));
       }
@@ -529,6 +533,9 @@ struct Kernel final : c10::OperatorKernel {
     for (auto& v : results) stack->emplace_back(std::move(v));
   }
 
+  static bool is_int(const c10::Argument& a) {
+    return a.type()->kind() == c10::TypeKind::IntType || a.type()->kind() == c10::TypeKind::SymIntType;
+  }
   static Tensor result(c10::IValue* base, const OxiOut& o) {
     switch (o.kind) {
       case OXI_OUT_NEW: return wrap(o);
@@ -654,6 +661,16 @@ Tensor& set_empty(Tensor& s) {
   return s;
 }
 
+// ---------------------------------------------------------------- attention
+// Which implementation scaled_dot_product_attention takes: the core's fused one, unless PyTorch's composite must serve.
+int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double, bool,
+                         std::optional<double>, bool) {
+  bool dense = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && !q.is_nested() && q.numel() > 0 && k.numel() > 0;
+  bool plain = q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() && at::isFloatingType(q.scalar_type());
+  bool fused = dense && plain && q.scalar_type() != at::kDouble && at::globalContext().userEnabledOverrideableSDP();
+  return static_cast<int64_t>(fused && !(mask && mask->requires_grad()) ? at::SDPBackend::overrideable : at::SDPBackend::math);
+}
+
 // ---------------------------------------------------------------- registration
 std::vector<std::unique_ptr<torch::Library>>& libraries() {
   static auto* v = new std::vector<std::unique_ptr<torch::Library>>;  // never destroyed: PyTorch's registry may be gone by then
@@ -731,6 +748,10 @@ const OxiShim kShim = {
     []() -> const char* { return TORCH_VERSION; },
 };
 }  // namespace
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
+}
 
 // Autocast follows the lists PyTorch keeps for its other accelerators.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
