@@ -3,22 +3,20 @@ use super::matmul::accumulator;
 use super::scatter::scatter_rows;
 use crate::args::Scalar;
 use crate::dtype::scalar_name;
-use crate::error::{ErrorKind, Result, runtime, unsupported};
+use crate::error::{ErrorKind, Result, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
-use oxitorch_hlo::{Binary, DType, Dims, Value};
+use oxitorch_hlo::{Binary, DType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("embedding", embedding),
     op!("embedding_dense_backward", embedding_dense_backward),
     op!("embedding_renorm", embedding_renorm),
-    op!("_embedding_bag", embedding_bag),
-    op!("_embedding_bag_forward_only", embedding_bag),
 ];
 
-fn check_indices(c: &Ctx, indices: Value, argument: &str) -> Result<()> {
+pub(super) fn check_indices(c: &Ctx, indices: Value, argument: &str) -> Result<()> {
     let dtype = c.dtype(indices);
     if matches!(dtype, DType::S32 | DType::S64) {
         return Ok(());
@@ -53,7 +51,7 @@ fn embedding(
 }
 
 /// How often each of `classes` indices occurs, in `dtype`.
-fn occurrences(c: &Ctx, indices: Value, classes: i64, dtype: DType) -> Value {
+pub(super) fn occurrences(c: &Ctx, indices: Value, classes: i64, dtype: DType) -> Value {
     let zeros = c.full(c.scalar_i64(dtype, 0), &[classes]);
     let ones = c.full(c.scalar_i64(dtype, 1), &c.shape(indices));
     scatter_rows(c, zeros, 0, indices, ones, Some(Binary::Add))
@@ -116,61 +114,4 @@ fn embedding_renorm(
     let scale = c.divide(limit, c.add(norm, constant(1e-7)));
     let scale = c.select(c.and(used, c.gt(norm, limit)), scale, constant(1.0));
     Ok(c.to(c.multiply(wide, c.broadcast_in_dim(scale, &shape, &[0])), c.dtype(weight)))
-}
-
-/// Which bag each index belongs to, s64: the number of offsets at or before its position, less one.
-fn bag_of(c: &Ctx, offsets: Value, count: i64) -> Value {
-    let n = c.numel(offsets);
-    let at = c.iota(oxitorch_hlo::TensorType::new(DType::S64, [count, n].as_slice()), 0);
-    let starts = c.broadcast_in_dim(c.to(offsets, DType::S64), &[count, n], &[1]);
-    let before = c.convert(c.ge(at, starts), DType::S64);
-    let ones = c.full(c.scalar_i64(DType::S64, 1), &[count]);
-    c.subtract(c.reduce_sum(before, &[1]), ones)
-}
-
-/// Sums (mode 0) and means (mode 1) of rows, bag by bag. Maxima (mode 2) keep which row won and go another way.
-#[allow(clippy::too_many_arguments)] // the schema's
-fn embedding_bag(
-    c: &Ctx,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    _scale_grad_by_freq: bool,
-    mode: i64,
-    sparse: bool,
-    per_sample_weights: Option<Value>,
-    include_last_offset: bool,
-    padding_idx: i64,
-) -> Result<Vec<Value>> {
-    if mode == 2 || sparse || c.rank(indices) != 1 || c.rank(offsets) != 1 {
-        return Err(unsupported("embedding_bag with mode max, sparse gradients or unusual ranks"));
-    }
-    check_indices(c, indices, "#2")?;
-    let (shape, count) = (c.shape(weight), c.numel(indices));
-    check_range(c, ErrorKind::Index, "index out of range in self", indices, 0, shape[0]);
-    let starts = c.numel(offsets);
-    let bags = if include_last_offset { (starts - 1).max(0) } else { starts };
-    let (dtype, acc) = (c.dtype(weight), accumulator(c.dtype(weight)));
-    let of =
-        if starts == 0 { c.full(c.scalar_i64(DType::S64, 0), &[count]) } else { bag_of(c, offsets, count) };
-    let mut share = c.full(c.scalar_i64(acc, 1), &[count]);
-    if padding_idx >= 0 {
-        let padding = c.full(c.scalar_i64(c.dtype(indices), padding_idx), &[count]);
-        share = c.convert(c.ne(indices, padding), acc);
-    }
-    let zeros = |shape: &[i64], dtype: DType| c.full(c.scalar_i64(dtype, 0), shape);
-    let sizes = scatter_rows(c, zeros(&[bags], acc), 0, of, share, Some(Binary::Add));
-    if let Some(w) = per_sample_weights {
-        share = c.multiply(share, c.to(w, acc));
-    }
-    let wide: Dims = [count, shape[1]].as_slice().into();
-    let rows = if count == 0 { zeros(&wide, acc) } else { c.to(c.take_dim(weight, indices, 0), acc) };
-    let rows = c.multiply(rows, c.broadcast_in_dim(share, &wide, &[0]));
-    let mut sums = scatter_rows(c, zeros(&[bags, shape[1]], acc), 0, of, rows, Some(Binary::Add));
-    if mode == 1 {
-        let divisor = c.maximum(sizes, c.ones_like(sizes));
-        sums = c.divide(sums, c.broadcast_in_dim(divisor, &[bags, shape[1]], &[0]));
-    }
-    let index = c.dtype(indices);
-    Ok(vec![c.to(sums, dtype), c.convert(of, index), c.convert(sizes, index), zeros(&[bags], index)])
 }

@@ -13,11 +13,18 @@ pub static ROWS: &[Row] = &[
     op!("bmm", bmm),
     op!("bmm.dtype", bmm_dtype),
     op!("addmm", addmm),
+    op!("addmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
+        multipliable(c, "mat1", l, r)?;
+        accumulate(c, c.to(x, out), c.to(mm_acc(c, l, r)?, out), beta, alpha)
+    }),
     op!("_addmm_activation", addmm_activation),
     op!("addmv", addmv),
     op!("mv", mv),
     op!("addr", addr),
     op!("baddbmm", baddbmm),
+    op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
+        accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)
+    }),
     op!("addbmm", addbmm),
     op!("dot", dot),
     op!("vdot", vdot),

@@ -43,6 +43,7 @@ families! {
     indexing: "Reads and writes by index.",
     scatter: "Scatters, and writes of whole rows.",
     embedding: "Embeddings and their gradients.",
+    embedding_bag: "Sums, means and maxima of embeddings.",
     sized: "Results whose size depends on values.",
     sorting: "Sort, top-k and search.",
     shape: "Joining, padding and rearranging.",
