@@ -5,7 +5,7 @@
 
 use crate::args::Tensor;
 use crate::dtype::{Category, acc_type, category, opmath};
-use crate::error::{Result, not_implemented};
+use crate::error::{Result, index, not_implemented};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -46,10 +46,10 @@ pub(super) fn prefix(c: &Ctx, op: Binary, x: Value, identity: Value, dim: usize)
 fn running(c: &Ctx, fold: &Fold, x: Tensor, dim: i64, dtype: Option<DType>) -> Result<Value> {
     let dim = c.dim(dim, x.rank)?;
     let out = dtype.unwrap_or(if category(x.dtype) <= Category::Int { DType::S64 } else { x.dtype });
-    if matches!(out, DType::F8E4M3FN | DType::F8E5M2) {
+    if matches!(out, DType::F8E4M3FN | DType::F8E5M2 | DType::Pred) {
         return Err(not_implemented(fold.kernel, out));
     }
-    let wide = c.to(c.to(x.value, out), if out == DType::Pred { out } else { acc_type(out) });
+    let wide = c.to(c.to(x.value, out), acc_type(out));
     if x.rank == 0 {
         return Ok(c.to(wide, out));
     }
@@ -83,10 +83,10 @@ fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value
     if bare || x.dtype.is_complex() {
         return Err(not_implemented(kernel, x.dtype));
     }
-    let dim = c.dim(dim, x.rank)?;
     if x.rank == 0 {
-        return Ok((x.value, c.scalar_i64(DType::S64, 0)));
+        return scalar_extreme(c, x, dim, if largest { "cummax" } else { "cummin" });
     }
+    let dim = c.dim(dim, x.rank)?;
     let index = super::reductions::index_dtype(c.shape(x.value)[dim]);
     let start = vec![x.value, c.iota_dim(x.value, index, dim as i64)];
     let fills = [c.scalar_like(x.value, 0.0), c.scalar_i64(index, -1)];
@@ -99,6 +99,13 @@ fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value
         vec![c.select(take, new[0], old[0]), c.select(take, new[1], old[1])]
     });
     Ok((out[0], c.to(out[1], DType::S64)))
+}
+
+fn scalar_extreme(c: &Ctx, x: Tensor, dim: i64, name: &str) -> Result<(Value, Value)> {
+    if dim != 0 && dim != -1 {
+        return Err(index(format!("{name}(): Expected reduction dim -1 or 0 for scalar but got {dim}")));
+    }
+    Ok((x.value, c.scalar_i64(DType::S64, 0)))
 }
 
 fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {

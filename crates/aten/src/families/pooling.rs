@@ -702,7 +702,7 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     let shape = c.shape(x.value);
     let lead = check_adaptive::<N>(op, ":", &shape)?;
     if category(x.dtype) != Category::Float {
-        return Err(not_implemented(op, x.dtype));
+        return Err(not_implemented(if N == 2 { op } else { "adaptive_max_pool3d_cpu" }, x.dtype));
     }
     let dtype = index_dtype(shape[lead..].iter().product());
     // Spatial dimension d of the windows is dimension lead + 2 * d, its elements one further.
@@ -797,6 +797,9 @@ fn max_unpool<const N: usize>(c: &Ctx, x: Tensor, indices: Tensor, size: &[i64])
             "Expected shape of indices to be same as that of the input tensor ({shape:?}) but got indices tensor with \
              shape: {got:?}"
         )));
+    }
+    if category(x.dtype) != Category::Float {
+        return Err(not_implemented(if N == 2 { "max_unpool2d" } else { "max_unpool3d" }, x.dtype));
     }
     let lead = x.rank - N;
     let plane: i64 = size.iter().product();

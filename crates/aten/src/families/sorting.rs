@@ -202,7 +202,7 @@ fn mode(c: &Ctx, x: Tensor, dim: i64, keep: bool) -> Result<(Value, Value)> {
     }
     require_nonempty(c, "mode()", x.value, &[dim as i64])?;
     if x.dtype.is_complex() {
-        return Err(not_implemented("mode", x.dtype));
+        return Err(not_implemented("mode_cpu", x.dtype));
     }
     let shape = c.shape(x.value);
     let (values, index) = sort_with_index(c, x.value, dim, false);
@@ -303,7 +303,7 @@ fn searchsorted(
     };
     check_search(c, sequence, x, sorter)?;
     let dtype = c.result_type(&[sequence, x])?;
-    if dtype.is_complex() {
+    if dtype.is_complex() || dtype == DType::Pred {
         return Err(not_implemented("searchsorted_out_cpu", dtype));
     }
     let mut sorted = c.to(sequence.value, dtype);
