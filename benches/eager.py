@@ -90,6 +90,8 @@ def dispatch_only(rounds: int) -> list[Row]:
     """The same with launches held back: the cost of recording alone."""
     from oxitorch import _core
 
+    if not hasattr(_core, "hold_launches"):
+        return [Row("tiny add, dispatch alone", "us/op", None, note="this core cannot hold launches")]
     cpu = adds("cpu")
     a, b = torch.ones(4, device="tpu"), torch.ones(4, device="tpu")
 
@@ -151,6 +153,8 @@ def call_site(rounds: int) -> list[Row]:
     """Finding out which Python line asked for an operation."""
     from oxitorch import _core
 
+    if not hasattr(_core, "bench_call_site"):
+        return [Row("call site of an op", "ns", None, note="this core has no measure of it")]
     (ns,) = in_turns(rounds, lambda: _core.bench_call_site(10_000))
     return [Row("call site of an op", "ns", ns, target=100.0)]
 
