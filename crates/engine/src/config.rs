@@ -66,6 +66,13 @@ impl Default for Switches {
 }
 
 impl Switches {
+    /// What they add to the key of a call: everything that [`Switches::lowering`] looks at.
+    pub(crate) fn word(&self) -> u64 {
+        let debug = self.mode == Mode::Debug;
+        let matmul = self.matmul as u64;
+        matmul | u64::from(debug) << 4 | u64::from(self.nan_trap) << 5 | (self.default_dtype as u64) << 8
+    }
+
     /// The lowering that they ask for.
     pub(crate) fn lowering(&self) -> Lowering {
         let debug = self.mode == Mode::Debug;

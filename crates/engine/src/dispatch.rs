@@ -1,19 +1,20 @@
 //! One ATen call: from PyTorch's arguments to recorded instances and PyTorch's results.
 
-use crate::config::{Lowering, Switches};
+use crate::arguments::{Operands, items, rng_type, with_strides};
+use crate::config::Switches;
 use crate::engine::Engine;
 use crate::masks;
 use crate::error::{Error, ErrorKind, Refusal};
-use crate::inst::{Format, Inst, Kind, Out};
+use crate::inst::{Format, Inst, Key, Kind, Out};
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
-use oxitorch_aten::args::{Number, number_arg};
+use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::{self as aten, Arg, Binding, Form, NumKind, ParamKind, Schema, ScalarArg, Source, TensorArg, Write};
-use oxitorch_hlo::{DType, Dims, TensorType};
+use oxitorch_aten::{self as aten, Arg, Binding, Form, Schema, Source, Write};
+use oxitorch_hlo::{Dims, TensorType};
 use smallvec::SmallVec;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -130,18 +131,10 @@ impl Op {
     }
 }
 
-/// One run of a row.
-struct Run<'c, 'a> {
-    call: &'c Call<'c, 'a>,
-    /// For foreach forms: which element of the lists.
-    element: Option<usize>,
-    operands: SmallVec<[Arc<Value>; 6]>,
-    args: Vec<Arg>,
-    rng: Option<(u32, Option<usize>)>,
-}
-
 /// A call in progress.
 pub struct Call<'c, 'a> {
+    /// Ordinal of the device that runs it.
+    pub device: u16,
     /// The overload.
     pub op: &'c Op,
     /// Its arguments, by schema position.
@@ -157,15 +150,15 @@ pub struct Call<'c, 'a> {
 }
 
 /// The results of a call.
-pub type Outputs = SmallVec<[Output; 2]>;
+pub type Outputs = Vec<Output>;
 
 impl Engine {
     /// Runs one ATen call on a device.
-    pub fn dispatch(&self, device: usize, call: &Call<'_, '_>) -> Result<Outputs, Refusal> {
-        let stream = self.stream(device)?;
+    pub fn dispatch(&self, call: &Call<'_, '_>, out: &mut Outputs) -> Result<(), Refusal> {
+        let stream = self.stream(call.device as usize)?;
         stream.metrics().count(&stream.metrics().ops);
-        let result = match call.attempt(stream) {
-            Err(Refusal::Fallback(_)) if masks::any(call) => masks::expand(stream, call),
+        let result = match call.attempt(stream, out) {
+            Err(Refusal::Fallback(_)) if masks::any(call) => masks::expand(stream, call, out),
             result => result,
         };
         result.map_err(|r| match r {
@@ -193,15 +186,17 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// Records the call, launches it, and waits as the mode asks.
-    pub(crate) fn attempt(&self, stream: &Stream) -> Result<Outputs, Refusal> {
-        let size = self.op.row.sized_by.map(|row| self.result_size(stream, row)).transpose()?;
-        let sized = Call { size, ..*self };
+    pub(crate) fn attempt(&self, stream: &Stream, out: &mut Outputs) -> Result<(), Refusal> {
+        if let (Some(row), None) = (self.op.row.sized_by, self.size) {
+            let size = Some(self.result_size(stream, row)?);
+            return Call { size, ..*self }.attempt(stream, out);
+        }
         let mut w = stream.lock();
-        let outputs = sized.run(stream, &mut w)?;
+        self.run(stream, &mut w, out)?;
         let pending = stream.flush(&mut w, self.site)?;
         drop(w);
         stream.after_op(&self.switches, pending)?;
-        Ok(outputs)
+        Ok(())
     }
 
     /// For results whose size depends on values: runs the row that tells it, and waits.
@@ -220,39 +215,44 @@ impl<'a> Call<'_, 'a> {
         Ok(i64::from_le_bytes(bytes))
     }
 
-    fn run(&self, stream: &Stream, w: &mut Window) -> Result<Outputs, Refusal> {
+    fn run(&self, stream: &Stream, w: &mut Window, out: &mut Outputs) -> Result<(), Refusal> {
         match &self.op.binding.form {
-            Form::Functional => self.functional(stream, w),
+            Form::Functional => self.functional(stream, w, out),
             Form::InPlace(at) => {
                 self.written(*at)?;
                 let value = self.run_row(stream, w, self.op.binding.op, None, &[self.into_arg(*at)?])?;
                 self.write(w, *at, value.first()?)?;
-                Ok(SmallVec::from_iter([Output::Arg(*at)]))
+                out.push(Output::Arg(*at));
+                Ok(())
             }
-            Form::Out(positions) => self.out(stream, w, positions),
-            Form::Mutating(positions) => self.mutating(stream, w, positions),
-            Form::Foreach(write) => self.foreach(stream, w, *write),
+            Form::Out(positions) => self.out(stream, w, positions, out),
+            Form::Mutating(positions) => self.mutating(stream, w, positions, out),
+            Form::Foreach(write) => self.foreach(stream, w, *write, out),
         }
     }
 
-    fn functional(&self, stream: &Stream, w: &mut Window) -> Result<Outputs, Refusal> {
+    fn functional(&self, stream: &Stream, w: &mut Window, out: &mut Outputs) -> Result<(), Refusal> {
         let results = self.run_row(stream, w, self.op.binding.op, None, &[])?;
-        let mut outputs = Outputs::new();
         if self.op.returns == [Return::List] {
-            outputs.push(Output::List(results.len()));
+            out.push(Output::List(results.len()));
         }
-        outputs.extend((0..results.len()).map(|i| results.new_tensor(i, stream.device)));
-        Ok(outputs)
+        (0..results.len()).for_each(|i| out.push(results.new_tensor(i, stream.device)));
+        Ok(())
     }
 
-    fn out(&self, stream: &Stream, w: &mut Window, positions: &[usize]) -> Result<Outputs, Refusal> {
+    fn out(
+        &self,
+        stream: &Stream,
+        w: &mut Window,
+        positions: &[usize],
+        outputs: &mut Outputs,
+    ) -> Result<(), Refusal> {
         let mut dests: SmallVec<[Dest; 1]> = SmallVec::new();
         for &p in positions {
             self.written(p)?;
             dests.push(Dest::Cast(self.tensor(p)?.dtype()?));
         }
         let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
-        let mut outputs = Outputs::new();
         for (i, &p) in positions.iter().enumerate() {
             let tensor = self.tensor(p)?;
             let (Some(value), Some(out)) = results.get(i) else {
@@ -266,10 +266,16 @@ impl<'a> Call<'_, 'a> {
                 outputs.push(Output::Resized { arg: p, slot, ty, strides });
             }
         }
-        Ok(outputs)
+        Ok(())
     }
 
-    fn mutating(&self, stream: &Stream, w: &mut Window, positions: &[usize]) -> Result<Outputs, Refusal> {
+    fn mutating(
+        &self,
+        stream: &Stream,
+        w: &mut Window,
+        positions: &[usize],
+        outputs: &mut Outputs,
+    ) -> Result<(), Refusal> {
         let mut places: Vec<TensorRef<'_>> = Vec::new();
         for &p in positions {
             match &self.args[p] {
@@ -296,12 +302,10 @@ impl<'a> Call<'_, 'a> {
         let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, t) in places.iter().enumerate().filter(|(_, t)| t.is_defined()) {
             if let (Some(value), _) = results.get(i) {
-                let (slot, view) = t.device_view()?;
-                w.write(slot, &view, value)?;
+                w.write(t.device()?, t, value)?;
             }
         }
         let mut next = places.len();
-        let mut outputs = Outputs::new();
         for r in &self.op.returns {
             match r {
                 Return::Arg(p) => outputs.push(Output::Arg(*p)),
@@ -311,12 +315,11 @@ impl<'a> Call<'_, 'a> {
                 }
             }
         }
-        Ok(outputs)
+        Ok(())
     }
 
-    fn foreach(&self, stream: &Stream, w: &mut Window, write: Write) -> Result<Outputs, Refusal> {
+    fn foreach(&self, stream: &Stream, w: &mut Window, write: Write, outputs: &mut Outputs) -> Result<(), Refusal> {
         let n = self.list_len()?;
-        let mut outputs = Outputs::new();
         if write == Write::New {
             outputs.push(Output::List(n));
         }
@@ -331,18 +334,16 @@ impl<'a> Call<'_, 'a> {
                     let target = list.get(k).ok_or_else(|| self.no_list(p))?;
                     refuse_overlap(target)?;
                     let results = self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
-                    let (slot, view) = target.device_view()?;
-                    let value = results.first()?;
-                    w.write(slot, &view, value)?;
+                    w.write(target.device()?, target, results.first()?)?;
                 }
             }
             // One program per element: elements of one shape share it.
             stream.flush(w, self.site)?;
         }
-        Ok(outputs)
+        Ok(())
     }
 
-    fn no_list(&self, p: usize) -> Refusal {
+    pub(crate) fn no_list(&self, p: usize) -> Refusal {
         Error::runtime(format!("expected a list of tensors as argument {p}")).into()
     }
 
@@ -370,7 +371,7 @@ impl<'a> Call<'_, 'a> {
         Ok(common.unwrap_or(0))
     }
 
-    fn tensor(&self, p: usize) -> Result<&TensorRef<'a>, Refusal> {
+    pub(crate) fn tensor(&self, p: usize) -> Result<&TensorRef<'a>, Refusal> {
         match &self.args[p] {
             ArgRef::Tensor(t) => Ok(t),
             _ => Err(Error::runtime(format!("argument {p} must be a tensor")).into()),
@@ -405,29 +406,19 @@ impl<'a> Call<'_, 'a> {
         if !matches!(t.place, Place::Device(_)) {
             return Err(self.mixed_devices(t));
         }
-        let (slot, view) = t.device_view()?;
-        w.write(slot, &view, value)
+        w.write(t.device()?, t, value)
     }
 
-    fn mixed_devices(&self, t: &TensorRef<'_>) -> Refusal {
+    pub(crate) fn mixed_devices(&self, t: &TensorRef<'_>) -> Refusal {
         let other = if matches!(t.place, Place::Host(_)) { "cpu".to_owned() } else { format!("tpu:{}", t.device) };
         let message = format!(
             "Expected all tensors to be on the same device, but found at least two devices, tpu:{} and {other}!",
-            self.first_device()
+            self.device
         );
         Error::runtime(message).into()
     }
 
-    fn first_device(&self) -> i32 {
-        let mut all = self.args.iter().flat_map(|a| match a {
-            ArgRef::Tensor(t) => std::slice::from_ref(t),
-            ArgRef::Tensors(l) => l.as_slice(),
-            _ => &[],
-        });
-        all.find(|t| matches!(t.place, Place::Device(_))).map_or(0, |t| t.device)
-    }
-
-    /// Records the row once.
+    /// Records a row once, on the current element of the lists.
     fn run_row(
         &self,
         stream: &Stream,
@@ -436,27 +427,44 @@ impl<'a> Call<'_, 'a> {
         element: Option<usize>,
         dests: &[Dest],
     ) -> Result<Results, Refusal> {
-        let mut run =
-            Run { call: self, element, operands: SmallVec::new(), args: Vec::new(), rng: None };
-        for (param, source) in aten::row(op).params().iter().zip(&self.op.binding.params) {
-            let arg = run.argument(stream, w, param.kind, source)?;
-            run.args.push(arg);
-        }
-        let lowering: Lowering = self.switches.lowering();
+        let (row, sources) = (aten::row(op), self.op.binding.params.as_slice());
+        let items = items(self, sources, element)?;
+        let strided = with_strides(row);
         let format = match self.op.format.map(|p| &self.args[p]) {
             Some(ArgRef::Number(Number::Int(code))) => Format::from_code(*code),
             _ => Format::Preserve,
         };
-        let kind = Kind::Row { op, args: run.args, dests: dests.into(), format, lowering };
-        let inst = w.instance(kind)?;
-        if let Some((operand, generator)) = run.rng {
-            let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
-            let bytes: Vec<u8> = [seed, offset].iter().flat_map(|x| x.to_le_bytes()).collect();
-            let ty = TensorType::new(DType::U64, [2].as_slice());
-            run.operands[operand as usize] = Value::new(ty, State::Host(bytes.into()), None);
+        let mut key = Key::new(std::ptr::from_ref(self.op) as u64);
+        key.word(u64::from(op.0) | (format as u64) << 16 | self.switches.word() << 24);
+        for (item, param) in items.iter().zip(row.params()) {
+            item.encode(param.kind, strided, &mut key)?;
         }
-        let recorded = w.append(inst, &run.operands);
-        Ok(Results { inst: recorded.inst, outputs: recorded.outputs })
+        for dest in dests {
+            key.dest(dest);
+        }
+        let inst = match w.known(&key) {
+            Some(inst) => inst,
+            None => {
+                let mut next = 0;
+                let args = items.iter().zip(row.params()).map(|(item, p)| item.arg(p.kind, strided, &mut next));
+                let args = args.collect::<Result<Vec<Arg>, Refusal>>()?;
+                let lowering = self.switches.lowering();
+                w.learn(key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
+            }
+        };
+        let mut operands = Operands::default();
+        for (item, param) in items.iter().zip(row.params()) {
+            item.operands(self, stream, w, param.kind, &mut operands)?;
+        }
+        if let Some((place, generator)) = operands.rng {
+            let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&seed.to_le_bytes());
+            bytes[8..].copy_from_slice(&offset.to_le_bytes());
+            operands.values[place] = Value::new(rng_type(), State::Host(bytes.as_slice().into()));
+        }
+        let outputs = w.record(&inst, &operands.values);
+        Ok(Results { inst, outputs })
     }
 }
 
@@ -526,160 +534,6 @@ impl Results {
             }
             _ => Output::Undefined,
         }
-    }
-}
-
-impl<'a> Run<'_, 'a> {
-    fn argument(&mut self, stream: &Stream, w: &mut Window, kind: ParamKind, source: &Source) -> Result<Arg, Refusal> {
-        let call = self.call;
-        match source {
-            Source::Fixed(arg) => Ok(arg.clone()),
-            Source::Size => Ok(call.size.map_or(Arg::None, Arg::Int)),
-            Source::Rng(position) => {
-                let generator = position.and_then(|p| match &call.args[p] {
-                    ArgRef::Generator(handle) => Some(*handle),
-                    _ => None,
-                });
-                let operand = self.operands.len() as u32;
-                self.rng = Some((operand, generator));
-                // Replaced once the number of blocks is known.
-                self.operands.push(w.number(DType::U64, &[]));
-                Ok(Arg::Rng(operand))
-            }
-            Source::Arg(p) => self.convert(stream, w, kind, &call.args[*p]),
-            Source::Each(p) => {
-                let k = self.element.unwrap_or(0);
-                let element = match &call.args[*p] {
-                    ArgRef::Tensors(l) => ArgRef::Tensor(l[k].clone()),
-                    ArgRef::Numbers(l) => ArgRef::Number(l[k]),
-                    ArgRef::Floats(l) => ArgRef::Number(Number::Float(l[k])),
-                    ArgRef::Ints(l) => ArgRef::Number(Number::Int(l[k])),
-                    _ => return Err(call.no_list(*p)),
-                };
-                self.convert(stream, w, kind, &element)
-            }
-            Source::EachOfTensor(p) => {
-                let t = call.tensor(*p)?;
-                self.element_of(w, t)
-            }
-        }
-    }
-
-    /// The current element of a 1-d tensor, as a number.
-    fn element_of(&mut self, w: &mut Window, t: &TensorRef<'_>) -> Result<Arg, Refusal> {
-        let k = self.element.unwrap_or(0) as i64;
-        let (dtype, step) = (t.dtype()?, t.strides.first().copied().unwrap_or(1));
-        let mut one = t.clone();
-        one.sizes = &[];
-        one.strides = &[];
-        one.contiguous = true;
-        if let Place::Host(bytes) = t.place {
-            let item = dtype.size_bytes();
-            one.place = Place::Host(&bytes[(k * step) as usize * item..][..item]);
-        } else {
-            one.offset += k * step;
-            one.contiguous = false;
-        }
-        let value = self.value(w, &one)?;
-        Ok(Arg::Scalar(ScalarArg { operand: self.push(value), kind: num_kind(dtype) }))
-    }
-
-    fn push(&mut self, value: Arc<Value>) -> u32 {
-        self.operands.push(value);
-        self.operands.len() as u32 - 1
-    }
-
-    fn convert(
-        &mut self,
-        stream: &Stream,
-        w: &mut Window,
-        kind: ParamKind,
-        arg: &ArgRef<'_>,
-    ) -> Result<Arg, Refusal> {
-        Ok(match arg {
-            ArgRef::None => Arg::None,
-            ArgRef::Tensor(t) if !t.is_defined() => Arg::None,
-            ArgRef::Tensor(t) => Arg::Tensor(self.tensor(w, t)?),
-            ArgRef::Tensors(list) => {
-                let mut args = Vec::with_capacity(list.len());
-                for t in list {
-                    args.push(if t.is_defined() { Some(self.list_entry(stream, w, t)?) } else { None });
-                }
-                Arg::Tensors(args)
-            }
-            ArgRef::Number(n) => match number_arg(kind, *n) {
-                Some(arg) => arg,
-                None => self.scalar(w, *n),
-            },
-            ArgRef::Ints(v) => Arg::Ints(Dims::from_slice(v)),
-            ArgRef::Floats(v) => Arg::Floats(v.iter().map(|&x| x.into()).collect()),
-            ArgRef::Bools(v) => Arg::Bools(v.iter().map(|&x| x != 0).collect()),
-            ArgRef::Str(s) => Arg::Str((*s).to_owned()),
-            ArgRef::Numbers(_) | ArgRef::Generator(_) | ArgRef::Other => {
-                return Err(Refusal::Fallback("an argument of a type that no row takes".to_owned()));
-            }
-        })
-    }
-
-    fn scalar(&mut self, w: &mut Window, n: Number) -> Arg {
-        let (kind, bytes): (NumKind, SmallVec<[u8; 16]>) = match n {
-            Number::Bool(x) => (NumKind::Bool, SmallVec::from_slice(&[u8::from(x)])),
-            Number::Int(x) => (NumKind::Int, SmallVec::from_slice(&x.to_le_bytes())),
-            Number::Float(x) => (NumKind::Float, SmallVec::from_slice(&x.to_le_bytes())),
-            Number::Complex(re, im) => {
-                let mut bytes = SmallVec::from_slice(&re.to_le_bytes());
-                bytes.extend_from_slice(&im.to_le_bytes());
-                (NumKind::Complex, bytes)
-            }
-        };
-        let value = w.number(kind.dtype(), &bytes);
-        Arg::Scalar(ScalarArg { operand: self.push(value), kind })
-    }
-
-    fn tensor(&mut self, w: &mut Window, t: &TensorRef<'_>) -> Result<TensorArg, Refusal> {
-        let value = self.value(w, t)?;
-        Ok(TensorArg { operand: self.push(value), ty: t.ty()?, wrapped: t.wrapped, strides: self.strides(t) })
-    }
-
-    /// Strides are part of an instance only where its layout looks at them.
-    fn strides(&self, t: &TensorRef<'_>) -> Dims {
-        if self.call.op.row.layout == aten::Layout::Contiguous { Dims::new() } else { Dims::from_slice(t.strides) }
-    }
-
-    /// An entry of a list; index lists may hold host tensors, as with PyTorch's other devices.
-    fn list_entry(&mut self, stream: &Stream, w: &mut Window, t: &TensorRef<'_>) -> Result<TensorArg, Refusal> {
-        if matches!(t.place, Place::Host(_)) && self.call.op.host_lists && !t.sizes.is_empty() {
-            let bytes = t.host_bytes().ok_or_else(|| Error::runtime("an index tensor without elements"))?;
-            let value = stream.upload(t.ty()?, &bytes)?;
-            return Ok(TensorArg { operand: self.push(value), ty: t.ty()?, wrapped: false, strides: Dims::new() });
-        }
-        self.tensor(w, t)
-    }
-
-    fn value(&self, w: &mut Window, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
-        match t.place {
-            Place::Device(slot) => {
-                if i32::from(slot.device) != self.call.first_device() {
-                    return Err(self.call.mixed_devices(t));
-                }
-                let (slot, view) = t.device_view()?;
-                w.read(slot, &view, t.contiguous)
-            }
-            Place::Host(bytes) if t.sizes.is_empty() => {
-                let dtype = t.dtype()?;
-                Ok(w.number(dtype, &bytes[..dtype.size_bytes()]))
-            }
-            _ => Err(self.call.mixed_devices(t)),
-        }
-    }
-}
-
-fn num_kind(dtype: DType) -> NumKind {
-    match dtype {
-        DType::Pred => NumKind::Bool,
-        d if d.is_complex() => NumKind::Complex,
-        d if d.is_float() => NumKind::Float,
-        _ => NumKind::Int,
     }
 }
 

@@ -123,6 +123,7 @@ pub(crate) struct Inst {
     pub(crate) rng_blocks: u64,
     /// What can be wrong with values, in the order in which the checks are emitted.
     pub(crate) checks: Vec<(ErrorKind, String)>,
+    identity: bool,
 }
 
 /// What lowering an instance gave.
@@ -145,6 +146,11 @@ impl Inst {
             Kind::Zeros(_) => "empty",
             Kind::Resize { .. } => "resize",
         }
+    }
+
+    /// Whether every result is an operand, so that nothing has to be computed.
+    pub(crate) fn is_identity(&self) -> bool {
+        self.identity
     }
 
     /// Lowers the instance on these operands.
@@ -312,9 +318,23 @@ fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
 #[derive(Debug, Default)]
 pub(crate) struct Instances {
     by_kind: FxHashMap<Kind, Arc<Inst>>,
+    /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
+    by_key: FxHashMap<Box<[u64]>, Arc<Inst>>,
 }
 
 impl Instances {
+    /// The instance that a call led to before.
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+        self.by_key.get(key.0.as_slice()).cloned()
+    }
+
+    /// The instance of a kind, to be found by the key from now on.
+    pub(crate) fn learn(&mut self, key: Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+        let inst = self.get(kind)?;
+        self.by_key.insert(key.0.as_slice().into(), inst.clone());
+        Ok(inst)
+    }
+
     /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
     pub(crate) fn get(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
         if let Some(inst) = self.by_kind.get(&kind) {
@@ -325,7 +345,10 @@ impl Instances {
         let values: Vec<Value> = operands.iter().map(|ty| b.param(ty.clone())).collect();
         let emitted = emit(&kind, &b, &values).map_err(refusal)?;
         let outputs = emitted.outputs.iter().enumerate();
-        let outputs = outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
+        let outputs: SmallVec<[Option<Out>; 1]> =
+            outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
+        let unchanged = |o: &Option<Out>| o.as_ref().is_none_or(|o| o.same_as.is_some());
+        let identity = emitted.messages.is_empty() && outputs.iter().all(unchanged);
         let inst = Arc::new(Inst {
             id: self.by_kind.len() as u32,
             kind: kind.clone(),
@@ -333,6 +356,7 @@ impl Instances {
             outputs,
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
+            identity,
         });
         self.by_kind.insert(kind, inst.clone());
         Ok(inst)
@@ -358,6 +382,41 @@ fn refusal(e: aten::Error) -> Refusal {
     match e {
         aten::Error::Unsupported(why) => Refusal::Fallback(why),
         e => Refusal::Error(Error::new(e.kind().into(), e.to_string())),
+    }
+}
+
+/// A call as words: op, types and attributes.
+#[derive(Debug)]
+pub(crate) struct Key(SmallVec<[u64; 40]>);
+
+impl Key {
+    /// A key that begins with a word.
+    pub(crate) fn new(word: u64) -> Key {
+        let mut words = SmallVec::new();
+        words.push(word);
+        Key(words)
+    }
+
+    /// Adds a word.
+    pub(crate) fn word(&mut self, word: u64) {
+        self.0.push(word);
+    }
+
+    /// Adds integers; their number must already be in the key.
+    pub(crate) fn ints(&mut self, ints: &[i64]) {
+        self.0.extend(ints.iter().map(|&i| i as u64));
+    }
+
+    /// Adds where a result goes.
+    pub(crate) fn dest(&mut self, dest: &Dest) {
+        match dest {
+            Dest::New => self.word(1),
+            Dest::Cast(dtype) => self.word(2 | (*dtype as u64) << 8),
+            Dest::Into(ty) => {
+                self.word(3 | (ty.dtype as u64) << 8 | (ty.shape.len() as u64) << 16);
+                self.ints(&ty.shape);
+            }
+        }
     }
 }
 

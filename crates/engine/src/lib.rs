@@ -8,6 +8,7 @@
 //! It knows no Python and no torch library; call sites are numbers that the front end can turn into text.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod config;
 mod dispatch;
 mod engine;

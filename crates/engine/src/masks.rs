@@ -38,7 +38,9 @@ fn nonzero(stream: &Stream, call: &Call<'_, '_>, mask: &TensorRef<'_>) -> Result
     };
     let args = [ArgRef::Tensor(mask)];
     let call = Call { op, args: &args, size: None, ..*call };
-    match call.attempt(stream)?.pop() {
+    let mut out = Outputs::new();
+    call.attempt(stream, &mut out)?;
+    match out.pop() {
         Some(Output::New { slot, ty, .. }) => Ok(Positions { slot, ty }),
         _ => Err(Error::runtime("nonzero gave no tensor; please report this").into()),
     }
@@ -53,12 +55,12 @@ fn host_mask(stream: &Stream, mask: &TensorRef<'_>) -> Result<Option<Slot>, Refu
 }
 
 /// Runs the call with every mask replaced by the positions of its true elements.
-pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>) -> Result<Outputs, Refusal> {
+pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>, out: &mut Outputs) -> Result<(), Refusal> {
     let Some((at, list)) = call.args.iter().enumerate().find_map(|(i, a)| match a {
         ArgRef::Tensors(l) => Some((i, l)),
         _ => None,
     }) else {
-        return call.attempt(stream);
+        return call.attempt(stream, out);
     };
     let indexed = match call.args.first() {
         Some(ArgRef::Tensor(t)) => t.sizes,
@@ -85,7 +87,7 @@ pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>) -> Result<Outputs, Re
     }
     let mut args = call.args.to_vec();
     args[at] = ArgRef::Tensors(indices);
-    Call { args: &args, ..*call }.attempt(stream)
+    Call { args: &args, ..*call }.attempt(stream, out)
 }
 
 /// Column `k` of the positions, as a view.

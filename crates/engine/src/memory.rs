@@ -3,16 +3,18 @@
 //! Plugins differ in what they report (the CPU plugin reports nothing), so the engine counts what its values occupy, from
 //! the moment a program is queued that makes them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// A counter in the manner of `torch.cuda.memory_stats`.
+/// A counter in the manner of `torch.cuda.memory_stats`. What is in use is the difference of the two totals, so that the
+/// hot path touches one number.
 #[derive(Debug, Default)]
 struct Stat {
-    current: AtomicU64,
-    peak: AtomicU64,
     allocated: AtomicU64,
     freed: AtomicU64,
+    peak: AtomicU64,
+    /// The totals at the last reset.
+    forgotten: [AtomicU64; 2],
 }
 
 /// One counter at one moment.
@@ -29,33 +31,40 @@ pub struct Reading {
 }
 
 impl Stat {
+    fn current(&self) -> u64 {
+        let freed = self.freed.load(Relaxed);
+        self.allocated.load(Relaxed).saturating_sub(freed)
+    }
+
     fn add(&self, n: u64) {
-        let now = self.current.fetch_add(n, Relaxed) + n;
-        self.allocated.fetch_add(n, Relaxed);
-        self.peak.fetch_max(now, Relaxed);
+        let allocated = self.allocated.fetch_add(n, Relaxed) + n;
+        let now = allocated.saturating_sub(self.freed.load(Relaxed));
+        if now > self.peak.load(Relaxed) {
+            self.peak.fetch_max(now, Relaxed);
+        }
     }
 
     fn sub(&self, n: u64) {
-        self.current.fetch_sub(n, Relaxed);
         self.freed.fetch_add(n, Relaxed);
     }
 
     fn read(&self) -> Reading {
+        let since = |total: &AtomicU64, i: usize| total.load(Relaxed).saturating_sub(self.forgotten[i].load(Relaxed));
         Reading {
-            current: self.current.load(Relaxed),
+            current: self.current(),
             peak: self.peak.load(Relaxed),
-            allocated: self.allocated.load(Relaxed),
-            freed: self.freed.load(Relaxed),
+            allocated: since(&self.allocated, 0),
+            freed: since(&self.freed, 1),
         }
     }
 
     fn reset_peak(&self) {
-        self.peak.store(self.current.load(Relaxed), Relaxed);
+        self.peak.store(self.current(), Relaxed);
     }
 
     fn reset_accumulated(&self) {
-        self.allocated.store(0, Relaxed);
-        self.freed.store(0, Relaxed);
+        self.forgotten[0].store(self.allocated.load(Relaxed), Relaxed);
+        self.forgotten[1].store(self.freed.load(Relaxed), Relaxed);
     }
 }
 
@@ -68,9 +77,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A device with `limit` bytes.
-    pub fn new(limit: u64) -> Arc<Memory> {
-        Arc::new(Memory { bytes: Stat::default(), buffers: Stat::default(), limit })
+    /// A device with `limit` bytes. Lives as long as the process: every value points at its device's.
+    pub fn new(limit: u64) -> &'static Memory {
+        Box::leak(Box::new(Memory { bytes: Stat::default(), buffers: Stat::default(), limit }))
     }
 
     /// Bytes that the device has in all.
@@ -80,14 +89,15 @@ impl Memory {
 
     /// Whether `bytes` more would fit.
     pub fn fits(&self, bytes: u64) -> bool {
-        self.bytes.current.load(Relaxed).saturating_add(bytes) <= self.limit
+        self.bytes.current().saturating_add(bytes) <= self.limit
     }
 
-    /// Accounts for a buffer until the charge is dropped.
-    pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
-        self.bytes.add(bytes);
-        self.buffers.add(1);
-        Charge { memory: self.clone(), bytes }
+    /// Accounts for a buffer until the charge is released.
+    pub(crate) fn charge(&'static self, bytes: u64, charge: &Charge) {
+        if charge.0.set((self, bytes, AtomicBool::new(true))).is_ok() {
+            self.bytes.add(bytes);
+            self.buffers.add(1);
+        }
     }
 
     /// Bytes in use.
@@ -113,17 +123,25 @@ impl Memory {
     }
 }
 
-/// The memory of one value.
-#[derive(Debug)]
-pub(crate) struct Charge {
-    memory: Arc<Memory>,
-    bytes: u64,
+/// The memory of one value: charged once, released once.
+#[derive(Debug, Default)]
+pub(crate) struct Charge(OnceLock<(&'static Memory, u64, AtomicBool)>);
+
+impl Charge {
+    /// Gives the memory back.
+    pub(crate) fn release(&self) {
+        if let Some((memory, bytes, held)) = self.0.get()
+            && held.swap(false, Relaxed)
+        {
+            memory.bytes.sub(*bytes);
+            memory.buffers.sub(1);
+        }
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.memory.bytes.sub(self.bytes);
-        self.memory.buffers.sub(1);
+        self.release();
     }
 }
 
@@ -134,10 +152,12 @@ mod tests {
     #[test]
     fn peak_and_totals() {
         let m = Memory::new(100);
-        let a = m.charge(60);
+        let (a, b) = (Charge::default(), Charge::default());
+        m.charge(60, &a);
         assert!(!m.fits(41) && m.fits(40));
+        a.release();
         drop(a);
-        let _b = m.charge(10);
+        m.charge(10, &b);
         assert_eq!(m.bytes(), Reading { current: 10, peak: 60, allocated: 70, freed: 60 });
         m.reset_peak();
         m.reset_accumulated();

@@ -25,7 +25,7 @@ pub(crate) struct Graph {
     /// Inputs that nothing can see any more.
     pub(crate) donated: SmallVec<[u32; 4]>,
     /// Outputs, counted over all instances, that are results.
-    pub(crate) live: Vec<u32>,
+    pub(crate) live: SmallVec<[u32; 8]>,
 }
 
 /// A program: known from the moment it is needed, executable when the compiler is done.

@@ -2,15 +2,15 @@
 
 use crate::config::{Mode, Switches};
 use crate::error::{self, Error, ErrorKind, Refusal, Result};
-use crate::inst::{Inst, Instances, Kind, Out};
+use crate::inst::{Inst, Instances, Key, Kind, Out};
 use crate::launch::{Checks, Interrupt, Launch, Launcher, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, Graph, PRODUCED, Program};
 use crate::site::Site;
 use crate::tensor::TensorRef;
-use crate::value::{Held, Slot, State, Value, charge};
-use crate::view::{View, dense_order};
+use crate::value::{Held, Slot, State, Value};
+use crate::view::dense_order;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Mutex, MutexGuard};
@@ -38,42 +38,35 @@ pub(crate) struct Window {
     key: Vec<u32>,
 }
 
-/// What was recorded: the results of one instance.
-pub(crate) struct Recorded {
-    pub(crate) inst: Arc<Inst>,
-    pub(crate) outputs: SmallVec<[Option<Arc<Value>>; 1]>,
-}
-
-impl Recorded {
-    /// The only result.
-    pub(crate) fn single(mut self) -> Result<Arc<Value>> {
-        let value = self.outputs.pop().flatten();
-        value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", self.inst.name())))
-    }
-}
+/// The results of an instance.
+pub(crate) type Outputs = SmallVec<[Option<Arc<Value>>; 1]>;
 
 impl Window {
-    /// Appends an instance on these operands.
-    pub(crate) fn record(&mut self, inst: Arc<Inst>, operands: &[Arc<Value>]) -> Recorded {
-        let unchanged = |o: &Option<Out>| o.as_ref().is_none_or(|o| o.same_as.is_some());
-        if inst.checks.is_empty() && inst.outputs.iter().all(unchanged) {
+    /// Appends an instance on these operands; gives its results.
+    pub(crate) fn record(&mut self, inst: &Arc<Inst>, operands: &[Arc<Value>]) -> Outputs {
+        if inst.is_identity() {
             let same = |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
-            let outputs = inst.outputs.iter().map(same).collect();
-            return Recorded { inst, outputs };
+            return inst.outputs.iter().map(same).collect();
         }
         for value in operands {
             let code = self.code(value);
             self.operands.push(code);
         }
-        let outputs: SmallVec<[Option<Arc<Value>>; 1]> =
-            inst.outputs.iter().map(|o| o.as_ref().map(|o| self.produce(o))).collect();
-        self.produced.extend(outputs.iter().cloned());
+        let mut outputs = Outputs::new();
+        for out in &inst.outputs {
+            let value = out.as_ref().map(|o| {
+                let mark = self.mark(PRODUCED | self.produced.len() as u32);
+                Value::recorded(o.stored.clone(), mark)
+            });
+            self.produced.push(value.clone());
+            outputs.push(value);
+        }
         self.insts.push(inst.clone());
-        Recorded { inst, outputs }
+        outputs
     }
 
-    fn produce(&self, out: &Out) -> Arc<Value> {
-        Value::new(out.stored.clone(), State::Pending, None)
+    fn mark(&self, code: u32) -> u64 {
+        u64::from(self.epoch) << 32 | u64::from(code)
     }
 
     /// The operand code of a value in this window; makes it an input if it is not in it.
@@ -83,39 +76,26 @@ impl Window {
             return mark as u32;
         }
         let code = self.inputs.len() as u32;
-        value.mark.store(u64::from(self.epoch) << 32 | u64::from(code), Relaxed);
+        value.mark.store(self.mark(code), Relaxed);
         self.inputs.push(value.clone());
         code
     }
 
-    fn mark_produced(&self, first: usize) {
-        for (i, value) in self.produced.iter().enumerate().skip(first) {
-            if let Some(v) = value {
-                v.mark.store(u64::from(self.epoch) << 32 | u64::from(PRODUCED | i as u32), Relaxed);
-            }
-        }
-    }
-
-    /// The instance of a kind, recorded.
-    pub(crate) fn apply(&mut self, kind: Kind, operands: &[Arc<Value>]) -> Result<Recorded, Refusal> {
+    /// Records a kind; gives its only result.
+    pub(crate) fn apply(&mut self, kind: Kind, operands: &[Arc<Value>]) -> Result<Arc<Value>, Refusal> {
         let inst = self.instances.get(kind)?;
-        let first = self.produced.len();
-        let recorded = self.record(inst, operands);
-        self.mark_produced(first);
-        Ok(recorded)
+        let value = self.record(&inst, operands).pop().flatten();
+        Ok(value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", inst.name())))?)
     }
 
-    /// The instance of a kind, not yet recorded.
-    pub(crate) fn instance(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
-        self.instances.get(kind)
+    /// The instance that a call led to before.
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+        self.instances.known(key)
     }
 
-    /// Records an instance from [`Window::instance`].
-    pub(crate) fn append(&mut self, inst: Arc<Inst>, operands: &[Arc<Value>]) -> Recorded {
-        let first = self.produced.len();
-        let recorded = self.record(inst, operands);
-        self.mark_produced(first);
-        recorded
+    /// The instance of a kind, to be found by the key from now on.
+    pub(crate) fn learn(&mut self, key: Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+        self.instances.learn(key, kind)
     }
 
     /// A 0-d number as an operand. Numbers that come again are not uploaded again.
@@ -137,23 +117,33 @@ impl Window {
         let whole = TensorType::new(dtype, sizes);
         let n = (slot.nbytes / dtype.size_bytes()) as i64;
         let ty = if whole.numel() == n { whole } else { TensorType::new(dtype, [n].as_slice()) };
-        let value = self.apply(Kind::Zeros(ty), &[])?.single()?;
+        let value = self.apply(Kind::Zeros(ty), &[])?;
         slot.bind(value.clone());
         Ok(value)
     }
 
     /// The value that a device tensor shows.
-    pub(crate) fn read(&mut self, slot: &Slot, view: &View, contiguous: bool) -> Result<Arc<Value>, Refusal> {
-        let base = self.slot_value(slot, view.dtype, &view.sizes)?;
-        if contiguous && view.offset == 0 && view.is_plain() && base.ty.dtype == view.dtype && base.ty.shape == view.sizes {
+    pub(crate) fn read(&mut self, slot: &Slot, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
+        let base = self.slot_value(slot, t.dtype()?, t.sizes)?;
+        let whole = t.contiguous && t.offset == 0 && !t.conj && !t.neg;
+        if whole && Some(base.ty.dtype) == t.dtype && base.ty.shape.as_slice() == t.sizes {
             return Ok(base);
         }
-        let kind = Kind::Read { base: base.ty.clone(), view: view.clone() };
-        Ok(self.apply(kind, &[base])?.single()?)
+        let kind = Kind::Read { base: base.ty.clone(), view: t.view()? };
+        self.apply(kind, &[base])
     }
 
-    /// Makes a device tensor show `value`, which has the view's type in logical order.
-    pub(crate) fn write(&mut self, slot: &Slot, view: &View, value: Arc<Value>) -> Result<(), Refusal> {
+    /// A value in another dtype.
+    fn cast(&mut self, value: Arc<Value>, to: DType) -> Result<Arc<Value>, Refusal> {
+        if value.ty.dtype == to {
+            return Ok(value);
+        }
+        self.apply(Kind::Cast { from: value.ty.clone(), to }, &[value])
+    }
+
+    /// Makes a device tensor show `value`, which has the tensor's type in logical order.
+    pub(crate) fn write(&mut self, slot: &Slot, t: &TensorRef<'_>, value: Arc<Value>) -> Result<(), Refusal> {
+        let view = t.view()?;
         let n = view.numel();
         if n == 0 {
             return Ok(());
@@ -161,12 +151,12 @@ impl Window {
         let covers = n as usize * view.dtype.size_bytes() == slot.nbytes;
         if covers && view.offset == 0 && view.is_plain() && let Some(order) = dense_order(&view.sizes, &view.strides) {
             let kind = Kind::Store { from: value.ty.clone(), order };
-            slot.bind(self.apply(kind, &[value])?.single()?);
+            slot.bind(self.apply(kind, &[value])?);
             return Ok(());
         }
         let base = self.slot_value(slot, view.dtype, &view.sizes)?;
-        let kind = Kind::Write { base: base.ty.clone(), view: view.clone() };
-        slot.bind(self.apply(kind, &[base, value])?.single()?);
+        let kind = Kind::Write { base: base.ty.clone(), view };
+        slot.bind(self.apply(kind, &[base, value])?);
         Ok(())
     }
 }
@@ -177,7 +167,7 @@ pub struct Stream {
     client: Arc<pjrt::Client>,
     compiler: Arc<Compiler>,
     launcher: Arc<Launcher>,
-    memory: Arc<Memory>,
+    memory: &'static Memory,
     metrics: Arc<Metrics>,
     interrupt: Interrupt,
     window: Mutex<Window>,
@@ -188,7 +178,7 @@ impl Stream {
         client: Arc<pjrt::Client>,
         device: usize,
         compiler: Arc<Compiler>,
-        memory: Arc<Memory>,
+        memory: &'static Memory,
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
@@ -198,8 +188,8 @@ impl Stream {
     }
 
     /// The device's memory.
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+    pub fn memory(&self) -> &'static Memory {
+        self.memory
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -227,7 +217,8 @@ impl Stream {
 
     fn launch(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
         let visible = |v: &Option<Arc<Value>>| v.as_ref().is_some_and(|v| v.is_visible());
-        let live: Vec<u32> = (0..w.produced.len()).filter(|&i| visible(&w.produced[i])).map(|i| i as u32).collect();
+        let mut live: SmallVec<[u32; 8]> = SmallVec::new();
+        live.extend((0..w.produced.len()).filter(|&i| visible(&w.produced[i])).map(|i| i as u32));
         let checked = w.insts.iter().any(|i| !i.checks.is_empty());
         if live.is_empty() && !checked {
             return Ok(None);
@@ -259,7 +250,7 @@ impl Stream {
             return Err(e);
         }
         for value in outputs {
-            value.set_charge(charge(&self.memory, &value.ty));
+            self.memory.charge(bytes(value), &value.charge);
         }
         Ok(())
     }
@@ -280,7 +271,7 @@ impl Stream {
         )
     }
 
-    fn program(&self, w: &mut Window, live: Vec<u32>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
+    fn program(&self, w: &mut Window, live: SmallVec<[u32; 8]>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
         w.key.clear();
         let mut codes = w.operands.as_slice();
         for inst in &w.insts {
@@ -355,13 +346,12 @@ impl Stream {
 
     /// Copies a device tensor to row-major host memory.
     pub fn read_host(&self, tensor: &TensorRef<'_>, out: &mut [u8], site: Site) -> Result<(), Refusal> {
-        let (slot, view) = tensor.device_view()?;
-        if view.numel() == 0 {
+        if tensor.numel() == 0 {
             return Ok(());
         }
         let held = {
             let mut w = self.lock();
-            let value = w.read(slot, &view, tensor.contiguous)?;
+            let value = w.read(tensor.device()?, tensor)?;
             let held = Held::new(value);
             self.flush(&mut w, site)?;
             held
@@ -395,13 +385,12 @@ impl Stream {
 
     /// Copies row-major host memory into a device tensor.
     pub fn write_host(&self, tensor: &TensorRef<'_>, bytes: &[u8], site: Site) -> Result<(), Refusal> {
-        let (slot, view) = tensor.device_view()?;
-        if view.numel() == 0 {
+        if tensor.numel() == 0 {
             return Ok(());
         }
-        let value = self.upload(view.ty(), bytes).map_err(|e| e.at(site))?;
+        let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock();
-        w.write(slot, &view, value)?;
+        w.write(tensor.device()?, tensor, value)?;
         self.flush(&mut w, site)?;
         Ok(())
     }
@@ -414,8 +403,9 @@ impl Stream {
         }
         self.metrics.to_device(bytes.len());
         let buffer = upload(&self.client, self.device as usize, &ty, bytes)?;
-        let charge = charge(&self.memory, &ty);
-        Ok(Value::new(ty, State::Ready(Arc::new(buffer)), Some(charge)))
+        let value = Value::new(ty, State::Ready(Arc::new(buffer)));
+        self.memory.charge(size, &value.charge);
+        Ok(value)
     }
 
     /// Copies row-major host memory of `src`'s type into a device tensor of another dtype.
@@ -426,14 +416,10 @@ impl Stream {
         dst: &TensorRef<'_>,
         site: Site,
     ) -> Result<(), Refusal> {
-        let (slot, view) = dst.device_view()?;
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock();
-        if value.ty.dtype != view.dtype {
-            let kind = Kind::Cast { from: value.ty.clone(), to: view.dtype };
-            value = w.apply(kind, &[value])?.single()?;
-        }
-        w.write(slot, &view, value)?;
+        value = w.cast(value, dst.dtype()?)?;
+        w.write(dst.device()?, dst, value)?;
         self.flush(&mut w, site)?;
         Ok(())
     }
@@ -448,7 +434,7 @@ impl Stream {
         let dtype = if nbytes % item == 0 { value.ty.dtype } else { DType::U8 };
         let to = TensorType::new(dtype, [(nbytes / dtype.size_bytes()) as i64].as_slice());
         let mut w = self.lock();
-        let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, &[value])?.single()?;
+        let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, &[value])?;
         let slot = Slot::with(nbytes, slot.device, new);
         self.flush(&mut w, site)?;
         Ok(slot)
@@ -456,15 +442,10 @@ impl Stream {
 
     /// Copies one device tensor into another of the same shape on this device, converting dtypes.
     pub fn copy(&self, src: &TensorRef<'_>, dst: &TensorRef<'_>, site: Site) -> Result<(), Refusal> {
-        let (from, from_view) = src.device_view()?;
-        let (to, to_view) = dst.device_view()?;
         let mut w = self.lock();
-        let mut value = w.read(from, &from_view, src.contiguous)?;
-        if value.ty.dtype != to_view.dtype {
-            let kind = Kind::Cast { from: value.ty.clone(), to: to_view.dtype };
-            value = w.apply(kind, &[value])?.single()?;
-        }
-        w.write(to, &to_view, value)?;
+        let value = w.read(src.device()?, src)?;
+        let value = w.cast(value, dst.dtype()?)?;
+        w.write(dst.device()?, dst, value)?;
         self.flush(&mut w, site)?;
         Ok(())
     }

@@ -59,21 +59,30 @@ impl<'a> TensorRef<'a> {
         Ok(TensorType::new(self.dtype()?, self.sizes))
     }
 
-    /// The storage and the view of a tensor on our device.
-    pub fn device_view(&self) -> Result<(&'a Slot, View), Refusal> {
-        let Place::Device(slot) = self.place else {
-            return Err(Error::runtime("expected a tensor on the tpu device").into());
-        };
-        let view = View {
+    /// The storage of a tensor on our device.
+    pub fn device(&self) -> Result<&'a Slot, Refusal> {
+        match self.place {
+            Place::Device(slot) => Ok(slot),
+            _ => Err(Error::runtime("expected a tensor on the tpu device").into()),
+        }
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> i64 {
+        self.sizes.iter().product()
+    }
+
+    /// The view of its storage that it is.
+    pub fn view(&self) -> Result<View, Refusal> {
+        self.check_bounds(self.device()?)?;
+        Ok(View {
             dtype: self.dtype()?,
             sizes: Dims::from_slice(self.sizes),
             strides: Dims::from_slice(self.strides),
             offset: self.offset,
             conj: self.conj,
             neg: self.neg,
-        };
-        self.check_bounds(slot)?;
-        Ok((slot, view))
+        })
     }
 
     /// A storage may have been shrunk below what the tensor shows.

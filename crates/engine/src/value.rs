@@ -5,7 +5,7 @@
 //! one keep it.
 
 use crate::error::Error;
-use crate::memory::{Charge, Memory};
+use crate::memory::Charge;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::Buffer;
 use parking_lot::Mutex;
@@ -38,34 +38,38 @@ pub struct Value {
     /// The launch that computes it; 0 if it never was part of one.
     pub(crate) launch: AtomicU64,
     pub(crate) state: Mutex<State>,
-    charge: Mutex<Option<Charge>>,
+    pub(crate) charge: Charge,
 }
 
 impl Value {
-    pub(crate) fn new(ty: TensorType, state: State, charge: Option<Charge>) -> Arc<Value> {
+    pub(crate) fn new(ty: TensorType, state: State) -> Arc<Value> {
+        Self::at(ty, state, 0)
+    }
+
+    fn at(ty: TensorType, state: State, mark: u64) -> Arc<Value> {
         Arc::new(Value {
             ty,
             holds: AtomicU32::new(0),
-            mark: AtomicU64::new(0),
+            mark: AtomicU64::new(mark),
             launch: AtomicU64::new(0),
             state: Mutex::new(state),
-            charge: Mutex::new(charge),
+            charge: Charge::default(),
         })
+    }
+
+    /// The result of a recorded op, at this place of the window.
+    pub(crate) fn recorded(ty: TensorType, mark: u64) -> Arc<Value> {
+        Self::at(ty, State::Pending, mark)
     }
 
     /// A 0-d number on its way to the device.
     pub(crate) fn scalar(dtype: DType, bytes: &[u8]) -> Arc<Value> {
-        Self::new(TensorType::scalar(dtype), State::Host(bytes.into()), None)
+        Self::new(TensorType::scalar(dtype), State::Host(bytes.into()))
     }
 
     /// Whether a slot or a host read can still see it.
     pub(crate) fn is_visible(&self) -> bool {
         self.holds.load(Relaxed) > 0
-    }
-
-    /// Sets the memory that the value accounts for until it goes.
-    pub(crate) fn set_charge(&self, charge: Charge) {
-        *self.charge.lock() = Some(charge);
     }
 
     /// Takes the buffer out, for a program that overwrites it.
@@ -74,7 +78,7 @@ impl Value {
         if !matches!(*state, State::Ready(_)) {
             return None;
         }
-        self.charge.lock().take();
+        self.charge.release();
         match std::mem::replace(&mut *state, State::Donated) {
             State::Ready(b) => Some(b),
             _ => None,
@@ -137,9 +141,4 @@ impl Slot {
         let old = self.value.lock().replace(Held::new(value));
         drop(old); // outside the lock: the last holder frees a buffer
     }
-}
-
-/// Charges the bytes of a type to a device's memory.
-pub(crate) fn charge(memory: &Arc<Memory>, ty: &TensorType) -> Charge {
-    memory.charge(ty.bytes().max(0) as u64)
 }

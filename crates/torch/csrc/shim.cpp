@@ -547,6 +547,75 @@ struct Kernel final : c10::OperatorKernel {
   }
 };
 
+// ---------------------------------------------------------------- typed kernels
+// Boxing a call costs about as much as recording it. Overloads with one of these few signatures get a kernel that
+// PyTorch calls directly; what it does is the same. Which op it is makes no difference.
+inline void put(Call& call, size_t i, const Tensor& t) {
+  describe(call.tensors[i], t);
+  call.note(call.tensors[i]);
+  call.args[i] = {OXI_TENSOR, 0, {}};
+  call.args[i].u.t = &call.tensors[i];
+}
+inline void put(Call& call, size_t i, const at::Scalar& v) {
+  OxiArg& a = call.args[i];
+  a.len = 0;
+  if (v.isFloatingPoint()) {
+    a.tag = OXI_DOUBLE, a.u.d = v.toDouble();
+  } else if (v.isIntegral(/*includeBool=*/false)) {
+    a.tag = OXI_INT, a.u.i = v.toLong();
+  } else if (v.isBoolean()) {
+    a.tag = OXI_BOOL, a.u.i = v.toBool();
+  } else {
+    call.put_scalar(a, c10::IValue(v));
+  }
+}
+template <class... Args>
+struct TypedKernel {
+  int32_t id;
+  const c10::OperatorHandle* op;  // lives as long as the registration: for ever
+
+  Tensor operator()(Args... args) const {
+    Call call(sizeof...(Args));
+    size_t i = 0;
+    (put(call, i++, args), ...);
+    OxiResult r{};
+    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), sizeof...(Args), &r);
+    if (C10_LIKELY(rc == OXI_OK && r.nouts == 1 && r.outs[0].kind == OXI_OUT_NEW)) return wrap(r.outs[0]);
+    if (rc == OXI_FALLBACK) {
+      torch::jit::Stack stack;
+      (stack.emplace_back(args), ...);
+      cpu_fallback(*op, &stack);
+      return stack.back().toTensor();
+    }
+    check(rc, r.error);
+    TORCH_CHECK(false, op->operator_name().name, " gave ", r.nouts, " results instead of a tensor");
+  }
+};
+using T = const Tensor&;
+using S = const at::Scalar&;
+std::string signature(const c10::FunctionSchema& schema) {
+  std::string s;
+  for (auto& a : schema.arguments()) s += (a.alias_info() ? "alias " : "") + a.type()->str() + ",";
+  s += "->";
+  for (auto& r : schema.returns()) s += (r.alias_info() ? "alias " : "") + r.type()->str() + ",";
+  return s;
+}
+template <class... Args>
+torch::CppFunction typed(int32_t id, const c10::OperatorHandle& op) {
+  return torch::CppFunction(TypedKernel<Args...>{id, new c10::OperatorHandle(op)});
+}
+// A typed kernel if the signature has one, else the boxed one.
+torch::CppFunction kernel_for(int32_t id, const c10::OperatorHandle& op) {
+  auto s = signature(op.schema());
+  if (s == "Tensor,->Tensor,") return typed<T>(id, op);
+  if (s == "Tensor,Tensor,->Tensor,") return typed<T, T>(id, op);
+  if (s == "Tensor,number,->Tensor,") return typed<T, S>(id, op);
+  if (s == "Tensor,Tensor,number,->Tensor,") return typed<T, T, S>(id, op);
+  if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(id, op);
+  if (s == "Tensor,Tensor,Tensor,number,number,->Tensor,") return typed<T, T, T, S, S>(id, op);
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id));
+}
+
 // ---------------------------------------------------------------- memory kernels
 c10::Device device_or_current(std::optional<c10::Device> d) {
   return d && d->has_index() ? *d : c10::Device(kSelf, t_device);
@@ -714,7 +783,7 @@ void register_core_ops() {
     int32_t id = g_core->bind(schema.str().c_str(), composite);
     if (id < 0) continue;
     std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id)));
+    m.impl(full.c_str(), kernel_for(id, *op));
   }
   library("_").fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>()));
 }

@@ -9,6 +9,7 @@ use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{ArgRef, Call, Error, ErrorKind, Op, Output, Outputs, Place, Refusal, Slot, TensorRef};
+use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -214,8 +215,9 @@ unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
 unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32, reply: *mut Reply) -> i32 {
     // SAFETY: the shim passes a reply to fill and `nargs` arguments that live during the call.
     let (reply, args) = unsafe { (&mut *reply, slice(args, nargs as usize)) };
-    match enter(|s| run(s, id, device, args)) {
-        Ok(outputs) => {
+    let mut outputs = Outputs::new();
+    match enter(|s| run(s, id, device, args, &mut outputs)) {
+        Ok(()) => {
             keep_outputs(outputs, device, reply);
             OK
         }
@@ -227,11 +229,11 @@ unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32
     }
 }
 
-fn run(s: &'static State, id: i32, device: i32, args: &[Arg]) -> Result<Outputs, Refusal> {
+fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs) -> Result<(), Refusal> {
     let unknown = || Error::runtime("an op was called before the device was ready");
     let op: &Op = s.ops.get().and_then(|ops| ops.get(id as usize)).ok_or_else(unknown)?;
     // SAFETY: the arguments live during this call.
-    let args: Vec<ArgRef<'_>> = args.iter().map(|a| unsafe { arg(a) }).collect();
+    let args: SmallVec<[ArgRef<'_>; 6]> = args.iter().map(|a| unsafe { arg(a) }).collect();
     let rng = |generator: Option<usize>, blocks: u64| {
         let (mut seed, mut offset) = (0, 0);
         if let Some(shim) = s.shim.get() {
@@ -240,8 +242,8 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg]) -> Result<Outputs,
         }
         (seed, offset)
     };
-    let call = Call { op, args: &args, rng: &rng, site: crate::sites::here(), switches: s.engine.switches(), size: None };
-    s.engine.dispatch(device.max(0) as usize, &call)
+    let (site, switches) = (crate::sites::here(), s.engine.switches());
+    s.engine.dispatch(&Call { device: device.max(0) as u16, op, args: &args, rng: &rng, site, switches, size: None }, out)
 }
 
 /// Lays results out for the shim.
@@ -407,7 +409,7 @@ unsafe extern "C" fn write(dst: *const Tensor, host: *const c_void, error: *mut 
             let n = host_len(&dst);
             (dst, slice(host.cast::<u8>(), n))
         };
-        let (slot, _) = dst.device_view()?;
+        let slot = dst.device()?;
         s.engine.stream(slot.device as usize)?.write_host(&dst, bytes, crate::sites::here())
     })
 }
@@ -416,8 +418,8 @@ unsafe extern "C" fn read(src: *const Tensor, host: *mut c_void, error: *mut abi
     enter_code(error, |s| {
         // SAFETY: a described tensor.
         let src = unsafe { tensor(&*src) };
-        let (slot, view) = src.device_view()?;
-        if view.numel() == 0 {
+        let slot = src.device()?;
+        if src.numel() == 0 {
             return Ok(());
         }
         // SAFETY: host memory of the tensor's size, written by nobody else during the call.
@@ -430,7 +432,7 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
     enter_code(error, |s| {
         // SAFETY: described tensors.
         let (src, dst) = unsafe { (tensor(&*src), tensor(&*dst)) };
-        let (from, to) = (src.device_view()?.0.device as usize, dst.device_view()?.0.device as usize);
+        let (from, to) = (src.device()?.device as usize, dst.device()?.device as usize);
         let site = crate::sites::here();
         if from == to {
             return s.engine.stream(from)?.copy(&src, &dst, site);
