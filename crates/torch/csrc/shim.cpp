@@ -609,10 +609,10 @@ torch::CppFunction kernel_for(int32_t id, const c10::OperatorHandle& op) {
   auto s = signature(op.schema());
   if (s == "Tensor,->Tensor,") return typed<T>(id, op);
   if (s == "Tensor,Tensor,->Tensor,") return typed<T, T>(id, op);
-  if (s == "Tensor,number,->Tensor,") return typed<T, S>(id, op);
-  if (s == "Tensor,Tensor,number,->Tensor,") return typed<T, T, S>(id, op);
+  if (s == "Tensor,Scalar,->Tensor,") return typed<T, S>(id, op);
+  if (s == "Tensor,Tensor,Scalar,->Tensor,") return typed<T, T, S>(id, op);
   if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(id, op);
-  if (s == "Tensor,Tensor,Tensor,number,number,->Tensor,") return typed<T, T, T, S, S>(id, op);
+  if (s == "Tensor,Tensor,Tensor,Scalar,Scalar,->Tensor,") return typed<T, T, T, S, S>(id, op);
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id));
 }
 

@@ -203,14 +203,17 @@ unsafe extern "C" fn knows(base: *const c_char) -> i32 {
 unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
     // SAFETY: a C string from the shim.
     let schema = unsafe { CStr::from_ptr(schema) };
-    let bound = enter(|s| {
-        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else { return Ok(-1) };
-        let mut ops = s.binding.lock();
+    let bound = catch_unwind(|| {
+        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else { return -1 };
+        let mut ops = BOUND.lock();
         ops.push(op);
-        Ok(ops.len() as i32 - 1)
+        ops.len() as i32 - 1
     });
     bound.unwrap_or(-1)
 }
+
+/// The ops that the shim bound while it was loaded.
+pub(crate) static BOUND: parking_lot::Mutex<Vec<Op>> = parking_lot::Mutex::new(Vec::new());
 
 unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32, reply: *mut Reply) -> i32 {
     // SAFETY: the shim passes a reply to fill and `nargs` arguments that live during the call.
@@ -231,15 +234,13 @@ unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32
 
 fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs) -> Result<(), Refusal> {
     let unknown = || Error::runtime("an op was called before the device was ready");
-    let op: &Op = s.ops.get().and_then(|ops| ops.get(id as usize)).ok_or_else(unknown)?;
+    let op: &Op = s.ops.get(id as usize).ok_or_else(unknown)?;
     // SAFETY: the arguments live during this call.
     let args: SmallVec<[ArgRef<'_>; 6]> = args.iter().map(|a| unsafe { arg(a) }).collect();
     let rng = |generator: Option<usize>, blocks: u64| {
         let (mut seed, mut offset) = (0, 0);
-        if let Some(shim) = s.shim.get() {
-            // SAFETY: a generator that the shim passed in this call, or null.
-            unsafe { (shim.rng_advance)(generator.unwrap_or(0) as *mut c_void, device, blocks, &mut seed, &mut offset) };
-        }
+        // SAFETY: a generator that the shim passed in this call, or null.
+        unsafe { (s.shim.rng_advance)(generator.unwrap_or(0) as *mut c_void, device, blocks, &mut seed, &mut offset) };
         (seed, offset)
     };
     let (site, switches) = (crate::sites::here(), s.engine.switches());

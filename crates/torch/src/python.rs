@@ -3,7 +3,7 @@
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
 use oxitorch_aten::MatmulPrecision;
-use oxitorch_engine::{Engine, Error, ErrorKind, Mode, Options, Reading, Refusal, Stream};
+use oxitorch_engine::{Error, ErrorKind, Mode, Reading, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::conversion::FromPyObjectOwned;
@@ -45,7 +45,7 @@ fn plugin_error(e: &pjrt::Error) -> PyErr {
 
 /// Runs `f` on the state without the GIL. Ctrl-C during it becomes `KeyboardInterrupt`.
 fn detached<T: Send>(py: Python<'_>, f: impl FnOnce(&'static state::State) -> Result<T, Refusal> + Send) -> PyResult<T> {
-    let state = state::get().map_err(|e| raise(py, e))?;
+    let state = started(py)?;
     let result = py.detach(|| f(state));
     py.check_signals()?;
     result.map_err(|r| refused(py, r))
@@ -53,19 +53,20 @@ fn detached<T: Send>(py: Python<'_>, f: impl FnOnce(&'static state::State) -> Re
 
 fn on_stream<T: Send>(py: Python<'_>, device: i32, f: impl FnOnce(&Stream) -> Result<T, Refusal> + Send) -> PyResult<T> {
     detached(py, move |s| {
-        let device = if device < 0 { current(s) } else { device };
+        let device = if device < 0 { current() } else { device };
         f(s.engine.stream(device as usize)?)
     })
 }
 
-fn current(s: &state::State) -> i32 {
-    // SAFETY: reads a thread-local of the shim.
-    s.shim.get().map_or(0, |shim| unsafe { (shim.current_device)() })
+/// The state; starts the device, without the GIL.
+fn started(py: Python<'_>) -> PyResult<&'static state::State> {
+    py.detach(state::get).map_err(|e| raise(py, e))
 }
 
-fn shim(py: Python<'_>) -> PyResult<&'static Shim> {
-    let state = state::get().map_err(|e| raise(py, e))?;
-    state.shim.get().copied().ok_or_else(|| PyRuntimeError::new_err("the tpu device was not started"))
+/// The current device of this thread; starts nothing.
+fn current() -> i32 {
+    // SAFETY: reads a thread-local of the shim.
+    state::setup().map_or(0, |setup| unsafe { (setup.shim.current_device)() })
 }
 
 fn optional<'py, T: FromPyObjectOwned<'py>>(config: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>> {
@@ -84,21 +85,18 @@ fn precision(name: &str) -> PyResult<MatmulPrecision> {
     }
 }
 
-/// Opens the plugin that the configuration asks for, or the best one that has hardware.
-fn open_client(config: &Bound<'_, PyDict>) -> PyResult<std::sync::Arc<pjrt::Client>> {
-    let folders: Vec<PathBuf> = optional(config, "site_dirs")?.unwrap_or_default();
-    let wanted: Option<String> = optional(config, "platform")?;
-    let wanted = wanted.map(|p| p.parse::<pjrt::Platform>()).transpose().map_err(|e| plugin_error(&e))?;
-    let found = pjrt::discover(&pjrt::DiscoverOptions { python_paths: folders, ..Default::default() });
-    let chosen = pjrt::choose(&found, wanted, pjrt::hardware_present).map_err(|e| plugin_error(&e))?;
-    let cpu_devices = match chosen.platform {
-        pjrt::Platform::Cpu => Some(optional(config, "cpu_devices")?.unwrap_or(1)),
-        _ => None,
-    };
-    let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load).map_err(|e| plugin_error(&e))?;
-    let options = pjrt::ClientOptions { cpu_devices, ..Default::default() };
-    pjrt::Client::new(plugin, &options).map_err(|e| plugin_error(&e))
+fn eager_mode(name: &str) -> PyResult<Mode> {
+    Mode::parse(name)
+        .ok_or_else(|| PyValueError::new_err(format!("eager mode must be 'strict' or 'debug', got '{name}'")))
+}
+
+/// Whether a fallback policy makes an op without a lowering an error.
+fn refuses(policy: &str) -> PyResult<bool> {
+    match policy {
+        "warn" => Ok(false),
+        "error" => Ok(true),
+        _ => Err(PyValueError::new_err(format!("fallback must be 'warn' or 'error', got '{policy}'"))),
+    }
 }
 
 /// Loads the shim, which registers the backend with PyTorch.
@@ -177,34 +175,29 @@ mod _core {
             .collect()
     }
 
+    /// Registers the backend with PyTorch. The device starts at its first use.
     #[pyfunction]
     fn init(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<()> {
-        if state::is_started() {
+        if state::setup().is_some() {
             return Ok(());
         }
-        let libraries: Vec<String> = optional(config, "library_dirs")?.unwrap_or_default();
-        sites::start(py, libraries);
-        let client = open_client(config)?;
-        let options = Options {
-            compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
-            interrupt: state::interrupt,
-        };
-        let engine = Engine::start(client, &options).map_err(|e| raise(py, e))?;
-        let state = state::set(engine);
-        if let Some(mode) = optional::<String>(config, "eager_mode")? {
-            set_eager_mode(py, &mode)?;
-        }
-        if let Some(fallback) = optional::<String>(config, "fallback")? {
-            set_fallback(py, &fallback)?;
-        }
-        if let Some(trap) = optional(config, "nan_trap")? {
-            set_nan_trap(py, trap)?;
-        }
+        sites::start(py, optional(config, "library_dirs")?.unwrap_or_default());
+        let platform: Option<String> = optional(config, "platform")?;
+        let mode: Option<String> = optional(config, "eager_mode")?;
+        let fallback: Option<String> = optional(config, "fallback")?;
         let path: String = optional(config, "shim")?.ok_or_else(|| PyValueError::new_err("config lacks `shim`"))?;
         let shim = load_shim(&path)?;
-        let ops = std::mem::take(&mut *state.binding.lock());
-        state.ops.get_or_init(|| ops);
-        state.shim.get_or_init(|| shim);
+        state::register(state::Setup {
+            site_dirs: optional(config, "site_dirs")?.unwrap_or_default(),
+            platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
+            cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
+            compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
+            mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,
+            nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
+            refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
+            shim,
+            ops: std::mem::take(&mut *door::BOUND.lock()),
+        });
         sites::set_shim(shim);
         Ok(())
     }
@@ -212,9 +205,14 @@ mod _core {
     /// Runs what is queued and ends the threads: registered with `atexit`.
     #[pyfunction]
     fn shutdown(py: Python<'_>) {
-        if let Ok(s) = state::get() {
+        if let (Some(s), false) = (state::started(), state::is_forked()) {
             py.detach(|| s.engine.close());
         }
+    }
+
+    #[pyfunction]
+    fn is_started() -> bool {
+        state::started().is_some()
     }
 
     #[pyfunction]
@@ -224,12 +222,12 @@ mod _core {
 
     #[pyfunction]
     fn platform(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(state::get().map_err(|e| raise(py, e))?.engine.client().platform().name())
+        Ok(started(py)?.engine.client().platform().name())
     }
 
     #[pyfunction]
     fn device_count(py: Python<'_>) -> PyResult<usize> {
-        Ok(state::get().map_err(|e| raise(py, e))?.engine.device_count())
+        Ok(started(py)?.engine.device_count())
     }
 
     #[pyfunction]
@@ -239,8 +237,8 @@ mod _core {
 
     #[pyfunction]
     fn device_properties(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
-        let s = state::get().map_err(|e| raise(py, e))?;
-        let index = if device < 0 { current(s) } else { device } as usize;
+        let s = started(py)?;
+        let index = if device < 0 { current() } else { device } as usize;
         let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().limit();
         let client = s.engine.client();
         let facts = &client.devices()[index];
@@ -260,17 +258,17 @@ mod _core {
     }
 
     #[pyfunction]
-    fn current_device(py: Python<'_>) -> PyResult<i32> {
-        Ok(current(state::get().map_err(|e| raise(py, e))?))
+    fn current_device() -> i32 {
+        current()
     }
 
     #[pyfunction]
     fn set_device(py: Python<'_>, device: i32) -> PyResult<()> {
-        let s = state::get().map_err(|e| raise(py, e))?;
+        let s = started(py)?;
         let index = usize::try_from(device).map_err(|_| PyRuntimeError::new_err("invalid tpu device index"))?;
         s.engine.stream(index).map_err(|r| refused(py, r))?;
         // SAFETY: sets a thread-local of the shim to a device that exists.
-        unsafe { (shim(py)?.set_device)(device) };
+        unsafe { (started(py)?.shim.set_device)(device) };
         Ok(())
     }
 
@@ -281,32 +279,30 @@ mod _core {
 
     #[pyfunction]
     fn get_eager_mode(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(state::get().map_err(|e| raise(py, e))?.engine.switches().mode.name())
+        Ok(started(py)?.engine.switches().mode.name())
     }
 
     #[pyfunction]
     fn set_eager_mode(py: Python<'_>, mode: &str) -> PyResult<()> {
-        let parsed = Mode::parse(mode);
-        let parsed =
-            parsed.ok_or_else(|| PyValueError::new_err(format!("eager mode must be 'strict' or 'debug', got '{mode}'")))?;
-        state::get().map_err(|e| raise(py, e))?.engine.set_switches(|s| s.mode = parsed);
+        let parsed = eager_mode(mode)?;
+        started(py)?.engine.set_switches(|s| s.mode = parsed);
         Ok(())
     }
 
     #[pyfunction]
     fn get_nan_trap(py: Python<'_>) -> PyResult<bool> {
-        Ok(state::get().map_err(|e| raise(py, e))?.engine.switches().nan_trap)
+        Ok(started(py)?.engine.switches().nan_trap)
     }
 
     #[pyfunction]
     fn set_nan_trap(py: Python<'_>, on: bool) -> PyResult<()> {
-        state::get().map_err(|e| raise(py, e))?.engine.set_switches(|s| s.nan_trap = on);
+        started(py)?.engine.set_switches(|s| s.nan_trap = on);
         Ok(())
     }
 
     #[pyfunction]
     fn get_precision(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(match state::get().map_err(|e| raise(py, e))?.engine.switches().matmul {
+        Ok(match started(py)?.engine.switches().matmul {
             MatmulPrecision::Highest => "highest",
             MatmulPrecision::High => "high",
             MatmulPrecision::Default => "default",
@@ -316,7 +312,7 @@ mod _core {
     #[pyfunction]
     fn set_precision(py: Python<'_>, name: &str) -> PyResult<()> {
         let matmul = precision(name)?;
-        state::get().map_err(|e| raise(py, e))?.engine.set_switches(|s| s.matmul = matmul);
+        started(py)?.engine.set_switches(|s| s.matmul = matmul);
         Ok(())
     }
 
@@ -324,19 +320,19 @@ mod _core {
     fn set_default_dtype(py: Python<'_>, code: i64) -> PyResult<()> {
         let dtype = oxitorch_aten::dtype::from_code(code);
         let dtype = dtype.ok_or_else(|| PyTypeError::new_err("a default dtype that the device does not have"))?;
-        state::get().map_err(|e| raise(py, e))?.engine.set_switches(|s| s.default_dtype = dtype);
+        started(py)?.engine.set_switches(|s| s.default_dtype = dtype);
         Ok(())
     }
 
     #[pyfunction]
     fn set_fallback(py: Python<'_>, policy: &str) -> PyResult<()> {
-        let refuse = match policy {
-            "warn" => false,
-            "error" => true,
-            _ => return Err(PyValueError::new_err(format!("fallback must be 'warn' or 'error', got '{policy}'"))),
-        };
-        state::get().map_err(|e| raise(py, e))?.refuse_fallback.store(refuse, Relaxed);
+        started(py)?.refuse_fallback.store(refuses(policy)?, Relaxed);
         Ok(())
+    }
+
+    #[pyfunction]
+    fn get_fallback(py: Python<'_>) -> PyResult<&'static str> {
+        Ok(if started(py)?.refuse_fallback.load(Relaxed) { "error" } else { "warn" })
     }
 
     #[pyfunction]
@@ -368,9 +364,9 @@ mod _core {
     }
 
     #[pyfunction]
-    fn empty_cache(py: Python<'_>) -> PyResult<()> {
+    fn empty_cache(_py: Python<'_>) -> PyResult<()> {
         // The plugin's allocator keeps no cache that could be emptied; what is in use stays.
-        state::get().map_err(|e| raise(py, e)).map(|_| ())
+        Ok(())
     }
 
     #[pyfunction]
@@ -383,7 +379,7 @@ mod _core {
 
     #[pyfunction]
     fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        let s = state::get().map_err(|e| raise(py, e))?;
+        let s = started(py)?;
         let out = PyDict::new(py);
         for (name, value) in s.engine.metrics().counters() {
             match name.strip_suffix("_us") {
@@ -397,29 +393,40 @@ mod _core {
 
     #[pyfunction]
     fn reset_metrics(py: Python<'_>) -> PyResult<()> {
-        state::get().map_err(|e| raise(py, e))?.engine.metrics().reset();
+        started(py)?.engine.metrics().reset();
         Ok(())
     }
 
     fn rng(py: Python<'_>, device: i32) -> PyResult<(u64, u64)> {
         let (mut seed, mut offset) = (0, 0);
         // SAFETY: the shim checks the device.
-        unsafe { (shim(py)?.rng_get)(checked_device(py, device)?, &mut seed, &mut offset) };
+        unsafe { (started(py)?.shim.rng_get)(checked_device(py, device)?, &mut seed, &mut offset) };
         Ok((seed, offset))
     }
 
     fn checked_device(py: Python<'_>, device: i32) -> PyResult<i32> {
-        let s = state::get().map_err(|e| raise(py, e))?;
-        let device = if device < 0 { current(s) } else { device };
+        let s = started(py)?;
+        let device = if device < 0 { current() } else { device };
         s.engine.stream(device as usize).map_err(|r| refused(py, r))?;
         Ok(device)
     }
 
+    /// Seeds one device, or all with -1; devices that are not started yet get the seed when they are.
     #[pyfunction]
     fn manual_seed(py: Python<'_>, device: i32, seed: i128) -> PyResult<()> {
+        if device < 0 {
+            if !state::seed_later(seed as u64) {
+                let s = started(py)?;
+                for device in 0..s.engine.device_count() {
+                    // SAFETY: the device exists.
+                    unsafe { (s.shim.rng_set)(device as i32, seed as u64, 0) };
+                }
+            }
+            return Ok(());
+        }
         let device = checked_device(py, device)?;
         // SAFETY: the device exists.
-        unsafe { (shim(py)?.rng_set)(device, seed as u64, 0) };
+        unsafe { (started(py)?.shim.rng_set)(device, seed as u64, 0) };
         Ok(())
     }
 
@@ -443,7 +450,7 @@ mod _core {
         };
         let device = checked_device(py, device)?;
         // SAFETY: the device exists.
-        unsafe { (shim(py)?.rng_set)(device, seed, offset) };
+        unsafe { (started(py)?.shim.rng_set)(device, seed, offset) };
         Ok(())
     }
 }

@@ -1,20 +1,38 @@
 //! What there is once per process: the engine, the bound ops, the switches that are not the engine's.
 
 use crate::abi::Shim;
-use oxitorch_engine::{Engine, Error, ErrorKind, Mark, Op};
+use oxitorch_engine::{Engine, Error, ErrorKind, Mark, Mode, Op, Options};
+use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+
+/// What registering the backend leaves for the first use of the device: `import torch` starts no plugin and no thread,
+/// takes no TPU, and its forked children may use the device.
+pub(crate) struct Setup {
+    pub(crate) site_dirs: Vec<PathBuf>,
+    /// None: the first platform that has hardware.
+    pub(crate) platform: Option<pjrt::Platform>,
+    pub(crate) cpu_devices: usize,
+    /// 0: one per core.
+    pub(crate) compile_threads: usize,
+    pub(crate) mode: Mode,
+    pub(crate) nan_trap: bool,
+    pub(crate) refuse_fallback: bool,
+    pub(crate) shim: &'static Shim,
+    /// Ops in the order in which the shim bound them.
+    pub(crate) ops: Vec<Op>,
+}
 
 /// The process's only engine and what belongs to it.
 pub(crate) struct State {
     pub(crate) engine: Engine,
-    /// Ops in the order in which the shim bound them. Complete before the first dispatch.
-    pub(crate) ops: OnceLock<Vec<Op>>,
-    pub(crate) binding: Mutex<Vec<Op>>,
-    pub(crate) shim: OnceLock<&'static Shim>,
+    /// Ops in the order in which the shim bound them.
+    pub(crate) ops: &'static [Op],
+    pub(crate) shim: &'static Shim,
     /// Whether an op without a lowering is an error.
     pub(crate) refuse_fallback: AtomicBool,
     pub(crate) warned: Mutex<FxHashSet<String>>,
@@ -30,10 +48,25 @@ pub(crate) struct Event {
     pub(crate) mark: Arc<Mark>,
 }
 
+static SETUP: OnceLock<Setup> = OnceLock::new();
 static STATE: OnceLock<State> = OnceLock::new();
+/// Held while the device starts. Never waited for with the GIL.
+static STARTING: Mutex<()> = Mutex::new(());
+/// The seed that all devices are to have when they start.
+static SEED: Mutex<Option<u64>> = Mutex::new(None);
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The state, if the device was started and this process may use it.
+/// Leaves what the first use of the device needs; the first call wins.
+pub(crate) fn register(setup: Setup) {
+    SETUP.get_or_init(|| setup);
+}
+
+/// What was registered.
+pub(crate) fn setup() -> Option<&'static Setup> {
+    SETUP.get()
+}
+
+/// The state, if this process may use the device; the first call starts it.
 pub(crate) fn get() -> Result<&'static State, Error> {
     if FORKED.load(Relaxed) {
         return Err(Error::runtime(
@@ -41,7 +74,61 @@ pub(crate) fn get() -> Result<&'static State, Error> {
              method",
         ));
     }
-    STATE.get().ok_or_else(|| Error::runtime("the tpu device was not started: import oxitorch"))
+    match STATE.get() {
+        Some(state) => Ok(state),
+        None => start(),
+    }
+}
+
+/// The state, if the device was started.
+pub(crate) fn started() -> Option<&'static State> {
+    STATE.get()
+}
+
+/// Remembers a seed for devices that are not started yet; false if they are.
+pub(crate) fn seed_later(seed: u64) -> bool {
+    let mut pending = SEED.lock();
+    if STATE.get().is_some() {
+        return false;
+    }
+    *pending = Some(seed);
+    true
+}
+
+#[cold]
+fn start() -> Result<&'static State, Error> {
+    let setup = SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
+    let _starting = STARTING.lock();
+    if let Some(state) = STATE.get() {
+        return Ok(state);
+    }
+    let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
+    let options = Options { compile_threads: setup.compile_threads, interrupt };
+    let engine = Engine::start(client, &options)?;
+    engine.set_switches(|s| {
+        s.mode = setup.mode;
+        s.nan_trap = setup.nan_trap;
+    });
+    let pending = SEED.lock();
+    let state = set(engine, setup);
+    if let Some(seed) = *pending {
+        for device in 0..state.engine.device_count() {
+            // SAFETY: the device exists, and the shim's lock of the generator is held by nobody who waits for this.
+            unsafe { (setup.shim.rng_set)(device as i32, seed, 0) };
+        }
+    }
+    Ok(state)
+}
+
+/// Opens the plugin that was asked for, or the best one that has hardware.
+fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
+    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
+    let found = pjrt::discover(&options);
+    let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present)?;
+    let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
+    let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load)?;
+    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
+    pjrt::Client::new(plugin, &pjrt::ClientOptions { cpu_devices, ..Default::default() })
 }
 
 /// Whether this is a forked child of a process that had started the device.
@@ -50,7 +137,7 @@ pub(crate) fn is_forked() -> bool {
 }
 
 /// Sets the state; the first call wins.
-pub(crate) fn set(engine: Engine) -> &'static State {
+fn set(engine: Engine, setup: &'static Setup) -> &'static State {
     extern "C" fn child() {
         FORKED.store(true, Relaxed);
     }
@@ -59,20 +146,14 @@ pub(crate) fn set(engine: Engine) -> &'static State {
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
         State {
             engine,
-            ops: OnceLock::new(),
-            binding: Mutex::default(),
-            shim: OnceLock::new(),
-            refuse_fallback: AtomicBool::new(false),
+            ops: &setup.ops,
+            shim: setup.shim,
+            refuse_fallback: AtomicBool::new(setup.refuse_fallback),
             warned: Mutex::default(),
             events: Mutex::default(),
             next_event: AtomicU64::new(1),
         }
     })
-}
-
-/// Whether the device was started.
-pub(crate) fn is_started() -> bool {
-    STATE.get().is_some()
 }
 
 /// Called while something waits for the device: lets Ctrl-C end the wait.
