@@ -411,7 +411,7 @@ macro_rules! lowerings {
     };
     () => {};
 }
-lowerings!(A B C D E F G H I J K L M N O P Q);
+lowerings!(A B C D E F G H I J K L M N O P Q S U V);
 
 fn arity(want: usize, got: usize) -> Error {
     runtime(format!("expected {want} arguments, got {got}"))

@@ -206,7 +206,7 @@ fn gelu_tanh(b: &Builder, x: Value) -> Value {
 }
 
 /// The normal distribution's cumulative density.
-fn normal_cdf(b: &Builder, x: Value) -> Value {
+pub(super) fn normal_cdf(b: &Builder, x: Value) -> Value {
     let erf = b.erf(b.mul(x, constant(b, x, FRAC_1_SQRT_2)));
     b.mul(constant(b, x, 0.5), b.add(constant(b, x, 1.0), erf))
 }

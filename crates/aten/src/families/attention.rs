@@ -11,7 +11,6 @@ use oxitorch_hlo::{DType, Dims, DotDims, RngAlgorithm, TensorType, Value};
 pub static ROWS: &[Row] = &[
     op!("_scaled_dot_product_fused_attention_overrideable", forward),
     op!("_scaled_dot_product_fused_attention_overrideable_backward", backward),
-    op!("_transform_bias_rescale_qkv", transform_bias_rescale_qkv),
 ];
 
 /// A tensor that autograd may hand over undefined although the schema does not say so.
@@ -273,23 +272,4 @@ fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
     let stretched = |&d: &usize| d < new || shape[d - new] == 1 && from[d] != 1;
     let dims: Dims = (0..from.len()).filter(stretched).map(|d| d as i64).collect();
     c.reshape(c.reduce_sum(x, &dims), shape)
-}
-
-/// `[b, t, 3 * d]` plus bias to query (scaled), key and value, each `[b, heads, t, d / heads]`.
-fn transform_bias_rescale_qkv(c: &Ctx, qkv: Value, bias: Value, heads: i64) -> Result<(Value, Value, Value)> {
-    let &[b, t, total] = c.shape(qkv).as_slice() else {
-        return Err(runtime(format!("expected 3-D `qkv`, got {}-D tensor", c.rank(qkv))));
-    };
-    let d = total / 3;
-    if heads <= 0 || d % heads != 0 || d * 3 != total {
-        return Err(runtime(format!("num_head {heads} does not divide {d}")));
-    }
-    let dtype = c.dtype(qkv);
-    let acc = accumulator(dtype);
-    let sum = c.add(c.to(qkv, acc), c.to(c.expand(bias, &[b, t, total])?, acc));
-    let split = c.transpose(c.reshape(sum, &[b, t, 3, heads, d / heads]), &[2, 0, 3, 1, 4]);
-    let part = |i: i64| c.index_dim(split, 0, i);
-    let query = part(0);
-    let query = c.multiply(query, c.like(query, 1.0 / ((d / heads) as f64).sqrt()));
-    Ok((c.to(query, dtype), c.to(part(1), dtype), c.to(part(2), dtype)))
 }

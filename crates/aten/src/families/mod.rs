@@ -36,6 +36,7 @@ families! {
     matmul: "Matrix products.",
     conv: "Convolutions.",
     attention: "Attention.",
+    transformer: "Transformer layers whole.",
     rnn: "Recurrent cells.",
     linalg: "Linear algebra.",
     fft: "Fourier transforms.",

@@ -117,7 +117,7 @@ fn safe_softmax(c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>) -> Result<Va
 }
 
 /// Stretches the mask of a `_masked_softmax` over its input. True masks out.
-fn expand_mask(c: &Ctx, shape: &[i64], mask: Tensor, mask_type: Option<i64>) -> Result<Value> {
+pub(super) fn expand_mask(c: &Ctx, shape: &[i64], mask: Tensor, mask_type: Option<i64>) -> Result<Value> {
     if mask.dtype != DType::Pred {
         return Err(runtime("Mask should be a boolean tensor"));
     }
