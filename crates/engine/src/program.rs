@@ -232,9 +232,13 @@ impl Compiler {
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));
-        if self.client.platform() == pjrt::Platform::Cpu && task.graph.insts.len() <= SMALL {
-            // Halves the time of a one-op compile at equal run speed.
-            options.overrides.push(flag("xla_cpu_use_fusion_emitters", false));
+        if self.client.platform() == pjrt::Platform::Cpu {
+            // The fast forms lose a NaN in the second operand of maximum and minimum.
+            options.overrides.push(flag("xla_cpu_enable_fast_min_max", false));
+            if task.graph.insts.len() <= SMALL {
+                // Halves the time of a one-op compile at equal run speed.
+                options.overrides.push(flag("xla_cpu_use_fusion_emitters", false));
+            }
         }
         options
     }
