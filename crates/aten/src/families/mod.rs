@@ -32,6 +32,7 @@ families! {
     norms: "Normalisation layers.",
     pooling: "Pooling.",
     upsample: "Resampling.",
+    grid_sample: "Sampling at points of a grid.",
     losses: "Losses and distances.",
     matmul: "Matrix products.",
     conv: "Convolutions.",

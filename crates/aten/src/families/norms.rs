@@ -16,6 +16,7 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 pub static ROWS: &[Row] = &[
     op!("native_layer_norm", layer_norm),
     op!("native_layer_norm_backward", layer_norm_backward),
+    op!("_fused_rms_norm", rms_norm).composite("one op instead of six, and twenty in backward"),
     op!("_fused_rms_norm_backward", rms_norm_backward),
     // Running statistics are overwritten though the schema does not mark them.
     op!("native_batch_norm", native_batch_norm).writes(&[3, 4]),
@@ -186,6 +187,33 @@ fn layer_norm_backward(
         (wanted(1) && weight.is_some()).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &leading), params));
     let grad_bias = (wanted(2) && bias.is_some()).then(|| c.to(c.reduce_sum(g, &leading), params));
     Ok((grad_input, grad_weight, grad_bias))
+}
+
+fn rms_norm(
+    c: &Ctx,
+    input: Tensor,
+    normalized_shape: Dims,
+    weight: Option<Tensor>,
+    eps: Option<Scalar>,
+) -> Result<(Value, Value)> {
+    let dims = layer_dims(c, input, &normalized_shape, [("weight", weight), ("bias", None)])?;
+    if category(input.dtype) != Category::Float {
+        return Err(crate::error::unsupported("rms_norm of other than floats"));
+    }
+    let shape = c.shape(input.value);
+    let compute = opmath(input.dtype);
+    let x = c.to(input.value, compute);
+    let power = plain_mean(c, c.mul(x, x), &dims);
+    let eps = match eps {
+        Some(eps) => c.number_like(eps, compute, &c.shape(power)),
+        None => c.like(power, if compute == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() }),
+    };
+    let rstd = c.rsqrt(c.add(power, eps));
+    let mut y = c.mul(x, spread(c, rstd, &shape, &dims));
+    if let Some(w) = weight {
+        y = c.mul(y, trailing(c, w.value, compute, &shape)?);
+    }
+    Ok((c.to(y, input.dtype), keep_dims(c, rstd, &shape, &dims, true)))
 }
 
 fn rms_norm_backward(
