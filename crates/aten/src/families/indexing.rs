@@ -104,7 +104,8 @@ fn picks(c: &Ctx, x: &[i64], indices: &[Option<Tensor>]) -> Result<Option<Picks>
         if size == 0 && !shape.contains(&0) {
             return Err(index_error("index is out of bounds for dimension with size 0"));
         }
-        c.check_index(t.value, size, true);
+        let message = format!("index is out of bounds for dimension {dim} with size {size}");
+        check_range(c, ErrorKind::Index, &message, t.value, -size, size);
         let index = wrap(c, c.to(t.value, DType::S64), size);
         columns.push(c.reshape(c.expand(index, &shape)?, &column));
     }

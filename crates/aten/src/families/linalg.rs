@@ -16,6 +16,8 @@ pub static ROWS: &[Row] = &[
     op!("triangular_solve", triangular_solve),
     op!("linalg_lu_factor_ex", lu_factor_ex),
     op!("linalg_lu_solve", lu_solve),
+    op!("linalg_lu", linalg_lu),
+    op!("lu_unpack", lu_unpack),
     op!("linalg_inv_ex", inv_ex),
     op!("_linalg_solve_ex", solve_ex),
     op!("_linalg_det", det),
@@ -344,6 +346,9 @@ fn lu_factor_ex(c: &Ctx, x: Value, pivot: bool, _check_errors: bool) -> Result<(
 fn permutation(c: &Ctx, pivots: Value, rows: i64) -> Value {
     let &[count, steps] = c.shape(pivots).as_slice() else { return pivots };
     let order = c.iota(TensorType::new(DType::S32, [count, rows].as_slice()), 1);
+    if steps == 0 {
+        return order;
+    }
     let limit = c.scalar_i64(DType::S32, steps);
     let out = c.for_loop(c.scalar_i64(DType::S32, 0), limit, &[order], |b, k, state| {
         let (zero, shape) = (b.scalar_i64(DType::S32, 0), b.shape(state[0]));
@@ -408,6 +413,59 @@ fn lu_solve(c: &Ctx, factors: Value, pivots: Value, b: Value, left: bool, adjoin
     }
     // x a = b is the adjoint of a* x* = b*.
     Ok(adjoint(c, lu_solve_left(c, factors, pivots, adjoint(c, b), !adjoint_)))
+}
+
+/// `P` with `P @ L @ U` the matrix that was decomposed, in the dtype of the factors.
+fn permutation_matrix(c: &Ctx, factors: Value, pivots: Value) -> Value {
+    let shape = c.shape(factors);
+    let n = shape.len();
+    let (rows, batch) = (shape[n - 2], &shape[..n - 2]);
+    let (count, steps) = (batch.iter().product(), c.shape(pivots).last().copied().unwrap_or(0));
+    let whole = [count, rows, rows];
+    let order = permutation(c, c.reshape(pivots, &[count, steps]), rows);
+    let from = c.broadcast_in_dim(order, &whole, &[0, 2]);
+    let row = c.iota(TensorType::new(DType::S32, whole.as_slice()), 1);
+    c.reshape(c.convert(c.eq(row, from), c.dtype(factors)), &with_batch(batch, &[rows, rows]))
+}
+
+/// The factors apart: ones on the diagonal of `L`, zeros in the other triangles.
+fn apart(c: &Ctx, factors: Value, m: &Matrix) -> (Value, Value) {
+    let k = m.rows.min(m.columns);
+    let n = c.rank(factors) as i64;
+    let left = c.slice_dim(factors, n - 1, 0, k, 1);
+    let (row, column) = (place(c, left, n - 2), place(c, left, n - 1));
+    let lower = c.select(c.gt(row, column), left, c.zeros_like(left));
+    let lower = c.select(c.eq(row, column), c.ones_like(left), lower);
+    (lower, triangle(c, c.slice_dim(factors, n - 2, 0, k, 1), true))
+}
+
+fn lu_unpack(
+    c: &Ctx,
+    factors: Value,
+    pivots: Value,
+    unpack_data: bool,
+    unpack_pivots: bool,
+) -> Result<(Value, Value, Value)> {
+    let m = Matrix::new(c, "torch.lu_unpack", factors)?;
+    if unpack_pivots && c.dtype(pivots) != DType::S32 {
+        return Err(runtime(
+            "torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype.\nNote: this function is \
+             intended to be used with the output produced by torch.linalg.lu_factor",
+        ));
+    }
+    let none = zeros(c, c.dtype(factors), &[0]);
+    let p = if unpack_pivots { permutation_matrix(c, factors, pivots) } else { none };
+    let (l, u) = if unpack_data { apart(c, factors, &m) } else { (none, none) };
+    Ok((p, l, u))
+}
+
+fn linalg_lu(c: &Ctx, x: Value, pivot: bool) -> Result<(Value, Value, Value)> {
+    let m = Matrix::new(c, "linalg.lu", x)?;
+    lapack(c, "lu_factor_cpu", x)?;
+    let lu = lu(c, x, &m, pivot);
+    let p = if pivot { permutation_matrix(c, lu.factors, lu.pivots) } else { zeros(c, c.dtype(x), &[0]) };
+    let (l, u) = apart(c, lu.factors, &m);
+    Ok((p, l, u))
 }
 
 fn inv_ex(c: &Ctx, x: Value, _check_errors: bool) -> Result<(Value, Value)> {
