@@ -38,7 +38,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         }
     }
     let python = python.context("`--python PATH` names the Python that has torch")?;
-    let output = Command::new(python).args(["-c", SCRIPT]).output().with_context(|| format!("cannot run `{python}`"))?;
+    let output = Command::new(python)
+        .args(["-c", SCRIPT])
+        .output()
+        .with_context(|| format!("cannot run `{python}`"))?;
     ensure!(output.status.success(), "`{python}` failed:\n{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
     let (version, lines) = text.split_once('\n').context("no output")?;

@@ -202,5 +202,6 @@ pub fn may_serve(base: &str) -> bool {
         rows().map(|(_, r)| r.base()).chain(renamed).collect()
     });
     let plain = base.strip_prefix("_foreach_").unwrap_or(base);
-    base == "_foreach_norm" || [base, plain, plain.strip_suffix('_').unwrap_or(plain)].iter().any(|b| bases.contains(b))
+    base == "_foreach_norm"
+        || [base, plain, plain.strip_suffix('_').unwrap_or(plain)].iter().any(|b| bases.contains(b))
 }

@@ -133,7 +133,8 @@ pub fn expand(from: &[i64], to: &[i64]) -> Error {
         ));
     };
     // torch looks from the last dimension on.
-    let dim = (skip..to.len()).rev().find(|&d| from[d - skip] != to[d] && from[d - skip] != 1).unwrap_or(skip);
+    let dim =
+        (skip..to.len()).rev().find(|&d| from[d - skip] != to[d] && from[d - skip] != 1).unwrap_or(skip);
     runtime(format!(
         "The expanded size of the tensor ({}) must match the existing size ({}) at non-singleton dimension {dim}.  \
          Target sizes: {}.  Tensor sizes: {}",

@@ -216,7 +216,12 @@ fn value(call: &Call<'_, '_>, w: &mut Window, t: &TensorRef<'_>) -> Result<Arc<V
 }
 
 /// An entry of a list; index lists may hold host tensors, as with PyTorch's other devices.
-fn list_entry(call: &Call<'_, '_>, stream: &Stream, w: &mut Window, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
+fn list_entry(
+    call: &Call<'_, '_>,
+    stream: &Stream,
+    w: &mut Window,
+    t: &TensorRef<'_>,
+) -> Result<Arc<Value>, Refusal> {
     if matches!(t.place, Place::Host(_)) && call.op.takes_indices() && !t.sizes.is_empty() {
         let bytes = t.host_bytes().ok_or_else(|| Error::runtime("an index tensor without elements"))?;
         return Ok(stream.upload(t.ty()?, &bytes)?);

@@ -17,7 +17,8 @@ fn is_mask(t: &TensorRef<'_>) -> bool {
 
 /// Whether a list of index tensors has masks in it.
 pub(crate) fn any(call: &Call<'_, '_>) -> bool {
-    call.op.takes_indices() && call.args.iter().any(|a| matches!(a, ArgRef::Tensors(l) if l.iter().any(is_mask)))
+    call.op.takes_indices()
+        && call.args.iter().any(|a| matches!(a, ArgRef::Tensors(l) if l.iter().any(is_mask)))
 }
 
 /// Positions of a mask's true elements.

@@ -49,7 +49,8 @@ impl Stat {
     }
 
     fn read(&self) -> Reading {
-        let since = |total: &AtomicU64, i: usize| total.load(Relaxed).saturating_sub(self.forgotten[i].load(Relaxed));
+        let since =
+            |total: &AtomicU64, i: usize| total.load(Relaxed).saturating_sub(self.forgotten[i].load(Relaxed));
         Reading {
             current: self.current(),
             peak: self.peak.load(Relaxed),

@@ -80,7 +80,9 @@ impl View {
             level.start = rest / level.stride;
             rest %= level.stride;
         }
-        let nests = |w: &[Level]| w[0].stride % w[1].stride == 0 && w[1].start + w[1].size <= w[0].stride / w[1].stride;
+        let nests = |w: &[Level]| {
+            w[0].stride % w[1].stride == 0 && w[1].start + w[1].size <= w[0].stride / w[1].stride
+        };
         levels.windows(2).all(nests).then_some(levels)
     }
 }
@@ -89,7 +91,9 @@ impl View {
 pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
     let mut order: Dims = (0..sizes.len() as i64).collect();
     // Sizes of 1 (and 0) may have any stride: they keep their place among equals.
-    order.sort_by_key(|&d| std::cmp::Reverse(if sizes[d as usize] < 2 { i64::MAX } else { strides[d as usize] }));
+    order.sort_by_key(|&d| {
+        std::cmp::Reverse(if sizes[d as usize] < 2 { i64::MAX } else { strides[d as usize] })
+    });
     let mut expected = 1;
     for &d in order.iter().rev() {
         let (n, s) = (sizes[d as usize], strides[d as usize]);
@@ -140,7 +144,8 @@ fn grid(b: &Builder, flat: Value, levels: &[Level], cut: bool) -> (Value, i64) {
     let n = b.dim(flat, 0);
     let outer = levels[0];
     let need = (outer.start + outer.size) * outer.stride;
-    let rows = if cut && need <= n { outer.start + outer.size } else { (n + outer.stride - 1) / outer.stride };
+    let rows =
+        if cut && need <= n { outer.start + outer.size } else { (n + outer.stride - 1) / outer.stride };
     let total = rows * outer.stride;
     let whole = if total <= n {
         b.slice_dim(flat, 0, 0, total, 1)
@@ -279,7 +284,14 @@ mod tests {
     use super::*;
 
     fn view(sizes: &[i64], strides: &[i64], offset: i64) -> View {
-        View { dtype: DType::F32, sizes: sizes.into(), strides: strides.into(), offset, conj: false, neg: false }
+        View {
+            dtype: DType::F32,
+            sizes: sizes.into(),
+            strides: strides.into(),
+            offset,
+            conj: false,
+            neg: false,
+        }
     }
 
     #[test]

@@ -127,9 +127,11 @@ unsafe fn stack_hash(layout: &Layout) -> u64 {
     let mut hash = 0u64;
     for _ in 0..DEPTH {
         // SAFETY: frames of this thread do not change while it is here.
-        let (code, instruction, previous) =
-            unsafe { (read(frame + layout.code), read(frame + layout.instruction), read(frame + layout.previous)) };
-        hash = (hash.rotate_left(5) ^ code as u64 ^ (instruction as u64).rotate_left(32)).wrapping_mul(0x517c_c1b7_2722_0a95);
+        let (code, instruction, previous) = unsafe {
+            (read(frame + layout.code), read(frame + layout.instruction), read(frame + layout.previous))
+        };
+        hash = (hash.rotate_left(5) ^ code as u64 ^ (instruction as u64).rotate_left(32))
+            .wrapping_mul(0x517c_c1b7_2722_0a95);
         if previous == 0 {
             break;
         }
