@@ -7,6 +7,8 @@
 //!
 //! It knows no device, no buffer, no stream, no Python and no torch library: only schema strings and StableHLO.
 
+#![allow(clippy::too_many_arguments, reason = "a lowering takes what the op's schema says")]
+
 pub mod args;
 pub mod case;
 pub mod derive;

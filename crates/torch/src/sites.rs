@@ -145,7 +145,7 @@ pub(crate) fn here() -> Site {
     let hash = match LAYOUT.get() {
         // SAFETY: the layout was checked against this interpreter.
         Some(Some(layout)) => unsafe { stack_hash(layout) },
-        Some(None) => return Python::attach(|py| slow(py)),
+        Some(None) => return Python::attach(slow),
         None => return Site::default(),
     };
     if hash == 0 {

@@ -158,7 +158,7 @@ fn flip(c: &Ctx, x: Value, dims: Dims) -> Result<Value> {
 fn constant_pad_nd(c: &Ctx, x: Value, pad: Dims, fill: Scalar) -> Result<Value> {
     let shape = c.shape(x);
     let rank = shape.len();
-    if pad.len() % 2 != 0 {
+    if !pad.len().is_multiple_of(2) {
         return Err(runtime(format!("Length of pad must be even but instead it equals {}", pad.len())));
     }
     if pad.len() > 2 * rank {
