@@ -316,6 +316,7 @@ fn sample<const N: usize>(
     Ok(c.to(c.reshape(sum, &shape), input.dtype))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn sample_backward<const N: usize>(
     c: &Ctx,
     grad: Tensor,

@@ -414,6 +414,7 @@ fn nll_loss_forward(
     Ok((c.reshape(loss, &[]), c.to(c.reshape(nll.weights(c), &[]), x.dtype)))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn nll_loss_backward(
     c: &Ctx,
     grad: Tensor,
@@ -484,6 +485,7 @@ fn nll_loss2d_forward(
     Ok(Nll::new(c, x.value, target.value, weight, reduction, ignore_index)?.forward(c, x.dtype))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn nll_loss2d_backward(
     c: &Ctx,
     grad: Tensor,
@@ -596,6 +598,7 @@ fn multi_margin_loss(
     Ok(Reduction::new(reduction)?.apply(c, loss, x.dtype))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn multi_margin_loss_backward(
     c: &Ctx,
     grad: Tensor,

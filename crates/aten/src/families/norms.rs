@@ -154,6 +154,7 @@ fn layer_norm(
 
 type Grads = (Option<Value>, Option<Value>, Option<Value>);
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn layer_norm_backward(
     c: &Ctx,
     grad: Tensor,
@@ -368,6 +369,7 @@ fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
 }
 
 /// Outputs: new running mean and variance (nothing where they do not change), then the schema's three.
+#[allow(clippy::too_many_arguments)] // the schema's
 fn native_batch_norm(
     c: &Ctx,
     input: Tensor,
@@ -385,6 +387,7 @@ fn native_batch_norm(
     Ok(vec![r.running[0], r.running[1], Some(r.output), Some(r.mean), Some(r.rstd)])
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn batch_norm_legit(
     c: &Ctx,
     input: Tensor,
@@ -414,6 +417,7 @@ fn batch_norm_no_stats(
     Ok((r.output, r.mean, r.rstd))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn batch_norm_with_update(
     c: &Ctx,
     input: Tensor,
@@ -431,6 +435,7 @@ fn batch_norm_with_update(
     Ok(outputs)
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn native_batch_norm_backward(
     c: &Ctx,
     grad: Tensor,
@@ -475,6 +480,7 @@ fn native_batch_norm_backward(
     Ok((grad_input, grad_weight, grad_bias))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn batch_norm_backward(
     c: &Ctx,
     grad: Tensor,
@@ -543,6 +549,7 @@ impl Groups {
     }
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn group_norm(
     c: &Ctx,
     input: Tensor,
@@ -571,6 +578,7 @@ fn group_norm(
     Ok((y, c.to(norm.mean, stats), c.to(norm.rstd, stats)))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn group_norm_backward(
     c: &Ctx,
     grad: Tensor,

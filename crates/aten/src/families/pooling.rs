@@ -302,9 +302,9 @@ impl<const N: usize> Pool<N> {
             let mut value = padded;
             let mut index: Option<Value> = None;
             let mut inside: Option<Value> = None;
-            for d in 0..N {
-                value = self.strided(c, value, d, offset[d]);
-                let position = self.positions(c, &shape, d, offset[d], dtype);
+            for (d, &at) in offset.iter().enumerate() {
+                value = self.strided(c, value, d, at);
+                let position = self.positions(c, &shape, d, at, dtype);
                 if let Some(ok) = self.inside(c, position, d) {
                     inside = Some(inside.map_or(ok, |i| c.and(i, ok)));
                 }
@@ -399,6 +399,7 @@ fn max_pool<const N: usize>(
 /// Overlaps up to this many windows per element are gathered, more are scattered.
 const GATHERED_WINDOWS: i64 = 9;
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn max_pool_backward<const N: usize>(
     c: &Ctx,
     grad: Tensor,
@@ -544,6 +545,7 @@ fn avg_geometry<'a>(
     Geometry { name, kernel, stride, padding, dilation: &[1], ceil_mode }
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn avg_pool<const N: usize>(
     c: &Ctx,
     x: Tensor,
@@ -581,6 +583,7 @@ fn avg_pool<const N: usize>(
     Ok(c.to(c.div(sum, by), x.dtype))
 }
 
+#[allow(clippy::too_many_arguments)] // the schema's
 fn avg_pool_backward<const N: usize>(
     c: &Ctx,
     grad: Tensor,
