@@ -7,8 +7,8 @@ use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::op;
 use crate::table::Row;
+use crate::{op, pointwise};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
@@ -17,16 +17,16 @@ pub static ROWS: &[Row] = &[
     op!("nll_loss_backward", nll_loss_backward),
     op!("nll_loss2d_forward", nll_loss2d_forward),
     op!("nll_loss2d_backward", nll_loss2d_backward),
-    op!("mse_loss", mse_loss),
+    pointwise!("mse_loss", mse_loss),
     op!("mse_loss_backward", mse_loss_backward),
-    op!("smooth_l1_loss", smooth_l1_loss),
+    pointwise!("smooth_l1_loss", smooth_l1_loss),
     op!("smooth_l1_loss_backward", smooth_l1_loss_backward),
-    op!("huber_loss", huber_loss),
+    pointwise!("huber_loss", huber_loss),
     op!("huber_loss_backward", huber_loss_backward),
-    op!("binary_cross_entropy", binary_cross_entropy),
-    op!("binary_cross_entropy_backward", binary_cross_entropy_backward),
-    op!("binary_cross_entropy_with_logits", bce_with_logits),
-    op!("soft_margin_loss", soft_margin_loss),
+    pointwise!("binary_cross_entropy", binary_cross_entropy),
+    pointwise!("binary_cross_entropy_backward", binary_cross_entropy_backward),
+    pointwise!("binary_cross_entropy_with_logits", bce_with_logits),
+    pointwise!("soft_margin_loss", soft_margin_loss),
     op!("soft_margin_loss_backward", soft_margin_loss_backward),
     op!("multi_margin_loss", multi_margin_loss),
     op!("multi_margin_loss_backward", multi_margin_loss_backward),

@@ -6,7 +6,7 @@ use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::table::{Layout, Row};
 use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family.
@@ -15,7 +15,7 @@ pub static ROWS: &[Row] = &[
     op!("_log_softmax", log_softmax),
     op!("_softmax_backward_data", softmax_backward),
     op!("_log_softmax_backward_data", log_softmax_backward),
-    op!("_masked_softmax", masked_softmax),
+    op!("_masked_softmax", masked_softmax).layout(Layout::LikeFirst),
     op!("_masked_softmax_backward", masked_softmax_backward),
     op!("_safe_softmax", safe_softmax),
 ];
