@@ -52,6 +52,8 @@ pub struct Switches {
     pub matmul: MatmulPrecision,
     /// `torch.get_default_dtype()`.
     pub default_dtype: DType,
+    /// Compiler options, by the number that [`Engine::compiler_options`](crate::Engine::compiler_options) gave; 0 is none.
+    pub compiler_options: u32,
 }
 
 impl Default for Switches {
@@ -61,6 +63,7 @@ impl Default for Switches {
             nan_trap: false,
             matmul: MatmulPrecision::Highest,
             default_dtype: DType::F32,
+            compiler_options: 0,
         }
     }
 }

@@ -171,7 +171,7 @@ impl Engine {
 impl<'a> Call<'_, 'a> {
     /// The error with op, arguments and Python line.
     fn explain(&self, e: Error) -> Error {
-        if e.kind == ErrorKind::OutOfMemory {
+        if e.is_placed() || e.kind == ErrorKind::Interrupted {
             return e;
         }
         let mut text = format!("{}\n  in aten::{}(", e.message, self.op.name);
@@ -192,10 +192,12 @@ impl<'a> Call<'_, 'a> {
             return Call { size, ..*self }.attempt(stream, out);
         }
         let mut w = stream.lock();
+        w.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
-        let pending = stream.flush(&mut w, self.site)?;
+        stream.flush(&mut w, self.site)?;
+        let checked = w.take_checked();
         drop(w);
-        stream.after_op(&self.switches, pending)?;
+        stream.after_op(&self.switches, checked)?;
         Ok(())
     }
 
@@ -220,7 +222,7 @@ impl<'a> Call<'_, 'a> {
             Form::Functional => self.functional(stream, w, out),
             Form::InPlace(at) => {
                 self.written(*at)?;
-                let value = self.run_row(stream, w, self.op.binding.op, None, &[self.into_arg(*at)?])?;
+                let value = self.run_row(stream, w, self.op.binding.op, None, &[self.dest_into(*at)?])?;
                 self.write(w, *at, value.first()?)?;
                 out.push(Output::Arg(*at));
                 Ok(())
@@ -397,7 +399,7 @@ impl<'a> Call<'_, 'a> {
         Ok(())
     }
 
-    fn into_arg(&self, p: usize) -> Result<Dest, Refusal> {
+    fn dest_into(&self, p: usize) -> Result<Dest, Refusal> {
         Ok(Dest::Into(self.tensor(p)?.ty()?))
     }
 

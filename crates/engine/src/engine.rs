@@ -5,12 +5,14 @@ use crate::error::{Error, Refusal, Result};
 use crate::launch::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::program::Compiler;
+use crate::program::{Compiler, UserOptions};
 use crate::stream::Stream;
 use oxitorch_pjrt as pjrt;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
+use std::time::Duration;
 
 /// What an engine is started with.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +30,9 @@ pub struct Engine {
     metrics: Arc<Metrics>,
     switches: RwLock<Switches>,
     closed: AtomicBool,
+    /// The thread that closed it.
+    closer: Mutex<Option<ThreadId>>,
+    compiler: Arc<Compiler>,
 }
 
 impl Engine {
@@ -44,7 +49,15 @@ impl Engine {
         };
         let streams: std::io::Result<Vec<Stream>> = (0..client.devices().len()).map(stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
-        Ok(Engine { client, streams, metrics, switches: RwLock::default(), closed: AtomicBool::new(false) })
+        Ok(Engine {
+            client,
+            streams,
+            metrics,
+            switches: RwLock::default(),
+            closed: AtomicBool::new(false),
+            closer: Mutex::default(),
+            compiler,
+        })
     }
 
     /// The client.
@@ -60,6 +73,10 @@ impl Engine {
     /// The stream of a device; an error if there is none, or if the process is ending.
     pub fn stream(&self, device: usize) -> Result<&Stream, Refusal> {
         if self.closed.load(Ordering::Relaxed) {
+            // A daemon thread that outlived its program: Python ends it when it next wants the GIL, without a word.
+            if *self.closer.lock() != Some(std::thread::current().id()) {
+                std::thread::sleep(Duration::from_secs(5));
+            }
             return Err(Error::runtime("the interpreter is shutting down: the tpu device is closed").into());
         }
         let n = self.streams.len();
@@ -82,8 +99,19 @@ impl Engine {
         change(&mut self.switches.write());
     }
 
-    /// Runs what is queued and ends the threads; later calls are errors.
+    /// The number of these XLA options, for [`Switches::compiler_options`].
+    pub fn compiler_options(&self, options: UserOptions) -> u32 {
+        self.compiler.options_number(options)
+    }
+
+    /// Lets queued programs wait, or go on: measures what recording alone costs.
+    pub fn hold_launches(&self, on: bool) {
+        self.streams.iter().for_each(|s| s.hold(on));
+    }
+
+    /// Waits for what runs and ends the threads; later calls are errors.
     pub fn close(&self) {
+        *self.closer.lock() = Some(std::thread::current().id());
         if !self.closed.swap(true, Ordering::SeqCst) {
             self.streams.iter().for_each(Stream::stop);
         }

@@ -19,6 +19,8 @@ pub enum ErrorKind {
     NotImplemented,
     /// `torch.OutOfMemoryError`
     OutOfMemory,
+    /// `KeyboardInterrupt`: a signal ended a wait
+    Interrupted,
 }
 
 impl From<OpError> for ErrorKind {
@@ -41,6 +43,8 @@ pub struct Error {
     pub kind: ErrorKind,
     /// The whole text.
     pub message: Arc<str>,
+    /// Whether the text names the Python line.
+    placed: bool,
 }
 
 /// The result of an engine call.
@@ -49,7 +53,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with this text.
     pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
-        Error { kind, message: message.as_ref().into() }
+        Error { kind, message: message.as_ref().into(), placed: false }
     }
 
     /// A `RuntimeError`.
@@ -60,9 +64,16 @@ impl Error {
     /// The same error with the Python line that asked for the op.
     pub fn at(self, site: Site) -> Self {
         match describe(site) {
-            Some(line) => Error { message: format!("{}\n  called at {line}", self.message).into(), ..self },
-            None => self,
+            Some(line) if !self.placed => {
+                Error { message: format!("{}\n  called at {line}", self.message).into(), placed: true, ..self }
+            }
+            _ => self,
         }
+    }
+
+    /// Whether the text already says where it happened.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.placed
     }
 }
 

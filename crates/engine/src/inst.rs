@@ -102,7 +102,8 @@ pub(crate) struct Out {
 impl Out {
     fn new(ty: TensorType, strides: Option<Dims>) -> Out {
         let strides = strides.unwrap_or_else(|| row_major(&ty.shape));
-        let order = dense_order(&ty.shape, &strides).filter(|o| o.windows(2).any(|w| w[0] > w[1]));
+        let permuted = |o: &Dims| ty.numel() > 0 && o.windows(2).any(|w| w[0] > w[1]);
+        let order = dense_order(&ty.shape, &strides).filter(permuted);
         let stored = match &order {
             Some(o) => TensorType::new(ty.dtype, o.iter().map(|&d| ty.shape[d as usize]).collect::<Dims>()),
             None => ty.clone(),

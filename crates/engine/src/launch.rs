@@ -48,8 +48,10 @@ enum Job {
 
 /// Launches that Python may be ahead of the device.
 const MAX_AHEAD: u64 = 8192;
-/// Launches whose completion is remembered.
-const IN_FLIGHT: usize = 64;
+/// Launches that may run at once. The CPU platform computes where Python does: more would only make Ctrl-C wait.
+fn max_in_flight(platform: pjrt::Platform) -> usize {
+    if platform == pjrt::Platform::Cpu { 2 } else { 32 }
+}
 /// How long the launch thread looks for work before it sleeps: a wake-up costs about as much.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -61,6 +63,8 @@ pub(crate) struct Launcher {
     queue: Mutex<VecDeque<Job>>,
     wake: Condvar,
     sleeping: AtomicBool,
+    stopped: AtomicBool,
+    held: AtomicBool,
     /// Jobs that were queued, and that are done.
     pushed: AtomicU64,
     done: AtomicU64,
@@ -83,6 +87,8 @@ impl Launcher {
             queue: Mutex::default(),
             wake: Condvar::new(),
             sleeping: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             pushed: AtomicU64::new(0),
             done: AtomicU64::new(0),
             progress: Mutex::default(),
@@ -106,9 +112,43 @@ impl Launcher {
         (self.push(Job::Mark(mark.clone())), mark)
     }
 
-    /// Ends the thread after what is queued.
+    /// Ends the thread. What is queued and not yet launched is dropped: nobody can look at it any more.
     pub(crate) fn stop(&self) -> u64 {
+        self.stopped.store(true, Ordering::SeqCst);
         self.push(Job::Stop)
+    }
+
+    /// Lets queued programs wait, or go on. Measures what recording alone costs.
+    pub(crate) fn hold(&self, on: bool) {
+        self.held.store(on, Ordering::SeqCst);
+    }
+
+    /// Waits until a buffer has its value.
+    pub(crate) fn wait_buffer(&self, buffer: &pjrt::Buffer, interrupt: Interrupt) -> Result<(), Error> {
+        let failed = |e: pjrt::Error| error::device("waiting for a value", &e);
+        let event = buffer.ready_event().map_err(failed)?;
+        if event.is_ready().map_err(failed)? {
+            return Ok(());
+        }
+        let done = Arc::new((Mutex::new(false), Condvar::new()));
+        let signal = done.clone();
+        event
+            .on_ready(move |_| {
+                *signal.0.lock() = true;
+                signal.1.notify_all();
+            })
+            .map_err(failed)?;
+        loop {
+            let mut ready = done.0.lock();
+            if *ready {
+                return Ok(()); // an error in it is reported by the copy that follows
+            }
+            let timeout = done.1.wait_for(&mut ready, Duration::from_millis(100)).timed_out();
+            drop(ready);
+            if timeout {
+                interrupt()?;
+            }
+        }
     }
 
     fn push(&self, job: Job) -> u64 {
@@ -229,6 +269,9 @@ impl Launcher {
     }
 
     fn run_launch(&self, launch: Launch, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) {
+        while self.held.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.execute(&launch)));
         let result = result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
@@ -243,7 +286,7 @@ impl Launcher {
                 if let Some(State::Ready(b)) = launch.outputs.first().map(|v| v.state.lock()).as_deref() {
                     in_flight.push_back(Arc::downgrade(b));
                 }
-                if in_flight.len() > IN_FLIGHT
+                if in_flight.len() > max_in_flight(self.client.platform())
                     && let Some(oldest) = in_flight.pop_front()
                 {
                     settle(&oldest);
@@ -259,6 +302,9 @@ impl Launcher {
     }
 
     fn execute(&self, launch: &Launch) -> Result<Vec<pjrt::Buffer>, Error> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(Error::runtime("the tpu device is closed"));
+        }
         let program = &launch.program;
         let executable = program.executable().as_ref().map_err(|e| e.clone().at(launch.site))?;
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();

@@ -32,6 +32,7 @@ pub use error::{Error, ErrorKind, Refusal, Result};
 pub use launch::{Interrupt, Mark};
 pub use memory::{Memory, Reading};
 pub use metrics::Metrics;
+pub use program::UserOptions;
 pub use site::{Site, set_resolver};
 pub use stream::Stream;
 pub use tensor::{Place, TensorRef};

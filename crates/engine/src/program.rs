@@ -24,6 +24,8 @@ pub(crate) struct Graph {
     pub(crate) inputs: Vec<TensorType>,
     /// Inputs that nothing can see any more.
     pub(crate) donated: SmallVec<[u32; 4]>,
+    /// Number of the user's compiler options.
+    pub(crate) options: u32,
     /// Outputs, counted over all instances, that are results.
     pub(crate) live: SmallVec<[u32; 8]>,
 }
@@ -144,7 +146,12 @@ pub(crate) struct Compiler {
     metrics: Arc<Metrics>,
     tasks: Mutex<Tasks>,
     wake: Condvar,
+    /// The user's compiler options, by number; 0 is none.
+    user_options: Mutex<Vec<UserOptions>>,
 }
+
+/// XLA options by name.
+pub type UserOptions = Vec<(String, pjrt::OptionValue)>;
 
 impl Compiler {
     /// Starts `threads` compiler threads.
@@ -155,6 +162,7 @@ impl Compiler {
             metrics,
             tasks: Mutex::default(),
             wake: Condvar::new(),
+            user_options: Mutex::new(vec![Vec::new()]),
         });
         for i in 0..threads.max(1) {
             let own = compiler.clone();
@@ -165,6 +173,16 @@ impl Compiler {
             }
         }
         compiler
+    }
+
+    /// The number of these options; equal options have equal numbers.
+    pub(crate) fn options_number(&self, options: UserOptions) -> u32 {
+        let mut all = self.user_options.lock();
+        let known = all.iter().position(|o| *o == options);
+        known.unwrap_or_else(|| {
+            all.push(options);
+            all.len() - 1
+        }) as u32
     }
 
     /// Queues a program.
@@ -240,6 +258,9 @@ impl Compiler {
                 options.overrides.push(flag("xla_cpu_use_fusion_emitters", false));
             }
         }
+        let user = self.user_options.lock()[task.graph.options as usize].clone();
+        options.overrides.retain(|(name, _)| user.iter().all(|(n, _)| n != name));
+        options.overrides.extend(user);
         options
     }
 }

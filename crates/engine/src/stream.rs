@@ -36,12 +36,21 @@ pub(crate) struct Window {
     produced: Vec<Option<Arc<Value>>>,
     /// Scratch for program keys.
     key: Vec<u32>,
+    /// Number of the compiler options that the recorded ops are to be compiled with.
+    pub(crate) options: u32,
+    /// Launches of the current call whose checks have to be looked at.
+    checked: Vec<Checked>,
 }
 
 /// The results of an instance.
 pub(crate) type Outputs = SmallVec<[Option<Arc<Value>>; 1]>;
 
 impl Window {
+    /// Takes the launches whose checks have to be looked at.
+    pub(crate) fn take_checked(&mut self) -> Vec<Checked> {
+        std::mem::take(&mut self.checked)
+    }
+
     /// Appends an instance on these operands; gives its results.
     pub(crate) fn record(&mut self, inst: &Arc<Inst>, operands: &[Arc<Value>]) -> Outputs {
         if inst.is_identity() {
@@ -201,10 +210,10 @@ impl Stream {
     }
 
     /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::settle`].
-    pub(crate) fn flush(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
+    pub(crate) fn flush(&self, w: &mut Window, site: Site) -> Result<()> {
         if w.insts.is_empty() {
             w.inputs.clear();
-            return Ok(None);
+            return Ok(());
         }
         let result = self.launch(w, site);
         w.insts.clear();
@@ -215,13 +224,13 @@ impl Stream {
         result
     }
 
-    fn launch(&self, w: &mut Window, site: Site) -> Result<Option<Arc<Checked>>> {
+    fn launch(&self, w: &mut Window, site: Site) -> Result<()> {
         let visible = |v: &Option<Arc<Value>>| v.as_ref().is_some_and(|v| v.is_visible());
         let mut live: SmallVec<[u32; 8]> = SmallVec::new();
         live.extend((0..w.produced.len()).filter(|&i| visible(&w.produced[i])).map(|i| i as u32));
         let checked = w.insts.iter().any(|i| !i.checks.is_empty());
         if live.is_empty() && !checked {
-            return Ok(None);
+            return Ok(());
         }
         let outputs: SmallVec<[Arc<Value>; 2]> = live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
         let donated = donated(&w.inputs, &outputs);
@@ -234,7 +243,8 @@ impl Stream {
         for value in &outputs {
             value.launch.store(number, Relaxed);
         }
-        Ok(checks.map(|checks| Arc::new(Checked { number, checks, program, site })))
+        w.checked.extend(checks.map(|checks| Checked { checks, program }));
+        Ok(())
     }
 
     /// Accounts for the results; an error if they do not fit.
@@ -281,6 +291,7 @@ impl Stream {
             codes = rest;
         }
         w.key.push(u32::MAX);
+        w.key.push(w.options);
         w.key.extend_from_slice(&live);
         w.key.push(u32::MAX);
         w.key.extend_from_slice(&donated);
@@ -292,6 +303,7 @@ impl Stream {
             operands: w.operands.clone(),
             inputs: w.inputs.iter().map(|v| v.ty.clone()).collect(),
             donated,
+            options: w.options,
             live,
         };
         let program = Program::new(&graph);
@@ -302,7 +314,7 @@ impl Stream {
     }
 
     /// After the window is unlocked: waits as the mode asks.
-    pub(crate) fn after_op(&self, switches: &Switches, pending: Option<Arc<Checked>>) -> Result<()> {
+    pub(crate) fn after_op(&self, switches: &Switches, checked: Vec<Checked>) -> Result<()> {
         if switches.mode == Mode::Strict {
             return self.launcher.throttle(self.interrupt);
         }
@@ -310,7 +322,7 @@ impl Stream {
         if let Some(e) = self.launcher.take_failure() {
             return Err(e);
         }
-        pending.map_or(Ok(()), |c| c.verify())
+        checked.iter().try_for_each(Checked::verify)
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.
@@ -337,7 +349,11 @@ impl Stream {
         self.launcher.wait(number, self.interrupt)
     }
 
-    /// Ends the launch thread after what is queued.
+    pub(crate) fn hold(&self, on: bool) {
+        self.launcher.hold(on);
+    }
+
+    /// Ends the launch thread.
     pub(crate) fn stop(&self) {
         let number = self.launcher.stop();
         // Interrupts are for waits that a user asked for.
@@ -380,6 +396,7 @@ impl Stream {
                 }
             }
         };
+        self.launcher.wait_buffer(&buffer, self.interrupt)?;
         buffer.to_host(out).map_err(|e| error::device("copy to the host", &e))
     }
 
@@ -431,7 +448,7 @@ impl Stream {
             return Ok(Slot::new(0, slot.device));
         }
         let item = value.ty.dtype.size_bytes();
-        let dtype = if nbytes % item == 0 { value.ty.dtype } else { DType::U8 };
+        let dtype = if nbytes.is_multiple_of(item) { value.ty.dtype } else { DType::U8 };
         let to = TensorType::new(dtype, [(nbytes / dtype.size_bytes()) as i64].as_slice());
         let mut w = self.lock();
         let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, &[value])?;
@@ -467,24 +484,21 @@ fn donated(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> SmallVec<[u32; 4]> 
     out
 }
 
-/// A launch whose checks were asked for.
+/// A launch whose checks have to be looked at.
 pub(crate) struct Checked {
-    number: u64,
     checks: Arc<Checks>,
     program: Arc<Program>,
-    site: Site,
 }
 
 impl Checked {
     /// After the launch: the first condition that does not hold, as its error.
     fn verify(&self) -> Result<()> {
-        let _ = self.number;
         let Some(buffers) = self.checks.0.get() else { return Ok(()) };
         for (buffer, (kind, message)) in buffers.iter().zip(&self.program.checks) {
             let mut ok = [0];
             buffer.to_host(&mut ok).map_err(|e| error::device("debug check", &e))?;
             if ok[0] == 0 {
-                return Err(Error::new(*kind, format!("{message}\n  in {}", self.program.name)).at(self.site));
+                return Err(Error::new(*kind, message));
             }
         }
         Ok(())

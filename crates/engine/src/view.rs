@@ -90,7 +90,10 @@ impl View {
 /// The order of dimensions, slowest first, in which sizes and strides are row-major without gaps.
 pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
     let mut order: Dims = (0..sizes.len() as i64).collect();
-    // Sizes of 1 (and 0) may have any stride: they keep their place among equals.
+    if sizes.contains(&0) {
+        return Some(order);
+    }
+    // Sizes of 1 may have any stride: they keep their place among equals.
     order.sort_by_key(|&d| {
         std::cmp::Reverse(if sizes[d as usize] < 2 { i64::MAX } else { strides[d as usize] })
     });
@@ -100,7 +103,7 @@ pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
         if n > 1 && s != expected {
             return None;
         }
-        expected *= n.max(1);
+        expected *= n;
     }
     if is_identity(&order, sizes) { Some((0..sizes.len() as i64).collect()) } else { Some(order) }
 }

@@ -93,7 +93,7 @@ typedef struct OxiOut {
 enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2 };
 enum {  // exception class to throw
   OXI_ERR_RUNTIME = 0, OXI_ERR_INDEX = 1, OXI_ERR_TYPE = 2, OXI_ERR_VALUE = 3,
-  OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5
+  OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5, OXI_ERR_INTERRUPTED = 6
 };
 
 typedef struct OxiError {
@@ -155,6 +155,9 @@ typedef struct OxiShim {
   int64_t (*sequence_of_backward)(void);
   int32_t (*current_device)(void);
   void (*set_device)(int32_t device);
+  // What a lowering depends on besides its arguments: the default dtype's code in the low byte, above it the float32
+  // matmul precision (0 highest, 1 high, 2 medium).
+  uint32_t (*ambient)(void);
   const char* (*torch_version)(void);
 } OxiShim;
 

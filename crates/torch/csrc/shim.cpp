@@ -33,11 +33,26 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <dlfcn.h>
+
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "oxitorch_abi.h"
+
+// Python's object, as its headers name it; this file does without them.
+struct _object;
+namespace torch {
+// As torch/csrc/Exceptions.h declares it: torch_python turns whatever derives from it into that Python exception.
+struct PyTorchError : public std::exception {
+  PyTorchError() = default;
+  PyTorchError(std::string msg_) : msg(std::move(msg_)) {}
+  virtual _object* python_type() = 0;
+  const char* what() const noexcept override { return msg.c_str(); }
+  std::string msg;
+};
+}  // namespace torch
 
 namespace {
 using at::Tensor;
@@ -48,6 +63,13 @@ const OxiCore* g_core = nullptr;
 thread_local DeviceIndex t_device = 0;
 
 // ---------------------------------------------------------------- errors
+struct Interrupted final : torch::PyTorchError {
+  using PyTorchError::PyTorchError;
+  _object* python_type() override {
+    auto** type = static_cast<_object**>(dlsym(RTLD_DEFAULT, "PyExc_KeyboardInterrupt"));
+    return *type;
+  }
+};
 [[noreturn]] void raise(const OxiError& e) {
   const char* m = e.message ? e.message : "unknown error";
   switch (e.kind) {
@@ -56,6 +78,7 @@ thread_local DeviceIndex t_device = 0;
     case OXI_ERR_VALUE: TORCH_CHECK_VALUE(false, m);
     case OXI_ERR_NOT_IMPLEMENTED: TORCH_CHECK_NOT_IMPLEMENTED(false, m);
     case OXI_ERR_OUT_OF_MEMORY: TORCH_CHECK_WITH(OutOfMemoryError, false, m);
+    case OXI_ERR_INTERRUPTED: throw Interrupted(m);
     default: TORCH_CHECK(false, m);
   }
   abort();  // every branch above throws
@@ -123,6 +146,10 @@ Allocator g_allocator;
 
 // ---------------------------------------------------------------- devices, streams, events
 void check_device(DeviceIndex d) {
+  if (g_core->device_count() == 0) {  // the platform did not start: let it say why
+    OxiError e{};
+    check(g_core->synchronize(0, &e), e);
+  }
   TORCH_CHECK(d >= 0 && d < g_core->device_count(), "tpu device index ", static_cast<int>(d),
               " does not exist: this process has ", g_core->device_count(), " device(s)");
 }
@@ -814,6 +841,10 @@ const OxiShim kShim = {
     },
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
+    []() -> uint32_t {
+      auto dtype = static_cast<uint32_t>(c10::get_default_dtype_as_scalartype());
+      return dtype | static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()) << 8;
+    },
     []() -> const char* { return TORCH_VERSION; },
 };
 }  // namespace

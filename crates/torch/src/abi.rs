@@ -163,6 +163,7 @@ pub(crate) struct Shim {
     pub(crate) sequence_of_backward: unsafe extern "C" fn() -> i64,
     pub(crate) current_device: unsafe extern "C" fn() -> i32,
     pub(crate) set_device: unsafe extern "C" fn(i32),
+    pub(crate) ambient: unsafe extern "C" fn() -> u32,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
 }
 

@@ -73,6 +73,7 @@ fn report(error: &mut abi::Error, e: &Error) {
         ErrorKind::Value => 3,
         ErrorKind::NotImplemented => 4,
         ErrorKind::OutOfMemory => 5,
+        ErrorKind::Interrupted => 6,
     };
     error.message = keep_message(&e.message);
 }
@@ -243,7 +244,7 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
         unsafe { (s.shim.rng_advance)(generator.unwrap_or(0) as *mut c_void, device, blocks, &mut seed, &mut offset) };
         (seed, offset)
     };
-    let (site, switches) = (crate::sites::here(), s.engine.switches());
+    let (site, switches) = (crate::sites::here(), s.switches());
     s.engine.dispatch(&Call { device: device.max(0) as u16, op, args: &args, rng: &rng, site, switches, size: None }, out)
 }
 

@@ -2,10 +2,9 @@
 
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
-use oxitorch_aten::MatmulPrecision;
 use oxitorch_engine::{Error, ErrorKind, Mode, Reading, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
-use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -28,6 +27,7 @@ fn raise(py: Python<'_>, e: Error) -> PyErr {
                 Err(_) => PyRuntimeError::new_err(message),
             }
         }
+        ErrorKind::Interrupted => PyKeyboardInterrupt::new_err(message),
         ErrorKind::Runtime => PyRuntimeError::new_err(message),
     }
 }
@@ -76,13 +76,21 @@ fn optional<'py, T: FromPyObjectOwned<'py>>(config: &Bound<'py, PyDict>, key: &s
     }
 }
 
-fn precision(name: &str) -> PyResult<MatmulPrecision> {
-    match name {
-        "highest" => Ok(MatmulPrecision::Highest),
-        "high" => Ok(MatmulPrecision::High),
-        "medium" | "default" => Ok(MatmulPrecision::Default),
-        _ => Err(PyValueError::new_err(format!("precision must be 'highest', 'high' or 'default', got '{name}'"))),
+/// By the numbers of [`state::State::precision`].
+const PRECISIONS: [&str; 3] = ["highest", "high", "default"];
+
+/// Changes the compiler settings and makes programs depend on the new ones.
+fn change_compiler(py: Python<'_>, change: impl FnOnce(&mut state::CompilerSettings)) -> PyResult<()> {
+    let s = started(py)?;
+    let mut settings = s.compiler.lock();
+    change(&mut settings);
+    let mut options = settings.options.clone();
+    if settings.excess_precision {
+        options.push(("xla_allow_excess_precision".to_owned(), pjrt::OptionValue::Bool(true)));
     }
+    let number = s.engine.compiler_options(options);
+    s.engine.set_switches(|w| w.compiler_options = number);
+    Ok(())
 }
 
 fn eager_mode(name: &str) -> PyResult<Mode> {
@@ -300,28 +308,96 @@ mod _core {
         Ok(())
     }
 
+    /// The precision in force: what was set here, else what `torch.set_float32_matmul_precision` says.
     #[pyfunction]
     fn get_precision(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(match started(py)?.engine.switches().matmul {
-            MatmulPrecision::Highest => "highest",
-            MatmulPrecision::High => "high",
-            MatmulPrecision::Default => "default",
-        })
+        Ok(PRECISIONS[started(py)?.switches().matmul as usize])
     }
 
     #[pyfunction]
-    fn set_precision(py: Python<'_>, name: &str) -> PyResult<()> {
-        let matmul = precision(name)?;
-        started(py)?.engine.set_switches(|s| s.matmul = matmul);
+    fn get_precision_override(py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(PRECISIONS.get(started(py)?.precision.load(Relaxed) as usize).copied())
+    }
+
+    #[pyfunction]
+    #[pyo3(signature = (name))]
+    fn set_precision(py: Python<'_>, name: Option<&str>) -> PyResult<()> {
+        let number = match name {
+            None => state::FOLLOW,
+            Some("medium") => 2,
+            Some(name) => match PRECISIONS.iter().position(|p| *p == name) {
+                Some(i) => i as u32,
+                None => {
+                    let message = format!("precision must be 'highest', 'high' or 'default', got '{name}'");
+                    return Err(PyValueError::new_err(message));
+                }
+            },
+        };
+        started(py)?.precision.store(number, Relaxed);
         Ok(())
     }
 
     #[pyfunction]
-    fn set_default_dtype(py: Python<'_>, code: i64) -> PyResult<()> {
-        let dtype = oxitorch_aten::dtype::from_code(code);
-        let dtype = dtype.ok_or_else(|| PyTypeError::new_err("a default dtype that the device does not have"))?;
-        started(py)?.engine.set_switches(|s| s.default_dtype = dtype);
+    fn get_allow_excess_precision(py: Python<'_>) -> PyResult<bool> {
+        Ok(started(py)?.compiler.lock().excess_precision)
+    }
+
+    #[pyfunction]
+    fn set_allow_excess_precision(py: Python<'_>, on: bool) -> PyResult<()> {
+        change_compiler(py, |c| c.excess_precision = on)
+    }
+
+    #[pyfunction]
+    fn get_compiler_options<'py>(py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        for (name, value) in &started(py)?.compiler.lock().options {
+            match value {
+                pjrt::OptionValue::String(v) => out.set_item(name, v)?,
+                pjrt::OptionValue::Bool(v) => out.set_item(name, v)?,
+                pjrt::OptionValue::Int(v) => out.set_item(name, v)?,
+                pjrt::OptionValue::Double(v) => out.set_item(name, v)?,
+            }
+        }
+        Ok(out)
+    }
+
+    #[pyfunction]
+    fn set_compiler_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+        let mut parsed = oxitorch_engine::UserOptions::new();
+        for (name, value) in options {
+            let name: String = name.extract()?;
+            let value = if let Ok(v) = value.extract::<bool>() {
+                pjrt::OptionValue::Bool(v)
+            } else if let Ok(v) = value.extract::<i64>() {
+                pjrt::OptionValue::Int(v)
+            } else if let Ok(v) = value.extract::<f64>() {
+                pjrt::OptionValue::Double(v)
+            } else if let Ok(v) = value.extract::<String>() {
+                pjrt::OptionValue::String(v)
+            } else {
+                let message = format!("compiler option '{name}' must be a bool, an int, a float or a string");
+                return Err(PyTypeError::new_err(message));
+            };
+            parsed.push((name, value));
+        }
+        change_compiler(py, |c| c.options = parsed)
+    }
+
+    /// Lets queued programs wait (True) or go on: measures what recording alone costs.
+    #[pyfunction]
+    fn hold_launches(py: Python<'_>, on: bool) -> PyResult<()> {
+        started(py)?.engine.hold_launches(on);
         Ok(())
+    }
+
+    /// Nanoseconds for finding the call site of an op, measured `n` times from the calling line.
+    #[pyfunction]
+    fn bench_call_site(n: u32) -> f64 {
+        let start = std::time::Instant::now();
+        (0..n).for_each(|_| {
+            std::hint::black_box(sites::here());
+        });
+        start.elapsed().as_nanos() as f64 / f64::from(n.max(1))
     }
 
     #[pyfunction]

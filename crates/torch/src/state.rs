@@ -1,13 +1,14 @@
 //! What there is once per process: the engine, the bound ops, the switches that are not the engine's.
 
 use crate::abi::Shim;
-use oxitorch_engine::{Engine, Error, ErrorKind, Mark, Mode, Op, Options};
+use oxitorch_aten::{MatmulPrecision, dtype};
+use oxitorch_engine::{Engine, Error, ErrorKind, Mark, Mode, Op, Options, Switches, UserOptions};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// What registering the backend leaves for the first use of the device: `import torch` starts no plugin and no thread,
@@ -38,6 +39,17 @@ pub(crate) struct State {
     pub(crate) warned: Mutex<FxHashSet<String>>,
     pub(crate) events: Mutex<FxHashMap<u64, Event>>,
     pub(crate) next_event: AtomicU64,
+    /// Precision of float32 matrix products: 0 highest, 1 high, 2 default, or [`FOLLOW`].
+    pub(crate) precision: AtomicU32,
+    /// The user's compiler options and whether XLA may keep excess precision, as they were set.
+    pub(crate) compiler: Mutex<CompilerSettings>,
+}
+
+/// What the user told the compiler.
+#[derive(Clone, Default)]
+pub(crate) struct CompilerSettings {
+    pub(crate) options: UserOptions,
+    pub(crate) excess_precision: bool,
 }
 
 /// A recorded event.
@@ -70,8 +82,8 @@ pub(crate) fn setup() -> Option<&'static Setup> {
 pub(crate) fn get() -> Result<&'static State, Error> {
     if FORKED.load(Relaxed) {
         return Err(Error::runtime(
-            "Cannot use the tpu device in a forked subprocess. To use it with multiprocessing, use the 'spawn' start \
-             method",
+            "Cannot re-initialize the tpu device in forked subprocess. To use the tpu device with multiprocessing, you must \
+             use the 'spawn' start method",
         ));
     }
     match STATE.get() {
@@ -152,20 +164,35 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
             warned: Mutex::default(),
             events: Mutex::default(),
             next_event: AtomicU64::new(1),
+            precision: AtomicU32::new(FOLLOW),
+            compiler: Mutex::default(),
         }
     })
 }
 
 /// Called while something waits for the device: lets Ctrl-C end the wait.
 pub(crate) fn interrupt() -> Result<(), Error> {
-    let pending = Python::attach(|py| match py.check_signals() {
-        Ok(()) => false,
-        Err(_) => {
-            // The C++ frames above cannot carry a Python exception: deliver the signal again once they are gone.
-            // SAFETY: the GIL is held.
-            unsafe { pyo3::ffi::PyErr_SetInterrupt() };
-            true
-        }
-    });
-    if pending { Err(Error::new(ErrorKind::Runtime, "interrupted while waiting for the device")) } else { Ok(()) }
+    // The exception itself cannot travel through C++: the shim raises a new one of its class.
+    let pending = Python::attach(|py| py.check_signals().is_err());
+    if pending { Err(Error::new(ErrorKind::Interrupted, "interrupted while waiting for the device")) } else { Ok(()) }
 }
+
+impl State {
+    /// The switches at this moment, those that PyTorch keeps among them.
+    pub(crate) fn switches(&self) -> Switches {
+        // SAFETY: reads two globals of PyTorch.
+        let ambient = unsafe { (self.shim.ambient)() };
+        let mut switches = self.engine.switches();
+        switches.default_dtype = dtype::from_code(i64::from(ambient & 0xff)).unwrap_or(switches.default_dtype);
+        let forced = self.precision.load(Relaxed);
+        switches.matmul = match if forced == FOLLOW { ambient >> 8 } else { forced } {
+            0 => MatmulPrecision::Highest,
+            1 => MatmulPrecision::High,
+            _ => MatmulPrecision::Default,
+        };
+        switches
+    }
+}
+
+/// In [`State::precision`]: as `torch.set_float32_matmul_precision` says.
+pub(crate) const FOLLOW: u32 = u32::MAX;
