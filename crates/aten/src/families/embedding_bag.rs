@@ -233,6 +233,7 @@ fn max_backward(c: &Ctx, zeros: Value, grad: Value, winners: Value, bag_size: Va
 }
 
 /// How much each index's own weight matters: its row times its bag's gradient.
+#[allow(clippy::too_many_arguments)] // the schema's
 fn per_sample_weights_backward(
     c: &Ctx,
     grad: Value,
