@@ -228,9 +228,7 @@ def draw_write(data, w, i):
         w.step(f"x{i}[::{step}] = {value}", lambda ts: ts[i].__setitem__(slice(None, None, step), value))
     elif kind == "masked_fill_":
         mask = (torch.arange(x.numel()) % 3 == 1).reshape(x.shape)
-        w.step(
-            f"x{i}.masked_fill_(every third, {value})", lambda ts: ts[i].masked_fill_(mask.to(ts[i].device), value)
-        )
+        w.step(f"x{i}.masked_fill_(every third, {value})", lambda ts: ts[i].masked_fill_(mask.to(ts[i].device), value))
     else:
         index = torch.tensor([0, x.shape[0] - 1]) if x.shape[0] else torch.tensor([], dtype=torch.int64)
         w.step(
@@ -651,7 +649,14 @@ def test_a_tensor_over_a_shrunk_storage_is_an_error():
     """On the CPU this is undefined; on the device it must be an exception, not a crash."""
     a = torch.arange(64.0, device=DEVICE)
     a.untyped_storage().resize_(0)
-    for f in (lambda: a + 1, lambda: a.add_(1), lambda: a.cpu(), lambda: a[3].item(), lambda: repr(a), lambda: a.clone()):
+    for f in (
+        lambda: a + 1,
+        lambda: a.add_(1),
+        lambda: a.cpu(),
+        lambda: a[3].item(),
+        lambda: repr(a),
+        lambda: a.clone(),
+    ):
         with pytest.raises(RuntimeError, match="storage"):
             f()
 

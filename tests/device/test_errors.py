@@ -772,23 +772,29 @@ loader = DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context
 
 
 def test_loaders_with_forked_workers(python):
-    code = LOADER.replace("BODY", "torch.full((2,), float(i))") + """
+    code = (
+        LOADER.replace("BODY", "torch.full((2,), float(i))")
+        + """
 for epoch in range(2):
     total = sum(batch.to("tpu", non_blocking=True).sum() for batch in loader)
     assert total.item() == 56, total
 print("done")
 """
+    )
     done = python(code, timeout=90)
     assert done.stdout == "done\n" and done.stderr == ""
 
 
 def test_a_forked_worker_that_uses_the_device(python):
-    code = LOADER.replace("BODY", 'torch.ones(2, device="tpu")') + """
+    code = (
+        LOADER.replace("BODY", 'torch.ones(2, device="tpu")')
+        + """
 try:
     next(iter(loader))
 except RuntimeError as e:
     print("fork" in str(e))
 """
+    )
     assert python(code, timeout=90).stdout == "True\n"
 
 
