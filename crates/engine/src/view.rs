@@ -326,6 +326,7 @@ mod tests {
         assert_eq!(dense_order(&[2, 3], &[1, 2]).as_deref(), Some(&[1, 0][..]));
         assert_eq!(dense_order(&[2, 1, 3], &[3, 77, 1]).as_deref(), Some(&[0, 1, 2][..]));
         assert_eq!(dense_order(&[2, 3], &[4, 1]), None);
+        assert_eq!(dense_order(&[5, 0], &[1, 1]).as_deref(), Some(&[0, 1][..]), "nothing is in any order");
         assert_eq!(dense_order(&[2, 3, 4, 5], &[60, 1, 15, 3]).as_deref(), Some(&[0, 2, 3, 1][..]));
     }
 }
