@@ -196,8 +196,9 @@ fn logit(c: &Ctx, x: Tensor, eps: Option<Scalar>) -> Value {
             None => v,
             Some(eps) => {
                 let low = c.number_like(eps, c.dtype(v), &c.shape(v));
-                // A negative eps means none.
-                let clamped = c.clamp(low, v, c.subtract(one, low));
+                let high = c.subtract(one, low);
+                // The lower bound wins where they cross; a negative eps means none.
+                let clamped = c.select(c.lt(v, low), low, c.select(c.gt(v, high), high, v));
                 c.select(c.lt(low, c.zeros_like(low)), v, clamped)
             }
         };

@@ -406,25 +406,30 @@ fn frexp(c: &Ctx, x: Tensor) -> Result<(Value, Value)> {
     if !x.dtype.is_float() {
         return Err(runtime("torch.frexp() only supports floating-point dtypes"));
     }
-    let (bits, digits) = if x.dtype == DType::F64 { (DType::S64, 52) } else { (DType::S32, 23) };
-    let bias = if digits == 52 { 1023 } else { 127 };
+    let (bits, digits, bias) =
+        if x.dtype == DType::F64 { (DType::S64, 52, 1023) } else { (DType::S32, 23, 127) };
     let v = c.to(x.value, opmath(x.dtype));
     let shape = c.shape(v);
     let int = |i: i64| c.full(c.scalar_i64(bits, i), &shape);
 
-    // Denormal numbers are scaled into the normal range first.
-    let smallest = 2f64.powi(1 - bias);
-    let tiny = c.lt(c.abs(v), c.like(v, smallest));
-    let scaled = c.select(tiny, c.mul(v, c.like(v, 2f64.powi(digits))), v);
-    let pattern = c.bitcast_convert(scaled, bits);
-    let field = (2 * bias + 1) as i64;
-    let raw = c.and(c.shift_right_logical(pattern, int(digits.into())), int(field));
-    let exponent = c.sub(raw, int((bias - 1).into()));
-    let exponent = c.select(tiny, c.sub(exponent, int(digits.into())), exponent);
-    let cleared = c.and(pattern, int(!(field << digits)));
-    let mantissa = c.bitcast_convert(c.or(cleared, int(i64::from(bias - 1) << digits)), c.dtype(v));
+    // All in integers: XLA may flush denormal numbers to zero in arithmetic.
+    let pattern = c.bitcast_convert(v, bits);
+    let field = i64::from(2 * bias + 1) << digits;
+    let fraction = int((1 << digits) - 1);
+    let raw = c.shift_right_logical(c.and(pattern, int(field)), int(digits.into()));
+    let denormal = c.eq(raw, int(0));
+    // A denormal number is moved up until its highest bit is the hidden one.
+    let zeros = c.count_leading_zeros(c.and(pattern, fraction));
+    let shift = c.sub(zeros, int(i64::from(bits.bits()) - 1 - i64::from(digits)));
+    let moved = c.shift_left(pattern, c.select(denormal, shift, int(0)));
+    let exponent = c.select(denormal, c.sub(int(1), shift), raw);
+    let exponent = c.sub(exponent, int((bias - 1).into()));
+    let sign = c.and(pattern, int(i64::MIN >> (64 - bits.bits())));
+    let half = c.or(c.and(moved, fraction), int(i64::from(bias - 1) << digits));
+    let mantissa = c.bitcast_convert(c.or(sign, half), c.dtype(v));
 
-    let plain = c.or(c.eq(v, c.zeros_like(v)), c.not(c.is_finite(v)));
+    let size = c.and(pattern, int(i64::MAX >> (64 - bits.bits())));
+    let plain = c.or(c.eq(size, int(0)), c.ge(size, int(field)));
     let exponent = c.select(plain, c.zeros_like(exponent), exponent);
     Ok((c.to(c.select(plain, v, mantissa), x.dtype), c.to(exponent, DType::S32)))
 }
