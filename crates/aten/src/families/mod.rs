@@ -3,6 +3,7 @@
 use crate::table::Row;
 
 mod cephes;
+mod taps;
 
 macro_rules! families {
     ($($name:ident: $doc:literal,)*) => {
@@ -30,10 +31,15 @@ families! {
     cumulative: "Running sums and the like.",
     softmax: "Softmax and its derivatives.",
     norms: "Normalisation layers.",
+    batch_norm: "Batch normalisation.",
     pooling: "Pooling.",
+    adaptive_pool: "Pools of a given output size.",
     upsample: "Resampling.",
+    edge_pad: "Padding by reflection and replication.",
     grid_sample: "Sampling at points of a grid.",
-    losses: "Losses and distances.",
+    losses: "Losses.",
+    nll: "Negative log likelihood.",
+    margin: "Margin losses.",
     matmul: "Matrix products.",
     conv: "Convolutions.",
     attention: "Attention.",

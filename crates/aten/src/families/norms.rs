@@ -3,14 +3,14 @@
 //! Statistics are computed in float32 or wider, in two passes. They are returned in the parameters' dtype, which may be
 //! float32 beside a reduced float input ("mixed"), as on torch's CPU.
 
-use super::reductions::{keep_dims, plain_mean, reduced_numel, spread};
+use super::reductions::{keep_dims, plain_mean, spread};
 use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
-use oxitorch_hlo::{DType, Dims, TensorType, Value};
+use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -18,13 +18,6 @@ pub static ROWS: &[Row] = &[
     op!("native_layer_norm_backward", layer_norm_backward),
     op!("_fused_rms_norm", rms_norm).composite("one op instead of six, and twenty in backward"),
     op!("_fused_rms_norm_backward", rms_norm_backward),
-    // Running statistics are overwritten though the schema does not mark them.
-    op!("native_batch_norm", native_batch_norm).writes(&[3, 4]),
-    op!("_native_batch_norm_legit", batch_norm_legit),
-    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats),
-    op!("_batch_norm_with_update", batch_norm_with_update),
-    op!("native_batch_norm_backward", native_batch_norm_backward),
-    op!("batch_norm_backward", batch_norm_backward),
     op!("native_group_norm", group_norm),
     op!("native_group_norm_backward", group_norm_backward),
     op!("renorm", renorm),
@@ -33,7 +26,7 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// The dtype of statistics and parameter gradients: the parameters' where there are any.
-fn stat_dtype(kernel: &str, input: Tensor, params: &[Option<Tensor>]) -> Result<DType> {
+pub(super) fn stat_dtype(kernel: &str, input: Tensor, params: &[Option<Tensor>]) -> Result<DType> {
     if category(input.dtype) != Category::Float {
         return Err(not_implemented(kernel, input.dtype));
     }
@@ -54,17 +47,17 @@ fn stat_dtype(kernel: &str, input: Tensor, params: &[Option<Tensor>]) -> Result<
 }
 
 /// A tensor with its mean taken off, and what is needed to scale it.
-struct Normalized {
-    mean: Value,
+pub(super) struct Normalized {
+    pub(super) mean: Value,
     /// 1 / sqrt(var + eps)
-    rstd: Value,
-    var: Value,
+    pub(super) rstd: Value,
+    pub(super) var: Value,
     /// (x - mean) * rstd
-    value: Value,
+    pub(super) value: Value,
 }
 
 /// Normalises `x` (in opmath) over `dims`; the statistics lack those dimensions.
-fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normalized {
+pub(super) fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normalized {
     let shape = c.shape(x);
     let mean = plain_mean(c, x, dims);
     let centred = c.sub(x, spread(c, mean, &shape, dims));
@@ -74,13 +67,19 @@ fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normalized {
     Normalized { mean, rstd, var, value }
 }
 
-fn inverse_std(c: &Ctx, var: Value, eps: Scalar) -> Value {
+pub(super) fn inverse_std(c: &Ctx, var: Value, eps: Scalar) -> Value {
     let shape = c.shape(var);
     c.rsqrt(c.add(var, c.number_like(eps, c.dtype(var), &shape)))
 }
 
 /// `grad` of a normalised tensor pulled back through the normalisation: mean and variance depended on the input too.
-fn normalize_backward(c: &Ctx, grad: Value, normalized: Value, rstd: Value, dims: &[i64]) -> Value {
+pub(super) fn normalize_backward(
+    c: &Ctx,
+    grad: Value,
+    normalized: Value,
+    rstd: Value,
+    dims: &[i64],
+) -> Value {
     let shape = c.shape(grad);
     let along = |v: Value| spread(c, v, &shape, dims);
     let mean = along(plain_mean(c, grad, dims));
@@ -152,7 +151,7 @@ fn layer_norm(
     Ok((c.to(y, input.dtype), kept(n.mean), kept(n.rstd)))
 }
 
-type Grads = (Option<Value>, Option<Value>, Option<Value>);
+pub(super) type Grads = (Option<Value>, Option<Value>, Option<Value>);
 
 #[allow(clippy::too_many_arguments)] // the schema's
 fn layer_norm_backward(
@@ -246,257 +245,6 @@ fn rms_norm_backward(
     let grad_weight =
         weight.filter(|_| wanted(1)).map(|w| c.to(c.reduce_sum(c.mul(g, normalized), &leading), w.dtype));
     Ok((grad_input, grad_weight))
-}
-
-/// All dimensions but the channel's.
-fn batch_dims(rank: usize) -> Dims {
-    (0..rank as i64).filter(|&d| d != 1).collect()
-}
-
-/// A value per channel over the whole shape, in opmath of the input.
-fn per_channel(c: &Ctx, v: Value, input: Tensor) -> Value {
-    c.broadcast_in_dim(c.to(v, opmath(input.dtype)), &c.shape(input.value), &[1])
-}
-
-struct BatchNorm {
-    input: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    stats: DType,
-}
-
-/// Output, saved mean, saved inverse deviation, new running mean and variance.
-struct BatchNormed {
-    output: Value,
-    mean: Value,
-    rstd: Value,
-    running: [Option<Value>; 2],
-}
-
-impl BatchNorm {
-    fn new(
-        c: &Ctx,
-        input: Tensor,
-        weight: Option<Tensor>,
-        bias: Option<Tensor>,
-        running: [Option<Tensor>; 2],
-    ) -> Result<Self> {
-        if input.rank < 2 {
-            let rank = input.rank;
-            return Err(runtime(format!(
-                "batch_norm: expected input with at least 2 dimensions, got {rank}"
-            )));
-        }
-        let channels = c.shape(input.value)[1];
-        let names = ["weight", "bias", "running_mean", "running_var"];
-        for (name, param) in names.into_iter().zip([weight, bias, running[0], running[1]]) {
-            let got = param.map_or(channels, |p| c.numel(p.value));
-            if got != channels {
-                return Err(runtime(format!("{name} should contain {channels} elements not {got}")));
-            }
-        }
-        let stats = stat_dtype("batch_norm", input, &[weight, bias, running[0], running[1]])?;
-        Ok(BatchNorm { input, weight, bias, stats })
-    }
-
-    /// Scale and shift of normalised values, in the input's dtype.
-    fn affine(&self, c: &Ctx, mut y: Value) -> Value {
-        if let Some(w) = self.weight {
-            y = c.mul(y, per_channel(c, w.value, self.input));
-        }
-        if let Some(b) = self.bias {
-            y = c.add(y, per_channel(c, b.value, self.input));
-        }
-        c.to(y, self.input.dtype)
-    }
-
-    /// With the statistics of the batch; `running` statistics move towards them by `momentum`.
-    fn train(
-        &self,
-        c: &Ctx,
-        running: [Option<Tensor>; 2],
-        momentum: Scalar,
-        eps: Scalar,
-    ) -> Result<BatchNormed> {
-        let shape = c.shape(self.input.value);
-        let dims = batch_dims(shape.len());
-        let n = reduced_numel(&shape, &dims);
-        if n == 0 {
-            return Err(runtime(format!(
-                "input tensor must have at least one element, but got input_sizes = {shape:?}"
-            )));
-        }
-        let norm = normalize(c, c.to(self.input.value, opmath(self.input.dtype)), &dims, eps);
-        // Biased for the output, unbiased for the running variance.
-        let unbiased = c.mul(norm.var, c.like(norm.var, n as f64 / (n - 1) as f64));
-        let moved = |old: Option<Tensor>, new: Value| old.map(|old| towards(c, old, new, momentum));
-        Ok(BatchNormed {
-            output: self.affine(c, norm.value),
-            mean: c.to(norm.mean, self.stats),
-            rstd: c.to(norm.rstd, self.stats),
-            running: [moved(running[0], norm.mean), moved(running[1], unbiased)],
-        })
-    }
-
-    /// With the running statistics, which stay as they are; nothing is saved.
-    fn eval(&self, c: &Ctx, running: [Option<Tensor>; 2], eps: Scalar) -> Result<BatchNormed> {
-        let [Some(mean), Some(var)] = running else {
-            let which = if running[0].is_none() { "running_mean" } else { "running_var" };
-            return Err(Error::Value(format!("{which} must be defined in evaluation mode")));
-        };
-        let compute = opmath(self.input.dtype);
-        let x = c.to(self.input.value, compute);
-        let rstd = inverse_std(c, c.to(var.value, compute), eps);
-        let centred = c.sub(x, per_channel(c, mean.value, self.input));
-        let empty = c.constant(TensorType::new(self.stats, [0].as_slice()), 0.0);
-        Ok(BatchNormed {
-            output: self.affine(c, c.mul(centred, per_channel(c, rstd, self.input))),
-            mean: empty,
-            rstd: empty,
-            running: [None, None],
-        })
-    }
-}
-
-/// `momentum * new + (1 - momentum) * old` in the dtype of `old`.
-fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
-    let dtype = opmath(old.dtype);
-    let shape = c.shape(old.value);
-    let m = c.number_like(momentum, dtype, &shape);
-    let new = c.reshape(c.to(new, dtype), &shape);
-    let kept = c.mul(c.sub(c.ones_like(m), m), c.to(old.value, dtype));
-    c.to(c.add(c.mul(m, new), kept), old.dtype)
-}
-
-/// Outputs: new running mean and variance (nothing where they do not change), then the schema's three.
-#[allow(clippy::too_many_arguments)] // the schema's
-fn native_batch_norm(
-    c: &Ctx,
-    input: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    running_mean: Option<Tensor>,
-    running_var: Option<Tensor>,
-    training: bool,
-    momentum: Scalar,
-    eps: Scalar,
-) -> Result<Vec<Option<Value>>> {
-    let running = [running_mean, running_var];
-    let norm = BatchNorm::new(c, input, weight, bias, running)?;
-    let r = if training { norm.train(c, running, momentum, eps)? } else { norm.eval(c, running, eps)? };
-    Ok(vec![r.running[0], r.running[1], Some(r.output), Some(r.mean), Some(r.rstd)])
-}
-
-#[allow(clippy::too_many_arguments)] // the schema's
-fn batch_norm_legit(
-    c: &Ctx,
-    input: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: Scalar,
-    eps: Scalar,
-) -> Result<Vec<Option<Value>>> {
-    native_batch_norm(c, input, weight, bias, Some(running_mean), Some(running_var), training, momentum, eps)
-}
-
-fn batch_norm_no_stats(
-    c: &Ctx,
-    input: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    training: bool,
-    momentum: Scalar,
-    eps: Scalar,
-) -> Result<(Value, Value, Value)> {
-    let norm = BatchNorm::new(c, input, weight, bias, [None, None])?;
-    let r =
-        if training { norm.train(c, [None, None], momentum, eps)? } else { norm.eval(c, [None, None], eps)? };
-    Ok((r.output, r.mean, r.rstd))
-}
-
-#[allow(clippy::too_many_arguments)] // the schema's
-fn batch_norm_with_update(
-    c: &Ctx,
-    input: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: Scalar,
-    eps: Scalar,
-) -> Result<Vec<Option<Value>>> {
-    let mut outputs =
-        batch_norm_legit(c, input, weight, bias, running_mean, running_var, true, momentum, eps)?;
-    // cuDNN's workspace, empty elsewhere.
-    outputs.push(Some(c.constant(TensorType::new(DType::U8, [0].as_slice()), 0.0)));
-    Ok(outputs)
-}
-
-#[allow(clippy::too_many_arguments)] // the schema's
-fn native_batch_norm_backward(
-    c: &Ctx,
-    grad: Tensor,
-    input: Tensor,
-    weight: Option<Tensor>,
-    running_mean: Option<Tensor>,
-    running_var: Option<Tensor>,
-    save_mean: Option<Tensor>,
-    save_invstd: Option<Tensor>,
-    train: bool,
-    eps: Scalar,
-    mask: Vec<bool>,
-) -> Result<Grads> {
-    let stats = stat_dtype("batch_norm_backward", input, &[weight, running_mean, running_var])?;
-    let shape = c.shape(input.value);
-    let dims = batch_dims(shape.len());
-    let compute = opmath(input.dtype);
-    let missing = || runtime("batch_norm_backward: the statistics are not there");
-    let (mean, rstd) = if train {
-        let (mean, rstd) = (save_mean.ok_or_else(missing)?, save_invstd.ok_or_else(missing)?);
-        (c.to(mean.value, compute), c.to(rstd.value, compute))
-    } else {
-        let (mean, var) = (running_mean.ok_or_else(missing)?, running_var.ok_or_else(missing)?);
-        (c.to(mean.value, compute), inverse_std(c, c.to(var.value, compute), eps))
-    };
-    let along = |v: Value| per_channel(c, v, input);
-    let g = c.to(grad.value, compute);
-    let centred = c.sub(c.to(input.value, compute), along(mean));
-    let normalized = c.mul(centred, along(rstd));
-    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
-    let grad_input = wanted(0).then(|| {
-        let scaled = weight.map_or(g, |w| c.mul(g, along(w.value)));
-        let gx = if train {
-            normalize_backward(c, scaled, normalized, rstd, &dims)
-        } else {
-            c.mul(scaled, along(rstd))
-        };
-        c.to(gx, input.dtype)
-    });
-    let grad_weight = wanted(1).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &dims), stats));
-    let grad_bias = wanted(2).then(|| c.to(c.reduce_sum(g, &dims), stats));
-    Ok((grad_input, grad_weight, grad_bias))
-}
-
-#[allow(clippy::too_many_arguments)] // the schema's
-fn batch_norm_backward(
-    c: &Ctx,
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    running_mean: Option<Tensor>,
-    running_var: Option<Tensor>,
-    save_mean: Option<Tensor>,
-    save_var: Option<Tensor>,
-    update: bool,
-    eps: Scalar,
-    mask: Vec<bool>,
-    _reserve: Tensor,
-) -> Result<Grads> {
-    let (w, rm, rv) = (Some(weight), running_mean, running_var);
-    native_batch_norm_backward(c, grad, input, w, rm, rv, save_mean, save_var, update, eps, mask)
 }
 
 /// The sizes of a group norm: the input is seen as `[n, groups, channels / groups, spatial]`.

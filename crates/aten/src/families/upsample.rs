@@ -1,8 +1,6 @@
-//! Resampling and padding by reflection and replication.
-//!
-//! Every op here is a sparse linear map along one dimension after another, known when the program is built: a list of
-//! input positions and weights ([`Taps`]) for each output position. The derivative is the same list turned around.
+//! Resampling: one dimension after another, by [`Taps`].
 
+use super::taps::Taps;
 use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
@@ -116,30 +114,6 @@ pub static ROWS: &[Row] = &[
     resampling_backward!(2, CUBIC_AA, "_upsample_bicubic2d_aa_backward", align),
     resampling!(2, LANCZOS_AA, "_upsample_lanczos2d_aa", align),
     resampling_backward!(2, LANCZOS_AA, "_upsample_lanczos2d_aa_backward", align),
-    op!("reflection_pad1d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<1>(c, &REFLECT, x, &pad)),
-    op!("reflection_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REFLECT, x, &pad)),
-    op!("reflection_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REFLECT, x, &pad)),
-    op!("replication_pad1d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<1>(c, &REPLICATE, x, &pad)),
-    op!("replication_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REPLICATE, x, &pad)),
-    op!("replication_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REPLICATE, x, &pad)),
-    op!("reflection_pad1d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<1>(c, &REFLECT, g, x, &pad)
-    }),
-    op!("reflection_pad2d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<2>(c, &REFLECT, g, x, &pad)
-    }),
-    op!("reflection_pad3d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<3>(c, &REFLECT, g, x, &pad)
-    }),
-    op!("replication_pad1d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<1>(c, &REPLICATE, g, x, &pad)
-    }),
-    op!("replication_pad2d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<2>(c, &REPLICATE, g, x, &pad)
-    }),
-    op!("replication_pad3d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
-        edge_pad_backward::<3>(c, &REPLICATE, g, x, &pad)
-    }),
 ];
 
 /// One dimension that is resampled.
@@ -294,7 +268,7 @@ fn lanczos(x: f64) -> f64 {
 }
 
 /// `D: 2, H: 3, W: 4`
-fn named_sizes(sizes: &[i64]) -> String {
+pub(super) fn named_sizes(sizes: &[i64]) -> String {
     let names = &["D", "H", "W"][3 - sizes.len().min(3)..];
     let parts: Vec<_> = names.iter().zip(sizes).map(|(name, n)| format!("{name}: {n}")).collect();
     parts.join(", ")
@@ -307,9 +281,8 @@ fn check_resize(input: &[i64], output: &[i64], spatial: usize) -> Result<()> {
     }
     let rank = spatial + 2;
     if input.len() != rank {
-        // torch counts the spatial dimensions of the only op over one dimension.
-        let (want, got) = if spatial == 1 { (3, input.len()) } else { (rank, input.len()) };
-        return Err(runtime(format!("It is expected input_size equals to {want}, but got size {got}")));
+        let got = input.len();
+        return Err(runtime(format!("It is expected input_size equals to {rank}, but got size {got}")));
     }
     if input[2..].iter().chain(output).any(|&n| n <= 0) {
         let and = if spatial == 1 { "and " } else { "" };
@@ -404,270 +377,4 @@ fn resize_backward(
         out = map.transposed().apply(c, out, 2 + d);
     }
     Ok(c.to(out, grad.dtype))
-}
-
-/// What a pad repeats.
-struct Edge {
-    name: &'static str,
-    /// The element of `0..n` that stands for position `i`.
-    source: fn(i64, i64) -> i64,
-    /// Whether a pad must be smaller than its dimension.
-    bounded: bool,
-}
-
-static REFLECT: Edge = Edge { name: "reflection_pad", source: reflect, bounded: true };
-static REPLICATE: Edge = Edge { name: "replication_pad", source: |i, n| i.clamp(0, n - 1), bounded: false };
-
-fn reflect(i: i64, n: i64) -> i64 {
-    let i = i.abs();
-    if i < n { i } else { 2 * (n - 1) - i }
-}
-
-/// Low and high pads of the last `N` dimensions, first of these first, checked as torch does.
-fn edge_pads<const N: usize>(
-    edge: &Edge,
-    dtype: DType,
-    shape: &[i64],
-    pad: &[i64],
-) -> Result<[(i64, i64); N]> {
-    if pad.len() != 2 * N {
-        return Err(runtime(format!("padding size is expected to be {}, but got: {}", 2 * N, pad.len())));
-    }
-    let (low, high) = (N + 1, N + 2);
-    let rank = shape.len();
-    if (rank != low && rank != high) || shape[rank - low..].contains(&0) {
-        return Err(runtime(format!(
-            "Expected {low}D or {high}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for \
-             input, but got: {shape:?}"
-        )));
-    }
-    if dtype == DType::Pred {
-        return Err(not_implemented(&format!("{}{N}d", edge.name), dtype));
-    }
-    // torch lists the last dimension first.
-    let pads: [(i64, i64); N] = std::array::from_fn(|d| (pad[2 * (N - 1 - d)], pad[2 * (N - 1 - d) + 1]));
-    for (back, &(left, right)) in pads.iter().rev().enumerate() {
-        let dim = rank - 1 - back;
-        if edge.bounded && (left >= shape[dim] || right >= shape[dim]) {
-            let argument = 4 + 2 * back;
-            return Err(runtime(format!(
-                "Argument #{argument}: Padding size should be less than the corresponding input dimension, but got: \
-                 padding ({left}, {right}) at dimension {dim} of input {shape:?}"
-            )));
-        }
-    }
-    let sizes = &shape[rank - N..];
-    let out: Vec<i64> = sizes.iter().zip(&pads).map(|(n, (l, r))| n + l + r).collect();
-    if out.iter().any(|&n| n < 1) {
-        let names = &["D", "H", "W"][3 - N..];
-        let calculated: Vec<_> = names.iter().zip(&out).map(|(name, n)| format!("{name}: {n}")).collect();
-        let (input, output) = (named_sizes(sizes), calculated.join(" "));
-        if N > 1 {
-            let message =
-                format!("Calculated output {output} must be >= 1 in every dimension (input {input})");
-            return Err(runtime(message));
-        }
-        return Err(runtime(format!("input ({input}) is too small. Calculated output {output}")));
-    }
-    Ok(pads)
-}
-
-fn edge_pad<const N: usize>(c: &Ctx, edge: &Edge, x: Tensor, pad: &[i64]) -> Result<Value> {
-    let shape = c.shape(x.value);
-    let pads = edge_pads::<N>(edge, x.dtype, &shape, pad)?;
-    let mut out = x.value;
-    for (d, &(left, right)) in pads.iter().enumerate() {
-        out = pad_slices(c, edge, out, shape.len() - N + d, left, right);
-    }
-    Ok(out)
-}
-
-/// Pads one dimension by joining slices: cheaper than a gather.
-fn pad_slices(c: &Ctx, edge: &Edge, x: Value, dim: usize, left: i64, right: i64) -> Value {
-    let n = c.shape(x)[dim];
-    let dim = dim as i64;
-    let border = |from: i64, to: i64| -> Option<Value> {
-        if from >= to {
-            return None;
-        }
-        if !edge.bounded {
-            let one = (edge.source)(from, n);
-            let mut shape = c.shape(x);
-            shape[dim as usize] = to - from;
-            let all: Dims = (0..shape.len() as i64).collect();
-            return Some(c.broadcast_in_dim(c.slice_dim(x, dim, one, one + 1, 1), &shape, &all));
-        }
-        let (a, b) = ((edge.source)(from, n), (edge.source)(to - 1, n));
-        Some(c.reverse(c.slice_dim(x, dim, a.min(b), a.max(b) + 1, 1), &[dim]))
-    };
-    // A negative pad on one side cuts into the other side's border where it takes more than there is.
-    let start = (-left).clamp(0, n);
-    let inner = c.slice_dim(x, dim, start, (n + right.min(0)).max(start), 1);
-    let parts = [border(-left, 0.min(n + right)), Some(inner), border(n.max(-left), n + right)];
-    let parts: Vec<Value> = parts.into_iter().flatten().collect();
-    c.concatenate(&parts, dim)
-}
-
-fn edge_pad_backward<const N: usize>(
-    c: &Ctx,
-    edge: &Edge,
-    grad: Tensor,
-    x: Tensor,
-    pad: &[i64],
-) -> Result<Value> {
-    let shape = c.shape(x.value);
-    let pads = edge_pads::<N>(edge, x.dtype, &shape, pad)?;
-    let got = c.shape(grad.value);
-    let lead = shape.len() - N;
-    for (back, name) in ["width", "height", "depth"].iter().enumerate().take(N) {
-        let (d, (left, right)) = (lead + N - 1 - back, pads[N - 1 - back]);
-        let (want, have) = (shape[d] + left + right, got.get(d).copied().unwrap_or(0));
-        if want != have {
-            return Err(runtime(format!("grad_output {name} unexpected. Expected: {want}, Got: {have}")));
-        }
-    }
-    let mut out = c.to(grad.value, opmath(x.dtype));
-    for (d, &(left, right)) in pads.iter().enumerate() {
-        let n = shape[lead + d];
-        let rows = (-left..n + right).map(|i| vec![((edge.source)(i, n), 1.0)]).collect();
-        out = Taps::new(n, rows).transposed().apply(c, out, lead + d);
-    }
-    Ok(c.to(out, x.dtype))
-}
-
-/// For each output position along a dimension the input positions that it sums, with their weights.
-pub(super) struct Taps {
-    input: i64,
-    rows: Vec<Vec<(i64, f64)>>,
-}
-
-/// Up to this many taps are summed one gather at a time, more in one gather and a reduction.
-const UNROLLED_TAPS: usize = 4;
-
-impl Taps {
-    /// `rows[o]` lists the taps of output position `o`, for a dimension of `input` elements.
-    pub(super) fn new(input: i64, rows: Vec<Vec<(i64, f64)>>) -> Self {
-        Taps { input, rows }
-    }
-
-    /// The map of the derivative.
-    pub(super) fn transposed(&self) -> Taps {
-        let mut rows = vec![Vec::new(); self.input as usize];
-        for (o, row) in self.rows.iter().enumerate() {
-            for &(i, w) in row {
-                rows[i as usize].push((o as i64, w));
-            }
-        }
-        Taps { input: self.rows.len() as i64, rows }
-    }
-
-    /// Applies the map to `x` along `dim`, in the dtype of `x`.
-    pub(super) fn apply(&self, c: &Ctx, x: Value, dim: usize) -> Value {
-        if let Some((n, w)) = self.blocks() {
-            return scale(c, sum_blocks(c, x, dim, n), w);
-        }
-        if let Some((n, w)) = self.repeats() {
-            return scale(c, super::pooling::repeat(c, x, dim, n), w);
-        }
-        match self.rows.iter().map(Vec::len).max().unwrap_or(0) {
-            taps @ 0..=UNROLLED_TAPS => self.unrolled(c, x, dim, taps),
-            taps => self.gathered(c, x, dim, taps),
-        }
-    }
-
-    /// The weight that all taps have.
-    fn common_weight(&self) -> Option<f64> {
-        let mut weights = self.rows.iter().flatten().map(|t| t.1);
-        let first = weights.next()?;
-        weights.all(|w| w == first).then_some(first)
-    }
-
-    /// Consecutive blocks of equal length, each summed into one.
-    fn blocks(&self) -> Option<(i64, f64)> {
-        let n = self.rows.first()?.len() as i64;
-        let block = |(o, row): (usize, &Vec<(i64, f64)>)| {
-            row.iter().map(|t| t.0).eq(o as i64 * n..(o as i64 + 1) * n)
-        };
-        let whole =
-            n > 0 && n * self.rows.len() as i64 == self.input && self.rows.iter().enumerate().all(block);
-        if whole { self.common_weight().map(|w| (n, w)) } else { None }
-    }
-
-    /// Every element a number of times.
-    fn repeats(&self) -> Option<(i64, f64)> {
-        let out = self.rows.len() as i64;
-        let n = (self.input > 0 && out % self.input == 0).then_some(out / self.input)?;
-        let copy = |(o, row): (usize, &Vec<(i64, f64)>)| row.len() == 1 && row[0].0 == o as i64 / n;
-        if n > 0 && self.rows.iter().enumerate().all(copy) {
-            self.common_weight().map(|w| (n, w))
-        } else {
-            None
-        }
-    }
-
-    /// Positions and weights of tap number `at`; a missing tap has position 0 and no weight.
-    fn tap(&self, at: usize) -> (Vec<i64>, Vec<Option<f64>>) {
-        self.rows.iter().map(|row| row.get(at).map_or((0, None), |&(i, w)| (i, Some(w)))).unzip()
-    }
-
-    fn unrolled(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
-        let mut shape = c.shape(x);
-        shape[dim] = self.rows.len() as i64;
-        let zero = c.full(c.scalar_like(x, 0.0), &shape);
-        let mut sum: Option<Value> = None;
-        for at in 0..taps {
-            let (positions, weights) = self.tap(at);
-            let taken = c.take_dim(x, c.vector_i64(DType::S32, &positions), dim as i64);
-            let part = weigh(c, taken, &weights, &[dim as i64], &[self.rows.len() as i64]);
-            sum = Some(sum.map_or(part, |s| c.add(s, part)));
-        }
-        sum.unwrap_or(zero)
-    }
-
-    fn gathered(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
-        let out = self.rows.len() as i64;
-        let (mut positions, mut weights) = (Vec::new(), Vec::new());
-        for row in &self.rows {
-            for at in 0..taps {
-                let tap = row.get(at);
-                positions.push(tap.map_or(0, |t| t.0));
-                weights.push(tap.map(|t| t.1));
-            }
-        }
-        let index = c.reshape(c.vector_i64(DType::S32, &positions), &[out, taps as i64]);
-        let taken = c.take_dim(x, index, dim as i64);
-        let dim = dim as i64;
-        c.reduce_sum(weigh(c, taken, &weights, &[dim, dim + 1], &[out, taps as i64]), &[dim + 1])
-    }
-}
-
-/// `x` times a weight for each position of `dims`, which have `sizes`; 0 where there is no weight, even for inf and NaN.
-fn weigh(c: &Ctx, x: Value, weights: &[Option<f64>], dims: &[i64], sizes: &[i64]) -> Value {
-    let shape = c.shape(x);
-    let over = |v: Value| c.broadcast_in_dim(c.reshape(v, sizes), &shape, dims);
-    let mut out = x;
-    if weights.iter().flatten().any(|&w| w != 1.0) {
-        let numbers: Vec<f64> = weights.iter().map(|w| w.unwrap_or(0.0)).collect();
-        out = c.mul(x, over(c.vector_f64(c.dtype(x), &numbers)));
-    }
-    if weights.iter().any(Option::is_none) {
-        let present: Vec<i64> = weights.iter().map(|w| i64::from(w.is_some())).collect();
-        out = c.select(over(c.vector_i64(DType::Pred, &present)), out, c.zeros_like(out));
-    }
-    out
-}
-
-fn scale(c: &Ctx, x: Value, by: f64) -> Value {
-    if by == 1.0 { x } else { c.mul(x, c.like(x, by)) }
-}
-
-/// Sums blocks of `n` elements along `dim`.
-fn sum_blocks(c: &Ctx, x: Value, dim: usize, n: i64) -> Value {
-    if n == 1 {
-        return x;
-    }
-    let mut shape: Dims = c.shape(x);
-    shape[dim] /= n;
-    shape.insert(dim + 1, n);
-    c.reduce_sum(c.reshape(x, &shape), &[dim as i64 + 1])
 }

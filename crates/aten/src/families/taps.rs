@@ -1,0 +1,145 @@
+//! Sparse linear maps along one dimension, known when the program is built.
+//!
+//! Resampling, padding by reflection and adaptive averages are such maps, one dimension after another; their derivatives
+//! are the same maps turned around.
+
+use super::pooling::repeat;
+use crate::lower::Ctx;
+use oxitorch_hlo::{DType, Dims, Value};
+
+/// For each output position along a dimension the input positions that it sums, with their weights.
+pub(super) struct Taps {
+    input: i64,
+    rows: Vec<Vec<(i64, f64)>>,
+}
+
+/// Up to this many taps are summed one gather at a time, more in one gather and a reduction.
+const UNROLLED_TAPS: usize = 4;
+
+impl Taps {
+    /// `rows[o]` lists the taps of output position `o`, for a dimension of `input` elements.
+    pub(super) fn new(input: i64, rows: Vec<Vec<(i64, f64)>>) -> Self {
+        Taps { input, rows }
+    }
+
+    /// The map of the derivative.
+    pub(super) fn transposed(&self) -> Taps {
+        let mut rows = vec![Vec::new(); self.input as usize];
+        for (o, row) in self.rows.iter().enumerate() {
+            for &(i, w) in row {
+                rows[i as usize].push((o as i64, w));
+            }
+        }
+        Taps { input: self.rows.len() as i64, rows }
+    }
+
+    /// Applies the map to `x` along `dim`, in the dtype of `x`.
+    pub(super) fn apply(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        if let Some((n, w)) = self.blocks() {
+            return scale(c, sum_blocks(c, x, dim, n), w);
+        }
+        if let Some((n, w)) = self.repeats() {
+            return scale(c, repeat(c, x, dim, n), w);
+        }
+        match self.rows.iter().map(Vec::len).max().unwrap_or(0) {
+            taps @ 0..=UNROLLED_TAPS => self.unrolled(c, x, dim, taps),
+            taps => self.gathered(c, x, dim, taps),
+        }
+    }
+
+    /// The weight that all taps have.
+    fn common_weight(&self) -> Option<f64> {
+        let mut weights = self.rows.iter().flatten().map(|t| t.1);
+        let first = weights.next()?;
+        weights.all(|w| w == first).then_some(first)
+    }
+
+    /// Consecutive blocks of equal length, each summed into one.
+    fn blocks(&self) -> Option<(i64, f64)> {
+        let n = self.rows.first()?.len() as i64;
+        let block = |(o, row): (usize, &Vec<(i64, f64)>)| {
+            row.iter().map(|t| t.0).eq(o as i64 * n..(o as i64 + 1) * n)
+        };
+        let whole =
+            n > 0 && n * self.rows.len() as i64 == self.input && self.rows.iter().enumerate().all(block);
+        if whole { self.common_weight().map(|w| (n, w)) } else { None }
+    }
+
+    /// Every element a number of times.
+    fn repeats(&self) -> Option<(i64, f64)> {
+        let out = self.rows.len() as i64;
+        let n = (self.input > 0 && out % self.input == 0).then_some(out / self.input)?;
+        let copy = |(o, row): (usize, &Vec<(i64, f64)>)| row.len() == 1 && row[0].0 == o as i64 / n;
+        if n > 0 && self.rows.iter().enumerate().all(copy) {
+            self.common_weight().map(|w| (n, w))
+        } else {
+            None
+        }
+    }
+
+    /// Positions and weights of tap number `at`; a missing tap has position 0 and no weight.
+    fn tap(&self, at: usize) -> (Vec<i64>, Vec<Option<f64>>) {
+        self.rows.iter().map(|row| row.get(at).map_or((0, None), |&(i, w)| (i, Some(w)))).unzip()
+    }
+
+    fn unrolled(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
+        let mut shape = c.shape(x);
+        shape[dim] = self.rows.len() as i64;
+        let zero = c.full(c.scalar_like(x, 0.0), &shape);
+        let mut sum: Option<Value> = None;
+        for at in 0..taps {
+            let (positions, weights) = self.tap(at);
+            let taken = c.take_dim(x, c.vector_i64(DType::S32, &positions), dim as i64);
+            let part = weigh(c, taken, &weights, &[dim as i64], &[self.rows.len() as i64]);
+            sum = Some(sum.map_or(part, |s| c.add(s, part)));
+        }
+        sum.unwrap_or(zero)
+    }
+
+    fn gathered(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
+        let out = self.rows.len() as i64;
+        let (mut positions, mut weights) = (Vec::new(), Vec::new());
+        for row in &self.rows {
+            for at in 0..taps {
+                let tap = row.get(at);
+                positions.push(tap.map_or(0, |t| t.0));
+                weights.push(tap.map(|t| t.1));
+            }
+        }
+        let index = c.reshape(c.vector_i64(DType::S32, &positions), &[out, taps as i64]);
+        let taken = c.take_dim(x, index, dim as i64);
+        let dim = dim as i64;
+        c.reduce_sum(weigh(c, taken, &weights, &[dim, dim + 1], &[out, taps as i64]), &[dim + 1])
+    }
+}
+
+/// `x` times a weight for each position of `dims`, which have `sizes`; 0 where there is no weight, even for inf and NaN.
+fn weigh(c: &Ctx, x: Value, weights: &[Option<f64>], dims: &[i64], sizes: &[i64]) -> Value {
+    let shape = c.shape(x);
+    let over = |v: Value| c.broadcast_in_dim(c.reshape(v, sizes), &shape, dims);
+    let mut out = x;
+    if weights.iter().flatten().any(|&w| w != 1.0) {
+        let numbers: Vec<f64> = weights.iter().map(|w| w.unwrap_or(0.0)).collect();
+        out = c.mul(x, over(c.vector_f64(c.dtype(x), &numbers)));
+    }
+    if weights.iter().any(Option::is_none) {
+        let present: Vec<i64> = weights.iter().map(|w| i64::from(w.is_some())).collect();
+        out = c.select(over(c.vector_i64(DType::Pred, &present)), out, c.zeros_like(out));
+    }
+    out
+}
+
+fn scale(c: &Ctx, x: Value, by: f64) -> Value {
+    if by == 1.0 { x } else { c.mul(x, c.like(x, by)) }
+}
+
+/// Sums blocks of `n` elements along `dim`.
+fn sum_blocks(c: &Ctx, x: Value, dim: usize, n: i64) -> Value {
+    if n == 1 {
+        return x;
+    }
+    let mut shape: Dims = c.shape(x);
+    shape[dim] /= n;
+    shape.insert(dim + 1, n);
+    c.reduce_sum(c.reshape(x, &shape), &[dim as i64 + 1])
+}
