@@ -12,7 +12,7 @@ use oxitorch_hlo::{DType, TensorType};
 use std::sync::OnceLock;
 
 fn is_mask(t: &TensorRef<'_>) -> bool {
-    matches!(t.dtype, Some(DType::Pred | DType::U8))
+    t.is_defined() && matches!(t.dtype, Some(DType::Pred | DType::U8))
 }
 
 /// Whether a list of index tensors has masks in it.

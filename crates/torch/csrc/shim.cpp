@@ -759,12 +759,14 @@ Tensor& set_empty(Tensor& s) {
 
 // ---------------------------------------------------------------- attention
 // Which implementation scaled_dot_product_attention takes: the core's fused one, unless PyTorch's composite must serve.
-int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double, bool,
+int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>&, double, bool,
                          std::optional<double>, bool) {
-  bool dense = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && !q.is_nested() && q.numel() > 0 && k.numel() > 0;
-  bool plain = q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() && at::isFloatingType(q.scalar_type());
-  bool fused = dense && plain && q.scalar_type() != at::kDouble && at::globalContext().userEnabledOverrideableSDP();
-  return static_cast<int64_t>(fused && !(mask && mask->requires_grad()) ? at::SDPBackend::overrideable : at::SDPBackend::math);
+  auto dense = [](const Tensor& t) { return !t.is_nested() && t.dim() == 4 && t.numel() > 0; };
+  bool fused = at::globalContext().userEnabledOverrideableSDP() && dense(q) && dense(k) && dense(v) &&
+      at::isFloatingType(q.scalar_type()) && q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
+      q.size(0) == k.size(0) && q.size(0) == v.size(0) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0 &&
+      k.size(2) == v.size(2) && q.size(3) == k.size(3);
+  return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
 // ---------------------------------------------------------------- registration
