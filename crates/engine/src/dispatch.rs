@@ -3,9 +3,9 @@
 use crate::arguments::{Operands, items, rng_type, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
-use crate::masks;
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::inst::{Format, Inst, Key, Kind, Out};
+use crate::masks;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
@@ -320,7 +320,13 @@ impl<'a> Call<'_, 'a> {
         Ok(())
     }
 
-    fn foreach(&self, stream: &Stream, w: &mut Window, write: Write, outputs: &mut Outputs) -> Result<(), Refusal> {
+    fn foreach(
+        &self,
+        stream: &Stream,
+        w: &mut Window,
+        write: Write,
+        outputs: &mut Outputs,
+    ) -> Result<(), Refusal> {
         let n = self.list_len()?;
         if write == Write::New {
             outputs.push(Output::List(n));
@@ -335,7 +341,8 @@ impl<'a> Call<'_, 'a> {
                     let ArgRef::Tensors(list) = &self.args[p] else { return Err(self.no_list(p)) };
                     let target = list.get(k).ok_or_else(|| self.no_list(p))?;
                     refuse_overlap(target)?;
-                    let results = self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
+                    let results =
+                        self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
                     w.write(target.device()?, target, results.first()?)?;
                 }
             }
@@ -364,7 +371,8 @@ impl<'a> Call<'_, 'a> {
             };
             match common {
                 Some(n) if n != len => {
-                    let message = format!("Tensor lists must have the same number of tensors, got {n} and {len}");
+                    let message =
+                        format!("Tensor lists must have the same number of tensors, got {n} and {len}");
                     return Err(Error::runtime(message).into());
                 }
                 _ => common = Some(len),
@@ -412,7 +420,8 @@ impl<'a> Call<'_, 'a> {
     }
 
     pub(crate) fn mixed_devices(&self, t: &TensorRef<'_>) -> Refusal {
-        let other = if matches!(t.place, Place::Host(_)) { "cpu".to_owned() } else { format!("tpu:{}", t.device) };
+        let other =
+            if matches!(t.place, Place::Host(_)) { "cpu".to_owned() } else { format!("tpu:{}", t.device) };
         let message = format!(
             "Expected all tensors to be on the same device, but found at least two devices, tpu:{} and {other}!",
             self.device
@@ -448,7 +457,8 @@ impl<'a> Call<'_, 'a> {
             Some(inst) => inst,
             None => {
                 let mut next = 0;
-                let args = items.iter().zip(row.params()).map(|(item, p)| item.arg(p.kind, strided, &mut next));
+                let args =
+                    items.iter().zip(row.params()).map(|(item, p)| item.arg(p.kind, strided, &mut next));
                 let args = args.collect::<Result<Vec<Arg>, Refusal>>()?;
                 let lowering = self.switches.lowering();
                 w.learn(key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
