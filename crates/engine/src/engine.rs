@@ -80,7 +80,8 @@ impl Engine {
             return Err(Error::runtime("the interpreter is shutting down: the tpu device is closed").into());
         }
         let n = self.streams.len();
-        let missing = || Error::runtime(format!("tpu device index {device} does not exist: there are {n} device(s)"));
+        let missing =
+            || Error::runtime(format!("tpu device index {device} does not exist: there are {n} device(s)"));
         Ok(self.streams.get(device).ok_or_else(missing)?)
     }
 
