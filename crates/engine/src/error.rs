@@ -64,9 +64,11 @@ impl Error {
     /// The same error with the Python line that asked for the op.
     pub fn at(self, site: Site) -> Self {
         match describe(site) {
-            Some(line) if !self.placed => {
-                Error { message: format!("{}\n  called at {line}", self.message).into(), placed: true, ..self }
-            }
+            Some(line) if !self.placed => Error {
+                message: format!("{}\n  called at {line}", self.message).into(),
+                placed: true,
+                ..self
+            },
             _ => self,
         }
     }
