@@ -62,7 +62,9 @@ impl Kind {
             Kind::Row { args, .. } => row_operands(args),
             Kind::Read { base, .. } => vec![base.clone()],
             Kind::Write { base, view } => vec![base.clone(), view.ty()],
-            Kind::Store { from, .. } | Kind::Cast { from, .. } | Kind::Resize { from, .. } => vec![from.clone()],
+            Kind::Store { from, .. } | Kind::Cast { from, .. } | Kind::Resize { from, .. } => {
+                vec![from.clone()]
+            }
             Kind::Zeros(_) => Vec::new(),
         }
     }
@@ -168,7 +170,9 @@ impl Inst {
 
 fn emit(kind: &Kind, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
     let value = match kind {
-        Kind::Row { op, args, dests, lowering, .. } => return emit_row(b, *op, args, dests, lowering, operands),
+        Kind::Row { op, args, dests, lowering, .. } => {
+            return emit_row(b, *op, args, dests, lowering, operands);
+        }
         Kind::Read { view, .. } => view::read(b, operands[0], view),
         Kind::Write { view, .. } => view::write(b, operands[0], operands[1], view),
         Kind::Store { order, .. } => b.transpose(operands[0], order),
@@ -263,7 +267,8 @@ fn pointwise_strides(operands: &[(&Dims, &Dims)], shape: &[i64]) -> Option<Dims>
             return Some((*first).clone());
         }
     }
-    let broadcast: Vec<Dims> = operands.iter().map(|(sizes, strides)| broadcast_strides(sizes, strides, rank)).collect();
+    let broadcast: Vec<Dims> =
+        operands.iter().map(|(sizes, strides)| broadcast_strides(sizes, strides, rank)).collect();
     let mut order: Dims = (0..rank as i64).rev().collect();
     let compare = |a: i64, z: i64| -> i32 {
         for strides in &broadcast {
@@ -433,7 +438,10 @@ mod tests {
         // A transposed and a row-major operand: the first decides.
         assert_eq!(pointwise_strides(&[(&shape, &t), (&shape, &d(&[2, 1]))], &[3, 2]), Some(t));
         // Broadcast against a vector.
-        assert_eq!(pointwise_strides(&[(&d(&[2]), &d(&[1])), (&shape, &d(&[1, 3]))], &[3, 2]), Some(d(&[1, 3])));
+        assert_eq!(
+            pointwise_strides(&[(&d(&[2]), &d(&[1])), (&shape, &d(&[1, 3]))], &[3, 2]),
+            Some(d(&[1, 3]))
+        );
     }
 
     #[test]
