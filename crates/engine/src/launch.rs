@@ -79,7 +79,11 @@ pub(crate) struct Launcher {
 pub type Interrupt = fn() -> Result<(), Error>;
 
 impl Launcher {
-    pub(crate) fn start(client: Arc<pjrt::Client>, device: usize, metrics: Arc<Metrics>) -> std::io::Result<Arc<Launcher>> {
+    pub(crate) fn start(
+        client: Arc<pjrt::Client>,
+        device: usize,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
             client,
             device,
@@ -256,7 +260,9 @@ impl Launcher {
     /// Swaps all queued jobs into the empty `batch`; waits until there are some.
     fn next(&self, batch: &mut VecDeque<Job>) {
         let start = Instant::now();
-        while self.done.load(Ordering::Relaxed) == self.pushed.load(Ordering::Acquire) && start.elapsed() < SPIN {
+        while self.done.load(Ordering::Relaxed) == self.pushed.load(Ordering::Acquire)
+            && start.elapsed() < SPIN
+        {
             std::hint::spin_loop();
         }
         let mut queue = self.queue.lock();
@@ -273,7 +279,8 @@ impl Launcher {
             std::thread::sleep(Duration::from_micros(50));
         }
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.execute(&launch)));
-        let result = result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
+        let result =
+            result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
             Ok(mut buffers) => {
                 let checks = buffers.split_off(launch.program.outputs);
@@ -333,7 +340,9 @@ impl Launcher {
                 *state = State::Ready(buffer.clone());
                 Ok(buffer)
             }
-            State::Pending | State::Donated => Err(Error::runtime("a value was used before it was computed or after it was given away; please report this")),
+            State::Pending | State::Donated => Err(Error::runtime(
+                "a value was used before it was computed or after it was given away; please report this",
+            )),
         }
     }
 }
