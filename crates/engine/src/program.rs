@@ -64,7 +64,8 @@ impl Graph {
     /// The ops by name, views left out unless there is nothing else.
     fn name(&self) -> String {
         let ops: Vec<&str> = self.insts.iter().map(|i| i.name()).collect();
-        let real: Vec<&str> = ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
+        let real: Vec<&str> =
+            ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
         let names = if real.is_empty() { &ops } else { &real };
         match names.as_slice() {
             [one] => (*one).to_owned(),
@@ -88,9 +89,16 @@ impl Graph {
             let operands: Option<Vec<Value>> = codes
                 .by_ref()
                 .take(inst.operands.len())
-                .map(|&c| if c & PRODUCED == 0 { Some(inputs[c as usize]) } else { produced[(c & !PRODUCED) as usize] })
+                .map(|&c| {
+                    if c & PRODUCED == 0 {
+                        Some(inputs[c as usize])
+                    } else {
+                        produced[(c & !PRODUCED) as usize]
+                    }
+                })
                 .collect();
-            let operands = operands.ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
+            let operands = operands
+                .ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
             let emitted =
                 inst.emit(&b, &operands).map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
             produced.extend(emitted.outputs);
@@ -216,7 +224,10 @@ impl Compiler {
         // A panic in a lowering must not leave the launch thread waiting for ever.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.compile(&task)));
         let result = result.unwrap_or_else(|_| {
-            Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", task.program.name)))
+            Err(Error::runtime(format!(
+                "{}: the compiler thread panicked; please report this",
+                task.program.name
+            )))
         });
         // Set once: tasks are submitted once.
         let _ = task.program.executable.set(result);
@@ -225,14 +236,17 @@ impl Compiler {
     fn compile(&self, task: &Task) -> Result<Arc<pjrt::Executable>, Error> {
         let text = task.graph.module()?;
         let options = self.options(task);
-        let key = Key::new().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes());
+        let key =
+            Key::new().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes());
         let mut compiled = false;
         let result = self.cache.get_or_compute(&key, || {
             compiled = true;
             let start = Instant::now();
             let result = self.client.compile(&pjrt::Program::mlir(text.as_bytes()), &options);
             self.metrics.compiled(start.elapsed());
-            result.map(Arc::new).map_err(|e| error::device(&format!("{}: compilation failed", task.program.name), &e))
+            result
+                .map(Arc::new)
+                .map_err(|e| error::device(&format!("{}: compilation failed", task.program.name), &e))
         });
         if !compiled {
             self.metrics.count(&self.metrics.cache_hits);
@@ -241,7 +255,8 @@ impl Compiler {
     }
 
     fn options(&self, task: &Task) -> pjrt::CompileOptions {
-        let types = task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
+        let types =
+            task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
         let mut options = pjrt::CompileOptions {
             device_ordinal: Some(task.device),
             param_types: Some(types.collect()),
