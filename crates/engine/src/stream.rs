@@ -54,7 +54,8 @@ impl Window {
     /// Appends an instance on these operands; gives its results.
     pub(crate) fn record(&mut self, inst: &Arc<Inst>, operands: &[Arc<Value>]) -> Outputs {
         if inst.is_identity() {
-            let same = |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
+            let same =
+                |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
             return inst.outputs.iter().map(same).collect();
         }
         for value in operands {
@@ -119,7 +120,12 @@ impl Window {
     }
 
     /// The value of a storage; one that was never written holds zeros.
-    pub(crate) fn slot_value(&mut self, slot: &Slot, dtype: DType, sizes: &[i64]) -> Result<Arc<Value>, Refusal> {
+    pub(crate) fn slot_value(
+        &mut self,
+        slot: &Slot,
+        dtype: DType,
+        sizes: &[i64],
+    ) -> Result<Arc<Value>, Refusal> {
         if let Some(value) = slot.value() {
             return Ok(value);
         }
@@ -158,7 +164,11 @@ impl Window {
             return Ok(());
         }
         let covers = n as usize * view.dtype.size_bytes() == slot.nbytes;
-        if covers && view.offset == 0 && view.is_plain() && let Some(order) = dense_order(&view.sizes, &view.strides) {
+        if covers
+            && view.offset == 0
+            && view.is_plain()
+            && let Some(order) = dense_order(&view.sizes, &view.strides)
+        {
             let kind = Kind::Store { from: value.ty.clone(), order };
             slot.bind(self.apply(kind, &[value])?);
             return Ok(());
@@ -232,13 +242,20 @@ impl Stream {
         if live.is_empty() && !checked {
             return Ok(());
         }
-        let outputs: SmallVec<[Arc<Value>; 2]> = live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
+        let outputs: SmallVec<[Arc<Value>; 2]> =
+            live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
         let donated = donated(&w.inputs, &outputs);
         self.reserve(&w.inputs, &donated, &outputs, site)?;
         let program = self.program(w, live, donated);
         let checks = checked.then(|| Arc::new(Checks::default()));
         let inputs = w.inputs.drain(..).collect();
-        let launch = Launch { program: program.clone(), inputs, outputs: outputs.clone(), checks: checks.clone(), site };
+        let launch = Launch {
+            program: program.clone(),
+            inputs,
+            outputs: outputs.clone(),
+            checks: checks.clone(),
+            site,
+        };
         let number = self.launcher.launch(launch);
         for value in &outputs {
             value.launch.store(number, Relaxed);
@@ -248,7 +265,13 @@ impl Stream {
     }
 
     /// Accounts for the results; an error if they do not fit.
-    fn reserve(&self, inputs: &[Arc<Value>], donated: &[u32], outputs: &[Arc<Value>], site: Site) -> Result<()> {
+    fn reserve(
+        &self,
+        inputs: &[Arc<Value>],
+        donated: &[u32],
+        outputs: &[Arc<Value>],
+        site: Site,
+    ) -> Result<()> {
         let bytes = |v: &Arc<Value>| v.ty.bytes().max(0) as u64;
         let wanted = outputs.iter().map(bytes).fold(0, u64::saturating_add);
         let given: u64 = donated.iter().map(|&i| bytes(&inputs[i as usize])).sum();
@@ -392,7 +415,9 @@ impl Stream {
                     return Err(e.clone());
                 }
                 State::Pending | State::Donated => {
-                    return Err(Error::runtime("a value was read before it was computed; please report this"));
+                    return Err(Error::runtime(
+                        "a value was read before it was computed; please report this",
+                    ));
                 }
             }
         };
