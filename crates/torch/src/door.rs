@@ -81,7 +81,8 @@ fn report(error: &mut abi::Error, e: &Error) {
 /// Runs `f` with the state; panics become errors.
 fn enter<T>(f: impl FnOnce(&'static State) -> Result<T, Refusal>) -> Result<T, Refusal> {
     catch_unwind(AssertUnwindSafe(|| f(state::get()?))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         let text = text.unwrap_or("no message");
         Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
     })
@@ -205,7 +206,9 @@ unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
     // SAFETY: a C string from the shim.
     let schema = unsafe { CStr::from_ptr(schema) };
     let bound = catch_unwind(|| {
-        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else { return -1 };
+        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else {
+            return -1;
+        };
         let mut ops = BOUND.lock();
         ops.push(op);
         ops.len() as i32 - 1
@@ -241,11 +244,22 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
     let rng = |generator: Option<usize>, blocks: u64| {
         let (mut seed, mut offset) = (0, 0);
         // SAFETY: a generator that the shim passed in this call, or null.
-        unsafe { (s.shim.rng_advance)(generator.unwrap_or(0) as *mut c_void, device, blocks, &mut seed, &mut offset) };
+        unsafe {
+            (s.shim.rng_advance)(
+                generator.unwrap_or(0) as *mut c_void,
+                device,
+                blocks,
+                &mut seed,
+                &mut offset,
+            )
+        };
         (seed, offset)
     };
     let (site, switches) = (crate::sites::here(), s.switches());
-    s.engine.dispatch(&Call { device: device.max(0) as u16, op, args: &args, rng: &rng, site, switches, size: None }, out)
+    s.engine.dispatch(
+        &Call { device: device.max(0) as u16, op, args: &args, rng: &rng, site, switches, size: None },
+        out,
+    )
 }
 
 /// Lays results out for the shim.
@@ -325,7 +339,9 @@ unsafe extern "C" fn fallback(name: *const c_char, warn: *mut *const c_char, err
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         let site = crate::sites::here();
         if s.refuse_fallback.load(Relaxed) {
-            let message = format!("{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU");
+            let message = format!(
+                "{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU"
+            );
             return Err(Error::new(ErrorKind::NotImplemented, message).at(site).into());
         }
         s.engine.metrics().fallback(&name);
