@@ -4,8 +4,10 @@ use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
 use oxitorch_engine::{Error, ErrorKind, Mode, Reading, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
-use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::conversion::FromPyObjectOwned;
+use pyo3::exceptions::{
+    PyIndexError, PyKeyboardInterrupt, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::CStr;
@@ -44,14 +46,21 @@ fn plugin_error(e: &pjrt::Error) -> PyErr {
 }
 
 /// Runs `f` on the state without the GIL. Ctrl-C during it becomes `KeyboardInterrupt`.
-fn detached<T: Send>(py: Python<'_>, f: impl FnOnce(&'static state::State) -> Result<T, Refusal> + Send) -> PyResult<T> {
+fn detached<T: Send>(
+    py: Python<'_>,
+    f: impl FnOnce(&'static state::State) -> Result<T, Refusal> + Send,
+) -> PyResult<T> {
     let state = started(py)?;
     let result = py.detach(|| f(state));
     py.check_signals()?;
     result.map_err(|r| refused(py, r))
 }
 
-fn on_stream<T: Send>(py: Python<'_>, device: i32, f: impl FnOnce(&Stream) -> Result<T, Refusal> + Send) -> PyResult<T> {
+fn on_stream<T: Send>(
+    py: Python<'_>,
+    device: i32,
+    f: impl FnOnce(&Stream) -> Result<T, Refusal> + Send,
+) -> PyResult<T> {
     detached(py, move |s| {
         let device = if device < 0 { current() } else { device };
         f(s.engine.stream(device as usize)?)
@@ -109,7 +118,9 @@ fn refuses(policy: &str) -> PyResult<bool> {
 
 /// Loads the shim, which registers the backend with PyTorch.
 fn load_shim(path: &str) -> PyResult<&'static Shim> {
-    let failed = |why: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("cannot load the shim `{path}`: {why}"));
+    let failed = |why: &dyn std::fmt::Display| {
+        PyRuntimeError::new_err(format!("cannot load the shim `{path}`: {why}"))
+    };
     // SAFETY: the shim's initialisers register classes with PyTorch, which is loaded.
     let library = unsafe { libloading::Library::new(path) }.map_err(|e| failed(&e))?;
     // PyTorch keeps pointers into it for the life of the process.
@@ -193,7 +204,8 @@ mod _core {
         let platform: Option<String> = optional(config, "platform")?;
         let mode: Option<String> = optional(config, "eager_mode")?;
         let fallback: Option<String> = optional(config, "fallback")?;
-        let path: String = optional(config, "shim")?.ok_or_else(|| PyValueError::new_err("config lacks `shim`"))?;
+        let path: String =
+            optional(config, "shim")?.ok_or_else(|| PyValueError::new_err("config lacks `shim`"))?;
         let shim = load_shim(&path)?;
         state::register(state::Setup {
             site_dirs: optional(config, "site_dirs")?.unwrap_or_default(),
@@ -273,7 +285,8 @@ mod _core {
     #[pyfunction]
     fn set_device(py: Python<'_>, device: i32) -> PyResult<()> {
         let s = started(py)?;
-        let index = usize::try_from(device).map_err(|_| PyRuntimeError::new_err("invalid tpu device index"))?;
+        let index =
+            usize::try_from(device).map_err(|_| PyRuntimeError::new_err("invalid tpu device index"))?;
         s.engine.stream(index).map_err(|r| refused(py, r))?;
         // SAFETY: sets a thread-local of the shim to a device that exists.
         unsafe { (started(py)?.shim.set_device)(device) };
@@ -520,7 +533,8 @@ mod _core {
 
     #[pyfunction]
     fn set_rng_state(py: Python<'_>, device: i32, state: &[u8]) -> PyResult<()> {
-        let words: Vec<u64> = state.chunks_exact(8).filter_map(|c| c.try_into().ok()).map(u64::from_le_bytes).collect();
+        let words: Vec<u64> =
+            state.chunks_exact(8).filter_map(|c| c.try_into().ok()).map(u64::from_le_bytes).collect();
         let (&[seed, offset], 16) = (words.as_slice(), state.len()) else {
             return Err(PyRuntimeError::new_err(format!("RNG state must be 16 bytes, got {}", state.len())));
         };
