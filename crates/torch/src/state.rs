@@ -109,7 +109,8 @@ pub(crate) fn seed_later(seed: u64) -> bool {
 
 #[cold]
 fn start() -> Result<&'static State, Error> {
-    let setup = SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
+    let setup =
+        SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
     let _starting = STARTING.lock();
     if let Some(state) = STATE.get() {
         return Ok(state);
@@ -174,7 +175,11 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
 pub(crate) fn interrupt() -> Result<(), Error> {
     // The exception itself cannot travel through C++: the shim raises a new one of its class.
     let pending = Python::attach(|py| py.check_signals().is_err());
-    if pending { Err(Error::new(ErrorKind::Interrupted, "interrupted while waiting for the device")) } else { Ok(()) }
+    if pending {
+        Err(Error::new(ErrorKind::Interrupted, "interrupted while waiting for the device"))
+    } else {
+        Ok(())
+    }
 }
 
 impl State {
@@ -183,7 +188,8 @@ impl State {
         // SAFETY: reads two globals of PyTorch.
         let ambient = unsafe { (self.shim.ambient)() };
         let mut switches = self.engine.switches();
-        switches.default_dtype = dtype::from_code(i64::from(ambient & 0xff)).unwrap_or(switches.default_dtype);
+        switches.default_dtype =
+            dtype::from_code(i64::from(ambient & 0xff)).unwrap_or(switches.default_dtype);
         let forced = self.precision.load(Relaxed);
         switches.matmul = match if forced == FOLLOW { ambient >> 8 } else { forced } {
             0 => MatmulPrecision::Highest,
