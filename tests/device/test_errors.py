@@ -8,7 +8,6 @@ import gc
 import re
 import sys
 import threading
-import time
 import warnings
 
 import pytest

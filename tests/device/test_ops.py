@@ -186,7 +186,9 @@ unary("isnan isinf isfinite logical_not sgn signbit positive nan_to_num rad2deg 
 unary("bitwise_not", [*INTS, torch.bool], grad=False)
 unary("relu", NUMBERS)
 unary("logit", FLOATS, low=0.1, high=0.9, tolerance={torch.bfloat16: (5e-2, 5e-2)})  # the CPU rounds x / (1 - x) too
-unary("gelu silu mish elu selu celu softplus softsign hardtanh hardswish hardsigmoid leaky_relu relu6 logsigmoid", FLOATS)
+unary(
+    "gelu silu mish elu selu celu softplus softsign hardtanh hardswish hardsigmoid leaky_relu relu6 logsigmoid", FLOATS
+)
 unary("tanhshrink softshrink hardshrink", FLOATS)
 del UNARY["frac"].dtypes[len(FLOATS) :]  # the CPU has it for floats only
 UNARY["i0"] = Row(torch.special.i0, [S], FLOATS, grad=False)
@@ -220,7 +222,7 @@ def test_pointwise_unary_in_place(name):
     run(row)
 
 
-OUT = "exp sin tanh sigmoid neg abs sqrt log floor logical_not isfinite".split()
+OUT = ["exp", "sin", "tanh", "sigmoid", "neg", "abs", "sqrt", "log", "floor", "logical_not", "isfinite"]
 
 
 @pytest.mark.parametrize("name", OUT)
@@ -278,10 +280,18 @@ for mode in ("trunc", "floor"):
         partial(lambda m, x, y: torch.div(x, y, rounding_mode=m), mode), [S, (3,)], NUMBERS, low=1, high=4, grad=False
     )
     BINARY[f"div {mode} negative"] = Row(
-        partial(lambda m, x, y: torch.div(-x, y, rounding_mode=m), mode), [S, (3,)], [*EXACT, torch.int64], low=1, grad=False
+        partial(lambda m, x, y: torch.div(-x, y, rounding_mode=m), mode),
+        [S, (3,)],
+        [*EXACT, torch.int64],
+        low=1,
+        grad=False,
     )
 BINARY["integer division by negatives"] = Row(
-    lambda x: [x // -2, x % -2, -x // 2, -x % 2, torch.fmod(x, -2), x // 3], [S], [torch.int64, torch.int32], low=-9, high=9
+    lambda x: [x // -2, x % -2, -x // 2, -x % 2, torch.fmod(x, -2), x // 3],
+    [S],
+    [torch.int64, torch.int32],
+    low=-9,
+    high=9,
 )
 BINARY["numbers"] = Row(
     lambda x: [x + 1, x - 2, 3 - x, x * 2, x / 2, 2 / (x + 7), x**2, 2**x, x > 1, x == 1, x + 0.5, x * True, -x],
@@ -295,7 +305,9 @@ BINARY["numbers"] = Row(
 BINARY["powers"] = Row(lambda x: [x**0, x**1, x**2, x**3, x**0.5, x**-1, x**2.5, x**-2], [S], FLOATS, low=0.5)
 BINARY["complex"] = Row(lambda x, y: [x + y, x * y, x / y, x - 2j, x == y, x**2], [S, S], COMPLEX, low=0.5)
 BINARY["where"] = Row(lambda x, y: torch.where(x > y, x, y), [S, (3,)], ALL, BROADCAST)
-BINARY["where numbers"] = Row(lambda x: [torch.where(x > 0, x, 0), torch.where(x > 0, 1.0, x)], [S], [torch.float32, torch.int64])
+BINARY["where numbers"] = Row(
+    lambda x: [torch.where(x > 0, x, 0), torch.where(x > 0, 1.0, x)], [S], [torch.float32, torch.int64]
+)
 BINARY["lerp"] = Row(lambda x, y: [torch.lerp(x, y, 0.3), torch.lerp(x, y, y)], [S, S])
 BINARY["addcmul"] = Row(lambda x, y, z: torch.addcmul(x, y, z, value=0.5), [S, (3,), (4, 1)], FLOATS)
 BINARY["addcdiv"] = Row(lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), [S, (3,), (4, 1)], FLOATS, low=1)
@@ -316,7 +328,9 @@ def test_pointwise_binary(name):
 def test_in_place_binary():
     for name in ("add_", "sub_", "mul_", "div_", "pow_", "fmod_", "remainder_", "atan2_", "eq_", "logical_and_"):
         run(Row(lambda x, y, n=name: getattr(x, n)(y), [S, (3,)], [torch.float32, torch.int64], grad=False, low=1))
-        run(Row(lambda x, n=name: getattr(x, n)(2), [S], [torch.float32], grad=False, low=1)) if name != "atan2_" else None
+        run(
+            Row(lambda x, n=name: getattr(x, n)(2), [S], [torch.float32], grad=False, low=1)
+        ) if name != "atan2_" else None
 
 
 TYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -367,17 +381,30 @@ REDUCTIONS = {
     "sum dtype": Row(lambda x: [x.sum(dtype=torch.float64), x.sum(1, dtype=torch.float32)], [R], NUMBERS),
     "sum of rows of nothing": Row(lambda x: [x.sum(1), x.mean(1), x.prod(1), x.sum(0)], [(2, 0)], grad=False),
     "mean": Row(lambda x: [x.mean(), x.mean(1), x.mean((0, 2), keepdim=True)], [R], FLOATS),
-    "prod": Row(lambda x: [x.prod(), x.prod(1)], [(3, 4)], [torch.float32, torch.float64, torch.int64], EMPTY[:2], low=1),
+    "prod": Row(
+        lambda x: [x.prod(), x.prod(1)], [(3, 4)], [torch.float32, torch.float64, torch.int64], EMPTY[:2], low=1
+    ),
     "var": Row(lambda x: [x.var(), x.var(1), x.var((0, 2), unbiased=False), x.var(1, correction=2)], [R]),
     "std": Row(lambda x: [x.std(), x.std(1, keepdim=True), *torch.std_mean(x, 1), *torch.var_mean(x, 0)], [R]),
     "amax": Row(lambda x: [x.amax(), x.amax(1), x.amin((0, 2)), *torch.aminmax(x)], [R], NUMBERS),
     "max": Row(lambda x: [x.max(), *x.max(1)], [R], NUMBERS),
     "min": Row(lambda x: [x.min(), *x.min(-1, keepdim=True)], [R], NUMBERS),
     "argmax": Row(lambda x: [x.argmax(), x.argmax(1), x.argmin(), x.argmin(2, keepdim=True)], [R], NUMBERS, grad=False),
-    "any": Row(lambda x: [x.any(), x.any(1), x.all(), x.all(1, keepdim=True), x.any((0, 1))], [R], ALL, EMPTY, low=0, high=1),
+    "any": Row(
+        lambda x: [x.any(), x.any(1), x.all(), x.all(1, keepdim=True), x.any((0, 1))], [R], ALL, EMPTY, low=0, high=1
+    ),
     "norm": Row(
-        lambda x: [x.norm(), x.norm(dim=1), x.norm(p=1), x.norm(p=float("inf"), dim=0), x.norm(p=3, dim=(1, 2)),
-                   torch.linalg.vector_norm(x, 0, dim=1)], [R], EXACT),  # fmt: skip
+        lambda x: [
+            x.norm(),
+            x.norm(dim=1),
+            x.norm(p=1),
+            x.norm(p=float("inf"), dim=0),
+            x.norm(p=3, dim=(1, 2)),
+            torch.linalg.vector_norm(x, 0, dim=1),
+        ],
+        [R],
+        EXACT,
+    ),
     "logsumexp": Row(lambda x: [x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)], [R]),
     "nansum": Row(lambda x: [torch.nansum(x), torch.nanmean(x, 1)], [R]),
     "count_nonzero": Row(lambda x: [x.count_nonzero(), x.count_nonzero(1)], [R], ALL, low=0, high=2, grad=False),
@@ -388,7 +415,7 @@ REDUCTIONS = {
     "logcumsumexp": Row(lambda x: x.logcumsumexp(1), [R], EXACT),
     "trace": Row(lambda x: x.trace(), [(3, 4)], [torch.float32, torch.int64]),
     "diff": Row(lambda x: [x.diff(), x.diff(dim=0)], [R], [torch.float32, torch.int64]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -770,8 +797,12 @@ def module_results(make, *inputs):
     for m, device in ((module, "cpu"), (twin, DEVICE)):
         args = [i.detach().clone().to(device).requires_grad_() for i in inputs]
         out = tensors(m(*args))
-        sum((o * torch.linspace(0, 1, o.numel(), device=device, dtype=o.dtype).view(o.shape)).sum() for o in out).backward()
-        results.append(out + [a.grad for a in args if a.requires_grad] + [p.grad for p in m.parameters()] + list(m.buffers()))
+        sum(
+            (o * torch.linspace(0, 1, o.numel(), device=device, dtype=o.dtype).view(o.shape)).sum() for o in out
+        ).backward()
+        results.append(
+            out + [a.grad for a in args if a.requires_grad] + [p.grad for p in m.parameters()] + list(m.buffers())
+        )
     return results
 
 

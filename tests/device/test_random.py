@@ -42,7 +42,9 @@ DRAWS = {
     "multinomial without replacement": lambda g: torch.multinomial(
         torch.tensor([[1.0, 2, 3, 4]], device=DEVICE).expand(1000, 4), 2, generator=g
     ),
-    "normal of tensors": lambda g: torch.normal(torch.zeros(N, device=DEVICE), torch.ones(N, device=DEVICE), generator=g),
+    "normal of tensors": lambda g: torch.normal(
+        torch.zeros(N, device=DEVICE), torch.ones(N, device=DEVICE), generator=g
+    ),
     "poisson": lambda g: torch.poisson(torch.full((N,), 3.0, device=DEVICE), generator=g),
     "gamma": lambda g: torch._standard_gamma(torch.full((N,), 2.0, device=DEVICE), generator=g),
 }

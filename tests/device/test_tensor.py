@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import pickle
 import weakref
 
@@ -199,9 +198,10 @@ def test_all_dtypes_go_and_come_back():
         x = torch.tensor([0, 1, 2, 3]).to(dtype)
         y = x.to(DEVICE)
         assert y.dtype == dtype and torch.equal(y.cpu().view(torch.uint8), x.view(torch.uint8)), dtype
-        assert y[1:3].cpu().to(torch.float64 if not dtype.is_complex else dtype).tolist() == x[1:3].to(
-            torch.float64 if not dtype.is_complex else dtype
-        ).tolist(), dtype
+        assert (
+            y[1:3].cpu().to(torch.float64 if not dtype.is_complex else dtype).tolist()
+            == x[1:3].to(torch.float64 if not dtype.is_complex else dtype).tolist()
+        ), dtype
 
 
 def test_numpy():
@@ -287,7 +287,9 @@ def test_save_and_load(tmp_path, weights_only):
     fresh.load_state_dict(torch.load(path, weights_only=weights_only)["model"])
     other = torch.optim.AdamW(fresh.parameters())
     other.load_state_dict(back["optimizer"])
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(m.state_dict().values(), fresh.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a.cpu(), b.cpu()) for a, b in zip(m.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
     assert other.state[fresh[0].weight]["exp_avg"].is_tpu  # moved to where the parameter is
 
 
@@ -302,7 +304,9 @@ def test_load_of_a_cpu_checkpoint(tmp_path):
 
 
 def test_a_device_checkpoint_needs_no_oxitorch(tmp_path, python):
-    torch.save({"w": torch.arange(3.0, device=DEVICE), "p": nn.Parameter(torch.ones(2, device=DEVICE))}, tmp_path / "x.pt")
+    torch.save(
+        {"w": torch.arange(3.0, device=DEVICE), "p": nn.Parameter(torch.ones(2, device=DEVICE))}, tmp_path / "x.pt"
+    )
     code = f"""
 import torch
 back = torch.load({str(tmp_path / "x.pt")!r}, map_location="cpu", weights_only=True)
@@ -350,7 +354,9 @@ def test_loaders():
         assert [len(x) for x, _ in batches] == [4, 2] and batches[1][1].tolist() == [4, 5]
         assert sum(x.sum().item() for x, _ in batches) == 66
     on_device = torch.utils.data.TensorDataset(torch.arange(12.0, device=DEVICE).view(6, 2))
-    assert [b[0].device.type for b in torch.utils.data.DataLoader(on_device, batch_size=3, shuffle=True)] == [DEVICE] * 2
+    assert [b[0].device.type for b in torch.utils.data.DataLoader(on_device, batch_size=3, shuffle=True)] == [
+        DEVICE
+    ] * 2
 
 
 def test_pinned_memory():
