@@ -73,7 +73,7 @@ def test_print_options():
 
 def test_formatting_of_numbers():
     x = torch.tensor(2.625, device=DEVICE)
-    assert f"{x:.2f}" == "2.62" and f"{x.item()}" == "2.625" and "%d" % torch.tensor(3, device=DEVICE) == "3"
+    assert f"{x:.2f}" == "2.62" and f"{x.item()}" == "2.625" and "%d" % torch.tensor(3, device=DEVICE) == "3"  # noqa: UP031
 
 
 def test_printing_a_large_tensor_moves_little():
