@@ -39,16 +39,8 @@ pub(crate) struct Operands {
     pub(crate) rng: Option<(usize, Option<usize>)>,
 }
 
-/// The items of a run; `element` is the current place in the lists of a foreach op.
-pub(crate) fn items<'x, 'a>(
-    call: &'x Call<'x, 'a>,
-    sources: &'x [Source],
-    element: Option<usize>,
-) -> Result<SmallVec<[Item<'x, 'a>; 8]>, Refusal> {
-    sources.iter().map(|s| item(call, s, element.unwrap_or(0))).collect()
-}
-
-fn item<'x, 'a>(call: &'x Call<'x, 'a>, source: &'x Source, k: usize) -> Result<Item<'x, 'a>, Refusal> {
+/// What a source stands for in this call; `k` is the current place in the lists of a foreach op.
+pub(crate) fn item<'x, 'a>(call: &'x Call<'x, 'a>, source: &'x Source, k: usize) -> Result<Item<'x, 'a>, Refusal> {
     Ok(match source {
         Source::Fixed(arg) => Item::Fixed(arg),
         Source::Size => call.size.map_or(Item::None, |n| Item::Number(Number::Int(n))),

@@ -1,6 +1,6 @@
 //! One ATen call: from PyTorch's arguments to recorded instances and PyTorch's results.
 
-use crate::arguments::{Operands, items, rng_type, with_strides};
+use crate::arguments::{Operands, item, rng_type, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
@@ -13,7 +13,7 @@ use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::{self as aten, Arg, Binding, Form, Schema, Source, Write};
+use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
 use oxitorch_hlo::{Dims, TensorType};
 use smallvec::SmallVec;
 use std::fmt::Write as _;
@@ -439,7 +439,7 @@ impl<'a> Call<'_, 'a> {
         dests: &[Dest],
     ) -> Result<Results, Refusal> {
         let (row, sources) = (aten::row(op), self.op.binding.params.as_slice());
-        let items = items(self, sources, element)?;
+        let element = element.unwrap_or(0);
         let strided = with_strides(row);
         let format = match self.op.format.map(|p| &self.args[p]) {
             Some(ArgRef::Number(Number::Int(code))) => Format::from_code(*code),
@@ -447,8 +447,8 @@ impl<'a> Call<'_, 'a> {
         };
         let mut key = Key::new(std::ptr::from_ref(self.op) as u64);
         key.word(u64::from(op.0) | (format as u64) << 16 | self.switches.word() << 24);
-        for (item, param) in items.iter().zip(row.params()) {
-            item.encode(param.kind, strided, &mut key)?;
+        for (source, param) in sources.iter().zip(row.params()) {
+            item(self, source, element)?.encode(param.kind, strided, &mut key)?;
         }
         for dest in dests {
             key.dest(dest);
@@ -457,16 +457,17 @@ impl<'a> Call<'_, 'a> {
             Some(inst) => inst,
             None => {
                 let mut next = 0;
-                let args =
-                    items.iter().zip(row.params()).map(|(item, p)| item.arg(p.kind, strided, &mut next));
-                let args = args.collect::<Result<Vec<Arg>, Refusal>>()?;
+                let mut args = Vec::with_capacity(sources.len());
+                for (source, param) in sources.iter().zip(row.params()) {
+                    args.push(item(self, source, element)?.arg(param.kind, strided, &mut next)?);
+                }
                 let lowering = self.switches.lowering();
                 w.learn(key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
             }
         };
         let mut operands = Operands::default();
-        for (item, param) in items.iter().zip(row.params()) {
-            item.operands(self, stream, w, param.kind, &mut operands)?;
+        for (source, param) in sources.iter().zip(row.params()) {
+            item(self, source, element)?.operands(self, stream, w, param.kind, &mut operands)?;
         }
         if let Some((place, generator)) = operands.rng {
             let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
@@ -542,7 +543,7 @@ impl Results {
         match self.get(i) {
             (Some(value), Some(out)) => {
                 let slot = Slot::with(out.stored.bytes().max(0) as usize, device, value);
-                Output::New { slot, ty: out.ty.clone(), strides: out.strides.clone() }
+                Output::New { slot, ty: out.ty.clone(), strides: Dims::from_slice(&out.strides) }
             }
             _ => Output::Undefined,
         }

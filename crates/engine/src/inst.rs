@@ -325,7 +325,7 @@ fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
 pub(crate) struct Instances {
     by_kind: FxHashMap<Kind, Arc<Inst>>,
     /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
-    by_key: FxHashMap<Box<[u64]>, Arc<Inst>>,
+    by_key: FxHashMap<Box<[i64]>, Arc<Inst>>,
 }
 
 impl Instances {
@@ -393,24 +393,24 @@ fn refusal(e: aten::Error) -> Refusal {
 
 /// A call as words: op, types and attributes.
 #[derive(Debug)]
-pub(crate) struct Key(SmallVec<[u64; 40]>);
+pub(crate) struct Key(SmallVec<[i64; 40]>);
 
 impl Key {
     /// A key that begins with a word.
     pub(crate) fn new(word: u64) -> Key {
         let mut words = SmallVec::new();
-        words.push(word);
+        words.push(word as i64);
         Key(words)
     }
 
     /// Adds a word.
     pub(crate) fn word(&mut self, word: u64) {
-        self.0.push(word);
+        self.0.push(word as i64);
     }
 
     /// Adds integers; their number must already be in the key.
     pub(crate) fn ints(&mut self, ints: &[i64]) {
-        self.0.extend(ints.iter().map(|&i| i as u64));
+        self.0.extend_from_slice(ints);
     }
 
     /// Adds where a result goes.

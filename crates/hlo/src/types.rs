@@ -192,12 +192,19 @@ impl fmt::Display for DTypeSet {
 }
 
 /// A ranked tensor type with static sizes; size zero is legal in every dimension.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub struct TensorType {
     /// The element type.
     pub dtype: DType,
     /// Sizes, outermost first; empty for a scalar.
     pub shape: Dims,
+}
+
+impl Clone for TensorType {
+    // By memcpy: `SmallVec::clone` goes element by element, and types are cloned with every op that is recorded.
+    fn clone(&self) -> Self {
+        Self { dtype: self.dtype, shape: Dims::from_slice(&self.shape) }
+    }
 }
 
 impl TensorType {

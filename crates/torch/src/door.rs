@@ -239,8 +239,11 @@ unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32
 fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs) -> Result<(), Refusal> {
     let unknown = || Error::runtime("an op was called before the device was ready");
     let op: &Op = s.ops.get(id as usize).ok_or_else(unknown)?;
-    // SAFETY: the arguments live during this call.
-    let args: SmallVec<[ArgRef<'_>; 6]> = args.iter().map(|a| unsafe { arg(a) }).collect();
+    let mut refs: SmallVec<[ArgRef<'_>; 6]> = SmallVec::new();
+    for a in args {
+        // SAFETY: the arguments live during this call.
+        refs.push(unsafe { arg(a) });
+    }
     let rng = |generator: Option<usize>, blocks: u64| {
         let (mut seed, mut offset) = (0, 0);
         // SAFETY: a generator that the shim passed in this call, or null.
@@ -257,7 +260,7 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
     };
     let (site, switches) = (crate::sites::here(), s.switches());
     s.engine.dispatch(
-        &Call { device: device.max(0) as u16, op, args: &args, rng: &rng, site, switches, size: None },
+        &Call { device: device.max(0) as u16, op, args: &refs, rng: &rng, site, switches, size: None },
         out,
     )
 }
