@@ -161,9 +161,11 @@ fn space_dtypes(
     Ok((dtype, if category(dtype) <= Category::Int { DType::F64 } else { opmath(dtype) }))
 }
 
-/// From both ends toward the middle, so that both are exact.
-fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, dtype: DType) -> Value {
-    let [first, last] = [c.number_like(start, dtype, &[steps]), c.number_like(end, dtype, &[steps])];
+/// From both ends toward the middle, so that both are exact. For integers the ends are integers too.
+fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, target: DType, dtype: DType) -> Value {
+    let round = category(target) == Category::Int;
+    let put = |x: Scalar| c.full(c.to(if round { c.number(x, target) } else { x.value }, dtype), &[steps]);
+    let [first, last] = [put(start), put(end)];
     if steps <= 1 {
         return first;
     }
@@ -178,7 +180,7 @@ fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, dtype: DType) -> Valu
 
 fn linspace(c: &Ctx, start: Scalar, end: Scalar, steps: i64, dtype: Option<DType>) -> Result<Value> {
     let (dtype, compute) = space_dtypes(c, start, end, steps, dtype)?;
-    Ok(c.to(spaced(c, start, end, steps, compute), dtype))
+    Ok(c.to(spaced(c, start, end, steps, dtype, compute), dtype))
 }
 
 fn logspace(
@@ -190,7 +192,7 @@ fn logspace(
     dtype: Option<DType>,
 ) -> Result<Value> {
     let (dtype, compute) = space_dtypes(c, start, end, steps, dtype)?;
-    let exponents = spaced(c, start, end, steps, compute);
+    let exponents = spaced(c, start, end, steps, dtype, compute);
     Ok(c.to(c.power(c.number_like(base, compute, &[steps]), exponents), dtype))
 }
 

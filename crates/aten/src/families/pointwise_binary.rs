@@ -55,7 +55,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("minimum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "minimum", x, y, Builder::minimum)),
     binary("nextafter", Same, Builder::next_after),
     binary("special_xlog1py", Float, |b, x, y| x_log(b, x, y, Builder::log_plus_one)),
-    binary("special_zeta", Float, Builder::zeta),
+    binary("special_zeta", Float, zeta),
     binary("xlogy.Tensor", Float, |b, x, y| x_log(b, x, y, Builder::log)),
 ];
 
@@ -148,7 +148,10 @@ fn div_mode(c: &Ctx, x: Tensor, y: Tensor, mode: Option<String>) -> Result<Value
     let f: fn(&Builder, Value, Value) -> Value = match mode.as_deref() {
         None => return div(c, x, y),
         Some("floor") => div_floor,
-        Some("trunc") => div_trunc,
+        Some("trunc") => {
+            check_zero(c, x, y)?;
+            return div_trunc(c, x, y);
+        }
         Some(other) => {
             return Err(runtime(format!(
                 "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{other}'"
@@ -167,9 +170,17 @@ fn check_zero(c: &Ctx, x: Tensor, y: Tensor) -> Result<()> {
     Ok(())
 }
 
-fn div_trunc(b: &Builder, x: Value, y: Value) -> Value {
-    let q = b.divide(x, y);
-    if b.dtype(x).is_float() { trunc(b, q) } else { q }
+/// The quotient of reduced floats is rounded before it is truncated, except by a 0-d divisor, as in torch's CPU kernels.
+fn div_trunc(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    let dtype = c.result_type(&[x, y])?;
+    let [a, b] = c.align([x.value, y.value], dtype)?;
+    let high = opmath(dtype);
+    let quotient = c.divide(c.to(a, high), c.to(b, high));
+    if !dtype.is_float() {
+        return Ok(quotient);
+    }
+    let quotient = if y.rank > 0 { c.to(c.to(quotient, dtype), high) } else { quotient };
+    Ok(c.to(trunc(c, quotient), dtype))
 }
 
 /// Whether two numbers have opposite signs, zero counting as positive.
@@ -309,6 +320,16 @@ fn x_log(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value) -> Value) -> Va
     let zero = b.zeros_like(x);
     let product = b.select(b.eq(x, zero), zero, b.multiply(x, f(b, y)));
     b.select(b.is_nan(y), y, product)
+}
+
+/// Hurwitz's zeta function with torch's answers at the poles; for large x its first term is all there is.
+fn zeta(b: &Builder, x: Value, q: Value) -> Value {
+    let (zero, one) = (b.zeros_like(x), b.full_like(x, 1.0));
+    let pole = b.and(b.le(q, zero), b.eq(q, b.floor(q)));
+    let large = b.and(b.ge(x, b.full_like(x, 1000.0)), b.gt(q, zero));
+    let y = b.select(large, b.power(q, b.negate(x)), b.zeta(x, q));
+    let y = b.select(pole, b.full_like(x, f64::INFINITY), y);
+    b.select(b.lt(x, one), b.full_like(x, f64::NAN), y)
 }
 
 /// Euclid's algorithm on all elements at once.

@@ -165,15 +165,15 @@ fn numbers<const N: usize>(c: &Ctx, xs: [Scalar; N], dtype: DType, shape: &[i64]
     xs.map(|x| c.number_like(x, dtype, shape))
 }
 
-/// Fills a float tensor; complex ones get both parts, each with half the variance.
+/// Fills a float tensor; of complex ones both parts, for normal numbers each with half the variance.
 fn like(c: &Ctx, x: Tensor, name: &str, f: impl Fn(&Ctx, DType, &[i64]) -> Value) -> Result<Value> {
     let shape = c.shape(x.value);
     match category(x.dtype) {
         Category::Float => Ok(c.to(f(c, opmath(x.dtype), &shape), x.dtype)),
-        Category::Complex if name == "normal" => {
+        Category::Complex if matches!(name, "normal" | "uniform") => {
             let part = || {
                 let v = f(c, x.dtype.real(), &shape);
-                c.mul(v, c.like(v, 1.0 / SQRT_2))
+                if name == "normal" { c.mul(v, c.like(v, 1.0 / SQRT_2)) } else { v }
             };
             Ok(c.complex(part(), part()))
         }
