@@ -1,9 +1,9 @@
 """Settings of the device tests: every test starts in strict mode, with the same seed, and with switches as at start."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 import torch
 
 HERE = Path(__file__).parent

@@ -1,0 +1,245 @@
+"""The calls of `crates/aten/goldens`, run by PyTorch on the CPU and on the device.
+
+The golden files pin what a call lowers to; here the same calls have to give PyTorch's results, through the dispatcher
+and without falling back to the CPU. The notation is that of `oxitorch_aten::case`.
+"""
+
+import re
+import warnings
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from support import TOLERANCE, assert_same, outcome, tensors, to_device
+
+GOLDENS = Path(__file__).parents[2] / "crates" / "aten" / "goldens"
+
+DTYPES = {
+    "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+    "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64, "f16": torch.float16, "bf16": torch.bfloat16,
+    "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
+    "f8e4m3fn": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
+}  # fmt: skip
+NAMES = {str(d).removeprefix("torch."): d for d in DTYPES.values()}
+EDGE = [0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, float("inf"), float("-inf"), float("nan"), 1e-5, 1e4, 3, -3]
+
+# Arguments of a schema that a case does not write.
+PLACEMENT = {"device", "layout", "memory_format", "stream", "pin_memory", "non_blocking", "sparse_grad", "generator"}
+
+# Rows that only oxitorch calls: they give the sizes of results whose shape depends on data.
+INTERNAL = re.compile(r"\.(count|counts|sizes)$")
+
+# Calls whose result is another than the CPU's, and why that is so.
+DEVIATIONS = {
+    "max_pool2d_with_indices_backward f32[1,1,2,2] f32[1,1,4,4] [2] [2] [0] [1] false i64[1,1,2,2]@<16": "indices that no pooling gives",
+    "linalg_cholesky_ex f32[3,3] false false": "not positive definite: what is left in the result is undefined",
+    "scatter.src f32[4,5] 0 i64[4,5]@perm f32[4,5]": "an index out of bounds, which strict mode does not look for",
+    "_log_softmax_backward_data f32[2,3] f32[2,3]@unit 1 float16": "CUDA's half to float form",
+    "_softmax_backward_data f32[2,3] f32[2,3]@unit 1 float16": "CUDA's half to float form",
+    "max_pool2d_with_indices_backward f32[1,1,2,2] f32[1,1,4,4] [3] [2] [1] [1] false i64[1,1,2,2]@<16": "indices that no pooling gives",
+}
+# The other results belong to the backward of the same device.
+FIRST_RESULT_ONLY = {"_embedding_bag", "_embedding_bag_forward_only"}
+# LAPACK leaves its results column by column.
+ANY_STRIDES = re.compile(r"linalg_|triangular_solve|cholesky|_lu_|lu_|qr|eig|svd")
+
+
+def cases():
+    """(file, [(line, what the golden file says first)])"""
+    files = []
+    for path in sorted(GOLDENS.rglob("*.txt")):
+        found, lines = [], path.read_text().splitlines()
+        for i, line in enumerate(lines):
+            if line.startswith("case: "):
+                found.append((line.removeprefix("case: "), lines[i + 1] if i + 1 < len(lines) else ""))
+        files.append(pytest.param(found, id=str(path.relative_to(GOLDENS).with_suffix(""))))
+    return files
+
+
+def values(n, domain, dtype, g):
+    """Numbers of a domain, in float64."""
+    if m := re.fullmatch(r"<(\d+)", domain):
+        return torch.randint(0, int(m[1]), (n,), generator=g).double()
+    if m := re.fullmatch(r"(-?[\d.]+)\.\.(-?[\d.]+)", domain):
+        low, high = float(m[1]), float(m[2])
+        return low + (high - low) * torch.rand(n, generator=g, dtype=torch.float64)
+    if domain == "pos":
+        return 0.1 + 1.9 * torch.rand(n, generator=g, dtype=torch.float64)
+    if domain == "unit":
+        return torch.rand(n, generator=g, dtype=torch.float64)
+    if domain == "!0":
+        sign = torch.randint(0, 2, (n,), generator=g) * 2 - 1
+        return sign * (0.5 + 2.5 * torch.rand(n, generator=g, dtype=torch.float64)).add(0 if dtype.is_floating_point else 0.5)
+    if domain == "edge":
+        return torch.tensor((EDGE * (n // len(EDGE) + 1))[:n], dtype=torch.float64)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (n,), generator=g).double()
+    if dtype.is_floating_point or dtype.is_complex:
+        return 2 * torch.randn(n, generator=g, dtype=torch.float64)
+    return torch.randint(-9, 10, (n,), generator=g).double()
+
+
+def tensor(token, seed):
+    """`f32[2,3]@pos`"""
+    token, _, domain = token.partition("@")
+    name, shape = re.fullmatch(r"(\w+)\[([\d,]*)\]", token).groups()
+    dtype, shape = DTYPES[name], [int(n) for n in shape.split(",") if n]
+    g = torch.Generator().manual_seed(seed)
+    n = torch.Size(shape).numel()
+    if domain == "perm":
+        return torch.rand(shape, generator=g).argsort(-1).to(dtype)
+    x = values(n, domain, dtype, g)
+    if dtype.is_complex:
+        x = torch.complex(x, values(n, domain, dtype, g).flip(0))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        x = x.nan_to_num(7, 100, 0 if dtype.is_signed else 100)
+    if dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        x = x.abs()
+    return x.to(dtype).reshape(shape)
+
+
+def number(text):
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return complex(text) if text.endswith("j") else float(text)
+
+
+def split(text):
+    """Parts between commas outside brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c == "[") - (c == "]")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [p for p in parts if p]
+
+
+class Default:
+    """`none`: the schema's default."""
+
+
+def argument(token, seed):
+    if token == "none":
+        return Default
+    if token.startswith('"'):
+        return token.strip('"')
+    if token.startswith("~"):
+        return number(token[1:])
+    if token.startswith("{"):
+        return [None if p == "none" else tensor(p, seed + i) for i, p in enumerate(split(token[1:-1]))]
+    if token.startswith("["):
+        return [number(p) for p in split(token[1:-1])]
+    if re.match(r"\w+\[", token):
+        return tensor(token, seed)
+    return NAMES[token] if token in NAMES else number(token)
+
+
+def call(line):
+    """(schema, a function of positional and keyword arguments, those arguments on the CPU, whether it is random)"""
+    name, *tokens = line.split()
+    base, _, overload = name.partition(".")
+    schema = torch._C._get_schema(f"aten::{base}", overload)
+    f = getattr(getattr(torch.ops.aten, base), overload or "default")
+    given = [argument(t, zlib.crc32(f"{line} {i}".encode())) for i, t in enumerate(tokens) if t != "rng"]
+    args, kwargs = [], {}
+    for a in schema.arguments:
+        if a.is_out or a.name in PLACEMENT:
+            if a.name == "device":
+                kwargs["device"] = torch.device("cpu")
+            continue
+        value = given.pop(0)
+        if value is Default:
+            value = a.default_value if a.has_default_value() else None
+        if a.kwarg_only:
+            kwargs[a.name] = value
+        else:
+            args.append(value)
+    # A row whose result has a size that depends on data takes that size too; PyTorch finds it by itself.
+    assert len(given) <= 1, f"{line}: the schema {schema} takes fewer arguments"
+    return schema, f, args, kwargs, "rng" in tokens
+
+
+def all_results(schema, result, args, kwargs):
+    """What is returned, and what the arguments that the schema marks as written hold afterwards."""
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and not a.is_out]
+    by_name = dict(zip([a.name for a in schema.arguments if a.name not in PLACEMENT and not a.kwarg_only], args, strict=False))
+    return tensors(result), tensors([{**by_name, **kwargs}[n] for n in written])
+
+
+def unimplemented(e):
+    words = ("not implemented for", "Could not run", "not supported on CPU")
+    return isinstance(e, NotImplementedError) or any(w in str(e) for w in words)
+
+
+def check(line, lowered):
+    schema, f, args, kwargs, is_random = call(line)
+    moved, moved_kwargs = to_device(args), to_device(kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = outcome(f, *args, **kwargs)
+        torch.tpu.reset_metrics()
+        got = outcome(f, *moved, **moved_kwargs)
+        torch.tpu.synchronize()
+    fallbacks = torch.tpu.metrics()["fallbacks"]
+    name = line.split()[0]
+    if re.match(r"\w+Error: ", lowered):
+        # The CPU may be laxer: it reads beyond the end of a vector that is too short.
+        assert isinstance(got, Exception), f"no error; the golden file says {lowered}"
+        assert type(got).__name__ == lowered.partition(":")[0]
+        return
+    if lowered.startswith("module"):
+        assert not isinstance(got, Exception), f"{type(got).__name__}: {got}"
+        assert fallbacks == {}, f"ran on the CPU: {fallbacks}"
+    if isinstance(expected, Exception):
+        if unimplemented(expected):
+            return
+        assert isinstance(got, type(expected)) or fallbacks, f"{got!r}, on the CPU {expected!r}"
+        return
+    assert not isinstance(got, Exception), f"{type(got).__name__}: {got}"
+    pairs = [
+        pair
+        for a, b in zip(all_results(schema, got, moved, moved_kwargs), all_results(schema, expected, args, kwargs), strict=True)
+        for pair in zip(a, b, strict=True)
+    ]
+    inputs = [TOLERANCE.get(t.dtype, (0, 0)) for t in tensors([args, list(kwargs.values())])]
+    for i, (a, b) in enumerate(pairs[:1] if name in FIRST_RESULT_ONLY else pairs):
+        if is_random:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), f"result {i}: {a.dtype} {a.shape}, on the CPU {b.dtype} {b.shape}"
+            continue
+        rtol, atol = TOLERANCE.get(b.dtype, (0, 0))
+        if rtol:
+            # Inputs of low precision may be computed with in it; sums are right to a share of their largest number.
+            rtol = max([rtol] + [r for r, _ in inputs])
+            finite = b[b.isfinite()].abs()
+            atol = max(atol, rtol * min(finite.max().item() if finite.numel() else 0, 1e4))
+        assert_same(a, b, f"result {i}", strides=not ANY_STRIDES.search(name), rtol=rtol, atol=atol)
+    assert pairs or not tensors(expected)
+
+
+@pytest.mark.parametrize("found", cases())
+def test_goldens(found):
+    wrong = []
+    for line, lowered in found:
+        if INTERNAL.search(line.split()[0]):
+            continue
+        try:
+            check(line, lowered)
+        except Exception as e:
+            reason = f"{type(e).__name__} {e}".strip().partition("\nassert ")[0]
+            if line in DEVIATIONS:
+                continue
+            wrong.append(f"{line}\n    {reason}")
+        else:
+            assert line not in DEVIATIONS, f"{line} is right now: take it off the list"
+    assert not wrong, f"{len(wrong)} of {len(found)} calls are wrong\n" + "\n".join(wrong)
+
+
+def test_there_are_goldens():
+    files = cases()
+    assert len(files) > 100 and all(p.values[0] for p in files)
