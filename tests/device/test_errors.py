@@ -234,7 +234,7 @@ INDEX = {
     "index": (lambda d: ones(d, 3, 4)[ints(d, 5)], "index.Tensor"),
     "index negative": (lambda d: ones(d, 3, 4)[:, ints(d, -5)], "index.Tensor"),
     "index_put": (lambda d: ones(d, 3, 4).index_put_((ints(d, 5),), ones(d, 4)), "index_put"),
-    "setitem": (lambda d: ones(d, 3, 4).__setitem__(ints(d, 3), 2.0), "index_put"),
+    "setitem": (lambda d: ones(d, 3, 4).__setitem__(ints(d, 3), 2.0), "index_"),
     "embedding": (lambda d: F.embedding(ints(d, 5), ones(d, 3, 4)), "embedding"),
     "embedding negative": (lambda d: F.embedding(ints(d, -1), ones(d, 3, 4)), "embedding"),
     "scatter": (lambda d: ones(d, 3, 4).scatter_(1, ints(d, [5]), 1.0), "scatter"),
