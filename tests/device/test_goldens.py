@@ -70,7 +70,9 @@ def values(n, domain, dtype, g):
         return torch.rand(n, generator=g, dtype=torch.float64)
     if domain == "!0":
         sign = torch.randint(0, 2, (n,), generator=g) * 2 - 1
-        return sign * (0.5 + 2.5 * torch.rand(n, generator=g, dtype=torch.float64)).add(0 if dtype.is_floating_point else 0.5)
+        return sign * (0.5 + 2.5 * torch.rand(n, generator=g, dtype=torch.float64)).add(
+            0 if dtype.is_floating_point else 0.5
+        )
     if domain == "edge":
         return torch.tensor((EDGE * (n // len(EDGE) + 1))[:n], dtype=torch.float64)
     if dtype == torch.bool:
@@ -168,7 +170,9 @@ def call(line):
 def all_results(schema, result, args, kwargs):
     """What is returned, and what the arguments that the schema marks as written hold afterwards."""
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and not a.is_out]
-    by_name = dict(zip([a.name for a in schema.arguments if a.name not in PLACEMENT and not a.kwarg_only], args, strict=False))
+    by_name = dict(
+        zip([a.name for a in schema.arguments if a.name not in PLACEMENT and not a.kwarg_only], args, strict=False)
+    )
     return tensors(result), tensors([{**by_name, **kwargs}[n] for n in written])
 
 
@@ -204,13 +208,17 @@ def check(line, lowered):
     assert not isinstance(got, Exception), f"{type(got).__name__}: {got}"
     pairs = [
         pair
-        for a, b in zip(all_results(schema, got, moved, moved_kwargs), all_results(schema, expected, args, kwargs), strict=True)
+        for a, b in zip(
+            all_results(schema, got, moved, moved_kwargs), all_results(schema, expected, args, kwargs), strict=True
+        )
         for pair in zip(a, b, strict=True)
     ]
     inputs = [TOLERANCE.get(t.dtype, (0, 0)) for t in tensors([args, list(kwargs.values())])]
     for i, (a, b) in enumerate(pairs[:1] if name in FIRST_RESULT_ONLY else pairs):
         if is_random:
-            assert (a.dtype, a.shape) == (b.dtype, b.shape), f"result {i}: {a.dtype} {a.shape}, on the CPU {b.dtype} {b.shape}"
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), (
+                f"result {i}: {a.dtype} {a.shape}, on the CPU {b.dtype} {b.shape}"
+            )
             continue
         rtol, atol = TOLERANCE.get(b.dtype, (0, 0))
         if rtol:

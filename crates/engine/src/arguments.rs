@@ -40,7 +40,11 @@ pub(crate) struct Operands {
 }
 
 /// What a source stands for in this call; `k` is the current place in the lists of a foreach op.
-pub(crate) fn item<'x, 'a>(call: &'x Call<'x, 'a>, source: &'x Source, k: usize) -> Result<Item<'x, 'a>, Refusal> {
+pub(crate) fn item<'x, 'a>(
+    call: &'x Call<'x, 'a>,
+    source: &'x Source,
+    k: usize,
+) -> Result<Item<'x, 'a>, Refusal> {
     Ok(match source {
         Source::Fixed(arg) => Item::Fixed(arg),
         Source::Size => call.size.map_or(Item::None, |n| Item::Number(Number::Int(n))),
