@@ -1,5 +1,6 @@
 """Settings of the device tests: every test starts in strict mode, with the same seed, and with switches as at start."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -7,34 +8,48 @@ import tomllib
 import torch
 
 HERE = Path(__file__).parent
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Marks what `expected_failures.toml` names: it must fail, and an entry must name something."""
-    entries = tomllib.loads((HERE / "expected_failures.toml").read_text())
-    ours = [item for item in items if item.path.parent == HERE]
-    unmatched = dict(entries)
-    for item in ours:
-        name = f"{item.path.name}::{item.name}"
-        for key in (name, name.partition("[")[0]):
-            if key in entries:
-                unmatched.pop(key, None)
-                item.add_marker(pytest.mark.xfail(reason=entries[key], strict=True))
+    """Marks what `expected_failures.toml` names: it must fail, and a name must be a test's."""
+    groups = tomllib.loads((HERE / "expected_failures.toml").read_text())["expected"]
+    marks = {
+        name: pytest.mark.xfail(reason=group["reason"], strict=not group.get("sometimes", False))
+        for group in groups
+        for name in group["tests"]
+    }
+    seen = set()
+    for item in items:
+        if item.path.parent == HERE:
+            case = f"{item.path.name}::{item.name}"
+            seen |= {case, case.partition("[")[0]}
+            for name in {case, case.partition("[")[0]} & marks.keys():
+                item.add_marker(marks[name])
     if config.option.keyword or any("::" in arg for arg in config.args):
         return
-    files = {item.path.name for item in ours}
-    if stale := [key for key in unmatched if key.partition("::")[0] in files]:
+    files = {name.partition("::")[0] for name in seen}
+    if stale := [name for name in marks if name not in seen and name.partition("::")[0] in files]:
         raise pytest.UsageError(f"expected_failures.toml names tests that do not exist: {', '.join(stale)}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "call":
+        item.stash[FAILED] = call.excinfo is not None
+    return report
+
+
 @pytest.fixture(autouse=True)
-def clean_device():
+def clean_device(request):
     torch.manual_seed(20)
     torch.tpu.set_device(0)
     with torch.tpu.set_eager_mode("strict"), torch.tpu.set_nan_trap(False):
         yield
-        # A failure that belongs to this test must not surface in the next one.
-        torch.tpu.synchronize()
+        # A failure that belongs to this test must not surface in the next one; where the test failed, once is enough.
+        with contextlib.suppress(RuntimeError) if request.node.stash.get(FAILED, False) else contextlib.nullcontext():
+            torch.tpu.synchronize()
 
 
 @pytest.fixture(params=["strict", "debug"])
