@@ -119,6 +119,11 @@ class _TpuModule(ModuleType):
     """The class of this module: settings that read and assign like variables."""
 
     @property
+    def _initialized(self) -> bool:
+        """What `torch.utils.checkpoint` asks before it saves the random state."""
+        return is_initialized()
+
+    @property
     def eager_mode(self) -> EagerMode:
         """The eager mode; assign an `EagerMode` or its name."""
         return modes.get_eager_mode()
