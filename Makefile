@@ -69,7 +69,7 @@ test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)
 	$(UV) pip install -q --python $(OLDEST)/bin/python 'torch==2.11.*' "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,test]"
 	$(UV) pip install -q --python $(OLDEST)/bin/python --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
-	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(OLDEST_TESTS)
+	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(OLDEST_TESTS)
 
 docs: $(UV)
 	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md
