@@ -125,7 +125,9 @@ fn own_form(schema: &Schema, row: &Row, params: &[Source]) -> Form {
 /// The row of this base name whose parameters fit, preferring the overload name that this one begins with.
 fn best(schema: &Schema, base: &str, foreach: bool) -> Option<(OpId, Vec<Source>)> {
     let mut found: Option<(usize, OpId, Vec<Source>)> = None;
-    for (op, row) in rows().filter(|(_, r)| r.base() == base && r.composite.is_none() && !r.internal) {
+    // What a row overwrites unasked has no place among the results of a derived form.
+    let plain = |r: &Row| r.composite.is_none() && !r.internal && r.writes.is_empty();
+    for (op, row) in rows().filter(|(_, r)| r.base() == base && plain(r)) {
         let Some(params) = match_params(schema, row, foreach) else { continue };
         let overload = row.name.split_once('.').map_or("", |(_, o)| o);
         let fixed = params.iter().filter(|p| matches!(p, Source::Fixed(_))).count();

@@ -48,6 +48,29 @@ pub fn torch_name(dtype: DType) -> String {
     format!("torch.{}", entry(dtype).3)
 }
 
+/// The C++ type, as `caffe2::TypeMeta` prints it: `unsigned char`, `c10::Half`.
+pub fn cpp_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Pred => "bool",
+        DType::U8 => "unsigned char",
+        DType::S8 => "signed char",
+        DType::S16 => "short",
+        DType::S32 => "int",
+        DType::S64 => "long",
+        DType::U16 => "unsigned short",
+        DType::U32 => "unsigned int",
+        DType::U64 => "unsigned long",
+        DType::F16 => "c10::Half",
+        DType::BF16 => "c10::BFloat16",
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::C64 => "c10::complex<float>",
+        DType::C128 => "c10::complex<double>",
+        DType::F8E4M3FN => "c10::Float8_e4m3fn",
+        DType::F8E5M2 => "c10::Float8_e5m2",
+    }
+}
+
 /// The dtype of a name as Python (`float32`) or StableHLO (`f32`) writes it.
 pub fn from_name(name: &str) -> Option<DType> {
     DTYPES.iter().find(|e| e.3 == name || e.0.hlo_name() == name).map(|e| e.0)

@@ -438,9 +438,22 @@ pub fn lower_into(
         *out = out.map(|v| deliver(&c, v, dest)).transpose()?;
     }
     if let Some(e) = b.error() {
-        return Err(runtime(e.to_string()));
+        return Err(misfit(row, &e.to_string(), args));
     }
     Ok(Lowered { outputs, rng_blocks: c.rng_blocks.get(), checks: c.checks.into_inner() })
+}
+
+/// An op that StableHLO does not have for an element type is one that torch has no kernel for.
+fn misfit(row: &Row, message: &str, args: &[Arg]) -> Error {
+    let dtype = args.iter().find_map(|a| match a {
+        Arg::Tensor(t) => Some(t.ty.dtype),
+        Arg::Tensors(l) => l.iter().flatten().next().map(|t| t.ty.dtype),
+        _ => None,
+    });
+    match dtype {
+        Some(dtype) if message.contains("element type") => error::not_implemented(row.base(), dtype),
+        _ => runtime(message),
+    }
 }
 
 fn deliver(c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
@@ -486,7 +499,8 @@ pub fn unary(c: &Ctx, p: Promote, f: fn(&Builder, Value) -> Value, x: Tensor) ->
             let x = c.to(x.value, c.float_of(x.dtype));
             c.in_opmath(x, |x| f(c, x))
         }
-        Promote::KeepInt if category(x.dtype) <= Category::Int => x.value,
+        Promote::KeepInt if x.dtype == DType::Pred => return Err(error::not_implemented(c.op, x.dtype)),
+        Promote::KeepInt if category(x.dtype) == Category::Int => x.value,
         Promote::KeepInt => c.in_opmath(x.value, |x| f(c, x)),
     })
 }

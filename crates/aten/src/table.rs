@@ -3,6 +3,7 @@
 use crate::args::{Param, Scalar, Tensor};
 use crate::families::FAMILIES;
 use crate::lower::Lowering;
+use crate::numbers::CheckNumbers;
 use oxitorch_hlo::{Builder, Direction, Value};
 use rustc_hash::FxHashMap;
 use std::sync::OnceLock;
@@ -78,6 +79,8 @@ pub struct Row {
     /// For results whose size depends on values: the row that tells the size. It takes the same arguments and gives one
     /// s64, which this row takes as its last parameter, an attribute that the schema does not have.
     pub sized_by: Option<&'static str>,
+    /// Refuses numbers that torch refuses; the caller runs it on every call, before the numbers become operands.
+    pub check_numbers: Option<CheckNumbers>,
     /// Only other rows speak of it; there is no such overload.
     pub internal: bool,
 }
@@ -92,6 +95,7 @@ impl Row {
             writes: &[],
             composite: None,
             sized_by: None,
+            check_numbers: None,
             internal: false,
         }
     }
@@ -114,6 +118,11 @@ impl Row {
     /// The same for an op whose result's size another row computes.
     pub const fn sized_by(self, row: &'static str) -> Row {
         Row { sized_by: Some(row), ..self }
+    }
+
+    /// The same for an op that does not take every number.
+    pub const fn check_numbers(self, check: CheckNumbers) -> Row {
+        Row { check_numbers: Some(check), ..self }
     }
 
     /// The same for a row that is no overload.

@@ -1,10 +1,10 @@
 //! One ATen call: from PyTorch's arguments to recorded instances and PyTorch's results.
 
-use crate::arguments::{Operands, item, rng_type, with_strides};
+use crate::arguments::{Item, Operands, item, rng_type, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
-use crate::inst::{Format, Inst, Key, Kind, Out};
+use crate::inst::{Format, Inst, Key, Kind, Out, refusal};
 use crate::masks;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
@@ -13,6 +13,7 @@ use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
+use oxitorch_aten::numbers::{CheckNumbers, Numbers};
 use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
 use oxitorch_hlo::{Dims, TensorType};
 use smallvec::SmallVec;
@@ -429,6 +430,20 @@ impl<'a> Call<'_, 'a> {
         Error::runtime(message).into()
     }
 
+    /// Refuses numbers that the op does not take: as operands they are out of a program's sight.
+    fn check_numbers(&self, check: CheckNumbers, sources: &[Source], element: usize) -> Result<(), Refusal> {
+        let mut by_param: SmallVec<[Option<Number>; 8]> = SmallVec::new();
+        let mut dtype = None;
+        for source in sources {
+            let item = item(self, source, element)?;
+            if let Item::Tensor(t) = item {
+                dtype = dtype.or(t.dtype);
+            }
+            by_param.push(if let Item::Number(n) = item { Some(n) } else { None });
+        }
+        check(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
+    }
+
     /// Records a row once, on the current element of the lists.
     fn run_row(
         &self,
@@ -449,6 +464,9 @@ impl<'a> Call<'_, 'a> {
         key.word(u64::from(op.0) | (format as u64) << 16 | self.switches.word() << 24);
         for (source, param) in sources.iter().zip(row.params()) {
             item(self, source, element)?.encode(param.kind, strided, &mut key)?;
+        }
+        if let Some(check) = row.check_numbers {
+            self.check_numbers(check, sources, element)?;
         }
         for dest in dests {
             key.dest(dest);

@@ -384,7 +384,7 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
     Out { same_as: same_as.map(|i| i as u32), ..out }
 }
 
-fn refusal(e: aten::Error) -> Refusal {
+pub(crate) fn refusal(e: aten::Error) -> Refusal {
     match e {
         aten::Error::Unsupported(why) => Refusal::Fallback(why),
         e => Refusal::Error(Error::new(e.kind().into(), e.to_string())),

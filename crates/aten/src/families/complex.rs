@@ -1,5 +1,5 @@
 use crate::args::Tensor;
-use crate::error::{Result, runtime};
+use crate::error::{Result, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::pointwise;
 use crate::table::Row;
@@ -16,6 +16,9 @@ fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {
             crate::dtype::scalar_name(x.dtype),
             crate::dtype::scalar_name(y.dtype)
         )));
+    }
+    if x.dtype == DType::F16 {
+        return Err(unsupported("complex32"));
     }
     if !matches!(x.dtype, DType::F32 | DType::F64) {
         return Err(runtime(format!(

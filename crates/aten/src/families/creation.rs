@@ -1,7 +1,8 @@
 use crate::args::{Const, NumKind, Number, Scalar, Tensor};
-use crate::dtype::{Category, category, opmath};
+use crate::dtype::{Category, category, from_code, opmath};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
+use crate::numbers::{Numbers, fits};
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
@@ -9,8 +10,10 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("zeros", zeros),
+    // PyTorch's zeros without memory; here they take none until they are used.
+    op!("_efficientzerotensor", zeros),
     op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)),
-    op!("full", full),
+    op!("full", full).check_numbers(check_full),
     op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
         .layout(Layout::LikeFirst),
     op!("ones_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 1.0))
@@ -23,7 +26,8 @@ pub static ROWS: &[Row] = &[
         c.number(x, dtype.unwrap_or(c.config.default_dtype))
     }),
     op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value)))
-        .layout(Layout::LikeFirst),
+        .layout(Layout::LikeFirst)
+        .check_numbers(|n| n.fits(1)),
     op!("fill.Tensor", fill_tensor).layout(Layout::LikeFirst),
     op!("zero", |c: &Ctx, x: Value| c.zeros_like(x)).layout(Layout::LikeFirst),
     op!("arange", |c: &Ctx, end: Const, dtype: Option<DType>| {
@@ -76,6 +80,14 @@ fn dtype_of(c: &Ctx, kind: NumKind) -> DType {
         NumKind::Float => c.config.default_dtype,
         NumKind::Complex => c.config.default_dtype.complex(),
         other => other.dtype(),
+    }
+}
+
+/// The dtype comes last, as its code.
+fn check_full(n: &Numbers) -> Result<()> {
+    match (n.get(1), n.get(2)) {
+        (Some(fill), Some(Number::Int(code))) => from_code(code).map_or(Ok(()), |dtype| fits(fill, dtype)),
+        _ => Ok(()),
     }
 }
 

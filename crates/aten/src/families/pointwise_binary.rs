@@ -1,7 +1,7 @@
 use super::pointwise_unary::trunc;
 use crate::args::{Alpha, Exponent, NumKind, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
-use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
+use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, binary as run_binary};
 use crate::pointwise;
 use crate::table::Promote::{Float, Opmath, Same};
@@ -109,13 +109,15 @@ fn add(c: &Ctx, x: Tensor, y: Tensor, alpha: Alpha) -> Result<Value> {
 
 fn sub(c: &Ctx, x: Tensor, y: Tensor, alpha: Alpha) -> Result<Value> {
     match (x.dtype, y.dtype) {
-        (DType::Pred, DType::Pred) => Err(runtime(
+        (DType::Pred, DType::Pred) => Err(Error::NotImplemented(
             "Subtraction, the `-` operator, with two bool tensors is not supported. \
-             Use the `^` or `logical_xor()` operator instead.",
+             Use the `^` or `logical_xor()` operator instead."
+                .into(),
         )),
-        (DType::Pred, _) | (_, DType::Pred) => Err(runtime(
+        (DType::Pred, _) | (_, DType::Pred) => Err(Error::NotImplemented(
             "Subtraction, the `-` operator, with a bool tensor is not supported. \
-             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.",
+             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
+                .into(),
         )),
         _ => scaled(c, x, y, alpha, Builder::subtract),
     }

@@ -1,7 +1,8 @@
 use crate::args::{Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
-use crate::error::{Result, not_implemented, runtime};
+use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
+use crate::numbers::finite_max;
 use crate::pointwise;
 use crate::table::Promote::{Float, KeepInt, Opmath, Same};
 use crate::table::{Row, unary};
@@ -72,9 +73,10 @@ fn abs(c: &Ctx, x: Tensor) -> Result<Value> {
 
 fn neg(c: &Ctx, x: Tensor) -> Result<Value> {
     if x.dtype == DType::Pred {
-        return Err(runtime(
+        return Err(Error::NotImplemented(
             "Negation, the `-` operator, on a bool tensor is not supported. \
-             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.",
+             If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
+                .into(),
         ));
     }
     Ok(c.negate(x.value))
@@ -241,18 +243,6 @@ fn real_nan_to_num(
     let y = c.select(is(f64::INFINITY), or(pos, largest), x);
     let y = c.select(is(f64::NEG_INFINITY), or(neg, -largest), y);
     c.select(c.is_nan(x), or(nan, 0.0), y)
-}
-
-/// The largest finite number of a float dtype.
-pub(crate) fn finite_max(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 65504.0,
-        DType::BF16 => 3.3895313892515355e38,
-        DType::F32 => f64::from(f32::MAX),
-        DType::F8E4M3FN => 448.0,
-        DType::F8E5M2 => 57344.0,
-        _ => f64::MAX,
-    }
 }
 
 fn polygamma(c: &Ctx, n: i64, x: Tensor) -> Result<Value> {

@@ -1,7 +1,8 @@
 use crate::args::{Rng, Scalar, Tensor};
-use crate::dtype::{Category, category, opmath, scalar_name};
+use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
+use crate::numbers::{Numbers, show};
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, RngAlgorithm, TensorType, Value};
@@ -16,17 +17,23 @@ pub static ROWS: &[Row] = &[
             c.add(c.mul(u, c.sub(to, from)), from)
         })
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(check_uniform),
     op!("normal_functional", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
         like(c, x, "normal", |c, dtype, shape| {
-            check_std(c, std.value);
             let [mean, std] = numbers(c, [mean, std], dtype, shape);
             c.add(c.mul(normal(c, rng, dtype, shape), std), mean)
         })
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| {
+        n.require(2, |x| x >= 0.0, |x| format!("normal expects std >= 0.0, but found std {}", show(x)))
+    }),
     op!("normal.Tensor_float", |c: &Ctx, mean: Tensor, std: Scalar, rng: Rng| {
         normal_of(c, mean.dtype, mean.value, std.value, rng)
+    })
+    .check_numbers(|n| {
+        n.require(1, |x| x >= 0.0, |x| format!("normal expects std >= 0.0, but found std {}", show(x)))
     }),
     op!("normal.float_Tensor", |c: &Ctx, mean: Scalar, std: Tensor, rng: Rng| {
         normal_of(c, std.dtype, mean.value, std.value, rng)
@@ -40,7 +47,14 @@ pub static ROWS: &[Row] = &[
     op!("bernoulli.p", |c: &Ctx, x: Tensor, p: Scalar, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| {
+        n.require(
+            1,
+            |p| (0.0..=1.0).contains(&p),
+            |p| format!("bernoulli_ expects p to be in [0, 1], but got p={}", show(p)),
+        )
+    }),
     op!("bernoulli.Tensor", |c: &Ctx, x: Tensor, p: Tensor, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })
@@ -58,14 +72,24 @@ pub static ROWS: &[Row] = &[
             c.div(exponential(c, rng, dtype, shape), rate)
         })
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| {
+        n.require(
+            1,
+            |x| x > 0.0,
+            |x| format!("exponential_ expects lambda > 0.0, but found lambda={}", show(x)),
+        )
+    }),
     op!("log_normal", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
         like(c, x, "log_normal", |c, dtype, shape| {
             let [mean, std] = numbers(c, [mean, std], dtype, shape);
             c.exponential(c.add(c.mul(normal(c, rng, dtype, shape), std), mean))
         })
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| {
+        n.require(2, |x| x > 0.0, |x| format!("log_normal_ expects std > 0.0, but found std={}", show(x)))
+    }),
     op!("cauchy", |c: &Ctx, x: Tensor, median: Scalar, sigma: Scalar, rng: Rng| {
         like(c, x, "cauchy", |c, dtype, shape| {
             let [median, sigma] = numbers(c, [median, sigma], dtype, shape);
@@ -73,8 +97,17 @@ pub static ROWS: &[Row] = &[
             c.add(median, c.mul(sigma, c.tan(c.mul(u, c.like(u, PI)))))
         })
     })
-    .layout(Layout::LikeFirst),
-    op!("geometric", geometric).layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| {
+        n.require(2, |x| x > 0.0, |x| format!("cauchy_ expects sigma > 0.0, but found sigma={}", show(x)))
+    }),
+    op!("geometric", geometric).layout(Layout::LikeFirst).check_numbers(|n| {
+        n.require(
+            1,
+            |p| p > 0.0 && p < 1.0,
+            |p| format!("geometric_ expects p to be in (0, 1), but got p={}", show(p)),
+        )
+    }),
     op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype)),
     op!("randperm.generator", randperm),
     op!("multinomial", multinomial),
@@ -101,6 +134,17 @@ pub static ROWS: &[Row] = &[
         (y, noise)
     }),
 ];
+
+fn check_uniform(n: &Numbers) -> Result<()> {
+    match (n.f64(1), n.f64(2)) {
+        (Some(from), Some(to)) if from > to => Err(runtime(format!(
+            "uniform_ expects to return a [from, to) range, but found from={} > to={}",
+            show(from),
+            show(to)
+        ))),
+        _ => Ok(()),
+    }
+}
 
 /// Random bits of an unsigned dtype.
 pub(super) fn bits(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
@@ -233,7 +277,7 @@ fn random(c: &Ctx, x: Tensor, from: i64, bounds: Option<Option<i64>>, rng: Rng) 
         )));
     }
     if end > largest {
-        return Err(runtime(format!("to - 1 is out of bounds for {}", scalar_name(x.dtype))));
+        return Err(runtime(format!("to - 1 is out of bounds for {}", cpp_name(x.dtype))));
     }
     let span = end.wrapping_sub(from) as u64;
     let dtype = if span < u64::from(u32::MAX) { DType::U32 } else { DType::U64 };
@@ -250,9 +294,6 @@ fn random(c: &Ctx, x: Tensor, from: i64, bounds: Option<Option<i64>>, rng: Rng) 
 fn geometric(c: &Ctx, x: Tensor, p: Scalar, rng: Rng) -> Value {
     let shape = c.shape(x.value);
     let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    c.check(ErrorKind::Runtime, "geometric_ expects p to be in (0, 1)", || {
-        c.and(c.gt(p.value, c.zeros_like(p.value)), c.lt(p.value, c.ones_like(p.value)))
-    });
     let [p] = numbers(c, [p], dtype, &shape);
     let trials = c.div(c.log(open_uniform(c, rng, dtype, &shape)), c.log_plus_one(c.negate(p)));
     c.to(c.ceil(trials), x.dtype)
@@ -261,7 +302,7 @@ fn geometric(c: &Ctx, x: Tensor, p: Scalar, rng: Rng) -> Value {
 /// The integers below n, sorted by random keys.
 fn randperm(c: &Ctx, n: i64, rng: Rng, dtype: Option<DType>) -> Result<Value> {
     if n < 0 {
-        return Err(runtime(format!("n must be non-negative, got {n}")));
+        return Err(runtime(format!("Trying to create tensor with negative dimension {n}: [{n}]")));
     }
     let keys = bits(c, rng, DType::U64, &[n]);
     let i = c.iota(TensorType::new(DType::S64, [n].as_slice()), 0);

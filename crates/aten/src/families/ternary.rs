@@ -1,7 +1,8 @@
-use crate::args::{Alpha, Scalar, Tensor};
+use crate::args::{Alpha, Number, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
+use crate::numbers::Numbers;
 use crate::pointwise;
 use crate::table::Row;
 use oxitorch_hlo::{DType, Value};
@@ -11,11 +12,14 @@ pub static ROWS: &[Row] = &[
     pointwise!("where.self", where_self),
     pointwise!("clamp", |c: &Ctx, x: Tensor, low: Option<Scalar>, high: Option<Scalar>| {
         clamp(c, x, low.map(Scalar::tensor), high.map(Scalar::tensor))
-    }),
+    })
+    .check_numbers(check_bounds),
     pointwise!("clamp.Tensor", clamp),
-    pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(low.tensor()), None)),
+    pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(low.tensor()), None))
+        .check_numbers(check_bounds),
     pointwise!("clamp_min.Tensor", |c: &Ctx, x: Tensor, low: Tensor| clamp(c, x, Some(low), None)),
-    pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(high.tensor()))),
+    pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(high.tensor())))
+        .check_numbers(check_bounds),
     pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high))),
     pointwise!("addcmul", addcmul),
     pointwise!("addcdiv", addcdiv),
@@ -25,7 +29,8 @@ pub static ROWS: &[Row] = &[
     pointwise!("lerp.Tensor", lerp_tensor),
     pointwise!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
         masked_fill(c, x, mask, value.tensor())
-    }),
+    })
+    .check_numbers(|n| n.fits(2)),
     pointwise!("masked_fill.Tensor", masked_fill),
     pointwise!("_masked_scale", |c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar| masked_scale(
         c, x, mask, scale
@@ -45,6 +50,17 @@ fn where_self(c: &Ctx, condition: Tensor, x: Tensor, y: Tensor) -> Result<Value>
     let condition = c.expand(c.to(condition.value, DType::Pred), &shape)?;
     let [x, y] = [c.expand(c.to(x.value, dtype), &shape)?, c.expand(c.to(y.value, dtype), &shape)?];
     Ok(c.select(condition, x, y))
+}
+
+/// Bounds that do not promote the tensor must fit it.
+fn check_bounds(n: &Numbers) -> Result<()> {
+    let promotes = |x: Number| n.dtype.is_some_and(|d| !d.is_float()) && !matches!(x, Number::Int(_));
+    for param in 1..n.by_param.len() {
+        if n.get(param).is_some_and(|x| !promotes(x)) {
+            n.fits(param)?;
+        }
+    }
+    Ok(())
 }
 
 /// `min(max(x, low), high)`: the upper bound wins where they cross, NaN anywhere gives NaN.
@@ -135,7 +151,7 @@ fn masked_fill(c: &Ctx, x: Tensor, mask: Tensor, value: Tensor) -> Result<Value>
     if mask.dtype != DType::Pred {
         return Err(runtime(format!(
             "masked_fill_ only supports boolean masks, but got mask with dtype {}",
-            crate::dtype::torch_name(mask.dtype)
+            crate::dtype::cpp_name(mask.dtype)
         )));
     }
     if value.rank != 0 {

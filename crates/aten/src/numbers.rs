@@ -1,0 +1,137 @@
+//! Checks of Python numbers where they are still known: they become operands, and a program cannot refuse one.
+
+use crate::args::Number;
+use crate::dtype::{Category, category, cpp_name};
+use crate::error::{Result, runtime};
+use oxitorch_hlo::DType;
+
+/// The numbers of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers<'a> {
+    /// By row parameter; `None` where there is no number.
+    pub by_param: &'a [Option<Number>],
+    /// The dtype of the first tensor argument.
+    pub dtype: Option<DType>,
+}
+
+/// A row's check of its numbers.
+pub type CheckNumbers = fn(&Numbers) -> Result<()>;
+
+impl Numbers<'_> {
+    /// The number of a parameter.
+    pub fn get(&self, param: usize) -> Option<Number> {
+        self.by_param.get(param).copied().flatten()
+    }
+
+    /// The number of a parameter as a float.
+    pub fn f64(&self, param: usize) -> Option<f64> {
+        self.get(param).map(|n| crate::args::Const(n).f64())
+    }
+
+    /// That a parameter's number, if it is one, satisfies a condition.
+    pub fn require(&self, param: usize, ok: fn(f64) -> bool, message: fn(f64) -> String) -> Result<()> {
+        match self.f64(param) {
+            Some(x) if !ok(x) => Err(runtime(message(x))),
+            _ => Ok(()),
+        }
+    }
+
+    /// That a parameter's number fits the dtype of the first tensor.
+    pub fn fits(&self, param: usize) -> Result<()> {
+        match (self.get(param), self.dtype) {
+            (Some(n), Some(dtype)) => fits(n, dtype),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `c10::checked_convert`: integers may wrap into unsigned types, everything else must stay in range.
+pub fn fits(n: Number, dtype: DType) -> Result<()> {
+    if overflows(n, dtype) {
+        let name = match dtype {
+            DType::U8 => "uint8_t",
+            DType::S8 => "int8_t",
+            DType::S16 => "int16_t",
+            DType::S64 => "int64_t",
+            other => cpp_name(other),
+        };
+        return Err(runtime(format!("value cannot be converted to type {name} without overflow")));
+    }
+    Ok(())
+}
+
+/// `c10::overflows`
+fn overflows(n: Number, dtype: DType) -> bool {
+    if let Number::Complex(re, im) = n {
+        return match category(dtype) {
+            Category::Complex => out_of_range(re, dtype.real()) || out_of_range(im, dtype.real()),
+            _ => im != 0.0 || overflows(Number::Float(re), dtype),
+        };
+    }
+    match (category(dtype), n) {
+        (Category::Bool, _) => false,
+        (Category::Int, Number::Int(i)) => {
+            let (low, high) = int_range(dtype);
+            let i = i128::from(i);
+            // Negative numbers wrap into unsigned types as far as these reach.
+            let low = if dtype.is_signed() { low } else { -high };
+            i < low || i > high
+        }
+        (Category::Int, _) => {
+            let (low, high) = int_range(dtype);
+            let x = crate::args::Const(n).f64();
+            !(x >= low as f64 && x <= high as f64)
+        }
+        _ => out_of_range(crate::args::Const(n).f64(), dtype.real()),
+    }
+}
+
+/// The largest finite float counts; infinities and NaN are numbers of every float dtype.
+fn out_of_range(x: f64, dtype: DType) -> bool {
+    x.is_finite() && x.abs() > finite_max(dtype)
+}
+
+/// The largest finite number of a float dtype.
+pub fn finite_max(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 => 3.389_531_389_251_535_5e38,
+        DType::F32 => f64::from(f32::MAX),
+        DType::F8E4M3FN => 448.0,
+        DType::F8E5M2 => 57344.0,
+        _ => f64::MAX,
+    }
+}
+
+/// The ends of an integer dtype.
+pub fn int_range(dtype: DType) -> (i128, i128) {
+    let bits = dtype.size_bytes() * 8;
+    if dtype.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
+}
+
+/// A number as C++ streams print it: at most six digits.
+pub fn show(x: f64) -> String {
+    if x == x.trunc() && x.abs() < 1e6 { format!("{x:.0}") } else { format!("{x}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits() {
+        let check = |n, dtype, want: bool| assert_eq!(fits(n, dtype).is_ok(), want, "{n:?} {dtype:?}");
+        check(Number::Int(127), DType::S8, true);
+        check(Number::Int(128), DType::S8, false);
+        check(Number::Int(-1), DType::U8, true);
+        check(Number::Int(-256), DType::U8, false);
+        check(Number::Float(-1.0), DType::U8, false);
+        check(Number::Float(f64::NAN), DType::S64, false);
+        check(Number::Float(1e39), DType::F32, false);
+        check(Number::Float(f64::INFINITY), DType::F16, true);
+        check(Number::Int(100_000), DType::F16, false);
+        check(Number::Complex(1.0, 0.0), DType::F32, true);
+        check(Number::Complex(1.0, 2.0), DType::F32, false);
+        check(Number::Int(1000), DType::Pred, true);
+    }
+}
