@@ -193,6 +193,8 @@ unary("tanhshrink softshrink hardshrink", FLOATS)
 del UNARY["frac"].dtypes[len(FLOATS) :]  # the CPU has it for floats only
 UNARY["i0"] = Row(torch.special.i0, [S], FLOATS, grad=False)
 UNARY["ndtr"] = Row(torch.special.ndtr, [S], FLOATS)
+UNARY["polygamma"] = Row(lambda x: [torch.polygamma(1, x), torch.polygamma(3, x)], [S], EXACT, low=-8.9, high=5)
+UNARY["logit eps"] = Row(lambda x: [torch.logit(x, 0.2), torch.logit(x, 0.6)], [S], EXACT, low=0, high=1, grad=False)
 UNARY["xlogy"] = Row(lambda x: torch.special.xlogy(x, x), [S], FLOATS, low=0.5)
 UNARY["gelu tanh"] = Row(lambda x: F.gelu(x, approximate="tanh"), [S])
 UNARY["round decimals"] = Row(lambda x: torch.round(x, decimals=1), [S], EXACT, grad=False)
@@ -439,6 +441,7 @@ MATRIX = {
     "dot": Row(lambda a, b: [a.dot(b), torch.vdot(a, b), torch.inner(a, b)], [(4,), (4,)], [*FLOATS, torch.int64], [[(0,), (0,)]]),
     "outer": Row(lambda a, b: torch.outer(a, b), [(3,), (4,)], [*FLOATS, torch.int64]),
     "bmm": Row(lambda a, b: torch.bmm(a, b), [(2, 3, 4), (2, 4, 5)], [*FLOATS, torch.int64], [[(0, 3, 4), (0, 4, 5)], [(2, 3, 0), (2, 0, 5)]]),
+    "bmm of one": Row(lambda a, b: [torch.bmm(a, b), torch.bmm(a.mT, b.mT)], [(1, 8, 8), (1, 8, 8)], FLOATS),
     "matmul": Row(lambda a, b: a @ b, [(2, 1, 3, 4), (5, 4, 2)], FLOATS, [[(4,), (2, 4, 3)], [(2, 3, 4), (4,)]]),
     "addmm": Row(lambda c, a, b: [torch.addmm(c, a, b), torch.addmm(c, a, b, beta=0.5, alpha=2), torch.addmm(c, a, b, beta=0)], [(5,), (3, 4), (4, 5)], FLOATS),
     "addmv": Row(lambda c, a, b: torch.addmv(c, a, b, beta=2, alpha=3), [(3,), (3, 4), (4,)]),
