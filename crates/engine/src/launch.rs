@@ -2,7 +2,8 @@
 //!
 //! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead.
 
-use crate::error::{self, Error};
+use crate::error::{self, Error, ErrorKind};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Program, element};
 use crate::site::Site;
@@ -59,6 +60,7 @@ const SPIN: Duration = Duration::from_micros(50);
 pub(crate) struct Launcher {
     client: Arc<pjrt::Client>,
     device: usize,
+    memory: &'static Memory,
     metrics: Arc<Metrics>,
     queue: Mutex<VecDeque<Job>>,
     wake: Condvar,
@@ -82,11 +84,13 @@ impl Launcher {
     pub(crate) fn start(
         client: Arc<pjrt::Client>,
         device: usize,
+        memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
             client,
             device,
+            memory,
             metrics,
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -285,6 +289,7 @@ impl Launcher {
             Ok(mut buffers) => {
                 let checks = buffers.split_off(launch.program.outputs);
                 for (value, buffer) in launch.outputs.iter().zip(buffers) {
+                    self.memory.charge(value.bytes(), &value.charge);
                     *value.state.lock() = State::Ready(Arc::new(buffer));
                 }
                 if let Some(slot) = &launch.checks {
@@ -320,6 +325,10 @@ impl Launcher {
         }
         let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
             program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
+        let wanted = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
+        if !self.memory.fits(wanted) {
+            return Err(out_of_memory(self.memory, self.device, wanted).at(launch.site));
+        }
         self.metrics.count(&self.metrics.launches);
         self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
@@ -345,6 +354,20 @@ impl Launcher {
             )),
         }
     }
+}
+
+/// The error for so many bytes that do not fit.
+pub(crate) fn out_of_memory(memory: &Memory, device: usize, wanted: u64) -> Error {
+    let gib = |b: u64| b as f64 / f64::from(1 << 30);
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!(
+            "tpu:{device} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
+            gib(wanted),
+            gib(memory.limit()),
+            gib(memory.bytes().current)
+        ),
+    )
 }
 
 /// Copies row-major bytes to a device.

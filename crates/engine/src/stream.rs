@@ -1,9 +1,9 @@
 //! The op stream of a device: ops are recorded into a window, and a flush turns the window into a launch.
 
 use crate::config::{Mode, Switches};
-use crate::error::{self, Error, ErrorKind, Refusal, Result};
+use crate::error::{self, Error, Refusal, Result};
 use crate::inst::{Inst, Instances, Key, Kind, Out};
-use crate::launch::{Checks, Interrupt, Launch, Launcher, upload};
+use crate::launch::{Checks, Interrupt, Launch, Launcher, out_of_memory, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, Graph, PRODUCED, Program};
@@ -201,7 +201,7 @@ impl Stream {
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
-        let launcher = Launcher::start(client.clone(), device, metrics.clone())?;
+        let launcher = Launcher::start(client.clone(), device, memory, metrics.clone())?;
         let window = Mutex::new(Window { epoch: 1, ..Window::default() });
         Ok(Stream { device: device as u16, client, compiler, launcher, memory, metrics, interrupt, window })
     }
@@ -245,7 +245,7 @@ impl Stream {
         let outputs: SmallVec<[Arc<Value>; 2]> =
             live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
         let donated = donated(&w.inputs, &outputs);
-        self.reserve(&w.inputs, &donated, &outputs, site)?;
+        self.refuse_huge(&outputs, site)?;
         let program = self.program(w, live, donated);
         let checks = checked.then(|| Arc::new(Checks::default()));
         let inputs = w.inputs.drain(..).collect();
@@ -264,44 +264,29 @@ impl Stream {
         Ok(())
     }
 
-    /// Accounts for the results; an error if they do not fit.
-    fn reserve(
-        &self,
-        inputs: &[Arc<Value>],
-        donated: &[u32],
-        outputs: &[Arc<Value>],
-        site: Site,
-    ) -> Result<()> {
-        let bytes = |v: &Arc<Value>| v.ty.bytes().max(0) as u64;
-        let wanted = outputs.iter().map(bytes).fold(0, u64::saturating_add);
-        let given: u64 = donated.iter().map(|&i| bytes(&inputs[i as usize])).sum();
-        if !self.memory.fits(wanted.saturating_sub(given)) {
-            let e = self.out_of_memory(wanted).at(site);
-            for value in outputs {
-                *value.state.lock() = State::Failed(e.clone());
-            }
-            return Err(e);
+    /// Refuses results that the device could never hold. Whether they fit now is seen when they are launched.
+    fn refuse_huge(&self, outputs: &[Arc<Value>], site: Site) -> Result<()> {
+        let wanted = outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
+        if wanted <= self.memory.limit() {
+            return Ok(());
         }
+        let e = self.out_of_memory(wanted).at(site);
         for value in outputs {
-            self.memory.charge(bytes(value), &value.charge);
+            *value.state.lock() = State::Failed(e.clone());
         }
-        Ok(())
+        Err(e)
     }
 
     /// The error for so many bytes that do not fit.
     pub fn out_of_memory(&self, wanted: u64) -> Error {
-        let gib = |b: u64| b as f64 / f64::from(1 << 30);
-        let used = self.memory.bytes().current;
-        Error::new(
-            ErrorKind::OutOfMemory,
-            format!(
-                "tpu:{} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
-                self.device,
-                gib(wanted),
-                gib(self.memory.limit()),
-                gib(used)
-            ),
-        )
+        out_of_memory(self.memory, self.device as usize, wanted)
+    }
+
+    /// The device's memory, once everything recorded has been launched.
+    pub fn settled_memory(&self) -> Result<&'static Memory> {
+        self.flush(&mut self.lock(), Site::default())?;
+        self.launcher.wait(self.launcher.last(), self.interrupt)?;
+        Ok(self.memory)
     }
 
     fn program(&self, w: &mut Window, live: SmallVec<[u32; 8]>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {

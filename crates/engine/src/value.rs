@@ -67,6 +67,11 @@ impl Value {
         Self::new(TensorType::scalar(dtype), State::Host(bytes.into()))
     }
 
+    /// Bytes that it takes on the device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.ty.bytes().max(0) as u64
+    }
+
     /// Whether a slot or a host read can still see it.
     pub(crate) fn is_visible(&self) -> bool {
         self.holds.load(Relaxed) > 0

@@ -726,6 +726,13 @@ bool equal(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 || at::eq(a, b).all().item<bool>();
 }
 void record_stream(Tensor&, at::Stream) {}
+// Whether `a.data = b` may keep the tensor object: what lets Module.to() move parameters in place, ties included.
+bool has_compatible_shallow_copy_type(const Tensor& a, const Tensor& b) {
+  auto dense = [](const Tensor& t) {
+    return t.layout() == c10::kStrided && (t.device().is_cpu() || t.device().type() == kSelf || t.device().is_cuda());
+  };
+  return dense(a) && dense(b);
+}
 
 // ---------------------------------------------------------------- views: PyTorch's metadata, nothing of ours
 Tensor as_strided(const Tensor& s, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
@@ -787,6 +794,7 @@ void register_memory_and_views() {
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("equal", &equal);
   m.impl("record_stream", &record_stream);
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("resize_", &resize);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);

@@ -426,7 +426,10 @@ mod _core {
 
     #[pyfunction]
     fn memory_stats(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
-        let (bytes, buffers) = on_stream(py, device, |s| Ok((s.memory().bytes(), s.memory().buffers())))?;
+        let (bytes, buffers) = on_stream(py, device, |s| {
+            let memory = s.settled_memory()?;
+            Ok((memory.bytes(), memory.buffers()))
+        })?;
         let out = PyDict::new(py);
         reading(&out, "allocated_bytes", bytes)?;
         reading(&out, "reserved_bytes", bytes)?;
@@ -439,7 +442,7 @@ mod _core {
     #[pyfunction]
     fn reset_peak_memory_stats(py: Python<'_>, device: i32) -> PyResult<()> {
         on_stream(py, device, |s| {
-            s.memory().reset_peak();
+            s.settled_memory()?.reset_peak();
             Ok(())
         })
     }
@@ -447,7 +450,7 @@ mod _core {
     #[pyfunction]
     fn reset_accumulated_memory_stats(py: Python<'_>, device: i32) -> PyResult<()> {
         on_stream(py, device, |s| {
-            s.memory().reset_accumulated();
+            s.settled_memory()?.reset_accumulated();
             Ok(())
         })
     }
@@ -461,7 +464,7 @@ mod _core {
     #[pyfunction]
     fn mem_get_info(py: Python<'_>, device: i32) -> PyResult<(u64, u64)> {
         on_stream(py, device, |s| {
-            let m = s.memory();
+            let m = s.settled_memory()?;
             Ok((m.limit().saturating_sub(m.bytes().current), m.limit()))
         })
     }
