@@ -1,6 +1,9 @@
 """Settings of the device tests: every test starts in strict mode, with the same seed, and with switches as at start."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,32 @@ def clean_device(request):
         # A failure that belongs to this test must not surface in the next one; where the test failed, once is enough.
         with contextlib.suppress(RuntimeError) if request.node.stash.get(FAILED, False) else contextlib.nullcontext():
             torch.tpu.synchronize()
+
+
+@pytest.fixture(scope="session")
+def start_python():
+    """As `python`, for fixtures of wider scope; a process that does not end in time has the return code None."""
+
+    def run(code: str, *args: str, timeout: float, **env: str):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("OXITORCH_")}
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**kept, **env},
+            cwd="/",
+        ) as child:
+            try:
+                out, err = child.communicate(timeout=timeout)
+                code = child.returncode
+            except subprocess.TimeoutExpired:
+                child.kill()
+                out, err = child.communicate()
+                code = None
+        return subprocess.CompletedProcess(child.args, code, out, err)
+
+    return run
 
 
 @pytest.fixture(params=["strict", "debug"])

@@ -806,26 +806,21 @@ for _ in range(20):
 for n in range(1, 12):
     torch.randn(n, 3, device="tpu").sin().softmax(0)
 """,
-    "tensors alive": """
-import threading
+    "objects alive": """
+import atexit, builtins, threading
 x = torch.ones(3, device="tpu", requires_grad=True)
 y = (x * 2).sum()
 y.backward()
 cycle = [x, y]; cycle.append(cycle)
 local = threading.local(); local.x = x
 torch.keep = x  # dies with torch's module
-import builtins; builtins.keep = y
-""",
-    "exit handler": """
-import atexit
-x = torch.ones(3, device="tpu")
-atexit.register(lambda: x.add_(1).tolist() == [2, 2, 2] or print("wrong"))
-""",
-    "destructor": """
+builtins.keep = y
+atexit.register(lambda: x.detach().add_(1).tolist() == [2, 2, 2] or print("wrong"))
 class Late:
     def __init__(self): self.x = torch.ones(3, device="tpu")
     def __del__(self): del self.x
-keep = Late(); keep.self = keep
+late = Late(); late.self = late
+e = torch.tpu.Event(enable_timing=True); e.record(); s = torch.tpu.Stream()
 """,
     "daemon thread": """
 import threading, time
@@ -842,9 +837,6 @@ def work():
     x = torch.ones(4, device="tpu", requires_grad=True)
     (x * 2).sum().backward()
 t = threading.Thread(target=work); t.start(); t.join()
-""",
-    "event and stream": """
-e = torch.tpu.Event(enable_timing=True); e.record(); s = torch.tpu.Stream(); torch.ones(3, device="tpu")
 """,
     "loader": """
 from torch.utils.data import DataLoader, TensorDataset
