@@ -13,7 +13,7 @@ use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::numbers::{CheckNumbers, Numbers};
+use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
 use oxitorch_hlo::{Dims, TensorType};
 use smallvec::SmallVec;
@@ -188,9 +188,15 @@ impl<'a> Call<'_, 'a> {
 
     /// Records the call, launches it, and waits as the mode asks.
     pub(crate) fn attempt(&self, stream: &Stream, out: &mut Outputs) -> Result<(), Refusal> {
-        if let (Some(row), None) = (self.op.row.sized_by, self.size) {
-            let size = Some(self.result_size(stream, row)?);
-            return Call { size, ..*self }.attempt(stream, out);
+        if self.size.is_none() {
+            let size = match (self.op.row.counted_by, self.op.row.sized_by) {
+                (Some(count), _) => Some(self.with_numbers(&self.op.binding.params, 0, count)?),
+                (None, Some(row)) => Some(self.result_size(stream, row)?),
+                (None, None) => None,
+            };
+            if size.is_some() {
+                return Call { size, ..*self }.attempt(stream, out);
+            }
         }
         let mut w = stream.lock();
         w.options = self.switches.compiler_options;
@@ -305,7 +311,7 @@ impl<'a> Call<'_, 'a> {
         let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, t) in places.iter().enumerate().filter(|(_, t)| t.is_defined()) {
             if let (Some(value), _) = results.get(i) {
-                w.write(t.device()?, t, value)?;
+                w.write(self.target(t)?, t, value)?;
             }
         }
         let mut next = places.len();
@@ -344,7 +350,7 @@ impl<'a> Call<'_, 'a> {
                     refuse_overlap(target)?;
                     let results =
                         self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
-                    w.write(target.device()?, target, results.first()?)?;
+                    w.write(self.target(target)?, target, results.first()?)?;
                 }
             }
             // One program per element: elements of one shape share it.
@@ -414,10 +420,15 @@ impl<'a> Call<'_, 'a> {
 
     fn write(&self, w: &mut Window, p: usize, value: Arc<Value>) -> Result<(), Refusal> {
         let t = self.tensor(p)?;
-        if !matches!(t.place, Place::Device(_)) {
-            return Err(self.mixed_devices(t));
+        w.write(self.target(t)?, t, value)
+    }
+
+    /// The storage of a tensor that is written: it must be on the call's device.
+    fn target(&self, t: &TensorRef<'a>) -> Result<&'a Slot, Refusal> {
+        match t.place {
+            Place::Device(slot) if slot.device == self.device => Ok(slot),
+            _ => Err(self.mixed_devices(t)),
         }
-        w.write(t.device()?, t, value)
     }
 
     pub(crate) fn mixed_devices(&self, t: &TensorRef<'_>) -> Refusal {
@@ -430,8 +441,13 @@ impl<'a> Call<'_, 'a> {
         Error::runtime(message).into()
     }
 
-    /// Refuses numbers that the op does not take: as operands they are out of a program's sight.
-    fn check_numbers(&self, check: CheckNumbers, sources: &[Source], element: usize) -> Result<(), Refusal> {
+    /// Asks a row about the numbers of the call: as operands they are out of a program's sight.
+    fn with_numbers<T>(
+        &self,
+        sources: &[Source],
+        element: usize,
+        f: fn(&Numbers<'_>) -> Result<T, aten::Error>,
+    ) -> Result<T, Refusal> {
         let mut by_param: SmallVec<[Option<Number>; 8]> = SmallVec::new();
         let mut dtype = None;
         for source in sources {
@@ -441,7 +457,7 @@ impl<'a> Call<'_, 'a> {
             }
             by_param.push(if let Item::Number(n) = item { Some(n) } else { None });
         }
-        check(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
+        f(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
     }
 
     /// Records a row once, on the current element of the lists.
@@ -466,7 +482,7 @@ impl<'a> Call<'_, 'a> {
             item(self, source, element)?.encode(param.kind, strided, &mut key)?;
         }
         if let Some(check) = row.check_numbers {
-            self.check_numbers(check, sources, element)?;
+            self.with_numbers(sources, element, check)?;
         }
         for dest in dests {
             key.dest(dest);

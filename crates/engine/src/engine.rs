@@ -114,6 +114,8 @@ impl Engine {
     pub fn close(&self) {
         *self.closer.lock() = Some(std::thread::current().id());
         if !self.closed.swap(true, Ordering::SeqCst) {
+            self.streams.iter().for_each(Stream::discard);
+            self.compiler.close();
             self.streams.iter().for_each(Stream::stop);
         }
     }

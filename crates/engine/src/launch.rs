@@ -120,9 +120,13 @@ impl Launcher {
         (self.push(Job::Mark(mark.clone())), mark)
     }
 
-    /// Ends the thread. What is queued and not yet launched is dropped: nobody can look at it any more.
-    pub(crate) fn stop(&self) -> u64 {
+    /// Drops what is queued and not yet launched: nobody will look at it any more.
+    pub(crate) fn discard(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) -> u64 {
         self.push(Job::Stop)
     }
 

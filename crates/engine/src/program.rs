@@ -144,6 +144,9 @@ struct Task {
 #[derive(Default)]
 struct Tasks {
     queue: VecDeque<Task>,
+    /// Tasks that a thread works on.
+    running: usize,
+    /// No thread takes tasks any more: whoever submits one compiles it.
     closed: bool,
 }
 
@@ -212,11 +215,29 @@ impl Compiler {
             let task = loop {
                 match tasks.queue.pop_front() {
                     Some(task) => break task,
+                    None if tasks.closed => return,
                     None => self.wake.wait(&mut tasks),
                 }
             };
+            tasks.running += 1;
             drop(tasks);
             self.finish(task);
+            self.tasks.lock().running -= 1;
+            self.wake.notify_all();
+        }
+    }
+
+    /// Drops what is queued and waits for what is being compiled: a plugin must not be left at work when its process ends.
+    pub(crate) fn close(&self) {
+        let mut tasks = self.tasks.lock();
+        tasks.closed = true;
+        for task in tasks.queue.drain(..) {
+            // Set once: a queued task was not compiled.
+            let _ = task.program.executable.set(Err(Error::runtime("the tpu device is closed")));
+        }
+        self.wake.notify_all();
+        while tasks.running > 0 {
+            self.wake.wait(&mut tasks);
         }
     }
 

@@ -215,8 +215,11 @@ impl Stream {
         &self.metrics
     }
 
+    /// The window, with no compiler options of an earlier call in force.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Window> {
-        self.window.lock()
+        let mut window = self.window.lock();
+        window.options = 0;
+        window
     }
 
     /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::settle`].
@@ -359,6 +362,11 @@ impl Stream {
 
     pub(crate) fn hold(&self, on: bool) {
         self.launcher.hold(on);
+    }
+
+    /// What is queued will not be launched.
+    pub(crate) fn discard(&self) {
+        self.launcher.discard();
     }
 
     /// Ends the launch thread.

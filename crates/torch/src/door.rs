@@ -409,7 +409,7 @@ unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::E
         let slot = unsafe { &storage::get(raw).slot };
         let stream = s.engine.stream(slot.device as usize)?;
         if nbytes as u64 > stream.memory().limit() {
-            return Err(stream.out_of_memory(nbytes as u64).into());
+            return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());
         }
         new = storage::into_raw(stream.resized(slot, nbytes, crate::sites::here())?);
         Ok(())
