@@ -252,6 +252,20 @@ impl FromArg for Scalar {
     }
 }
 
+/// An `int` that does not shape the program: a 0-d s64 operand.
+#[derive(Clone, Copy, Debug)]
+pub struct Integer(pub Value);
+
+impl FromArg for Integer {
+    const KIND: ParamKind = ParamKind::Scalar;
+    fn accepts(ty: &str) -> bool {
+        ty == "int"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        Scalar::from_arg(c, arg).map(|s| Integer(c.number(s, DType::S64)))
+    }
+}
+
 /// A factor that is nearly always 1 and then not there at all.
 #[derive(Clone, Copy, Debug)]
 pub enum Alpha {

@@ -19,6 +19,7 @@ use crate::args::{Arg, NumKind, Number, ParamKind, ScalarArg, TensorArg, number_
 use crate::dtype;
 use crate::error::Error;
 use crate::lower::{Config, lower};
+use crate::numbers::Numbers;
 use crate::table::{OpId, find, row};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType};
 
@@ -31,6 +32,8 @@ pub struct Case {
     pub args: Vec<Arg>,
     /// The types of the operands that the arguments refer to.
     pub operands: Vec<TensorType>,
+    /// The numbers among the arguments.
+    pub numbers: Vec<Option<Number>>,
 }
 
 impl Case {
@@ -45,8 +48,10 @@ impl Case {
             let rust: Vec<_> = params.iter().map(|p| format!("{p:?}")).collect();
             return Err(format!("`{name}` takes {} arguments: {}", params.len(), rust.join(", ")));
         }
-        let mut case = Case { op, args: Vec::new(), operands: Vec::new() };
-        for (token, param) in tokens.iter().zip(params) {
+        let mut case = Case { op, args: Vec::new(), operands: Vec::new(), numbers: vec![None; tokens.len()] };
+        for (i, (token, param)) in tokens.iter().zip(params).enumerate() {
+            case.numbers[i] =
+                number(token).ok().or_else(|| dtype_of(token).map(|d| Number::Int(dtype::code(d))));
             let arg = case.argument(token, param.kind).map_err(|e| format!("`{token}` in `{line}`: {e}"))?;
             case.args.push(arg);
         }
@@ -55,12 +60,31 @@ impl Case {
 
     /// Lowers the call into a module of its own and prints that.
     pub fn text(&self, config: &Config) -> Result<String, Error> {
+        self.check_numbers()?;
         let b = Builder::new();
         let operands: Vec<_> = self.operands.iter().map(|ty| b.param(ty.clone())).collect();
         let lowered = lower(self.op, &b, config, &self.args, &operands)?;
         let outputs: Vec<_> = lowered.outputs.into_iter().flatten().collect();
         let module = b.finish(&outputs).map_err(|e| crate::error::runtime(e.to_string()))?;
         Ok(module.to_text())
+    }
+
+    /// What the caller of a row does before the numbers become operands.
+    fn check_numbers(&self) -> Result<(), Error> {
+        let row = row(self.op);
+        let dtype =
+            self.args.iter().find_map(|a| if let Arg::Tensor(t) = a { Some(t.ty.dtype) } else { None });
+        let numbers = Numbers { by_param: &self.numbers, dtype };
+        if let Some(check) = row.check_numbers {
+            check(&numbers)?;
+        }
+        if let (Some(count), Some(Arg::Int(given))) = (row.counted_by, self.args.last()) {
+            let n = count(&numbers)?;
+            if n != *given {
+                return Err(crate::error::value(format!("the size is {n}, the case says {given}")));
+            }
+        }
+        Ok(())
     }
 
     fn operand(&mut self, ty: TensorType) -> u32 {

@@ -17,7 +17,7 @@ pub enum Source {
     EachOfTensor(usize),
     /// A generator: the argument at this position, else the device's default generator.
     Rng(Option<usize>),
-    /// What the row of [`Row::sized_by`] gives for the same arguments.
+    /// What [`Row::counted_by`] or the row of [`Row::sized_by`] gives for the same arguments.
     Size,
     /// Not in the call.
     Fixed(Arg),
@@ -153,7 +153,8 @@ pub fn match_params(schema: &Schema, row: &Row, foreach: bool) -> Option<Vec<Sou
     let is_out = schema.args.iter().any(Argument::is_out);
     let mut args = visible(schema);
     let mut sources = Vec::new();
-    let size = row.sized_by.and_then(|_| row.params().len().checked_sub(1));
+    let is_sized = row.sized_by.is_some() || row.counted_by.is_some();
+    let size = row.params().len().checked_sub(1).filter(|_| is_sized);
     for (i, param) in row.params().iter().enumerate() {
         sources.push(match param.kind {
             _ if size == Some(i) => Source::Size,

@@ -17,10 +17,26 @@ pub struct Numbers<'a> {
 /// A row's check of its numbers.
 pub type CheckNumbers = fn(&Numbers) -> Result<()>;
 
+/// The size of a result, from the numbers.
+pub type CountNumbers = fn(&Numbers) -> Result<i64>;
+
 impl Numbers<'_> {
     /// The number of a parameter.
     pub fn get(&self, param: usize) -> Option<Number> {
         self.by_param.get(param).copied().flatten()
+    }
+
+    /// The number of a parameter that always has one; 0 should it be missing.
+    pub fn number(&self, param: usize) -> Number {
+        self.get(param).unwrap_or(Number::Int(0))
+    }
+
+    /// An integer parameter; dtypes travel as one.
+    pub fn int(&self, param: usize) -> Option<i64> {
+        match self.get(param) {
+            Some(Number::Int(code)) => Some(code),
+            _ => None,
+        }
     }
 
     /// The number of a parameter as a float.

@@ -3,7 +3,7 @@
 use crate::args::{Param, Scalar, Tensor};
 use crate::families::FAMILIES;
 use crate::lower::Lowering;
-use crate::numbers::CheckNumbers;
+use crate::numbers::{CheckNumbers, CountNumbers};
 use oxitorch_hlo::{Builder, Direction, Value};
 use rustc_hash::FxHashMap;
 use std::sync::OnceLock;
@@ -79,6 +79,9 @@ pub struct Row {
     /// For results whose size depends on values: the row that tells the size. It takes the same arguments and gives one
     /// s64, which this row takes as its last parameter, an attribute that the schema does not have.
     pub sized_by: Option<&'static str>,
+    /// For results whose size depends on numbers that are otherwise operands: the size, which this row takes as its last
+    /// parameter, an attribute that the schema does not have. The caller finds it on every call.
+    pub counted_by: Option<CountNumbers>,
     /// Refuses numbers that torch refuses; the caller runs it on every call, before the numbers become operands.
     pub check_numbers: Option<CheckNumbers>,
     /// Only other rows speak of it; there is no such overload.
@@ -95,6 +98,7 @@ impl Row {
             writes: &[],
             composite: None,
             sized_by: None,
+            counted_by: None,
             check_numbers: None,
             internal: false,
         }
@@ -118,6 +122,11 @@ impl Row {
     /// The same for an op whose result's size another row computes.
     pub const fn sized_by(self, row: &'static str) -> Row {
         Row { sized_by: Some(row), ..self }
+    }
+
+    /// The same for an op whose result's size its numbers tell.
+    pub const fn counted_by(self, count: CountNumbers) -> Row {
+        Row { counted_by: Some(count), ..self }
     }
 
     /// The same for an op that does not take every number.

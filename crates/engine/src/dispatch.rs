@@ -13,7 +13,7 @@ use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::numbers::{CheckNumbers, Numbers};
+use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
 use oxitorch_hlo::{Dims, TensorType};
 use smallvec::SmallVec;
@@ -188,9 +188,15 @@ impl<'a> Call<'_, 'a> {
 
     /// Records the call, launches it, and waits as the mode asks.
     pub(crate) fn attempt(&self, stream: &Stream, out: &mut Outputs) -> Result<(), Refusal> {
-        if let (Some(row), None) = (self.op.row.sized_by, self.size) {
-            let size = Some(self.result_size(stream, row)?);
-            return Call { size, ..*self }.attempt(stream, out);
+        if self.size.is_none() {
+            let size = match (self.op.row.counted_by, self.op.row.sized_by) {
+                (Some(count), _) => Some(self.with_numbers(&self.op.binding.params, 0, count)?),
+                (None, Some(row)) => Some(self.result_size(stream, row)?),
+                (None, None) => None,
+            };
+            if size.is_some() {
+                return Call { size, ..*self }.attempt(stream, out);
+            }
         }
         let mut w = stream.lock();
         w.options = self.switches.compiler_options;
@@ -435,8 +441,13 @@ impl<'a> Call<'_, 'a> {
         Error::runtime(message).into()
     }
 
-    /// Refuses numbers that the op does not take: as operands they are out of a program's sight.
-    fn check_numbers(&self, check: CheckNumbers, sources: &[Source], element: usize) -> Result<(), Refusal> {
+    /// Asks a row about the numbers of the call: as operands they are out of a program's sight.
+    fn with_numbers<T>(
+        &self,
+        sources: &[Source],
+        element: usize,
+        f: fn(&Numbers<'_>) -> Result<T, aten::Error>,
+    ) -> Result<T, Refusal> {
         let mut by_param: SmallVec<[Option<Number>; 8]> = SmallVec::new();
         let mut dtype = None;
         for source in sources {
@@ -446,7 +457,7 @@ impl<'a> Call<'_, 'a> {
             }
             by_param.push(if let Item::Number(n) = item { Some(n) } else { None });
         }
-        check(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
+        f(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
     }
 
     /// Records a row once, on the current element of the lists.
@@ -471,7 +482,7 @@ impl<'a> Call<'_, 'a> {
             item(self, source, element)?.encode(param.kind, strided, &mut key)?;
         }
         if let Some(check) = row.check_numbers {
-            self.check_numbers(check, sources, element)?;
+            self.with_numbers(sources, element, check)?;
         }
         for dest in dests {
             key.dest(dest);

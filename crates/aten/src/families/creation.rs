@@ -1,8 +1,8 @@
-use crate::args::{Const, NumKind, Number, Scalar, Tensor};
-use crate::dtype::{Category, category, from_code, opmath};
+use crate::args::{Alpha, Const, Integer, NumKind, Number, Scalar, Tensor};
+use crate::dtype::{Category, category, code, from_code, opmath};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
-use crate::numbers::{Numbers, fits};
+use crate::numbers::{Numbers, fits, show};
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
@@ -30,19 +30,33 @@ pub static ROWS: &[Row] = &[
         .check_numbers(|n| n.fits(1)),
     op!("fill.Tensor", fill_tensor).layout(Layout::LikeFirst),
     op!("zero", |c: &Ctx, x: Value| c.zeros_like(x)).layout(Layout::LikeFirst),
-    op!("arange", |c: &Ctx, end: Const, dtype: Option<DType>| {
-        arange(c, Const(Number::Int(0)), end, Const(Number::Int(1)), dtype)
-    }),
-    op!("arange.start", |c: &Ctx, start: Const, end: Const, dtype: Option<DType>| {
-        arange(c, start, end, Const(Number::Int(1)), dtype)
-    }),
-    op!("arange.start_step", arange),
+    op!("arange", |c: &Ctx, end: Scalar, dtype: Option<DType>, n: i64| {
+        let dtype = dtype.unwrap_or(natural(c, &[end.kind]));
+        progression(c, None, Alpha::One, n, dtype)
+    })
+    .counted_by(|n| arange_size([Number::Int(0), n.number(0), Number::Int(1)], n.int(1))),
+    op!("arange.start", |c: &Ctx, start: Scalar, end: Scalar, dtype: Option<DType>, n: i64| {
+        let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind]));
+        progression(c, Some(start), Alpha::One, n, dtype)
+    })
+    .counted_by(|n| arange_size([n.number(0), n.number(1), Number::Int(1)], n.int(2))),
+    op!("arange.start_step", |c: &Ctx,
+                              start: Scalar,
+                              end: Scalar,
+                              step: Alpha,
+                              dtype: Option<DType>,
+                              n: i64| {
+        let by = if let Alpha::Times(s) = step { s.kind } else { NumKind::Int };
+        let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind, by]));
+        progression(c, Some(start), step, n, dtype)
+    })
+    .counted_by(|n| arange_size([n.number(0), n.number(1), n.number(2)], n.int(3))),
     op!("linspace", linspace),
     op!("logspace", logspace),
     op!("eye", |c: &Ctx, n: i64, dtype: Option<DType>| eye(c, n, n, dtype)),
     op!("eye.m", eye),
-    op!("tril", |c: &Ctx, x: Value, k: i64| triangle(c, x, k, "tril")),
-    op!("triu", |c: &Ctx, x: Value, k: i64| triangle(c, x, k, "triu")),
+    op!("tril", |c: &Ctx, x: Value, k: Integer| triangle(c, x, k, "tril")),
+    op!("triu", |c: &Ctx, x: Value, k: Integer| triangle(c, x, k, "triu")),
     op!("tril_indices", |c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>| {
         triangle_indices(c, row, col, k, dtype, "tril")
     }),
@@ -106,54 +120,53 @@ fn fill_tensor(c: &Ctx, x: Tensor, fill: Tensor) -> Result<Value> {
     Ok(c.full(c.to(fill.value, x.dtype), &c.shape(x.value)))
 }
 
-fn is_int(x: Const) -> bool {
-    matches!(x.0, Number::Int(_) | Number::Bool(_))
+/// The dtype that numbers alone give: int64 for integers, else the default dtype.
+fn natural(c: &Ctx, kinds: &[NumKind]) -> DType {
+    let ints = kinds.iter().all(|k| matches!(k, NumKind::Int | NumKind::Bool));
+    if ints { DType::S64 } else { c.config.default_dtype }
 }
 
-fn int_of(x: Const) -> i64 {
-    match x.0 {
-        Number::Int(i) => i,
-        other => Const(other).f64() as i64,
-    }
-}
-
-fn arange(c: &Ctx, start: Const, end: Const, step: Const, dtype: Option<DType>) -> Result<Value> {
-    let ints = [start, end, step].into_iter().all(is_int);
-    let dtype = dtype.unwrap_or(if ints { DType::S64 } else { c.config.default_dtype });
-    let (first, last, by) = (start.f64(), end.f64(), step.f64());
+/// How many numbers lie from the first to before the second by steps of the third.
+fn arange_size(ends: [Number; 3], dtype: Option<i64>) -> Result<i64> {
+    let [first, last, by] = ends.map(|n| Const(n).f64());
     if by == 0.0 {
         return Err(runtime("step must be nonzero"));
     }
     if !first.is_finite() || !last.is_finite() {
-        return Err(runtime(format!("unsupported range: {first} -> {last}")));
+        return Err(runtime(format!("unsupported range: {} -> {}", show(first), show(last))));
     }
     if by > 0.0 && last < first || by < 0.0 && last > first {
         return Err(runtime("upper bound and lower bound inconsistent with step sign"));
     }
-    let size = if ints && dtype == DType::S64 {
-        let [first, last, by] = [start, end, step].map(|x| i128::from(int_of(x)));
-        ((last - first + by - by.signum()) / by) as i64
-    } else {
-        ((last - first) / by).ceil() as i64
+    let size = match ends {
+        // Exact where float64 is not.
+        [Number::Int(first), Number::Int(last), Number::Int(by)]
+            if dtype.is_none_or(|d| d == code(DType::S64)) =>
+        {
+            let [first, last, by] = [first, last, by].map(i128::from);
+            ((last - first + by - by.signum()) / by) as f64
+        }
+        _ => ((last - first) / by).ceil(),
     };
-    Ok(progression(c, start, step, size, dtype))
+    if size > i64::MAX as f64 {
+        return Err(runtime(format!("invalid size, possible overflow: {} -> {}", show(first), show(last))));
+    }
+    Ok(size as i64)
 }
 
-/// `start + step * i`: in integers where both are, else in float64 as torch's CPU kernel does.
-fn progression(c: &Ctx, start: Const, step: Const, size: i64, dtype: DType) -> Value {
+/// `start + step * i`: in integers where all are, else in float64 as torch's CPU kernel does.
+fn progression(c: &Ctx, start: Option<Scalar>, step: Alpha, size: i64, dtype: DType) -> Value {
+    let float = |s: Scalar| matches!(s.kind, NumKind::Float | NumKind::Complex);
+    let floats = start.is_some_and(float) || matches!(step, Alpha::Times(s) if float(s));
     let compute = match category(dtype) {
         Category::Int => dtype,
-        Category::Bool => DType::S64,
-        _ if is_int(start) && is_int(step) => DType::S64,
-        _ => DType::F64,
+        Category::Float if floats => DType::F64,
+        _ => DType::S64,
     };
     let i = c.iota(TensorType::new(compute, [size].as_slice()), 0);
-    let of = |x: Const| match compute {
-        DType::F64 => c.full(c.scalar_f64(compute, x.f64()), &[size]),
-        _ => c.full(c.scalar_i64(compute, int_of(x)), &[size]),
-    };
-    let scaled = if step.f64() == 1.0 { i } else { c.mul(i, of(step)) };
-    c.to(if start.f64() == 0.0 { scaled } else { c.add(scaled, of(start)) }, dtype)
+    let scaled = c.times(i, step);
+    let y = start.map_or(scaled, |s| c.add(scaled, c.number_like(s, compute, &[size])));
+    c.to(y, dtype)
 }
 
 /// The dtype of linspace, and the one it is computed in.
@@ -220,15 +233,15 @@ fn eye(c: &Ctx, n: i64, m: i64, dtype: Option<DType>) -> Result<Value> {
 }
 
 /// Where a matrix keeps its elements: `col - row <= k` below, `>= k` above.
-fn triangle_mask(c: &Ctx, shape: &[i64], k: i64, name: &str) -> Value {
+fn triangle_mask(c: &Ctx, shape: &[i64], k: Integer, name: &str) -> Value {
     let rank = shape.len() as i64;
     let ty = TensorType::new(DType::S64, shape);
     let offset = c.sub(c.iota(ty.clone(), rank - 1), c.iota(ty, rank - 2));
-    let limit = c.full(c.scalar_i64(DType::S64, k), shape);
+    let limit = c.full(k.0, shape);
     if name == "tril" { c.le(offset, limit) } else { c.ge(offset, limit) }
 }
 
-fn triangle(c: &Ctx, x: Value, k: i64, name: &str) -> Result<Value> {
+fn triangle(c: &Ctx, x: Value, k: Integer, name: &str) -> Result<Value> {
     if c.rank(x) < 2 {
         return Err(runtime(format!("{name}: input tensor must have at least 2 dimensions")));
     }
@@ -249,7 +262,7 @@ fn triangle_indices(c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>, n
     let dtype = dtype.unwrap_or(DType::S64);
     let size = row.saturating_mul(col);
     let flat = c.iota(TensorType::new(DType::S64, [size].as_slice()), 0);
-    let mask = c.reshape(triangle_mask(c, &[row, col], k, name), &[size]);
+    let mask = c.reshape(triangle_mask(c, &[row, col], Integer(c.scalar_i64(DType::S64, k)), name), &[size]);
     let keyed = c.select(mask, flat, c.full(c.scalar_i64(DType::S64, size), &[size]));
     let sorted = c.sort(&[keyed], 0, false, |b, x, y| b.lt(x[0], y[0]));
     let flat = c.slice_dim(sorted[0], 0, 0, count, 1);

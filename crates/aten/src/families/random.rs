@@ -1,8 +1,8 @@
-use crate::args::{Rng, Scalar, Tensor};
+use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::numbers::{Numbers, show};
+use crate::numbers::{Numbers, int_range, show};
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, RngAlgorithm, TensorType, Value};
@@ -59,13 +59,15 @@ pub static ROWS: &[Row] = &[
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })
     .layout(Layout::LikeFirst),
-    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, 0, None, rng)).layout(Layout::LikeFirst),
-    op!("random.to", |c: &Ctx, x: Tensor, to: i64, rng: Rng| random(c, x, 0, Some(Some(to)), rng))
-        .layout(Layout::LikeFirst),
-    op!("random.from", |c: &Ctx, x: Tensor, from: i64, to: Option<i64>, rng: Rng| {
-        random(c, x, from, Some(to), rng)
+    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, rng)).layout(Layout::LikeFirst),
+    op!("random.to", |c: &Ctx, x: Tensor, to: Integer, rng: Rng| {
+        random_between(c, x, Integer(c.scalar_i64(DType::S64, 0)), Some(to), rng)
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .check_numbers(|n| check_range(n.dtype, 0, n.int(1))),
+    op!("random.from", random_between).layout(Layout::LikeFirst).check_numbers(|n| {
+        n.int(1).map_or(Ok(()), |from| check_range(n.dtype, from, n.int(2)))
+    }),
     op!("exponential", |c: &Ctx, x: Tensor, rate: Scalar, rng: Rng| {
         like(c, x, "exponential", |c, dtype, shape| {
             let [rate] = numbers(c, [rate], dtype, shape);
@@ -253,42 +255,64 @@ fn bernoulli(c: &Ctx, dtype: DType, shape: &[i64], p: Value, rng: Rng) -> Result
     Ok(c.to(c.lt(uniform(c, rng, compute, shape), p), dtype))
 }
 
-/// Integers in `from..to`. No bounds at all: what the dtype holds, from 0. No upper bound: up to its largest integer.
-fn random(c: &Ctx, x: Tensor, from: i64, bounds: Option<Option<i64>>, rng: Rng) -> Result<Value> {
-    let shape = c.shape(x.value);
+/// The largest integer of which the dtype also holds every smaller one.
+fn largest(dtype: DType) -> i64 {
+    match dtype {
+        DType::Pred => 1,
+        t if t.is_float() => 1 << digits(t),
+        DType::U64 => i64::MAX,
+        t => int_range(t).1 as i64,
+    }
+}
+
+/// Bounds that torch refuses; `to` is left out to mean the largest integer.
+fn check_range(dtype: Option<DType>, from: i64, to: Option<i64>) -> Result<()> {
+    let Some(dtype) = dtype else { return Ok(()) };
+    let end = to.map_or(largest(dtype), |to| to.saturating_sub(1));
+    if from > end {
+        let to = i128::from(end) + 1;
+        return Err(runtime(format!(
+            "random_ expects 'from' to be less than 'to', but got from={from} >= to={to}"
+        )));
+    }
+    let (low, high) = if dtype == DType::Pred { (0, 1) } else { int_range(dtype) };
+    let fits = |x: i64| dtype.is_float() || (low..=high).contains(&i128::from(x));
+    for (x, name) in [(from, "from"), (end, "to - 1")] {
+        if !fits(x) {
+            return Err(runtime(format!("{name} is out of bounds for {}", cpp_name(dtype))));
+        }
+    }
+    Ok(())
+}
+
+/// What the dtype holds, from 0.
+fn random(c: &Ctx, x: Tensor, rng: Rng) -> Result<Value> {
     if x.dtype.is_complex() {
         return Err(not_implemented("random", x.dtype));
     }
-    // The largest integer of which the dtype also holds every smaller one.
-    let largest: i64 = match x.dtype {
-        DType::Pred => 1,
-        t if t.is_float() => 1 << digits(t),
-        DType::S64 | DType::U64 => i64::MAX,
-        t => (1i64 << (t.size_bytes() * 8 - usize::from(t.is_signed()))) - 1,
-    };
-    let end = match bounds {
-        None | Some(None) => largest,
-        Some(Some(to)) => to.saturating_sub(1),
-    };
-    if from > end {
-        return Err(runtime(format!(
-            "random_ expects 'from' to be less than 'to', but got from={from} >= to={}",
-            end.saturating_add(1)
-        )));
-    }
-    if end > largest {
-        return Err(runtime(format!("to - 1 is out of bounds for {}", cpp_name(x.dtype))));
-    }
-    let span = end.wrapping_sub(from) as u64;
-    let dtype = if span < u64::from(u32::MAX) { DType::U32 } else { DType::U64 };
+    let shape = c.shape(x.value);
+    let span = largest(x.dtype) as u64 + 1;
+    let dtype = if span <= u64::from(u32::MAX) { DType::U32 } else { DType::U64 };
     let raw = bits(c, rng, dtype, &shape);
-    let kept = match span {
-        u64::MAX => raw,
-        _ => c.remainder(raw, c.full(c.scalar_i64(dtype, (span + 1) as i64), &shape)),
-    };
-    let number = c.convert(kept, DType::S64);
-    let number = c.add(number, c.full(c.scalar_i64(DType::S64, from), &shape));
-    Ok(c.to(number, x.dtype))
+    let kept = c.remainder(raw, c.full(c.scalar_i64(dtype, span as i64), &shape));
+    Ok(c.to(c.convert(kept, DType::S64), x.dtype))
+}
+
+/// Integers in `from..to`; without `to` up to the largest of the dtype.
+fn random_between(c: &Ctx, x: Tensor, from: Integer, to: Option<Integer>, rng: Rng) -> Result<Value> {
+    if x.dtype.is_complex() {
+        return Err(not_implemented("random", x.dtype));
+    }
+    let shape = c.shape(x.value);
+    let word = |i: i64| c.scalar_i64(DType::S64, i);
+    let last = to.map_or(word(largest(x.dtype)), |to| c.sub(to.0, word(1)));
+    // The number of choices modulo 2^64: 0 means all of them.
+    let span = c.convert(c.add(c.sub(last, from.0), word(1)), DType::U64);
+    let all = c.full(c.eq(span, c.zeros_like(span)), &shape);
+    let span = c.full(c.maximum(span, c.ones_like(span)), &shape);
+    let raw = bits(c, rng, DType::U64, &shape);
+    let kept = c.convert(c.select(all, raw, c.remainder(raw, span)), DType::S64);
+    Ok(c.to(c.add(kept, c.full(from.0, &shape)), x.dtype))
 }
 
 fn geometric(c: &Ctx, x: Tensor, p: Scalar, rng: Rng) -> Value {
