@@ -187,10 +187,14 @@ def draw_write(data, w, i):
     """Writes to alias i."""
     x = w.cpu[i]
     kinds = ["fill_", "fill_"]
-    if not overlaps_itself(x) or any(s == 0 and n > 1 for n, s in zip(x.shape, x.stride(), strict=True)):
-        kinds += ["copy_", "copy_other", "setitem", "masked_fill_"]
+    expanded = any(s == 0 and n > 1 for n, s in zip(x.shape, x.stride(), strict=True))
+    if expanded or not overlaps_itself(x):
+        kinds += ["copy_", "copy_other", "setitem"]
         if x.dim():
-            kinds += ["index_put_", "setitem_slice"]
+            kinds += ["setitem_slice"]
+        # On expanded tensors these are deprecated, and the result depends on the order in which places are written.
+        if not expanded:
+            kinds += ["masked_fill_", *(["index_put_"] if x.dim() else [])]
         if x.dtype == w.home and w.arithmetic:
             kinds += ["add_", "add_", "mul_", "out", "add_other"]
     kind = pick(data, kinds)
