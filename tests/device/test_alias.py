@@ -680,6 +680,18 @@ def test_out_resizes_and_aliases(device):
     assert m.tolist() == [2, 2, 2]
 
 
+def test_an_operand_is_not_resized(device):
+    wide = torch.full((5, 5), 2.0, device=device)
+    y = torch.ones(5, 1, device=device)
+    for f in (lambda: torch.mul(y, wide, out=y), lambda: y.ldexp_(wide), lambda: y.mul_(wide)):
+        with pytest.raises(
+            RuntimeError, match=r"output with shape \[5, 1\] doesn't match the broadcast shape \[5, 5\]"
+        ):
+            f()
+    assert y.shape == (5, 1) and y.sum().item() == 5
+    assert torch.mul(y, 3, out=y) is y and y.sum().item() == 15
+
+
 # ---------------------------------------------------------------- autograd through views
 
 

@@ -538,10 +538,20 @@ def batch_norm(x, w, b, training=True):
     return [y, mean, var]
 
 
+def batch_norm_out(x):
+    mean, var = torch.zeros(4, device=x.device), torch.ones(4, device=x.device)
+    out, save_mean, save_invstd = (torch.empty(0, device=x.device) for _ in range(3))
+    f = torch.ops.aten.native_batch_norm.out
+    f(x, None, None, mean, var, True, 0.2, 1e-5, out=out, save_mean=save_mean, save_invstd=save_invstd)
+    return [out, save_mean, save_invstd, mean, var]
+
+
 NORMS = {
     "batch_norm": Row(batch_norm, [(3, 4, 5), (4,), (4,)], FLOATS, [[(3, 4), (4,), (4,)], [(2, 4, 3, 3), (4,), (4,)]]),
     "batch_norm eval": Row(partial(batch_norm, training=False), [(3, 4, 5), (4,), (4,)], FLOATS),
     "batch_norm without statistics": Row(lambda x: F.batch_norm(x, None, None, training=True), [(3, 4, 5)], EXACT),
+    # The CPU's own form reads a transposed input in the wrong order.
+    "batch_norm out": Row(batch_norm_out, [(3, 4, 5)], [torch.float32], grad=False, layouts=False),
     "instance_norm": Row(lambda x, w: F.instance_norm(x, weight=w, bias=w), [(2, 4, 5), (4,)], EXACT),
     "layer_norm": Row(lambda x, w, b: F.layer_norm(x, (4, 5), w, b), [(3, 4, 5), (4, 5), (4, 5)], FLOATS, [[(0, 4, 5), (4, 5), (4, 5)]]),
     "layer_norm plain": Row(lambda x: F.layer_norm(x, (5,), eps=1e-3), [(3, 4, 5)], FLOATS),

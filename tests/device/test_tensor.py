@@ -216,12 +216,26 @@ def test_numpy():
     assert (y * np.float32(2)).tolist() == [0, 2, 4, 6] and (np.float64(2) * torch.ones(1)).item() == 2
 
 
-def test_dlpack_does_not_give_out_addresses():
-    y = torch.ones(3, device=DEVICE)
-    for f in (lambda: torch.utils.dlpack.to_dlpack(y), lambda: np.from_dlpack(y), lambda: y.__dlpack__(),
-              lambda: torch.from_dlpack(y), lambda: y.__cuda_array_interface__, lambda: y.__array_interface__):  # fmt: skip
-        assert isinstance(outcome(f), (BufferError, RuntimeError, AttributeError, TypeError)), f
-    assert y.sum().item() == 3
+def test_dlpack_stays_on_the_device():
+    # The capsule says that its memory is an extension device's: nobody else may read it, PyTorch finds the storage again.
+    y = torch.arange(6.0, device=DEVICE)
+    capsule = torch.utils.dlpack.to_dlpack(y.view(2, 3).t()[1:])
+    for f in (lambda: np.from_dlpack(y), lambda: torch.from_dlpack(y), lambda: y.__dlpack_device__(),
+              lambda: y.__cuda_array_interface__, lambda: y.__array_interface__, lambda: np.asarray(y)):  # fmt: skip
+        assert isinstance(outcome(f), (BufferError, RuntimeError, AttributeError, TypeError, ValueError)), f
+    alias = torch.from_dlpack(capsule)
+    assert alias.is_tpu and alias.stride() == (1, 3)
+    alias.add_(10)
+    assert y.tolist() == [0, 11, 12, 3, 14, 15]
+    y = None
+    gc.collect()
+    assert alias.tolist() == [[11, 14], [12, 15]]
+
+
+def test_dlpack_by_way_of_the_host():
+    y = torch.arange(3.0, device=DEVICE)
+    assert torch.from_dlpack(y.__dlpack__(dl_device=(1, 0), copy=True)).tolist() == [0, 1, 2]
+    assert np.from_dlpack(y.cpu()).tolist() == [0, 1, 2]
 
 
 def test_addresses():

@@ -39,7 +39,7 @@ pub enum Form {
     Functional,
     /// The first one overwrites the argument at this position, which is returned.
     InPlace(usize),
-    /// They are stored into the arguments at these positions, resized if need be.
+    /// They are stored into the arguments at these positions, resized if need be; see also [`Binding::overwritten`].
     Out(Vec<usize>),
     /// The first ones overwrite the arguments at these positions (lists flattened), the others are the returns.
     Mutating(Vec<usize>),
@@ -56,6 +56,21 @@ pub struct Binding {
     pub form: Form,
     /// One source for each parameter of the row.
     pub params: Vec<Source>,
+}
+
+impl Binding {
+    /// The arguments that the row overwrites though no schema says so; its first results are their new values.
+    pub fn overwritten(&self) -> impl Iterator<Item = usize> {
+        overwritten(row(self.op), &self.params)
+    }
+}
+
+/// The arguments behind [`Row::writes`].
+fn overwritten(row: &Row, params: &[Source]) -> impl Iterator<Item = usize> {
+    row.writes.iter().filter_map(|&p| match params.get(p) {
+        Some(Source::Arg(i)) => Some(*i),
+        _ => None,
+    })
 }
 
 /// Overloads whose row has another name than the rules would give.
@@ -115,18 +130,14 @@ pub fn bind(schema: &Schema) -> Option<Binding> {
 /// The form of an overload that is a row itself.
 fn own_form(schema: &Schema, row: &Row, params: &[Source]) -> Form {
     let mut written = schema.mutated();
-    written.extend(row.writes.iter().filter_map(|&p| match params.get(p) {
-        Some(Source::Arg(i)) => Some(*i),
-        _ => None,
-    }));
+    written.extend(overwritten(row, params));
     if written.is_empty() { Form::Functional } else { Form::Mutating(written) }
 }
 
 /// The row of this base name whose parameters fit, preferring the overload name that this one begins with.
 fn best(schema: &Schema, base: &str, foreach: bool) -> Option<(OpId, Vec<Source>)> {
     let mut found: Option<(usize, OpId, Vec<Source>)> = None;
-    // What a row overwrites unasked has no place among the results of a derived form.
-    let plain = |r: &Row| r.composite.is_none() && !r.internal && r.writes.is_empty();
+    let plain = |r: &Row| r.composite.is_none() && !r.internal;
     for (op, row) in rows().filter(|(_, r)| r.base() == base && plain(r)) {
         let Some(params) = match_params(schema, row, foreach) else { continue };
         let overload = row.name.split_once('.').map_or("", |(_, o)| o);

@@ -108,6 +108,7 @@ fn derived_forms() {
     check("_foreach_copy_", Some("copy"), None);
     check("_foreach_maximum_.Scalar", Some("clamp_min"), None);
     check("_fused_adamw_", Some("_fused_adamw_"), Some(Form::Mutating(vec![0, 1, 2, 3, 4])));
+    check("native_batch_norm.out", Some("native_batch_norm"), Some(Form::Out(vec![8, 9, 10])));
     check("view", None, None);
 }
 

@@ -257,21 +257,32 @@ impl<'a> Call<'_, 'a> {
         outputs: &mut Outputs,
     ) -> Result<(), Refusal> {
         let mut dests: SmallVec<[Dest; 1]> = SmallVec::new();
+        for p in self.op.binding.overwritten() {
+            let defined = matches!(&self.args[p], ArgRef::Tensor(t) if t.is_defined());
+            dests.push(if defined { self.dest_into(p)? } else { Dest::New });
+        }
+        let first = dests.len();
         for &p in positions {
             self.written(p)?;
             dests.push(Dest::Cast(self.tensor(p)?.dtype()?));
         }
         let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
+        for (i, p) in self.op.binding.overwritten().enumerate() {
+            if let (Dest::Into(_), (Some(value), _)) = (&dests[i], results.get(i)) {
+                self.write(w, p, value)?;
+            }
+        }
         for (i, &p) in positions.iter().enumerate() {
             let tensor = self.tensor(p)?;
-            let (Some(value), Some(out)) = results.get(i) else {
+            let (Some(value), Some(out)) = results.get(first + i) else {
                 outputs.push(Output::Arg(p));
                 continue;
             };
             if out.ty.shape.as_slice() == tensor.sizes {
                 self.write(w, p, value)?;
                 outputs.push(Output::Arg(p));
-            } else if let Output::New { slot, ty, strides } = results.new_tensor(i, stream.device) {
+            } else if let Output::New { slot, ty, strides } = results.new_tensor(first + i, stream.device) {
+                self.resizable(p, &ty.shape)?;
                 outputs.push(Output::Resized { arg: p, slot, ty, strides });
             }
         }
@@ -410,6 +421,23 @@ impl<'a> Call<'_, 'a> {
                     refuse_partial_overlap(written, read)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A destination that is also an operand keeps its shape, as in `TensorIteratorBase::mark_resize_outputs`.
+    fn resizable(&self, p: usize, shape: &[i64]) -> Result<(), Refusal> {
+        let out = self.tensor(p)?;
+        let is_out = |t: &TensorRef<'_>| match (t.place, out.place) {
+            (Place::Device(a), Place::Device(b)) => {
+                std::ptr::eq(a, b) && (t.offset, t.sizes, t.strides) == (out.offset, out.sizes, out.strides)
+            }
+            _ => false,
+        };
+        let others = self.args.iter().enumerate().filter(|(i, _)| *i != p);
+        let read = |arg: &ArgRef<'_>| matches!(arg, ArgRef::Tensor(t) if is_out(t));
+        if self.op.row.layout == aten::Layout::Pointwise && others.into_iter().any(|(_, arg)| read(arg)) {
+            return Err(refusal(aten::error::in_place_shape(out.sizes, shape)));
         }
         Ok(())
     }
