@@ -442,6 +442,7 @@ MATRIX = {
     "outer": Row(lambda a, b: torch.outer(a, b), [(3,), (4,)], [*FLOATS, torch.int64]),
     "bmm": Row(lambda a, b: torch.bmm(a, b), [(2, 3, 4), (2, 4, 5)], [*FLOATS, torch.int64], [[(0, 3, 4), (0, 4, 5)], [(2, 3, 0), (2, 0, 5)]]),
     "bmm of one": Row(lambda a, b: [torch.bmm(a, b), torch.bmm(a.mT, b.mT)], [(1, 8, 8), (1, 8, 8)], FLOATS),
+    "bmm of one, transposed": Row(lambda a, b: [a.mT @ b, a.mT.reshape(1, 1, 8, 12) @ b], [(1, 12, 8), (1, 12, 5)], FLOATS),
     "matmul": Row(lambda a, b: a @ b, [(2, 1, 3, 4), (5, 4, 2)], FLOATS, [[(4,), (2, 4, 3)], [(2, 3, 4), (4,)]]),
     "addmm": Row(lambda c, a, b: [torch.addmm(c, a, b), torch.addmm(c, a, b, beta=0.5, alpha=2), torch.addmm(c, a, b, beta=0)], [(5,), (3, 4), (4, 5)], FLOATS),
     "addmv": Row(lambda c, a, b: torch.addmv(c, a, b, beta=2, alpha=3), [(3,), (3, 4), (4,)]),

@@ -30,11 +30,19 @@ pub struct Config {
     pub matmul: MatmulPrecision,
     /// Whether to emit value checks (index bounds and the like) into [`Lowered::checks`].
     pub checks: bool,
+    /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
+    /// then folds a transpose into them that the kernel cannot do.
+    pub fenced_dots: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { default_dtype: DType::F32, matmul: MatmulPrecision::Highest, checks: false }
+        Config {
+            default_dtype: DType::F32,
+            matmul: MatmulPrecision::Highest,
+            checks: false,
+            fenced_dots: false,
+        }
     }
 }
 

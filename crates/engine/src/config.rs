@@ -54,6 +54,8 @@ pub struct Switches {
     pub default_dtype: DType,
     /// Compiler options, by the number that [`Engine::compiler_options`](crate::Engine::compiler_options) gave; 0 is none.
     pub compiler_options: u32,
+    /// See [`Config::fenced_dots`]; fixed when the engine starts.
+    pub(crate) fenced_dots: bool,
 }
 
 impl Default for Switches {
@@ -64,6 +66,7 @@ impl Default for Switches {
             matmul: MatmulPrecision::Highest,
             default_dtype: DType::F32,
             compiler_options: 0,
+            fenced_dots: false,
         }
     }
 }
@@ -79,7 +82,12 @@ impl Switches {
     /// The lowering that they ask for.
     pub(crate) fn lowering(&self) -> Lowering {
         let debug = self.mode == Mode::Debug;
-        let config = Config { default_dtype: self.default_dtype, matmul: self.matmul, checks: debug };
+        let config = Config {
+            default_dtype: self.default_dtype,
+            matmul: self.matmul,
+            checks: debug,
+            fenced_dots: self.fenced_dots,
+        };
         Lowering { config, nan_trap: debug && self.nan_trap }
     }
 }

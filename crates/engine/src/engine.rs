@@ -49,11 +49,13 @@ impl Engine {
         };
         let streams: std::io::Result<Vec<Stream>> = (0..client.devices().len()).map(stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
+        // XLA's CPU compiler leaves a bfloat16 product to its kernel library before it folds transposes into it.
+        let fenced_dots = client.platform() == pjrt::Platform::Cpu;
         Ok(Engine {
             client,
             streams,
             metrics,
-            switches: RwLock::default(),
+            switches: RwLock::new(Switches { fenced_dots, ..Switches::default() }),
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,

@@ -56,7 +56,48 @@ pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
 pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     let dtype = c.dtype(l);
     let out = accumulator(dtype);
+    if c.config.fenced_dots && dtype == DType::BF16 {
+        return fenced_dot(c, l, r, &dims);
+    }
     c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
+}
+
+/// The sizes of these dimensions of a tensor.
+fn sizes(shape: &[i64], dims: &[i64]) -> Vec<i64> {
+    dims.iter().map(|&d| shape[d as usize]).collect()
+}
+
+/// A product of bfloat16 tensors in float32, as one of matrices (or batches of them) that are row-major and stay so.
+fn fenced_dot(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
+    let (left, right) = (c.shape(l), c.shape(r));
+    let free = |shape: &[i64], batch: &[i64], contracting: &[i64]| -> Vec<i64> {
+        (0..shape.len() as i64).filter(|d| !batch.contains(d) && !contracting.contains(d)).collect()
+    };
+    let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
+    let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
+    let parts = [
+        sizes(&left, &dims.lhs_batching),
+        sizes(&left, &rows),
+        sizes(&left, &dims.lhs_contracting),
+        sizes(&right, &columns),
+    ];
+    let [count, m, k, n]: [i64; 4] = parts.each_ref().map(|p| p.iter().product());
+    if m == 1 || n == 1 {
+        // Products with a vector do not go to the library, and a copy of the matrix would cost more than they do.
+        return c.dot_general(l, r, dims, Precision::Default, Some(DType::F32));
+    }
+    // Flat behind the fence, or the compiler would remember a layout.
+    let flat = |x: Value, order: [&[i64]; 3]| c.reshape(c.transpose(x, &order.concat()), &[c.numel(x)]);
+    let a = flat(l, [&dims.lhs_batching, &rows, &dims.lhs_contracting]);
+    let b = flat(r, [&dims.rhs_batching, &dims.rhs_contracting, &columns]);
+    let fenced = c.optimization_barrier(&[a, b]);
+    let matrix = |x: Value, rows: i64, columns: i64| {
+        let shape = [count, rows, columns];
+        c.reshape(x, if count == 1 { &shape[1..] } else { &shape })
+    };
+    let y = c.matmul(matrix(fenced[0], m, k), matrix(fenced[1], k, n), Precision::Default, Some(DType::F32));
+    let [batch, m, _, n] = parts;
+    c.reshape(y, &[batch, m, n].concat())
 }
 
 /// `l @ r` over the last two dimensions, any dimensions before them are a batch; in the accumulator.
