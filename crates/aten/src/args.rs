@@ -159,6 +159,15 @@ pub fn number_arg(kind: ParamKind, number: Number) -> Option<Arg> {
     }
 }
 
+/// Whether a number for this parameter is an operand, so that [`number_arg`] gives nothing.
+pub fn is_operand(kind: ParamKind, number: Number) -> bool {
+    match kind {
+        ParamKind::Scalar | ParamKind::OptScalar => true,
+        ParamKind::Alpha => number != Number::Int(1),
+        _ => number_arg(kind, number).is_none(),
+    }
+}
+
 /// Exponents that have a program of their own.
 const EXPONENTS: &[f64] = &[-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0];
 

@@ -24,13 +24,33 @@ const DTYPES: &[(DType, i64, &str, &str)] = &[
     (DType::U64, 29, "UInt64", "uint64"),
 ];
 
+/// By `ScalarType` code and by dtype: ops are recorded through these.
+const BY_CODE: [Option<DType>; 32] = {
+    let mut table = [None; 32];
+    let mut i = 0;
+    while i < DTYPES.len() {
+        table[DTYPES[i].1 as usize] = Some(DTYPES[i].0);
+        i += 1;
+    }
+    table
+};
+const ENTRIES: [u8; 32] = {
+    let mut table = [6; 32];
+    let mut i = 0;
+    while i < DTYPES.len() {
+        table[DTYPES[i].0 as usize] = i as u8;
+        i += 1;
+    }
+    table
+};
+
 fn entry(dtype: DType) -> &'static (DType, i64, &'static str, &'static str) {
-    DTYPES.iter().find(|e| e.0 == dtype).unwrap_or(&DTYPES[6])
+    &DTYPES[ENTRIES[dtype as usize] as usize]
 }
 
 /// The dtype of a `ScalarType` code, if the device has it (complex32, quantised and sub-byte types are not there).
 pub fn from_code(code: i64) -> Option<DType> {
-    DTYPES.iter().find(|e| e.1 == code).map(|e| e.0)
+    BY_CODE.get(usize::try_from(code).ok()?).copied().flatten()
 }
 
 /// torch's `ScalarType` code.

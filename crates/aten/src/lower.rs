@@ -88,6 +88,7 @@ pub struct Ctx<'a> {
     pub config: &'a Config,
     /// The row's name, for messages.
     pub op: &'static str,
+    products: bool,
     rng_blocks: Cell<u64>,
     checks: RefCell<Vec<Check>>,
 }
@@ -100,8 +101,15 @@ impl std::ops::Deref for Ctx<'_> {
 }
 
 impl<'a> Ctx<'a> {
-    fn new(op: &'static str, builder: &'a Builder, config: &'a Config, operands: &'a [Value]) -> Self {
-        Ctx { builder, operands, config, op, rng_blocks: Cell::new(0), checks: RefCell::default() }
+    fn new(row: &'static Row, builder: &'a Builder, config: &'a Config, operands: &'a [Value]) -> Self {
+        let (rng_blocks, checks) = (Cell::new(0), RefCell::default());
+        Ctx { builder, operands, config, op: row.name, products: row.products, rng_blocks, checks }
+    }
+
+    /// Precision of float32 matrix products and convolutions. Callers know it only for rows that say `products()`.
+    pub fn matmul_precision(&self) -> MatmulPrecision {
+        debug_assert!(self.products, "the row of {} must say `.products()`", self.op);
+        self.config.matmul
     }
 
     pub(crate) fn operand(&self, i: u32) -> Result<Value> {
@@ -440,7 +448,7 @@ pub fn lower_into(
     dests: &[Dest],
 ) -> Result<Lowered> {
     let row = row(op);
-    let c = Ctx::new(row.name, b, config, operands);
+    let c = Ctx::new(row, b, config, operands);
     let mut outputs = run(row, &c, args)?;
     for (out, dest) in outputs.iter_mut().zip(dests) {
         *out = out.map(|v| deliver(&c, v, dest)).transpose()?;

@@ -84,6 +84,8 @@ pub struct Row {
     pub counted_by: Option<CountNumbers>,
     /// Refuses numbers that torch refuses; the caller runs it on every call, before the numbers become operands.
     pub check_numbers: Option<CheckNumbers>,
+    /// Whether it has products that follow `torch.set_float32_matmul_precision`.
+    pub products: bool,
     /// Only other rows speak of it; there is no such overload.
     pub internal: bool,
 }
@@ -100,6 +102,7 @@ impl Row {
             sized_by: None,
             counted_by: None,
             check_numbers: None,
+            products: false,
             internal: false,
         }
     }
@@ -132,6 +135,11 @@ impl Row {
     /// The same for an op that does not take every number.
     pub const fn check_numbers(self, check: CheckNumbers) -> Row {
         Row { check_numbers: Some(check), ..self }
+    }
+
+    /// The same for an op whose matrix products or convolutions follow the precision that the user asked for.
+    pub const fn products(self) -> Row {
+        Row { products: true, ..self }
     }
 
     /// The same for a row that is no overload.

@@ -8,7 +8,7 @@ use crate::inst::Key;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
 use crate::value::Value;
-use oxitorch_aten::args::{Number, number_arg};
+use oxitorch_aten::args::{Number, is_operand, number_arg};
 use oxitorch_aten::{self as aten, Arg, NumKind, ParamKind, ScalarArg, Source, TensorArg};
 use oxitorch_hlo::{DType, Dims, TensorType};
 use smallvec::SmallVec;
@@ -91,7 +91,7 @@ impl<'a> Item<'_, 'a> {
                     if t.is_defined() { encode_tensor(t, with_strides, key)? } else { key.word(0) }
                 }
             }
-            Item::Number(n) => encode_number(*n, number_arg(kind, *n).is_none(), key),
+            Item::Number(n) => encode_number(*n, is_operand(kind, *n), key),
             Item::Ints(v) => {
                 key.word(6 | (v.len() as u64) << 8);
                 key.ints(v);
@@ -131,7 +131,7 @@ impl<'a> Item<'_, 'a> {
                     out.values.push(list_entry(call, stream, w, t)?);
                 }
             }
-            Item::Number(n) if number_arg(kind, *n).is_none() => out.values.push(number(w, *n)),
+            Item::Number(n) if is_operand(kind, *n) => out.values.push(number(w, *n)),
             Item::Rng(generator) => {
                 out.rng = Some((out.values.len(), *generator));
                 out.values.push(w.number(DType::U64, &[]));

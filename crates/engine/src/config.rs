@@ -14,6 +14,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// In declaration order.
+    const ALL: [Mode; 2] = [Mode::Strict, Mode::Debug];
+
     /// By its lower-case name.
     pub fn parse(name: &str) -> Option<Mode> {
         match name {
@@ -72,6 +75,24 @@ impl Default for Switches {
 }
 
 impl Switches {
+    /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
+    pub(crate) fn pack(&self) -> u64 {
+        let flags = u64::from(self.nan_trap) | u64::from(self.fenced_dots) << 1;
+        u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
+    }
+
+    /// The inverse of [`Switches::pack`].
+    pub(crate) fn unpack(word: u64) -> Switches {
+        let flag = |bit: u32| word >> (8 + bit) & 1 != 0;
+        Switches {
+            mode: Mode::ALL[(word & 0xff) as usize],
+            nan_trap: flag(0),
+            fenced_dots: flag(1),
+            compiler_options: (word >> 32) as u32,
+            ..Switches::default()
+        }
+    }
+
     /// What they add to the key of a call: everything that [`Switches::lowering`] looks at.
     pub(crate) fn word(&self) -> u64 {
         let debug = self.mode == Mode::Debug;

@@ -4,7 +4,7 @@ use crate::arguments::{Item, Operands, item, rng_type, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
-use crate::inst::{Format, Inst, Key, Kind, Out, refusal};
+use crate::inst::{Format, Inst, Kind, Out, refusal};
 use crate::masks;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
@@ -15,7 +15,7 @@ use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
-use oxitorch_hlo::{Dims, TensorType};
+use oxitorch_hlo::TensorType;
 use smallvec::SmallVec;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -50,15 +50,8 @@ pub enum ArgRef<'a> {
 /// A result as PyTorch needs it.
 #[derive(Debug)]
 pub enum Output {
-    /// A new tensor.
-    New {
-        /// Its storage.
-        slot: Slot,
-        /// dtype and sizes.
-        ty: TensorType,
-        /// Strides in elements.
-        strides: Dims,
-    },
+    /// A new tensor over this storage.
+    New(Slot, Meta),
     /// The argument at this position.
     Arg(usize),
     /// An entry of the list argument at this position.
@@ -69,15 +62,41 @@ pub enum Output {
         arg: usize,
         /// The new tensor's storage.
         slot: Slot,
-        /// Its dtype and sizes.
-        ty: TensorType,
-        /// Its strides.
-        strides: Dims,
+        /// The new tensor.
+        meta: Meta,
     },
     /// An undefined tensor.
     Undefined,
     /// So many of the next outputs form a list.
     List(usize),
+}
+
+/// dtype, sizes and strides of a new tensor; they live as long as this does.
+#[derive(Clone, Debug)]
+pub struct Meta {
+    inst: Arc<Inst>,
+    output: usize,
+}
+
+impl Meta {
+    /// dtype and sizes.
+    pub fn ty(&self) -> &TensorType {
+        &self.out().ty
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> &[i64] {
+        &self.out().strides
+    }
+
+    /// Whether the strides are row-major.
+    pub fn is_contiguous(&self) -> bool {
+        self.out().contiguous
+    }
+
+    fn out(&self) -> &Out {
+        self.inst.outputs[self.output].as_ref().expect("a new tensor is made of an output that exists")
+    }
 }
 
 /// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.
@@ -90,6 +109,8 @@ pub struct Op {
     binding: Binding,
     row: &'static aten::Row,
     returns: Vec<Return>,
+    /// Whether it depends on the precision of float32 products.
+    products: bool,
     /// Whether host tensors of any size may stand in its `Tensor?[]` lists, as index tensors may.
     host_lists: bool,
     /// Position of a `memory_format=` argument.
@@ -121,11 +142,18 @@ impl Op {
         let returns = returns.collect();
         let format = schema.args.iter().position(|a| a.ty == "MemoryFormat?");
         let host_lists = schema.args.iter().any(|a| a.ty == "Tensor?[]");
-        Some(Op { name: schema.name(), row: aten::row(binding.op), binding, returns, host_lists, format })
+        let row = aten::row(binding.op);
+        let products = row.products;
+        Some(Op { name: schema.name(), row, binding, returns, products, host_lists, format })
     }
 }
 
 impl Op {
+    /// Whether it looks at [`Switches::matmul`]; for others that switch stays as it is by default.
+    pub fn has_products(&self) -> bool {
+        self.products
+    }
+
     /// Whether it takes a list of index tensors.
     pub(crate) fn takes_indices(&self) -> bool {
         self.host_lists
@@ -151,7 +179,7 @@ pub struct Call<'c, 'a> {
 }
 
 /// The results of a call.
-pub type Outputs = Vec<Output>;
+pub type Outputs = SmallVec<[Output; 1]>;
 
 impl Engine {
     /// Runs one ATen call on a device.
@@ -190,7 +218,11 @@ impl<'a> Call<'_, 'a> {
     pub(crate) fn attempt(&self, stream: &Stream, out: &mut Outputs) -> Result<(), Refusal> {
         if self.size.is_none() {
             let size = match (self.op.row.counted_by, self.op.row.sized_by) {
-                (Some(count), _) => Some(self.with_numbers(&self.op.binding.params, 0, count)?),
+                (Some(count), _) => {
+                    let items: Result<SmallVec<[Item<'_, '_>; 6]>, Refusal> =
+                        self.op.binding.params.iter().map(|source| item(self, source, 0)).collect();
+                    Some(ask_numbers(&items?, count)?)
+                }
                 (None, Some(row)) => Some(self.result_size(stream, row)?),
                 (None, None) => None,
             };
@@ -241,7 +273,7 @@ impl<'a> Call<'_, 'a> {
     }
 
     fn functional(&self, stream: &Stream, w: &mut Window, out: &mut Outputs) -> Result<(), Refusal> {
-        let results = self.run_row(stream, w, self.op.binding.op, None, &[])?;
+        let mut results = self.run_row(stream, w, self.op.binding.op, None, &[])?;
         if self.op.returns == [Return::List] {
             out.push(Output::List(results.len()));
         }
@@ -266,7 +298,7 @@ impl<'a> Call<'_, 'a> {
             self.written(p)?;
             dests.push(Dest::Cast(self.tensor(p)?.dtype()?));
         }
-        let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
+        let mut results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, p) in self.op.binding.overwritten().enumerate() {
             if let (Dest::Into(_), (Some(value), _)) = (&dests[i], results.get(i)) {
                 self.write(w, p, value)?;
@@ -281,9 +313,9 @@ impl<'a> Call<'_, 'a> {
             if out.ty.shape.as_slice() == tensor.sizes {
                 self.write(w, p, value)?;
                 outputs.push(Output::Arg(p));
-            } else if let Output::New { slot, ty, strides } = results.new_tensor(first + i, stream.device) {
-                self.resizable(p, &ty.shape)?;
-                outputs.push(Output::Resized { arg: p, slot, ty, strides });
+            } else if let Output::New(slot, meta) = results.new_tensor(first + i, stream.device) {
+                self.resizable(p, &meta.ty().shape)?;
+                outputs.push(Output::Resized { arg: p, slot, meta });
             }
         }
         Ok(())
@@ -319,7 +351,7 @@ impl<'a> Call<'_, 'a> {
         for t in &places {
             dests.push(if t.is_defined() { Dest::Into(t.ty()?) } else { Dest::New });
         }
-        let results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
+        let mut results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, t) in places.iter().enumerate().filter(|(_, t)| t.is_defined()) {
             if let (Some(value), _) = results.get(i) {
                 w.write(self.target(t)?, t, value)?;
@@ -352,7 +384,7 @@ impl<'a> Call<'_, 'a> {
         for k in 0..n {
             match write {
                 Write::New => {
-                    let results = self.run_row(stream, w, self.op.binding.op, Some(k), &[])?;
+                    let mut results = self.run_row(stream, w, self.op.binding.op, Some(k), &[])?;
                     outputs.push(results.new_tensor(0, stream.device));
                 }
                 Write::Into(p) => {
@@ -469,25 +501,6 @@ impl<'a> Call<'_, 'a> {
         Error::runtime(message).into()
     }
 
-    /// Asks a row about the numbers of the call: as operands they are out of a program's sight.
-    fn with_numbers<T>(
-        &self,
-        sources: &[Source],
-        element: usize,
-        f: fn(&Numbers<'_>) -> Result<T, aten::Error>,
-    ) -> Result<T, Refusal> {
-        let mut by_param: SmallVec<[Option<Number>; 8]> = SmallVec::new();
-        let mut dtype = None;
-        for source in sources {
-            let item = item(self, source, element)?;
-            if let Item::Tensor(t) = item {
-                dtype = dtype.or(t.dtype);
-            }
-            by_param.push(if let Item::Number(n) = item { Some(n) } else { None });
-        }
-        f(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
-    }
-
     /// Records a row once, on the current element of the lists.
     fn run_row(
         &self,
@@ -498,19 +511,21 @@ impl<'a> Call<'_, 'a> {
         dests: &[Dest],
     ) -> Result<Results, Refusal> {
         let (row, sources) = (aten::row(op), self.op.binding.params.as_slice());
-        let element = element.unwrap_or(0);
-        let strided = with_strides(row);
+        let (params, strided) = (row.params(), with_strides(row));
         let format = match self.op.format.map(|p| &self.args[p]) {
             Some(ArgRef::Number(Number::Int(code))) => Format::from_code(*code),
             _ => Format::Preserve,
         };
-        let mut key = Key::new(std::ptr::from_ref(self.op) as u64);
+        let mut items: SmallVec<[Item<'_, 'a>; 6]> = SmallVec::new();
+        let mut key = w.new_key(std::ptr::from_ref(self.op) as u64);
         key.word(u64::from(op.0) | (format as u64) << 16 | self.switches.word() << 24);
-        for (source, param) in sources.iter().zip(row.params()) {
-            item(self, source, element)?.encode(param.kind, strided, &mut key)?;
+        for (source, param) in sources.iter().zip(params) {
+            let item = item(self, source, element.unwrap_or(0))?;
+            item.encode(param.kind, strided, &mut key)?;
+            items.push(item);
         }
         if let Some(check) = row.check_numbers {
-            self.with_numbers(sources, element, check)?;
+            ask_numbers(&items, check)?;
         }
         for dest in dests {
             key.dest(dest);
@@ -519,17 +534,18 @@ impl<'a> Call<'_, 'a> {
             Some(inst) => inst,
             None => {
                 let mut next = 0;
-                let mut args = Vec::with_capacity(sources.len());
-                for (source, param) in sources.iter().zip(row.params()) {
-                    args.push(item(self, source, element)?.arg(param.kind, strided, &mut next)?);
+                let mut args = Vec::with_capacity(items.len());
+                for (item, param) in items.iter().zip(params) {
+                    args.push(item.arg(param.kind, strided, &mut next)?);
                 }
                 let lowering = self.switches.lowering();
-                w.learn(key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
+                w.learn(&key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
             }
         };
+        w.keep_key(key);
         let mut operands = Operands::default();
-        for (source, param) in sources.iter().zip(row.params()) {
-            item(self, source, element)?.operands(self, stream, w, param.kind, &mut operands)?;
+        for (item, param) in items.iter().zip(params) {
+            item.operands(self, stream, w, param.kind, &mut operands)?;
         }
         if let Some((place, generator)) = operands.rng {
             let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
@@ -538,9 +554,20 @@ impl<'a> Call<'_, 'a> {
             bytes[8..].copy_from_slice(&offset.to_le_bytes());
             operands.values[place] = Value::new(rng_type(), State::Host(bytes.as_slice().into()));
         }
-        let outputs = w.record(&inst, &operands.values);
+        let outputs = w.record(&inst, operands.values);
         Ok(Results { inst, outputs })
     }
+}
+
+/// Asks a row about the numbers of a call: as operands they are out of a program's sight.
+fn ask_numbers<T>(
+    items: &[Item<'_, '_>],
+    f: fn(&Numbers<'_>) -> Result<T, aten::Error>,
+) -> Result<T, Refusal> {
+    let by_param: SmallVec<[Option<Number>; 8]> =
+        items.iter().map(|i| if let Item::Number(n) = i { Some(*n) } else { None }).collect();
+    let dtype = items.iter().find_map(|i| if let Item::Tensor(t) = i { t.dtype } else { None });
+    f(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
 }
 
 /// Ops that may write one value to many places at once, as on PyTorch's other devices.
@@ -601,11 +628,12 @@ impl Results {
         Ok(self.outputs.first().cloned().flatten().ok_or_else(missing)?)
     }
 
-    fn new_tensor(&self, i: usize, device: u16) -> Output {
-        match self.get(i) {
+    /// Result `i` as a tensor of its own; once.
+    fn new_tensor(&mut self, i: usize, device: u16) -> Output {
+        match (self.outputs[i].take(), &self.inst.outputs[i]) {
             (Some(value), Some(out)) => {
                 let slot = Slot::with(out.stored.bytes().max(0) as usize, device, value);
-                Output::New { slot, ty: out.ty.clone(), strides: Dims::from_slice(&out.strides) }
+                Output::New(slot, Meta { inst: self.inst.clone(), output: i })
             }
             _ => Output::Undefined,
         }

@@ -8,9 +8,9 @@ use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
 use crate::stream::Stream;
 use oxitorch_pjrt as pjrt;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -28,7 +28,8 @@ pub struct Engine {
     client: Arc<pjrt::Client>,
     streams: Vec<Stream>,
     metrics: Arc<Metrics>,
-    switches: RwLock<Switches>,
+    /// Packed, as they are read with every op.
+    switches: AtomicU64,
     closed: AtomicBool,
     /// The thread that closed it.
     closer: Mutex<Option<ThreadId>>,
@@ -55,7 +56,7 @@ impl Engine {
             client,
             streams,
             metrics,
-            switches: RwLock::new(Switches { fenced_dots, ..Switches::default() }),
+            switches: AtomicU64::new(Switches { fenced_dots, ..Switches::default() }.pack()),
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,
@@ -94,12 +95,18 @@ impl Engine {
 
     /// The switches.
     pub fn switches(&self) -> Switches {
-        *self.switches.read()
+        Switches::unpack(self.switches.load(Ordering::Relaxed))
     }
 
     /// Changes switches; what was recorded before is launched first.
-    pub fn set_switches(&self, change: impl FnOnce(&mut Switches)) {
-        change(&mut self.switches.write());
+    pub fn set_switches(&self, change: impl Fn(&mut Switches)) {
+        let changed = |word| {
+            let mut switches = Switches::unpack(word);
+            change(&mut switches);
+            Some(switches.pack())
+        };
+        // The closure always gives a value.
+        let _ = self.switches.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
     }
 
     /// The number of these XLA options, for [`Switches::compiler_options`].

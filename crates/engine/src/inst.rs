@@ -93,6 +93,8 @@ pub(crate) struct Out {
     pub(crate) ty: TensorType,
     /// Strides of the tensor that PyTorch will see.
     pub(crate) strides: Dims,
+    /// Whether those are row-major.
+    pub(crate) contiguous: bool,
     /// As the storage holds it: `ty` with the dimensions in the order of their strides.
     pub(crate) stored: TensorType,
     /// That order, unless it is the identity.
@@ -110,7 +112,8 @@ impl Out {
             Some(o) => TensorType::new(ty.dtype, o.iter().map(|&d| ty.shape[d as usize]).collect::<Dims>()),
             None => ty.clone(),
         };
-        Out { ty, strides, stored, order, same_as: None }
+        let contiguous = strides == row_major(&ty.shape);
+        Out { ty, strides, contiguous, stored, order, same_as: None }
     }
 }
 
@@ -335,7 +338,7 @@ impl Instances {
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
         let inst = self.get(kind)?;
         self.by_key.insert(key.0.as_slice().into(), inst.clone());
         Ok(inst)
@@ -392,15 +395,15 @@ pub(crate) fn refusal(e: aten::Error) -> Refusal {
 }
 
 /// A call as words: op, types and attributes.
-#[derive(Debug)]
-pub(crate) struct Key(SmallVec<[i64; 40]>);
+#[derive(Debug, Default)]
+pub(crate) struct Key(Vec<i64>);
 
 impl Key {
-    /// A key that begins with a word.
-    pub(crate) fn new(word: u64) -> Key {
-        let mut words = SmallVec::new();
-        words.push(word as i64);
-        Key(words)
+    /// A key that begins with a word, in the memory of an old one.
+    pub(crate) fn anew(mut self, word: u64) -> Key {
+        self.0.clear();
+        self.0.push(word as i64);
+        self
     }
 
     /// Adds a word.

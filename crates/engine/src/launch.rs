@@ -111,7 +111,10 @@ impl Launcher {
 
     /// Queues a launch; the number is what [`Launcher::wait`] takes.
     pub(crate) fn launch(&self, launch: Launch) -> u64 {
-        self.push(Job::Launch(launch))
+        self.push_with(|number| {
+            launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
+            Job::Launch(launch)
+        })
     }
 
     /// Queues a mark.
@@ -164,9 +167,15 @@ impl Launcher {
     }
 
     fn push(&self, job: Job) -> u64 {
+        self.push_with(|_| job)
+    }
+
+    /// Queues a job that is told its number.
+    fn push_with(&self, job: impl FnOnce(u64) -> Job) -> u64 {
         let mut queue = self.queue.lock();
-        queue.push_back(job);
-        let number = self.pushed.fetch_add(1, Ordering::Release) + 1;
+        let number = self.pushed.load(Ordering::Relaxed) + 1; // changes under the queue's lock only
+        queue.push_back(job(number));
+        self.pushed.store(number, Ordering::Release);
         drop(queue);
         if self.sleeping.load(Ordering::Acquire) {
             let _queue = self.queue.lock(); // the thread is inside `wait`, or has seen the job

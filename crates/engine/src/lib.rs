@@ -26,7 +26,7 @@ mod value;
 mod view;
 
 pub use config::{Lowering, Mode, Switches};
-pub use dispatch::{ArgRef, Call, Op, Output, Outputs, Rng};
+pub use dispatch::{ArgRef, Call, Meta, Op, Output, Outputs, Rng};
 pub use engine::{Engine, Options};
 pub use error::{Error, ErrorKind, Refusal, Result};
 pub use launch::{Interrupt, Mark};

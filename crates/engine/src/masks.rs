@@ -2,13 +2,13 @@
 //!
 //! Rows that need no positions (a mask that selects between two values) are tried first; this is what remains.
 
-use crate::dispatch::{ArgRef, Call, Op, Output, Outputs};
+use crate::dispatch::{ArgRef, Call, Meta, Op, Output, Outputs};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
 use crate::value::Slot;
 use oxitorch_aten::Schema;
-use oxitorch_hlo::{DType, TensorType};
+use oxitorch_hlo::DType;
 use std::sync::OnceLock;
 
 fn is_mask(t: &TensorRef<'_>) -> bool {
@@ -24,7 +24,7 @@ pub(crate) fn any(call: &Call<'_, '_>) -> bool {
 /// Positions of a mask's true elements.
 struct Positions {
     slot: Slot,
-    ty: TensorType,
+    meta: Meta,
 }
 
 fn nonzero(stream: &Stream, call: &Call<'_, '_>, mask: &TensorRef<'_>) -> Result<Positions, Refusal> {
@@ -42,7 +42,7 @@ fn nonzero(stream: &Stream, call: &Call<'_, '_>, mask: &TensorRef<'_>) -> Result
     let mut out = Outputs::new();
     call.attempt(stream, &mut out)?;
     match out.pop() {
-        Some(Output::New { slot, ty, .. }) => Ok(Positions { slot, ty }),
+        Some(Output::New(slot, meta)) => Ok(Positions { slot, meta }),
         _ => Err(Error::runtime("nonzero gave no tensor; please report this").into()),
     }
 }
@@ -82,7 +82,7 @@ pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>, out: &mut Outputs) ->
     let mut indices: Vec<TensorRef<'_>> = Vec::new();
     for (t, p) in list.iter().zip(&positions) {
         match p {
-            Some(p) => indices.extend((0..p.ty.shape[1]).map(|k| column(p, k, t.device))),
+            Some(p) => indices.extend((0..p.meta.ty().shape[1]).map(|k| column(p, k, t.device))),
             None => indices.push(t.clone()),
         }
     }
@@ -93,13 +93,14 @@ pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>, out: &mut Outputs) ->
 
 /// Column `k` of the positions, as a view.
 fn column(p: &Positions, k: i64, device: i32) -> TensorRef<'_> {
+    let ty = p.meta.ty();
     TensorRef {
         place: Place::Device(&p.slot),
-        dtype: Some(p.ty.dtype),
-        sizes: &p.ty.shape[..1],
-        strides: &p.ty.shape[1..],
+        dtype: Some(ty.dtype),
+        sizes: &ty.shape[..1],
+        strides: &ty.shape[1..],
         offset: k,
-        contiguous: p.ty.shape[1] == 1,
+        contiguous: ty.shape[1] == 1,
         wrapped: false,
         device,
         conj: false,

@@ -36,6 +36,8 @@ pub(crate) struct Window {
     produced: Vec<Option<Arc<Value>>>,
     /// Scratch for program keys.
     key: Vec<u32>,
+    /// Scratch for the keys of calls.
+    call: Key,
     /// Number of the compiler options that the recorded ops are to be compiled with.
     pub(crate) options: u32,
     /// Launches of the current call whose checks have to be looked at.
@@ -51,9 +53,24 @@ impl Window {
         std::mem::take(&mut self.checked)
     }
 
+    /// An empty key that begins with a word; to be given back by [`Window::keep_key`].
+    pub(crate) fn new_key(&mut self, word: u64) -> Key {
+        std::mem::take(&mut self.call).anew(word)
+    }
+
+    /// Takes the memory of a key for the next one.
+    pub(crate) fn keep_key(&mut self, key: Key) {
+        self.call = key;
+    }
+
     /// Appends an instance on these operands; gives its results.
-    pub(crate) fn record(&mut self, inst: &Arc<Inst>, operands: &[Arc<Value>]) -> Outputs {
+    pub(crate) fn record(
+        &mut self,
+        inst: &Arc<Inst>,
+        operands: impl IntoIterator<Item = Arc<Value>>,
+    ) -> Outputs {
         if inst.is_identity() {
+            let operands: SmallVec<[Arc<Value>; 6]> = operands.into_iter().collect();
             let same =
                 |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
             return inst.outputs.iter().map(same).collect();
@@ -80,19 +97,23 @@ impl Window {
     }
 
     /// The operand code of a value in this window; makes it an input if it is not in it.
-    fn code(&mut self, value: &Arc<Value>) -> u32 {
+    fn code(&mut self, value: Arc<Value>) -> u32 {
         let mark = value.mark.load(Relaxed);
         if (mark >> 32) as u32 == self.epoch {
             return mark as u32;
         }
         let code = self.inputs.len() as u32;
         value.mark.store(self.mark(code), Relaxed);
-        self.inputs.push(value.clone());
+        self.inputs.push(value);
         code
     }
 
     /// Records a kind; gives its only result.
-    pub(crate) fn apply(&mut self, kind: Kind, operands: &[Arc<Value>]) -> Result<Arc<Value>, Refusal> {
+    pub(crate) fn apply<const N: usize>(
+        &mut self,
+        kind: Kind,
+        operands: [Arc<Value>; N],
+    ) -> Result<Arc<Value>, Refusal> {
         let inst = self.instances.get(kind)?;
         let value = self.record(&inst, operands).pop().flatten();
         Ok(value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", inst.name())))?)
@@ -104,7 +125,7 @@ impl Window {
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
         self.instances.learn(key, kind)
     }
 
@@ -132,7 +153,7 @@ impl Window {
         let whole = TensorType::new(dtype, sizes);
         let n = (slot.nbytes / dtype.size_bytes()) as i64;
         let ty = if whole.numel() == n { whole } else { TensorType::new(dtype, [n].as_slice()) };
-        let value = self.apply(Kind::Zeros(ty), &[])?;
+        let value = self.apply(Kind::Zeros(ty), [])?;
         slot.bind(value.clone());
         Ok(value)
     }
@@ -145,7 +166,7 @@ impl Window {
             return Ok(base);
         }
         let kind = Kind::Read { base: base.ty.clone(), view: t.view()? };
-        self.apply(kind, &[base])
+        self.apply(kind, [base])
     }
 
     /// A value in another dtype.
@@ -153,7 +174,7 @@ impl Window {
         if value.ty.dtype == to {
             return Ok(value);
         }
-        self.apply(Kind::Cast { from: value.ty.clone(), to }, &[value])
+        self.apply(Kind::Cast { from: value.ty.clone(), to }, [value])
     }
 
     /// Makes a device tensor show `value`, which has the tensor's type in logical order.
@@ -170,12 +191,12 @@ impl Window {
             && let Some(order) = dense_order(&view.sizes, &view.strides)
         {
             let kind = Kind::Store { from: value.ty.clone(), order };
-            slot.bind(self.apply(kind, &[value])?);
+            slot.bind(self.apply(kind, [value])?);
             return Ok(());
         }
         let base = self.slot_value(slot, view.dtype, &view.sizes)?;
         let kind = Kind::Write { base: base.ty.clone(), view };
-        slot.bind(self.apply(kind, &[base, value])?);
+        slot.bind(self.apply(kind, [base, value])?);
         Ok(())
     }
 }
@@ -238,32 +259,26 @@ impl Stream {
     }
 
     fn launch(&self, w: &mut Window, site: Site) -> Result<()> {
-        let visible = |v: &Option<Arc<Value>>| v.as_ref().is_some_and(|v| v.is_visible());
         let mut live: SmallVec<[u32; 8]> = SmallVec::new();
-        live.extend((0..w.produced.len()).filter(|&i| visible(&w.produced[i])).map(|i| i as u32));
+        let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
+        for (i, value) in w.produced.iter_mut().enumerate() {
+            if let Some(value) = value.take_if(|v| v.is_visible()) {
+                live.push(i as u32);
+                outputs.push(value);
+            }
+        }
         let checked = w.insts.iter().any(|i| !i.checks.is_empty());
         if live.is_empty() && !checked {
             return Ok(());
         }
-        let outputs: SmallVec<[Arc<Value>; 2]> =
-            live.iter().filter_map(|&i| w.produced[i as usize].clone()).collect();
         let donated = donated(&w.inputs, &outputs);
         self.refuse_huge(&outputs, site)?;
         let program = self.program(w, live, donated);
+        let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
+        inputs.extend(w.inputs.drain(..));
         let checks = checked.then(|| Arc::new(Checks::default()));
-        let inputs = w.inputs.drain(..).collect();
-        let launch = Launch {
-            program: program.clone(),
-            inputs,
-            outputs: outputs.clone(),
-            checks: checks.clone(),
-            site,
-        };
-        let number = self.launcher.launch(launch);
-        for value in &outputs {
-            value.launch.store(number, Relaxed);
-        }
-        w.checked.extend(checks.map(|checks| Checked { checks, program }));
+        w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
+        self.launcher.launch(Launch { program, inputs, outputs, checks, site });
         Ok(())
     }
 
@@ -469,7 +484,7 @@ impl Stream {
         let dtype = if nbytes.is_multiple_of(item) { value.ty.dtype } else { DType::U8 };
         let to = TensorType::new(dtype, [(nbytes / dtype.size_bytes()) as i64].as_slice());
         let mut w = self.lock();
-        let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, &[value])?;
+        let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, [value])?;
         let slot = Slot::with(nbytes, slot.device, new);
         self.flush(&mut w, site)?;
         Ok(slot)
@@ -488,14 +503,17 @@ impl Stream {
 
 /// Dead inputs whose memory some result can take.
 fn donated(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> SmallVec<[u32; 4]> {
-    let mut sizes: SmallVec<[i64; 4]> = outputs.iter().map(|v| v.ty.bytes()).collect();
     let mut out = SmallVec::new();
+    let mut taken: SmallVec<[bool; 8]> = SmallVec::new();
     for (i, input) in inputs.iter().enumerate() {
         if input.is_visible() || matches!(*input.state.lock(), State::Host(_)) {
             continue;
         }
-        if let Some(at) = sizes.iter().position(|&s| s == input.ty.bytes() && s > 0) {
-            sizes.swap_remove(at);
+        taken.resize(outputs.len(), false);
+        let bytes = input.ty.bytes();
+        let fits = |o: usize| !taken[o] && outputs[o].ty.bytes() == bytes && bytes > 0;
+        if let Some(o) = (0..outputs.len()).find(|&o| fits(o)) {
+            taken[o] = true;
             out.push(i as u32);
         }
     }

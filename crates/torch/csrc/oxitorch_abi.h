@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 1
+#define OXI_ABI_VERSION 2
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -81,7 +81,9 @@ typedef struct OxiOut {
   int32_t kind;
   int32_t arg;
   int32_t item;
-  int32_t dtype;
+  int16_t dtype;
+  uint8_t contiguous;      // whether the strides are row-major
+  uint8_t reserved;
   int32_t ndim;
   int32_t device_index;
   void* slot;
@@ -155,9 +157,10 @@ typedef struct OxiShim {
   int64_t (*sequence_of_backward)(void);
   int32_t (*current_device)(void);
   void (*set_device)(int32_t device);
-  // What a lowering depends on besides its arguments: the default dtype's code in the low byte, above it the float32
-  // matmul precision (0 highest, 1 high, 2 medium).
-  uint32_t (*ambient)(void);
+  // What a lowering depends on besides its arguments: the default dtype, and the precision of float32 products
+  // (0 highest, 1 high, 2 medium). The second is slow to find out.
+  int32_t (*default_dtype)(void);
+  uint32_t (*float32_precision)(void);
   const char* (*torch_version)(void);
 } OxiShim;
 

@@ -382,7 +382,12 @@ Tensor wrap(const OxiOut& o) {
                                                        &g_allocator, /*resizable=*/true);
   auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(o.sizes, o.ndim), c10::IntArrayRef(o.strides, o.ndim));
+  c10::IntArrayRef sizes(o.sizes, o.ndim);
+  if (o.contiguous) {
+    t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  } else {
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, c10::IntArrayRef(o.strides, o.ndim));
+  }
   return t;
 }
 
@@ -577,36 +582,43 @@ struct Kernel final : c10::OperatorKernel {
 // ---------------------------------------------------------------- typed kernels
 // Boxing a call costs about as much as recording it. Overloads with one of these few signatures get a kernel that
 // PyTorch calls directly; what it does is the same. Which op it is makes no difference.
-inline void put(Call& call, size_t i, const Tensor& t) {
-  describe(call.tensors[i], t);
-  call.note(call.tensors[i]);
-  call.args[i] = {OXI_TENSOR, 0, {}};
-  call.args[i].u.t = &call.tensors[i];
-}
-inline void put(Call& call, size_t i, const at::Scalar& v) {
-  OxiArg& a = call.args[i];
-  a.len = 0;
-  if (v.isFloatingPoint()) {
-    a.tag = OXI_DOUBLE, a.u.d = v.toDouble();
-  } else if (v.isIntegral(/*includeBool=*/false)) {
-    a.tag = OXI_INT, a.u.i = v.toLong();
-  } else if (v.isBoolean()) {
-    a.tag = OXI_BOOL, a.u.i = v.toBool();
-  } else {
-    call.put_scalar(a, c10::IValue(v));
+template <size_t N>
+struct TypedCall {
+  OxiArg args[N];
+  OxiTensor tensors[N];
+  double complex[N][2];
+  DeviceIndex device = -1;
+
+  void put(size_t i, const Tensor& t) {
+    describe(tensors[i], t);
+    if (tensors[i].device_type == OXI_DEVICE_SELF && device < 0) device = static_cast<DeviceIndex>(tensors[i].device_index);
+    args[i].tag = OXI_TENSOR, args[i].len = 0, args[i].u.t = &tensors[i];
   }
-}
+  void put(size_t i, const at::Scalar& v) {
+    OxiArg& a = args[i];
+    a.len = 0;
+    if (v.isFloatingPoint()) {
+      a.tag = OXI_DOUBLE, a.u.d = v.toDouble();
+    } else if (v.isComplex()) {
+      auto c = v.toComplexDouble();
+      complex[i][0] = c.real(), complex[i][1] = c.imag();
+      a.tag = OXI_COMPLEX, a.u.doubles = complex[i];
+    } else {
+      a.tag = v.isBoolean() ? OXI_BOOL : OXI_INT, a.u.i = v.toLong();
+    }
+  }
+};
 template <class... Args>
 struct TypedKernel {
   int32_t id;
   const c10::OperatorHandle* op;  // lives as long as the registration: for ever
 
   Tensor operator()(Args... args) const {
-    Call call(sizeof...(Args));
+    TypedCall<sizeof...(Args)> call;
     size_t i = 0;
-    (put(call, i++, args), ...);
-    OxiResult r{};
-    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), sizeof...(Args), &r);
+    (call.put(i++, args), ...);
+    OxiResult r;
+    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args, sizeof...(Args), &r);
     if (C10_LIKELY(rc == OXI_OK && r.nouts == 1 && r.outs[0].kind == OXI_OUT_NEW)) return wrap(r.outs[0]);
     if (rc == OXI_FALLBACK) {
       torch::jit::Stack stack;
@@ -679,7 +691,10 @@ Tensor read_host(const Tensor& src) {
   return h;
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
-  if (dst.numel() == 0) return dst;
+  if (dst.numel() == 0) {
+    (void)self.expand(dst.sizes());  // refuses sizes that do not fit
+    return dst;
+  }
   bool from_self = self.device().type() == kSelf, to_self = dst.device().type() == kSelf;
   if (to_self) {
     at::assert_no_internal_overlap(dst);
@@ -851,10 +866,8 @@ const OxiShim kShim = {
     },
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
-    []() -> uint32_t {
-      auto dtype = static_cast<uint32_t>(c10::get_default_dtype_as_scalartype());
-      return dtype | static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()) << 8;
-    },
+    []() -> int32_t { return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()); },
+    []() -> uint32_t { return static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()); },
     []() -> const char* { return TORCH_VERSION; },
 };
 }  // namespace

@@ -1,9 +1,10 @@
 //! `csrc/oxitorch_abi.h` in Rust. Field meanings are documented there; sizes are checked below.
 
 use std::ffi::{c_char, c_void};
+use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 1;
+pub(crate) const ABI_VERSION: u32 = 2;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -92,13 +93,34 @@ pub(crate) struct Out {
     pub(crate) kind: i32,
     pub(crate) arg: i32,
     pub(crate) item: i32,
-    pub(crate) dtype: i32,
+    pub(crate) dtype: i16,
+    pub(crate) contiguous: u8,
+    pub(crate) reserved: u8,
     pub(crate) ndim: i32,
     pub(crate) device_index: i32,
     pub(crate) slot: *mut c_void,
     pub(crate) sizes: *const i64,
     pub(crate) strides: *const i64,
     pub(crate) nbytes: i64,
+}
+
+impl Default for Out {
+    fn default() -> Out {
+        Out {
+            kind: out::UNDEFINED,
+            arg: 0,
+            item: 0,
+            dtype: 0,
+            contiguous: 0,
+            reserved: 0,
+            ndim: 0,
+            device_index: 0,
+            slot: null_mut(),
+            sizes: null(),
+            strides: null(),
+            nbytes: 0,
+        }
+    }
 }
 
 #[repr(C)]
@@ -163,7 +185,8 @@ pub(crate) struct Shim {
     pub(crate) sequence_of_backward: unsafe extern "C" fn() -> i64,
     pub(crate) current_device: unsafe extern "C" fn() -> i32,
     pub(crate) set_device: unsafe extern "C" fn(i32),
-    pub(crate) ambient: unsafe extern "C" fn() -> u32,
+    pub(crate) default_dtype: unsafe extern "C" fn() -> i32,
+    pub(crate) float32_precision: unsafe extern "C" fn() -> u32,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
 }
 

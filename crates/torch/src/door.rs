@@ -8,12 +8,14 @@ use crate::state::{self, Event, State};
 use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
-use oxitorch_engine::{ArgRef, Call, Error, ErrorKind, Op, Output, Outputs, Place, Refusal, Slot, TensorRef};
+use oxitorch_engine::{
+    ArgRef, Call, Error, ErrorKind, Meta, Op, Output, Outputs, Place, Refusal, Slot, TensorRef,
+};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The table that the shim gets.
@@ -49,8 +51,9 @@ pub(crate) static CORE: abi::Core = abi::Core {
 #[derive(Default)]
 struct Kept {
     message: CString,
-    sizes: Vec<i64>,
     outs: Vec<abi::Out>,
+    /// Own the sizes and strides that `outs` point at.
+    metas: Vec<Meta>,
 }
 
 thread_local! {
@@ -258,7 +261,7 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
         };
         (seed, offset)
     };
-    let (site, switches) = (crate::sites::here(), s.switches());
+    let (site, switches) = (crate::sites::here(), s.switches(op.has_products()));
     s.engine.dispatch(
         &Call { device: device.max(0) as u16, op, args: &refs, rng: &rng, site, switches, size: None },
         out,
@@ -269,36 +272,20 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
 fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
     KEPT.with_borrow_mut(|k| {
         k.outs.clear();
-        k.sizes.clear();
-        for output in &outputs {
-            if let Output::New { ty, strides, .. } | Output::Resized { ty, strides, .. } = output {
-                k.sizes.extend_from_slice(&ty.shape);
-                k.sizes.extend_from_slice(strides);
-            }
-        }
-        let mut at = k.sizes.as_ptr();
+        k.metas.clear();
         for output in outputs {
-            let mut o = abi::Out {
-                kind: out::UNDEFINED,
-                arg: 0,
-                item: 0,
-                dtype: 0,
-                ndim: 0,
-                device_index: device,
-                slot: null_mut(),
-                sizes: null(),
-                strides: null(),
-                nbytes: 0,
-            };
+            let mut o = abi::Out { device_index: device, ..abi::Out::default() };
             match output {
-                Output::New { slot, ty, .. } => {
+                Output::New(slot, meta) => {
                     o.kind = out::NEW;
-                    fill_new(&mut o, slot, &ty, &mut at);
+                    fill_new(&mut o, slot, &meta);
+                    k.metas.push(meta);
                 }
-                Output::Resized { arg, slot, ty, .. } => {
+                Output::Resized { arg, slot, meta } => {
                     o.kind = out::RESIZED;
                     o.arg = arg as i32;
-                    fill_new(&mut o, slot, &ty, &mut at);
+                    fill_new(&mut o, slot, &meta);
+                    k.metas.push(meta);
                 }
                 Output::Arg(p) => {
                     o.kind = out::ARG;
@@ -309,7 +296,7 @@ fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
                     o.arg = p as i32;
                     o.item = i as i32;
                 }
-                Output::Undefined => {}
+                Output::Undefined => o.kind = out::UNDEFINED,
                 Output::List(n) => {
                     o.kind = out::LIST;
                     o.arg = n as i32;
@@ -322,17 +309,14 @@ fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
     });
 }
 
-fn fill_new(o: &mut abi::Out, slot: Slot, ty: &oxitorch_aten::TensorType, at: &mut *const i64) {
-    let n = ty.shape.len();
-    o.dtype = dtype::code(ty.dtype) as i32;
-    o.ndim = n as i32;
+fn fill_new(o: &mut abi::Out, slot: Slot, meta: &Meta) {
+    let (ty, strides) = (meta.ty(), meta.strides());
+    o.dtype = dtype::code(ty.dtype) as i16;
+    o.contiguous = u8::from(meta.is_contiguous());
+    o.ndim = ty.shape.len() as i32;
     o.nbytes = slot.nbytes as i64;
-    o.sizes = *at;
-    // SAFETY: sizes and strides of every new tensor were laid out in this order.
-    unsafe {
-        o.strides = at.add(n);
-        *at = at.add(2 * n);
-    }
+    o.sizes = ty.shape.as_ptr();
+    o.strides = strides.as_ptr();
     o.slot = storage::into_raw(slot);
 }
 

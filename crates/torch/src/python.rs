@@ -324,7 +324,7 @@ mod _core {
     /// The precision in force: what was set here, else what `torch.set_float32_matmul_precision` says.
     #[pyfunction]
     fn get_precision(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(PRECISIONS[started(py)?.switches().matmul as usize])
+        Ok(PRECISIONS[started(py)?.switches(true).matmul as usize])
     }
 
     #[pyfunction]

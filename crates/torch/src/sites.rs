@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -54,6 +55,11 @@ static LAYOUT: OnceLock<Option<Layout>> = OnceLock::new();
 static SHIM: OnceLock<&'static Shim> = OnceLock::new();
 /// Folders whose frames are not the user's.
 static LIBRARIES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Stacks that a thread remembers without a lock; a power of two.
+const RECENTS: usize = 512;
+thread_local! {
+    static RECENT: [Cell<(u64, Site)>; RECENTS] = const { [const { Cell::new((0, Site(0))) }; RECENTS] };
+}
 static FORWARD: [AtomicU64; SEQUENCES] = [const { AtomicU64::new(0) }; SEQUENCES];
 
 /// Chooses how frames are read. `libraries`: folders whose frames are passed over.
@@ -151,10 +157,25 @@ pub(crate) fn here() -> Site {
     if hash == 0 {
         return backward();
     }
-    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
-    let site = Site(known.unwrap_or_else(|| Python::attach(|py| intern(py, hash))));
+    let site = RECENT.with(|recent| {
+        let entry = &recent[hash as usize >> 1 & (RECENTS - 1)];
+        let (tag, site) = entry.get();
+        if tag == hash {
+            return site;
+        }
+        let site = find(hash);
+        entry.set((hash, site));
+        site
+    });
     remember(site);
     site
+}
+
+/// The site of a stack, which may be new.
+#[cold]
+fn find(hash: u64) -> Site {
+    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
+    Site(known.unwrap_or_else(|| Python::attach(|py| intern(py, hash))))
 }
 
 /// Without a known frame layout: the innermost frame alone, by the public API.

@@ -183,19 +183,25 @@ pub(crate) fn interrupt() -> Result<(), Error> {
 }
 
 impl State {
-    /// The switches at this moment, those that PyTorch keeps among them.
-    pub(crate) fn switches(&self) -> Switches {
-        // SAFETY: reads two globals of PyTorch.
-        let ambient = unsafe { (self.shim.ambient)() };
+    /// The switches at this moment, those that PyTorch keeps among them: the precision of products only on demand.
+    pub(crate) fn switches(&self, products: bool) -> Switches {
         let mut switches = self.engine.switches();
-        switches.default_dtype =
-            dtype::from_code(i64::from(ambient & 0xff)).unwrap_or(switches.default_dtype);
-        let forced = self.precision.load(Relaxed);
-        switches.matmul = match if forced == FOLLOW { ambient >> 8 } else { forced } {
-            0 => MatmulPrecision::Highest,
-            1 => MatmulPrecision::High,
-            _ => MatmulPrecision::Default,
-        };
+        // SAFETY: reads a global of PyTorch.
+        let code = unsafe { (self.shim.default_dtype)() };
+        switches.default_dtype = dtype::from_code(i64::from(code)).unwrap_or(switches.default_dtype);
+        if products {
+            let forced = self.precision.load(Relaxed);
+            let precision = match forced {
+                // SAFETY: as above.
+                FOLLOW => unsafe { (self.shim.float32_precision)() },
+                forced => forced,
+            };
+            switches.matmul = match precision {
+                0 => MatmulPrecision::Highest,
+                1 => MatmulPrecision::High,
+                _ => MatmulPrecision::Default,
+            };
+        }
         switches
     }
 }

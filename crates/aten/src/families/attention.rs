@@ -9,8 +9,8 @@ use oxitorch_hlo::{DType, Dims, DotDims, RngAlgorithm, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_scaled_dot_product_fused_attention_overrideable", forward),
-    op!("_scaled_dot_product_fused_attention_overrideable_backward", backward),
+    op!("_scaled_dot_product_fused_attention_overrideable", forward).products(),
+    op!("_scaled_dot_product_fused_attention_overrideable_backward", backward).products(),
 ];
 
 /// A tensor that autograd may hand over undefined although the schema does not say so.

@@ -8,10 +8,10 @@ use oxitorch_hlo::{ConvDims, Convolution, Dims, Padding, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("convolution", convolution),
-    op!("convolution_overrideable", convolution),
-    op!("convolution_backward", convolution_backward),
-    op!("convolution_backward_overrideable", convolution_backward_overrideable),
+    op!("convolution", convolution).products(),
+    op!("convolution_overrideable", convolution).products(),
+    op!("convolution_backward", convolution_backward).products(),
+    op!("convolution_backward_overrideable", convolution_backward_overrideable).products(),
     op!("im2col", im2col),
     op!("col2im", col2im),
 ];

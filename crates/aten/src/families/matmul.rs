@@ -8,28 +8,28 @@ use oxitorch_hlo::{DType, DotDims, Precision, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("mm", mm),
-    op!("mm.dtype", mm_dtype),
-    op!("bmm", bmm),
-    op!("bmm.dtype", bmm_dtype),
-    op!("addmm", addmm),
+    op!("mm", mm).products(),
+    op!("mm.dtype", mm_dtype).products(),
+    op!("bmm", bmm).products(),
+    op!("bmm.dtype", bmm_dtype).products(),
+    op!("addmm", addmm).products(),
     op!("addmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         multipliable(c, "mat1", l, r)?;
         accumulate(c, c.to(x, out), c.to(mm_acc(c, l, r)?, out), beta, alpha)
-    }),
-    op!("_addmm_activation", addmm_activation),
-    op!("addmv", addmv),
-    op!("mv", mv),
-    op!("addr", addr),
-    op!("baddbmm", baddbmm),
+    }).products(),
+    op!("_addmm_activation", addmm_activation).products(),
+    op!("addmv", addmv).products(),
+    op!("mv", mv).products(),
+    op!("addr", addr).products(),
+    op!("baddbmm", baddbmm).products(),
     op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)
-    }),
-    op!("addbmm", addbmm),
-    op!("dot", dot),
-    op!("vdot", vdot),
-    op!("_int_mm", int_mm),
-    op!("linear_backward", linear_backward),
+    }).products(),
+    op!("addbmm", addbmm).products(),
+    op!("dot", dot).products(),
+    op!("vdot", vdot).products(),
+    op!("_int_mm", int_mm).products(),
+    op!("linear_backward", linear_backward).products(),
 ];
 
 /// What sums of products of this dtype are kept in: one rounding at the end, and integers wrap only once.
@@ -44,7 +44,7 @@ pub(super) fn accumulator(dtype: DType) -> DType {
 
 /// The precision that the user asked for; only float32 operands have a choice.
 pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
-    match (dtype, c.config.matmul) {
+    match (dtype, c.matmul_precision()) {
         (DType::F32 | DType::C64, MatmulPrecision::High) => Precision::High,
         (DType::F32 | DType::C64, MatmulPrecision::Default) => Precision::Default,
         (DType::F32 | DType::F64 | DType::C64 | DType::C128, _) => Precision::Highest,

@@ -10,9 +10,9 @@ use oxitorch_hlo::{DType, Dims, DotDims, Value};
 
 /// The rows of this family: what `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` call in evaluation.
 pub static ROWS: &[Row] = &[
-    op!("_native_multi_head_attention", multi_head_attention),
-    op!("_transformer_encoder_layer_fwd", encoder_layer),
-    op!("_transform_bias_rescale_qkv", transform_bias_rescale_qkv),
+    op!("_native_multi_head_attention", multi_head_attention).products(),
+    op!("_transformer_encoder_layer_fwd", encoder_layer).products(),
+    op!("_transform_bias_rescale_qkv", transform_bias_rescale_qkv).products(),
 ];
 
 /// `x @ weight.T + bias`, rounded once.
