@@ -324,13 +324,29 @@ fn x_log(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value) -> Value) -> Va
     b.select(b.is_nan(y), y, product)
 }
 
-/// Hurwitz's zeta function with torch's answers at the poles; for large x its first term is all there is.
+/// Hurwitz's zeta function; infinite at q = 0, -1, .., NaN for x below 1.
 fn zeta(b: &Builder, x: Value, q: Value) -> Value {
     let (zero, one) = (b.zeros_like(x), b.full_like(x, 1.0));
+    let above = |q: Value| {
+        let large = b.ge(x, b.full_like(x, 1000.0));
+        b.select(large, b.power(q, b.negate(x)), b.zeta(x, q))
+    };
+    // The terms with a negative base are those from 1 - (q's fraction) up to -q, with the sign of (-1)^x.
+    let below = b.lt(q, zero);
+    let opposite = b.negate(q);
+    let fraction = |q: Value| b.sub(q, b.floor(q));
+    let rest = above(b.select(below, fraction(q), q));
+    let first = above(b.select(below, fraction(opposite), one));
+    let after = above(b.select(below, b.add(opposite, one), one));
+    let terms = b.sub(first, after);
+    let half = b.mul(x, b.full_like(x, 0.5));
+    let terms = b.select(b.eq(half, b.floor(half)), terms, b.negate(terms));
+    let whole = b.eq(x, b.floor(x));
+    let y = b.select(whole, b.add(rest, terms), b.full_like(x, f64::NAN));
+    let y = b.select(below, y, rest);
     let pole = b.and(b.le(q, zero), b.eq(q, b.floor(q)));
-    let large = b.and(b.ge(x, b.full_like(x, 1000.0)), b.gt(q, zero));
-    let y = b.select(large, b.power(q, b.negate(x)), b.zeta(x, q));
     let y = b.select(pole, b.full_like(x, f64::INFINITY), y);
+    let y = b.select(b.eq(x, one), b.full_like(x, f64::INFINITY), y);
     b.select(b.lt(x, one), b.full_like(x, f64::NAN), y)
 }
 

@@ -245,21 +245,60 @@ fn real_nan_to_num(
     c.select(c.is_nan(x), or(nan, 0.0), y)
 }
 
+/// `(-1)^(n+1) n! zeta(n+1, x)`; below 0 by the reflection
+/// `(-1)^n polygamma(n, 1-x) - polygamma(n, x) = d^n/dx^n pi cot(pi x)`.
 fn polygamma(c: &Ctx, n: i64, x: Tensor) -> Result<Value> {
     if n < 0 {
         return Err(runtime("polygamma(n, x) does not support negative n."));
     }
     let v = c.to(x.value, c.float_of(x.dtype));
-    Ok(c.in_opmath(v, |v| match n {
-        0 => digamma(c, v),
-        _ => {
-            // (-1)^(n+1) n! zeta(n+1, x)
-            let factorial: f64 = (1..=n).map(|k| k as f64).product();
-            let sign = if n % 2 == 1 { 1.0 } else { -1.0 };
-            let zeta = c.zeta(c.like(v, n as f64 + 1.0), v);
-            c.multiply(c.like(v, sign * factorial), zeta)
+    if n == 0 {
+        return Ok(c.in_opmath(v, |v| digamma(c, v)));
+    }
+    let factorial: f64 = (1..=n).map(|k| k as f64).product();
+    let sign = if n % 2 == 1 { 1.0 } else { -1.0 };
+    Ok(c.in_opmath(v, |v| {
+        let zero = c.zeros_like(v);
+        let below = c.lt(v, zero);
+        let at = c.select(below, c.subtract(c.like(v, 1.0), v), v);
+        let y = c.multiply(c.like(v, sign * factorial), c.zeta(c.like(v, n as f64 + 1.0), at));
+        let waves = cotangent_derivative(c, n, v);
+        let y = c.select(below, c.subtract(c.multiply(c.like(v, -sign), y), waves), y);
+        let pole = c.and(c.le(v, zero), c.eq(v, c.floor(v)));
+        let y = c.select(pole, c.like(v, sign * f64::INFINITY), y);
+        if n > 1 {
+            return y;
         }
+        let y = c.select(c.eq(v, c.like(v, f64::INFINITY)), zero, y);
+        c.select(c.eq(v, c.like(v, f64::NEG_INFINITY)), c.like(v, f64::NAN), y)
     }))
+}
+
+/// `d^n/dx^n pi cot(pi x)`: `pi^(n+1)` times a polynomial in the cotangent, all of whose coefficients have one sign.
+fn cotangent_derivative(c: &Ctx, n: i64, x: Value) -> Value {
+    // By the powers of cot: the derivative of cot(x) is -(1 + cot(x)^2).
+    let mut powers = vec![0.0, 1.0];
+    for _ in 0..n {
+        let mut next = vec![0.0; powers.len() + 1];
+        for (k, &p) in powers.iter().enumerate().skip(1) {
+            next[k - 1] -= k as f64 * p;
+            next[k + 1] -= k as f64 * p;
+        }
+        powers = next;
+    }
+    // The cosine as a sine from the other end, so that the quotient is exact to its last digits next to its zeros too.
+    let part = c.subtract(x, c.round_nearest_even(x));
+    let other = c.subtract(c.like(x, 0.5), c.abs(part));
+    let sine = |v: Value| c.sine(c.multiply(v, c.like(v, PI)));
+    let cot = c.divide(sine(other), sine(part));
+    let scale = PI.powi(n as i32 + 1);
+    let square = c.multiply(cot, cot);
+    // The first one is of the highest power, and every other one is 0.
+    let mut y = c.zeros_like(x);
+    for p in powers.iter().rev().step_by(2) {
+        y = c.add(c.multiply(y, square), c.like(x, scale * p));
+    }
+    if n % 2 == 0 { c.multiply(y, cot) } else { y }
 }
 
 fn round_decimals(c: &Ctx, x: Tensor, decimals: i64) -> Value {
