@@ -1,25 +1,55 @@
 """Shared by all tests: the repository, and running a piece of Python in a process of its own."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from oxitorch import _env
 
 REPO = Path(__file__).resolve().parent.parent
 
 
+def cache_folder(folder: Path, shims: Path) -> str:
+    """Makes a cache folder without programs; shims, which take half a minute to build, are those of another one."""
+    shims.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shim").symlink_to(shims)
+    return str(folder)
+
+
+def _own_cache() -> None:
+    """Gives this run a cache of its own, which its processes share, so that nothing depends on what ran before."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the controller's
+    folder = tempfile.mkdtemp(prefix="oxitorch-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["OXITORCH_CACHE_DIR"] = cache_folder(Path(folder) / "cache", Path(_env.cache_dir()) / "shim")
+
+
+_own_cache()
+
+
 def child_environment(**changes: str | None) -> dict[str, str]:
     """The environment without the settings of whoever runs the tests; None removes a variable."""
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith(("OXITORCH_", "TORCH_DEVICE_BACKEND")) and k != "CXX"
-    }
+    own = ("OXITORCH_", "TORCH_DEVICE_BACKEND")
+    env = {k: v for k, v in os.environ.items() if k == "OXITORCH_CACHE_DIR" or not k.startswith(own)}
+    env.pop("CXX", None)
     for name, value in changes.items():
         env.pop(name, None)
         if value is not None:
             env[name] = value
     return env
+
+
+@pytest.fixture
+def environment():
+    """`environment(NAME="value")` is what a child gets; see `child_environment`."""
+    return child_environment
 
 
 @pytest.fixture
@@ -36,6 +66,12 @@ def python():
         return done
 
     return run
+
+
+@pytest.fixture
+def empty_cache(tmp_path) -> Path:
+    """A cache folder without programs."""
+    return Path(cache_folder(tmp_path / "cache", Path(_env.cache_dir()) / "shim"))
 
 
 @pytest.fixture(scope="session")

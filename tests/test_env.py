@@ -31,6 +31,10 @@ def test_no_other_python_file_reads_the_environment(repo):
         (_env.NAN_TRAP, "1", True),
         (_env.NAN_TRAP, "off", False),
         (_env.SHIM, "/x/y.so", "/x/y.so"),
+        (_env.CACHE_SIZE, "1000", 1000),
+        (_env.CACHE_SIZE, "1.5G", 3 << 29),
+        (_env.CACHE_SIZE, "20 MiB", 20 << 20),
+        (_env.CACHE_SIZE, "8kb", 8 << 10),
     ],
 )
 def test_values(var, text, value):
@@ -46,6 +50,9 @@ def test_values(var, text, value):
         (_env.CPU_DEVICES, "two"),
         (_env.CPU_DEVICES, "-1"),
         (_env.NAN_TRAP, "maybe"),
+        (_env.CACHE_SIZE, "much"),
+        (_env.CACHE_SIZE, "-1G"),
+        (_env.CACHE_SIZE, "1P"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_the_variable(var, text):
@@ -62,3 +69,23 @@ def test_the_cache_folder(monkeypatch):
     assert _env.cache_dir() == "/home/me/.cache/oxitorch"
     monkeypatch.setenv("OXITORCH_CACHE_DIR", "~/mine")
     assert _env.cache_dir() == "/home/me/mine"
+
+
+def test_programs_are_not_kept_where_the_user_says_so_or_wants_to_see_them_compiled(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("OXITORCH_CACHE_SHARED", "/shared")
+    config = _env.core_config()
+    assert (config["cache_dir"], config["cache_shared"]) == (_env.cache_dir(), "/shared")
+    for name, value in (("OXITORCH_CACHE", "off"), ("XLA_FLAGS", "--xla_dump_to=/tmp/x")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            config = _env.core_config()
+            assert (config["cache_dir"], config["cache_shared"]) == (None, None)
+
+
+def test_programs_depend_on_what_compilers_read(monkeypatch):
+    for name in _env.COMPILER:
+        monkeypatch.delenv(name, raising=False)
+    assert _env.core_config()["compiler_environment"] == []
+    monkeypatch.setenv("NPROC", "3")
+    assert _env.core_config()["compiler_environment"] == [("NPROC", "3")]

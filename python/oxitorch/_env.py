@@ -5,6 +5,7 @@ environment; everything below takes values.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from typing import Any
 class Var:
     """One environment variable.
 
-    kind is one of: "choice" (one of `choices`), "int" (at least `minimum`), "bool" (0 or 1), "path", "text".
+    kind is one of: "choice" (one of `choices`), "int" (at least `minimum`), "bool" (0 or 1), "size" (in bytes),
+    "path", "text".
     """
 
     name: str
@@ -37,6 +39,8 @@ class Var:
             if not text.isdecimal() or int(text) < self.minimum:
                 raise ValueError(f"{self.name}={text}: expected a whole number of at least {self.minimum}")
             return int(text)
+        if self.kind == "size":
+            return self._size(text)
         if self.kind == "bool":
             known = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
             if text.lower() not in known:
@@ -44,12 +48,19 @@ class Var:
             return known[text.lower()]
         return text
 
+    def _size(self, text: str) -> int:
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
+        if parts is None:
+            raise ValueError(f"{self.name}={text}: expected a size such as 500M or 5G")
+        return int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
+
     def values(self) -> str:
         """What may be assigned, for people."""
         return {
             "choice": ", ".join(f"`{c}`" for c in self.choices),
             "int": f"a whole number, at least {self.minimum}",
             "bool": "`0` or `1`",
+            "size": "bytes, with `K`, `M`, `G` or `T` for multiples of 1024",
             "path": "a path",
             "text": "text",
         }[self.kind]
@@ -115,7 +126,53 @@ CACHE_DIR = Var(
     "path",
     "`$XDG_CACHE_HOME/oxitorch`, else `~/.cache/oxitorch`",
     "0.1",
-    "The folder that holds built shims.",
+    "The folder that holds built shims and compiled programs. Whoever can write to it can run code as you.",
+)
+CACHE = Var(
+    "OXITORCH_CACHE",
+    "choice",
+    "on",
+    "0.1",
+    "Whether compiled programs are kept on the disk for other processes; `docs/caching.md` says how.",
+    choices=("on", "off"),
+)
+CACHE_SIZE = Var(
+    "OXITORCH_CACHE_SIZE",
+    "size",
+    "5G",
+    "0.1",
+    "What compiled programs may have together on the disk; those used least lately are removed.",
+)
+CACHE_SHARED = Var(
+    "OXITORCH_CACHE_SHARED",
+    "path",
+    "none",
+    "0.1",
+    "A second folder of compiled programs, for instance on a network file system, that several machines share: one "
+    "compiles and the others wait for it.",
+)
+CACHE_WAIT = Var(
+    "OXITORCH_CACHE_WAIT",
+    "int",
+    "600",
+    "0.1",
+    "The longest time, in seconds, to wait for another process that compiles the same program.",
+)
+LOADED_PROGRAMS = Var(
+    "OXITORCH_LOADED_PROGRAMS",
+    "int",
+    "4096",
+    "0.1",
+    "How many compiled programs a process keeps loaded; those used least lately are loaded or compiled again when they "
+    "are wanted.",
+    minimum=1,
+)
+LOADED_SIZE = Var(
+    "OXITORCH_LOADED_SIZE",
+    "size",
+    "1G",
+    "0.1",
+    "What compiled programs that a process keeps loaded may have together, by the size of their code.",
 )
 
 TABLE: tuple[Var, ...] = (
@@ -127,6 +184,12 @@ TABLE: tuple[Var, ...] = (
     COMPILE_THREADS,
     SHIM,
     CACHE_DIR,
+    CACHE,
+    CACHE_SIZE,
+    CACHE_SHARED,
+    CACHE_WAIT,
+    LOADED_PROGRAMS,
+    LOADED_SIZE,
 )
 
 # Read by oxitorch, defined by somebody else.
@@ -137,6 +200,9 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ),
     ("CXX", "The C++ compiler that builds the shim; default `g++`, then `c++`, then `clang++`."),
     ("XDG_CACHE_HOME", "The parent of the cache folder; default `~/.cache`."),
+    ("XLA_FLAGS", "XLA's options; compiled programs depend on it."),
+    ("LIBTPU_INIT_ARGS", "libtpu's options; compiled programs depend on it."),
+    ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
 )
 
 
@@ -149,6 +215,15 @@ def cache_dir() -> str:
     return os.path.join(base, "oxitorch")
 
 
+# Of these, what plugins' compilers read.
+COMPILER = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NPROC")
+
+
+def caches() -> bool:
+    """Whether compiled programs are kept on the disk. Not where XLA is to write down what it compiles."""
+    return CACHE.read() != "off" and "--xla_dump" not in os.environ.get("XLA_FLAGS", "")
+
+
 def core_config() -> dict[str, Any]:
     """What the environment says, as the core takes it (without the shim and the site folders)."""
     return {
@@ -158,6 +233,13 @@ def core_config() -> dict[str, Any]:
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "compile_threads": COMPILE_THREADS.read(),
+        "cache_dir": cache_dir() if caches() else None,
+        "cache_bytes": CACHE_SIZE.read(),
+        "cache_shared": os.path.expanduser(CACHE_SHARED.read() or "") or None if caches() else None,
+        "cache_wait_s": CACHE_WAIT.read(),
+        "loaded_programs": LOADED_PROGRAMS.read(),
+        "loaded_bytes": LOADED_SIZE.read(),
+        "compiler_environment": [(name, os.environ[name]) for name in COMPILER if os.environ.get(name)],
     }
 
 

@@ -60,7 +60,7 @@ def start_python():
     """As `python`, for fixtures of wider scope; a process that does not end in time has the return code None."""
 
     def run(code: str, *args: str, timeout: float, **env: str):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("OXITORCH_")}
+        kept = {k: v for k, v in os.environ.items() if k == "OXITORCH_CACHE_DIR" or not k.startswith("OXITORCH_")}
         with subprocess.Popen(
             [sys.executable, "-c", code, *args],
             stdout=subprocess.PIPE,

@@ -1,5 +1,6 @@
 //! The engine: a client, a stream per device, and the switches.
 
+use crate::cached::CacheOptions;
 use crate::config::Switches;
 use crate::error::{Error, Refusal, Result};
 use crate::launch::Interrupt;
@@ -7,6 +8,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
 use crate::stream::Stream;
+use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -15,10 +17,12 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 /// What an engine is started with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Threads that compile; 0 means one per core.
     pub compile_threads: usize,
+    /// Where compiled programs are kept.
+    pub cache: CacheOptions,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
 }
@@ -42,7 +46,7 @@ impl Engine {
         let metrics = Arc::new(Metrics::default());
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
-        let compiler = Compiler::start(client.clone(), metrics.clone(), threads);
+        let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache);
         let limit = memory_limit(&client);
         let stream = |device: usize| {
             let memory = Memory::new(limit);
@@ -91,6 +95,11 @@ impl Engine {
     /// What happened so far.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// What the cache of compiled programs did so far.
+    pub fn cache(&self) -> &cache::Stats {
+        self.compiler.programs().stats()
     }
 
     /// The switches.

@@ -331,7 +331,7 @@ impl Launcher {
             return Err(Error::runtime("the tpu device is closed"));
         }
         let program = &launch.program;
-        let executable = program.executable().as_ref().map_err(|e| e.clone().at(launch.site))?;
+        let executable = program.executable().map_err(|e| e.at(launch.site))?;
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
         for input in &launch.inputs {
             args.push(self.buffer(input)?);

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod cached;
 mod config;
 mod dispatch;
 mod engine;
@@ -25,6 +26,7 @@ mod tensor;
 mod value;
 mod view;
 
+pub use cached::{CacheOptions, MAX_LOADED, MAX_LOADED_BYTES};
 pub use config::{Lowering, Mode, Switches};
 pub use dispatch::{ArgRef, Call, Meta, Op, Output, Outputs, Rng};
 pub use engine::{Engine, Options};

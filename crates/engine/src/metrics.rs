@@ -36,10 +36,14 @@ counters! {
     programs,
     /// Programs that went to the compiler.
     compiles,
-    /// Programs whose text had been compiled before.
-    cache_hits,
     /// Time in the compiler, all threads together, in microseconds.
     compile_us,
+    /// Programs that another process had compiled.
+    loads,
+    /// Time to load those, all threads together, in microseconds.
+    load_us,
+    /// Programs whose text this process had compiled or loaded before.
+    cache_hits,
     /// Programs that were launched.
     launches,
     /// Argument buffers that were given to a program for its results.
@@ -63,6 +67,11 @@ impl Metrics {
     pub(crate) fn compiled(&self, time: Duration) {
         self.compiles.fetch_add(1, Relaxed);
         self.compile_us.fetch_add(time.as_micros() as u64, Relaxed);
+    }
+
+    pub(crate) fn loaded(&self, time: Duration) {
+        self.loads.fetch_add(1, Relaxed);
+        self.load_us.fetch_add(time.as_micros() as u64, Relaxed);
     }
 
     pub(crate) fn to_device(&self, bytes: usize) {

@@ -1,16 +1,15 @@
 //! From a window of recorded ops to an executable: module text, compile options, compiler threads.
 
-use crate::error::{self, Error, ErrorKind};
+use crate::cached::{Build, CacheOptions, Loaded, Programs};
+use crate::error::{Error, ErrorKind};
 use crate::inst::Inst;
 use crate::metrics::Metrics;
-use oxitorch_cache::{Key, Memory};
 use oxitorch_hlo::{ArgAttr, Builder, DType, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// In operand codes: the value is output number `code & !PRODUCED` of the window, not one of its inputs.
 pub(crate) const PRODUCED: u32 = 1 << 31;
@@ -40,7 +39,10 @@ pub(crate) struct Program {
     pub(crate) checks: Vec<(ErrorKind, String)>,
     /// The ops in it, for messages.
     pub(crate) name: String,
-    executable: OnceLock<Result<Arc<pjrt::Executable>, Error>>,
+    /// Set when the compiler is done. The executable belongs to the cache, which may let go of it.
+    executable: OnceLock<Mutex<Result<Weak<Loaded>, Error>>>,
+    /// From what it is made again then.
+    task: OnceLock<(Weak<Compiler>, Task)>,
 }
 
 impl Program {
@@ -51,18 +53,35 @@ impl Program {
             checks: graph.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
             name: graph.name(),
             executable: OnceLock::new(),
+            task: OnceLock::new(),
         })
     }
 
-    /// Waits for the compiler.
-    pub(crate) fn executable(&self) -> &Result<Arc<pjrt::Executable>, Error> {
-        self.executable.wait()
+    /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now.
+    pub(crate) fn executable(&self) -> Result<Arc<Loaded>, Error> {
+        let mut place = self.executable.wait().lock();
+        let held = place.as_ref().map_err(Error::clone)?;
+        if let Some(loaded) = held.upgrade() {
+            loaded.touch();
+            return Ok(loaded);
+        }
+        let again = self.task.get().and_then(|(compiler, task)| Some((compiler.upgrade()?, task)));
+        let (compiler, task) = again.ok_or_else(closed)?;
+        let loaded = compiler.compile(&self.name, task)?;
+        *place = Ok(Arc::downgrade(&loaded));
+        Ok(loaded)
+    }
+
+    /// Called once, by whoever compiled it.
+    fn set(&self, executable: Result<Weak<Loaded>, Error>) {
+        // Set once: tasks are submitted once.
+        let _ = self.executable.set(Mutex::new(executable));
     }
 }
 
 impl Graph {
     /// The ops by name, views left out unless there is nothing else.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let ops: Vec<&str> = self.insts.iter().map(|i| i.name()).collect();
         let real: Vec<&str> =
             ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
@@ -75,7 +94,7 @@ impl Graph {
     }
 
     /// The module that computes the window.
-    fn module(&self) -> Result<String, Error> {
+    pub(crate) fn module(&self) -> Result<String, Error> {
         let b = Builder::new();
         b.set_name(&self.name());
         let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
@@ -135,15 +154,20 @@ pub(crate) fn element(dtype: DType) -> pjrt::ElementType {
     }
 }
 
+/// From what a program is made.
+#[derive(Clone, Debug)]
 struct Task {
-    graph: Graph,
-    program: Arc<Program>,
+    graph: Arc<Graph>,
     device: i64,
+}
+
+fn closed() -> Error {
+    Error::runtime("the tpu device is closed")
 }
 
 #[derive(Default)]
 struct Tasks {
-    queue: VecDeque<Task>,
+    queue: VecDeque<Arc<Program>>,
     /// Tasks that a thread works on.
     running: usize,
     /// No thread takes tasks any more: whoever submits one compiles it.
@@ -152,8 +176,9 @@ struct Tasks {
 
 /// The compiler threads of one client.
 pub(crate) struct Compiler {
+    own: Weak<Compiler>,
     client: Arc<pjrt::Client>,
-    cache: Memory<Result<Arc<pjrt::Executable>, Error>>,
+    programs: Programs,
     metrics: Arc<Metrics>,
     tasks: Mutex<Tasks>,
     wake: Condvar,
@@ -166,10 +191,16 @@ pub type UserOptions = Vec<(String, pjrt::OptionValue)>;
 
 impl Compiler {
     /// Starts `threads` compiler threads.
-    pub(crate) fn start(client: Arc<pjrt::Client>, metrics: Arc<Metrics>, threads: usize) -> Arc<Compiler> {
-        let compiler = Arc::new(Compiler {
+    pub(crate) fn start(
+        client: Arc<pjrt::Client>,
+        metrics: Arc<Metrics>,
+        threads: usize,
+        cache: &CacheOptions,
+    ) -> Arc<Compiler> {
+        let compiler = Arc::new_cyclic(|own| Compiler {
+            own: own.clone(),
+            programs: Programs::new(client.clone(), cache),
             client,
-            cache: Memory::default(),
             metrics,
             tasks: Mutex::default(),
             wake: Condvar::new(),
@@ -196,15 +227,21 @@ impl Compiler {
         }) as u32
     }
 
+    /// The compiled programs.
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
     /// Queues a program.
     pub(crate) fn submit(&self, graph: Graph, program: Arc<Program>, device: i64) {
-        let task = Task { graph, program, device };
+        // Set once: a program is submitted once.
+        let _ = program.task.set((self.own.clone(), Task { graph: Arc::new(graph), device }));
         let mut tasks = self.tasks.lock();
         if tasks.closed {
             drop(tasks);
-            return self.finish(task);
+            return self.finish(&program);
         }
-        tasks.queue.push_back(task);
+        tasks.queue.push_back(program);
         drop(tasks);
         self.wake.notify_one();
     }
@@ -212,16 +249,16 @@ impl Compiler {
     fn run(&self) {
         loop {
             let mut tasks = self.tasks.lock();
-            let task = loop {
+            let program = loop {
                 match tasks.queue.pop_front() {
-                    Some(task) => break task,
+                    Some(program) => break program,
                     None if tasks.closed => return,
                     None => self.wake.wait(&mut tasks),
                 }
             };
             tasks.running += 1;
             drop(tasks);
-            self.finish(task);
+            self.finish(&program);
             self.tasks.lock().running -= 1;
             self.wake.notify_all();
         }
@@ -231,9 +268,8 @@ impl Compiler {
     pub(crate) fn close(&self) {
         let mut tasks = self.tasks.lock();
         tasks.closed = true;
-        for task in tasks.queue.drain(..) {
-            // Set once: a queued task was not compiled.
-            let _ = task.program.executable.set(Err(Error::runtime("the tpu device is closed")));
+        for program in tasks.queue.drain(..) {
+            program.set(Err(closed()));
         }
         self.wake.notify_all();
         while tasks.running > 0 {
@@ -241,38 +277,22 @@ impl Compiler {
         }
     }
 
-    fn finish(&self, task: Task) {
+    fn finish(&self, program: &Program) {
+        let Some((_, task)) = program.task.get() else { return };
         // A panic in a lowering must not leave the launch thread waiting for ever.
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.compile(&task)));
-        let result = result.unwrap_or_else(|_| {
-            Err(Error::runtime(format!(
-                "{}: the compiler thread panicked; please report this",
-                task.program.name
-            )))
-        });
-        // Set once: tasks are submitted once.
-        let _ = task.program.executable.set(result);
+        let compile = || self.compile(&program.name, task).map(|loaded| Arc::downgrade(&loaded));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compile));
+        program.set(result.unwrap_or_else(|_| {
+            Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", program.name)))
+        }));
     }
 
-    fn compile(&self, task: &Task) -> Result<Arc<pjrt::Executable>, Error> {
+    fn compile(&self, name: &str, task: &Task) -> Result<Arc<Loaded>, Error> {
         let text = task.graph.module()?;
         let options = self.options(task);
-        let key =
-            Key::new().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes());
-        let mut compiled = false;
-        let result = self.cache.get_or_compute(&key, || {
-            compiled = true;
-            let start = Instant::now();
-            let result = self.client.compile(&pjrt::Program::mlir(text.as_bytes()), &options);
-            self.metrics.compiled(start.elapsed());
-            result
-                .map(Arc::new)
-                .map_err(|e| error::device(&format!("{}: compilation failed", task.program.name), &e))
-        });
-        if !compiled {
-            self.metrics.count(&self.metrics.cache_hits);
-        }
-        result
+        let build =
+            Build { client: &self.client, metrics: &self.metrics, graph: &task.graph, name, text, options };
+        self.programs.get(&build)
     }
 
     fn options(&self, task: &Task) -> pjrt::CompileOptions {

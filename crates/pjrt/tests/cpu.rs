@@ -249,6 +249,21 @@ fn executables_go_through_bytes() {
 }
 
 #[test]
+fn a_program_from_bytes_still_reuses_the_memory_it_is_given() {
+    let client = client(1);
+    let params = [f32s(&[4]), f32s(&[4])];
+    let donor = ADD.replacen("tensor<4xf32>", "tensor<4xf32> {jax.buffer_donor = true}", 1);
+    let bytes = compile(&client, &donor, &params).serialize().unwrap();
+    let add = client.deserialize(&bytes, &options(&params)).unwrap();
+    let (a, b) = (put(&client, 0, &[1.0; 4], &[4]), put(&client, 0, &[2.0; 4], &[4]));
+    let address = a.unsafe_pointer().unwrap();
+    let out = add.execute(&[&a, &b], &HOW).unwrap();
+    assert_eq!(get(&out[0]), [3.0; 4]);
+    assert_eq!(out[0].unsafe_pointer().unwrap(), address);
+    assert!(a.is_deleted().unwrap() && !b.is_deleted().unwrap());
+}
+
+#[test]
 fn a_program_can_be_asked_about() {
     let client = client(1);
     let add = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);

@@ -2,7 +2,7 @@
 
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
-use oxitorch_engine::{Error, ErrorKind, Mode, Reading, Refusal, Stream};
+use oxitorch_engine::{CacheOptions, Error, ErrorKind, Mode, Reading, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{
@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::ffi::CStr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// The one place where Rust errors become Python exceptions (errors of ops go through C++ instead).
 fn raise(py: Python<'_>, e: Error) -> PyErr {
@@ -83,6 +84,33 @@ fn optional<'py, T: FromPyObjectOwned<'py>>(config: &Bound<'py, PyDict>, key: &s
         Some(v) if !v.is_none() => v.extract().map(Some).map_err(Into::into),
         _ => Ok(None),
     }
+}
+
+/// Where compiled programs are kept, as the configuration says.
+fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
+    let default = CacheOptions::default();
+    let wait: Option<u64> = optional(config, "cache_wait_s")?;
+    Ok(CacheOptions {
+        disk: optional(config, "cache_dir")?,
+        disk_bytes: optional(config, "cache_bytes")?.unwrap_or(default.disk_bytes),
+        shared: optional(config, "cache_shared")?,
+        wait: wait.map_or(default.wait, Duration::from_secs),
+        max_loaded: optional(config, "loaded_programs")?.unwrap_or(default.max_loaded),
+        max_loaded_bytes: optional(config, "loaded_bytes")?.unwrap_or(default.max_loaded_bytes),
+        environment: optional(config, "compiler_environment")?.unwrap_or_default(),
+        warn: state::warn,
+    })
+}
+
+/// Sets counters in a dictionary; times are in seconds there.
+fn set_counters(out: &Bound<'_, PyDict>, counters: Vec<(&'static str, u64)>) -> PyResult<()> {
+    for (name, value) in counters {
+        match name.strip_suffix("_us") {
+            Some(base) => out.set_item(format!("{base}_s"), value as f64 * 1e-6)?,
+            None => out.set_item(name, value)?,
+        }
+    }
+    Ok(())
 }
 
 /// By the numbers of [`state::State::precision`].
@@ -212,6 +240,7 @@ mod _core {
             platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
+            cache: cache_options(config)?,
             mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
@@ -473,19 +502,19 @@ mod _core {
     fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let s = started(py)?;
         let out = PyDict::new(py);
-        for (name, value) in s.engine.metrics().counters() {
-            match name.strip_suffix("_us") {
-                Some(base) => out.set_item(format!("{base}_s"), value as f64 * 1e-6)?,
-                None => out.set_item(name, value)?,
-            }
-        }
+        set_counters(&out, s.engine.metrics().counters())?;
+        let cache = PyDict::new(py);
+        set_counters(&cache, s.engine.cache().counters())?;
+        out.set_item("cache", cache)?;
         out.set_item("fallbacks", s.engine.metrics().fallbacks())?;
         Ok(out)
     }
 
     #[pyfunction]
     fn reset_metrics(py: Python<'_>) -> PyResult<()> {
-        started(py)?.engine.metrics().reset();
+        let engine = &started(py)?.engine;
+        engine.metrics().reset();
+        engine.cache().reset();
         Ok(())
     }
 

@@ -2,11 +2,14 @@
 
 use crate::abi::Shim;
 use oxitorch_aten::{MatmulPrecision, dtype};
-use oxitorch_engine::{Engine, Error, ErrorKind, Mark, Mode, Op, Options, Switches, UserOptions};
+use oxitorch_engine::{
+    CacheOptions, Engine, Error, ErrorKind, Mark, Mode, Op, Options, Switches, UserOptions,
+};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -21,6 +24,7 @@ pub(crate) struct Setup {
     /// 0: one per core.
     pub(crate) compile_threads: usize,
     pub(crate) mode: Mode,
+    pub(crate) cache: CacheOptions,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
     pub(crate) shim: &'static Shim,
@@ -116,7 +120,7 @@ fn start() -> Result<&'static State, Error> {
         return Ok(state);
     }
     let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
-    let options = Options { compile_threads: setup.compile_threads, interrupt };
+    let options = Options { compile_threads: setup.compile_threads, cache: setup.cache.clone(), interrupt };
     let engine = Engine::start(client, &options)?;
     engine.set_switches(|s| {
         s.mode = setup.mode;
@@ -169,6 +173,18 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
             compiler: Mutex::default(),
         }
     })
+}
+
+/// Tells the user, as a Python warning. Called by threads of the engine, which hold nothing that Python waits for.
+pub(crate) fn warn(text: &str) {
+    let text = CString::new(format!("oxitorch: {text}").replace('\0', " ")).unwrap_or_default();
+    // None: the interpreter is ending, and nobody reads warnings any more.
+    let _ = Python::try_attach(|py| {
+        let category = py.get_type::<pyo3::exceptions::PyUserWarning>();
+        if let Err(e) = PyErr::warn(py, &category, &text, 1) {
+            e.write_unraisable(py, None); // warnings are errors here, and no line of Python is at fault
+        }
+    });
 }
 
 /// Called while something waits for the device: lets Ctrl-C end the wait.

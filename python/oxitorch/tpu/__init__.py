@@ -104,8 +104,9 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 def metrics() -> dict[str, Any]:
     """What the engine did in this process since the start or `reset_metrics`.
 
-    Among them: "fallbacks" (operation name to how often it ran on the CPU), "compiles", "compile_s", "cache_hits",
-    "launches", "ops", "transfers_h2d", "transfers_d2h" and their bytes.
+    Among them: "fallbacks" (operation name to how often it ran on the CPU), "compiles", "compile_s", "loads" (programs
+    that another process had compiled), "load_s", "cache_hits", "launches", "ops", "transfers_h2d", "transfers_d2h" and
+    their bytes, and "cache": hits of each tier, what was written, evicted, damaged, waited for and saved.
     """
     return _activate.core().metrics()
 

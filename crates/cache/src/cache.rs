@@ -1,0 +1,450 @@
+//! The tiers together: this process, this machine's disk, a folder that machines share, and making it.
+
+use crate::entry::{self, Damaged, Meta};
+use crate::key::{Key, hex};
+use crate::lease::{Heart, Lease, Pace, Seen, Watch};
+use crate::listing::{self, Listed};
+use crate::memory::{Held, Limits, Memory};
+use crate::stats::Stats;
+use crate::store::{Folder, Sharing, Store};
+use parking_lot::Mutex;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Told once about what keeps a tier from working.
+pub type Warn = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a cache is made of.
+#[derive(Clone)]
+pub struct Config {
+    /// What this process holds.
+    pub memory: Limits,
+    /// This machine's cache folder, if there is one.
+    pub disk: Option<PathBuf>,
+    /// What the entries in that folder may have together, in bytes.
+    pub disk_bytes: u64,
+    /// A cache folder that several machines share, if there is one. Nobody bounds it.
+    pub shared: Option<PathBuf>,
+    /// How long to wait for another process to make what this one wants, before making it too.
+    pub wait: Duration,
+    /// How long a process of this machine may be silent before another takes over what it was making; six times that
+    /// through a shared folder, where changes may be seen late.
+    pub dead_after: Duration,
+    /// Told once about what keeps a tier from working.
+    pub warn: Warn,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            memory: Limits::default(),
+            disk: None,
+            disk_bytes: DISK_BYTES,
+            shared: None,
+            wait: WAIT,
+            dead_after: Duration::from_secs(10),
+            warn: Arc::new(|_| ()),
+        }
+    }
+}
+
+/// What the entries on a disk may have together if nothing is said: 5 GiB.
+pub const DISK_BYTES: u64 = 5 << 30;
+/// How long to wait for another process if nothing is said. Programs that take minutes exist; ten are more than any seen.
+pub const WAIT: Duration = Duration::from_secs(600);
+
+/// The folder of entries inside a cache folder. Other formats have other folders.
+pub fn programs_folder(cache: &Path) -> PathBuf {
+    cache.join("programs").join(format!("v{}", entry::FORMAT))
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// This process had it.
+    Memory,
+    /// The disk of this machine.
+    Disk,
+    /// The folder that machines share.
+    Shared,
+    /// Nobody had it: it was made.
+    Made,
+}
+
+/// How to get a value that the process does not have.
+pub trait Recipe {
+    /// The value.
+    type Value;
+    /// Why it cannot be made.
+    type Error;
+
+    /// For people: what the value is called, and more about it by name.
+    fn describe(&self) -> (String, Vec<(String, String)>);
+
+    /// From what [`Recipe::save`] gave, with its size in memory; or why that cannot be used.
+    fn load(&self, payload: &[u8]) -> Result<(Self::Value, u64), String>;
+
+    /// From nothing, with its size in memory.
+    fn make(&self) -> Result<(Self::Value, u64), Self::Error>;
+
+    /// What [`Recipe::load`] takes in another process; none if the value means something in this process alone.
+    fn save(&self, value: &Self::Value) -> Option<Vec<u8>>;
+
+    /// Whether it is worth looking for in other tiers than memory.
+    fn is_portable(&self) -> bool;
+}
+
+/// Values by what they depend on, in several tiers.
+pub struct Cache<V> {
+    memory: Memory<V>,
+    tiers: Tiers,
+}
+
+impl<V> Cache<V> {
+    /// Opens no file: tiers are looked at when something is asked for.
+    pub fn new(config: &Config) -> Cache<V> {
+        Cache { memory: Memory::new(config.memory), tiers: Tiers::new(config) }
+    }
+
+    /// The tier of this process.
+    pub fn memory(&self) -> &Memory<V> {
+        &self.memory
+    }
+
+    /// What happened.
+    pub fn stats(&self) -> &Stats {
+        &self.tiers.stats
+    }
+
+    /// Whether there is any tier that outlives the process.
+    pub fn is_persistent(&self) -> bool {
+        !self.tiers.list.is_empty()
+    }
+
+    /// The value of a key and where it came from. Of all threads, processes and machines that share a tier and ask for the
+    /// same key at once, one makes the value.
+    pub fn get_or_make<R: Recipe<Value = V>>(
+        &self,
+        key: &Key,
+        recipe: &R,
+    ) -> Result<(Arc<Held<V>>, Source), R::Error> {
+        let mut source = Source::Memory;
+        let (held, _) = self.memory.get_or_make(key, || {
+            let (value, bytes, from) = self.tiers.get_or_make(key, recipe)?;
+            source = from;
+            Ok((value, bytes))
+        })?;
+        if source == Source::Memory {
+            self.stats().memory_hits.fetch_add(1, Relaxed);
+        }
+        Ok((held, source))
+    }
+
+    /// The stored entry that differs from a key in the fewest components; of several, one with the same name and with the
+    /// most equal notes, and of those the one used last. Looks at every description on the disk.
+    pub fn nearest(&self, key: &Key, name: &str, notes: &[(String, String)]) -> Option<Listed> {
+        let tier = self.tiers.list.first()?;
+        let entries = listing::list(&*tier.store).ok()?;
+        listing::nearest(entries, key, name, notes)
+    }
+}
+
+/// The tiers that outlive the process, nearest first.
+struct Tiers {
+    list: Vec<Tier>,
+    wait: Duration,
+    heart: Arc<Heart>,
+    stats: Stats,
+    warn: Warn,
+}
+
+struct Tier {
+    store: Arc<dyn Store>,
+    /// For messages.
+    place: String,
+    source: Source,
+    limit: Option<u64>,
+    pace: Pace,
+    /// Longest pause between two looks at somebody else's lease.
+    look_every: Duration,
+    warned: AtomicBool,
+    space: Mutex<Space>,
+}
+
+/// What a process believes about the space in a tier.
+#[derive(Default)]
+struct Space {
+    bytes: u64,
+    counted: Option<Instant>,
+    /// After a failed write, none is tried until then.
+    resting_until: Option<Instant>,
+}
+
+/// After a failed write.
+const REST: Duration = Duration::from_secs(60);
+/// Other processes write too.
+const COUNT_EVERY: Duration = Duration::from_secs(30);
+
+impl Tiers {
+    fn new(config: &Config) -> Tiers {
+        let tier = |cache: &PathBuf, sharing, source, limit, pace, look_every| {
+            let folder = Folder::new(programs_folder(cache), sharing);
+            let place = cache.display().to_string();
+            let (warned, space) = (AtomicBool::new(false), Mutex::default());
+            Tier { store: Arc::new(folder), place, source, limit, pace, look_every, warned, space }
+        };
+        let pace = |dead_after: Duration| Pace { beat: dead_after / 5, dead_after };
+        let disk = config.disk.as_ref().map(|cache| {
+            let pace = pace(config.dead_after);
+            let limit = Some(config.disk_bytes);
+            tier(cache, Sharing::Machine, Source::Disk, limit, pace, Duration::from_millis(50))
+        });
+        let shared = config.shared.as_ref().map(|cache| {
+            let pace = pace(config.dead_after * 6);
+            tier(cache, Sharing::Network, Source::Shared, None, pace, Duration::from_millis(500))
+        });
+        Tiers {
+            list: disk.into_iter().chain(shared).collect(),
+            wait: config.wait,
+            heart: Arc::default(),
+            stats: Stats::default(),
+            warn: config.warn.clone(),
+        }
+    }
+
+    fn get_or_make<R: Recipe>(&self, key: &Key, recipe: &R) -> Result<(R::Value, u64, Source), R::Error> {
+        if self.list.is_empty() || !recipe.is_portable() {
+            self.stats.made.fetch_add(1, Relaxed);
+            return recipe.make().map(|(value, bytes)| (value, bytes, Source::Made));
+        }
+        let name = hex(&key.digest());
+        if let Some(found) = self.look(key, &name, recipe) {
+            return Ok(found);
+        }
+        let lease = match self.lease(key, &name, recipe) {
+            Turn::Found(found) => return Ok(found),
+            Turn::Ours(lease) => lease,
+        };
+        self.stats.made.fetch_add(1, Relaxed);
+        let start = Instant::now();
+        let (value, bytes) = recipe.make()?;
+        let cost = start.elapsed();
+        if let Some(payload) = recipe.save(&value) {
+            self.store(key, &name, recipe, &payload, cost);
+        }
+        drop(lease); // after the entry is there
+        Ok((value, bytes, Source::Made))
+    }
+
+    /// Looks into every tier; what a far one has is copied into the nearer ones.
+    fn look<R: Recipe>(&self, key: &Key, name: &str, recipe: &R) -> Option<(R::Value, u64, Source)> {
+        let file = format!("{name}{}", listing::ENTRY);
+        for (i, tier) in self.list.iter().enumerate() {
+            let start = Instant::now();
+            let Some(bytes) = self.read(tier, &file) else { continue };
+            let decoded = entry::decode(&bytes).and_then(|(meta, payload)| {
+                let right = meta.key.digest() == key.digest();
+                if right { Ok((meta, payload)) } else { Err(Damaged("it is the entry of another key")) }
+            });
+            let (meta, payload) = match decoded {
+                Ok(parts) => parts,
+                Err(Damaged(why)) => {
+                    self.stats.damaged.fetch_add(1, Relaxed);
+                    self.discard(tier, &file, why);
+                    continue;
+                }
+            };
+            match recipe.load(payload) {
+                Ok((value, size)) => {
+                    tier.store.used(&file);
+                    self.stats.hit(
+                        tier.source,
+                        bytes.len(),
+                        Duration::from_micros(meta.cost_us),
+                        start.elapsed(),
+                    );
+                    for nearer in &self.list[..i] {
+                        self.write(nearer, &file, &bytes);
+                    }
+                    return Some((value, size, tier.source));
+                }
+                Err(why) => {
+                    self.stats.refused.fetch_add(1, Relaxed);
+                    self.discard(tier, &file, &why);
+                }
+            }
+        }
+        None
+    }
+
+    fn read(&self, tier: &Tier, file: &str) -> Option<Vec<u8>> {
+        match tier.store.read(file) {
+            Ok(found) => found,
+            Err(e) => {
+                self.complain(tier, "read", &e);
+                None
+            }
+        }
+    }
+
+    /// An entry that cannot be used is removed, so that a good one can take its place.
+    fn discard(&self, tier: &Tier, file: &str, why: &str) {
+        if let Err(e) = tier.store.remove(file) {
+            self.complain(tier, &format!("remove a damaged entry ({why}) of"), &e);
+        }
+    }
+
+    /// Gets the right to make an entry, or the entry if somebody else made it meanwhile.
+    fn lease<R: Recipe>(&self, key: &Key, name: &str, recipe: &R) -> Turn<R::Value> {
+        let start = Instant::now();
+        // In the tier that is shared widest: who shares the nearer ones shares that too.
+        for tier in self.list.iter().rev().filter(|t| t.is_writable()) {
+            match self.lease_in(tier, key, name, recipe, start) {
+                Ok(turn) => return turn,
+                Err(e) => self.write_failed(tier, &e),
+            }
+        }
+        Turn::Ours(None)
+    }
+
+    fn lease_in<R: Recipe>(
+        &self,
+        tier: &Tier,
+        key: &Key,
+        name: &str,
+        recipe: &R,
+        start: Instant,
+    ) -> io::Result<Turn<R::Value>> {
+        let file = format!("{name}{}", listing::LEASE);
+        let found = |lease: Option<Lease>| match self.look(key, name, recipe) {
+            Some(found) => Turn::Found(found),
+            None => Turn::Ours(lease),
+        };
+        let mut watch = Watch::new();
+        let mut pause = Duration::from_millis(1);
+        let mut waited = false;
+        loop {
+            if let Some(lease) = Lease::take(&self.heart, &tier.store, &file, tier.pace)? {
+                // Somebody may have made it between our look and our lease.
+                return Ok(found(Some(lease)));
+            }
+            if !waited {
+                waited = true;
+                self.stats.waits.fetch_add(1, Relaxed);
+            }
+            loop {
+                if start.elapsed() >= self.wait {
+                    self.stats.waited(start.elapsed());
+                    self.stats.gave_up.fetch_add(1, Relaxed);
+                    return Ok(Turn::Ours(None));
+                }
+                std::thread::sleep(pause.min(self.wait.saturating_sub(start.elapsed())));
+                pause = (pause * 3 / 2).min(tier.look_every);
+                match watch.look(&self.heart, &tier.store, &file, tier.pace)? {
+                    Seen::Busy => {}
+                    Seen::Gone => break,
+                    Seen::Overtaken(lease) => {
+                        self.stats.waited(start.elapsed());
+                        self.stats.overtaken.fetch_add(1, Relaxed);
+                        return Ok(found(Some(lease)));
+                    }
+                }
+            }
+            if let Some(found) = self.look(key, name, recipe) {
+                self.stats.waited(start.elapsed());
+                return Ok(Turn::Found(found));
+            }
+            // Whoever had the lease could not make it: our turn, or another waiter's.
+        }
+    }
+
+    fn store<R: Recipe>(&self, key: &Key, name: &str, recipe: &R, payload: &[u8], cost: Duration) {
+        let (title, notes) = recipe.describe();
+        let meta = Meta {
+            key: key.clone(),
+            name: title,
+            notes,
+            created_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+            cost_us: cost.as_micros() as u64,
+        };
+        let Ok(bytes) = entry::encode(&meta, payload) else {
+            self.stats.unstored.fetch_add(1, Relaxed);
+            return;
+        };
+        for tier in &self.list {
+            self.write(tier, &format!("{name}{}", listing::ENTRY), &bytes);
+        }
+    }
+
+    fn write(&self, tier: &Tier, file: &str, bytes: &[u8]) {
+        let size = bytes.len() as u64;
+        if tier.limit.is_some_and(|limit| size > limit) || !tier.is_writable() {
+            self.stats.unstored.fetch_add(1, Relaxed);
+            return;
+        }
+        match tier.store.publish(file, bytes) {
+            Ok(()) => {
+                self.stats.stored.fetch_add(1, Relaxed);
+                self.stats.bytes_written.fetch_add(size, Relaxed);
+                self.make_room(tier, size);
+            }
+            Err(e) => {
+                self.stats.unstored.fetch_add(1, Relaxed);
+                self.write_failed(tier, &e);
+            }
+        }
+    }
+
+    /// After a write: counts what is there now and then, and evicts what was used least lately.
+    fn make_room(&self, tier: &Tier, written: u64) {
+        let mut space = tier.space.lock();
+        space.bytes += written;
+        let known = space.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY);
+        if known && tier.limit.is_none_or(|limit| space.bytes <= limit) {
+            return;
+        }
+        if space.counted.is_none() {
+            tier.store.clean();
+        }
+        match listing::evict(&*tier.store, tier.limit) {
+            Ok(evicted) => {
+                space.bytes = evicted.left_bytes;
+                space.counted = Some(Instant::now());
+                self.stats.evicted.fetch_add(evicted.entries, Relaxed);
+            }
+            Err(e) => self.complain(tier, "make room in", &e),
+        }
+    }
+
+    fn write_failed(&self, tier: &Tier, error: &io::Error) {
+        tier.space.lock().resting_until = Some(Instant::now() + REST);
+        self.complain(tier, "write to", error);
+    }
+
+    fn complain(&self, tier: &Tier, what: &str, error: &io::Error) {
+        self.stats.errors.fetch_add(1, Relaxed);
+        if !tier.warned.swap(true, Relaxed) {
+            (self.warn)(&format!(
+                "cannot {what} the program cache in {}: {error}; programs are compiled again instead",
+                tier.place
+            ));
+        }
+    }
+}
+
+impl Tier {
+    fn is_writable(&self) -> bool {
+        self.space.lock().resting_until.is_none_or(|until| Instant::now() >= until)
+    }
+}
+
+/// How waiting ended.
+enum Turn<V> {
+    /// Somebody else made it.
+    Found((V, u64, Source)),
+    /// It is ours to make, with or without a lease.
+    Ours(Option<Lease>),
+}

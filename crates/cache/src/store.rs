@@ -1,0 +1,289 @@
+//! Where files of the cache are kept: a folder, or anything that can do as much.
+
+use crate::entry::HITS_AT;
+use crate::owner::{self, Owner};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// A file of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Without its folder.
+    pub name: String,
+    /// In bytes.
+    pub size: u64,
+    /// When it was written or touched last.
+    pub modified: SystemTime,
+}
+
+/// Named contents with the little that the cache needs: no locks, no links, nothing that a network file system or an object
+/// store would not do.
+pub trait Store: Send + Sync {
+    /// The content, or none.
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+
+    /// At least the first `len` bytes, or all if there are fewer, and the length of the whole; or none.
+    fn read_start(&self, name: &str, len: usize) -> io::Result<Option<(Vec<u8>, u64)>>;
+
+    /// Writes or replaces as a whole: a reader sees the old content or the new, whatever happens meanwhile.
+    fn publish(&self, name: &str, content: &[u8]) -> io::Result<()>;
+
+    /// Writes if there is nothing of that name; false if there is. Of several that do so at once, one succeeds.
+    fn create(&self, name: &str, content: &[u8]) -> io::Result<bool>;
+
+    /// Removes; false if there was nothing.
+    fn remove(&self, name: &str) -> io::Result<bool>;
+
+    /// All files, in no order.
+    fn list(&self) -> io::Result<Vec<Stored>>;
+
+    /// Says that an entry was used.
+    fn used(&self, name: &str);
+
+    /// Removes what writers that died left behind.
+    fn clean(&self);
+}
+
+/// Who reads and writes a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// The processes of one machine: uses are counted in the entries.
+    Machine,
+    /// Machines, over a network: a use only makes an entry younger, once an hour.
+    Network,
+}
+
+/// A folder of files.
+///
+/// Nothing is synchronised to the disk: the checksum of an entry finds what a power failure tore, and a process that is
+/// killed leaves what it has written to the kernel.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    path: PathBuf,
+    sharing: Sharing,
+}
+
+const TEMPORARY: &str = ".tmp-";
+/// Temporary files of a process that cannot be judged are left this long.
+const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
+
+impl Folder {
+    /// A folder that need not exist yet: the first write makes it.
+    pub fn new(path: impl Into<PathBuf>, sharing: Sharing) -> Folder {
+        Folder { path: path.into(), sharing }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes temporary files whose writer died; how many.
+    pub fn remove_stale(&self) -> io::Result<usize> {
+        let mut removed = 0;
+        for file in self.files()? {
+            let Some(rest) = file.name.strip_prefix(TEMPORARY) else { continue };
+            let dead = Owner::parse(rest).is_none_or(|o| o.is_dead());
+            let old = file.modified.elapsed().is_ok_and(|age| age > TEMPORARY_AGE);
+            if (dead || old) && self.remove(&file.name)? {
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes the folder if nothing is in it.
+    pub fn remove_if_empty(&self) {
+        // Not empty, or not there, is not a failure.
+        let _ = fs::remove_dir(&self.path);
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Runs a write; makes the folder if that is what is missing.
+    fn writing<T>(&self, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match write() {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let mut builder = fs::DirBuilder::new();
+                builder.recursive(true);
+                if self.sharing == Sharing::Machine {
+                    // Entries are code that will run: nobody else may put one there.
+                    builder.mode(0o700);
+                }
+                builder.create(&self.path)?;
+                write()
+            }
+            other => other,
+        }
+    }
+
+    fn files(&self) -> io::Result<Vec<Stored>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        let mut out = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            // Gone since it was listed, by another process: not a failure.
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.is_file() {
+                let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                out.push(Stored { name, size: meta.size(), modified });
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(x) => Ok(Some(x)),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+impl Store for Folder {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        found(fs::read(self.at(name)))
+    }
+
+    fn read_start(&self, name: &str, len: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        let read = || {
+            let file = File::open(self.at(name))?;
+            let size = file.metadata()?.size();
+            let mut start = Vec::new();
+            file.take(len as u64).read_to_end(&mut start)?;
+            Ok((start, size))
+        };
+        found(read())
+    }
+
+    fn publish(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.writing(|| {
+            let temporary = self.at(&format!("{TEMPORARY}{}-{}", Owner::own().text(), owner::nonce()));
+            let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+            let written = file.write_all(content).and_then(|()| {
+                drop(file); // a network file system reports a full disk here
+                fs::rename(&temporary, self.at(name))
+            });
+            if written.is_err() {
+                // What cannot be removed now is collected later.
+                let _ = fs::remove_file(&temporary);
+            }
+            written
+        })
+    }
+
+    fn create(&self, name: &str, content: &[u8]) -> io::Result<bool> {
+        self.writing(|| {
+            let path = self.at(name);
+            let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(false),
+                other => other?,
+            };
+            let written = file.write_all(content);
+            if written.is_err() {
+                // A lease without content would make others wait.
+                let _ = fs::remove_file(&path);
+            }
+            written.map(|()| true)
+        })
+    }
+
+    fn remove(&self, name: &str) -> io::Result<bool> {
+        Ok(found(fs::remove_file(self.at(name)))?.is_some())
+    }
+
+    fn list(&self) -> io::Result<Vec<Stored>> {
+        Ok(self.files()?.into_iter().filter(|f| !f.name.starts_with(TEMPORARY)).collect())
+    }
+
+    fn used(&self, name: &str) {
+        let count = || {
+            let file = OpenOptions::new().read(true).write(true).open(self.at(name))?;
+            match self.sharing {
+                Sharing::Machine => {
+                    let mut hits = [0; 8];
+                    file.read_exact_at(&mut hits, HITS_AT)?;
+                    let hits = u64::from_le_bytes(hits).saturating_add(1);
+                    file.write_all_at(&hits.to_le_bytes(), HITS_AT)
+                }
+                Sharing::Network => {
+                    let modified = file.metadata()?.modified()?;
+                    let recent = modified.elapsed().is_ok_and(|age| age < Duration::from_secs(3600));
+                    if recent { Ok(()) } else { file.set_modified(SystemTime::now()) }
+                }
+            }
+        };
+        // A folder that cannot be written keeps no count.
+        let _: io::Result<()> = count();
+    }
+
+    fn clean(&self) {
+        // What cannot be removed now is in nobody's way.
+        let _ = self.remove_stale();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::new(dir.path().join("a/b"), Sharing::Machine);
+        (dir, folder)
+    }
+
+    #[test]
+    fn nothing_is_made_by_reading() {
+        let (dir, folder) = folder();
+        assert_eq!(folder.read("x").unwrap(), None);
+        assert_eq!(folder.list().unwrap(), []);
+        assert!(!folder.remove("x").unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_new_folder_is_its_users_alone() {
+        let (_dir, folder) = folder();
+        folder.publish("x", b"1").unwrap();
+        assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn publish_replaces_and_create_does_not() {
+        let (_dir, folder) = folder();
+        assert!(folder.create("x", b"1").unwrap());
+        assert!(!folder.create("x", b"2").unwrap());
+        folder.publish("x", b"3").unwrap();
+        assert_eq!(folder.read("x").unwrap().unwrap(), b"3");
+        assert_eq!(folder.read_start("x", 100).unwrap().unwrap(), (b"3".to_vec(), 1));
+        assert_eq!(folder.list().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn temporary_files_of_the_dead_are_collected_and_those_of_the_living_are_not() {
+        let (_dir, folder) = folder();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let own = Owner::own().text();
+        let [machine, _, start] = own.split('-').collect::<Vec<_>>()[..] else { panic!("{own}") };
+        let dead = format!("{TEMPORARY}{machine}-{}-{start}-n", child.id());
+        child.wait().unwrap();
+        let living = format!("{TEMPORARY}{own}-n");
+        folder.publish(&dead, b"half").unwrap();
+        folder.publish(&living, b"half").unwrap();
+        assert_eq!(folder.remove_stale().unwrap(), 1);
+        assert_eq!(folder.read(&dead).unwrap(), None);
+        assert!(folder.read(&living).unwrap().is_some());
+        assert_eq!(folder.list().unwrap(), [], "temporary files are no entries");
+    }
+}

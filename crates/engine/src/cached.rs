@@ -1,0 +1,223 @@
+//! Compiled programs in the cache: what they depend on, how they are written and read.
+
+use crate::error::{self, Error};
+use crate::metrics::Metrics;
+use crate::program::Graph;
+use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
+use oxitorch_hlo::TensorType;
+use oxitorch_pjrt as pjrt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// An executable that the cache holds.
+pub(crate) type Loaded = Held<pjrt::Executable>;
+
+/// Programs that a process keeps loaded if nothing is said.
+pub const MAX_LOADED: usize = 4096;
+/// Bytes of programs that a process keeps loaded if nothing is said: 1 GiB.
+pub const MAX_LOADED_BYTES: u64 = 1 << 30;
+
+/// Where compiled programs are kept.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// This machine's cache folder; none: programs live as long as the process.
+    pub disk: Option<PathBuf>,
+    /// What programs in that folder may have together, in bytes.
+    pub disk_bytes: u64,
+    /// A cache folder that several machines share, if there is one.
+    pub shared: Option<PathBuf>,
+    /// How long to wait for another process that compiles the same program.
+    pub wait: Duration,
+    /// Programs that the process keeps loaded.
+    pub max_loaded: usize,
+    /// Bytes of programs that the process keeps loaded.
+    pub max_loaded_bytes: u64,
+    /// Variables that the plugin's compiler reads, with their values.
+    pub environment: Vec<(String, String)>,
+    /// Told once about what keeps a folder from being used.
+    pub warn: fn(&str),
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        CacheOptions {
+            disk: None,
+            disk_bytes: cache::DISK_BYTES,
+            shared: None,
+            wait: cache::WAIT,
+            max_loaded: MAX_LOADED,
+            max_loaded_bytes: MAX_LOADED_BYTES,
+            environment: Vec::new(),
+            warn: |_| (),
+        }
+    }
+}
+
+/// The compiled programs of one client.
+pub(crate) struct Programs {
+    client: Arc<pjrt::Client>,
+    cache: Cache<pjrt::Executable>,
+    options: CacheOptions,
+    /// What all programs of this process depend on; made when the first is compiled.
+    base: OnceLock<Key>,
+}
+
+impl Programs {
+    pub(crate) fn new(client: Arc<pjrt::Client>, options: &CacheOptions) -> Programs {
+        let warn = options.warn;
+        let config = cache::Config {
+            memory: cache::Limits { count: options.max_loaded, bytes: options.max_loaded_bytes },
+            disk: options.disk.clone(),
+            disk_bytes: options.disk_bytes,
+            shared: options.shared.clone(),
+            wait: options.wait,
+            warn: Arc::new(warn),
+            ..cache::Config::default()
+        };
+        Programs { client, cache: Cache::new(&config), options: options.clone(), base: OnceLock::new() }
+    }
+
+    pub(crate) fn stats(&self) -> &cache::Stats {
+        self.cache.stats()
+    }
+
+    /// The executable of a program: from this process, a cache folder, or the compiler.
+    pub(crate) fn get(&self, build: &Build<'_>) -> Result<Arc<Loaded>, Error> {
+        let (loaded, source) = self.cache.get_or_make(&self.key(build), build)?;
+        if source == cache::Source::Memory {
+            build.metrics.count(&build.metrics.cache_hits);
+        }
+        Ok(loaded)
+    }
+
+    /// Everything that the executable depends on.
+    fn key(&self, build: &Build<'_>) -> Key {
+        let base = self.base.get_or_init(|| self.base());
+        // The types of parameters are in the module.
+        let options = pjrt::CompileOptions { param_types: None, ..build.options.clone() };
+        base.clone().with("module", build.text.as_bytes()).with("options", format!("{options:?}").as_bytes())
+    }
+
+    fn base(&self) -> Key {
+        let client = &self.client;
+        let key = Key::new().with("oxitorch", env!("CARGO_PKG_VERSION").as_bytes());
+        if !self.cache.is_persistent() {
+            return key; // the rest does not change while the process lives
+        }
+        let plugin = client.plugin();
+        let path = plugin.path();
+        // A plugin that cannot be read is known by what it says of itself and by its path alone.
+        let digest = cache::file_digest(path, self.options.disk.as_deref())
+            .unwrap_or_else(|_| path.display().to_string());
+        let (major, minor) = plugin.api_version();
+        let key = key
+            .with("plugin", format!("PJRT {major}.{minor} {digest}").as_bytes())
+            .with("platform", format!("{} {}", client.platform_name(), client.platform_version()).as_bytes())
+            .with("devices", describe_devices(client).as_bytes())
+            .with("environment", format!("{:?}", self.options.environment).as_bytes());
+        if client.platform() == pjrt::Platform::Cpu {
+            return key.with("cpu", processor().as_bytes());
+        }
+        key
+    }
+}
+
+/// Kinds and number; executables are bound to the number through their device assignment.
+fn describe_devices(client: &pjrt::Client) -> String {
+    let mut kinds: Vec<&str> = client.devices().iter().map(|d| d.kind()).collect();
+    kinds.dedup();
+    format!("{} x {}", client.devices().len(), kinds.join(", "))
+}
+
+/// What code compiled for this host's processor depends on: its model, its features, and how many cores work is split for.
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let field = |name: &str| {
+        let line = first.lines().find(|l| l.split(':').next().is_some_and(|n| n.trim() == name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    // x86-64 says the first words, aarch64 the others.
+    let model =
+        ["model name", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant"];
+    let model: Vec<String> = model.iter().filter_map(|n| field(n)).collect();
+    let features = field("flags").or_else(|| field("Features")).unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
+    format!("{} / {} cores / {} / {features}", model.join(" "), cores, std::env::consts::ARCH)
+}
+
+/// One program, ready to be compiled.
+pub(crate) struct Build<'a> {
+    pub(crate) client: &'a Arc<pjrt::Client>,
+    pub(crate) metrics: &'a Metrics,
+    pub(crate) graph: &'a Graph,
+    pub(crate) name: &'a str,
+    pub(crate) text: String,
+    pub(crate) options: pjrt::CompileOptions,
+}
+
+/// Notes longer than this are cut: they are read by people.
+const NOTE: usize = 1000;
+
+impl Recipe for Build<'_> {
+    type Value = pjrt::Executable;
+    type Error = Error;
+
+    fn describe(&self) -> (String, Vec<(String, String)>) {
+        let join = |words: Vec<String>| {
+            let text = words.join(", ");
+            match text.char_indices().nth(NOTE) {
+                Some((end, _)) => format!("{}...", &text[..end]),
+                None => text,
+            }
+        };
+        let ops = self.graph.insts.iter().map(|i| i.name().to_owned()).collect();
+        let inputs = self.graph.inputs.iter().map(TensorType::to_string).collect();
+        let count = |n: usize| n.to_string();
+        let notes = [
+            ("ops", join(ops)),
+            ("op count", count(self.graph.insts.len())),
+            ("inputs", join(inputs)),
+            ("outputs", count(self.graph.live.len())),
+            ("donated", format!("{:?}", self.graph.donated)),
+            ("platform", self.client.platform_name().to_owned()),
+        ];
+        (self.name.to_owned(), notes.map(|(name, text)| (name.to_owned(), text)).into())
+    }
+
+    fn load(&self, payload: &[u8]) -> Result<(pjrt::Executable, u64), String> {
+        let start = Instant::now();
+        let executable = self.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
+        self.metrics.loaded(start.elapsed());
+        let size = size(&executable, payload.len());
+        Ok((executable, size))
+    }
+
+    fn make(&self) -> Result<(pjrt::Executable, u64), Error> {
+        let start = Instant::now();
+        let result = self.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
+        self.metrics.compiled(start.elapsed());
+        let executable =
+            result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;
+        let size = size(&executable, self.text.len());
+        Ok((executable, size))
+    }
+
+    fn save(&self, executable: &pjrt::Executable) -> Option<Vec<u8>> {
+        // A plugin that cannot serialize has programs that live as long as the process.
+        executable.serialize().ok()
+    }
+
+    /// A custom call may go to a handler that only this process has registered.
+    fn is_portable(&self) -> bool {
+        !self.text.contains("custom_call")
+    }
+}
+
+/// Bytes that an executable has in this process, as far as anybody says.
+fn size(executable: &pjrt::Executable, at_least: usize) -> u64 {
+    let code = executable.code_bytes().ok().and_then(|b| u64::try_from(b).ok()).unwrap_or(0);
+    code.max(at_least as u64)
+}

@@ -1,0 +1,149 @@
+"""Compiled programs on the disk: a second process compiles nothing, and nothing that is wrong with the folder stops work."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+STEP = """
+import json, sys, torch
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("tpu")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+x, y = torch.randn(4, 6, device="tpu"), torch.randn(4, 2, device="tpu")
+for step in range(3):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+values = [p.cpu().tolist() for p in model.parameters()]
+metrics = torch.tpu.metrics()
+print(json.dumps({"values": values, **metrics, "peak": torch.tpu.max_memory_allocated()}))
+"""
+TINY = """
+import json, torch
+x = torch.arange(6.0, device="tpu")
+values = (x * 2 + 1).tolist()
+print(json.dumps({"values": values, **torch.tpu.metrics()}))
+"""
+
+
+def result(done):
+    return json.loads(done.stdout)
+
+
+def entries(folder):
+    return sorted((folder / "programs" / "v1").glob("*.oxi"))
+
+
+def test_a_second_process_compiles_nothing_and_computes_the_same(python, empty_cache):
+    cold = result(python(STEP, OXITORCH_CACHE_DIR=str(empty_cache)))
+    warm = result(python(STEP, OXITORCH_CACHE_DIR=str(empty_cache)))
+    assert cold["compiles"] > 5 and cold["loads"] == 0
+    assert (warm["compiles"], warm["loads"]) == (0, cold["compiles"])
+    assert warm["values"] == cold["values"]
+    # Loaded programs take the memory that they are given, as compiled ones do.
+    assert warm["donations"] == cold["donations"] > 0 and warm["peak"] == cold["peak"]
+    cache = warm["cache"]
+    assert cache["disk_hits"] == warm["loads"] and cache["saved_s"] > 0 and cache["made"] == 0
+    assert len(entries(empty_cache)) == cache["disk_hits"]
+
+
+def test_programs_depend_on_options_and_environment(python, empty_cache):
+    code = TINY.replace("values =", "OPTIONS\n    values =", 1)
+    options = 'with torch.tpu.compiler.custom_compiler_options({"xla_backend_optimization_level": LEVEL}):'
+    run = lambda text, **env: result(python(text, OXITORCH_CACHE_DIR=str(empty_cache), **env))  # noqa: E731
+    counts = []
+    for level, env in ((1, {}), (2, {}), (1, {"NPROC": "1"}), (1, {})):
+        done = run(code.replace("OPTIONS", options.replace("LEVEL", str(level))), **env)
+        assert done["values"] == [1, 3, 5, 7, 9, 11]
+        counts.append((done["compiles"] > 0, done["compiles"] + done["loads"]))
+    # `arange` is outside of the block that has the options.
+    assert [compiled for compiled, _ in counts] == [True, True, True, False]
+    assert len({total for _, total in counts}) == 1
+
+
+def test_off_means_nothing_is_read_or_written(python, empty_cache):
+    done = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), OXITORCH_CACHE="off"))
+    assert done["compiles"] > 0 and done["cache"]["stored"] == 0
+    assert not (empty_cache / "programs").exists()
+
+
+def test_damaged_entries_are_compiled_again(python, empty_cache):
+    cold = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache)))
+    flipped, *others = entries(empty_cache)
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    for path in others:
+        path.write_bytes(path.read_bytes()[:-7])
+    done = python(TINY, OXITORCH_CACHE_DIR=str(empty_cache))
+    warm = result(done)
+    assert warm["values"] == cold["values"] and done.stderr == ""
+    assert warm["cache"]["damaged"] == warm["compiles"] == cold["compiles"]
+    assert result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache)))["compiles"] == 0
+
+
+def test_a_folder_that_cannot_be_used_is_one_warning(python, empty_cache):
+    (empty_cache / "programs").write_text("in the way")
+    done = python(TINY, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert result(done)["values"] == [1, 3, 5, 7, 9, 11] and result(done)["compiles"] > 1
+    assert done.stderr.count("UserWarning") == 1 and str(empty_cache) in done.stderr, done.stderr
+
+
+def test_a_full_disk_is_one_warning(python, empty_cache):
+    # A limit of a file's size: a write ends short and the next one fails, as on a full disk.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+    done = python(limit + TINY, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert result(done)["values"] == [1, 3, 5, 7, 9, 11]
+    assert done.stderr.count("UserWarning") == 1 and "cannot write" in done.stderr, done.stderr
+    assert [p.name for p in (empty_cache / "programs" / "v1").iterdir()] == []
+
+
+def test_processes_that_start_together_compile_each_program_once(python, environment, empty_cache):
+    python("import torch; torch.tpu.is_available()", OXITORCH_CACHE_DIR=str(empty_cache))
+    wait = "import sys\nprint('ready', flush=True); sys.stdin.readline()\n"
+    code = TINY.replace("import json, torch\n", "import json, torch\n" + wait)
+    start = lambda: subprocess.Popen(  # noqa: E731
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(OXITORCH_CACHE_DIR=str(empty_cache)),
+        cwd="/",
+    )
+    processes = [start() for _ in range(3)]
+    assert [p.stdout.readline() for p in processes] == ["ready\n"] * 3
+    for p in processes:
+        p.stdin.write("\n")
+        p.stdin.flush()
+    done = [json.loads(p.communicate(timeout=60)[0]) for p in processes]
+    programs = len(entries(empty_cache))
+    assert sum(d["compiles"] for d in done) == programs > 0
+    assert all(d["compiles"] + d["loads"] == programs for d in done)
+
+
+def test_programs_that_were_evicted_come_back(python, empty_cache):
+    code = """
+import json, torch
+x = torch.ones(4, device="tpu")
+for round in range(3):
+    values = [f(x).sum().item() for f in (torch.sin, torch.cos, torch.exp, torch.neg)]
+print(json.dumps({"values": values, **torch.tpu.metrics()}))
+"""
+    for folder in ({"OXITORCH_CACHE_DIR": str(empty_cache)}, {"OXITORCH_CACHE": "off"}):
+        done = result(python(code, OXITORCH_LOADED_PROGRAMS="2", **folder))
+        assert done["values"] == pytest.approx([4 * v for v in (0.84147098, 0.54030231, 2.71828183, -1)])
+        again = done["loads"] if "OXITORCH_CACHE_DIR" in folder else done["compiles"] - done["programs"]
+        assert again >= 8, done
+
+
+def test_machines_share_a_folder(python, tmp_path, empty_cache):
+    shared = str(tmp_path / "shared")
+    cold = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), OXITORCH_CACHE_SHARED=shared))
+    for path in entries(empty_cache):
+        path.unlink()
+    warm = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), OXITORCH_CACHE_SHARED=shared))
+    assert (warm["compiles"], warm["cache"]["shared_hits"]) == (0, cold["compiles"])
+    assert len(entries(empty_cache)) == cold["compiles"]
