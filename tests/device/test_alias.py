@@ -588,6 +588,29 @@ def test_conj_and_neg_are_lazy_views(device):
     assert (c @ z).item() == pytest.approx(4j.conjugate() * 4j + (3 + 2j) * (3 - 2j))
 
 
+def test_writes_through_conj_and_neg_views(device):
+    z = torch.tensor([1 + 2j, 3 - 1j], device=device)
+    c = z.conj()
+    c.copy_(torch.tensor([1j, 2j]))  # from the host
+    assert z.tolist() == [-1j, -2j]
+    c.copy_(torch.tensor([3j, 4j], device=device))
+    assert z.tolist() == [-3j, -4j]
+    c[0] = 7j
+    assert z.tolist() == [-7j, -4j]
+    c.copy_(c.clone().conj())
+    assert z.tolist() == [7j, 4j]
+    torch.add(z, 1j, out=c)
+    assert z.tolist() == [-8j, -5j] and c.tolist() == [8j, 5j]
+    c.fill_(1 + 1j)
+    assert z.tolist() == [1 - 1j, 1 - 1j]
+    z.conj().imag.add_(1)
+    assert z.tolist() == [1 - 2j, 1 - 2j]
+    z.conj().imag.zero_()
+    assert z.tolist() == [1, 1]
+    torch._neg_view(z.real).mul_(torch.tensor([2.0, 3.0], device=device))
+    assert z.tolist() == [2, 3]
+
+
 def test_data_and_detach(device):
     p = torch.nn.Parameter(torch.ones(3, device=device))
     p.data[1] = 5

@@ -4,6 +4,7 @@ Each row of the tables is a call. What the call does on the CPU is the expectati
 the message has to name.
 """
 
+import concurrent.futures
 import gc
 import re
 import sys
@@ -24,9 +25,9 @@ def ints(d, *values):
     return torch.tensor(values, device=d)
 
 
-def names_the_line(error, f):
-    """Whether the message names this file and the line of the lambda."""
-    return f"{__file__}:{f.__code__.co_firstlineno}" in str(error)
+def names_the_line(error, f, below=0):
+    """Whether the message names this file and the line of the lambda, or one below the line where a function begins."""
+    return re.search(rf"{re.escape(__file__)}:{f.__code__.co_firstlineno + below}\b", str(error)) is not None
 
 
 # ---------------------------------------------------------------- wrong arguments
@@ -305,13 +306,73 @@ def test_the_nan_trap(name):
     assert op in str(e.value) and names_the_line(e.value, f), e.value
 
 
+FIRST_NODE = """
+import torch
+x = torch.zeros(3, device="tpu", requires_grad=True)
+torch.tpu.eager_mode = "debug"
+torch.tpu.nan_trap = True
+y = x.sqrt()
+y = y.sum()
+try:
+    y.backward()
+except RuntimeError as e:
+    assert "<string>:6" in str(e), e
+else:
+    raise AssertionError("no error")
+"""
+
+
+def test_the_first_autograd_node_knows_its_line(python):
+    assert python(FIRST_NODE).returncode == 0
+
+
+def root(x):
+    return x.sqrt()
+
+
 def test_the_nan_trap_in_backward():
     x = torch.zeros(3, device=DEVICE, requires_grad=True)
     with torch.tpu.set_eager_mode("debug"), torch.tpu.set_nan_trap(True):
-        y = x.sqrt().sum()
+        y = root(x).sum()
         with pytest.raises(RuntimeError, match="(?i)nan") as e:
             y.backward()
-    assert __file__ in str(e.value), e.value
+    assert names_the_line(e.value, root, below=1), e.value
+
+
+def test_backward_lines_of_several_threads():
+    """Autograd counts its nodes in each thread: the same number is another op elsewhere."""
+
+    def busy():
+        y = ones(DEVICE, 3).requires_grad_()
+        for _ in range(100):
+            y = y * 2
+        return y
+
+    def work(_):
+        busy()
+        x = torch.zeros(3, device=DEVICE, requires_grad=True)
+        y = root(x).sum()
+        busy()
+        return y
+
+    busy()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(8)))
+    with torch.tpu.set_eager_mode("debug"), torch.tpu.set_nan_trap(True):
+        for y in results:
+            with pytest.raises(RuntimeError, match="(?i)nan") as e:
+                y.backward()
+            assert names_the_line(e.value, root, below=1), e.value
+
+
+def test_the_nan_trap_in_the_backward_of_a_backward():
+    x = torch.zeros(3, device=DEVICE, requires_grad=True)
+    y = x.pow(1.5).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)  # 1.5 * x ** 0.5; its derivative is infinite at 0
+    debug, trap = torch.tpu.set_eager_mode("debug"), torch.tpu.set_nan_trap(True)
+    with debug, trap, pytest.raises(RuntimeError, match="(?i)nan") as e:
+        g.sum().backward()
+    assert names_the_line(e.value, test_the_nan_trap_in_the_backward_of_a_backward, below=2), e.value
 
 
 def test_the_nan_trap_leaves_numbers_alone():

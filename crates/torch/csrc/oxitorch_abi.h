@@ -152,9 +152,10 @@ typedef struct OxiShim {
   void (*rng_advance)(void* generator, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset);
   void (*rng_get)(int32_t device, uint64_t* seed, uint64_t* offset);
   void (*rng_set)(int32_t device, uint64_t seed, uint64_t offset);
-  // The number that autograd gives the next node, and that of the node which runs in this thread (-1: none).
-  uint64_t (*sequence_peek)(void);
-  int64_t (*sequence_of_backward)(void);
+  // The autograd node that this thread made last, and the one that runs in it (0: none). Autograd counts nodes in each
+  // thread; these numbers are the process's: the thread above bit 40, below it one more than the count.
+  uint64_t (*last_node)(void);
+  uint64_t (*running_node)(void);
   int32_t (*current_device)(void);
   void (*set_device)(int32_t device);
   // What a lowering depends on besides its arguments: the default dtype, and the precision of float32 products

@@ -26,6 +26,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/SmallVector.h>
@@ -841,6 +842,9 @@ void register_core_ops() {
 }
 
 // ---------------------------------------------------------------- what the core asks of PyTorch
+uint64_t node_number(uint64_t thread, uint64_t count) {
+  return thread << 40 | (count & ((uint64_t(1) << 40) - 1));
+}
 const OxiShim kShim = {
     OXI_ABI_VERSION,
     [](void* g, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset) {
@@ -859,10 +863,14 @@ const OxiShim kShim = {
       std::lock_guard<std::mutex> lock(gen->mutex_);
       gen->seed_ = seed, gen->offset_ = offset;
     },
-    []() -> uint64_t { return at::sequence_number::peek(); },
-    []() -> int64_t {
+    []() -> uint64_t {
+      static thread_local const uint64_t thread = at::RecordFunction::currentThreadId();
+      uint64_t next = at::sequence_number::peek();
+      return next ? node_number(thread, next) : 0;
+    },
+    []() -> uint64_t {
       auto node = torch::autograd::get_current_node();
-      return node ? static_cast<int64_t>(node->sequence_nr()) : -1;
+      return node ? node_number(node->thread_id(), node->sequence_nr() + 1) : 0;
     },
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
@@ -875,6 +883,19 @@ const OxiShim kShim = {
 namespace at::native {
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
 }
+
+// The core writes through lazy conjugation and negation. These ops do not say that they write, so PyTorch would hand
+// them a resolved copy of the destination.
+#define OXI_LAZY_COPIES(m)                                                       \
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());                   \
+  m.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough())
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  OXI_LAZY_COPIES(m);
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  OXI_LAZY_COPIES(m);
+}
+#undef OXI_LAZY_COPIES
 
 // Autocast follows the lists PyTorch keeps for its other accelerators.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {

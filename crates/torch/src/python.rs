@@ -255,7 +255,10 @@ mod _core {
     #[pyfunction]
     fn shutdown(py: Python<'_>) {
         if let (Some(s), false) = (state::started(), state::is_forked()) {
-            py.detach(|| s.engine.close());
+            py.detach(|| {
+                s.engine.close();
+                crate::sites::let_backward_end();
+            });
         }
     }
 

@@ -6,7 +6,7 @@
 //! is not in the table (or does not check) uses the public API, under the GIL.
 //!
 //! Ops of a backward pass run in a thread without Python frames. They are shown at the line of the forward op, found by
-//! the number that autograd gives both.
+//! the number of its autograd node.
 
 use crate::abi::Shim;
 use oxitorch_engine::Site;
@@ -16,7 +16,8 @@ use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Offsets into CPython's private structures, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +41,7 @@ const LAYOUTS: &[Layout] = &[
 
 /// Frames of a stack that tell sites apart.
 const DEPTH: usize = 48;
-/// Forward ops whose sites are remembered for their backward.
+/// Autograd nodes whose sites are remembered for their backward.
 const SEQUENCES: usize = 1 << 16;
 
 #[derive(Default)]
@@ -238,17 +239,36 @@ fn is_user(file: &str) -> bool {
     !file.starts_with("<frozen") && !LIBRARIES.lock().iter().any(|dir| file.starts_with(dir.as_str()))
 }
 
-/// Notes the site under the number of the autograd node that was made last.
+/// Where the site of an autograd node is kept, and how it is marked there: never by 0.
+fn node_place(node: u64) -> (&'static AtomicU64, u64) {
+    // Neighbours stay neighbours; threads begin at different places.
+    let place = node.wrapping_add((node >> 40).wrapping_mul(0x9e37)) as usize % SEQUENCES;
+    (&FORWARD[place], node.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 | 1)
+}
+
+/// Notes the site for the backward of the autograd node that was made last.
 fn remember(site: Site) {
     let Some(shim) = SHIM.get() else { return };
-    // SAFETY: a thread-local counter of PyTorch.
-    let next = unsafe { (shim.sequence_peek)() };
-    let Some(sequence) = next.checked_sub(1) else { return };
-    let entry = &FORWARD[sequence as usize % SEQUENCES];
-    let tag = sequence & 0xffff_ffff;
+    // SAFETY: thread-local counters of PyTorch.
+    let node = unsafe { (shim.last_node)() };
+    if node == 0 {
+        return;
+    }
+    let (entry, tag) = node_place(node);
     // The first op after the node was made is the one that made it.
     if entry.load(Relaxed) >> 32 != tag {
         entry.store(tag << 32 | u64::from(site.0), Relaxed);
+    }
+}
+
+/// Whether a backward ran in a thread of autograd's.
+static BACKWARD: AtomicBool = AtomicBool::new(false);
+
+/// At exit, without the GIL: autograd's thread may still want it to put the last backward away, and Python aborts a C++
+/// thread that asks for it later.
+pub(crate) fn let_backward_end() {
+    if BACKWARD.load(Relaxed) {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -256,10 +276,19 @@ fn remember(site: Site) {
 fn backward() -> Site {
     let Some(shim) = SHIM.get() else { return Site::default() };
     // SAFETY: reads the thread's current autograd node.
-    let sequence = unsafe { (shim.sequence_of_backward)() };
-    let Ok(sequence) = u64::try_from(sequence) else { return Site::default() };
-    let entry = FORWARD[sequence as usize % SEQUENCES].load(Relaxed);
-    if entry >> 32 == sequence & 0xffff_ffff { Site(entry as u32) } else { Site::default() }
+    let node = unsafe { (shim.running_node)() };
+    if node == 0 {
+        return Site::default();
+    }
+    BACKWARD.store(true, Relaxed);
+    let (entry, tag) = node_place(node);
+    let entry = entry.load(Relaxed);
+    if entry >> 32 != tag {
+        return Site::default();
+    }
+    let site = Site(entry as u32);
+    remember(site); // for the backward of this backward
+    site
 }
 
 fn describe(site: Site) -> Option<String> {
