@@ -425,12 +425,41 @@ def test_a_failed_compile_surfaces_where_the_result_is_used(name):
     assert torch.ones(3, 7, 1, 11, device=DEVICE).sum().item() == 231
 
 
-def test_a_failed_value_can_be_replaced():
+REPLACES = {
+    "fill_": lambda y: y.fill_(2),
+    "zero_": lambda y: y.zero_(),
+    "copy_": lambda y: y.copy_(torch.ones_like(y)),
+    "copy_ from the host": lambda y: y.copy_(torch.ones(y.shape)),
+    "assignment": lambda y: y.__setitem__(..., 3.0),
+    "normal_": lambda y: y.normal_(),
+    "uniform_": lambda y: y.uniform_(),
+    "bernoulli_": lambda y: y.bernoulli_(0.5),
+    "exponential_": lambda y: y.exponential_(),
+    "random_": lambda y: y.random_(5),
+    "out=": lambda y: torch.add(torch.ones_like(y), 1, out=y),
+    "foreach": lambda y: torch._foreach_zero_([y]),
+}
+
+
+@pytest.mark.parametrize("name", REPLACES)
+def test_a_failed_value_can_be_replaced(name):
     y, _ = failing_op()
     outcome(torch.tpu.synchronize)
-    y.fill_(2)
-    assert y.sum().item() == 462
-    del y
+    REPLACES[name](y)
+    assert torch.isfinite(y).all().item()
+
+
+def test_what_is_overwritten_is_not_kept():
+    """The old value is no operand of what replaces it: nothing waits for it, and its memory is free before."""
+    x = torch.ones(1 << 20, device=DEVICE)
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    for f in (lambda: x.fill_(3), lambda: x.normal_(), lambda: x.zero_()):
+        torch.tpu.reset_peak_memory_stats()
+        f()
+        torch.tpu.synchronize()
+        assert torch.tpu.memory_allocated() == before
+        assert torch.tpu.max_memory_allocated() < before + 4096
 
 
 def test_a_dropped_failure_does_not_poison_the_process():

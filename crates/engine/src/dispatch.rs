@@ -544,8 +544,12 @@ impl<'a> Call<'_, 'a> {
         };
         w.keep_key(key);
         let mut operands = Operands::default();
-        for (item, param) in items.iter().zip(params) {
-            item.operands(self, stream, w, param.kind, &mut operands)?;
+        if inst.has_unused() {
+            self.used_operands(stream, w, &inst, &items, params, &mut operands)?;
+        } else {
+            for (item, param) in items.iter().zip(params) {
+                item.operands(self, stream, w, param.kind, &mut operands)?;
+            }
         }
         if let Some((place, generator)) = operands.rng {
             let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
@@ -556,6 +560,33 @@ impl<'a> Call<'_, 'a> {
         }
         let outputs = w.record(&inst, operands.values);
         Ok(Results { inst, outputs })
+    }
+
+    /// The operands without those whose values do not matter: they need not be there yet, and may have failed.
+    fn used_operands(
+        &self,
+        stream: &Stream,
+        w: &mut Window,
+        inst: &Inst,
+        items: &[Item<'_, 'a>],
+        params: &[aten::args::Param],
+        operands: &mut Operands,
+    ) -> Result<(), Refusal> {
+        for (i, (item, param)) in items.iter().zip(params).enumerate() {
+            match item {
+                Item::Tensor(t) if inst.is_unused(i) => self.expect_here(t)?,
+                _ => item.operands(self, stream, w, param.kind, operands)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an operand of another device.
+    fn expect_here(&self, t: &TensorRef<'a>) -> Result<(), Refusal> {
+        match t.place {
+            Place::Host(_) if t.sizes.is_empty() => Ok(()),
+            _ => self.target(t).map(|_| ()),
+        }
     }
 }
 

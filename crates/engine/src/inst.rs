@@ -123,7 +123,12 @@ pub(crate) struct Inst {
     /// Its number; equal numbers are equal instances.
     pub(crate) id: u32,
     pub(crate) kind: Kind,
+    /// Those that are recorded: without the [unused](Inst::is_unused) ones.
     pub(crate) operands: Vec<TensorType>,
+    /// Operands that the lowering looks at the type of, and no more: by number.
+    unused: Vec<u32>,
+    /// Bits of the row's parameters that are such operands.
+    unused_params: u64,
     pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
     /// Philox blocks that one execution uses.
     pub(crate) rng_blocks: u64,
@@ -159,9 +164,27 @@ impl Inst {
         self.identity
     }
 
+    /// Whether some operand is not needed; rare, and asked for every call.
+    pub(crate) fn has_unused(&self) -> bool {
+        self.unused_params != 0
+    }
+
+    /// Whether the value of this parameter of the row does not matter: what `fill_` overwrites, for example.
+    pub(crate) fn is_unused(&self, param: usize) -> bool {
+        self.unused_params >> param & 1 == 1
+    }
+
     /// Lowers the instance on these operands.
     pub(crate) fn emit(&self, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
-        let mut e = emit(&self.kind, b, operands)?;
+        let mut all = operands.to_vec();
+        if !self.unused.is_empty() {
+            let types = self.kind.operands();
+            for &i in &self.unused {
+                let ty = &types[i as usize];
+                all.insert(i as usize, b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape));
+            }
+        }
+        let mut e = emit(&self.kind, b, &all)?;
         for (v, out) in e.outputs.iter_mut().zip(&self.outputs) {
             if let (Some(v), Some(Out { order: Some(order), .. })) = (v, out) {
                 *v = b.transpose(*v, order);
@@ -354,11 +377,19 @@ impl Instances {
         let values: Vec<Value> = operands.iter().map(|ty| b.param(ty.clone())).collect();
         let emitted = emit(&kind, &b, &values).map_err(refusal)?;
         let outputs = emitted.outputs.iter().enumerate();
-        let outputs: SmallVec<[Option<Out>; 1]> =
+        let mut outputs: SmallVec<[Option<Out>; 1]> =
             outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
         let unchanged = |o: &Option<Out>| o.as_ref().is_none_or(|o| o.same_as.is_some());
         let identity = emitted.messages.is_empty() && outputs.iter().all(unchanged);
+        let (unused, unused_params) = unused(&kind, b, &emitted);
+        for same in outputs.iter_mut().flatten().filter_map(|o| o.same_as.as_mut()) {
+            *same -= unused.iter().filter(|&u| u < same).count() as u32;
+        }
+        let operands = operands.into_iter().enumerate();
+        let operands = operands.filter(|(i, _)| !unused.contains(&(*i as u32))).map(|(_, ty)| ty).collect();
         let inst = Arc::new(Inst {
+            unused,
+            unused_params,
             id: self.by_kind.len() as u32,
             kind: kind.clone(),
             operands,
@@ -370,6 +401,26 @@ impl Instances {
         self.by_kind.insert(kind, inst.clone());
         Ok(inst)
     }
+}
+
+/// The tensor operands of a row that no result depends on: their numbers, in order, and the bits of their parameters.
+fn unused(kind: &Kind, b: Builder, emitted: &Emitted) -> (Vec<u32>, u64) {
+    let none = (Vec::new(), 0);
+    let Kind::Row { args, .. } = kind else { return none };
+    let results: Vec<Value> = emitted.outputs.iter().flatten().chain(&emitted.checks).copied().collect();
+    let Ok(module) = b.finish(&results) else { return none };
+    let used = module.used_params();
+    let mut found = none;
+    for (param, arg) in args.iter().enumerate().take(64) {
+        if let Arg::Tensor(t) = arg
+            && !used[t.operand as usize]
+        {
+            found.0.push(t.operand);
+            found.1 |= 1 << param;
+        }
+    }
+    found.0.sort_unstable();
+    found
 }
 
 fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> Out {

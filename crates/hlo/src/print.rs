@@ -39,6 +39,27 @@ impl Module {
     }
 }
 
+impl Module {
+    /// For each parameter, whether the program reads it.
+    pub fn used_params(&self) -> Vec<bool> {
+        let mut used = vec![false; self.arena.params.len()];
+        let mut mark = |v: &Value| {
+            if let Def::Param(index) = self.arena.values[v.0 as usize].def {
+                used[index as usize] = true;
+            }
+        };
+        self.outputs.iter().for_each(&mut mark);
+        for (op, live) in self.arena.ops.iter().zip(live_ops(&self.arena, &self.outputs)) {
+            if live {
+                op.operands.iter().for_each(&mut mark);
+                let returns = |r: &BlockId| self.arena.blocks[*r as usize].returns.iter();
+                op.regions.iter().flat_map(returns).for_each(&mut mark);
+            }
+        }
+        used
+    }
+}
+
 /// Which ops are needed for the outputs or have a side effect.
 fn live_ops(arena: &Arena, outputs: &[Value]) -> Vec<bool> {
     let mut live = vec![false; arena.ops.len()];
