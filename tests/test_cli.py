@@ -1,11 +1,14 @@
 """The `oxitorch` command as users start it."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from oxitorch import _env
 
 
@@ -100,3 +103,74 @@ p.stdout.close()
 print(p.stderr.read().decode(), p.wait())
 """
     assert python(code).stdout.split() == ["0"]
+
+
+@pytest.fixture
+def cache(python, empty_cache, tmp_path):
+    """`cache("ls")` runs `oxitorch cache ls` on a folder into which a script has compiled; `cache.folder` is that."""
+
+    def run(*args, **options):
+        return python("", "-m", "oxitorch", "cache", *args, OXITORCH_CACHE_DIR=str(empty_cache), **options)
+
+    script = tmp_path / "train.py"
+    script.write_text("import sys, torch\ntorch.ones(3, device='tpu').mul(2).cpu()\nsys.exit(int(sys.argv[1]))\n")
+    run.folder, run.script = empty_cache, script
+    return run
+
+
+def test_cache_warm_list_and_clear(cache, python, tmp_path):
+    assert len(cache("ls").stdout.splitlines()) == 1, "a heading and no programs"
+    done = cache("warm", str(cache.script), "5", check=False)
+    assert done.returncode == 5, "the script's"
+    assert re.fullmatch(r"compiled \d programs in .*; 0 were there\n", done.stdout), done.stdout
+    assert re.match(r"compiled 0 programs .*; [2-9] were there\n", cache("warm", str(cache.script), "0").stdout)
+
+    listed = json.loads(cache("ls", "--json", "--sort", "cost").stdout)
+    assert len(listed) >= 2 and all(p["hits"] == 1 and p["compile_s"] > 0 for p in listed)
+    assert sorted(listed, key=lambda p: -p["compile_s"]) == listed
+    key = listed[0]["key"]
+    assert {"oxitorch", "plugin", "platform", "devices", "environment", "cpu", "module", "options"} == set(key)
+    assert "stablehlo" in key["module"]["text"] and "xla_allow_excess_precision" in key["options"]["text"]
+    assert "mul.Tensor" in cache("ls", "mul", "--long").stdout and "mul" not in cache("ls", "nothing").stdout
+
+    stats = json.loads(cache("stats", "--json").stdout)
+    assert (stats["programs"], stats["hits"]) == (len(listed), len(listed)) and stats["saved_s"] > 0
+    assert f"{len(listed)}, " in cache("stats").stdout and str(cache.folder) in cache("stats").stdout
+
+    copy = str(tmp_path / "copy")
+    assert cache("--dir", copy, "warm", "--from", str(cache.folder)).stdout.startswith(f"copied {len(listed)} programs")
+    assert cache("clear").stdout.startswith(f"removed {len(listed)} programs")
+    assert json.loads(cache("stats", "--json").stdout)["programs"] == 0
+    assert json.loads(cache("stats", "--json", "--dir", copy).stdout)["programs"] == len(listed)
+
+
+def test_cache_gc(cache):
+    cache("warm", str(cache.script), "0")
+    programs = cache.folder / "programs" / "v1"
+    damaged, *others = sorted(programs.glob("*.oxi"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (programs / ".tmp-of-nobody").write_text("half")
+    foreign = cache.folder / "programs" / "v0"
+    foreign.mkdir()
+    for age, name in ((40, "old"), (1, "young")):
+        (foreign / name).write_text(name)
+        then = time.time() - age * 86400
+        os.utime(foreign / name, (then, then))
+    said = cache("gc").stdout
+    assert "removed 1 damaged program\n" in said
+    assert "half written" in said and "other versions" in said and f"{len(others)} program" in said
+    assert sorted(p.name for p in programs.iterdir()) == [p.name for p in others]
+    assert [p.name for p in foreign.iterdir()] == ["young"]
+
+    os.utime(others[0], (0, 0))
+    assert "not used for 7 days" in cache("gc", "--max-age", "7").stdout and not others[0].exists()
+    assert "0 programs left" in cache("gc", "--max-size", "10").stdout
+    assert cache("gc", "--max-size", "x", check=False).returncode == 2
+
+
+def test_cache_commands_on_settings_that_are_wrong_or_off(cache):
+    assert "folder" in cache("stats", OXITORCH_CACHE_SIZE="much").stdout
+    done = cache("warm", str(cache.script), "0", check=False, OXITORCH_CACHE="off")
+    assert done.returncode == 1 and "OXITORCH_CACHE" in done.stderr
+    assert "OXITORCH_CACHE_SHARED" in cache("ls", "--shared", check=False).stderr
+    assert cache("warm", check=False).returncode == 2

@@ -1,5 +1,6 @@
 """The `oxitorch` command. The command itself is Rust (crates/cli); this hands it what only Python knows."""
 
+import contextlib
 import json
 import os
 import platform
@@ -36,6 +37,7 @@ def facts() -> dict:
         "package": str(Path(__file__).parent),
         "site_dirs": _activate.site_dirs(),
         "cache_dir": cache,
+        "programs": _programs(),
         "disk_free_bytes": _free_bytes(Path(cache)),
         "torch": None if torch is None else {"version": torch.version, "root": str(torch.root)},
         "shim": None,
@@ -54,6 +56,15 @@ def facts() -> dict:
     except _shim.ShimError as e:
         out["compiler_error"] = str(e)
     return out
+
+
+def _programs() -> dict:
+    """Settings of the cache of compiled programs; a wrong value is the default here, and `doctor` and `env` name it."""
+    with contextlib.suppress(ValueError):
+        config = _env.core_config()
+        on = config["cache_dir"] is not None
+        return {"on": on, "bytes": config["cache_bytes"], "shared": config["cache_shared"]}
+    return {"on": True, "bytes": None, "shared": None}
 
 
 def _variable(v: _env.Var) -> dict:

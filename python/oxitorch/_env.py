@@ -172,7 +172,7 @@ LOADED_SIZE = Var(
     "size",
     "1G",
     "0.1",
-    "What compiled programs that a process keeps loaded may have together, by the size of their code.",
+    "What compiled programs that a process keeps loaded may have together in memory, as far as it can be estimated.",
 )
 
 TABLE: tuple[Var, ...] = (

@@ -22,6 +22,9 @@ pub(crate) struct Facts {
     /// Where built shims are kept.
     pub(crate) cache_dir: PathBuf,
     pub(crate) disk_free_bytes: Option<u64>,
+    /// Settings of the cache of compiled programs.
+    #[serde(default)]
+    pub(crate) programs: Programs,
     pub(crate) torch: Option<Torch>,
     pub(crate) shim: Option<Shim>,
     /// The C++ compiler's command, or why there is none.
@@ -29,6 +32,17 @@ pub(crate) struct Facts {
     pub(crate) compiler_error: Option<String>,
     pub(crate) env: Vec<Variable>,
     pub(crate) env_foreign: Vec<Foreign>,
+}
+
+/// Settings of the cache of compiled programs.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Programs {
+    /// Whether programs are kept at all.
+    pub(crate) on: bool,
+    /// What they may have together; the default if none.
+    pub(crate) bytes: Option<u64>,
+    /// The folder that machines share.
+    pub(crate) shared: Option<PathBuf>,
 }
 
 /// An installed torch.

@@ -6,6 +6,7 @@
 //!
 //! This crate does not know PyTorch: it reads what packages say about themselves on disk and never imports anything.
 
+mod cache;
 mod doctor;
 mod env;
 mod facts;
@@ -64,6 +65,13 @@ enum Command {
     Shim {
         #[command(subcommand)]
         command: Shim,
+    },
+    /// Look at the compiled programs on the disk, remove some, or fill the cache
+    Cache {
+        #[command(flatten)]
+        which: cache::Which,
+        #[command(subcommand)]
+        command: cache::Do,
     },
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
@@ -124,6 +132,11 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             Ok(0)
         }
         Command::Shim { command: Shim::Build { into } } => facts(None)?.build_shim(into.as_deref()),
+        Command::Cache { which, command } => {
+            let (text, status) = cache::run(&which, command, &facts(None)?)?;
+            print(&text)?;
+            Ok(status)
+        }
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)
