@@ -634,11 +634,26 @@ def test_odd_numbers(value):
         lambda x: x.pow(value),
         lambda x: x.masked_fill(x > 0, value),
         lambda x: F.pad(x, (1, 1), value=value),
-        lambda x: torch.where(x > 0, x, value),
         lambda x: x.int() + value,
         lambda x: x.int() * value,
+        lambda x: x.addcmul(x, x, value=value),
+        lambda x: torch.addmm(x.view(1, 3), x.view(1, 3), x.diag(), beta=value),
+        lambda x: x.index_fill(0, (x > 5).int().argmax().view(1), value),
     ):
         agree(f, x)
+    if value != 1e300:  # accelerators convert it without a check
+        agree(lambda x: torch.where(x > 0, x, value), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_bounds_out_of_range(dtype):
+    x = torch.tensor([0, 1, 5, 127], dtype=dtype)
+    for value in (300, 2**40, -300, -(2**40), 3):
+        agree(lambda x, v=value: x.clamp(max=v), x)
+        agree(lambda x, v=value: x.clamp(min=v), x)
+        agree(lambda x, v=value: x.clamp_(-v, v), x)
+    agree(lambda x: torch.add(x, x, alpha=2**40), x)
+    agree(lambda x: F.pad(x, (1, 1), value=2**40), x)
 
 
 # ---------------------------------------------------------------- threads

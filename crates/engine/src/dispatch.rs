@@ -14,7 +14,7 @@ use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::numbers::Numbers;
-use oxitorch_aten::{self as aten, Binding, Form, Schema, Source, Write};
+use oxitorch_aten::{self as aten, Binding, Form, ParamKind, Schema, Source, Write};
 use oxitorch_hlo::TensorType;
 use smallvec::SmallVec;
 use std::fmt::Write as _;
@@ -544,8 +544,8 @@ impl<'a> Call<'_, 'a> {
         };
         w.keep_key(key);
         let mut operands = Operands::default();
-        if inst.has_unused() {
-            self.used_operands(stream, w, &inst, &items, params, &mut operands)?;
+        if inst.careful {
+            self.careful_operands(stream, w, &inst, &items, params, &mut operands)?;
         } else {
             for (item, param) in items.iter().zip(params) {
                 item.operands(self, stream, w, param.kind, &mut operands)?;
@@ -562,8 +562,9 @@ impl<'a> Call<'_, 'a> {
         Ok(Results { inst, outputs })
     }
 
-    /// The operands without those whose values do not matter: they need not be there yet, and may have failed.
-    fn used_operands(
+    /// The operands without those whose values do not matter: they need not be there yet, and may have failed. Factors
+    /// must fit the result.
+    fn careful_operands(
         &self,
         stream: &Stream,
         w: &mut Window,
@@ -574,9 +575,18 @@ impl<'a> Call<'_, 'a> {
     ) -> Result<(), Refusal> {
         for (i, (item, param)) in items.iter().zip(params).enumerate() {
             match item {
-                Item::Tensor(t) if inst.is_unused(i) => self.expect_here(t)?,
-                _ => item.operands(self, stream, w, param.kind, operands)?,
+                Item::Tensor(t) if inst.is_unused(i) => {
+                    self.expect_here(t)?;
+                    continue;
+                }
+                Item::Number(n) if param.kind == ParamKind::Alpha && matches!(items[0], Item::Tensor(_)) => {
+                    if let Some(Some(out)) = inst.outputs.first() {
+                        aten::numbers::fits(*n, aten::dtype::opmath(out.ty.dtype)).map_err(refusal)?;
+                    }
+                }
+                _ => {}
             }
+            item.operands(self, stream, w, param.kind, operands)?;
         }
         Ok(())
     }

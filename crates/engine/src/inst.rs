@@ -7,7 +7,7 @@ use crate::config::Lowering;
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::view::{self, View, dense_order};
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::{self as aten, Arg, Layout, OpId};
+use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -129,6 +129,8 @@ pub(crate) struct Inst {
     unused: Vec<u32>,
     /// Bits of the row's parameters that are such operands.
     unused_params: u64,
+    /// Whether the operands of a call need more than to be taken, which is rare.
+    pub(crate) careful: bool,
     pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
     /// Philox blocks that one execution uses.
     pub(crate) rng_blocks: u64,
@@ -162,11 +164,6 @@ impl Inst {
     /// Whether every result is an operand, so that nothing has to be computed.
     pub(crate) fn is_identity(&self) -> bool {
         self.identity
-    }
-
-    /// Whether some operand is not needed; rare, and asked for every call.
-    pub(crate) fn has_unused(&self) -> bool {
-        self.unused_params != 0
     }
 
     /// Whether the value of this parameter of the row does not matter: what `fill_` overwrites, for example.
@@ -387,7 +384,15 @@ impl Instances {
         }
         let operands = operands.into_iter().enumerate();
         let operands = operands.filter(|(i, _)| !unused.contains(&(*i as u32))).map(|(_, ty)| ty).collect();
+        let factor = |kind: &Kind| match kind {
+            Kind::Row { op, args, .. } => {
+                let params = aten::row(*op).params().iter().zip(args);
+                params.into_iter().any(|(p, a)| p.kind == ParamKind::Alpha && matches!(a, Arg::Scalar(_)))
+            }
+            _ => false,
+        };
         let inst = Arc::new(Inst {
+            careful: unused_params != 0 || factor(&kind),
             unused,
             unused_params,
             id: self.by_kind.len() as u32,

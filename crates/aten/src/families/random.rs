@@ -2,7 +2,7 @@ use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::numbers::{Numbers, int_range, show};
+use crate::numbers::{Numbers, finite_max, int_range, show};
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, RngAlgorithm, TensorType, Value};
@@ -138,6 +138,14 @@ pub static ROWS: &[Row] = &[
 ];
 
 fn check_uniform(n: &Numbers) -> Result<()> {
+    if let Some(dtype) = n.dtype {
+        let max = finite_max(dtype);
+        for (param, name) in [(1, "from"), (2, "to")] {
+            if n.f64(param).is_some_and(|x| !(x >= -max && x <= max)) {
+                return Err(runtime(format!("{name} is out of bounds for {}", cpp_name(dtype))));
+            }
+        }
+    }
     match (n.f64(1), n.f64(2)) {
         (Some(from), Some(to)) if from > to => Err(runtime(format!(
             "uniform_ expects to return a [from, to) range, but found from={} > to={}",

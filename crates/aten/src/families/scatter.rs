@@ -10,14 +10,14 @@ use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, Value};
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("scatter.src", scatter_src),
-    op!("scatter.value", scatter_value),
+    op!("scatter.value", scatter_value).check_numbers(|n| n.fits(3)),
     op!("scatter.reduce", scatter_src_reduce),
     op!("scatter.value_reduce", scatter_value_reduce),
     op!("scatter_add", scatter_add),
     op!("scatter_reduce.two", scatter_reduce),
     op!("index_add", index_add),
     op!("index_copy", index_copy),
-    op!("index_fill.int_Scalar", index_fill_scalar),
+    op!("index_fill.int_Scalar", index_fill_scalar).check_numbers(|n| n.fits(3)),
     op!("index_fill.int_Tensor", index_fill_tensor),
     op!("index_reduce", index_reduce),
     op!("masked_scatter", masked_scatter),
@@ -358,8 +358,8 @@ fn check_rows(c: &Ctx, name: &str, r: &Rows, source: Value) -> Result<Value> {
 fn index_add(c: &Ctx, x: Value, dim: i64, index: Value, source: Value, alpha: Alpha) -> Result<Value> {
     let r = Rows::new(c, x, dim, index)?;
     let source = check_rows(c, "index_add_", &r, source)?;
-    let message = format!("index is out of bounds for dimension {} with size {}", r.dim, r.size(c));
-    check_range(c, ErrorKind::Runtime, &message, r.index, 0, r.size(c));
+    let message = format!("index out of range in self: dimension {} has size {}", r.dim, r.size(c));
+    check_range(c, ErrorKind::Index, &message, r.index, 0, r.size(c));
     Ok(r.run(c, c.times(source, alpha), Some(Binary::Add)))
 }
 

@@ -13,7 +13,7 @@ pub static ROWS: &[Row] = &[
     op!("repeat", repeat),
     op!("roll", roll),
     op!("flip", flip).layout(Layout::LikeFirst),
-    op!("constant_pad_nd", constant_pad_nd).layout(Layout::LikeFirst),
+    op!("constant_pad_nd", constant_pad_nd).layout(Layout::LikeFirst).check_numbers(|n| n.fits(2)),
     op!("diag_embed", diag_embed),
     op!("diagonal_backward", diagonal_backward),
     op!("slice_backward", slice_backward),

@@ -1,8 +1,8 @@
-use crate::args::{Alpha, Number, Scalar, Tensor};
+use crate::args::{Alpha, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
-use crate::numbers::Numbers;
+use crate::numbers::{Numbers, int_range, show};
 use crate::pointwise;
 use crate::table::Row;
 use oxitorch_hlo::{DType, Value};
@@ -11,15 +11,15 @@ use oxitorch_hlo::{DType, Value};
 pub static ROWS: &[Row] = &[
     pointwise!("where.self", where_self),
     pointwise!("clamp", |c: &Ctx, x: Tensor, low: Option<Scalar>, high: Option<Scalar>| {
-        clamp(c, x, low.map(Scalar::tensor), high.map(Scalar::tensor))
+        clamp(c, x, low.map(|n| bound(c, x, n)), high.map(|n| bound(c, x, n)))
     })
-    .check_numbers(check_bounds),
+    .check_numbers(|n| check_bounds(n, Some(1), Some(2))),
     pointwise!("clamp.Tensor", clamp),
-    pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(low.tensor()), None))
-        .check_numbers(check_bounds),
+    pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(bound(c, x, low)), None))
+        .check_numbers(|n| check_bounds(n, Some(1), None)),
     pointwise!("clamp_min.Tensor", |c: &Ctx, x: Tensor, low: Tensor| clamp(c, x, Some(low), None)),
-    pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(high.tensor())))
-        .check_numbers(check_bounds),
+    pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(bound(c, x, high))))
+        .check_numbers(|n| check_bounds(n, None, Some(1))),
     pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high))),
     pointwise!("addcmul", addcmul),
     pointwise!("addcdiv", addcdiv),
@@ -52,15 +52,33 @@ fn where_self(c: &Ctx, condition: Tensor, x: Tensor, y: Tensor) -> Result<Value>
     Ok(c.select(condition, x, y))
 }
 
-/// Bounds that do not promote the tensor must fit it.
-fn check_bounds(n: &Numbers) -> Result<()> {
-    let promotes = |x: Number| n.dtype.is_some_and(|d| !d.is_float()) && !matches!(x, Number::Int(_));
-    for param in 1..n.by_param.len() {
-        if n.get(param).is_some_and(|x| !promotes(x)) {
-            n.fits(param)?;
-        }
+/// Bounds of floats must fit them. Those of integers may lie outside, but on the side where they change nothing.
+fn check_bounds(n: &Numbers, low: Option<usize>, high: Option<usize>) -> Result<()> {
+    let Some(dtype) = n.dtype else { return Ok(()) };
+    if dtype.is_float() {
+        return low.into_iter().chain(high).try_for_each(|param| n.fits(param));
     }
-    Ok(())
+    let integer = |param: Option<usize>| param.and_then(|p| n.int(p)).filter(|_| dtype.is_integral());
+    let outside = |which: &str, x: i64| {
+        let (x, name) = (show(x as f64), scalar_name(dtype));
+        Err(runtime(format!("Clamp {which} value {x} is outside the representable range of {name}")))
+    };
+    match (integer(low), integer(high)) {
+        (Some(low), _) if i128::from(low) > int_range(dtype).1 => outside("min", low),
+        (_, Some(high)) if i128::from(high) < int_range(dtype).0 => outside("max", high),
+        _ => Ok(()),
+    }
+}
+
+/// A number as a bound: an integer that the dtype does not reach is as good as the last one that it does.
+fn bound(c: &Ctx, x: Tensor, number: Scalar) -> Tensor {
+    let bound = number.tensor();
+    if !x.dtype.is_integral() || bound.dtype != DType::S64 || x.dtype.size_bytes() == 8 {
+        return bound;
+    }
+    let (low, high) = int_range(x.dtype);
+    let [low, high] = [low, high].map(|n| c.scalar_i64(DType::S64, n as i64));
+    Tensor { value: c.clamp(low, bound.value, high), ..bound }
 }
 
 /// `min(max(x, low), high)`: the upper bound wins where they cross, NaN anywhere gives NaN.
