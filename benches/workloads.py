@@ -12,6 +12,9 @@ import json
 import os
 import time
 
+# The first step is to show what compiling takes.
+os.environ.setdefault("OXITORCH_CACHE", "off")
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -40,6 +40,7 @@ def test_doctor_on_a_good_installation(python):
     )
     assert "StableHLO" in found["Plugins and platform", "cpu"] and "device" in found["Plugins and platform", "cpu"]
     assert ("C++ shim", "compiler") in found
+    assert re.search(r" of 5.0 GiB in .*programs/v1$", found["Machine", "compiled programs"])
 
 
 def test_doctor_text_ends_with_a_sum_and_has_no_colours_in_a_pipe(python):

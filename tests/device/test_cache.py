@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -122,6 +123,32 @@ def test_processes_that_start_together_compile_each_program_once(python, environ
     programs = len(entries(empty_cache))
     assert sum(d["compiles"] for d in done) == programs > 0
     assert all(d["compiles"] + d["loads"] == programs for d in done)
+
+
+def test_a_process_that_waits_for_another_ends_when_it_wants(python, environment, empty_cache):
+    code = "import torch\nx = torch.ones(7, device='tpu').erfinv()\n"
+    python(code + "x.cpu()", OXITORCH_CACHE_DIR=str(empty_cache))
+    code += "while not torch.tpu.metrics()['cache']['waits']: pass"
+    paths = entries(empty_cache)
+    leases = [path.with_suffix(".lease") for path in paths]
+    for path in paths:
+        path.unlink()
+    # A process elsewhere that is at work, as far as anybody can see.
+    for beat in range(1000):
+        for lease in leases:
+            lease.write_text(f"number elsewhere-1-1 {beat}\n")
+        if beat == 0:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stderr=subprocess.PIPE,
+                env=environment(OXITORCH_CACHE_DIR=str(empty_cache)),
+                cwd="/",
+            )
+        if child.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert (child.wait(), child.stderr.read()) == (0, b"")
+    assert beat < 300, "it did not wait for the other one to end"
 
 
 def test_programs_that_were_evicted_come_back(python, empty_cache):

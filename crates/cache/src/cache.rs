@@ -26,8 +26,8 @@ pub struct Config {
     pub disk: Option<PathBuf>,
     /// What the entries in that folder may have together, in bytes.
     pub disk_bytes: u64,
-    /// A cache folder that several machines share, if there is one. Nobody bounds it.
-    pub shared: Option<PathBuf>,
+    /// What several machines share, if there is anything. Nobody bounds it.
+    pub shared: Option<Shared>,
     /// How long to wait for another process to make what this one wants, before making it too.
     pub wait: Duration,
     /// How long a process of this machine may be silent before another takes over what it was making; six times that
@@ -48,6 +48,26 @@ impl Default for Config {
             dead_after: Duration::from_secs(10),
             warn: Arc::new(|_| ()),
         }
+    }
+}
+
+/// A store that several machines share: a folder, or anything else that is a [`Store`].
+#[derive(Clone)]
+pub struct Shared {
+    store: Arc<dyn Store>,
+    place: String,
+}
+
+impl Shared {
+    /// A cache folder on a network file system.
+    pub fn folder(cache: &Path) -> Shared {
+        let folder = Folder::new(programs_folder(cache), Sharing::Network);
+        Shared { store: Arc::new(folder), place: cache.display().to_string() }
+    }
+
+    /// Another kind of store; `place` names it in messages.
+    pub fn store(store: Arc<dyn Store>, place: impl Into<String>) -> Shared {
+        Shared { store, place: place.into() }
     }
 }
 
@@ -124,6 +144,11 @@ impl<V> Cache<V> {
         !self.tiers.list.is_empty()
     }
 
+    /// Ends all waiting for other processes: what is waited for is made by this one, or not, as the recipe decides.
+    pub fn close(&self) {
+        self.tiers.closed.store(true, Relaxed);
+    }
+
     /// The value of a key and where it came from. Of all threads, processes and machines that share a tier and ask for the
     /// same key at once, one makes the value.
     pub fn get_or_make<R: Recipe<Value = V>>(
@@ -156,6 +181,8 @@ impl<V> Cache<V> {
 struct Tiers {
     list: Vec<Tier>,
     wait: Duration,
+    /// Nobody waits for other processes any more.
+    closed: AtomicBool,
     heart: Arc<Heart>,
     stats: Stats,
     warn: Warn,
@@ -190,25 +217,26 @@ const COUNT_EVERY: Duration = Duration::from_secs(30);
 
 impl Tiers {
     fn new(config: &Config) -> Tiers {
-        let tier = |cache: &PathBuf, sharing, source, limit, pace, look_every| {
-            let folder = Folder::new(programs_folder(cache), sharing);
-            let place = cache.display().to_string();
-            let (warned, space) = (AtomicBool::new(false), Mutex::default());
-            Tier { store: Arc::new(folder), place, source, limit, pace, look_every, warned, space }
-        };
         let pace = |dead_after: Duration| Pace { beat: dead_after / 5, dead_after };
         let disk = config.disk.as_ref().map(|cache| {
-            let pace = pace(config.dead_after);
-            let limit = Some(config.disk_bytes);
-            tier(cache, Sharing::Machine, Source::Disk, limit, pace, Duration::from_millis(50))
+            let folder = Folder::new(programs_folder(cache), Sharing::Machine);
+            Tier {
+                limit: Some(config.disk_bytes),
+                ..Tier::new(Arc::new(folder), cache.display(), Source::Disk, pace(config.dead_after))
+            }
         });
-        let shared = config.shared.as_ref().map(|cache| {
+        let shared = config.shared.as_ref().map(|shared| {
+            // Network file systems may show a change seconds later.
             let pace = pace(config.dead_after * 6);
-            tier(cache, Sharing::Network, Source::Shared, None, pace, Duration::from_millis(500))
+            Tier {
+                look_every: Duration::from_millis(500),
+                ..Tier::new(shared.store.clone(), &shared.place, Source::Shared, pace)
+            }
         });
         Tiers {
             list: disk.into_iter().chain(shared).collect(),
             wait: config.wait,
+            closed: AtomicBool::new(false),
             heart: Arc::default(),
             stats: Stats::default(),
             warn: config.warn.clone(),
@@ -336,7 +364,7 @@ impl Tiers {
                 self.stats.waits.fetch_add(1, Relaxed);
             }
             loop {
-                if start.elapsed() >= self.wait {
+                if start.elapsed() >= self.wait || self.closed.load(Relaxed) {
                     self.stats.waited(start.elapsed());
                     self.stats.gave_up.fetch_add(1, Relaxed);
                     return Ok(Turn::Ours(None));
@@ -436,6 +464,19 @@ impl Tiers {
 }
 
 impl Tier {
+    fn new(store: Arc<dyn Store>, place: impl ToString, source: Source, pace: Pace) -> Tier {
+        Tier {
+            store,
+            place: place.to_string(),
+            source,
+            limit: None,
+            pace,
+            look_every: Duration::from_millis(50),
+            warned: AtomicBool::new(false),
+            space: Mutex::default(),
+        }
+    }
+
     fn is_writable(&self) -> bool {
         self.space.lock().resting_until.is_none_or(|until| Instant::now() >= until)
     }

@@ -18,7 +18,7 @@ mod owner;
 mod stats;
 mod store;
 
-pub use cache::{Cache, Config, DISK_BYTES, Recipe, Source, WAIT, Warn, programs_folder};
+pub use cache::{Cache, Config, DISK_BYTES, Recipe, Shared, Source, WAIT, Warn, programs_folder};
 pub use entry::{FORMAT, Meta};
 pub use identity::file_digest;
 pub use key::{Component, Difference, Digest, Key};

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Bytes, Numbered, count, entries, files, get, numbered, on_disk, open};
 use libtest_mimic::{Arguments, Failed, Trial};
-use oxitorch_cache::{Cache, Config, Source};
+use oxitorch_cache::{Cache, Config, Shared, Source};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -48,6 +48,7 @@ fn child(args: &[String]) {
     let warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
     let shared = (shared != "-").then(|| PathBuf::from(shared));
     let log = shared.as_deref().unwrap_or(&folder).join("log");
+    let shared = shared.as_deref().map(Shared::folder);
     let cache: Bytes = Cache::new(&Config { warn, shared, ..on_disk(&folder) });
     for number in numbers {
         let recipe = Numbered {

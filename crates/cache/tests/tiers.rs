@@ -3,13 +3,15 @@
 mod common;
 
 use common::{Bytes, Numbered, count, entries, get, key, numbered, on_disk, open};
-use oxitorch_cache::{Cache, Config, Key, Source, listing, programs_folder};
-use oxitorch_cache::{Folder, Sharing};
+use oxitorch_cache::{
+    Cache, Config, Folder, Key, Shared, Sharing, Source, Store, Stored, listing, programs_folder,
+};
 use parking_lot::Mutex;
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
+use std::{fs, io};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -190,7 +192,7 @@ fn a_folder_that_cannot_be_used_warns_once_and_work_goes_on() {
 }
 
 fn sharing(disk: &Path, shared: &Path) -> Bytes {
-    Cache::new(&Config { shared: Some(shared.into()), ..on_disk(disk) })
+    Cache::new(&Config { shared: Some(Shared::folder(shared)), ..on_disk(disk) })
 }
 
 #[test]
@@ -201,6 +203,93 @@ fn machines_share_a_folder() {
     assert_eq!(get(&open(b.path()), &numbered(0)), Source::Disk, "what was shared is on the disk too");
     fs::remove_dir_all(shared.path()).unwrap();
     assert_eq!(get(&sharing(b.path(), shared.path()), &numbered(0)), Source::Disk);
+}
+
+/// A store without folders: what an object store would be.
+#[derive(Default)]
+struct Objects(Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>);
+
+impl Store for Objects {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().get(name).map(|o| o.0.clone()))
+    }
+
+    fn read_start(&self, name: &str, len: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        Ok(self.0.lock().get(name).map(|(o, _)| (o[..len.min(o.len())].to_vec(), o.len() as u64)))
+    }
+
+    fn publish(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.0.lock().insert(name.into(), (content.into(), SystemTime::now()));
+        Ok(())
+    }
+
+    fn create(&self, name: &str, content: &[u8]) -> io::Result<bool> {
+        let mut all = self.0.lock();
+        let new = !all.contains_key(name);
+        if new {
+            all.insert(name.into(), (content.into(), SystemTime::now()));
+        }
+        Ok(new)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<bool> {
+        Ok(self.0.lock().remove(name).is_some())
+    }
+
+    fn list(&self) -> io::Result<Vec<Stored>> {
+        let all = self.0.lock();
+        let stored = |(name, (o, time)): (&String, &(Vec<u8>, SystemTime))| Stored {
+            name: name.clone(),
+            size: o.len() as u64,
+            modified: *time,
+        };
+        Ok(all.iter().map(stored).collect())
+    }
+
+    fn used(&self, _name: &str) {}
+
+    fn clean(&self) {}
+}
+
+#[test]
+fn machines_share_a_store_that_is_no_folder() {
+    let objects = Arc::new(Objects::default());
+    let shared = Some(Shared::store(objects.clone(), "objects"));
+    let machine = |disk: Option<&Path>| -> Bytes {
+        Cache::new(&Config { shared: shared.clone(), disk: disk.map(Path::to_owned), ..Config::default() })
+    };
+    let made: u32 = std::thread::scope(|s| {
+        let slow = || Numbered { delay: Duration::from_millis(50), ..numbered(0) };
+        let machine = &machine;
+        let threads: Vec<_> = (0..4)
+            .map(|_| s.spawn(move || u32::from(get(&machine(None), &slow()) == Source::Made)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    assert_eq!(made, 1);
+    assert_eq!(objects.list().unwrap().len(), 1, "the entry, and no lease");
+    let disk = temporary();
+    assert_eq!(get(&machine(Some(disk.path())), &numbered(0)), Source::Shared);
+    assert_eq!(get(&open(disk.path()), &numbered(0)), Source::Disk);
+}
+
+#[test]
+fn closing_ends_a_wait() {
+    let dir = temporary();
+    let digest: String = key(0).digest().iter().map(|b| format!("{b:02x}")).collect();
+    let store = Folder::new(programs_folder(dir.path()), Sharing::Machine);
+    store.create(&format!("{digest}.lease"), b"n elsewhere-1-1 0\n").unwrap();
+    let cache = open(dir.path());
+    let took = std::thread::scope(|s| {
+        let start = Instant::now();
+        let waiting = s.spawn(|| get(&cache, &numbered(0)));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waiting.is_finished());
+        cache.close();
+        assert_eq!(waiting.join().unwrap(), Source::Made);
+        start.elapsed()
+    });
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
+use oxitorch_cache::{Folder, Sharing, Store};
 use oxitorch_pjrt::{DiscoverOptions, Found, Platform, choose, discover, hardware_present};
 
 use crate::facts::Facts;
@@ -66,7 +67,30 @@ fn machine_section(facts: &Facts) -> Vec<Check> {
             Check::ok(S, "disk", found)
         });
     }
+    checks.push(programs_check(S, facts));
     checks
+}
+
+/// Whether compiled programs can be kept for other processes.
+fn programs_check(section: &'static str, facts: &Facts) -> Check {
+    const NAME: &str = "compiled programs";
+    let folder = oxitorch_cache::programs_folder(&facts.cache_dir);
+    if !facts.programs.on {
+        return Check::warn(section, NAME, "not kept: every process compiles its own")
+            .hint("unset OXITORCH_CACHE, and --xla_dump flags in XLA_FLAGS");
+    }
+    let store = Folder::new(&folder, Sharing::Machine);
+    let probe = format!("probe-{}", std::process::id());
+    let usable = store.publish(&probe, b"").and_then(|()| store.remove(&probe)).and_then(|_| store.list());
+    match usable {
+        Ok(files) => {
+            let size = files.iter().map(|f| f.size).sum();
+            let limit = facts.programs.bytes.unwrap_or(oxitorch_cache::DISK_BYTES);
+            Check::ok(section, NAME, format!("{} of {} in {}", bytes(size), bytes(limit), folder.display()))
+        }
+        Err(e) => Check::warn(section, NAME, format!("cannot be kept in {}: {e}", folder.display()))
+            .hint("set OXITORCH_CACHE_DIR to a folder that can be written"),
+    }
 }
 
 fn python_section(facts: &Facts, packages: &Packages) -> Vec<Check> {

@@ -7,6 +7,7 @@ use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
 use oxitorch_pjrt as pjrt;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,7 @@ pub(crate) struct Programs {
     options: CacheOptions,
     /// What all programs of this process depend on; made when the first is compiled.
     base: OnceLock<Key>,
+    closed: AtomicBool,
 }
 
 impl Programs {
@@ -70,12 +72,33 @@ impl Programs {
             memory: cache::Limits { count: options.max_loaded, bytes: options.max_loaded_bytes },
             disk: options.disk.clone(),
             disk_bytes: options.disk_bytes,
-            shared: options.shared.clone(),
+            shared: options.shared.as_deref().map(cache::Shared::folder),
             wait: options.wait,
             warn: Arc::new(warn),
             ..cache::Config::default()
         };
-        Programs { client, cache: Cache::new(&config), options: options.clone(), base: OnceLock::new() }
+        Programs {
+            client,
+            cache: Cache::new(&config),
+            options: options.clone(),
+            base: OnceLock::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Compiles nothing any more and waits for no other process.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.cache.close();
+    }
+
+    /// An error once they are closed.
+    fn check_open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::SeqCst) {
+            Err(Error::runtime("the tpu device is closed"))
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn stats(&self) -> &cache::Stats {
@@ -149,7 +172,7 @@ fn processor() -> String {
 
 /// One program, ready to be compiled.
 pub(crate) struct Build<'a> {
-    pub(crate) client: &'a Arc<pjrt::Client>,
+    pub(crate) programs: &'a Programs,
     pub(crate) metrics: &'a Metrics,
     pub(crate) graph: &'a Graph,
     pub(crate) name: &'a str,
@@ -181,22 +204,24 @@ impl Recipe for Build<'_> {
             ("inputs", join(inputs)),
             ("outputs", count(self.graph.live.len())),
             ("donated", format!("{:?}", self.graph.donated)),
-            ("platform", self.client.platform_name().to_owned()),
+            ("platform", self.programs.client.platform_name().to_owned()),
         ];
         (self.name.to_owned(), notes.map(|(name, text)| (name.to_owned(), text)).into())
     }
 
     fn load(&self, payload: &[u8]) -> Result<(pjrt::Executable, u64), String> {
         let start = Instant::now();
-        let executable = self.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
+        let executable =
+            self.programs.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
         self.metrics.loaded(start.elapsed());
         let size = size(&executable, payload.len());
         Ok((executable, size))
     }
 
     fn make(&self) -> Result<(pjrt::Executable, u64), Error> {
+        self.programs.check_open()?;
         let start = Instant::now();
-        let result = self.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
+        let result = self.programs.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
         self.metrics.compiled(start.elapsed());
         let executable =
             result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;

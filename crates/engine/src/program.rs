@@ -266,6 +266,7 @@ impl Compiler {
 
     /// Drops what is queued and waits for what is being compiled: a plugin must not be left at work when its process ends.
     pub(crate) fn close(&self) {
+        self.programs.close();
         let mut tasks = self.tasks.lock();
         tasks.closed = true;
         for program in tasks.queue.drain(..) {
@@ -290,8 +291,14 @@ impl Compiler {
     fn compile(&self, name: &str, task: &Task) -> Result<Arc<Loaded>, Error> {
         let text = task.graph.module()?;
         let options = self.options(task);
-        let build =
-            Build { client: &self.client, metrics: &self.metrics, graph: &task.graph, name, text, options };
+        let build = Build {
+            programs: &self.programs,
+            metrics: &self.metrics,
+            graph: &task.graph,
+            name,
+            text,
+            options,
+        };
         self.programs.get(&build)
     }
 
