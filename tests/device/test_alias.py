@@ -663,6 +663,15 @@ def test_resize(device):
     assert a.resize_as_(torch.zeros(2, device=device)).shape == (2,)
 
 
+def test_set_grows_the_storage(device):
+    a = torch.arange(4.0, device=device)
+    b = torch.empty(0, device=device)
+    b.set_(a.untyped_storage(), 1, [2, 2], [3, 1])  # the last place is 5
+    assert a.untyped_storage().nbytes() == 24
+    b.fill_(7)
+    assert a.tolist() == [0, 7, 7, 3] and b.tolist() == [[7, 7], [7, 7]]
+
+
 def test_storage_resize_keeps_bytes(device):
     a = torch.arange(4.0, device=device)
     a.untyped_storage().resize_(8)
@@ -701,6 +710,24 @@ def test_out_resizes_and_aliases(device):
     with pytest.warns(UserWarning, match="resized"):
         torch.add(torch.ones(3, device=device), 1, out=m)
     assert m.tolist() == [2, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Use of")
+def test_masked_writes_to_expanded_tensors(device):
+    """What the mask leaves out does not undo what it lets through elsewhere."""
+    mask = torch.tensor([[True, False, False], [False, False, True]], device=device)
+    for start in ([1.0, 2.0, 3.0], [float("nan"), 0.0, float("nan")]):
+        base = torch.tensor(start, device=device)
+        base.expand(2, 3).masked_fill_(mask, -0.0)
+        assert base.tolist()[::2] == [0, 0] and str(base.tolist()[0]) == "-0.0"
+    base = torch.tensor([1.0, 2.0, 3.0], device=device)
+    base.expand(2, 3)[mask] = 5.0
+    assert base.tolist() == [5, 2, 5]
+    base.expand(2, 3).index_put_((torch.tensor([0, 1], device=device), torch.tensor([1, 1], device=device)), base[0])
+    assert base.tolist() == [5, 5, 5]
+    base = torch.tensor([1j, 2j], device=device)
+    base[:1].expand(3).masked_fill_(torch.tensor([False, True, False], device=device), 1 + 1j)
+    assert base.tolist() == [1 + 1j, 2j]
 
 
 def test_an_operand_is_not_resized(device):

@@ -218,7 +218,14 @@ fn write_box(b: &Builder, flat: Value, update: Value, view: &View, levels: &[Lev
 }
 
 fn write_indexed(b: &Builder, flat: Value, update: Value, view: &View) -> Value {
-    let index = indices(b, view, b.dim(flat, 0));
+    let extent = b.dim(flat, 0);
+    let mut index = indices(b, view, extent);
+    if view.is_expanded() {
+        // Several places of the view are one of the storage: those that stay as they are must not undo a change. A
+        // scatter leaves places out of bounds alone.
+        let nowhere = b.full(b.scalar_i64(b.dtype(index), extent), &view.sizes);
+        index = b.select(changed(b, read_indexed(b, flat, view), update), index, nowhere);
+    }
     let dims = ScatterDims {
         inserted_window_dims: Dims::from_elem(0, 1),
         scatter_dims_to_operand_dims: Dims::from_elem(0, 1),
@@ -227,6 +234,23 @@ fn write_indexed(b: &Builder, flat: Value, update: Value, view: &View) -> Value 
     };
     let flags = ScatterFlags::default();
     b.scatter(&[flat], index, &[update], &dims, flags, |_, _, new| new.to_vec())[0]
+}
+
+/// Where two tensors differ in any bit.
+fn changed(b: &Builder, old: Value, new: Value) -> Value {
+    let dtype = b.dtype(old);
+    if dtype.is_complex() {
+        let real = changed(b, b.real(old), b.real(new));
+        return b.or(real, changed(b, b.imag(old), b.imag(new)));
+    }
+    let bits = match dtype.size_bytes() {
+        _ if !dtype.is_float() => return b.ne(old, new),
+        1 => DType::U8,
+        2 => DType::U16,
+        4 => DType::U32,
+        _ => DType::U64,
+    };
+    b.ne(b.bitcast_convert(old, bits), b.bitcast_convert(new, bits))
 }
 
 /// Puts the written elements back under the storage's own type; bytes that the view cannot name stay.

@@ -771,7 +771,11 @@ Tensor& set_storage(Tensor& s, at::Storage source) {
   return at::native::set_(s, std::move(source));
 }
 Tensor& set_storage_offset(Tensor& s, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
-  return at::native::set_storage_meta__symint(s, std::move(source), std::move(offset), size, stride);
+  size_t before = source.nbytes();
+  at::native::set_storage_meta__symint(s, source, std::move(offset), size, stride);
+  // As elsewhere, the storage grows to what is shown of it; so far only its size does.
+  if (source.nbytes() > before) at::native::resize_bytes_nocuda(source, source.nbytes());
+  return s;
 }
 Tensor& set_empty(Tensor& s) {
   c10::DeviceGuard guard(s.device());
