@@ -34,6 +34,10 @@ def _own_cache() -> None:
 _own_cache()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--mode", choices=("fused", "strict"), default="fused", help="the eager mode of the device tests")
+
+
 def child_environment(**changes: str | None) -> dict[str, str]:
     """The environment without the settings of whoever runs the tests; None removes a variable."""
     own = ("OXITORCH_", "TORCH_DEVICE_BACKEND")

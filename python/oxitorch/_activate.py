@@ -151,6 +151,10 @@ def _register(torch, module) -> None:
     # PyTorch's default for devices from outside is float16. The setting is per thread: a `torch.autocast("tpu")` in
     # another thread needs its dtype spelled out (`torch.tpu.amp.autocast` does that).
     torch.set_autocast_dtype(NAME, torch.bfloat16)
-    from oxitorch import _print
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    from oxitorch import _core, _print
+
+    # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
+    register_optimizer_step_post_hook(lambda *_: _core.end_of_step())
     _print.install(torch)

@@ -88,7 +88,7 @@ EAGER_MODE = Var(
     "strict",
     "0.1",
     "The eager mode a process starts in; `torch.tpu.eager_mode` changes it later.",
-    choices=("strict", "debug"),
+    choices=("fused", "strict", "debug"),
 )
 FALLBACK = Var(
     "OXITORCH_FALLBACK",

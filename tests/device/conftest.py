@@ -1,4 +1,4 @@
-"""Settings of the device tests: every test starts in strict mode, with the same seed, and with switches as at start."""
+"""Settings of the device tests: every test starts in the mode of `--mode`, with one seed and switches as at start."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def pytest_runtest_makereport(item, call):
 def clean_device(request):
     torch.manual_seed(20)
     torch.tpu.set_device(0)
-    with torch.tpu.set_eager_mode("strict"), torch.tpu.set_nan_trap(False):
+    with torch.tpu.set_eager_mode(request.config.getoption("--mode")), torch.tpu.set_nan_trap(False):
         yield
         # A failure that belongs to this test must not surface in the next one; where the test failed, once is enough.
         with contextlib.suppress(RuntimeError) if request.node.stash.get(FAILED, False) else contextlib.nullcontext():
@@ -81,7 +81,7 @@ def start_python():
     return run
 
 
-@pytest.fixture(params=["strict", "debug"])
+@pytest.fixture(params=["fused", "strict", "debug"])
 def mode(request):
     """Runs the test once in each eager mode."""
     with torch.tpu.set_eager_mode(request.param):

@@ -65,7 +65,9 @@ EVERY = {**{k: lambda k=k: sample(k) for k in DRAWS}, **DROPS}
 
 
 def same(a, b):
-    return torch.equal(a.cpu(), b.cpu())
+    """Equal but for how XLA rounds: what an op is compiled with may change the last digits."""
+    a, b = a.cpu(), b.cpu()
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6) if a.is_floating_point() else torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -316,6 +318,7 @@ def test_a_new_parameter_compiles_nothing():
             torch.tpu.synchronize()
             torch.tpu.reset_metrics()
         x.normal_(i, i + 1).uniform_(-i, i).bernoulli_(0.1 * i)
+        torch.tpu.synchronize()
     torch.tpu.synchronize()
     assert new_programs() == 0
 

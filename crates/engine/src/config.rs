@@ -6,6 +6,8 @@ use oxitorch_hlo::DType;
 /// How ops become programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
+    /// Ops are collected and run as larger programs; Python runs ahead of the device.
+    Fused,
     /// One op at a time; Python runs ahead of the device.
     #[default]
     Strict,
@@ -15,23 +17,35 @@ pub enum Mode {
 
 impl Mode {
     /// In declaration order.
-    const ALL: [Mode; 2] = [Mode::Strict, Mode::Debug];
+    pub const ALL: [Mode; 3] = [Mode::Fused, Mode::Strict, Mode::Debug];
 
     /// By its lower-case name.
     pub fn parse(name: &str) -> Option<Mode> {
-        match name {
-            "strict" => Some(Mode::Strict),
-            "debug" => Some(Mode::Debug),
-            _ => None,
-        }
+        Mode::ALL.into_iter().find(|m| m.name() == name)
     }
 
     /// Its lower-case name.
     pub fn name(self) -> &'static str {
         match self {
+            Mode::Fused => "fused",
             Mode::Strict => "strict",
             Mode::Debug => "debug",
         }
+    }
+}
+
+/// Bounds of what is recorded before it is launched, in fused mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Ops.
+    pub ops: usize,
+    /// Bytes of all results of those ops, needed or not.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { ops: 10_000, bytes: u64::MAX }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::arguments::{Item, Operands, item, rng_type, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
+use crate::flush::Reason;
 use crate::inst::{Format, Inst, Kind, Out, refusal};
 use crate::masks;
 use crate::site::Site;
@@ -230,13 +231,15 @@ impl<'a> Call<'_, 'a> {
                 return Call { size, ..*self }.attempt(stream, out);
             }
         }
-        let mut w = stream.lock();
+        let mode = self.switches.mode;
+        let mut w = stream.lock(self.site);
+        stream.make_room(&mut w, self.site, &self.switches);
         w.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
-        stream.flush(&mut w, self.site)?;
+        stream.end_call(&mut w, mode);
         let checked = w.take_checked();
         drop(w);
-        stream.after_op(&self.switches, checked)?;
+        stream.after_op(mode, checked)?;
         Ok(())
     }
 
@@ -245,10 +248,10 @@ impl<'a> Call<'_, 'a> {
         let missing = || Error::runtime(format!("no row `{row}`; please report this"));
         let op = aten::find(row).ok_or_else(missing)?;
         let held = {
-            let mut w = stream.lock();
+            let mut w = stream.lock(self.site);
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
-            stream.flush(&mut w, self.site)?;
+            stream.flush(&mut w, Reason::Read);
             held
         };
         let mut bytes = [0; 8];
@@ -396,8 +399,8 @@ impl<'a> Call<'_, 'a> {
                     w.write(self.target(target)?, target, results.first()?)?;
                 }
             }
-            // One program per element: elements of one shape share it.
-            stream.flush(w, self.site)?;
+            // Without windows one program per element: elements of one shape share it.
+            stream.end_call(w, self.switches.mode);
         }
         Ok(())
     }
@@ -543,6 +546,7 @@ impl<'a> Call<'_, 'a> {
             }
         };
         w.keep_key(key);
+        stream.refuse_huge(&inst)?;
         let mut operands = Operands::default();
         if inst.careful {
             self.careful_operands(stream, w, &inst, &items, params, &mut operands)?;

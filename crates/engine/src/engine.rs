@@ -1,8 +1,9 @@
 //! The engine: a client, a stream per device, and the switches.
 
 use crate::cached::CacheOptions;
-use crate::config::Switches;
+use crate::config::{Limits, Switches};
 use crate::error::{Error, Refusal, Result};
+use crate::flush::Reason;
 use crate::launch::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -116,6 +117,20 @@ impl Engine {
         };
         // The closure always gives a value.
         let _ = self.switches.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+    }
+
+    /// Launches what was recorded on every device.
+    pub fn cut(&self, reason: Reason) {
+        self.streams.iter().for_each(|s| s.cut(reason));
+    }
+
+    /// Bounds of what is recorded before it is launched in fused mode; `None` is the default: 10,000 ops, and results as
+    /// large as the device's memory.
+    pub fn set_window(&self, ops: Option<usize>, bytes: Option<u64>) {
+        for s in &self.streams {
+            let default = Limits { bytes: s.memory().limit(), ..Limits::default() };
+            s.set_limits(Limits { ops: ops.unwrap_or(default.ops), bytes: bytes.unwrap_or(default.bytes) });
+        }
     }
 
     /// The number of these XLA options, for [`Switches::compiler_options`].

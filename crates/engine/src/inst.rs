@@ -97,6 +97,8 @@ pub(crate) struct Out {
     pub(crate) contiguous: bool,
     /// As the storage holds it: `ty` with the dimensions in the order of their strides.
     pub(crate) stored: TensorType,
+    /// Size of that.
+    pub(crate) bytes: u64,
     /// That order, unless it is the identity.
     pub(crate) order: Option<Dims>,
     /// The operand that it is, unchanged.
@@ -113,7 +115,8 @@ impl Out {
             None => ty.clone(),
         };
         let contiguous = strides == row_major(&ty.shape);
-        Out { ty, strides, contiguous, stored, order, same_as: None }
+        let bytes = stored.bytes().max(0) as u64;
+        Out { ty, strides, contiguous, stored, bytes, order, same_as: None }
     }
 }
 
@@ -132,6 +135,8 @@ pub(crate) struct Inst {
     /// Whether the operands of a call need more than to be taken, which is rare.
     pub(crate) careful: bool,
     pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
+    /// Size of those.
+    pub(crate) bytes: u64,
     /// Philox blocks that one execution uses.
     pub(crate) rng_blocks: u64,
     /// What can be wrong with values, in the order in which the checks are emitted.
@@ -391,7 +396,9 @@ impl Instances {
             }
             _ => false,
         };
+        let bytes = outputs.iter().flatten().map(|o| o.bytes).fold(0, u64::saturating_add);
         let inst = Arc::new(Inst {
+            bytes,
             careful: unused_params != 0 || factor(&kind),
             unused,
             unused_params,

@@ -23,7 +23,17 @@ pub(crate) struct Launch {
     pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
     /// Buffers of the checks go here.
     pub(crate) checks: Option<Arc<Checks>>,
-    pub(crate) site: Site,
+    /// How many ops it runs.
+    pub(crate) ops: u64,
+    /// The Python line of the first.
+    pub(crate) first: Site,
+}
+
+impl Launch {
+    /// The Python line to blame when it fails: that of its largest result.
+    fn site(&self) -> Site {
+        self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
+    }
 }
 
 /// The outcome of a program's checks.
@@ -47,7 +57,7 @@ enum Job {
     Stop,
 }
 
-/// Launches that Python may be ahead of the device.
+/// Ops that Python may be ahead of the device.
 const MAX_AHEAD: u64 = 8192;
 /// Launches that may run at once. The CPU platform computes where Python does: more would only make Ctrl-C wait.
 fn max_in_flight(platform: pjrt::Platform) -> usize {
@@ -70,6 +80,9 @@ pub(crate) struct Launcher {
     /// Jobs that were queued, and that are done.
     pushed: AtomicU64,
     done: AtomicU64,
+    /// Ops of the launches that were queued, and of those that are done.
+    ops_pushed: AtomicU64,
+    ops_done: AtomicU64,
     progress: Mutex<()>,
     progressed: Condvar,
     waiters: AtomicU64,
@@ -99,6 +112,8 @@ impl Launcher {
             held: AtomicBool::new(false),
             pushed: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            ops_pushed: AtomicU64::new(0),
+            ops_done: AtomicU64::new(0),
             progress: Mutex::default(),
             progressed: Condvar::new(),
             waiters: AtomicU64::new(0),
@@ -112,6 +127,8 @@ impl Launcher {
     /// Queues a launch; the number is what [`Launcher::wait`] takes.
     pub(crate) fn launch(&self, launch: Launch) -> u64 {
         self.push_with(|number| {
+            let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
+            self.ops_pushed.store(ops, Ordering::Relaxed);
             launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
             Job::Launch(launch)
         })
@@ -223,13 +240,14 @@ impl Launcher {
         }
     }
 
-    /// Waits if the caller is too far ahead of the device.
+    /// Waits if the caller is too far ahead of the device: until half of what is queued is done.
     pub(crate) fn throttle(&self, interrupt: Interrupt) -> Result<(), Error> {
-        let last = self.last();
-        if last - self.done.load(Ordering::Acquire) < MAX_AHEAD {
+        let done = self.ops_done.load(Ordering::Acquire);
+        if self.ops_pushed.load(Ordering::Relaxed).saturating_sub(done) < MAX_AHEAD {
             return Ok(());
         }
-        self.wait(last - MAX_AHEAD / 2, interrupt)
+        let last = self.last();
+        self.wait(last - (last - self.done.load(Ordering::Acquire)) / 2, interrupt)
     }
 
     /// Takes the first failure that nobody has seen.
@@ -255,7 +273,11 @@ impl Launcher {
             while let Some(job) = batch.pop_front() {
                 let stop = matches!(job, Job::Stop);
                 match job {
-                    Job::Launch(launch) => self.run_launch(launch, &mut in_flight),
+                    Job::Launch(launch) => {
+                        let ops = launch.ops;
+                        self.run_launch(launch, &mut in_flight);
+                        self.ops_done.fetch_add(ops, Ordering::Release);
+                    }
                     Job::Mark(mark) => {
                         in_flight.drain(..).for_each(|b| settle(&b));
                         let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
@@ -331,23 +353,24 @@ impl Launcher {
             return Err(Error::runtime("the tpu device is closed"));
         }
         let program = &launch.program;
-        let executable = program.executable().map_err(|e| e.at(launch.site))?;
+        let executable = program.executable().map_err(|e| e.at(launch.first))?;
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
         for input in &launch.inputs {
             args.push(self.buffer(input)?);
         }
+        let wanted = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
+        let given: u64 = program.donated.iter().map(|&i| launch.inputs[i as usize].bytes()).sum();
+        if !self.memory.fits(wanted.saturating_sub(given)) {
+            return Err(out_of_memory(self.memory, self.device, wanted).at(launch.site()));
+        }
         let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
             program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
-        let wanted = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
-        if !self.memory.fits(wanted) {
-            return Err(out_of_memory(self.memory, self.device, wanted).at(launch.site));
-        }
         self.metrics.count(&self.metrics.launches);
         self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
         executable
             .execute(&args, &pjrt::ExecuteArgs::default())
-            .map_err(|e| error::device(&program.name, &e).at(launch.site))
+            .map_err(|e| error::device(&program.name, &e).at(launch.site()))
     }
 
     /// The device buffer of a value, uploaded if it still is on the host.

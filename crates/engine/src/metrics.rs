@@ -32,6 +32,22 @@ macro_rules! counters {
 counters! {
     /// ATen ops that were dispatched.
     ops,
+    /// Windows that ended because the mode runs one op at a time.
+    flushes_mode,
+    /// Windows that ended because a value was read.
+    flushes_read,
+    /// Windows that ended because somebody waited for the device.
+    flushes_wait,
+    /// Windows that ended with a step of an optimizer.
+    flushes_step,
+    /// Windows that ended because a loop came round.
+    flushes_loop,
+    /// Windows that ended because they had as many ops as may be.
+    flushes_ops,
+    /// Windows that ended because their results had as many bytes as may be.
+    flushes_bytes,
+    /// Windows that ended because the compiler options changed.
+    flushes_options,
     /// Programs that were put together from recorded ops.
     programs,
     /// Programs that went to the compiler.

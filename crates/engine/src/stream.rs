@@ -1,12 +1,13 @@
 //! The op stream of a device: ops are recorded into a window, and a flush turns the window into a launch.
 
-use crate::config::{Mode, Switches};
+use crate::config::{Limits, Mode};
 use crate::error::{self, Error, Refusal, Result};
+use crate::flush::Reason;
 use crate::inst::{Inst, Instances, Key, Kind, Out};
-use crate::launch::{Checks, Interrupt, Launch, Launcher, out_of_memory, upload};
+use crate::launch::{Checks, Interrupt, Launcher, out_of_memory, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::program::{Compiler, Graph, PRODUCED, Program};
+use crate::program::{Compiler, PRODUCED, Program};
 use crate::site::Site;
 use crate::tensor::TensorRef;
 use crate::value::{Held, Slot, State, Value};
@@ -26,22 +27,30 @@ const MAX_NUMBERS: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Window {
     instances: Instances,
-    programs: FxHashMap<Box<[u32]>, Arc<Program>>,
+    pub(crate) programs: FxHashMap<Box<[u32]>, Arc<Program>>,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,
     /// Counts windows; a value whose mark has another epoch is not in this one.
-    epoch: u32,
-    insts: Vec<Arc<Inst>>,
-    operands: Vec<u32>,
-    inputs: Vec<Arc<Value>>,
-    produced: Vec<Option<Arc<Value>>>,
+    pub(crate) epoch: u32,
+    pub(crate) insts: Vec<Arc<Inst>>,
+    /// The Python line of each.
+    pub(crate) sites: Vec<Site>,
+    pub(crate) operands: Vec<u32>,
+    pub(crate) inputs: Vec<Arc<Value>>,
+    pub(crate) produced: Vec<Option<Arc<Value>>>,
+    /// Size of all results.
+    pub(crate) bytes: u64,
+    /// The Python line of the first copy from the host.
+    pub(crate) first_upload: Option<Site>,
     /// Scratch for program keys.
-    key: Vec<u32>,
+    pub(crate) key: Vec<u32>,
     /// Scratch for the keys of calls.
     call: Key,
     /// Number of the compiler options that the recorded ops are to be compiled with.
     pub(crate) options: u32,
+    /// The Python line of the current call.
+    site: Site,
     /// Launches of the current call whose checks have to be looked at.
-    checked: Vec<Checked>,
+    pub(crate) checked: Vec<Checked>,
 }
 
 /// The results of an instance.
@@ -83,17 +92,25 @@ impl Window {
         for out in &inst.outputs {
             let value = out.as_ref().map(|o| {
                 let mark = self.mark(PRODUCED | self.produced.len() as u32);
-                Value::recorded(o.stored.clone(), mark)
+                self.bytes += o.bytes;
+                Value::recorded(o.stored.clone(), mark, self.site)
             });
             self.produced.push(value.clone());
             outputs.push(value);
         }
         self.insts.push(inst.clone());
+        self.sites.push(self.site);
         outputs
     }
 
     fn mark(&self, code: u32) -> u64 {
         u64::from(self.epoch) << 32 | u64::from(code)
+    }
+
+    /// Whether a value is the result of an op that was not launched yet.
+    fn is_recorded(&self, value: &Value) -> bool {
+        let mark = value.mark.load(Relaxed);
+        (mark >> 32) as u32 == self.epoch && mark as u32 & PRODUCED != 0
     }
 
     /// The operand code of a value in this window; makes it an input if it is not in it.
@@ -205,11 +222,12 @@ impl Window {
 pub struct Stream {
     pub(crate) device: u16,
     client: Arc<pjrt::Client>,
-    compiler: Arc<Compiler>,
-    launcher: Arc<Launcher>,
+    pub(crate) compiler: Arc<Compiler>,
+    pub(crate) launcher: Arc<Launcher>,
     memory: &'static Memory,
     metrics: Arc<Metrics>,
     interrupt: Interrupt,
+    pub(crate) limits: Mutex<Limits>,
     window: Mutex<Window>,
 }
 
@@ -224,7 +242,9 @@ impl Stream {
     ) -> std::io::Result<Stream> {
         let launcher = Launcher::start(client.clone(), device, memory, metrics.clone())?;
         let window = Mutex::new(Window { epoch: 1, ..Window::default() });
-        Ok(Stream { device: device as u16, client, compiler, launcher, memory, metrics, interrupt, window })
+        let limits = Mutex::new(Limits { bytes: memory.limit(), ..Limits::default() });
+        let device = device as u16;
+        Ok(Stream { device, client, compiler, launcher, memory, metrics, interrupt, limits, window })
     }
 
     /// The device's memory.
@@ -236,63 +256,30 @@ impl Stream {
         &self.metrics
     }
 
-    /// The window, with no compiler options of an earlier call in force.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Window> {
+    /// The window, for a call of this line. What it records joins what is recorded; an empty window starts without
+    /// compiler options.
+    pub(crate) fn lock(&self, site: Site) -> MutexGuard<'_, Window> {
         let mut window = self.window.lock();
-        window.options = 0;
+        window.site = site;
+        if window.insts.is_empty() {
+            window.options = 0;
+        }
         window
     }
 
-    /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::settle`].
-    pub(crate) fn flush(&self, w: &mut Window, site: Site) -> Result<()> {
-        if w.insts.is_empty() {
-            w.inputs.clear();
-            return Ok(());
-        }
-        let result = self.launch(w, site);
-        w.insts.clear();
-        w.operands.clear();
-        w.inputs.clear();
-        w.produced.clear();
-        w.epoch = w.epoch.wrapping_add(1).max(1);
-        result
+    /// Launches what was recorded.
+    pub fn cut(&self, reason: Reason) {
+        self.flush(&mut self.lock(Site::default()), reason);
     }
 
-    fn launch(&self, w: &mut Window, site: Site) -> Result<()> {
-        let mut live: SmallVec<[u32; 8]> = SmallVec::new();
-        let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
-        for (i, value) in w.produced.iter_mut().enumerate() {
-            if let Some(value) = value.take_if(|v| v.is_visible()) {
-                live.push(i as u32);
-                outputs.push(value);
-            }
-        }
-        let checked = w.insts.iter().any(|i| !i.checks.is_empty());
-        if live.is_empty() && !checked {
-            return Ok(());
-        }
-        let donated = donated(&w.inputs, &outputs);
-        self.refuse_huge(&outputs, site)?;
-        let program = self.program(w, live, donated);
-        let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
-        inputs.extend(w.inputs.drain(..));
-        let checks = checked.then(|| Arc::new(Checks::default()));
-        w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
-        self.launcher.launch(Launch { program, inputs, outputs, checks, site });
-        Ok(())
+    /// Bounds of a window.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.limits.lock() = limits;
     }
 
     /// Refuses results that the device could never hold. Whether they fit now is seen when they are launched.
-    fn refuse_huge(&self, outputs: &[Arc<Value>], site: Site) -> Result<()> {
-        let wanted = outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
-        if wanted <= self.memory.limit() {
-            return Ok(());
-        }
-        let e = self.out_of_memory(wanted).at(site);
-        for value in outputs {
-            *value.state.lock() = State::Failed(e.clone());
-        }
-        Err(e)
+    pub(crate) fn refuse_huge(&self, inst: &Inst) -> Result<()> {
+        if inst.bytes <= self.memory.limit() { Ok(()) } else { Err(self.out_of_memory(inst.bytes)) }
     }
 
     /// The error for so many bytes that do not fit.
@@ -302,46 +289,21 @@ impl Stream {
 
     /// The device's memory, once everything recorded has been launched.
     pub fn settled_memory(&self) -> Result<&'static Memory> {
-        self.flush(&mut self.lock(), Site::default())?;
+        self.cut(Reason::Wait);
         self.launcher.wait(self.launcher.last(), self.interrupt)?;
         Ok(self.memory)
     }
 
-    fn program(&self, w: &mut Window, live: SmallVec<[u32; 8]>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
-        w.key.clear();
-        let mut codes = w.operands.as_slice();
-        for inst in &w.insts {
-            let (own, rest) = codes.split_at(inst.operands.len());
-            w.key.push(inst.id);
-            w.key.extend_from_slice(own);
-            codes = rest;
+    /// The end of a call: modes without windows launch what it recorded.
+    pub(crate) fn end_call(&self, w: &mut Window, mode: Mode) {
+        if mode != Mode::Fused {
+            self.flush(w, Reason::Mode);
         }
-        w.key.push(u32::MAX);
-        w.key.push(w.options);
-        w.key.extend_from_slice(&live);
-        w.key.push(u32::MAX);
-        w.key.extend_from_slice(&donated);
-        if let Some(program) = w.programs.get(w.key.as_slice()) {
-            return program.clone();
-        }
-        let graph = Graph {
-            insts: w.insts.clone(),
-            operands: w.operands.clone(),
-            inputs: w.inputs.iter().map(|v| v.ty.clone()).collect(),
-            donated,
-            options: w.options,
-            live,
-        };
-        let program = Program::new(&graph);
-        self.metrics.count(&self.metrics.programs);
-        self.compiler.submit(graph, program.clone(), i64::from(self.device));
-        w.programs.insert(w.key.as_slice().into(), program.clone());
-        program
     }
 
     /// After the window is unlocked: waits as the mode asks.
-    pub(crate) fn after_op(&self, switches: &Switches, checked: Vec<Checked>) -> Result<()> {
-        if switches.mode == Mode::Strict {
+    pub(crate) fn after_op(&self, mode: Mode, checked: Vec<Checked>) -> Result<()> {
+        if mode != Mode::Debug {
             return self.launcher.throttle(self.interrupt);
         }
         self.launcher.wait(self.launcher.last(), self.interrupt)?;
@@ -353,20 +315,21 @@ impl Stream {
 
     /// Waits for everything, and raises the first failure that nobody has seen.
     pub fn synchronize(&self) -> Result<()> {
-        self.flush(&mut self.lock(), Site::default())?;
+        self.cut(Reason::Wait);
         let (number, _) = self.launcher.mark();
         self.launcher.wait(number, self.interrupt)?;
         self.launcher.take_failure().map_or(Ok(()), Err)
     }
 
-    /// Whether everything recorded has been launched.
+    /// Whether everything recorded has been launched; whoever asks wants it to be.
     pub fn is_idle(&self) -> bool {
+        self.cut(Reason::Wait);
         self.launcher.is_idle()
     }
 
     /// A mark at the end of the queue.
     pub fn mark(&self) -> Result<(u64, Arc<crate::launch::Mark>)> {
-        self.flush(&mut self.lock(), Site::default())?;
+        self.cut(Reason::Wait);
         Ok(self.launcher.mark())
     }
 
@@ -397,10 +360,12 @@ impl Stream {
             return Ok(());
         }
         let held = {
-            let mut w = self.lock();
+            let mut w = self.lock(site);
             let value = w.read(tensor.device()?, tensor)?;
             let held = Held::new(value);
-            self.flush(&mut w, site)?;
+            if w.is_recorded(held.value()) {
+                self.flush(&mut w, Reason::Read);
+            }
             held
         };
         self.metrics.to_host(out.len());
@@ -434,14 +399,23 @@ impl Stream {
     }
 
     /// Copies row-major host memory into a device tensor.
-    pub fn write_host(&self, tensor: &TensorRef<'_>, bytes: &[u8], site: Site) -> Result<(), Refusal> {
+    pub fn write_host(
+        &self,
+        tensor: &TensorRef<'_>,
+        bytes: &[u8],
+        site: Site,
+        mode: Mode,
+    ) -> Result<(), Refusal> {
         if tensor.numel() == 0 {
             return Ok(());
         }
         let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
-        let mut w = self.lock();
+        let mut w = self.lock(site);
+        if let Some(reason) = w.uploads(site) {
+            self.flush(&mut w, reason);
+        }
         w.write(tensor.device()?, tensor, value)?;
-        self.flush(&mut w, site)?;
+        self.end_call(&mut w, mode);
         Ok(())
     }
 
@@ -465,17 +439,21 @@ impl Stream {
         bytes: &[u8],
         dst: &TensorRef<'_>,
         site: Site,
+        mode: Mode,
     ) -> Result<(), Refusal> {
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
-        let mut w = self.lock();
+        let mut w = self.lock(site);
+        if let Some(reason) = w.uploads(site) {
+            self.flush(&mut w, reason);
+        }
         value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
-        self.flush(&mut w, site)?;
+        self.end_call(&mut w, mode);
         Ok(())
     }
 
     /// A storage of another size with the same bytes, cut or filled with zeros.
-    pub fn resized(&self, slot: &Slot, nbytes: usize, site: Site) -> Result<Slot, Refusal> {
+    pub fn resized(&self, slot: &Slot, nbytes: usize, site: Site, mode: Mode) -> Result<Slot, Refusal> {
         let Some(value) = slot.value() else { return Ok(Slot::new(nbytes, slot.device)) };
         if nbytes == 0 {
             return Ok(Slot::new(0, slot.device));
@@ -483,47 +461,34 @@ impl Stream {
         let item = value.ty.dtype.size_bytes();
         let dtype = if nbytes.is_multiple_of(item) { value.ty.dtype } else { DType::U8 };
         let to = TensorType::new(dtype, [(nbytes / dtype.size_bytes()) as i64].as_slice());
-        let mut w = self.lock();
+        let mut w = self.lock(site);
         let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, [value])?;
         let slot = Slot::with(nbytes, slot.device, new);
-        self.flush(&mut w, site)?;
+        self.end_call(&mut w, mode);
         Ok(slot)
     }
 
     /// Copies one device tensor into another of the same shape on this device, converting dtypes.
-    pub fn copy(&self, src: &TensorRef<'_>, dst: &TensorRef<'_>, site: Site) -> Result<(), Refusal> {
-        let mut w = self.lock();
+    pub fn copy(
+        &self,
+        src: &TensorRef<'_>,
+        dst: &TensorRef<'_>,
+        site: Site,
+        mode: Mode,
+    ) -> Result<(), Refusal> {
+        let mut w = self.lock(site);
         let value = w.read(src.device()?, src)?;
         let value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
-        self.flush(&mut w, site)?;
+        self.end_call(&mut w, mode);
         Ok(())
     }
 }
 
-/// Dead inputs whose memory some result can take.
-fn donated(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> SmallVec<[u32; 4]> {
-    let mut out = SmallVec::new();
-    let mut taken: SmallVec<[bool; 8]> = SmallVec::new();
-    for (i, input) in inputs.iter().enumerate() {
-        if input.is_visible() || matches!(*input.state.lock(), State::Host(_)) {
-            continue;
-        }
-        taken.resize(outputs.len(), false);
-        let bytes = input.ty.bytes();
-        let fits = |o: usize| !taken[o] && outputs[o].ty.bytes() == bytes && bytes > 0;
-        if let Some(o) = (0..outputs.len()).find(|&o| fits(o)) {
-            taken[o] = true;
-            out.push(i as u32);
-        }
-    }
-    out
-}
-
 /// A launch whose checks have to be looked at.
 pub(crate) struct Checked {
-    checks: Arc<Checks>,
-    program: Arc<Program>,
+    pub(crate) checks: Arc<Checks>,
+    pub(crate) program: Arc<Program>,
 }
 
 impl Checked {

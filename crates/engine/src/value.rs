@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::memory::Charge;
+use crate::site::Site;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::Buffer;
 use parking_lot::Mutex;
@@ -35,6 +36,8 @@ pub struct Value {
     holds: AtomicU32,
     /// Where it stands in the open window: epoch in the upper half, operand code in the lower; see `Window`.
     pub(crate) mark: AtomicU64,
+    /// The Python line that asked for it.
+    pub(crate) site: Site,
     /// The launch that computes it; 0 if it never was part of one.
     pub(crate) launch: AtomicU64,
     pub(crate) state: Mutex<State>,
@@ -43,23 +46,24 @@ pub struct Value {
 
 impl Value {
     pub(crate) fn new(ty: TensorType, state: State) -> Arc<Value> {
-        Self::at(ty, state, 0)
+        Self::at(ty, state, 0, Site::default())
     }
 
-    fn at(ty: TensorType, state: State, mark: u64) -> Arc<Value> {
+    fn at(ty: TensorType, state: State, mark: u64, site: Site) -> Arc<Value> {
         Arc::new(Value {
             ty,
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
+            site,
             launch: AtomicU64::new(0),
             state: Mutex::new(state),
             charge: Charge::default(),
         })
     }
 
-    /// The result of a recorded op, at this place of the window.
-    pub(crate) fn recorded(ty: TensorType, mark: u64) -> Arc<Value> {
-        Self::at(ty, State::Pending, mark)
+    /// The result of an op that this line recorded, at this place of the window.
+    pub(crate) fn recorded(ty: TensorType, mark: u64, site: Site) -> Arc<Value> {
+        Self::at(ty, State::Pending, mark, site)
     }
 
     /// A 0-d number on its way to the device.

@@ -395,7 +395,12 @@ unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::E
         if nbytes as u64 > stream.memory().limit() {
             return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());
         }
-        new = storage::into_raw(stream.resized(slot, nbytes, crate::sites::here())?);
+        new = storage::into_raw(stream.resized(
+            slot,
+            nbytes,
+            crate::sites::here(),
+            s.engine.switches().mode,
+        )?);
         Ok(())
     });
     new
@@ -415,7 +420,12 @@ unsafe extern "C" fn write(dst: *const Tensor, host: *const c_void, error: *mut 
             (dst, slice(host.cast::<u8>(), n))
         };
         let slot = dst.device()?;
-        s.engine.stream(slot.device as usize)?.write_host(&dst, bytes, crate::sites::here())
+        s.engine.stream(slot.device as usize)?.write_host(
+            &dst,
+            bytes,
+            crate::sites::here(),
+            s.engine.switches().mode,
+        )
     })
 }
 
@@ -440,12 +450,12 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
         let (from, to) = (src.device()?.device as usize, dst.device()?.device as usize);
         let site = crate::sites::here();
         if from == to {
-            return s.engine.stream(from)?.copy(&src, &dst, site);
+            return s.engine.stream(from)?.copy(&src, &dst, site, s.engine.switches().mode);
         }
         // Between devices through the host.
         let mut bytes = vec![0; host_len(&src)];
         s.engine.stream(from)?.read_host(&src, &mut bytes, site)?;
-        s.engine.stream(to)?.write_converted(&src, &bytes, &dst, site)
+        s.engine.stream(to)?.write_converted(&src, &bytes, &dst, site, s.engine.switches().mode)
     })
 }
 

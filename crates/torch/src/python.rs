@@ -131,8 +131,9 @@ fn change_compiler(py: Python<'_>, change: impl FnOnce(&mut state::CompilerSetti
 }
 
 fn eager_mode(name: &str) -> PyResult<Mode> {
-    Mode::parse(name)
-        .ok_or_else(|| PyValueError::new_err(format!("eager mode must be 'strict' or 'debug', got '{name}'")))
+    Mode::parse(name).ok_or_else(|| {
+        PyValueError::new_err(format!("eager mode must be 'fused', 'strict' or 'debug', got '{name}'"))
+    })
 }
 
 /// Whether a fallback policy makes an op without a lowering an error.
@@ -328,6 +329,22 @@ mod _core {
     #[pyfunction]
     fn synchronize(py: Python<'_>, device: i32) -> PyResult<()> {
         on_stream(py, device, |stream| Ok(stream.synchronize()?))
+    }
+
+    /// Launches what was recorded: an optimizer has made its step.
+    #[pyfunction]
+    fn end_of_step(py: Python<'_>) {
+        if let Some(s) = state::started() {
+            py.detach(|| s.engine.cut(oxitorch_engine::Reason::Step));
+        }
+    }
+
+    /// Bounds of what is recorded before it is launched in fused mode: ops and bytes of their results; None: the default.
+    #[pyfunction]
+    #[pyo3(signature = (ops=None, bytes=None))]
+    fn set_window(py: Python<'_>, ops: Option<usize>, bytes: Option<u64>) -> PyResult<()> {
+        started(py)?.engine.set_window(ops, bytes);
+        Ok(())
     }
 
     #[pyfunction]

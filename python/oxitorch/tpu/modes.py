@@ -15,7 +15,7 @@ class EagerMode(enum.Enum):
 
     STRICT: one operation at a time, asynchronous: Python runs ahead of the device.
     DEBUG: one operation at a time, waiting after each; indices are checked, so an error is raised at its own line.
-    FUSED: the stream of operations becomes larger programs by itself. Not available yet.
+    FUSED: the stream of operations becomes larger programs by itself; Python runs ahead of the device.
 
     The names with DEFER are those that TorchTPU uses for the same modes.
     """
@@ -73,13 +73,8 @@ def set_eager_mode(mode: EagerMode | str) -> _Restore:
 
     Raises:
         ValueError: no such mode.
-        NotImplementedError: "fused".
     """
     chosen = mode if isinstance(mode, EagerMode) else EagerMode(mode)
-    if chosen is EagerMode.FUSED:
-        raise NotImplementedError(
-            "eager mode 'fused' is not available in this version\nhint: use torch.tpu.set_eager_mode('strict')"
-        )
     core = _activate.core()
     previous = core.get_eager_mode()
     core.set_eager_mode(chosen.value)

@@ -1,0 +1,266 @@
+//! From recorded ops to a launch: when a window ends, what of it is computed, and which program that is.
+//!
+//! In strict and debug mode a window is one op. In fused mode it grows until something has to be known or until a good
+//! place to cut it comes by. The places depend on nothing but the ops themselves, so every round of a loop is cut alike
+//! and gives the programs that the round before gave:
+//!
+//! - somebody reads a value, or waits for the device;
+//! - an optimizer has made its step;
+//! - the Python line that began the window comes again, or the copy from the host that came first in it: a loop came
+//!   round. Short loops go round several times in one window, as a launch costs as much as recording some ops;
+//! - the window is full.
+
+use crate::config::{Limits, Mode, Switches};
+use crate::launch::{Checks, Launch};
+use crate::metrics::Metrics;
+use crate::program::{Graph, PRODUCED, Program};
+use crate::site::Site;
+use crate::stream::{Checked, Stream, Window};
+use crate::value::{State, Value};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Ops that make a window worth a launch when a loop comes round.
+const WORTH_A_LAUNCH: usize = 64;
+
+/// Why a window ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The mode runs one op at a time.
+    Mode,
+    /// A value is read.
+    Read,
+    /// Somebody waits for the device, or asks whether it is done.
+    Wait,
+    /// An optimizer has made its step.
+    Step,
+    /// A loop came round.
+    Loop,
+    /// So many ops were recorded.
+    Ops,
+    /// The recorded ops make so many bytes.
+    Bytes,
+    /// Other compiler options are in force.
+    Options,
+}
+
+impl Reason {
+    fn counter(self, m: &Metrics) -> &AtomicU64 {
+        match self {
+            Reason::Mode => &m.flushes_mode,
+            Reason::Read => &m.flushes_read,
+            Reason::Wait => &m.flushes_wait,
+            Reason::Step => &m.flushes_step,
+            Reason::Loop => &m.flushes_loop,
+            Reason::Ops => &m.flushes_ops,
+            Reason::Bytes => &m.flushes_bytes,
+            Reason::Options => &m.flushes_options,
+        }
+    }
+}
+
+impl Window {
+    /// Why the window has to end before an op of this line is recorded.
+    pub(crate) fn is_over(&self, site: Site, switches: &Switches, limits: &Limits) -> Option<Reason> {
+        if self.insts.is_empty() {
+            return None;
+        }
+        let came_round =
+            self.sites[0] == site && self.insts.len() >= WORTH_A_LAUNCH && site != Site::default();
+        [
+            (self.options != switches.compiler_options, Reason::Options),
+            (came_round, Reason::Loop),
+            (self.insts.len() >= limits.ops, Reason::Ops),
+            (self.bytes >= limits.bytes, Reason::Bytes),
+        ]
+        .into_iter()
+        .find_map(|(over, reason)| over.then_some(reason))
+    }
+
+    /// Notes a copy from the host; whether the window has to end before it.
+    pub(crate) fn uploads(&mut self, site: Site) -> Option<Reason> {
+        if self.insts.len() >= WORTH_A_LAUNCH && self.first_upload == Some(site) && site != Site::default() {
+            return Some(Reason::Loop);
+        }
+        self.first_upload.get_or_insert(site);
+        None
+    }
+}
+
+/// The part of a window that somebody can still see.
+struct Closed {
+    /// Positions of the instances that are computed.
+    insts: Vec<u32>,
+    /// Their operands, with inputs and results numbered anew.
+    operands: Vec<u32>,
+    /// Positions of the inputs that they take.
+    inputs: Vec<u32>,
+    live: SmallVec<[u32; 8]>,
+}
+
+/// Leaves out what no result needs. `live` are positions in the window's results.
+fn close(w: &Window, live: &[u32]) -> Closed {
+    let mut used = vec![false; w.produced.len()];
+    live.iter().for_each(|&i| used[i as usize] = true);
+    let mut needed = vec![false; w.insts.len()];
+    let (mut operand, mut result) = (w.operands.len(), w.produced.len());
+    for (i, inst) in w.insts.iter().enumerate().rev() {
+        operand -= inst.operands.len();
+        result -= inst.outputs.len();
+        needed[i] = !inst.checks.is_empty() || used[result..][..inst.outputs.len()].contains(&true);
+        if needed[i] {
+            for &code in &w.operands[operand..][..inst.operands.len()] {
+                if code & PRODUCED != 0 {
+                    used[(code & !PRODUCED) as usize] = true;
+                }
+            }
+        }
+    }
+    const NONE: u32 = u32::MAX;
+    let mut closed = Closed { insts: vec![], operands: vec![], inputs: vec![], live: SmallVec::new() };
+    let (mut new_input, mut new_result) = (vec![NONE; w.inputs.len()], vec![NONE; w.produced.len()]);
+    let mut results = 0;
+    for (i, inst) in w.insts.iter().enumerate() {
+        if needed[i] {
+            closed.insts.push(i as u32);
+            for &code in &w.operands[operand..][..inst.operands.len()] {
+                let new = if code & PRODUCED == 0 {
+                    let new = &mut new_input[code as usize];
+                    if *new == NONE {
+                        *new = closed.inputs.len() as u32;
+                        closed.inputs.push(code);
+                    }
+                    *new
+                } else {
+                    PRODUCED | new_result[(code & !PRODUCED) as usize]
+                };
+                closed.operands.push(new);
+            }
+            for new in &mut new_result[result..][..inst.outputs.len()] {
+                *new = results;
+                results += 1;
+            }
+        }
+        operand += inst.operands.len();
+        result += inst.outputs.len();
+    }
+    closed.live = live.iter().map(|&i| new_result[i as usize]).collect();
+    closed
+}
+
+impl Stream {
+    /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::after_op`].
+    pub(crate) fn flush(&self, w: &mut Window, reason: Reason) {
+        if !w.insts.is_empty() {
+            self.launch(w, reason);
+            w.insts.clear();
+            w.sites.clear();
+            w.operands.clear();
+            w.produced.clear();
+            w.bytes = 0;
+            w.epoch = w.epoch.wrapping_add(1).max(1);
+        }
+        w.inputs.clear();
+        w.first_upload = None;
+    }
+
+    fn launch(&self, w: &mut Window, reason: Reason) {
+        let mut live: SmallVec<[u32; 8]> = SmallVec::new();
+        let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
+        for (i, value) in w.produced.iter_mut().enumerate() {
+            if let Some(value) = value.take_if(|v| v.is_visible()) {
+                live.push(i as u32);
+                outputs.push(value);
+            }
+        }
+        let checked = w.insts.iter().any(|i| !i.checks.is_empty());
+        if live.is_empty() && !checked {
+            return;
+        }
+        self.metrics().count(reason.counter(self.metrics()));
+        if w.insts.len() > 1 {
+            let closed = close(w, &live);
+            if closed.insts.len() < w.insts.len() {
+                w.insts = closed.insts.iter().map(|&i| w.insts[i as usize].clone()).collect();
+                w.sites = closed.insts.iter().map(|&i| w.sites[i as usize]).collect();
+                w.inputs = closed.inputs.iter().map(|&i| w.inputs[i as usize].clone()).collect();
+                w.operands = closed.operands;
+                live = closed.live;
+            }
+        }
+        let donated = donated(&w.inputs, &outputs);
+        let ops = w.insts.len() as u64;
+        let program = self.program(w, live, donated);
+        let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
+        inputs.extend(w.inputs.drain(..));
+        let checks = checked.then(|| Arc::new(Checks::default()));
+        w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
+        self.launcher.launch(Launch { program, inputs, outputs, checks, ops, first: w.sites[0] });
+    }
+
+    fn program(&self, w: &mut Window, live: SmallVec<[u32; 8]>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
+        w.key.clear();
+        let mut codes = w.operands.as_slice();
+        for inst in &w.insts {
+            let (own, rest) = codes.split_at(inst.operands.len());
+            w.key.push(inst.id);
+            w.key.extend_from_slice(own);
+            codes = rest;
+        }
+        w.key.push(u32::MAX);
+        w.key.push(w.options);
+        w.key.extend_from_slice(&live);
+        w.key.push(u32::MAX);
+        w.key.extend_from_slice(&donated);
+        if let Some(program) = w.programs.get(w.key.as_slice()) {
+            return program.clone();
+        }
+        let graph = Graph {
+            insts: w.insts.clone(),
+            operands: w.operands.clone(),
+            inputs: w.inputs.iter().map(|v| v.ty.clone()).collect(),
+            donated,
+            options: w.options,
+            live,
+        };
+        let program = Program::new(&graph);
+        self.metrics().count(&self.metrics().programs);
+        self.compiler.submit(graph, program.clone(), i64::from(self.device));
+        w.programs.insert(w.key.as_slice().into(), program.clone());
+        program
+    }
+
+    /// Fused mode: launches what was recorded if it has to end before an op of this line.
+    pub(crate) fn make_room(&self, w: &mut Window, site: Site, switches: &Switches) {
+        if switches.mode == Mode::Fused
+            && let Some(reason) = w.is_over(site, switches, &self.limits.lock())
+        {
+            self.flush(w, reason);
+        }
+    }
+}
+
+/// Dead inputs whose memory some result can take.
+fn donated(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> SmallVec<[u32; 4]> {
+    let mut out = SmallVec::new();
+    // How many results of a size are still without a donor; made when the first donor is found.
+    let mut wanting: Option<FxHashMap<i64, usize>> = None;
+    for (i, input) in inputs.iter().enumerate() {
+        let bytes = input.ty.bytes();
+        if input.is_visible() || bytes <= 0 || matches!(*input.state.lock(), State::Host(_)) {
+            continue;
+        }
+        let wanting = wanting.get_or_insert_with(|| {
+            let mut sizes = FxHashMap::default();
+            outputs.iter().for_each(|o| *sizes.entry(o.ty.bytes()).or_default() += 1);
+            sizes
+        });
+        if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {
+            *n -= 1;
+            out.push(i as u32);
+        }
+    }
+    out
+}
