@@ -64,6 +64,7 @@ test-rust: install
 
 test-python: install
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal --mode strict tests/device
 
 test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)

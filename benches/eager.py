@@ -192,7 +192,7 @@ def table(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20, help="measure this often, keep the best")
-    parser.add_argument("--mode", default="strict", help="the eager mode (default: strict)")
+    parser.add_argument("--mode", default="fused", help="the eager mode (default: fused)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     args = parser.parse_args()

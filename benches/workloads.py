@@ -178,7 +178,7 @@ def main():
         "workload", nargs="*", choices=[*WORKLOADS, []], help=f"of {', '.join(WORKLOADS)} (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--mode", default="strict", help="the eager mode (default: strict)")
+    parser.add_argument("--mode", default="fused", help="the eager mode (default: fused)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if unknown := set(args.workload) - set(WORKLOADS):

@@ -278,6 +278,8 @@ def test_eager_modes(strict):
     assert torch.tpu.eager_mode is modes.STRICT
     torch.tpu.eager_mode = modes.DEBUG
     assert torch.tpu.eager_mode is modes.DEBUG
+    torch.tpu.set_eager_mode("fused")
+    assert torch.tpu.eager_mode is modes.FUSED is modes.DEFER_AND_FUSE
     torch.tpu.set_eager_mode("STRICT")
     with torch.tpu.set_eager_mode("debug"):
         assert torch.tpu.eager_mode is modes.DEBUG
@@ -293,14 +295,32 @@ def test_modes_that_are_none(strict):
     assert torch.tpu.eager_mode is torch.tpu.EagerMode.STRICT
 
 
-def test_fused_comes_later(strict):
-    with pytest.raises(NotImplementedError, match=r"set_eager_mode\('strict'\)"):
-        torch.tpu.set_eager_mode("fused")
+def test_the_window(strict):
+    default = torch.tpu.get_window()
+    assert default["ops"] == 10_000 and default["bytes"] > 1 << 30
+    torch.tpu.eager_mode = "fused"
+    with torch.tpu.set_window(ops=10):
+        assert torch.tpu.get_window() == {"ops": 10, "bytes": default["bytes"]}
+        x = torch.zeros(3, device="tpu")
+        torch.tpu.synchronize()
+        torch.tpu.reset_metrics()
+        for _ in range(35):
+            x = x + 1
+        assert torch.tpu.metrics()["flushes"] == {"ops": 3}
+    assert x.tolist() == [35] * 3 and torch.tpu.get_window() == default
+    with torch.tpu.set_window(bytes=12 * 5):
+        torch.tpu.reset_metrics()
+        for _ in range(11):
+            x = x + 1
+        assert torch.tpu.metrics()["flushes"] == {"bytes": 2}
+    with pytest.raises(ValueError, match="at least 1"):
+        torch.tpu.set_window(ops=0)
 
 
 def test_the_mode_of_a_process(python):
-    out = python("import torch; print(torch.tpu.eager_mode.value)", OXITORCH_EAGER_MODE="debug").stdout
-    assert out == "debug\n"
+    code = "import torch; print(torch.tpu.eager_mode.value)"
+    assert python(code).stdout == "fused\n"
+    assert python(code, OXITORCH_EAGER_MODE="debug").stdout == "debug\n"
 
 
 def test_settings_restore():

@@ -156,5 +156,5 @@ def _register(torch, module) -> None:
     from oxitorch import _core, _print
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
-    register_optimizer_step_post_hook(lambda *_: _core.end_of_step())
+    register_optimizer_step_post_hook(lambda *_: _core.cut("step"))
     _print.install(torch)

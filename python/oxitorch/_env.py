@@ -85,10 +85,26 @@ CPU_DEVICES = Var(
 EAGER_MODE = Var(
     "OXITORCH_EAGER_MODE",
     "choice",
-    "strict",
+    "fused",
     "0.1",
     "The eager mode a process starts in; `torch.tpu.eager_mode` changes it later.",
     choices=("fused", "strict", "debug"),
+)
+WINDOW_OPS = Var(
+    "OXITORCH_WINDOW_OPS",
+    "int",
+    "10000",
+    "0.1",
+    "In fused mode, launch what was recorded when it has so many operations; see `torch.tpu.set_window`.",
+    minimum=1,
+)
+WINDOW_BYTES = Var(
+    "OXITORCH_WINDOW_BYTES",
+    "int",
+    "the memory of the device",
+    "0.1",
+    "In fused mode, launch what was recorded when the results of its operations, needed or not, have so many bytes.",
+    minimum=1,
 )
 FALLBACK = Var(
     "OXITORCH_FALLBACK",
@@ -179,6 +195,8 @@ TABLE: tuple[Var, ...] = (
     PLATFORM,
     CPU_DEVICES,
     EAGER_MODE,
+    WINDOW_OPS,
+    WINDOW_BYTES,
     FALLBACK,
     NAN_TRAP,
     COMPILE_THREADS,
@@ -229,7 +247,9 @@ def core_config() -> dict[str, Any]:
     return {
         "platform": PLATFORM.read(),
         "cpu_devices": CPU_DEVICES.read(),
-        "eager_mode": EAGER_MODE.read() or "strict",
+        "eager_mode": EAGER_MODE.read() or "fused",
+        "window_ops": WINDOW_OPS.read(),
+        "window_bytes": WINDOW_BYTES.read(),
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "compile_threads": COMPILE_THREADS.read(),

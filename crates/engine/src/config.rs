@@ -7,9 +7,9 @@ use oxitorch_hlo::DType;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Ops are collected and run as larger programs; Python runs ahead of the device.
+    #[default]
     Fused,
     /// One op at a time; Python runs ahead of the device.
-    #[default]
     Strict,
     /// One op at a time, waiting after each; indices are checked, and NaN if asked for.
     Debug,
@@ -78,7 +78,7 @@ pub struct Switches {
 impl Default for Switches {
     fn default() -> Self {
         Switches {
-            mode: Mode::Strict,
+            mode: Mode::default(),
             nan_trap: false,
             matmul: MatmulPrecision::Highest,
             default_dtype: DType::F32,

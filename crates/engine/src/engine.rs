@@ -133,6 +133,11 @@ impl Engine {
         }
     }
 
+    /// Those bounds.
+    pub fn window(&self) -> Limits {
+        self.streams.first().map_or_else(Limits::default, |s| *s.limits.lock())
+    }
+
     /// The number of these XLA options, for [`Switches::compiler_options`].
     pub fn compiler_options(&self, options: UserOptions) -> u32 {
         self.compiler.options_number(options)

@@ -12,7 +12,6 @@
 
 use crate::config::{Limits, Mode, Switches};
 use crate::launch::{Checks, Launch};
-use crate::metrics::Metrics;
 use crate::program::{Graph, PRODUCED, Program};
 use crate::site::Site;
 use crate::stream::{Checked, Stream, Window};
@@ -20,7 +19,6 @@ use crate::value::{State, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Ops that make a window worth a launch when a loop comes round.
 const WORTH_A_LAUNCH: usize = 64;
@@ -44,19 +42,36 @@ pub enum Reason {
     Bytes,
     /// Other compiler options are in force.
     Options,
+    /// The user asked for a barrier.
+    Barrier,
 }
 
 impl Reason {
-    fn counter(self, m: &Metrics) -> &AtomicU64 {
+    /// In declaration order.
+    pub const ALL: [Reason; 9] = [
+        Reason::Mode,
+        Reason::Read,
+        Reason::Wait,
+        Reason::Step,
+        Reason::Loop,
+        Reason::Ops,
+        Reason::Bytes,
+        Reason::Options,
+        Reason::Barrier,
+    ];
+
+    /// As metrics name it.
+    pub fn name(self) -> &'static str {
         match self {
-            Reason::Mode => &m.flushes_mode,
-            Reason::Read => &m.flushes_read,
-            Reason::Wait => &m.flushes_wait,
-            Reason::Step => &m.flushes_step,
-            Reason::Loop => &m.flushes_loop,
-            Reason::Ops => &m.flushes_ops,
-            Reason::Bytes => &m.flushes_bytes,
-            Reason::Options => &m.flushes_options,
+            Reason::Mode => "mode",
+            Reason::Read => "read",
+            Reason::Wait => "wait",
+            Reason::Step => "step",
+            Reason::Loop => "loop",
+            Reason::Ops => "ops",
+            Reason::Bytes => "bytes",
+            Reason::Options => "options",
+            Reason::Barrier => "barrier",
         }
     }
 }
@@ -179,7 +194,7 @@ impl Stream {
         if live.is_empty() && !checked {
             return;
         }
-        self.metrics().count(reason.counter(self.metrics()));
+        self.metrics().count(&self.metrics().flushes[reason as usize]);
         if w.insts.len() > 1 {
             let closed = close(w, &live);
             if closed.insts.len() < w.insts.len() {

@@ -1,5 +1,6 @@
 //! Counters of what the engine did.
 
+use crate::flush::Reason;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,6 +12,8 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Metrics {
             $($(#[$doc])* pub $name: AtomicU64,)*
+            /// Windows that ended, by [`Reason`](crate::Reason).
+            pub flushes: [AtomicU64; Reason::ALL.len()],
             fallbacks: Mutex<BTreeMap<String, u64>>,
         }
 
@@ -23,6 +26,7 @@ macro_rules! counters {
             /// Sets everything to zero.
             pub fn reset(&self) {
                 $(self.$name.store(0, Relaxed);)*
+                self.flushes.iter().for_each(|n| n.store(0, Relaxed));
                 self.fallbacks.lock().clear();
             }
         }
@@ -32,22 +36,6 @@ macro_rules! counters {
 counters! {
     /// ATen ops that were dispatched.
     ops,
-    /// Windows that ended because the mode runs one op at a time.
-    flushes_mode,
-    /// Windows that ended because a value was read.
-    flushes_read,
-    /// Windows that ended because somebody waited for the device.
-    flushes_wait,
-    /// Windows that ended with a step of an optimizer.
-    flushes_step,
-    /// Windows that ended because a loop came round.
-    flushes_loop,
-    /// Windows that ended because they had as many ops as may be.
-    flushes_ops,
-    /// Windows that ended because their results had as many bytes as may be.
-    flushes_bytes,
-    /// Windows that ended because the compiler options changed.
-    flushes_options,
     /// Programs that were put together from recorded ops.
     programs,
     /// Programs that went to the compiler.
@@ -113,6 +101,12 @@ impl Metrics {
                 1
             }
         }
+    }
+
+    /// Windows that ended, by reason; those that happened.
+    pub fn flushes(&self) -> BTreeMap<&'static str, u64> {
+        let counts = Reason::ALL.iter().map(|r| (r.name(), self.flushes[*r as usize].load(Relaxed)));
+        counts.filter(|(_, n)| *n > 0).collect()
     }
 
     /// Ops that ran on the CPU, by name.

@@ -2,7 +2,7 @@
 
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
-use oxitorch_engine::{CacheOptions, Error, ErrorKind, Mode, Reading, Refusal, Stream};
+use oxitorch_engine::{CacheOptions, Error, ErrorKind, Mode, Reading, Reason, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{
@@ -243,6 +243,7 @@ mod _core {
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
             cache: cache_options(config)?,
             mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,
+            window: (optional(config, "window_ops")?, optional(config, "window_bytes")?),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
@@ -331,17 +332,27 @@ mod _core {
         on_stream(py, device, |stream| Ok(stream.synchronize()?))
     }
 
-    /// Launches what was recorded: an optimizer has made its step.
+    /// Launches what was recorded, for one of the reasons that metrics count.
     #[pyfunction]
-    fn end_of_step(py: Python<'_>) {
+    fn cut(py: Python<'_>, reason: &str) -> PyResult<()> {
+        let known = Reason::ALL.into_iter().find(|r| r.name() == reason);
+        let reason = known.ok_or_else(|| PyValueError::new_err(format!("unknown reason '{reason}'")))?;
         if let Some(s) = state::started() {
-            py.detach(|| s.engine.cut(oxitorch_engine::Reason::Step));
+            py.detach(|| s.engine.cut(reason));
         }
+        Ok(())
     }
 
-    /// Bounds of what is recorded before it is launched in fused mode: ops and bytes of their results; None: the default.
+    /// Bounds of what is recorded before it is launched in fused mode: ops and bytes of their results.
     #[pyfunction]
-    #[pyo3(signature = (ops=None, bytes=None))]
+    fn get_window(py: Python<'_>) -> PyResult<(usize, u64)> {
+        let limits = started(py)?.engine.window();
+        Ok((limits.ops, limits.bytes))
+    }
+
+    /// Sets those bounds; None is the default.
+    #[pyfunction]
+    #[pyo3(signature = (ops, bytes))]
     fn set_window(py: Python<'_>, ops: Option<usize>, bytes: Option<u64>) -> PyResult<()> {
         started(py)?.engine.set_window(ops, bytes);
         Ok(())
@@ -526,6 +537,7 @@ mod _core {
         let cache = PyDict::new(py);
         set_counters(&cache, s.engine.cache().counters())?;
         out.set_item("cache", cache)?;
+        out.set_item("flushes", s.engine.metrics().flushes())?;
         out.set_item("fallbacks", s.engine.metrics().fallbacks())?;
         Ok(out)
     }

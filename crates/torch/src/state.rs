@@ -24,6 +24,8 @@ pub(crate) struct Setup {
     /// 0: one per core.
     pub(crate) compile_threads: usize,
     pub(crate) mode: Mode,
+    /// Bounds of a window, in ops and bytes; None: the engine's.
+    pub(crate) window: (Option<usize>, Option<u64>),
     pub(crate) cache: CacheOptions,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
@@ -122,6 +124,7 @@ fn start() -> Result<&'static State, Error> {
     let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
     let options = Options { compile_threads: setup.compile_threads, cache: setup.cache.clone(), interrupt };
     let engine = Engine::start(client, &options)?;
+    engine.set_window(setup.window.0, setup.window.1);
     engine.set_switches(|s| {
         s.mode = setup.mode;
         s.nan_trap = setup.nan_trap;

@@ -56,12 +56,14 @@ from .modes import (
     EagerMode,
     Precision,
     get_precision,
+    get_window,
     precision,
     set_allow_excess_precision,
     set_eager_mode,
     set_fallback,
     set_nan_trap,
     set_precision,
+    set_window,
 )
 from .random import (
     get_rng_state,
@@ -80,14 +82,15 @@ __all__ = [
     "DeviceProperties", "EagerMode", "Event", "Precision", "Stream", "StreamContext",
     "amp", "can_device_access_peer", "compiler", "current_device", "current_stream", "default_stream", "device",
     "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_capability",
-    "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "init",
+    "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
+    "init",
     "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
     "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated", "memory_reserved",
     "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics", "ops", "platform", "precision",
     "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
     "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_device", "set_eager_mode",
-    "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all", "set_stream", "stream",
-    "synchronize",
+    "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all", "set_stream", "set_window",
+    "stream", "synchronize",
 ]  # fmt: skip
 
 

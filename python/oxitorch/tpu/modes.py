@@ -7,7 +7,7 @@ Each setter works as a plain call and as a context manager: `torch.tpu.set_eager
 import enum
 from typing import Any
 
-from oxitorch import _activate
+from oxitorch import _activate, _env
 
 
 class EagerMode(enum.Enum):
@@ -79,6 +79,34 @@ def set_eager_mode(mode: EagerMode | str) -> _Restore:
     previous = core.get_eager_mode()
     core.set_eager_mode(chosen.value)
     return _Restore(core.set_eager_mode, previous)
+
+
+def get_window() -> dict[str, int]:
+    """The bounds that `set_window` sets."""
+    ops, size = _activate.core().get_window()
+    return {"ops": ops, "bytes": size}
+
+
+def set_window(ops: int | None = None, bytes: int | None = None) -> _Restore:
+    """Bounds what fused mode records before it launches it; also a context manager.
+
+    A larger window gives larger programs, which take longer to compile and hold their inputs for longer.
+
+    Args:
+        ops: launch after so many operations; None: 10,000, or what OXITORCH_WINDOW_OPS says.
+        bytes: launch when the results of the recorded operations, needed or not, have so many bytes; None: the
+            memory of the device, or what OXITORCH_WINDOW_BYTES says.
+
+    Raises:
+        ValueError: a bound below 1.
+    """
+    for name, value in (("ops", ops), ("bytes", bytes)):
+        if value is not None and value < 1:
+            raise ValueError(f"set_window() needs {name} of at least 1, got {value}")
+    core = _activate.core()
+    previous = core.get_window()
+    core.set_window(ops or _env.WINDOW_OPS.read(), bytes or _env.WINDOW_BYTES.read())
+    return _Restore(lambda window: core.set_window(*window), previous)
 
 
 def set_nan_trap(enabled: bool) -> _Restore:

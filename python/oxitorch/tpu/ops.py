@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from oxitorch import _activate
+
 
 def optimization_barrier(*tensors: torch.Tensor):
     """The same tensors, behind a barrier that XLA does not move work across (StableHLO `optimization_barrier`).
@@ -19,14 +21,19 @@ def optimization_barrier(*tensors: torch.Tensor):
     return out[0] if len(out) == 1 else tuple(out)
 
 
+def _clone_and_cut(tensors):
+    out = [t.clone() for t in tensors]
+    _activate.core().cut("barrier")
+    return out
+
+
 @functools.cache
 def _barrier():
     """Defines the operation with PyTorch at the first use."""
     library = torch.library.Library("oxitorch", "FRAGMENT")
     library.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
-    # In the strict and debug modes every operation is a program of its own, so there is nothing to move: a copy is
-    # the whole barrier. A kernel for the device replaces this where programs hold several operations.
-    library.impl("optimization_barrier", lambda tensors: [t.clone() for t in tensors], "CompositeExplicitAutograd")
+    # XLA moves work about inside one program only, so the end of a program is a barrier.
+    library.impl("optimization_barrier", _clone_and_cut, "CompositeExplicitAutograd")
     op = torch.ops.oxitorch.optimization_barrier.default
 
     def backward(ctx, grads):
