@@ -261,6 +261,10 @@ fn remember(site: Site) {
     }
 }
 
+/// In a site: the op belongs to the backward of that line. A line and its backward are different places in a program, or
+/// a backward would look like a loop that comes round.
+const OF_BACKWARD: u32 = 1 << 31;
+
 /// Whether a backward ran in a thread of autograd's.
 static BACKWARD: AtomicBool = AtomicBool::new(false);
 
@@ -286,12 +290,12 @@ fn backward() -> Site {
     if entry >> 32 != tag {
         return Site::default();
     }
-    let site = Site(entry as u32);
+    let site = Site(entry as u32 | OF_BACKWARD);
     remember(site); // for the backward of this backward
     site
 }
 
 fn describe(site: Site) -> Option<String> {
     let table = TABLE.read();
-    table.as_ref()?.lines.get(site.0.checked_sub(1)? as usize)?.clone()
+    table.as_ref()?.lines.get((site.0 & !OF_BACKWARD).checked_sub(1)? as usize)?.clone()
 }
