@@ -1008,6 +1008,43 @@ os._exit(0)
     assert python(code, timeout=90).stdout == "in time\n"
 
 
+HANDLERS = """
+import signal, torch
+
+class Late(Exception):
+    pass
+
+def handler(*_):
+    # Runs inside the wait, PyTorch lets go of the GIL in it, and its lines are new.
+    seen.append((torch.ones(3, 5, device="tpu") * len(seen)).sum())
+    if len(seen) == 3:
+        raise Late("too late")
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+seen = []
+x = torch.randn(1500, 1500, device="tpu", dtype=torch.float64)
+torch.tpu.synchronize()
+for wait in (lambda: y.sum().item(), torch.tpu.synchronize):
+    seen.clear()
+    y = x
+    for _ in range(10):
+        y = y @ x / 1500
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        wait()
+        print("nothing to interrupt")
+    except Late as e:
+        print(e, [t.item() for t in seen])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_signal_handlers_run_ops_and_raise_what_they_like(python):
+    done = python(HANDLERS, timeout=90)
+    assert done.stdout == "too late [0.0, 15.0, 30.0]\n" * 2
+
+
 def test_the_device_works_after_an_interrupt(python):
     code = """
 import os, signal, threading, time, torch

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 2
+#define OXI_ABI_VERSION 3
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -143,6 +143,8 @@ typedef struct OxiCore {
   void (*memory_info)(int32_t device, size_t* free_bytes, size_t* total_bytes);
   void (*reset_peak)(int32_t device);
   void (*reset_accumulated)(int32_t device);
+  // The Python class of the exception behind this thread's last OXI_ERR_INTERRUPTED.
+  void* (*interrupted_by)(void);
 } OxiCore;
 
 // ---- implemented by the shim ----

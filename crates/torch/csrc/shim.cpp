@@ -34,8 +34,6 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
-#include <dlfcn.h>
-
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -65,11 +63,9 @@ thread_local DeviceIndex t_device = 0;
 
 // ---------------------------------------------------------------- errors
 struct Interrupted final : torch::PyTorchError {
-  using PyTorchError::PyTorchError;
-  _object* python_type() override {
-    auto** type = static_cast<_object**>(dlsym(RTLD_DEFAULT, "PyExc_KeyboardInterrupt"));
-    return *type;
-  }
+  explicit Interrupted(std::string m) : PyTorchError(std::move(m)), type(static_cast<_object*>(g_core->interrupted_by())) {}
+  _object* python_type() override { return type; }
+  _object* type;  // KeyboardInterrupt, or what a signal handler raised
 };
 [[noreturn]] void raise(const OxiError& e) {
   const char* m = e.message ? e.message : "unknown error";

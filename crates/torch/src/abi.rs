@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 2;
+pub(crate) const ABI_VERSION: u32 = 3;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -172,6 +172,7 @@ pub(crate) struct Core {
     pub(crate) memory_info: unsafe extern "C" fn(i32, *mut usize, *mut usize),
     pub(crate) reset_peak: unsafe extern "C" fn(i32),
     pub(crate) reset_accumulated: unsafe extern "C" fn(i32),
+    pub(crate) interrupted_by: unsafe extern "C" fn() -> *mut c_void,
 }
 
 /// `OxiShim`: what the core may call.

@@ -45,6 +45,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     memory_info,
     reset_peak,
     reset_accumulated,
+    interrupted_by,
 };
 
 /// What this thread's last call returned pointers to.
@@ -560,4 +561,8 @@ unsafe extern "C" fn reset_accumulated(device: i32) {
         s.engine.stream(device.max(0) as usize)?.memory().reset_accumulated();
         Ok(())
     });
+}
+
+unsafe extern "C" fn interrupted_by() -> *mut c_void {
+    state::raised()
 }

@@ -7,6 +7,7 @@
 
 mod abi;
 mod door;
+mod gil;
 mod ops;
 mod python;
 mod sites;

@@ -5,9 +5,7 @@ use crate::{door, sites, state};
 use oxitorch_engine::{CacheOptions, Error, ErrorKind, Mode, Reading, Reason, Refusal, Stream};
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
-use pyo3::exceptions::{
-    PyIndexError, PyKeyboardInterrupt, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
-};
+use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::CStr;
@@ -30,7 +28,7 @@ fn raise(py: Python<'_>, e: Error) -> PyErr {
                 Err(_) => PyRuntimeError::new_err(message),
             }
         }
-        ErrorKind::Interrupted => PyKeyboardInterrupt::new_err(message),
+        ErrorKind::Interrupted => state::interruption(py, message),
         ErrorKind::Runtime => PyRuntimeError::new_err(message),
     }
 }

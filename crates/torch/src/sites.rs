@@ -9,6 +9,7 @@
 //! the number of its autograd node.
 
 use crate::abi::Shim;
+use crate::gil;
 use oxitorch_engine::Site;
 use parking_lot::{Mutex, RwLock};
 use pyo3::ffi;
@@ -152,7 +153,7 @@ pub(crate) fn here() -> Site {
     let hash = match LAYOUT.get() {
         // SAFETY: the layout was checked against this interpreter.
         Some(Some(layout)) => unsafe { stack_hash(layout) },
-        Some(None) => return Python::attach(slow),
+        Some(None) => return gil::with(slow),
         None => return Site::default(),
     };
     if hash == 0 {
@@ -176,7 +177,7 @@ pub(crate) fn here() -> Site {
 #[cold]
 fn find(hash: u64) -> Site {
     let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
-    Site(known.unwrap_or_else(|| Python::attach(|py| intern(py, hash))))
+    Site(known.unwrap_or_else(|| gil::with(|py| intern(py, hash))))
 }
 
 /// Without a known frame layout: the innermost frame alone, by the public API.

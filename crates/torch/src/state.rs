@@ -7,10 +7,14 @@ use oxitorch_engine::{
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::ffi::CString;
+use std::cell::Cell;
+use std::ffi::{CString, c_void};
 use std::path::PathBuf;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -190,14 +194,35 @@ pub(crate) fn warn(text: &str) {
     });
 }
 
-/// Called while something waits for the device: lets Ctrl-C end the wait.
+thread_local! {
+    /// The class of the exception that ended this thread's last wait; a Python type that is never let go.
+    static RAISED: Cell<*mut c_void> = const { Cell::new(null_mut()) };
+}
+
+/// Called while something waits for the device: lets Ctrl-C, or what another signal's handler raises, end the wait.
 pub(crate) fn interrupt() -> Result<(), Error> {
-    // The exception itself cannot travel through C++: the shim raises a new one of its class.
-    let pending = Python::attach(|py| py.check_signals().is_err());
-    if pending {
-        Err(Error::new(ErrorKind::Interrupted, "interrupted while waiting for the device"))
-    } else {
-        Ok(())
+    crate::gil::with(|py| {
+        let Err(e) = py.check_signals() else { return Ok(()) };
+        // The exception itself cannot travel through C++: the shim raises a new one of its class.
+        RAISED.set(e.get_type(py).into_ptr().cast());
+        let text = e.value(py).to_string();
+        let text = if text.is_empty() { "interrupted while waiting for the device" } else { &text };
+        Err(Error::new(ErrorKind::Interrupted, text))
+    })
+}
+
+/// The class of the exception that ended this thread's last wait.
+pub(crate) fn raised() -> *mut c_void {
+    RAISED.get()
+}
+
+/// An exception of that class.
+pub(crate) fn interruption(py: Python<'_>, message: String) -> PyErr {
+    // SAFETY: null, or a type that is never let go.
+    let class = unsafe { Bound::from_borrowed_ptr_or_opt(py, RAISED.get().cast()) };
+    match class.and_then(|c| c.cast_into::<PyType>().ok()) {
+        Some(class) => PyErr::from_type(class, message),
+        None => PyKeyboardInterrupt::new_err(message),
     }
 }
 
