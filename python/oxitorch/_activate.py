@@ -153,8 +153,14 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _core, _print
+    from oxitorch import _core, _default_backend, _print
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
-    register_optimizer_step_post_hook(lambda *_: _core.cut("step"))
+    # A compiled step is traced, this hook with it, and joins the program of what comes next.
+    def end_of_step(*_) -> None:
+        if not torch.compiler.is_compiling():
+            _core.cut("step")
+
+    register_optimizer_step_post_hook(end_of_step)
     _print.install(torch)
+    _default_backend.install()

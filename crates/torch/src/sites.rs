@@ -237,7 +237,9 @@ fn user_line(py: Python<'_>) -> Option<String> {
 }
 
 fn is_user(file: &str) -> bool {
-    !file.starts_with("<frozen") && !LIBRARIES.lock().iter().any(|dir| file.starts_with(dir.as_str()))
+    // The latter is code that PyTorch generated from a graph.
+    let generated = file.starts_with("<frozen") || file.starts_with("<eval_with_key>");
+    !generated && !LIBRARIES.lock().iter().any(|dir| file.starts_with(dir.as_str()))
 }
 
 /// Where the site of an autograd node is kept, and how it is marked there: never by 0.

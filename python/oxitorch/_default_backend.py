@@ -1,0 +1,100 @@
+"""What `torch.compile` without a backend does for graphs on the device.
+
+PyTorch's default backend, inductor, generates code for "tpu" through another package. PyTorch can change the default
+for all devices only (`torch.compiler.set_default_backend`), so the default that is set here looks at each graph: ours
+are played by backend "tpu", all others go on to inductor. Where PyTorch has no such call, and where inductor was asked
+for by name, inductor's code generator for the device is one that raises what to do.
+
+Dynamo and inductor are slow to import, so all this is done when they are imported.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+
+
+def install() -> None:
+    """Does it now for what is imported, else when it is."""
+    actions = {"torch._dynamo.backends.registry": _set_default, "torch._inductor.codegen.common": _refuse_inductor}
+    later = {}
+    for name, action in actions.items():
+        module = sys.modules.get(name)
+        if module is None:
+            later[name] = action
+        else:
+            action(module)
+    if later:
+        sys.meta_path.insert(0, _After(later))
+
+
+class _After(importlib.abc.MetaPathFinder):
+    """Calls a function with each of these modules when it has been imported."""
+
+    def __init__(self, actions):
+        self._actions = actions
+
+    def find_spec(self, name, path, target=None):
+        action = self._actions.pop(name, None)
+        if action is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then(module):
+                execute(module)
+                action(module)
+
+            spec.loader.exec_module = then
+        return spec
+
+
+def _set_default(registry) -> None:
+    if hasattr(registry, "set_default_backend") and registry.get_default_backend() == "inductor":
+        registry.set_default_backend(tpu_or_inductor)
+
+
+def tpu_or_inductor(gm, example_inputs, *, mode=None, options=None, **_):
+    """A backend of Dynamo: "tpu" for graphs with tensors on the device, inductor for others."""
+    if _on_device(gm, example_inputs):
+        from oxitorch import _compile
+
+        return _compile.tpu(gm, example_inputs, mode=mode, options=options)
+    import torch
+
+    patches = dict(options or {})
+    if mode and mode != "default":
+        patches.update(torch._inductor.list_mode_options(mode))
+    patches = {name.replace("-", "_"): value for name, value in patches.items()}
+    return torch._dynamo.lookup_backend("inductor")(gm, example_inputs, config_patches=patches)
+
+
+def _on_device(gm, example_inputs) -> bool:
+    def values():
+        yield from example_inputs
+        yield from gm.parameters()
+        yield from gm.buffers()
+        for node in gm.graph.nodes:
+            yield node.meta.get("example_value")
+
+    return any(getattr(getattr(v, "device", None), "type", None) == "tpu" for v in values())
+
+
+class _Refuse(type):
+    """The type of a class that raises whatever is done with it."""
+
+    def __getattr__(cls, name):
+        raise RuntimeError(
+            'inductor generates no code for oxitorch\'s device "tpu"\nhint: torch.compile(model, backend="tpu")'
+        )
+
+    def __call__(cls, *args, **kwargs):
+        return cls.create
+
+
+class _Refusal(metaclass=_Refuse):
+    """In place of a scheduler and of a wrapper's code generator."""
+
+
+def _refuse_inductor(common) -> None:
+    common.register_backend_for_device("tpu", _Refusal, _Refusal, _Refusal, _Refusal)

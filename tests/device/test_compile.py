@@ -1,0 +1,389 @@
+"""`torch.compile` on the device, against eager PyTorch on the CPU."""
+
+import copy
+
+import pytest
+import torch
+from support import DEVICE, assert_same, to_device
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(f, **options):
+    return torch.compile(f, backend="tpu", **options)
+
+
+def pair(make):
+    """The same module on the CPU and on the device."""
+    on_cpu = make()
+    return on_cpu, copy.deepcopy(on_cpu).to(DEVICE)
+
+
+def assert_close(actual, expected, what=""):
+    assert_same(actual, expected, what, strides=False, rtol=1e-4, atol=1e-5)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 5))
+
+
+class Block(nn.Module):
+    """A transformer layer."""
+
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
+        return x + self.mlp(x)
+
+
+class Conv(nn.Module):
+    """Convolutions with running statistics, which the forward writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 4),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+MODELS = {"mlp": (mlp, (6, 12)), "block": (Block, (2, 7, 16)), "conv": (Conv, (3, 3, 8, 8))}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_backward(name, mode):
+    make, shape = MODELS[name]
+    cpu, device = pair(make)
+    f = compiled(device, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(shape)
+        a, z = x.clone().requires_grad_(), to_device(x).requires_grad_()
+        expected, actual = cpu(a), f(z)
+        assert_close(actual, expected)
+        expected.square().mean().backward()
+        actual.square().mean().backward()
+        assert_close(z.grad, a.grad, "input")
+    for (what, p), q in zip(cpu.named_parameters(), device.parameters(), strict=True):
+        assert_close(q.grad, p.grad, what)
+    for (what, p), q in zip(cpu.named_buffers(), device.buffers(), strict=True):
+        assert_close(q, p, what)
+
+
+def test_inference(mode):
+    cpu, device = pair(mlp)
+    f = compiled(device.eval())
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 12)
+            assert_close(f(to_device(x)), cpu(x))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw capturable": lambda p: torch.optim.AdamW(p, lr=0.01, capturable=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("compiled_step", [False, True], ids=["eager step", "compiled step"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training(name, compiled_step):
+    cpu, device = pair(mlp)
+    make = OPTIMIZERS[name]
+    reference = make(cpu.parameters()) if name != "adamw capturable" else OPTIMIZERS["adamw"](cpu.parameters())
+    optimizer = make(device.parameters())
+    f = compiled(device)
+    step = compiled(optimizer.step) if compiled_step else optimizer.step
+    for i in range(5):
+        x, y = torch.randn(8, 12), torch.randint(5, (8,))
+        reference.zero_grad()
+        expected = nn.functional.cross_entropy(cpu(x), y)
+        expected.backward()
+        reference.step()
+        optimizer.zero_grad()
+        actual = nn.functional.cross_entropy(f(x.to(DEVICE)), y.to(DEVICE))
+        actual.backward()
+        step()
+        assert_close(actual, expected, f"loss {i}")
+    for (what, p), q in zip(cpu.named_parameters(), device.parameters(), strict=True):
+        assert_same(q, p, what, rtol=1e-3, atol=1e-4)
+
+
+def test_the_default_backend_serves_the_device():
+    if not hasattr(torch.compiler, "set_default_backend"):
+        pytest.skip("this PyTorch has no default backend that can be set")
+    cpu, device = pair(mlp)
+    f = torch.compile(device, fullgraph=True)
+    x = torch.randn(4, 12)
+    torch.tpu.reset_metrics()
+    actual = f(x.to(DEVICE))
+    assert torch.tpu.metrics()["ops"] + torch.tpu.metrics().get("replays", 0) > 0
+    assert_close(actual, cpu(x))
+
+
+def test_inductor_by_name_says_what_to_do():
+    with pytest.raises(Exception, match='backend="tpu"'):
+        torch.compile(lambda x: x.sin() + 1, backend="inductor")(torch.ones(3, device=DEVICE))
+
+
+def test_options_are_refused():
+    with pytest.raises(Exception, match="custom_compiler_options"):
+        compiled(lambda x: x + 1, options={"epilogue_fusion": True})(torch.ones(3, device=DEVICE))
+
+
+def test_no_compiler_for_c_plus_plus_is_needed(python):
+    done = python(
+        "import torch; print(torch.compile(lambda x: x * 2 + 1, backend='tpu')(torch.ones(2, device='tpu')).tolist())",
+        CXX="/nonexistent",
+        PATH="/nonexistent",
+    )
+    assert done.stdout == "[3.0, 3.0]\n"
+
+
+def test_import_of_torch_does_not_import_dynamo(python):
+    done = python("import sys, torch; torch.ones(2, device='tpu').cpu(); print('torch._dynamo' in sys.modules)")
+    assert done.stdout == "False\n"
+
+
+def test_graph_breaks(mode):
+    def f(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    g = compiled(f)
+    for sign in (1, -1, 1):
+        x = sign * torch.ones(3)
+        assert_close(g(to_device(x)), f(x))
+
+
+def test_input_mutation(mode):
+    def f(x, y):
+        x.add_(1)
+        y[1:] = x[:-1]
+        return x * y
+
+    g = compiled(f, fullgraph=True)
+    x, y = torch.randn(4), torch.randn(4)
+    a, z = to_device(x), to_device(y)
+    for _ in range(3):
+        expected, actual = f(x, y), g(a, z)
+        assert_close(actual, expected)
+        assert_close(a, x)
+        assert_close(z, y)
+
+
+def test_mutation_through_a_view():
+    def f(x):
+        x[0].mul_(2)
+        return x.sum()
+
+    g = compiled(f, fullgraph=True)
+    base = torch.randn(4, 3)
+    moved = to_device(base)
+    for _ in range(3):
+        expected = f(base[1:3])
+        assert_close(g(moved[1:3]), expected)
+        assert_close(moved, base)
+
+
+def test_results_that_are_views():
+    def f(x):
+        y = x * 2
+        return y, y.t(), y[1:, ::2], x[0], x
+
+    g = compiled(f, fullgraph=True)
+    x = torch.randn(4, 6)
+    moved = to_device(x)
+    for _ in range(3):
+        for i, (actual, expected) in enumerate(zip(g(moved), f(x), strict=True)):
+            assert_same(actual, expected, f"result {i}", rtol=1e-6, atol=1e-6)
+            assert actual.storage_offset() == expected.storage_offset()
+    y, t, *_, whole = g(moved)
+    y.zero_()
+    assert t.cpu().abs().sum() == 0
+    assert whole is moved
+
+
+def test_results_share_storage_and_writes_show():
+    def f(x):
+        y = x + 1
+        return y, y.view(-1)
+
+    g = compiled(f, fullgraph=True)
+    for _ in range(3):
+        y, flat = g(torch.zeros(2, 2, device=DEVICE))
+        flat[3] = 7
+        assert y.tolist() == [[1, 1], [1, 7]]
+
+
+def test_inputs_of_other_layouts(mode):
+    def f(x):
+        return (x * 2).sum(0) + x[0]
+
+    g = compiled(f, dynamic=False)
+    x = torch.randn(4, 4)
+    for make in (lambda t: t, torch.t, lambda t: t[:, 1:], lambda t: t[1:], lambda t: t[2:3].expand(4, 4), lambda t: t):
+        assert_close(g(make(to_device(x))), f(make(x)))
+
+
+def test_two_arguments_of_one_storage():
+    def f(x, y):
+        x.add_(y)
+        return x * 2
+
+    g = compiled(f)
+    for _ in range(2):
+        base, other = torch.arange(6.0), torch.ones(3)
+        moved = to_device(base)
+        assert_close(g(moved[:3], moved[3:]), f(base[:3], base[3:]))
+        assert_close(moved, base)
+        assert_close(g(moved[:3], to_device(other)), f(base[:3], other))
+        assert_close(moved, base)
+
+
+def test_dropout_is_that_of_eager(mode):
+    def f(x):
+        return nn.functional.dropout(x, 0.25) + torch.rand_like(x)
+
+    g = compiled(f, fullgraph=True)
+    x = torch.ones(64, 64, device=DEVICE)
+    torch.manual_seed(3)
+    expected = [f(x).cpu() for _ in range(4)]
+    torch.manual_seed(3)
+    actual = [g(x).cpu() for _ in range(4)]
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e)
+    assert not torch.equal(actual[1], actual[2])
+
+
+def test_dropout_of_the_backward_is_that_of_the_forward():
+    g = compiled(lambda x: nn.functional.dropout(x, 0.5), fullgraph=True)
+    for _ in range(3):
+        x = torch.ones(1000, device=DEVICE, requires_grad=True)
+        y = g(x)
+        y.sum().backward()
+        assert torch.equal(x.grad.cpu(), y.detach().cpu())
+        assert 0.4 < (y > 0).float().mean().item() < 0.6
+
+
+def test_autocast():
+    model = mlp().to(DEVICE)
+    x = torch.randn(4, 12, device=DEVICE)
+
+    def f(x):
+        with torch.autocast("tpu"):
+            return model(x)
+
+    g = compiled(f, fullgraph=True)
+    for _ in range(3):
+        expected, actual = f(x), g(x)
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual.cpu(), expected.cpu(), rtol=2e-2, atol=2e-2)
+        actual.float().sum().backward()
+
+
+def test_static_shapes():
+    def f(x):
+        return x.softmax(-1)
+
+    g = compiled(f, dynamic=False)
+    for n in (3, 5, 3, 7, 5):
+        x = torch.randn(2, n)
+        assert_close(g(to_device(x)), f(x))
+
+
+def test_shapes_that_become_dynamic():
+    def f(x):
+        return (x * x.shape[0]).sum() + torch.arange(x.shape[0], device=x.device).sum()
+
+    g = compiled(f)
+    for n in (3, 5, 8, 5, 9, 9):
+        x = torch.randn(n)
+        assert_close(g(to_device(x)), f(x))
+
+
+def test_sizes_that_depend_on_values():
+    def f(x):
+        return x[x > 0].sum() + x.nonzero().sum()
+
+    g = compiled(f)
+    for _ in range(4):
+        x = torch.randn(20)
+        assert_close(g(to_device(x)), f(x))
+
+
+def test_host_values_are_not_constants():
+    def f(x, scale):
+        return x * scale
+
+    g = compiled(f)
+    for i in range(4):
+        scale = torch.tensor(float(i))
+        assert_close(g(torch.ones(3, device=DEVICE), scale), torch.ones(3) * i)
+
+
+def test_numbers_that_change():
+    def f(x, n):
+        return x * n
+
+    g = compiled(f)
+    for n in (1.5, 2.5, 3.5, 1.5):
+        assert_close(g(torch.ones(3, device=DEVICE), n), torch.ones(3) * n)
+
+
+@pytest.mark.filterwarnings("ignore:aten..geqrf has no lowering")
+def test_operations_without_a_lowering_run_on_the_cpu():
+    def f(x):
+        return torch.geqrf(x)[0] * 2
+
+    g = compiled(f)
+    torch.tpu.reset_metrics()
+    for _ in range(3):
+        x = torch.randn(4, 4)
+        assert_close(g(to_device(x)), f(x))
+    assert torch.tpu.metrics()["fallbacks"]["aten::geqrf"] >= 3
+
+
+def test_failures_name_the_line():
+    g = compiled(lambda x, i: x[i] + 1)
+    x = torch.ones(4, device=DEVICE)
+    with torch.tpu.set_eager_mode("debug"), pytest.raises(IndexError, match="test_compile.py"):
+        g(x, torch.tensor([9], device=DEVICE))
+
+
+def test_other_switches_are_other_programs():
+    g = compiled(lambda x, y: x @ y)
+    x = torch.randn(8, 8)
+    moved = to_device(x)
+    assert_close(g(moved, moved), x @ x)
+    with torch.tpu.set_precision("default"):
+        assert_close(g(moved, moved), x @ x)
+    assert_close(g(moved, moved), x @ x)
