@@ -936,6 +936,37 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.3)
 """,
+    "daemon threads that wait for programs": """
+import threading, time
+def work(k):
+    for n in range(1, 10**6):
+        (torch.ones(n, k + 1, device="tpu") * 2).sum().item()
+for k in range(3):
+    threading.Thread(target=work, args=(k,), daemon=True).start()
+time.sleep(0.7)
+""",
+    "operations of finalizers": """
+class Owner:
+    def __init__(self):
+        self.t = torch.ones(3, device="tpu")
+    def __del__(self):
+        try:
+            (self.t * 3).tolist()
+        except RuntimeError:
+            pass
+kept = Owner()
+kept.own = kept
+globals_too = [Owner()]
+""",
+    "a backward that just failed": """
+x = torch.zeros(3, device="tpu", requires_grad=True)
+torch.tpu.eager_mode = "debug"
+torch.tpu.nan_trap = True
+try:
+    x.sqrt().sum().backward()
+except RuntimeError:
+    pass
+""",
     "backward in a thread": """
 import threading
 def work():

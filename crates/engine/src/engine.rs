@@ -81,10 +81,7 @@ impl Engine {
     /// The stream of a device; an error if there is none, or if the process is ending.
     pub fn stream(&self, device: usize) -> Result<&Stream, Refusal> {
         if self.closed.load(Ordering::Relaxed) {
-            // A daemon thread that outlived its program: Python ends it when it next wants the GIL, without a word.
-            if *self.closer.lock() != Some(std::thread::current().id()) {
-                std::thread::sleep(Duration::from_secs(5));
-            }
+            self.linger();
             return Err(Error::runtime("the interpreter is shutting down: the tpu device is closed").into());
         }
         let n = self.streams.len();
@@ -146,6 +143,14 @@ impl Engine {
     /// Lets queued programs wait, or go on: measures what recording alone costs.
     pub fn hold_launches(&self, on: bool) {
         self.streams.iter().for_each(|s| s.hold(on));
+    }
+
+    /// Holds up a daemon thread that outlived its program, before it hears of the end: Python ends it when it next wants
+    /// the GIL, without a word.
+    pub fn linger(&self) {
+        if self.closed.load(Ordering::Relaxed) && *self.closer.lock() != Some(std::thread::current().id()) {
+            std::thread::sleep(Duration::from_secs(5));
+        }
     }
 
     /// Waits for what runs and ends the threads; later calls are errors.

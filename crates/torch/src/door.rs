@@ -84,12 +84,16 @@ fn report(error: &mut abi::Error, e: &Error) {
 
 /// Runs `f` with the state; panics become errors.
 fn enter<T>(f: impl FnOnce(&'static State) -> Result<T, Refusal>) -> Result<T, Refusal> {
-    catch_unwind(AssertUnwindSafe(|| f(state::get()?))).unwrap_or_else(|panic| {
+    let result = catch_unwind(AssertUnwindSafe(|| f(state::get()?))).unwrap_or_else(|panic| {
         let text =
             panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         let text = text.unwrap_or("no message");
         Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
-    })
+    });
+    if let (Err(_), Some(s)) = (&result, state::started()) {
+        s.engine.linger(); // what a wait at the end of the process gave up
+    }
+    result
 }
 
 /// As [`enter`], with the outcome as a code.
