@@ -663,6 +663,20 @@ def test_resize(device):
     assert a.resize_as_(torch.zeros(2, device=device)).shape == (2,)
 
 
+def test_views_of_other_dtypes_one_after_another(device):
+    x = torch.arange(8, dtype=torch.int32, device=device)
+    with torch.tpu.set_eager_mode("fused"):
+        x.view(torch.int16)[0] = 7
+        x.view(torch.uint8)[5] = 1
+        x.view(torch.int64)[3] = -1
+        x.view(torch.float16)[9] = 1.0  # 0x3c00, the upper half of element 4
+        b = x.view(2, 4).view(torch.int64).view(torch.uint8)
+        c = x.view(torch.complex64)
+        assert x.tolist() == [7, 257, 2, 3, 4 + (0x3C00 << 16), 5, -1, -1]
+        assert b.shape == (2, 16) and b[0, :6].tolist() == [7, 0, 0, 0, 1, 1]
+        assert torch.view_as_real(c).view(torch.int32).flatten().tolist() == x.tolist()
+
+
 def test_set_grows_the_storage(device):
     a = torch.arange(4.0, device=device)
     b = torch.empty(0, device=device)
