@@ -17,6 +17,7 @@ pub mod error;
 pub mod families;
 pub mod lower;
 pub mod numbers;
+mod out;
 pub mod promote;
 pub mod schema;
 pub mod table;

@@ -3,6 +3,7 @@
 use crate::args::{Alpha, Arg, FromArg, Param, Rng, Scalar, Tensor};
 use crate::dtype::{self, Category, can_cast, category};
 use crate::error::{self, Error, ErrorKind, Result, runtime};
+use crate::out;
 use crate::promote::result_type;
 use crate::table::{OpId, Promote, Row, Rule, row};
 use oxitorch_hlo::{Builder, DType, Dims, Direction, TensorType, Value};
@@ -449,9 +450,11 @@ pub fn lower_into(
 ) -> Result<Lowered> {
     let row = row(op);
     let c = Ctx::new(row, b, config, operands);
-    let mut outputs = run(row, &c, args)?;
+    let cast = dests.iter().find_map(|d| if let Dest::Cast(dtype) = d { Some(*dtype) } else { None });
+    let computed = cast.and_then(|dtype| out::computed_in(row, args, dtype));
+    let mut outputs = run(row, &c, computed.as_deref().unwrap_or(args))?;
     for (out, dest) in outputs.iter_mut().zip(dests) {
-        *out = out.map(|v| deliver(&c, v, dest)).transpose()?;
+        *out = out.map(|v| deliver(row, &c, v, dest)).transpose()?;
     }
     if let Some(e) = b.error() {
         return Err(misfit(row, &e.to_string(), args));
@@ -472,21 +475,17 @@ fn misfit(row: &Row, message: &str, args: &[Arg]) -> Error {
     }
 }
 
-fn deliver(c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
-    let (dtype, shape) = match dest {
-        Dest::New => return Ok(v),
-        Dest::Cast(dtype) => (*dtype, None),
-        Dest::Into(ty) => (ty.dtype, Some(&ty.shape)),
-    };
-    if !can_cast(c.dtype(v), dtype) {
-        return Err(error::cast(c.dtype(v), dtype));
+fn deliver(row: &Row, c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
+    match dest {
+        Dest::New => Ok(v),
+        Dest::Cast(dtype) => {
+            out::check(row, c.dtype(v), *dtype)?;
+            Ok(c.to(v, *dtype))
+        }
+        Dest::Into(ty) if !can_cast(c.dtype(v), ty.dtype) => Err(error::cast(c.dtype(v), ty.dtype)),
+        Dest::Into(ty) if c.shape(v) != ty.shape => Err(error::in_place_shape(&ty.shape, &c.shape(v))),
+        Dest::Into(ty) => Ok(c.to(v, ty.dtype)),
     }
-    if let Some(shape) = shape
-        && c.shape(v) != *shape
-    {
-        return Err(error::in_place_shape(shape, &c.shape(v)));
-    }
-    Ok(c.to(v, dtype))
 }
 
 fn run(row: &Row, c: &Ctx, args: &[Arg]) -> Result<Vec<Option<Value>>> {
