@@ -488,6 +488,42 @@ def test_polygamma_below_zero():
         torch.testing.assert_close(torch.polygamma(n, poles.to(DEVICE)).cpu(), torch.polygamma(n, poles))
 
 
+OUT_DTYPES = {
+    "neg": lambda x, o: torch.neg(x, out=o),
+    "exp": lambda x, o: torch.exp(x, out=o),
+    "clamp": lambda x, o: torch.clamp(x, 0, 1, out=o),
+    "add": lambda x, o: torch.add(x, x, out=o),
+    "signbit": lambda x, o: torch.signbit(x, out=o),
+    "any": lambda x, o: torch.any(x, 0, out=o),
+    "argmax": lambda x, o: torch.argmax(x, 0, out=o),
+    "max": lambda x, o: torch.max(x, out=o),
+    "sum": lambda x, o: torch.sum(x, 0, out=o),
+    "cumsum": lambda x, o: torch.cumsum(x, 0, out=o),
+    "mm": lambda x, o: torch.mm(x, x, out=o),
+    "cat": lambda x, o: torch.cat([x, x], out=o),
+    "nonzero": lambda x, o: torch.nonzero(x, out=o),
+    "gather": lambda x, o: torch.gather(x, 0, torch.zeros(1, 3, dtype=torch.int64, device=x.device), out=o),
+    "softmax": lambda x, o: torch.softmax(x, 0, out=o),
+    "tril": lambda x, o: torch.tril(x, out=o),
+    "searchsorted": lambda x, o: torch.searchsorted(x.sort()[0], x, out=o),
+    "full": lambda x, o: torch.full((3,), 2.0, out=o),
+    "linspace": lambda x, o: torch.linspace(0, 3, 4, out=o),
+}
+
+
+@pytest.mark.parametrize("name", OUT_DTYPES)
+def test_out_dtypes(name):
+    x = torch.tensor([[0.5, -1.5, 2.25], [1.75, 0.0, -3.0], [4.5, 2.0, 1.0]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool):
+        if dtype == torch.bool and name in ("cumsum", "linspace"):
+            continue  # the CPU has no such kernel
+        expected = outcome(OUT_DTYPES[name], x, torch.empty(0, dtype=dtype))
+        got = outcome(OUT_DTYPES[name], x.to(DEVICE), torch.empty(0, dtype=dtype, device=DEVICE))
+        assert type(got) is type(expected), f"{dtype}: {got!r}, on the CPU {expected!r}"
+        if isinstance(expected, torch.Tensor):
+            assert_same(got, expected, f"{dtype}", strides=name != "nonzero")
+
+
 def test_matrix_products_out():
     for make in (lambda d: torch.empty(3, 5, device=d), lambda d: torch.zeros(5, 3, device=d).t(),
                  lambda d: torch.zeros(3, 10, device=d)[:, ::2], lambda d: torch.empty(0, device=d)):  # fmt: skip
@@ -541,6 +577,51 @@ CONVOLUTIONS["2d"].dtypes = FLOATS
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name):
     run(CONVOLUTIONS[name])
+
+
+CHANNELS_LAST = {
+    "batch norm": lambda x: F.batch_norm(x, None, None, None, None, True),
+    "group norm": lambda x: F.group_norm(x, 2),
+    "max pool": lambda x: F.max_pool2d(x, 2, return_indices=True),
+    "average pool": lambda x: F.avg_pool2d(x, 2),
+    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "interpolate": lambda x: [F.interpolate(x, scale_factor=2), F.interpolate(x, scale_factor=2, mode="bilinear")],
+    "pad": lambda x: [
+        F.pad(x, (1, 1)),
+        F.pad(x, (1, 1, 0, 1), mode="reflect"),
+        F.pad(x, (1, 1, 0, 1), mode="replicate"),
+    ],
+    "cat": lambda x: [torch.cat([x, x], 1), torch.cat([x, x.contiguous()], 1)],
+    "shuffle": lambda x: [F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2)],
+    "convolution": lambda x: F.conv_transpose2d(x, torch.ones(4, 3, 2, 2, device=x.device)),
+    "softmax": lambda x: F.softmax(x, 1),
+    "index": lambda x: [x[:, [0, 1]], x[[0, 1]], x[[0, 1], :, [1, 2]], x[None, [0, 1]]],
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS_LAST)
+def test_channels_last(name):
+    plain = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    for x in (
+        plain,
+        plain.contiguous(memory_format=torch.channels_last),
+        transposed(plain),
+        plain[:, :1].expand(2, 4, 6, 6),
+    ):
+        pairs = zip(tensors(CHANNELS_LAST[name](to_device(x))), tensors(CHANNELS_LAST[name](x)), strict=True)
+        for i, (got, expected) in enumerate(pairs):
+            assert_same(got, expected, f"strides {x.stride()}, result {i}", rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_determinants_in_other_strides():
+    x = torch.eye(3) + torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(1)) / 5
+    for f in (torch.linalg.det, lambda x: torch.linalg.slogdet(x)[1], torch.linalg.inv):
+        results = []
+        for device in ("cpu", DEVICE):
+            leaf = x.mT.contiguous().to(device).mT.detach().requires_grad_()
+            f(leaf).sum().backward()
+            results.append(leaf.grad.cpu())
+        torch.testing.assert_close(results[1], results[0])
 
 
 def test_convolution_in_channels_last():

@@ -62,6 +62,16 @@ pub enum Layout {
     Pointwise,
     /// Like the first tensor argument where that is dense, else row-major.
     LikeFirst,
+    /// Channels last where a tensor of the result's rank (or a whole list of them) is, else row-major.
+    ChannelsLast,
+    /// TensorIterator's rule where the first tensor is indexed by the list of tensors after it.
+    Indexed,
+    /// Row-major but for the last two dimensions, which are swapped.
+    ColumnMajor,
+    /// Column-major where a result has the rank of the first tensor, else row-major.
+    Matrices,
+    /// Row-major if a tensor is complex, else as `Pointwise`.
+    RealPointwise,
 }
 
 /// One op.

@@ -7,7 +7,7 @@ use crate::config::Lowering;
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::view::{self, View, dense_order};
 use oxitorch_aten::lower::Dest;
-use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind};
+use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -264,6 +264,32 @@ fn channels_last(shape: &[i64]) -> Dims {
     strides
 }
 
+/// Whether a tensor suggests that results be channels last: `is_channels_last_strides_2d` and `_3d` of c10.
+fn suggests_channels_last(sizes: &[i64], strides: &[i64]) -> bool {
+    let rank = sizes.len();
+    if !matches!(rank, 4 | 5) || strides[1] == 0 {
+        return false;
+    }
+    let mut least = 0;
+    for d in std::iter::once(1).chain((2..rank).rev()).chain(std::iter::once(0)) {
+        // Of the layouts that a tensor with sizes of 1 may have, row-major comes first.
+        let ambiguous = d == 0 && least == strides[1];
+        if sizes[d] == 0 || strides[d] < least || ambiguous {
+            return false;
+        }
+        least = strides[d] * sizes[d].max(1);
+    }
+    true
+}
+
+/// Strides with the last two dimensions swapped; a column has at least this stride.
+fn column_major(shape: &[i64], least: i64) -> Option<Dims> {
+    let (rows, columns) = (shape.len().checked_sub(2)?, shape.len() - 1);
+    let mut strides = row_major(shape);
+    (strides[rows], strides[columns]) = (1, shape[rows].max(least));
+    Some(strides)
+}
+
 /// The strides of an op's result after the layout rule of its row, `None` for row-major.
 fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
     let tensors = || {
@@ -272,6 +298,9 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
             _ => None,
         })
     };
+    let channels =
+        |t: &TensorArg| t.strides.len() == shape.len() && suggests_channels_last(&t.ty.shape, &t.strides);
+    let complex = |a: &Arg| matches!(a, Arg::Tensor(t) if t.ty.dtype.is_complex());
     match layout {
         Layout::Contiguous => None,
         Layout::LikeFirst => {
@@ -279,7 +308,24 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
             let same = sizes.as_slice() == shape && dense_order(sizes, strides).is_some();
             if same { Some(strides.clone()) } else { pointwise_strides(&[(sizes, strides)], shape) }
         }
-        Layout::Pointwise => pointwise_strides(&tensors().collect::<Vec<_>>(), shape),
+        Layout::RealPointwise if args.iter().any(complex) => None,
+        Layout::Pointwise | Layout::RealPointwise => pointwise_strides(&tensors().collect::<Vec<_>>(), shape),
+        Layout::ChannelsLast => {
+            let last = args.iter().any(|a| match a {
+                Arg::Tensor(t) => channels(t),
+                Arg::Tensors(list) => !list.is_empty() && list.iter().flatten().all(channels),
+                _ => false,
+            });
+            last.then(|| channels_last(shape))
+        }
+        Layout::Indexed => match args {
+            [Arg::Tensor(x), Arg::Tensors(indices), ..] => indexed_strides(x, indices, shape),
+            _ => None,
+        },
+        Layout::Matrices if tensors().next()?.0.len() != shape.len() => None,
+        Layout::Matrices => column_major(shape, 1),
+        // `nonzero` of nothing has columns 0 apart.
+        Layout::ColumnMajor => column_major(shape, 0),
     }
 }
 
@@ -297,9 +343,15 @@ fn pointwise_strides(operands: &[(&Dims, &Dims)], shape: &[i64]) -> Option<Dims>
     }
     let broadcast: Vec<Dims> =
         operands.iter().map(|(sizes, strides)| broadcast_strides(sizes, strides, rank)).collect();
+    Some(sorted_strides(&broadcast, shape))
+}
+
+/// Dense strides in the order that these strides of the operands ask for, the first operand first.
+fn sorted_strides(operands: &[Dims], shape: &[i64]) -> Dims {
+    let rank = shape.len();
     let mut order: Dims = (0..rank as i64).rev().collect();
     let compare = |a: i64, z: i64| -> i32 {
-        for strides in &broadcast {
+        for strides in operands {
             let (sa, sz) = (strides[a as usize], strides[z as usize]);
             if sa == 0 || sz == 0 {
                 continue;
@@ -333,7 +385,34 @@ fn pointwise_strides(operands: &[(&Dims, &Dims)], shape: &[i64]) -> Option<Dims>
         strides[d as usize] = step;
         step *= shape[d as usize].max(1);
     }
-    Some(strides)
+    strides
+}
+
+/// The rule for `x[indices]`: the tensor takes part with a stride of 0 in the indexed dimensions, which stand where the
+/// first of them was, or in front if others lie between them.
+fn indexed_strides(x: &TensorArg, indices: &[Option<TensorArg>], shape: &[i64]) -> Option<Dims> {
+    if indices.iter().flatten().any(|i| matches!(i.ty.dtype, DType::Pred | DType::U8)) {
+        return None;
+    }
+    let indexed = |d: usize| indices.get(d).is_some_and(Option::is_some);
+    let first = (0..x.strides.len()).find(|&d| indexed(d))?;
+    let last = (0..x.strides.len()).rfind(|&d| indexed(d))?;
+    let before = if (first..=last).all(indexed) { first } else { 0 };
+    let rank = indices.iter().flatten().map(|i| i.strides.len()).max()?;
+    let free: Dims = (0..x.strides.len()).filter(|&d| !indexed(d)).map(|d| x.strides[d]).collect();
+    if free.len() + rank != shape.len() {
+        return None;
+    }
+    let (head, tail) = free.split_at(before);
+    let mut operands = vec![Dims::from_slice(&[head, &vec![0; rank], tail].concat())];
+    for i in indices.iter().flatten() {
+        // An index tensor has a size of 1 in the other dimensions; its stride counts where the result has that size too.
+        let stride = |d: usize, s: i64| if shape[d] == 1 { s } else { 0 };
+        let head = (0..before).map(|d| stride(d, i.ty.numel()));
+        let tail = (before + rank..shape.len()).map(|d| stride(d, 1));
+        operands.push(head.chain(broadcast_strides(&i.ty.shape, &i.strides, rank)).chain(tail).collect());
+    }
+    Some(sorted_strides(&operands, shape))
 }
 
 /// Strides aligned to a result of this rank, 0 where the operand is broadcast.

@@ -93,14 +93,14 @@ pub(crate) fn expand(stream: &Stream, call: &Call<'_, '_>, out: &mut Outputs) ->
 
 /// Column `k` of the positions, as a view.
 fn column(p: &Positions, k: i64, device: i32) -> TensorRef<'_> {
-    let ty = p.meta.ty();
+    let (ty, strides) = (p.meta.ty(), p.meta.strides());
     TensorRef {
         place: Place::Device(&p.slot),
         dtype: Some(ty.dtype),
         sizes: &ty.shape[..1],
-        strides: &ty.shape[1..],
-        offset: k,
-        contiguous: ty.shape[1] == 1,
+        strides: &strides[..1],
+        offset: k * strides[1],
+        contiguous: strides[0] == 1,
         wrapped: false,
         device,
         conj: false,

@@ -16,7 +16,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("elu_backward", elu_backward),
     pointwise!("gelu", gelu),
     pointwise!("gelu_backward", gelu_backward),
-    op!("glu", glu),
+    pointwise!("glu", glu),
     op!("glu_backward", glu_backward).layout(Layout::LikeFirst),
     op!("glu_jvp", glu_jvp),
     op!("glu_backward_jvp", glu_backward_jvp),
@@ -32,10 +32,10 @@ pub static ROWS: &[Row] = &[
     pointwise!("leaky_relu_backward", |c: &Ctx, g: Tensor, x: Tensor, slope: Scalar, _is_result: bool| {
         leaky(c, g, x, slope)
     }),
-    op!("log_sigmoid_forward", log_sigmoid).layout(Layout::LikeFirst),
-    pointwise!("log_sigmoid_backward", |c: &Ctx, g: Tensor, x: Tensor, _buffer: Tensor| {
+    op!("log_sigmoid_forward", log_sigmoid),
+    op!("log_sigmoid_backward", |c: &Ctx, g: Tensor, x: Tensor, _buffer: Tensor| {
         log_sigmoid_backward(c, g, x)
-    }),
+    }).layout(Layout::LikeFirst),
     pointwise!("logit_backward", logit_backward),
     unary("mish", Opmath, |b, x| b.mul(x, b.tanh(b.log_plus_one(b.exponential(x))))),
     pointwise!("_prelu_kernel", prelu),

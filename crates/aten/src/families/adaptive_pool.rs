@@ -7,19 +7,19 @@ use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_adaptive_avg_pool2d", adaptive_avg_pool::<2>),
+    op!("_adaptive_avg_pool2d", adaptive_avg_pool::<2>).layout(Layout::ChannelsLast),
     op!("_adaptive_avg_pool3d", adaptive_avg_pool::<3>),
-    op!("_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward::<2>),
+    op!("_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward::<2>).layout(Layout::ChannelsLast),
     op!("_adaptive_avg_pool3d_backward", adaptive_avg_pool_backward::<3>),
-    op!("adaptive_max_pool2d", adaptive_max_pool::<2>),
+    op!("adaptive_max_pool2d", adaptive_max_pool::<2>).layout(Layout::ChannelsLast),
     op!("adaptive_max_pool3d", adaptive_max_pool::<3>),
-    op!("adaptive_max_pool2d_backward", adaptive_max_pool_backward::<2>),
+    op!("adaptive_max_pool2d_backward", adaptive_max_pool_backward::<2>).layout(Layout::ChannelsLast),
     op!("adaptive_max_pool3d_backward", adaptive_max_pool_backward::<3>),
 ];
 

@@ -6,19 +6,19 @@ use crate::args::{Scalar, Tensor};
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     // Running statistics are overwritten though the schema does not mark them.
-    op!("native_batch_norm", native_batch_norm).writes(&[3, 4]),
-    op!("_native_batch_norm_legit", batch_norm_legit),
-    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats),
-    op!("_batch_norm_with_update", batch_norm_with_update),
-    op!("native_batch_norm_backward", native_batch_norm_backward),
-    op!("batch_norm_backward", batch_norm_backward),
+    op!("native_batch_norm", native_batch_norm).layout(Layout::ChannelsLast).writes(&[3, 4]),
+    op!("_native_batch_norm_legit", batch_norm_legit).layout(Layout::ChannelsLast),
+    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats).layout(Layout::ChannelsLast),
+    op!("_batch_norm_with_update", batch_norm_with_update).layout(Layout::ChannelsLast),
+    op!("native_batch_norm_backward", native_batch_norm_backward).layout(Layout::ChannelsLast),
+    op!("batch_norm_backward", batch_norm_backward).layout(Layout::ChannelsLast),
 ];
 
 /// All dimensions but the channel's.

@@ -2,16 +2,16 @@ use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{ConvDims, Convolution, Dims, Padding, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("convolution", convolution).products(),
-    op!("convolution_overrideable", convolution).products(),
-    op!("convolution_backward", convolution_backward).products(),
-    op!("convolution_backward_overrideable", convolution_backward_overrideable).products(),
+    op!("convolution", convolution).layout(Layout::ChannelsLast).products(),
+    op!("convolution_overrideable", convolution).layout(Layout::ChannelsLast).products(),
+    op!("convolution_backward", convolution_backward).layout(Layout::ChannelsLast).products(),
+    op!("convolution_backward_overrideable", convolution_backward_overrideable).layout(Layout::ChannelsLast).products(),
     op!("im2col", im2col),
     op!("col2im", col2im),
 ];

@@ -2,21 +2,21 @@ use crate::args::Tensor;
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("index.Tensor", index),
-    op!("_unsafe_index.Tensor", index),
-    op!("index_put", index_put),
-    op!("_unsafe_index_put", index_put),
-    op!("_index_put_impl", index_put_impl),
+    op!("index.Tensor", index).layout(Layout::Indexed),
+    op!("_unsafe_index.Tensor", index).layout(Layout::Indexed),
+    op!("index_put", index_put).layout(Layout::LikeFirst),
+    op!("_unsafe_index_put", index_put).layout(Layout::LikeFirst),
+    op!("_index_put_impl", index_put_impl).layout(Layout::LikeFirst),
     op!("index_select", index_select),
     op!("gather", gather),
     op!("take", take),
-    op!("put", put),
+    op!("put", put).layout(Layout::LikeFirst),
 ];
 
 /// Checks `low <= index < high` for every index, where checks are on.
@@ -347,7 +347,9 @@ fn index_select(c: &Ctx, x: Value, dim: i64, index: Value) -> Result<Value> {
 }
 
 fn gather(c: &Ctx, x: Value, dim: i64, index: Value) -> Result<Value> {
-    integer_index(c, index, "gather(): Expected dtype int32/int64 for index")?;
+    if c.numel(index) > 0 {
+        integer_index(c, index, "gather(): Expected dtype int32/int64 for index")?;
+    }
     let (result, dim) = (c.shape(index), c.dim(dim, c.rank(x))?);
     if result.contains(&0) {
         return Ok(nothing(c, c.dtype(x), &result));

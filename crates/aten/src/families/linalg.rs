@@ -3,25 +3,25 @@ use crate::args::{Arg, FromArg, ParamKind, Tensor};
 use crate::dtype::scalar_name;
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Transpose, TriangularSolve, Value};
 
 /// The rows of this family. Matrices are the last two dimensions; decompositions that StableHLO lacks are loops.
 pub static ROWS: &[Row] = &[
-    op!("linalg_cholesky_ex", cholesky_ex),
+    op!("linalg_cholesky_ex", cholesky_ex).layout(Layout::Matrices),
     op!("_cholesky_solve_helper", cholesky_solve),
     op!("cholesky_inverse", cholesky_inverse),
     op!("linalg_solve_triangular", solve_triangular),
     op!("triangular_solve", triangular_solve),
-    op!("linalg_lu_factor_ex", lu_factor_ex),
+    op!("linalg_lu_factor_ex", lu_factor_ex).layout(Layout::Matrices),
     op!("linalg_lu_solve", lu_solve),
     op!("linalg_lu", linalg_lu),
     op!("lu_unpack", lu_unpack),
-    op!("linalg_inv_ex", inv_ex),
-    op!("_linalg_solve_ex", solve_ex),
-    op!("_linalg_det", det),
-    op!("_linalg_slogdet", slogdet),
+    op!("linalg_inv_ex", inv_ex).layout(Layout::Matrices),
+    op!("_linalg_solve_ex", solve_ex).layout(Layout::Matrices),
+    op!("_linalg_det", det).layout(Layout::Matrices),
+    op!("_linalg_slogdet", slogdet).layout(Layout::Matrices),
 ];
 
 /// Batch sizes and the two sizes of a matrix.

@@ -2,7 +2,7 @@ use crate::args::{Alpha, Tensor};
 use crate::dtype::{Category, category, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::{Ctx, MatmulPrecision};
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, DotDims, Precision, Value};
 
@@ -20,7 +20,7 @@ pub static ROWS: &[Row] = &[
     op!("_addmm_activation", addmm_activation).products(),
     op!("addmv", addmv).products(),
     op!("mv", mv).products(),
-    op!("addr", addr).products(),
+    op!("addr", addr).layout(Layout::LikeFirst).products(),
     op!("baddbmm", baddbmm).products(),
     op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)

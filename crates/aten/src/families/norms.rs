@@ -8,7 +8,7 @@ use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, Value};
 
@@ -18,8 +18,8 @@ pub static ROWS: &[Row] = &[
     op!("native_layer_norm_backward", layer_norm_backward),
     op!("_fused_rms_norm", rms_norm).composite("one op instead of six, and twenty in backward"),
     op!("_fused_rms_norm_backward", rms_norm_backward),
-    op!("native_group_norm", group_norm),
-    op!("native_group_norm_backward", group_norm_backward),
+    op!("native_group_norm", group_norm).layout(Layout::ChannelsLast),
+    op!("native_group_norm_backward", group_norm_backward).layout(Layout::ChannelsLast),
     op!("renorm", renorm),
     op!("_weight_norm_interface", weight_norm),
     op!("_weight_norm_interface_backward", weight_norm_backward),

@@ -3,7 +3,7 @@ use crate::args::{Alpha, Exponent, NumKind, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, binary as run_binary};
-use crate::pointwise;
+use crate::{op, pointwise};
 use crate::table::Promote::{Float, Opmath, Same};
 use crate::table::{Row, binary};
 use oxitorch_hlo::{Builder, DType, Value};
@@ -36,7 +36,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor())),
     pointwise!("pow.Tensor_Tensor", pow),
     pointwise!("pow.Tensor_Scalar", pow_scalar),
-    pointwise!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
+    op!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
     binary("atan2", Float, Builder::atan2),
     binary("copysign.Tensor", Float, copysign),
     binary("fmax", Same, |b, x, y| ignoring_nan(b, x, y, Builder::maximum)),

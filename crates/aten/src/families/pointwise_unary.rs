@@ -3,7 +3,7 @@ use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::numbers::finite_max;
-use crate::pointwise;
+use crate::{Layout, op, pointwise};
 use crate::table::Promote::{Float, KeepInt, Opmath, Same};
 use crate::table::{Row, unary};
 use oxitorch_hlo::{Builder, DType, Value};
@@ -14,7 +14,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("abs", abs),
     unary("acos", Float, Builder::acos),
     unary("acosh", Float, Builder::acosh),
-    pointwise!("angle", angle),
+    op!("angle", angle).layout(Layout::RealPointwise),
     unary("asin", Float, Builder::asin),
     unary("asinh", Float, Builder::asinh),
     unary("atan", Float, Builder::atan),

@@ -8,23 +8,23 @@ use crate::args::Tensor;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("max_pool2d_with_indices", max_pool::<2>),
-    op!("max_pool3d_with_indices", max_pool::<3>),
-    op!("max_pool2d_with_indices_backward", max_pool_backward::<2>),
-    op!("max_pool3d_with_indices_backward", max_pool_backward::<3>),
-    op!("avg_pool2d", avg_pool::<2>),
+    op!("max_pool2d_with_indices", max_pool::<2>).layout(Layout::ChannelsLast),
+    op!("max_pool3d_with_indices", max_pool::<3>).layout(Layout::ChannelsLast),
+    op!("max_pool2d_with_indices_backward", max_pool_backward::<2>).layout(Layout::ChannelsLast),
+    op!("max_pool3d_with_indices_backward", max_pool_backward::<3>).layout(Layout::ChannelsLast),
+    op!("avg_pool2d", avg_pool::<2>).layout(Layout::ChannelsLast),
     op!("avg_pool3d", avg_pool::<3>),
-    op!("avg_pool2d_backward", avg_pool_backward::<2>),
+    op!("avg_pool2d_backward", avg_pool_backward::<2>).layout(Layout::ChannelsLast),
     op!("avg_pool3d_backward", avg_pool_backward::<3>),
     op!("max_unpool2d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims| max_unpool::<2>(
         c, x, indices, &size
-    )),
+    )).layout(Layout::ChannelsLast),
     op!("max_unpool3d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims, _stride: Dims, _padding: Dims| {
         max_unpool::<3>(c, x, indices, &size)
     }),

@@ -42,8 +42,7 @@ pub static ROWS: &[Row] = &[
         let dtype = c.result_type(&[mean, std])?;
         normal_of(c, dtype, mean.value, std.value, rng)
     }),
-    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng))
-        .layout(Layout::LikeFirst),
+    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng)),
     op!("bernoulli.p", |c: &Ctx, x: Tensor, p: Scalar, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })

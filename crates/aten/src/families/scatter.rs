@@ -3,7 +3,7 @@ use crate::args::{Alpha, Scalar, Tensor};
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, Value};
 
@@ -17,8 +17,8 @@ pub static ROWS: &[Row] = &[
     op!("scatter_reduce.two", scatter_reduce),
     op!("index_add", index_add),
     op!("index_copy", index_copy),
-    op!("index_fill.int_Scalar", index_fill_scalar).check_numbers(|n| n.fits(3)),
-    op!("index_fill.int_Tensor", index_fill_tensor),
+    op!("index_fill.int_Scalar", index_fill_scalar).layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
+    op!("index_fill.int_Tensor", index_fill_tensor).layout(Layout::LikeFirst),
     op!("index_reduce", index_reduce),
     op!("masked_scatter", masked_scatter),
     op!("masked_scatter_backward", masked_scatter_backward),
@@ -113,7 +113,9 @@ struct Scatter {
 
 impl Scatter {
     fn new(c: &Ctx, x: Value, dim: i64, index: Value, src: Option<Value>) -> Result<Scatter> {
-        integer_index(c, index, "scatter(): Expected dtype int32/int64 for index")?;
+        if c.numel(index) > 0 {
+            integer_index(c, index, "scatter(): Expected dtype int32/int64 for index")?;
+        }
         let shape = c.shape(x);
         let dim = c.dim(dim, shape.len())?;
         if let Some(s) = src

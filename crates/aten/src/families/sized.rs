@@ -3,14 +3,14 @@ use super::scatter::scatter_rows;
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, CompareKind, DType, Dims, Direction, TensorType, Value};
 
 /// The rows of this family: results whose size depends on values. The size is the last argument; the rows behind a dot
 /// compute it.
 pub static ROWS: &[Row] = &[
-    op!("nonzero", nonzero).sized_by("nonzero.count"),
+    op!("nonzero", nonzero).layout(Layout::ColumnMajor).sized_by("nonzero.count"),
     op!("nonzero.count", |c: &Ctx, x: Value| count(c, c.to(x, DType::Pred))).internal(),
     op!("nonzero_static", nonzero_static),
     op!("masked_select", masked_select).sized_by("masked_select.count"),

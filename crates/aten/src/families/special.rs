@@ -3,7 +3,7 @@ use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::pointwise;
+use crate::{op, pointwise};
 use crate::table::Promote::Float;
 use crate::table::{Row, binary, unary};
 use oxitorch_hlo::{Builder, DType, Value};
@@ -14,7 +14,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("frexp.Tensor", frexp),
     pointwise!("igamma", |c: &Ctx, a: Tensor, x: Tensor| incomplete_gamma(c, a, x, false)),
     pointwise!("igammac", |c: &Ctx, a: Tensor, x: Tensor| incomplete_gamma(c, a, x, true)),
-    pointwise!("mvlgamma", mvlgamma),
+    op!("mvlgamma", mvlgamma),
     unary("i0", Float, i0),
     unary("special_airy_ai", Float, airy_ai),
     unary("special_bessel_j0", Float, j0),

@@ -3,7 +3,7 @@ use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, int_range, show};
-use crate::pointwise;
+use crate::{op, pointwise};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Value};
 
@@ -27,11 +27,11 @@ pub static ROWS: &[Row] = &[
         lerp(c, x, end, c.number(weight, opmath(x.dtype)))
     }),
     pointwise!("lerp.Tensor", lerp_tensor),
-    pointwise!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
+    op!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
         masked_fill(c, x, mask, value.tensor())
     })
     .check_numbers(|n| n.fits(2)),
-    pointwise!("masked_fill.Tensor", masked_fill),
+    op!("masked_fill.Tensor", masked_fill),
     pointwise!("_masked_scale", |c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar| masked_scale(
         c, x, mask, scale
     )),

@@ -5,7 +5,7 @@ use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, Value};
 
@@ -25,11 +25,13 @@ macro_rules! resampling {
             false,
             &[h, w]
         ))
+        .layout(Layout::ChannelsLast)
     };
     (3, $filter:ident, $name:literal) => {
         op!($name, |c: &Ctx, x: Tensor, to: Dims, d: Scale, h: Scale, w: Scale| {
             resize(c, &$filter, x, &to, false, &[d, h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
     (1, $filter:ident, $name:literal, align) => {
         op!($name, |c: &Ctx, x: Tensor, to: Dims, align: bool, w: Scale| resize(
@@ -45,11 +47,13 @@ macro_rules! resampling {
         op!($name, |c: &Ctx, x: Tensor, to: Dims, align: bool, h: Scale, w: Scale| {
             resize(c, &$filter, x, &to, align, &[h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
     (3, $filter:ident, $name:literal, align) => {
         op!($name, |c: &Ctx, x: Tensor, to: Dims, align: bool, d: Scale, h: Scale, w: Scale| {
             resize(c, &$filter, x, &to, align, &[d, h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
 }
 
@@ -63,11 +67,13 @@ macro_rules! resampling_backward {
         op!($name, |c: &Ctx, g: Tensor, to: Dims, from: Dims, h: Scale, w: Scale| {
             resize_backward(c, &$filter, g, &to, &from, false, &[h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
     (3, $filter:ident, $name:literal) => {
         op!($name, |c: &Ctx, g: Tensor, to: Dims, from: Dims, d: Scale, h: Scale, w: Scale| {
             resize_backward(c, &$filter, g, &to, &from, false, &[d, h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
     (1, $filter:ident, $name:literal, align) => {
         op!($name, |c: &Ctx, g: Tensor, to: Dims, from: Dims, align: bool, w: Scale| {
@@ -78,11 +84,13 @@ macro_rules! resampling_backward {
         op!($name, |c: &Ctx, g: Tensor, to: Dims, from: Dims, align: bool, h: Scale, w: Scale| {
             resize_backward(c, &$filter, g, &to, &from, align, &[h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
     (3, $filter:ident, $name:literal, align) => {
         op!($name, |c: &Ctx, g: Tensor, to: Dims, from: Dims, align: bool, d: Scale, h: Scale, w: Scale| {
             resize_backward(c, &$filter, g, &to, &from, align, &[d, h, w])
         })
+        .layout(Layout::ChannelsLast)
     };
 }
 
