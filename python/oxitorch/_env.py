@@ -106,6 +106,21 @@ WINDOW_BYTES = Var(
     "In fused mode, launch what was recorded when the results of its operations, needed or not, have so many bytes.",
     minimum=1,
 )
+EXPLAIN = Var(
+    "OXITORCH_EXPLAIN",
+    "bool",
+    "0",
+    "0.1",
+    "Print to stderr why each new program is needed: what differs from the one before that is most like it.",
+)
+MAX_GRAPHS = Var(
+    "OXITORCH_MAX_GRAPHS",
+    "int",
+    "any number",
+    "0.1",
+    "Raise when a process needs more programs than this; see `torch.tpu.max_graphs`.",
+    minimum=0,
+)
 FALLBACK = Var(
     "OXITORCH_FALLBACK",
     "choice",
@@ -197,6 +212,8 @@ TABLE: tuple[Var, ...] = (
     EAGER_MODE,
     WINDOW_OPS,
     WINDOW_BYTES,
+    EXPLAIN,
+    MAX_GRAPHS,
     FALLBACK,
     NAN_TRAP,
     COMPILE_THREADS,
@@ -250,6 +267,8 @@ def core_config() -> dict[str, Any]:
         "eager_mode": EAGER_MODE.read() or "fused",
         "window_ops": WINDOW_OPS.read(),
         "window_bytes": WINDOW_BYTES.read(),
+        "explain": EXPLAIN.read() or False,
+        "max_graphs": MAX_GRAPHS.read(),
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "compile_threads": COMPILE_THREADS.read(),

@@ -233,10 +233,10 @@ impl<'a> Call<'_, 'a> {
         }
         let mode = self.switches.mode;
         let mut w = stream.lock(self.site);
-        stream.make_room(&mut w, self.site, &self.switches);
+        stream.make_room(&mut w, self.site, &self.switches)?;
         w.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
-        stream.end_call(&mut w, mode);
+        stream.end_call(&mut w, mode)?;
         let checked = w.take_checked();
         drop(w);
         stream.after_op(mode, checked)?;
@@ -251,7 +251,7 @@ impl<'a> Call<'_, 'a> {
             let mut w = stream.lock(self.site);
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
-            stream.flush(&mut w, Reason::Read);
+            stream.flush(&mut w, Reason::Read)?;
             held
         };
         let mut bytes = [0; 8];
@@ -400,7 +400,7 @@ impl<'a> Call<'_, 'a> {
                 }
             }
             // Without windows one program per element: elements of one shape share it.
-            stream.end_call(w, self.switches.mode);
+            stream.end_call(w, self.switches.mode)?;
         }
         Ok(())
     }

@@ -3,11 +3,13 @@
 use crate::cached::CacheOptions;
 use crate::config::{Limits, Switches};
 use crate::error::{Error, Refusal, Result};
+use crate::explain::Explainer;
 use crate::flush::Reason;
 use crate::launch::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
+use crate::site::Site;
 use crate::stream::Stream;
 use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
@@ -39,6 +41,7 @@ pub struct Engine {
     /// The thread that closed it.
     closer: Mutex<Option<ThreadId>>,
     compiler: Arc<Compiler>,
+    explainer: Arc<Explainer>,
 }
 
 impl Engine {
@@ -49,9 +52,18 @@ impl Engine {
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
         let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache);
         let limit = memory_limit(&client);
+        let explainer = Arc::new(Explainer::default());
         let stream = |device: usize| {
             let memory = Memory::new(limit);
-            Stream::new(client.clone(), device, compiler.clone(), memory, metrics.clone(), options.interrupt)
+            Stream::new(
+                client.clone(),
+                device,
+                compiler.clone(),
+                explainer.clone(),
+                memory,
+                metrics.clone(),
+                options.interrupt,
+            )
         };
         let streams: std::io::Result<Vec<Stream>> = (0..client.devices().len()).map(stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
@@ -65,6 +77,7 @@ impl Engine {
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,
+            explainer,
         })
     }
 
@@ -117,8 +130,23 @@ impl Engine {
     }
 
     /// Launches what was recorded on every device.
-    pub fn cut(&self, reason: Reason) {
-        self.streams.iter().for_each(|s| s.cut(reason));
+    pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
+        self.streams.iter().try_for_each(|s| s.cut(reason, site))
+    }
+
+    /// Why each program was made, oldest first; the last 1000.
+    pub fn explanations(&self) -> Vec<String> {
+        self.explainer.texts()
+    }
+
+    /// Whether that is printed to stderr as it comes.
+    pub fn print_explanations(&self, on: bool) {
+        self.explainer.print(on);
+    }
+
+    /// Makes every program after so many more an error; `None`: none. Gives what was left of the bound before.
+    pub fn allow_programs(&self, more: Option<u64>) -> Option<u64> {
+        self.explainer.allow(more)
     }
 
     /// Bounds of what is recorded before it is launched in fused mode; `None` is the default: 10,000 ops, and results as
@@ -132,7 +160,7 @@ impl Engine {
 
     /// Those bounds.
     pub fn window(&self) -> Limits {
-        self.streams.first().map_or_else(Limits::default, |s| *s.limits.lock())
+        self.streams.first().map_or_else(Limits::default, Stream::limits)
     }
 
     /// The number of these XLA options, for [`Switches::compiler_options`].

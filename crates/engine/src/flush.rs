@@ -10,7 +10,8 @@
 //!   round. Short loops go round several times in one window, as a launch costs as much as recording some ops;
 //! - the window is full.
 
-use crate::config::{Limits, Mode, Switches};
+use crate::config::{Mode, Switches};
+use crate::error::{Error, Result};
 use crate::launch::{Checks, Launch};
 use crate::program::{Graph, PRODUCED, Program};
 use crate::site::Site;
@@ -78,7 +79,7 @@ impl Reason {
 
 impl Window {
     /// Why the window has to end before an op of this line is recorded.
-    pub(crate) fn is_over(&self, site: Site, switches: &Switches, limits: &Limits) -> Option<Reason> {
+    pub(crate) fn is_over(&self, site: Site, switches: &Switches) -> Option<Reason> {
         if self.insts.is_empty() {
             return None;
         }
@@ -87,8 +88,8 @@ impl Window {
         [
             (self.options != switches.compiler_options, Reason::Options),
             (came_round, Reason::Loop),
-            (self.insts.len() >= limits.ops, Reason::Ops),
-            (self.bytes >= limits.bytes, Reason::Bytes),
+            (self.insts.len() >= self.limits.ops, Reason::Ops),
+            (self.bytes >= self.limits.bytes, Reason::Bytes),
         ]
         .into_iter()
         .find_map(|(over, reason)| over.then_some(reason))
@@ -167,9 +168,10 @@ fn close(w: &Window, live: &[u32]) -> Closed {
 
 impl Stream {
     /// Launches what was recorded. In debug mode the caller then waits; see [`Stream::after_op`].
-    pub(crate) fn flush(&self, w: &mut Window, reason: Reason) {
+    pub(crate) fn flush(&self, w: &mut Window, reason: Reason) -> Result<()> {
+        let mut result = Ok(());
         if !w.insts.is_empty() {
-            self.launch(w, reason);
+            result = self.launch(w, reason);
             w.insts.clear();
             w.sites.clear();
             w.operands.clear();
@@ -179,9 +181,10 @@ impl Stream {
         }
         w.inputs.clear();
         w.first_upload = None;
+        result
     }
 
-    fn launch(&self, w: &mut Window, reason: Reason) {
+    fn launch(&self, w: &mut Window, reason: Reason) -> Result<()> {
         let mut live: SmallVec<[u32; 8]> = SmallVec::new();
         let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
         for (i, value) in w.produced.iter_mut().enumerate() {
@@ -192,7 +195,7 @@ impl Stream {
         }
         let checked = w.insts.iter().any(|i| !i.checks.is_empty());
         if live.is_empty() && !checked {
-            return;
+            return Ok(());
         }
         self.metrics().count(&self.metrics().flushes[reason as usize]);
         if w.insts.len() > 1 {
@@ -207,15 +210,28 @@ impl Stream {
         }
         let donated = donated(&w.inputs, &outputs);
         let ops = w.insts.len() as u64;
-        let program = self.program(w, live, donated);
+        let program = match self.program(w, live, donated, reason) {
+            Ok(program) => program,
+            Err(e) => {
+                outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
+                return Err(e);
+            }
+        };
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(w.inputs.drain(..));
         let checks = checked.then(|| Arc::new(Checks::default()));
         w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
         self.launcher.launch(Launch { program, inputs, outputs, checks, ops, first: w.sites[0] });
+        Ok(())
     }
 
-    fn program(&self, w: &mut Window, live: SmallVec<[u32; 8]>, donated: SmallVec<[u32; 4]>) -> Arc<Program> {
+    fn program(
+        &self,
+        w: &mut Window,
+        live: SmallVec<[u32; 8]>,
+        donated: SmallVec<[u32; 4]>,
+        reason: Reason,
+    ) -> Result<Arc<Program>> {
         w.key.clear();
         let mut codes = w.operands.as_slice();
         for inst in &w.insts {
@@ -230,7 +246,7 @@ impl Stream {
         w.key.push(u32::MAX);
         w.key.extend_from_slice(&donated);
         if let Some(program) = w.programs.get(w.key.as_slice()) {
-            return program.clone();
+            return Ok(program.clone());
         }
         let graph = Graph {
             insts: w.insts.clone(),
@@ -241,19 +257,24 @@ impl Stream {
             live,
         };
         let program = Program::new(&graph);
+        let explained = self.explainer.explain(&graph, &program.name, &w.sites, (reason, w.site));
+        explained.map_err(|why| {
+            Error::runtime(format!(
+                "torch.tpu.max_graphs allows no more programs, and a new one is needed\n{why}"
+            ))
+        })?;
         self.metrics().count(&self.metrics().programs);
         self.compiler.submit(graph, program.clone(), i64::from(self.device));
         w.programs.insert(w.key.as_slice().into(), program.clone());
-        program
+        Ok(program)
     }
 
     /// Fused mode: launches what was recorded if it has to end before an op of this line.
-    pub(crate) fn make_room(&self, w: &mut Window, site: Site, switches: &Switches) {
-        if switches.mode == Mode::Fused
-            && let Some(reason) = w.is_over(site, switches, &self.limits.lock())
-        {
-            self.flush(w, reason);
+    pub(crate) fn make_room(&self, w: &mut Window, site: Site, switches: &Switches) -> Result<()> {
+        if switches.mode != Mode::Fused {
+            return Ok(());
         }
+        w.is_over(site, switches).map_or(Ok(()), |reason| self.flush(w, reason))
     }
 }
 

@@ -14,6 +14,7 @@ mod config;
 mod dispatch;
 mod engine;
 mod error;
+mod explain;
 mod flush;
 mod inst;
 mod launch;

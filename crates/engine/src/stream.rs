@@ -2,6 +2,7 @@
 
 use crate::config::{Limits, Mode};
 use crate::error::{self, Error, Refusal, Result};
+use crate::explain::Explainer;
 use crate::flush::Reason;
 use crate::inst::{Inst, Instances, Key, Kind, Out};
 use crate::launch::{Checks, Interrupt, Launcher, out_of_memory, upload};
@@ -39,6 +40,7 @@ pub(crate) struct Window {
     pub(crate) produced: Vec<Option<Arc<Value>>>,
     /// Size of all results.
     pub(crate) bytes: u64,
+    pub(crate) limits: Limits,
     /// The Python line of the first copy from the host.
     pub(crate) first_upload: Option<Site>,
     /// Scratch for program keys.
@@ -48,7 +50,7 @@ pub(crate) struct Window {
     /// Number of the compiler options that the recorded ops are to be compiled with.
     pub(crate) options: u32,
     /// The Python line of the current call.
-    site: Site,
+    pub(crate) site: Site,
     /// Launches of the current call whose checks have to be looked at.
     pub(crate) checked: Vec<Checked>,
 }
@@ -223,11 +225,11 @@ pub struct Stream {
     pub(crate) device: u16,
     client: Arc<pjrt::Client>,
     pub(crate) compiler: Arc<Compiler>,
+    pub(crate) explainer: Arc<Explainer>,
     pub(crate) launcher: Arc<Launcher>,
     memory: &'static Memory,
     metrics: Arc<Metrics>,
     interrupt: Interrupt,
-    pub(crate) limits: Mutex<Limits>,
     window: Mutex<Window>,
 }
 
@@ -236,15 +238,16 @@ impl Stream {
         client: Arc<pjrt::Client>,
         device: usize,
         compiler: Arc<Compiler>,
+        explainer: Arc<Explainer>,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
         let launcher = Launcher::start(client.clone(), device, memory, metrics.clone())?;
-        let window = Mutex::new(Window { epoch: 1, ..Window::default() });
-        let limits = Mutex::new(Limits { bytes: memory.limit(), ..Limits::default() });
+        let limits = Limits { bytes: memory.limit(), ..Limits::default() };
+        let window = Mutex::new(Window { epoch: 1, limits, ..Window::default() });
         let device = device as u16;
-        Ok(Stream { device, client, compiler, launcher, memory, metrics, interrupt, limits, window })
+        Ok(Stream { device, client, compiler, explainer, launcher, memory, metrics, interrupt, window })
     }
 
     /// The device's memory.
@@ -268,13 +271,18 @@ impl Stream {
     }
 
     /// Launches what was recorded.
-    pub fn cut(&self, reason: Reason) {
-        self.flush(&mut self.lock(Site::default()), reason);
+    pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
+        self.flush(&mut self.lock(site), reason)
     }
 
-    /// Bounds of a window.
+    /// The bounds of a window.
+    pub fn limits(&self) -> Limits {
+        self.window.lock().limits
+    }
+
+    /// Sets them.
     pub fn set_limits(&self, limits: Limits) {
-        *self.limits.lock() = limits;
+        self.window.lock().limits = limits;
     }
 
     /// Refuses results that the device could never hold. Whether they fit now is seen when they are launched.
@@ -288,17 +296,15 @@ impl Stream {
     }
 
     /// The device's memory, once everything recorded has been launched.
-    pub fn settled_memory(&self) -> Result<&'static Memory> {
-        self.cut(Reason::Wait);
+    pub fn settled_memory(&self, site: Site) -> Result<&'static Memory> {
+        self.cut(Reason::Wait, site)?;
         self.launcher.wait(self.launcher.last(), self.interrupt)?;
         Ok(self.memory)
     }
 
     /// The end of a call: modes without windows launch what it recorded.
-    pub(crate) fn end_call(&self, w: &mut Window, mode: Mode) {
-        if mode != Mode::Fused {
-            self.flush(w, Reason::Mode);
-        }
+    pub(crate) fn end_call(&self, w: &mut Window, mode: Mode) -> Result<()> {
+        if mode == Mode::Fused { Ok(()) } else { self.flush(w, Reason::Mode) }
     }
 
     /// After the window is unlocked: waits as the mode asks.
@@ -314,22 +320,22 @@ impl Stream {
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.
-    pub fn synchronize(&self) -> Result<()> {
-        self.cut(Reason::Wait);
+    pub fn synchronize(&self, site: Site) -> Result<()> {
+        self.cut(Reason::Wait, site)?;
         let (number, _) = self.launcher.mark();
         self.launcher.wait(number, self.interrupt)?;
         self.launcher.take_failure().map_or(Ok(()), Err)
     }
 
     /// Whether everything recorded has been launched; whoever asks wants it to be.
-    pub fn is_idle(&self) -> bool {
-        self.cut(Reason::Wait);
-        self.launcher.is_idle()
+    pub fn is_idle(&self, site: Site) -> Result<bool> {
+        self.cut(Reason::Wait, site)?;
+        Ok(self.launcher.is_idle())
     }
 
     /// A mark at the end of the queue.
-    pub fn mark(&self) -> Result<(u64, Arc<crate::launch::Mark>)> {
-        self.cut(Reason::Wait);
+    pub fn mark(&self, site: Site) -> Result<(u64, Arc<crate::launch::Mark>)> {
+        self.cut(Reason::Wait, site)?;
         Ok(self.launcher.mark())
     }
 
@@ -364,7 +370,7 @@ impl Stream {
             let value = w.read(tensor.device()?, tensor)?;
             let held = Held::new(value);
             if w.is_recorded(held.value()) {
-                self.flush(&mut w, Reason::Read);
+                self.flush(&mut w, Reason::Read)?;
             }
             held
         };
@@ -412,10 +418,10 @@ impl Stream {
         let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         if let Some(reason) = w.uploads(site) {
-            self.flush(&mut w, reason);
+            self.flush(&mut w, reason)?;
         }
         w.write(tensor.device()?, tensor, value)?;
-        self.end_call(&mut w, mode);
+        self.end_call(&mut w, mode)?;
         Ok(())
     }
 
@@ -444,11 +450,11 @@ impl Stream {
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         if let Some(reason) = w.uploads(site) {
-            self.flush(&mut w, reason);
+            self.flush(&mut w, reason)?;
         }
         value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
-        self.end_call(&mut w, mode);
+        self.end_call(&mut w, mode)?;
         Ok(())
     }
 
@@ -464,7 +470,7 @@ impl Stream {
         let mut w = self.lock(site);
         let new = w.apply(Kind::Resize { from: value.ty.clone(), to }, [value])?;
         let slot = Slot::with(nbytes, slot.device, new);
-        self.end_call(&mut w, mode);
+        self.end_call(&mut w, mode)?;
         Ok(slot)
     }
 
@@ -480,7 +486,7 @@ impl Stream {
         let value = w.read(src.device()?, src)?;
         let value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
-        self.end_call(&mut w, mode);
+        self.end_call(&mut w, mode)?;
         Ok(())
     }
 }

@@ -188,3 +188,13 @@ fn program_of(b: &Builder, c: &mut Choices<'_>, x: Value) -> Vec<Value> {
     }
     pool
 }
+
+/// After an error every value keeps the type of an operand; a complex one must not be converted for ever.
+#[test]
+fn complex_numbers_are_converted_after_an_error() {
+    let b = Builder::new();
+    let x = b.param(TensorType::new(DType::C64, vec![2]));
+    b.transpose(x, &[5]);
+    b.convert(x, DType::F32);
+    assert!(b.finish(&[x]).is_err());
+}

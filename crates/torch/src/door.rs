@@ -471,17 +471,18 @@ unsafe extern "C" fn device_count() -> i32 {
 }
 
 unsafe extern "C" fn synchronize(device: i32, error: *mut abi::Error) -> i32 {
-    enter_code(error, |s| Ok(s.engine.stream(device.max(0) as usize)?.synchronize()?))
+    enter_code(error, |s| Ok(s.engine.stream(device.max(0) as usize)?.synchronize(crate::sites::here())?))
 }
 
 unsafe extern "C" fn is_idle(device: i32) -> i32 {
-    enter(|s| Ok(i32::from(s.engine.stream(device.max(0) as usize)?.is_idle()))).unwrap_or(1)
+    enter(|s| Ok(i32::from(s.engine.stream(device.max(0) as usize)?.is_idle(crate::sites::here())?)))
+        .unwrap_or(1)
 }
 
 unsafe extern "C" fn event_record(device: i32) -> u64 {
     let id = enter(|s| {
         let device = device.max(0) as usize;
-        let (number, mark) = s.engine.stream(device)?.mark()?;
+        let (number, mark) = s.engine.stream(device)?.mark(crate::sites::here())?;
         let id = s.next_event.fetch_add(1, Relaxed);
         s.events.lock().insert(id, Event { device, number, mark });
         Ok(id)

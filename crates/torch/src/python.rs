@@ -242,6 +242,8 @@ mod _core {
             cache: cache_options(config)?,
             mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,
             window: (optional(config, "window_ops")?, optional(config, "window_bytes")?),
+            explain: optional(config, "explain")?.unwrap_or(false),
+            max_graphs: optional(config, "max_graphs")?,
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
@@ -327,7 +329,7 @@ mod _core {
 
     #[pyfunction]
     fn synchronize(py: Python<'_>, device: i32) -> PyResult<()> {
-        on_stream(py, device, |stream| Ok(stream.synchronize()?))
+        on_stream(py, device, |stream| Ok(stream.synchronize(crate::sites::here())?))
     }
 
     /// Launches what was recorded, for one of the reasons that metrics count.
@@ -335,10 +337,31 @@ mod _core {
     fn cut(py: Python<'_>, reason: &str) -> PyResult<()> {
         let known = Reason::ALL.into_iter().find(|r| r.name() == reason);
         let reason = known.ok_or_else(|| PyValueError::new_err(format!("unknown reason '{reason}'")))?;
-        if let Some(s) = state::started() {
-            py.detach(|| s.engine.cut(reason));
+        let site = crate::sites::here();
+        match state::started() {
+            Some(s) => py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e)),
+            None => Ok(()),
         }
+    }
+
+    /// Why each program was made, oldest first.
+    #[pyfunction]
+    fn explanations(py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(started(py)?.engine.explanations())
+    }
+
+    /// Whether that is printed to stderr as it comes.
+    #[pyfunction]
+    fn print_explanations(py: Python<'_>, on: bool) -> PyResult<()> {
+        started(py)?.engine.print_explanations(on);
         Ok(())
+    }
+
+    /// Makes every program after so many more an error; None: none. Gives what was left of the bound before.
+    #[pyfunction]
+    #[pyo3(signature = (more))]
+    fn allow_programs(py: Python<'_>, more: Option<u64>) -> PyResult<Option<u64>> {
+        Ok(started(py)?.engine.allow_programs(more))
     }
 
     /// Bounds of what is recorded before it is launched in fused mode: ops and bytes of their results.
@@ -485,7 +508,7 @@ mod _core {
     #[pyfunction]
     fn memory_stats(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
         let (bytes, buffers) = on_stream(py, device, |s| {
-            let memory = s.settled_memory()?;
+            let memory = s.settled_memory(crate::sites::here())?;
             Ok((memory.bytes(), memory.buffers()))
         })?;
         let out = PyDict::new(py);
@@ -500,7 +523,7 @@ mod _core {
     #[pyfunction]
     fn reset_peak_memory_stats(py: Python<'_>, device: i32) -> PyResult<()> {
         on_stream(py, device, |s| {
-            s.settled_memory()?.reset_peak();
+            s.settled_memory(crate::sites::here())?.reset_peak();
             Ok(())
         })
     }
@@ -508,7 +531,7 @@ mod _core {
     #[pyfunction]
     fn reset_accumulated_memory_stats(py: Python<'_>, device: i32) -> PyResult<()> {
         on_stream(py, device, |s| {
-            s.settled_memory()?.reset_accumulated();
+            s.settled_memory(crate::sites::here())?.reset_accumulated();
             Ok(())
         })
     }
@@ -522,7 +545,7 @@ mod _core {
     #[pyfunction]
     fn mem_get_info(py: Python<'_>, device: i32) -> PyResult<(u64, u64)> {
         on_stream(py, device, |s| {
-            let m = s.settled_memory()?;
+            let m = s.settled_memory(crate::sites::here())?;
             Ok((m.limit().saturating_sub(m.bytes().current), m.limit()))
         })
     }

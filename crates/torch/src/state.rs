@@ -30,6 +30,10 @@ pub(crate) struct Setup {
     pub(crate) mode: Mode,
     /// Bounds of a window, in ops and bytes; None: the engine's.
     pub(crate) window: (Option<usize>, Option<u64>),
+    /// Whether it is printed why a program is new.
+    pub(crate) explain: bool,
+    /// Programs that may be made.
+    pub(crate) max_graphs: Option<u64>,
     pub(crate) cache: CacheOptions,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
@@ -129,6 +133,8 @@ fn start() -> Result<&'static State, Error> {
     let options = Options { compile_threads: setup.compile_threads, cache: setup.cache.clone(), interrupt };
     let engine = Engine::start(client, &options)?;
     engine.set_window(setup.window.0, setup.window.1);
+    engine.print_explanations(setup.explain);
+    engine.allow_programs(setup.max_graphs);
     engine.set_switches(|s| {
         s.mode = setup.mode;
         s.nan_trap = setup.nan_trap;

@@ -109,6 +109,34 @@ def set_window(ops: int | None = None, bytes: int | None = None) -> _Restore:
     return _Restore(lambda window: core.set_window(*window), previous)
 
 
+def explain(last: int | None = None) -> str:
+    """Why each program of this process was made, oldest first.
+
+    Each entry says what cut the stream of operations, with the Python line; the earlier program that is most like the
+    new one; the first operations that differ, with their lines, shapes, dtypes and arguments; and what to do.
+    `OXITORCH_EXPLAIN=1` prints the entries as they come. The last 1000 are kept.
+
+    Args:
+        last: only so many of the newest.
+    """
+    entries = _activate.core().explanations()
+    return "\n".join(entries[len(entries) - last :] if last is not None and last < len(entries) else entries)
+
+
+def max_graphs(n: int | None) -> _Restore:
+    """Allows `n` new programs from here on; one more raises RuntimeError and says why it is new. None: any number.
+
+    Also a context manager: after the warm-up, `with torch.tpu.max_graphs(0):` proves that a loop compiles nothing.
+
+    Raises:
+        ValueError: n is negative.
+    """
+    if n is not None and n < 0:
+        raise ValueError(f"max_graphs() needs a number of programs, got {n}")
+    core = _activate.core()
+    return _Restore(core.allow_programs, core.allow_programs(n))
+
+
 def set_nan_trap(enabled: bool) -> _Restore:
     """Turns the trap for NaN and infinity on or off; also a context manager.
 

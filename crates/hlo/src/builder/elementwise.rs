@@ -217,8 +217,9 @@ impl Builder {
         if from.is_complex() && dtype == DType::Pred {
             return self.ne(x, self.zeros_like(x));
         }
-        if from.is_complex() && !dtype.is_complex() {
-            return self.convert(self.real(x), dtype);
+        let x = if from.is_complex() && !dtype.is_complex() { self.real(x) } else { x };
+        if self.dtype(x) == dtype {
+            return x;
         }
         self.op_as(Op::Convert, &[x], TensorType::new(dtype, self.shape(x)))
     }
