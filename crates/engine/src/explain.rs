@@ -176,7 +176,7 @@ fn compare(old: &Known, new: &Known, text: &mut String) {
         let _ = write!(text, "\n  op {} {} at {}: {what}", b + 1, new.insts[b].name(), line(new.sites[b]));
     }
     if differing.len() > NAMED {
-        let _ = write!(text, "\n  and {} more", count(differing.len() - NAMED, "op"));
+        let _ = write!(text, "\n  and {}", count(differing.len() - NAMED, "more op"));
     }
     let between = |k: &Known| aligned.start..k.insts.len() - aligned.end;
     let (gone, come) = (between(old), between(new));
