@@ -677,7 +677,7 @@ impl Results {
     fn new_tensor(&mut self, i: usize, device: u16) -> Output {
         match (self.outputs[i].take(), &self.inst.outputs[i]) {
             (Some(value), Some(out)) => {
-                let slot = Slot::with(out.stored.bytes().max(0) as usize, device, value);
+                let slot = Slot::with(out.bytes as usize, device, value);
                 Output::New(slot, Meta { inst: self.inst.clone(), output: i })
             }
             _ => Output::Undefined,

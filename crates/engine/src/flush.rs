@@ -116,8 +116,8 @@ struct Closed {
     live: SmallVec<[u32; 8]>,
 }
 
-/// Leaves out what no result needs. `live` are positions in the window's results.
-fn close(w: &Window, live: &[u32]) -> Closed {
+/// Leaves out what no result needs; nothing where all is needed. `live` are positions in the window's results.
+fn close(w: &Window, live: &[u32]) -> Option<Closed> {
     let mut used = vec![false; w.produced.len()];
     live.iter().for_each(|&i| used[i as usize] = true);
     let mut needed = vec![false; w.insts.len()];
@@ -134,8 +134,16 @@ fn close(w: &Window, live: &[u32]) -> Closed {
             }
         }
     }
+    if !needed.contains(&false) {
+        return None;
+    }
     const NONE: u32 = u32::MAX;
-    let mut closed = Closed { insts: vec![], operands: vec![], inputs: vec![], live: SmallVec::new() };
+    let mut closed = Closed {
+        insts: Vec::with_capacity(w.insts.len()),
+        operands: Vec::with_capacity(w.operands.len()),
+        inputs: Vec::with_capacity(w.inputs.len()),
+        live: SmallVec::new(),
+    };
     let (mut new_input, mut new_result) = (vec![NONE; w.inputs.len()], vec![NONE; w.produced.len()]);
     let mut results = 0;
     for (i, inst) in w.insts.iter().enumerate() {
@@ -163,7 +171,7 @@ fn close(w: &Window, live: &[u32]) -> Closed {
         result += inst.outputs.len();
     }
     closed.live = live.iter().map(|&i| new_result[i as usize]).collect();
-    closed
+    Some(closed)
 }
 
 impl Stream {
@@ -198,15 +206,14 @@ impl Stream {
             return Ok(());
         }
         self.metrics().count(&self.metrics().flushes[reason as usize]);
-        if w.insts.len() > 1 {
-            let closed = close(w, &live);
-            if closed.insts.len() < w.insts.len() {
-                w.insts = closed.insts.iter().map(|&i| w.insts[i as usize].clone()).collect();
-                w.sites = closed.insts.iter().map(|&i| w.sites[i as usize]).collect();
-                w.inputs = closed.inputs.iter().map(|&i| w.inputs[i as usize].clone()).collect();
-                w.operands = closed.operands;
-                live = closed.live;
-            }
+        if w.insts.len() > 1
+            && let Some(closed) = close(w, &live)
+        {
+            w.insts = closed.insts.iter().map(|&i| w.insts[i as usize].clone()).collect();
+            w.sites = closed.insts.iter().map(|&i| w.sites[i as usize]).collect();
+            w.inputs = closed.inputs.iter().map(|&i| w.inputs[i as usize].clone()).collect();
+            w.operands = closed.operands;
+            live = closed.live;
         }
         let donated = donated(&w.inputs, &outputs);
         let ops = w.insts.len() as u64;
