@@ -128,7 +128,7 @@ def test_processes_that_start_together_compile_each_program_once(python, environ
 def test_a_process_that_waits_for_another_ends_when_it_wants(python, environment, empty_cache):
     code = "import torch\nx = torch.ones(7, device='tpu').erfinv()\n"
     python(code + "x.cpu()", OXITORCH_CACHE_DIR=str(empty_cache))
-    code += "while not torch.tpu.metrics()['cache']['waits']: pass"
+    code += "torch.tpu.current_stream().query()  # launches\nwhile not torch.tpu.metrics()['cache']['waits']: pass"
     paths = entries(empty_cache)
     leases = [path.with_suffix(".lease") for path in paths]
     for path in paths:
