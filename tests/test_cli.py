@@ -130,7 +130,7 @@ def test_cache_warm_list_and_clear(cache, python, tmp_path):
     assert len(listed) >= 2 and all(p["hits"] == 1 and p["compile_s"] > 0 for p in listed)
     assert sorted(listed, key=lambda p: -p["compile_s"]) == listed
     key = listed[0]["key"]
-    assert {"oxitorch", "plugin", "platform", "devices", "environment", "cpu", "module", "options"} == set(key)
+    assert {"oxitorch", "plugin", "platform", "devices", "environment", "cpu", "cpu features"} < set(key)
     assert "stablehlo" in key["module"]["text"] and "xla_allow_excess_precision" in key["options"]["text"]
     assert "mul.Tensor" in cache("ls", "mul", "--long").stdout and "mul" not in cache("ls", "nothing").stdout
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Told once about what keeps a tier from working.
@@ -183,6 +183,8 @@ struct Tiers {
     wait: Duration,
     /// Nobody waits for other processes any more.
     closed: AtomicBool,
+    /// Whole entries that could not be loaded, since one could.
+    refusals: AtomicU32,
     heart: Arc<Heart>,
     stats: Stats,
     warn: Warn,
@@ -210,6 +212,9 @@ struct Space {
     resting_until: Option<Instant>,
 }
 
+/// After so many entries in a row that are whole and cannot be loaded, none are looked for or written any more: whoever
+/// loads them does not do what it says, and writing them again would not help.
+const REFUSALS: u32 = 3;
 /// After a failed write.
 const REST: Duration = Duration::from_secs(60);
 /// Other processes write too.
@@ -237,6 +242,7 @@ impl Tiers {
             list: disk.into_iter().chain(shared).collect(),
             wait: config.wait,
             closed: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
             heart: Arc::default(),
             stats: Stats::default(),
             warn: config.warn.clone(),
@@ -244,7 +250,8 @@ impl Tiers {
     }
 
     fn get_or_make<R: Recipe>(&self, key: &Key, recipe: &R) -> Result<(R::Value, u64, Source), R::Error> {
-        if self.list.is_empty() || !recipe.is_portable() {
+        let useless = self.refusals.load(Relaxed) >= REFUSALS;
+        if self.list.is_empty() || useless || !recipe.is_portable() {
             self.stats.made.fetch_add(1, Relaxed);
             return recipe.make().map(|(value, bytes)| (value, bytes, Source::Made));
         }
@@ -288,6 +295,7 @@ impl Tiers {
             match recipe.load(payload) {
                 Ok((value, size)) => {
                     tier.store.used(&file);
+                    self.refusals.store(0, Relaxed);
                     self.stats.hit(
                         tier.source,
                         bytes.len(),
@@ -302,6 +310,12 @@ impl Tiers {
                 Err(why) => {
                     self.stats.refused.fetch_add(1, Relaxed);
                     self.discard(tier, &file, &why);
+                    if self.refusals.fetch_add(1, Relaxed) + 1 == REFUSALS {
+                        let place = &tier.place;
+                        (self.warn)(&format!(
+                            "programs in {place} cannot be loaded and are not looked for any more: {why}"
+                        ));
+                    }
                 }
             }
         }
@@ -430,14 +444,15 @@ impl Tiers {
     fn make_room(&self, tier: &Tier, written: u64) {
         let mut space = tier.space.lock();
         space.bytes += written;
-        let known = space.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY);
-        if known && tier.limit.is_none_or(|limit| space.bytes <= limit) {
-            return;
-        }
         if space.counted.is_none() {
             tier.store.clean();
         }
-        match listing::evict(&*tier.store, tier.limit) {
+        let known = space.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY);
+        let Some(limit) = tier.limit.filter(|&limit| !known || space.bytes > limit) else {
+            space.counted.get_or_insert_with(Instant::now);
+            return;
+        };
+        match listing::evict(&*tier.store, Some(limit)) {
             Ok(evicted) => {
                 space.bytes = evicted.left_bytes;
                 space.counted = Some(Instant::now());

@@ -79,6 +79,24 @@ fn an_entry_that_cannot_be_loaded_is_replaced() {
 }
 
 #[test]
+fn a_loader_that_never_succeeds_is_asked_three_times() {
+    let dir = temporary();
+    let cache = open(dir.path());
+    (0..6).for_each(|n| _ = get(&cache, &numbered(n)));
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let listener = said.clone();
+    let warn = Arc::new(move |text: &str| listener.lock().push(text.to_owned()));
+    let cache = Cache::new(&Config { warn, ..on_disk(dir.path()) });
+    for number in 0..6 {
+        assert_eq!(get(&cache, &Numbered { refuse: true, ..numbered(number) }), Source::Made);
+    }
+    assert_eq!((count(|s| &s.refused, &cache), count(|s| &s.stored, &cache)), (3, 3));
+    let said = said.lock();
+    assert!(said.len() == 1 && said[0].contains("refused"), "{said:?}");
+    assert_eq!(get(&open(dir.path()), &numbered(5)), Source::Disk, "what was not looked for is still there");
+}
+
+#[test]
 fn a_folder_in_place_of_an_entry_is_survived() {
     let dir = temporary();
     let path = one_entry(dir.path());

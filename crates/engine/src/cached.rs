@@ -140,7 +140,8 @@ impl Programs {
             .with("devices", describe_devices(client).as_bytes())
             .with("environment", format!("{:?}", self.options.environment).as_bytes());
         if client.platform() == pjrt::Platform::Cpu {
-            return key.with("cpu", processor().as_bytes());
+            let (model, features) = processor();
+            return key.with("cpu", model.as_bytes()).with("cpu features", features.as_bytes());
         }
         key
     }
@@ -153,8 +154,9 @@ fn describe_devices(client: &pjrt::Client) -> String {
     format!("{} x {}", client.devices().len(), kinds.join(", "))
 }
 
-/// What code compiled for this host's processor depends on: its model, its features, and how many cores work is split for.
-fn processor() -> String {
+/// What code compiled for this host's processor depends on: its model with how many cores work is split for, and its
+/// features.
+fn processor() -> (String, String) {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let first = text.split("\n\n").next().unwrap_or_default();
     let field = |name: &str| {
@@ -162,12 +164,12 @@ fn processor() -> String {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     // x86-64 says the first words, aarch64 the others.
-    let model =
+    let names =
         ["model name", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant"];
-    let model: Vec<String> = model.iter().filter_map(|n| field(n)).collect();
-    let features = field("flags").or_else(|| field("Features")).unwrap_or_default();
+    let model: Vec<String> = names.iter().filter_map(|n| field(n)).collect();
     let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
-    format!("{} / {} cores / {} / {features}", model.join(" "), cores, std::env::consts::ARCH)
+    let model = format!("{} {}, {cores} cores", std::env::consts::ARCH, model.join(" "));
+    (model, field("flags").or_else(|| field("Features")).unwrap_or_default())
 }
 
 /// One program, ready to be compiled.
@@ -245,4 +247,16 @@ impl Recipe for Build<'_> {
 fn size(executable: &pjrt::Executable, form: usize) -> u64 {
     let code = executable.code_bytes().ok().and_then(|b| u64::try_from(b).ok()).unwrap_or(0);
     code.max((64 << 10) + 20 * form as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_processor_has_a_model_and_features() {
+        let (model, features) = processor();
+        assert!(model.starts_with(std::env::consts::ARCH) && model.ends_with(" cores"), "{model}");
+        assert!(features.split(' ').count() > 3, "{features}");
+    }
 }
