@@ -9,6 +9,7 @@ import pytest
 
 STEP = """
 import json, sys, torch
+torch.tpu.eager_mode = "strict"  # many programs
 torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("tpu")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -24,6 +25,7 @@ print(json.dumps({"values": values, **metrics, "peak": torch.tpu.max_memory_allo
 """
 TINY = """
 import json, torch
+torch.tpu.eager_mode = "strict"
 x = torch.arange(6.0, device="tpu")
 values = (x * 2 + 1).tolist()
 print(json.dumps({"values": values, **torch.tpu.metrics()}))
@@ -154,6 +156,7 @@ def test_a_process_that_waits_for_another_ends_when_it_wants(python, environment
 def test_programs_that_were_evicted_come_back(python, empty_cache):
     code = """
 import json, torch
+torch.tpu.eager_mode = "strict"
 x = torch.ones(4, device="tpu")
 for round in range(3):
     values = [f(x).sum().item() for f in (torch.sin, torch.cos, torch.exp, torch.neg)]
