@@ -114,7 +114,12 @@ def cache(python, empty_cache, tmp_path):
         return python("", "-m", "oxitorch", "cache", *args, OXITORCH_CACHE_DIR=str(empty_cache), **options)
 
     script = tmp_path / "train.py"
-    script.write_text("import sys, torch\ntorch.ones(3, device='tpu').mul(2).cpu()\nsys.exit(int(sys.argv[1]))\n")
+    script.write_text(
+        "import sys, torch\n"
+        "torch.tpu.eager_mode = 'strict'  # several programs\n"
+        "torch.ones(3, device='tpu').mul(2).cpu()\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
     run.folder, run.script = empty_cache, script
     return run
 
