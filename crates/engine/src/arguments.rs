@@ -83,27 +83,21 @@ impl<'a> Item<'_, 'a> {
     pub(crate) fn encode(&self, kind: ParamKind, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {
         match self {
             Item::None => key.word(0),
-            Item::Tensor(t) => encode_tensor(t, with_strides, key)?,
+            Item::Tensor(t) => encode(t, with_strides, key)?,
             Item::Element(t, _) => key.word(2 | (t.dtype()? as u64) << 8),
             Item::List(l) => {
                 key.word(3 | (l.len() as u64) << 8);
                 for t in *l {
-                    if t.is_defined() { encode_tensor(t, with_strides, key)? } else { key.word(0) }
+                    if t.is_defined() { encode(t, with_strides, key)? } else { key.word(0) }
                 }
             }
             Item::Number(n) => encode_number(*n, is_operand(kind, *n), key),
-            Item::Ints(v) => {
-                key.word(6 | (v.len() as u64) << 8);
-                key.ints(v);
-            }
+            Item::Ints(v) => key.list(6, v),
             Item::Floats(v) => {
                 key.word(7 | (v.len() as u64) << 8);
                 v.iter().for_each(|x| key.word(x.to_bits()));
             }
-            Item::Bools(v) => {
-                key.word(8 | (v.len() as u64) << 8);
-                key.ints(v);
-            }
+            Item::Bools(v) => key.list(8, v),
             Item::Str(s) => {
                 key.word(9 | (s.len() as u64) << 8);
                 s.bytes().for_each(|b| key.word(u64::from(b)));
@@ -173,16 +167,28 @@ impl<'a> Item<'_, 'a> {
     }
 }
 
-fn encode_tensor(t: &TensorRef<'_>, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {
-    key.word(1 | u64::from(t.wrapped) << 8 | (t.dtype()? as u64) << 16 | (t.sizes.len() as u64) << 32);
-    key.ints(t.sizes);
-    if with_strides {
-        key.ints(t.strides);
-    }
+fn encode(t: &TensorRef<'_>, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {
+    encode_tensor(t.dtype()?, t.wrapped, t.sizes, with_strides.then_some(t.strides), key);
     Ok(())
 }
 
-fn encode_number(n: Number, is_operand: bool, key: &mut Key) {
+/// Adds a tensor to a key, with its strides where they matter.
+pub(crate) fn encode_tensor(
+    dtype: DType,
+    wrapped: bool,
+    sizes: &[i64],
+    strides: Option<&[i64]>,
+    key: &mut Key,
+) {
+    key.word(1 | u64::from(wrapped) << 8 | (dtype as u64) << 16 | (sizes.len() as u64) << 32);
+    key.ints(sizes);
+    if let Some(strides) = strides {
+        key.ints(strides);
+    }
+}
+
+/// Adds a number to a key: its value only if it is no operand.
+pub(crate) fn encode_number(n: Number, is_operand: bool, key: &mut Key) {
     let kind = number_kind(n) as u64;
     if is_operand {
         return key.word(4 | kind << 8);
@@ -240,7 +246,7 @@ fn element<'a>(t: &TensorRef<'a>, k: i64) -> Result<TensorRef<'a>, Refusal> {
 }
 
 /// A number as a 0-d operand.
-fn number(w: &mut Window, n: Number) -> Arc<Value> {
+pub(crate) fn number(w: &mut Window, n: Number) -> Arc<Value> {
     let dtype = number_kind(n).dtype();
     match n {
         Number::Bool(x) => w.number(dtype, &[u8::from(x)]),

@@ -72,31 +72,28 @@ pub enum Output {
     List(usize),
 }
 
-/// dtype, sizes and strides of a new tensor; they live as long as this does.
-#[derive(Clone, Debug)]
-pub struct Meta {
-    inst: Arc<Inst>,
-    output: usize,
-}
+/// dtype, sizes and strides of a new tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Meta(&'static Out);
 
 impl Meta {
+    pub(crate) fn new(out: &'static Out) -> Meta {
+        Meta(out)
+    }
+
     /// dtype and sizes.
-    pub fn ty(&self) -> &TensorType {
-        &self.out().ty
+    pub fn ty(&self) -> &'static TensorType {
+        &self.0.ty
     }
 
     /// Strides in elements.
-    pub fn strides(&self) -> &[i64] {
-        &self.out().strides
+    pub fn strides(&self) -> &'static [i64] {
+        &self.0.strides
     }
 
     /// Whether the strides are row-major.
     pub fn is_contiguous(&self) -> bool {
-        self.out().contiguous
-    }
-
-    fn out(&self) -> &Out {
-        self.inst.outputs[self.output].as_ref().expect("a new tensor is made of an output that exists")
+        self.0.contiguous
     }
 }
 
@@ -116,6 +113,8 @@ pub struct Op {
     host_lists: bool,
     /// Position of a `memory_format=` argument.
     format: Option<usize>,
+    /// See [`Op::is_plain`].
+    plain: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,12 +139,16 @@ impl Op {
                 None => Return::New,
             }
         });
-        let returns = returns.collect();
+        let returns: Vec<Return> = returns.collect();
         let format = schema.args.iter().position(|a| a.ty == "MemoryFormat?");
         let host_lists = schema.args.iter().any(|a| a.ty == "Tensor?[]");
         let row = aten::row(binding.op);
         let products = row.products;
-        Some(Op { name: schema.name(), row, binding, returns, products, host_lists, format })
+        let in_order = (0..schema.args.len()).map(Source::Arg).eq(binding.params.iter().cloned());
+        let asked = row.counted_by.is_some() || row.sized_by.is_some() || row.check_numbers.is_some();
+        let one = matches!((&binding.form, &returns), (Form::Functional, r) if *r == [Return::New]);
+        let plain = one && in_order && !asked && format.is_none();
+        Some(Op { name: schema.name(), row, binding, returns, products, host_lists, format, plain })
     }
 }
 
@@ -155,10 +158,29 @@ impl Op {
         self.products
     }
 
+    /// Whether the arguments of a call are the row's, one by one, and its result is one new tensor.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
+    pub(crate) fn row_id(&self) -> aten::OpId {
+        self.binding.op
+    }
+
+    /// The second word of a plain call's key.
+    pub(crate) fn key_word(&self, switches: &Switches) -> u64 {
+        key_word(self.binding.op, Format::Preserve, switches)
+    }
+
     /// Whether it takes a list of index tensors.
     pub(crate) fn takes_indices(&self) -> bool {
         self.host_lists
     }
+}
+
+/// What a key says besides the overload and its arguments.
+fn key_word(row: aten::OpId, format: Format, switches: &Switches) -> u64 {
+    u64::from(row.0) | (format as u64) << 16 | switches.word() << 24
 }
 
 /// A call in progress.
@@ -191,18 +213,16 @@ impl Engine {
             Err(Refusal::Fallback(_)) if masks::any(call) => masks::expand(stream, call, out),
             result => result,
         };
-        result.map_err(|r| match r {
-            Refusal::Error(e) => Refusal::Error(call.explain(e)),
-            fallback => fallback,
-        })
+        result.map_err(|r| call.explain(r))
     }
 }
 
 impl<'a> Call<'_, 'a> {
-    /// The error with op, arguments and Python line.
-    fn explain(&self, e: Error) -> Error {
+    /// An error with op, arguments and Python line.
+    pub fn explain(&self, refusal: Refusal) -> Refusal {
+        let Refusal::Error(e) = refusal else { return refusal };
         if e.is_placed() || e.kind == ErrorKind::Interrupted {
-            return e;
+            return e.into();
         }
         let mut text = format!("{}\n  in aten::{}(", e.message, self.op.name);
         for (i, arg) in self.args.iter().enumerate() {
@@ -212,7 +232,7 @@ impl<'a> Call<'_, 'a> {
             describe(&mut text, arg);
         }
         text.push(')');
-        Error::new(e.kind, text).at(self.site)
+        Error::new(e.kind, text).at(self.site).into()
     }
 
     /// Records the call, launches it, and waits as the mode asks.
@@ -521,7 +541,7 @@ impl<'a> Call<'_, 'a> {
         };
         let mut items: SmallVec<[Item<'_, 'a>; 6]> = SmallVec::new();
         let mut key = w.new_key(std::ptr::from_ref(self.op) as u64);
-        key.word(u64::from(op.0) | (format as u64) << 16 | self.switches.word() << 24);
+        key.word(key_word(op, format, &self.switches));
         for (source, param) in sources.iter().zip(params) {
             let item = item(self, source, element.unwrap_or(0))?;
             item.encode(param.kind, strided, &mut key)?;
@@ -546,10 +566,10 @@ impl<'a> Call<'_, 'a> {
             }
         };
         w.keep_key(key);
-        stream.refuse_huge(&inst)?;
+        stream.refuse_huge(inst)?;
         let mut operands = Operands::default();
         if inst.careful {
-            self.careful_operands(stream, w, &inst, &items, params, &mut operands)?;
+            self.careful_operands(stream, w, inst, &items, params, &mut operands)?;
         } else {
             for (item, param) in items.iter().zip(params) {
                 item.operands(self, stream, w, param.kind, &mut operands)?;
@@ -562,7 +582,7 @@ impl<'a> Call<'_, 'a> {
             bytes[8..].copy_from_slice(&offset.to_le_bytes());
             operands.values[place] = Value::new(rng_type(), State::Host(bytes.as_slice().into()));
         }
-        let outputs = w.record(&inst, operands.values);
+        let outputs = w.record(inst, operands.values);
         Ok(Results { inst, outputs })
     }
 
@@ -653,7 +673,7 @@ fn refuse_partial_overlap(written: &TensorRef<'_>, read: &TensorRef<'_>) -> Resu
 
 /// The results of a recorded row.
 struct Results {
-    inst: Arc<Inst>,
+    inst: &'static Inst,
     outputs: SmallVec<[Option<Arc<Value>>; 1]>,
 }
 
@@ -678,7 +698,7 @@ impl Results {
         match (self.outputs[i].take(), &self.inst.outputs[i]) {
             (Some(value), Some(out)) => {
                 let slot = Slot::with(out.bytes as usize, device, value);
-                Output::New(slot, Meta { inst: self.inst.clone(), output: i })
+                Output::New(slot, Meta::new(out))
             }
             _ => Output::Undefined,
         }

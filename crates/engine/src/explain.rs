@@ -9,7 +9,6 @@ use oxitorch_hlo::TensorType;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Programs that new ones are compared with.
@@ -22,7 +21,7 @@ const NAMED: usize = 3;
 /// A program as it is compared.
 struct Known {
     number: u64,
-    insts: Vec<Arc<Inst>>,
+    insts: Vec<&'static Inst>,
     sites: Vec<Site>,
     live: Vec<u32>,
     donated: usize,
@@ -138,7 +137,7 @@ struct Alignment {
 
 impl Alignment {
     fn of(old: &Known, new: &Known) -> Alignment {
-        let same = |(a, b): &(&Arc<Inst>, &Arc<Inst>)| a.name() == b.name();
+        let same = |(a, b): &(&&Inst, &&Inst)| a.name() == b.name();
         let start = old.insts.iter().zip(&new.insts).take_while(same).count();
         let rest = old.insts.len().min(new.insts.len()) - start;
         let end = old.insts.iter().rev().zip(new.insts.iter().rev()).take(rest).take_while(same).count();
@@ -172,7 +171,7 @@ fn compare(old: &Known, new: &Known, text: &mut String) {
         aligned.pairs(old, new).filter(|&(a, b)| old.insts[a].id != new.insts[b].id).collect();
     let mut advice = Advice::default();
     for &(a, b) in differing.iter().take(NAMED) {
-        let what = difference(&old.insts[a], &new.insts[b], &mut advice);
+        let what = difference(old.insts[a], new.insts[b], &mut advice);
         let _ = write!(text, "\n  op {} {} at {}: {what}", b + 1, new.insts[b].name(), line(new.sites[b]));
     }
     if differing.len() > NAMED {

@@ -209,7 +209,7 @@ impl Stream {
         if w.insts.len() > 1
             && let Some(closed) = close(w, &live)
         {
-            w.insts = closed.insts.iter().map(|&i| w.insts[i as usize].clone()).collect();
+            w.insts = closed.insts.iter().map(|&i| w.insts[i as usize]).collect();
             w.sites = closed.insts.iter().map(|&i| w.sites[i as usize]).collect();
             w.inputs = closed.inputs.iter().map(|&i| w.inputs[i as usize].clone()).collect();
             w.operands = closed.operands;

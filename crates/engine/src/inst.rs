@@ -11,7 +11,6 @@ use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::sync::Arc;
 
 /// What an instance computes, and from what: equal kinds are one instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -120,7 +119,7 @@ impl Out {
     }
 }
 
-/// An interned op instance.
+/// An interned op instance; never let go, so that recording an op counts no references.
 #[derive(Debug)]
 pub(crate) struct Inst {
     /// Its number; equal numbers are equal instances.
@@ -134,6 +133,8 @@ pub(crate) struct Inst {
     unused_params: u64,
     /// Whether the operands of a call need more than to be taken, which is rare.
     pub(crate) careful: bool,
+    /// Whether there is one result, which has to be computed, and nothing else.
+    plain: bool,
     pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,
@@ -174,6 +175,11 @@ impl Inst {
     /// Whether the value of this parameter of the row does not matter: what `fill_` overwrites, for example.
     pub(crate) fn is_unused(&self, param: usize) -> bool {
         self.unused_params >> param & 1 == 1
+    }
+
+    /// Whether a call needs nothing but its operands recorded, and gives one new tensor.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
     }
 
     /// Lowers the instance on these operands.
@@ -430,28 +436,28 @@ fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
 /// All instances of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Instances {
-    by_kind: FxHashMap<Kind, Arc<Inst>>,
+    by_kind: FxHashMap<Kind, &'static Inst>,
     /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
-    by_key: FxHashMap<Box<[i64]>, Arc<Inst>>,
+    by_key: FxHashMap<Box<[i64]>, &'static Inst>,
 }
 
 impl Instances {
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
-        self.by_key.get(key.0.as_slice()).cloned()
+    pub(crate) fn known(&self, key: &Key) -> Option<&'static Inst> {
+        self.by_key.get(key.0.as_slice()).copied()
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<&'static Inst, Refusal> {
         let inst = self.get(kind)?;
-        self.by_key.insert(key.0.as_slice().into(), inst.clone());
+        self.by_key.insert(key.0.as_slice().into(), inst);
         Ok(inst)
     }
 
     /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
-    pub(crate) fn get(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn get(&mut self, kind: Kind) -> Result<&'static Inst, Refusal> {
         if let Some(inst) = self.by_kind.get(&kind) {
-            return Ok(inst.clone());
+            return Ok(inst);
         }
         let b = Builder::new();
         let operands = kind.operands();
@@ -476,9 +482,12 @@ impl Instances {
             _ => false,
         };
         let bytes = outputs.iter().flatten().map(|o| o.bytes).fold(0, u64::saturating_add);
-        let inst = Arc::new(Inst {
+        let careful = unused_params != 0 || factor(&kind);
+        let one = matches!(outputs.as_slice(), [Some(_)]);
+        let inst: &'static Inst = Box::leak(Box::new(Inst {
             bytes,
-            careful: unused_params != 0 || factor(&kind),
+            careful,
+            plain: one && !careful && !identity && emitted.messages.is_empty() && emitted.rng_blocks == 0,
             unused,
             unused_params,
             id: self.by_kind.len() as u32,
@@ -488,8 +497,8 @@ impl Instances {
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
             identity,
-        });
-        self.by_kind.insert(kind, inst.clone());
+        }));
+        self.by_kind.insert(kind, inst);
         Ok(inst)
     }
 }
@@ -551,6 +560,12 @@ impl Key {
     /// Adds a word.
     pub(crate) fn word(&mut self, word: u64) {
         self.0.push(word as i64);
+    }
+
+    /// Adds a list of integers under a tag.
+    pub(crate) fn list(&mut self, tag: u64, ints: &[i64]) {
+        self.word(tag | (ints.len() as u64) << 8);
+        self.ints(ints);
     }
 
     /// Adds integers; their number must already be in the key.

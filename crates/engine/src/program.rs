@@ -17,7 +17,7 @@ pub(crate) const PRODUCED: u32 = 1 << 31;
 /// A closed window, ready to be lowered.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    pub(crate) insts: Vec<Arc<Inst>>,
+    pub(crate) insts: Vec<&'static Inst>,
     /// The operands of all instances, one after another: input number, or [`PRODUCED`] and output number.
     pub(crate) operands: Vec<u32>,
     pub(crate) inputs: Vec<TensorType>,

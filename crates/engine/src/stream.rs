@@ -32,7 +32,7 @@ pub(crate) struct Window {
     numbers: FxHashMap<(DType, [u8; 16]), Held>,
     /// Counts windows; a value whose mark has another epoch is not in this one.
     pub(crate) epoch: u32,
-    pub(crate) insts: Vec<Arc<Inst>>,
+    pub(crate) insts: Vec<&'static Inst>,
     /// The Python line of each.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<u32>,
@@ -53,6 +53,15 @@ pub(crate) struct Window {
     pub(crate) site: Site,
     /// Launches of the current call whose checks have to be looked at.
     pub(crate) checked: Vec<Checked>,
+}
+
+/// An operand of an instance that is about to be recorded.
+#[derive(Debug)]
+pub(crate) enum Operand {
+    /// Of the open window.
+    Code(u32),
+    /// Not yet in it.
+    Value(Arc<Value>),
 }
 
 /// The results of an instance.
@@ -77,7 +86,7 @@ impl Window {
     /// Appends an instance on these operands; gives its results.
     pub(crate) fn record(
         &mut self,
-        inst: &Arc<Inst>,
+        inst: &'static Inst,
         operands: impl IntoIterator<Item = Arc<Value>>,
     ) -> Outputs {
         if inst.is_identity() {
@@ -92,17 +101,50 @@ impl Window {
         }
         let mut outputs = Outputs::new();
         for out in &inst.outputs {
-            let value = out.as_ref().map(|o| {
-                let mark = self.mark(PRODUCED | self.produced.len() as u32);
-                self.bytes += o.bytes;
-                Value::recorded(o.stored.clone(), mark, self.site)
-            });
+            let value = out.as_ref().map(|o| self.result(o));
             self.produced.push(value.clone());
             outputs.push(value);
         }
-        self.insts.push(inst.clone());
+        self.insts.push(inst);
         self.sites.push(self.site);
         outputs
+    }
+
+    /// Appends an instance with one result on these operands; nothing if it has none.
+    pub(crate) fn record_plain(
+        &mut self,
+        inst: &'static Inst,
+        operands: impl IntoIterator<Item = Operand>,
+    ) -> Option<(Arc<Value>, &'static Out)> {
+        let out = inst.outputs.first()?.as_ref()?;
+        for operand in operands {
+            let code = match operand {
+                Operand::Code(code) => code,
+                Operand::Value(value) => self.code(value),
+            };
+            self.operands.push(code);
+        }
+        let value = self.result(out);
+        self.produced.push(Some(value.clone()));
+        self.insts.push(inst);
+        self.sites.push(self.site);
+        Some((value, out))
+    }
+
+    /// The next result of the window.
+    fn result(&mut self, out: &Out) -> Arc<Value> {
+        self.bytes += out.bytes;
+        Value::recorded(out.stored.clone(), self.mark(PRODUCED | self.produced.len() as u32), self.site)
+    }
+
+    /// The value of a storage that a row-major tensor of this type shows as it is; nothing if it shows something else.
+    pub(crate) fn whole(&self, slot: &Slot, dtype: DType, sizes: &[i64]) -> Option<Operand> {
+        slot.look(|value| {
+            let same = value.ty.dtype == dtype && value.ty.shape.as_slice() == sizes;
+            let known =
+                || self.known_code(value).map_or_else(|| Operand::Value(value.clone()), Operand::Code);
+            same.then(known)
+        })?
     }
 
     fn mark(&self, code: u32) -> u64 {
@@ -115,11 +157,16 @@ impl Window {
         (mark >> 32) as u32 == self.epoch && mark as u32 & PRODUCED != 0
     }
 
+    /// The operand code of a value, if it is in this window.
+    fn known_code(&self, value: &Value) -> Option<u32> {
+        let mark = value.mark.load(Relaxed);
+        ((mark >> 32) as u32 == self.epoch).then_some(mark as u32)
+    }
+
     /// The operand code of a value in this window; makes it an input if it is not in it.
     fn code(&mut self, value: Arc<Value>) -> u32 {
-        let mark = value.mark.load(Relaxed);
-        if (mark >> 32) as u32 == self.epoch {
-            return mark as u32;
+        if let Some(code) = self.known_code(&value) {
+            return code;
         }
         let code = self.inputs.len() as u32;
         value.mark.store(self.mark(code), Relaxed);
@@ -134,17 +181,17 @@ impl Window {
         operands: [Arc<Value>; N],
     ) -> Result<Arc<Value>, Refusal> {
         let inst = self.instances.get(kind)?;
-        let value = self.record(&inst, operands).pop().flatten();
+        let value = self.record(inst, operands).pop().flatten();
         Ok(value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", inst.name())))?)
     }
 
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+    pub(crate) fn known(&self, key: &Key) -> Option<&'static Inst> {
         self.instances.known(key)
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<&'static Inst, Refusal> {
         self.instances.learn(key, kind)
     }
 

@@ -135,6 +135,11 @@ impl Slot {
         Slot { nbytes, device, value: Mutex::new(None) }
     }
 
+    /// Looks at the current value.
+    pub(crate) fn look<T>(&self, f: impl FnOnce(&Arc<Value>) -> T) -> Option<T> {
+        self.value.lock().as_ref().map(|h| f(h.value()))
+    }
+
     /// A storage that holds a value.
     pub(crate) fn with(nbytes: usize, device: u16, value: Arc<Value>) -> Slot {
         Slot { nbytes, device, value: Mutex::new(Some(Held::new(value))) }

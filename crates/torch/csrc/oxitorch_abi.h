@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 3
+#define OXI_ABI_VERSION 4
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -107,6 +107,7 @@ typedef struct OxiResult {
   const OxiOut* outs;
   uint32_t nouts;
   OxiError error;
+  OxiOut only;  // what `outs` points at if there is one result
 } OxiResult;
 
 // ---- implemented by the core; every function may be called from any thread, without the GIL ----

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 3;
+pub(crate) const ABI_VERSION: u32 = 4;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -134,6 +134,7 @@ pub(crate) struct Reply {
     pub(crate) outs: *const Out,
     pub(crate) nouts: u32,
     pub(crate) error: Error,
+    pub(crate) only: Out,
 }
 
 const _: () = {
@@ -141,7 +142,7 @@ const _: () = {
     assert!(size_of::<Arg>() == 16);
     assert!(size_of::<Out>() == 56);
     assert!(size_of::<Error>() == 16);
-    assert!(size_of::<Reply>() == 32);
+    assert!(size_of::<Reply>() == 88);
 };
 
 /// `OxiCore`: what the shim may call.

@@ -9,7 +9,8 @@ use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{
-    ArgRef, Call, Error, ErrorKind, Meta, Op, Output, Outputs, Place, Refusal, Slot, TensorRef,
+    ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Refusal, Slot,
+    TensorRef,
 };
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -53,8 +54,6 @@ pub(crate) static CORE: abi::Core = abi::Core {
 struct Kept {
     message: CString,
     outs: Vec<abi::Out>,
-    /// Own the sizes and strides that `outs` point at.
-    metas: Vec<Meta>,
 }
 
 thread_local! {
@@ -138,7 +137,7 @@ unsafe fn tensor<'a>(t: &Tensor) -> TensorRef<'a> {
         Place::Undefined
     } else if t.device_type == device::SELF {
         // SAFETY: the slot of a live tensor.
-        Place::Device(unsafe { &storage::get(t.slot).slot })
+        Place::Device(unsafe { storage::get(t.slot) })
     } else if t.device_type == device::CPU {
         let span: i64 = sizes.iter().zip(strides).map(|(n, s)| (n - 1) * s).sum::<i64>() + 1;
         let empty = sizes.contains(&0) || t.host.is_null();
@@ -201,6 +200,43 @@ unsafe fn arg<'a>(a: &Arg) -> ArgRef<'a> {
     }
 }
 
+/// The argument, if it may go the short way.
+///
+/// # Safety
+/// As for [`number`].
+unsafe fn plainly<'a>(a: &Arg) -> Option<Plain<'a>> {
+    // SAFETY: the tag says which field is set, and lists have `len` entries.
+    unsafe {
+        match a.tag {
+            tag::TENSOR => plain_tensor(&*a.u.t),
+            tag::INT | tag::DOUBLE | tag::BOOL | tag::COMPLEX | tag::DEVICE => Some(Plain::Number(number(a))),
+            tag::NONE => Some(Plain::None),
+            tag::INTS => Some(Plain::Ints(slice(a.u.ints, a.len as usize))),
+            _ => None,
+        }
+    }
+}
+
+/// # Safety
+/// As for [`tensor`].
+unsafe fn plain_tensor<'a>(t: &Tensor) -> Option<Plain<'a>> {
+    let dtype = dtype::from_code(i64::from(t.dtype))?;
+    let n = t.ndim as usize;
+    // SAFETY: a live tensor: its slot, sizes and strides, and its one element if it is 0-d and on the host.
+    unsafe {
+        if t.device_type == device::SELF && t.flags == flag::CONTIGUOUS && t.offset == 0 {
+            let (sizes, strides) = (slice(t.sizes, n), slice(t.strides, n));
+            return Some(Plain::Tensor { slot: storage::get(t.slot), dtype, sizes, strides });
+        }
+        let odd = flag::UNDEFINED | flag::CONJ | flag::NEG;
+        if t.device_type == device::CPU && n == 0 && t.flags & odd == 0 && !t.host.is_null() {
+            let bytes = slice(t.host.cast(), dtype.size_bytes());
+            return Some(Plain::Host { dtype, bytes, wrapped: t.flags & flag::WRAPPED_NUMBER != 0 });
+        }
+    }
+    None
+}
+
 // ---------------------------------------------------------------- ops
 
 unsafe extern "C" fn knows(base: *const c_char) -> i32 {
@@ -247,6 +283,21 @@ unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32
 fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs) -> Result<(), Refusal> {
     let unknown = || Error::runtime("an op was called before the device was ready");
     let op: &Op = s.ops.get(id as usize).ok_or_else(unknown)?;
+    let (site, switches) = (crate::sites::here(), s.switches(op.has_products()));
+    let mut plain: SmallVec<[Plain<'_>; 6]> = SmallVec::new();
+    // SAFETY: the arguments live during this call.
+    let short = args.iter().all(|a| unsafe { plainly(a) }.map(|a| plain.push(a)).is_some());
+    let short = short.then(|| {
+        s.engine.express(&Express { device: device.max(0) as u16, op, args: &plain, site, switches })
+    });
+    let failure = match short.flatten() {
+        Some(Ok((slot, meta))) => {
+            out.push(Output::New(slot, meta));
+            return Ok(());
+        }
+        Some(Err(e)) => Some(e),
+        None => None,
+    };
     let mut refs: SmallVec<[ArgRef<'_>; 6]> = SmallVec::new();
     for a in args {
         // SAFETY: the arguments live during this call.
@@ -266,31 +317,37 @@ fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs)
         };
         (seed, offset)
     };
-    let (site, switches) = (crate::sites::here(), s.switches(op.has_products()));
-    s.engine.dispatch(
-        &Call { device: device.max(0) as u16, op, args: &refs, rng: &rng, site, switches, size: None },
-        out,
-    )
+    let call = Call { device: device.max(0) as u16, op, args: &refs, rng: &rng, site, switches, size: None };
+    match failure {
+        Some(e) => Err(call.explain(e)),
+        None => s.engine.dispatch(&call, out),
+    }
 }
 
 /// Lays results out for the shim.
-fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
+fn keep_outputs(mut outputs: Outputs, device: i32, reply: &mut Reply) {
+    if let [Output::New(..)] = outputs.as_slice()
+        && let Some(Output::New(slot, meta)) = outputs.pop()
+    {
+        reply.only = abi::Out { kind: out::NEW, device_index: device, ..abi::Out::default() };
+        fill_new(&mut reply.only, slot, meta);
+        reply.outs = &raw const reply.only;
+        reply.nouts = 1;
+        return;
+    }
     KEPT.with_borrow_mut(|k| {
         k.outs.clear();
-        k.metas.clear();
         for output in outputs {
             let mut o = abi::Out { device_index: device, ..abi::Out::default() };
             match output {
                 Output::New(slot, meta) => {
                     o.kind = out::NEW;
-                    fill_new(&mut o, slot, &meta);
-                    k.metas.push(meta);
+                    fill_new(&mut o, slot, meta);
                 }
                 Output::Resized { arg, slot, meta } => {
                     o.kind = out::RESIZED;
                     o.arg = arg as i32;
-                    fill_new(&mut o, slot, &meta);
-                    k.metas.push(meta);
+                    fill_new(&mut o, slot, meta);
                 }
                 Output::Arg(p) => {
                     o.kind = out::ARG;
@@ -314,7 +371,7 @@ fn keep_outputs(outputs: Outputs, device: i32, reply: &mut Reply) {
     });
 }
 
-fn fill_new(o: &mut abi::Out, slot: Slot, meta: &Meta) {
+fn fill_new(o: &mut abi::Out, slot: Slot, meta: Meta) {
     let (ty, strides) = (meta.ty(), meta.strides());
     o.dtype = dtype::code(ty.dtype) as i16;
     o.contiguous = u8::from(meta.is_contiguous());
@@ -377,7 +434,7 @@ unsafe extern "C" fn drop_slot(raw: *mut c_void) {
 
 unsafe extern "C" fn address(raw: *mut c_void) -> usize {
     // SAFETY: a live storage.
-    unsafe { storage::get(raw) }.address()
+    unsafe { storage::address(raw) }
 }
 
 unsafe extern "C" fn find(address: usize, offset_bytes: *mut i64) -> *mut c_void {
@@ -395,7 +452,7 @@ unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::E
     let mut new = null_mut();
     enter_code(error, |s| {
         // SAFETY: a live storage.
-        let slot = unsafe { &storage::get(raw).slot };
+        let slot = unsafe { storage::get(raw) };
         let stream = s.engine.stream(slot.device as usize)?;
         if nbytes as u64 > stream.memory().limit() {
             return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());

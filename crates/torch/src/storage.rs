@@ -5,28 +5,34 @@
 
 use oxitorch_engine::Slot;
 use parking_lot::Mutex;
-use std::cell::RefCell;
+use std::cell::{RefCell, UnsafeCell};
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 const BASE: usize = 1 << 62;
 const SHIFT: u32 = 38;
 
-/// What a `DataPtr`'s context points at.
-pub(crate) struct Storage {
-    pub(crate) slot: Slot,
-    entry: usize,
+/// A place of the table. A `DataPtr`'s context points at it.
+struct Entry {
+    number: usize,
+    /// Whether there is a storage here.
+    live: AtomicBool,
+    slot: UnsafeCell<MaybeUninit<Slot>>,
 }
+
+// SAFETY: a slot is written before its entry is shown to anybody, and ended when nobody has it any more; in between it is
+// only read, and `Slot` is `Sync`.
+unsafe impl Sync for Entry {}
 
 /// Entries are made in pieces of this many, which never move.
 const PIECE: usize = 1 << 12;
 /// Enough for as many entries as there are addresses of `SHIFT` bits below `BASE`.
 const PIECES: usize = (BASE >> SHIFT) / PIECE;
 
-/// Addresses of live storages, as integers; 0 where there is none.
-static TABLE: [OnceLock<Box<[AtomicUsize]>>; PIECES] = [const { OnceLock::new() }; PIECES];
+static TABLE: [OnceLock<Box<[Entry]>>; PIECES] = [const { OnceLock::new() }; PIECES];
 /// Entries that no thread keeps for itself, and the first one that was never used.
 static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
@@ -45,9 +51,11 @@ impl Drop for Own {
     }
 }
 
-fn entry(i: usize) -> &'static AtomicUsize {
-    let piece = TABLE[i / PIECE].get_or_init(|| (0..PIECE).map(|_| AtomicUsize::new(0)).collect());
-    &piece[i % PIECE]
+fn entry(i: usize) -> &'static Entry {
+    let first = i - i % PIECE;
+    let new =
+        |number| Entry { number, live: AtomicBool::new(false), slot: UnsafeCell::new(MaybeUninit::uninit()) };
+    &TABLE[i / PIECE].get_or_init(|| (first..first + PIECE).map(new).collect())[i % PIECE]
 }
 
 /// A free entry.
@@ -84,10 +92,11 @@ fn give_back(i: usize) {
 
 /// Hands a slot over to the shim.
 pub(crate) fn into_raw(slot: Slot) -> *mut c_void {
-    let i = take();
-    let raw = Box::into_raw(Box::new(Storage { slot, entry: i }));
-    entry(i).store(raw as usize, Release);
-    raw.cast()
+    let entry = entry(take());
+    // SAFETY: a free entry that this thread has taken.
+    unsafe { (*entry.slot.get()).write(slot) };
+    entry.live.store(true, Release);
+    std::ptr::from_ref(entry).cast_mut().cast()
 }
 
 /// Ends a storage.
@@ -99,31 +108,37 @@ pub(crate) unsafe fn drop_raw(raw: *mut c_void) {
         return;
     }
     // SAFETY: by the caller's promise.
-    let storage = unsafe { Box::from_raw(raw.cast::<Storage>()) };
-    entry(storage.entry).store(0, Release);
-    give_back(storage.entry);
+    let entry = unsafe { &*raw.cast::<Entry>() };
+    entry.live.store(false, Release);
+    // SAFETY: it was live, and nobody else has it.
+    unsafe { (*entry.slot.get()).assume_init_drop() };
+    give_back(entry.number);
 }
 
 /// The storage behind a pointer.
 ///
 /// # Safety
 /// `raw` comes from [`into_raw`], and its tensor is alive during `'a`.
-pub(crate) unsafe fn get<'a>(raw: *mut c_void) -> &'a Storage {
+pub(crate) unsafe fn get<'a>(raw: *mut c_void) -> &'a Slot {
     // SAFETY: by the caller's promise.
-    unsafe { &*raw.cast::<Storage>() }
+    unsafe { (*(*raw.cast::<Entry>()).slot.get()).assume_init_ref() }
 }
 
-impl Storage {
-    /// Its fake address.
-    pub(crate) fn address(&self) -> usize {
-        BASE | (self.entry + 1) << SHIFT
-    }
+/// The fake address of a storage.
+///
+/// # Safety
+/// As for [`get`].
+pub(crate) unsafe fn address(raw: *mut c_void) -> usize {
+    // SAFETY: by the caller's promise.
+    let entry = unsafe { &*raw.cast::<Entry>() };
+    BASE | (entry.number + 1) << SHIFT
 }
 
 /// The storage that an address lies in, and how many bytes in.
 pub(crate) fn find(address: usize) -> Option<(*mut c_void, i64)> {
     let i = ((address & !BASE) >> SHIFT).checked_sub(1)?;
-    let raw = TABLE.get(i / PIECE)?.get()?[i % PIECE].load(Acquire);
+    let entry = &TABLE.get(i / PIECE)?.get()?[i % PIECE];
     let offset = (address & ((1 << SHIFT) - 1)) as i64;
-    (address & BASE != 0 && raw != 0).then_some((raw as *mut c_void, offset))
+    let live = address & BASE != 0 && entry.live.load(Acquire);
+    live.then_some((std::ptr::from_ref(entry).cast_mut().cast(), offset))
 }

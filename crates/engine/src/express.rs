@@ -1,0 +1,130 @@
+//! The short way of a call, for what most calls are: a functional op of one result that was seen before, on whole tensors
+//! of the device, numbers, and lists of integers.
+//!
+//! It makes the same key as the long way (`Call::attempt`), and records the same. Whatever is out of the ordinary, a view,
+//! a window that is over, an op that is new, it leaves to the long way before anything is recorded.
+
+use crate::arguments::{encode_number, encode_tensor, number, with_strides};
+use crate::config::{Mode, Switches};
+use crate::dispatch::{Meta, Op};
+use crate::engine::Engine;
+use crate::error::Refusal;
+use crate::inst::{Inst, Key};
+use crate::site::Site;
+use crate::stream::{Operand, Window};
+use crate::value::Slot;
+use oxitorch_aten as aten;
+use oxitorch_aten::args::{Number, is_operand};
+use oxitorch_hlo::DType;
+use smallvec::SmallVec;
+
+/// An argument that may go the short way.
+#[derive(Clone, Copy, Debug)]
+pub enum Plain<'a> {
+    /// `None`
+    None,
+    /// A row-major tensor at the beginning of its storage.
+    Tensor {
+        /// The storage.
+        slot: &'a Slot,
+        /// Element type.
+        dtype: DType,
+        /// Sizes.
+        sizes: &'a [i64],
+        /// Strides in elements.
+        strides: &'a [i64],
+    },
+    /// A 0-d tensor in host memory.
+    Host {
+        /// Element type.
+        dtype: DType,
+        /// Its one element.
+        bytes: &'a [u8],
+        /// Whether it is a Python number that PyTorch wrapped.
+        wrapped: bool,
+    },
+    /// A number, or anything that travels as one.
+    Number(Number),
+    /// `int[]`
+    Ints(&'a [i64]),
+}
+
+/// A call that may go the short way.
+pub struct Express<'c, 'a> {
+    /// Ordinal of the device that runs it.
+    pub device: u16,
+    /// The overload.
+    pub op: &'c Op,
+    /// Its arguments, by schema position.
+    pub args: &'c [Plain<'a>],
+    /// The Python line.
+    pub site: Site,
+    /// The switches at this moment.
+    pub switches: Switches,
+}
+
+type Operands = SmallVec<[Operand; 4]>;
+
+impl Engine {
+    /// Runs a call the short way; `None` if it has to go the long one.
+    pub fn express(&self, call: &Express<'_, '_>) -> Option<Result<(Slot, Meta), Refusal>> {
+        if !call.op.is_plain() || call.switches.mode == Mode::Debug {
+            return None;
+        }
+        let stream = self.stream(call.device as usize).ok()?;
+        let mut w = stream.lock(call.site);
+        if call.switches.mode == Mode::Fused && w.is_over(call.site, &call.switches).is_some() {
+            return None;
+        }
+        let mut key = w.new_key(std::ptr::from_ref(call.op) as u64);
+        let mut operands = Operands::new();
+        let found = call.find(&mut w, &mut key, &mut operands);
+        w.keep_key(key);
+        let inst = found?;
+        stream.refuse_huge(inst).ok()?;
+        w.options = call.switches.compiler_options;
+        let (value, out) = w.record_plain(inst, operands)?;
+        let slot = Slot::with(out.bytes as usize, call.device, value);
+        let ended = stream.end_call(&mut w, call.switches.mode);
+        drop(w);
+        if let Err(e) = ended.and_then(|()| stream.after_op(call.switches.mode, Vec::new())) {
+            return Some(Err(e.into()));
+        }
+        stream.metrics().count(&stream.metrics().ops);
+        Some(Ok((slot, Meta::new(out))))
+    }
+}
+
+impl Express<'_, '_> {
+    /// The instance that the call led to before, and its operands.
+    fn find(&self, w: &mut Window, key: &mut Key, operands: &mut Operands) -> Option<&'static Inst> {
+        let row = aten::row(self.op.row_id());
+        let strided = with_strides(row);
+        key.word(self.op.key_word(&self.switches));
+        for (arg, param) in self.args.iter().zip(row.params()) {
+            match *arg {
+                Plain::None => key.word(0),
+                Plain::Tensor { slot, dtype, sizes, strides } => {
+                    if slot.device != self.device {
+                        return None;
+                    }
+                    operands.push(w.whole(slot, dtype, sizes)?);
+                    encode_tensor(dtype, false, sizes, strided.then_some(strides), key);
+                }
+                Plain::Host { dtype, bytes, wrapped } => {
+                    operands.push(Operand::Value(w.number(dtype, bytes)));
+                    encode_tensor(dtype, wrapped, &[], None, key);
+                }
+                Plain::Number(n) => {
+                    let operand = is_operand(param.kind, n);
+                    encode_number(n, operand, key);
+                    if operand {
+                        operands.push(Operand::Value(number(w, n)));
+                    }
+                }
+                Plain::Ints(v) => key.list(6, v),
+            }
+        }
+        w.known(key).filter(|inst| inst.is_plain())
+    }
+}
