@@ -228,7 +228,8 @@ impl Stream {
         inputs.extend(w.inputs.drain(..));
         let checks = checked.then(|| Arc::new(Checks::default()));
         w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
-        self.launcher.launch(Launch { program, inputs, outputs, checks, ops, first: w.sites[0] });
+        let launch = Launch { program, inputs, outputs, checks, ops, first: w.sites[0] };
+        self.launcher.launch(launch, reason == Reason::Read);
         Ok(())
     }
 

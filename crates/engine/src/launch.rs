@@ -1,6 +1,7 @@
 //! The launch thread of a device: runs programs in the order in which they were queued.
 //!
-//! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead.
+//! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead. Who waits for a short queue
+//! runs it instead: waking a thread and being woken by it takes longer than most programs that a value is read from.
 
 use crate::error::{self, Error, ErrorKind};
 use crate::memory::Memory;
@@ -9,7 +10,7 @@ use crate::program::{Program, element};
 use crate::site::Site;
 use crate::value::{State, Value};
 use oxitorch_pjrt as pjrt;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,6 +67,17 @@ fn max_in_flight(platform: pjrt::Platform) -> usize {
 /// How long the launch thread looks for work before it sleeps: a wake-up costs about as much.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// Jobs that whoever waits for them runs: more are left to the launch thread, for the sake of Ctrl-C.
+const SHORT: u64 = 2;
+
+/// What the one who runs jobs needs.
+#[derive(Default)]
+struct Runner {
+    /// Taken from the queue.
+    batch: VecDeque<Job>,
+    in_flight: VecDeque<Weak<pjrt::Buffer>>,
+}
+
 /// The queue of one device.
 pub(crate) struct Launcher {
     client: Arc<pjrt::Client>,
@@ -73,6 +85,8 @@ pub(crate) struct Launcher {
     memory: &'static Memory,
     metrics: Arc<Metrics>,
     queue: Mutex<VecDeque<Job>>,
+    /// Of the one who runs jobs at the moment.
+    runner: Mutex<Runner>,
     wake: Condvar,
     sleeping: AtomicBool,
     stopped: AtomicBool,
@@ -106,6 +120,7 @@ impl Launcher {
             memory,
             metrics,
             queue: Mutex::default(),
+            runner: Mutex::default(),
             wake: Condvar::new(),
             sleeping: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -124,9 +139,9 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Queues a launch; the number is what [`Launcher::wait`] takes.
-    pub(crate) fn launch(&self, launch: Launch) -> u64 {
-        self.push_with(|number| {
+    /// Queues a launch; the number is what [`Launcher::wait`] takes. `awaited`: the caller is about to wait for it.
+    pub(crate) fn launch(&self, launch: Launch, awaited: bool) -> u64 {
+        self.push_with(awaited, |number| {
             let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
             self.ops_pushed.store(ops, Ordering::Relaxed);
             launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
@@ -184,21 +199,27 @@ impl Launcher {
     }
 
     fn push(&self, job: Job) -> u64 {
-        self.push_with(|_| job)
+        self.push_with(false, |_| job)
     }
 
     /// Queues a job that is told its number.
-    fn push_with(&self, job: impl FnOnce(u64) -> Job) -> u64 {
+    fn push_with(&self, awaited: bool, job: impl FnOnce(u64) -> Job) -> u64 {
         let mut queue = self.queue.lock();
         let number = self.pushed.load(Ordering::Relaxed) + 1; // changes under the queue's lock only
         queue.push_back(job(number));
         self.pushed.store(number, Ordering::Release);
         drop(queue);
+        if !awaited {
+            self.wake_up();
+        }
+        number
+    }
+
+    fn wake_up(&self) {
         if self.sleeping.load(Ordering::Acquire) {
             let _queue = self.queue.lock(); // the thread is inside `wait`, or has seen the job
             self.wake.notify_one();
         }
-        number
     }
 
     /// The number of the last job.
@@ -213,6 +234,10 @@ impl Launcher {
 
     /// Waits until job `number` is done.
     pub(crate) fn wait(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
+        if self.help(number) {
+            return Ok(());
+        }
+        self.wake_up();
         let start = Instant::now();
         while start.elapsed() < SPIN {
             if self.done.load(Ordering::Acquire) >= number {
@@ -224,6 +249,26 @@ impl Launcher {
         let result = self.wait_sleeping(number, interrupt);
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         result
+    }
+
+    /// Runs what is queued up to job `number`, if that is little, at hand, and nobody else does; whether it is done.
+    fn help(&self, number: u64) -> bool {
+        let done = || self.done.load(Ordering::Acquire);
+        if done() + SHORT < number {
+            return false;
+        }
+        let Some(mut runner) = self.runner.try_lock() else { return done() >= number };
+        while done() < number {
+            if runner.batch.is_empty() {
+                std::mem::swap(&mut *self.queue.lock(), &mut runner.batch);
+            }
+            match runner.batch.front() {
+                Some(Job::Launch(l)) if l.program.is_at_hand() && !self.held.load(Ordering::Acquire) => {}
+                _ => return false,
+            }
+            self.run_next(&mut runner);
+        }
+        true
     }
 
     fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
@@ -266,51 +311,71 @@ impl Launcher {
     // ---- the thread
 
     fn run(&self) {
-        let mut batch = VecDeque::new();
-        let mut in_flight: VecDeque<Weak<pjrt::Buffer>> = VecDeque::new();
         loop {
-            self.next(&mut batch);
-            while let Some(job) = batch.pop_front() {
-                let stop = matches!(job, Job::Stop);
-                match job {
-                    Job::Launch(launch) => {
-                        let ops = launch.ops;
-                        self.run_launch(launch, &mut in_flight);
-                        self.ops_done.fetch_add(ops, Ordering::Release);
-                    }
-                    Job::Mark(mark) => {
-                        in_flight.drain(..).for_each(|b| settle(&b));
-                        let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
-                    }
-                    Job::Stop => in_flight.drain(..).for_each(|b| settle(&b)),
-                }
-                self.done.fetch_add(1, Ordering::SeqCst);
-                if self.waiters.load(Ordering::SeqCst) > 0 {
-                    let _progress = self.progress.lock();
-                    self.progressed.notify_all();
-                }
-                if stop {
+            let mut runner = self.next();
+            while !runner.batch.is_empty() {
+                if self.run_next(&mut runner) {
                     return;
                 }
             }
         }
     }
 
-    /// Swaps all queued jobs into the empty `batch`; waits until there are some.
-    fn next(&self, batch: &mut VecDeque<Job>) {
+    /// Runs the first job of the batch; whether it was the last one ever.
+    fn run_next(&self, runner: &mut Runner) -> bool {
+        let Some(job) = runner.batch.pop_front() else { return false };
+        let in_flight = &mut runner.in_flight;
+        let stop = matches!(job, Job::Stop);
+        match job {
+            Job::Launch(launch) => {
+                let ops = launch.ops;
+                self.run_launch(launch, in_flight);
+                self.ops_done.fetch_add(ops, Ordering::Release);
+            }
+            Job::Mark(mark) => {
+                in_flight.drain(..).for_each(|b| settle(&b));
+                let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
+            }
+            Job::Stop => in_flight.drain(..).for_each(|b| settle(&b)),
+        }
+        self.done.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            let _progress = self.progress.lock();
+            self.progressed.notify_all();
+        }
+        stop
+    }
+
+    fn has_jobs(&self) -> bool {
+        self.done.load(Ordering::Relaxed) != self.pushed.load(Ordering::Acquire)
+    }
+
+    /// Takes all queued jobs; waits until there are some that nobody else runs.
+    fn next(&self) -> MutexGuard<'_, Runner> {
         let start = Instant::now();
-        while self.done.load(Ordering::Relaxed) == self.pushed.load(Ordering::Acquire)
-            && start.elapsed() < SPIN
-        {
+        while start.elapsed() < SPIN {
+            if self.has_jobs()
+                && let Some(runner) = self.runner.try_lock()
+            {
+                return self.take(runner);
+            }
             std::hint::spin_loop();
         }
         let mut queue = self.queue.lock();
-        while queue.is_empty() {
+        while !self.has_jobs() {
             self.sleeping.store(true, Ordering::SeqCst);
             self.wake.wait(&mut queue);
             self.sleeping.store(false, Ordering::SeqCst);
         }
-        std::mem::swap(&mut *queue, batch);
+        drop(queue);
+        self.take(self.runner.lock())
+    }
+
+    fn take<'a>(&self, mut runner: MutexGuard<'a, Runner>) -> MutexGuard<'a, Runner> {
+        if runner.batch.is_empty() {
+            std::mem::swap(&mut *self.queue.lock(), &mut runner.batch);
+        }
+        runner
     }
 
     fn run_launch(&self, launch: Launch, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) {

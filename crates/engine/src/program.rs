@@ -57,6 +57,12 @@ impl Program {
         })
     }
 
+    /// Whether [`Program::executable`] gives it without waiting.
+    pub(crate) fn is_at_hand(&self) -> bool {
+        let known = self.executable.get().and_then(Mutex::try_lock);
+        known.is_some_and(|place| place.as_ref().map_or(true, |held| held.strong_count() > 0))
+    }
+
     /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now.
     pub(crate) fn executable(&self) -> Result<Arc<Loaded>, Error> {
         let mut place = self.executable.wait().lock();
