@@ -1,8 +1,10 @@
 """The `oxitorch` command as users start it."""
 
+import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -180,3 +182,55 @@ def test_cache_commands_on_settings_that_are_wrong_or_off(cache):
     assert done.returncode == 1 and "OXITORCH_CACHE" in done.stderr
     assert "OXITORCH_CACHE_SHARED" in cache("ls", "--shared", check=False).stderr
     assert cache("warm", check=False).returncode == 2
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that uses the device, says its arguments, and ends as they say."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import signal, sys, torch\n"
+        "x = torch.ones(3, device='tpu')\n"
+        "print((x + 1).tolist(), sys.argv[1:], flush=True)\n"
+        "if sys.argv[-1] == 'wait':\n"
+        "    signal.pause()\n"
+        "sys.exit(int(sys.argv[-1]))\n"
+    )
+    return file
+
+
+def test_trace_run_is_the_script_with_a_file_more(python, script, tmp_path):
+    out = tmp_path / "t.json.gz"
+    done = python("", "-m", "oxitorch", "trace", "run", "-o", str(out), str(script), "--lr", "7", check=False)
+    assert done.returncode == 7 and done.stdout == "[2.0, 2.0, 2.0] ['--lr', '7']\n"
+    assert str(out) in done.stderr and "ui.perfetto.dev" in done.stderr
+    with gzip.open(out) as f:
+        events = json.load(f)["traceEvents"]
+    assert {"window", "line", "op", "program", "copy"} <= {e.get("cat") for e in events}
+    assert f"{script.name}:3" in {e["name"] for e in events if e.get("cat") == "line"}
+
+
+def test_trace_run_of_a_module_and_of_a_script_without_device(python, script, tmp_path):
+    out = str(tmp_path / "t.json")
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    done = python("", "-m", "oxitorch", "trace", "run", "-o", out, "-m", "train", "0", **env)
+    assert done.stdout.endswith("['0']\n") and json.loads(Path(out).read_text())["traceEvents"]
+    script.write_text("print('nothing')")
+    done = python("", "-m", "oxitorch", "trace", "run", "-o", out, str(script))
+    assert "no timeline: the script did not use the device" in done.stderr and not Path(out).exists()
+    done = python("", "-m", "oxitorch", "trace", "run", "-o", "/nowhere/t.json", str(script), check=False)
+    assert done.returncode == 1 and "/nowhere is not a folder" in done.stderr and done.stdout == ""
+
+
+def test_ctrl_c_ends_a_traced_script_and_writes_the_file(environment, script, tmp_path):
+    out = tmp_path / "t.json"
+    argv = [sys.executable, "-m", "oxitorch", "trace", "run", "-o", str(out), str(script), "wait"]
+    # A group of its own, so that the signal reaches both, as a terminal's does.
+    with subprocess.Popen(
+        argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        assert child.stdout.readline().startswith("[2.0")
+        os.killpg(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and err.count("KeyboardInterrupt") == 1, err
+    assert any(e.get("cat") == "program" for e in json.loads(out.read_text())["traceEvents"])

@@ -114,6 +114,16 @@ def _start_core() -> None:
     config["library_dirs"] = [str(torch.root), os.path.dirname(__file__)]
     _core.init(config)
     atexit.register(_core.shutdown)
+    if config["trace"]:
+        atexit.register(_write_trace)  # before the device is shut down: exit functions run in reverse
+
+
+def _write_trace() -> None:
+    from oxitorch import _core
+    from oxitorch.tpu import tracing
+
+    if _core.is_started() and not _core.is_in_bad_fork():
+        tracing._write_process()
 
 
 def _refuse_rivals(torch) -> None:

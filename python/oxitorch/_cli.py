@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     from oxitorch import _core
 
     os.environ["OXITORCH_CLI_FACTS"] = json.dumps(facts())
+    if argv[:1] in (["trace"], ["graphs"], ["cache"]):
+        # Ctrl-C is for the script that these may run; they end after it, with what it left.
+        signal.signal(signal.SIGINT, lambda *_: None)
     return _core.run_cli(["oxitorch", *argv])
 
 

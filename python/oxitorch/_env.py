@@ -121,6 +121,14 @@ MAX_GRAPHS = Var(
     "Raise when a process needs more programs than this; see `torch.tpu.max_graphs`.",
     minimum=0,
 )
+TRACE = Var(
+    "OXITORCH_TRACE",
+    "path",
+    "none",
+    "0.1",
+    "Write a timeline of the process into this file when it ends, compressed if the name ends with `.gz`; `%p` in it "
+    "is the number of the process. `oxitorch trace run` sets it; see `docs/tools.md`.",
+)
 FALLBACK = Var(
     "OXITORCH_FALLBACK",
     "choice",
@@ -214,6 +222,7 @@ TABLE: tuple[Var, ...] = (
     WINDOW_BYTES,
     EXPLAIN,
     MAX_GRAPHS,
+    TRACE,
     FALLBACK,
     NAN_TRAP,
     COMPILE_THREADS,
@@ -269,6 +278,7 @@ def core_config() -> dict[str, Any]:
         "window_bytes": WINDOW_BYTES.read(),
         "explain": EXPLAIN.read() or False,
         "max_graphs": MAX_GRAPHS.read(),
+        "trace": TRACE.read() is not None,
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "compile_threads": COMPILE_THREADS.read(),

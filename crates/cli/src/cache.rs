@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anstyle::{AnsiColor, Style};
@@ -14,6 +13,7 @@ use serde_json::json;
 
 use crate::facts::{Facts, Programs};
 use crate::report::bytes;
+use crate::script;
 
 /// Which cache.
 #[derive(Args)]
@@ -411,17 +411,14 @@ fn warm(
         let damaged = many(copied.damaged, "damaged one");
         out += &if copied.damaged > 0 { format!("; left out {damaged}\n") } else { "\n".to_owned() };
     }
-    let Some((program, args)) = script.split_first() else { return Ok((out, 0)) };
+    if script.is_empty() {
+        return Ok((out, 0));
+    }
     if !facts.programs.on {
         bail!("the cache is off: unset OXITORCH_CACHE, and --xla_dump flags in XLA_FLAGS");
     }
     let known: std::collections::HashSet<String> = listed(folder)?.into_iter().map(|e| e.file).collect();
-    let status = Command::new(&facts.executable)
-        .arg(program)
-        .args(args)
-        .env("OXITORCH_CACHE_DIR", place)
-        .status()
-        .with_context(|| format!("cannot run {}", facts.executable.display()))?;
+    let status = script::run(script, &[("OXITORCH_CACHE_DIR", place.as_os_str())], facts)?;
     let (old, new): (Vec<_>, Vec<_>) = listed(folder)?.into_iter().partition(|e| known.contains(&e.file));
     let cost = Duration::from_micros(new.iter().map(|e| e.meta.cost_us).sum());
     let size: u64 = new.iter().map(|e| e.size).sum();
@@ -433,7 +430,7 @@ fn warm(
         bytes(size),
         old.len()
     );
-    Ok((out, status.code().unwrap_or(1)))
+    Ok((out, status))
 }
 
 #[cfg(test)]

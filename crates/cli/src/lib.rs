@@ -14,6 +14,8 @@ mod machine;
 mod packages;
 mod plugins;
 mod report;
+mod script;
+mod trace;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -72,6 +74,11 @@ enum Command {
         which: cache::Which,
         #[command(subcommand)]
         command: cache::Do,
+    },
+    /// Write a timeline of a script: what Python recorded, compiled, copied, waited for, and what the device ran
+    Trace {
+        #[command(subcommand)]
+        command: trace::Do,
     },
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
@@ -137,6 +144,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             print(&text)?;
             Ok(status)
         }
+        Command::Trace { command: trace::Do::Run(run) } => trace::run(&run, &facts(None)?),
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)

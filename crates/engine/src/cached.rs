@@ -215,7 +215,7 @@ impl Recipe for Build<'_> {
         let start = Instant::now();
         let executable =
             self.programs.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
-        self.metrics.loaded(start.elapsed());
+        self.metrics.loaded(self.name, start);
         let size = size(&executable, payload.len());
         Ok((executable, size))
     }
@@ -224,7 +224,7 @@ impl Recipe for Build<'_> {
         self.programs.check_open()?;
         let start = Instant::now();
         let result = self.programs.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
-        self.metrics.compiled(start.elapsed());
+        self.metrics.compiled(self.name, start);
         let executable =
             result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;
         let size = size(&executable, self.text.len());

@@ -3,6 +3,7 @@
 use crate::cached::CacheOptions;
 use crate::config::{Limits, Switches};
 use crate::error::{Error, Refusal, Result};
+use crate::events::{Heard, Listener};
 use crate::explain::Explainer;
 use crate::flush::Reason;
 use crate::launch::Interrupt;
@@ -111,6 +112,29 @@ impl Engine {
     /// What the cache of compiled programs did so far.
     pub fn cache(&self) -> &cache::Stats {
         self.compiler.programs().stats()
+    }
+
+    /// Makes all counters start again at zero.
+    pub fn reset_metrics(&self) {
+        self.metrics.reset();
+        self.cache().reset();
+        self.streams.iter().for_each(Stream::reset_split);
+    }
+
+    /// Keeps what happens from now on, for [`Engine::heard`].
+    pub fn listen(&self) -> Listener {
+        let listener = self.metrics.events.listen();
+        self.streams.iter().for_each(Stream::stamp);
+        listener
+    }
+
+    /// What happened since; what is queued is launched and waited for first.
+    pub fn heard(&self, listener: Listener, site: Site) -> Heard {
+        for s in &self.streams {
+            // A wait that is interrupted makes the timeline end early. Failures belong to who reads their values.
+            let _ = s.settled_memory(site);
+        }
+        self.metrics.events.stop(listener)
     }
 
     /// The switches.

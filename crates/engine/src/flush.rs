@@ -12,6 +12,7 @@
 
 use crate::config::{Mode, Switches};
 use crate::error::{Error, Result};
+use crate::events::What;
 use crate::launch::{Checks, Launch};
 use crate::program::{Graph, PRODUCED, Program};
 use crate::site::Site;
@@ -185,6 +186,8 @@ impl Stream {
             w.operands.clear();
             w.produced.clear();
             w.bytes = 0;
+            w.stamps.clear();
+            w.stamped = self.metrics().events.on();
             w.epoch = w.epoch.wrapping_add(1).max(1);
         }
         w.inputs.clear();
@@ -217,6 +220,7 @@ impl Stream {
         }
         let donated = donated(&w.inputs, &outputs);
         let ops = w.insts.len() as u64;
+        let known = w.programs.len();
         let program = match self.program(w, live, donated, reason) {
             Ok(program) => program,
             Err(e) => {
@@ -228,9 +232,31 @@ impl Stream {
         inputs.extend(w.inputs.drain(..));
         let checks = checked.then(|| Arc::new(Checks::default()));
         w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
-        let launch = Launch { program, inputs, outputs, checks, ops, first: w.sites[0] };
+        let window = self.recorded(w, &program, reason, w.programs.len() > known);
+        let ends_step = reason == Reason::Step;
+        let before = self.launcher.front.launches(ends_step);
+        let first = w.sites[0];
+        let launch = Launch { program, inputs, outputs, checks, ops, first, window, before, ends_step };
         self.launcher.launch(launch, reason == Reason::Read);
         Ok(())
+    }
+
+    /// Tells who listens what was recorded; the window's number, 0 if nobody does.
+    fn recorded(&self, w: &mut Window, program: &Program, reason: Reason, is_new: bool) -> u64 {
+        let events = &self.metrics().events;
+        let number = events.window();
+        if let Some(start) = w.stamps.first().map(|s| s.at) {
+            events.add(start, || What::Window {
+                device: self.device,
+                number,
+                program: program.name.clone(),
+                is_new,
+                reason,
+                site: w.site,
+                ops: std::mem::take(&mut w.stamps),
+            });
+        }
+        number
     }
 
     fn program(
@@ -254,6 +280,7 @@ impl Stream {
         w.key.push(u32::MAX);
         w.key.extend_from_slice(&donated);
         if let Some(program) = w.programs.get(w.key.as_slice()) {
+            self.metrics().count(&self.metrics().window_hits);
             return Ok(program.clone());
         }
         let graph = Graph {

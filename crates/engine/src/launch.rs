@@ -4,10 +4,12 @@
 //! runs it instead: waking a thread and being woken by it takes longer than most programs that a value is read from.
 
 use crate::error::{self, Error, ErrorKind};
+use crate::events::What;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Program, element};
 use crate::site::Site;
+use crate::timing::{Before, Front, Timing};
 use crate::value::{State, Value};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -28,6 +30,12 @@ pub(crate) struct Launch {
     pub(crate) ops: u64,
     /// The Python line of the first.
     pub(crate) first: Site,
+    /// The number of its window for who listens; see [`Events`](crate::events::Events).
+    pub(crate) window: u64,
+    /// What Python did before it.
+    pub(crate) before: Before,
+    /// Whether it is the last of an optimizer's step.
+    pub(crate) ends_step: bool,
 }
 
 impl Launch {
@@ -102,6 +110,9 @@ pub(crate) struct Launcher {
     waiters: AtomicU64,
     /// The first failure that nobody has seen yet.
     failure: Mutex<Option<Error>>,
+    /// What Python does between launches, and where the device's time goes.
+    pub(crate) front: Front,
+    pub(crate) timing: Arc<Timing>,
 }
 
 /// Called while waiting, about ten times a second; an error ends the wait.
@@ -133,6 +144,8 @@ impl Launcher {
             progressed: Condvar::new(),
             waiters: AtomicU64::new(0),
             failure: Mutex::default(),
+            front: Front::default(),
+            timing: Arc::default(),
         });
         let own = launcher.clone();
         std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
@@ -177,6 +190,7 @@ impl Launcher {
         if event.is_ready().map_err(failed)? {
             return Ok(());
         }
+        let start = Instant::now();
         let done = Arc::new((Mutex::new(false), Condvar::new()));
         let signal = done.clone();
         event
@@ -188,6 +202,7 @@ impl Launcher {
         loop {
             let mut ready = done.0.lock();
             if *ready {
+                self.waited(start);
                 return Ok(()); // an error in it is reported by the copy that follows
             }
             let timeout = done.1.wait_for(&mut ready, Duration::from_millis(100)).timed_out();
@@ -227,13 +242,38 @@ impl Launcher {
         self.pushed.load(Ordering::Acquire)
     }
 
+    /// Launches that wait or run, and the ops in them.
+    pub(crate) fn queued(&self) -> (u64, u64) {
+        let left = |pushed: &AtomicU64, done: &AtomicU64| {
+            let done = done.load(Ordering::Acquire);
+            pushed.load(Ordering::Acquire).saturating_sub(done)
+        };
+        (left(&self.pushed, &self.done), left(&self.ops_pushed, &self.ops_done))
+    }
+
     /// Whether everything queued has been launched.
     pub(crate) fn is_idle(&self) -> bool {
         self.done.load(Ordering::Acquire) == self.last()
     }
 
+    /// This thread has waited for the device.
+    fn waited(&self, start: Instant) {
+        self.front.waited(start);
+        self.metrics.events.waited(start);
+    }
+
     /// Waits until job `number` is done.
     pub(crate) fn wait(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
+        if self.done.load(Ordering::Acquire) >= number {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let result = self.wait_until(number, interrupt);
+        self.waited(start);
+        result
+    }
+
+    fn wait_until(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
         if self.help(number) {
             return Ok(());
         }
@@ -418,24 +458,30 @@ impl Launcher {
             return Err(Error::runtime("the tpu device is closed"));
         }
         let program = &launch.program;
+        let wanted = Instant::now();
         let executable = program.executable().map_err(|e| e.at(launch.first))?;
+        let start = Instant::now();
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
         for input in &launch.inputs {
             args.push(self.buffer(input)?);
         }
-        let wanted = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
-        let given: u64 = program.donated.iter().map(|&i| launch.inputs[i as usize].bytes()).sum();
-        if !self.memory.fits(wanted.saturating_sub(given)) {
-            return Err(out_of_memory(self.memory, self.device, wanted).at(launch.site()));
+        let wanted_bytes = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
+        let given_bytes: u64 = program.donated.iter().map(|&i| launch.inputs[i as usize].bytes()).sum();
+        if !self.memory.fits(wanted_bytes.saturating_sub(given_bytes)) {
+            return Err(out_of_memory(self.memory, self.device, wanted_bytes).at(launch.site()));
         }
         let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
             program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
         self.metrics.count(&self.metrics.launches);
         self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
+        self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
-        executable
+        let running = Running::new(self, launch, wanted, start);
+        let results = executable
             .execute(&args, &pjrt::ExecuteArgs::default())
-            .map_err(|e| error::device(&program.name, &e).at(launch.site()))
+            .map_err(|e| error::device(&program.name, &e).at(launch.site()))?;
+        running.until(results.first());
+        Ok(results)
     }
 
     /// The device buffer of a value, uploaded if it still is on the host.
@@ -456,6 +502,78 @@ impl Launcher {
         }
     }
 }
+
+/// A program that the device runs; dropped when it has.
+struct Running {
+    program: Arc<Program>,
+    timing: Arc<Timing>,
+    metrics: Arc<Metrics>,
+    device: u16,
+    window: u64,
+    ops: u64,
+    ends_step: bool,
+    /// Whether launching it runs it.
+    inline: bool,
+}
+
+impl Running {
+    /// It starts at `start`; it was wanted at `wanted`, when it may not have been compiled.
+    fn new(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Running {
+        launcher.timing.starts(wanted, start, launch.before);
+        let (device, number) = (launcher.device as u16, launch.window);
+        if start.duration_since(wanted) > STALL && launcher.metrics.events.on() {
+            let program = launch.program.name.clone();
+            launcher.metrics.events.push(wanted, start, What::Stall { device, number, program });
+        }
+        Running {
+            program: launch.program.clone(),
+            timing: launcher.timing.clone(),
+            metrics: launcher.metrics.clone(),
+            device,
+            window: launch.window,
+            ops: launch.ops,
+            ends_step: launch.ends_step,
+            inline: launcher.client.platform() == pjrt::Platform::Cpu
+                && launch.ops == 1
+                && launch.outputs.iter().all(|v| v.bytes() <= SMALL),
+        }
+    }
+
+    /// It has run when this result is there.
+    fn until(self, result: Option<&pjrt::Buffer>) {
+        // Without an event, the program counts as run when its launch is over.
+        if !self.inline
+            && let Some(Ok(event)) = result.map(pjrt::Buffer::ready_event)
+            && event.is_ready().is_ok_and(|ready| !ready)
+        {
+            let _ = event.on_ready(move |_| drop(self));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let time = self.timing.ends(now, self.ends_step);
+        self.program.ran.add(time);
+        if self.metrics.events.on() {
+            let what = What::Execute {
+                device: self.device,
+                number: self.window,
+                program: self.program.name.clone(),
+                ops: self.ops,
+                donated: self.program.donated.len() as u64,
+            };
+            self.metrics.events.push(now.checked_sub(time).unwrap_or(now), now, what);
+        }
+    }
+}
+
+/// The CPU platform runs an op with results of so many bytes while it is launched.
+const SMALL: u64 = 64 << 10;
+
+/// Shorter waits for a program are no waits for the compiler.
+const STALL: Duration = Duration::from_micros(50);
 
 /// The error for so many bytes that do not fit.
 pub(crate) fn out_of_memory(memory: &Memory, device: usize, wanted: u64) -> Error {

@@ -1,10 +1,14 @@
 //! Counters of what the engine did.
 
+use crate::events::{Events, What};
 use crate::flush::Reason;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::Instant;
+
+/// Upper ends of the buckets of [`Metrics::compile_times`], in milliseconds; the last bucket has none.
+pub const COMPILE_BUCKETS_MS: [u64; 10] = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000];
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -15,6 +19,8 @@ macro_rules! counters {
             /// Windows that ended, by [`Reason`](crate::Reason).
             pub flushes: [AtomicU64; Reason::ALL.len()],
             fallbacks: Mutex<BTreeMap<String, u64>>,
+            compile_buckets: [AtomicU64; COMPILE_BUCKETS_MS.len() + 1],
+            pub(crate) events: Events,
         }
 
         impl Metrics {
@@ -27,6 +33,7 @@ macro_rules! counters {
             pub fn reset(&self) {
                 $(self.$name.store(0, Relaxed);)*
                 self.flushes.iter().for_each(|n| n.store(0, Relaxed));
+                self.compile_buckets.iter().for_each(|n| n.store(0, Relaxed));
                 self.fallbacks.lock().clear();
             }
         }
@@ -38,6 +45,8 @@ counters! {
     ops,
     /// Programs that were put together from recorded ops.
     programs,
+    /// Windows that had been seen before: their programs were there.
+    window_hits,
     /// Programs that went to the compiler.
     compiles,
     /// Time in the compiler, all threads together, in microseconds.
@@ -52,6 +61,8 @@ counters! {
     launches,
     /// Argument buffers that were given to a program for its results.
     donations,
+    /// Bytes of those.
+    bytes_donated,
     /// Copies from the host.
     transfers_h2d,
     /// Bytes of those.
@@ -68,14 +79,26 @@ impl Metrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn compiled(&self, time: Duration) {
+    /// The compiler worked on this program since `start`.
+    pub(crate) fn compiled(&self, program: &str, start: Instant) {
+        let time = start.elapsed();
         self.compiles.fetch_add(1, Relaxed);
         self.compile_us.fetch_add(time.as_micros() as u64, Relaxed);
+        let bucket = COMPILE_BUCKETS_MS.iter().position(|&ms| time.as_millis() <= u128::from(ms));
+        self.compile_buckets[bucket.unwrap_or(COMPILE_BUCKETS_MS.len())].fetch_add(1, Relaxed);
+        self.events.add(start, || What::Compile { program: program.to_owned() });
     }
 
-    pub(crate) fn loaded(&self, time: Duration) {
+    /// This program, which was compiled elsewhere, was loaded since `start`.
+    pub(crate) fn loaded(&self, program: &str, start: Instant) {
         self.loads.fetch_add(1, Relaxed);
-        self.load_us.fetch_add(time.as_micros() as u64, Relaxed);
+        self.load_us.fetch_add(start.elapsed().as_micros() as u64, Relaxed);
+        self.events.add(start, || What::Load { program: program.to_owned() });
+    }
+
+    /// Compiles by their time: how many are in each bucket of [`COMPILE_BUCKETS_MS`], and how many above all.
+    pub fn compile_times(&self) -> Vec<u64> {
+        self.compile_buckets.iter().map(|n| n.load(Relaxed)).collect()
     }
 
     pub(crate) fn to_device(&self, bytes: usize) {

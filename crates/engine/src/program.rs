@@ -9,7 +9,9 @@ use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// In operand codes: the value is output number `code & !PRODUCED` of the window, not one of its inputs.
 pub(crate) const PRODUCED: u32 = 1 << 31;
@@ -39,10 +41,27 @@ pub(crate) struct Program {
     pub(crate) checks: Vec<(ErrorKind, String)>,
     /// The ops in it, for messages.
     pub(crate) name: String,
+    /// What running it took.
+    pub(crate) ran: Ran,
     /// Set when the compiler is done. The executable belongs to the cache, which may let go of it.
     executable: OnceLock<Mutex<Result<Weak<Loaded>, Error>>>,
     /// From what it is made again then.
     task: OnceLock<(Weak<Compiler>, Task)>,
+}
+
+/// How often a program ran, and how long.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    pub(crate) launches: AtomicU64,
+    pub(crate) device_ns: AtomicU64,
+}
+
+impl Ran {
+    /// Once more, for so long.
+    pub(crate) fn add(&self, time: Duration) {
+        self.launches.fetch_add(1, Relaxed);
+        self.device_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
 }
 
 impl Program {
@@ -52,6 +71,7 @@ impl Program {
             donated: graph.donated.clone(),
             checks: graph.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
             name: graph.name(),
+            ran: Ran::default(),
             executable: OnceLock::new(),
             task: OnceLock::new(),
         })

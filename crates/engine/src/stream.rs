@@ -2,6 +2,7 @@
 
 use crate::config::{Limits, Mode};
 use crate::error::{self, Error, Refusal, Result};
+use crate::events::{self, Stamp};
 use crate::explain::Explainer;
 use crate::flush::Reason;
 use crate::inst::{Inst, Instances, Key, Kind, Out};
@@ -9,6 +10,7 @@ use crate::launch::{Checks, Interrupt, Launcher, out_of_memory, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, PRODUCED, Program};
+use crate::report::DeviceReport;
 use crate::site::Site;
 use crate::tensor::TensorRef;
 use crate::value::{Held, Slot, State, Value};
@@ -20,6 +22,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// Numbers that stay on the device, by dtype and bytes.
 const MAX_NUMBERS: usize = 4096;
@@ -53,6 +56,9 @@ pub(crate) struct Window {
     pub(crate) site: Site,
     /// Launches of the current call whose checks have to be looked at.
     pub(crate) checked: Vec<Checked>,
+    /// Whether it is noted when each op was recorded: somebody listens.
+    pub(crate) stamped: bool,
+    pub(crate) stamps: Vec<Stamp>,
 }
 
 /// An operand of an instance that is about to be recorded.
@@ -105,8 +111,7 @@ impl Window {
             self.produced.push(value.clone());
             outputs.push(value);
         }
-        self.insts.push(inst);
-        self.sites.push(self.site);
+        self.append(inst);
         outputs
     }
 
@@ -126,9 +131,21 @@ impl Window {
         }
         let value = self.result(out);
         self.produced.push(Some(value.clone()));
+        self.append(inst);
+        Some((value, out))
+    }
+
+    fn append(&mut self, inst: &'static Inst) {
         self.insts.push(inst);
         self.sites.push(self.site);
-        Some((value, out))
+        if self.stamped {
+            self.stamp(inst);
+        }
+    }
+
+    #[cold]
+    fn stamp(&mut self, inst: &'static Inst) {
+        self.stamps.push(Stamp { inst, site: self.site, at: Instant::now() });
     }
 
     /// The next result of the window.
@@ -319,6 +336,7 @@ impl Stream {
 
     /// Launches what was recorded.
     pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
+        events::here(site);
         self.flush(&mut self.lock(site), reason)
     }
 
@@ -391,6 +409,30 @@ impl Stream {
         self.launcher.wait(number, self.interrupt)
     }
 
+    /// How the device stands.
+    pub(crate) fn report(&self) -> DeviceReport {
+        let (queued_launches, queued_ops) = self.launcher.queued();
+        let bytes = self.memory.bytes();
+        DeviceReport {
+            split: self.launcher.timing.split(),
+            queued_launches,
+            queued_ops,
+            memory: bytes.current,
+            memory_peak: bytes.peak,
+            memory_limit: self.memory.limit(),
+        }
+    }
+
+    pub(crate) fn reset_split(&self) {
+        self.launcher.front.reset();
+        self.launcher.timing.reset();
+    }
+
+    /// Somebody listens: it is noted when ops are recorded.
+    pub(crate) fn stamp(&self) {
+        self.window.lock().stamped = true;
+    }
+
     pub(crate) fn hold(&self, on: bool) {
         self.launcher.hold(on);
     }
@@ -412,6 +454,7 @@ impl Stream {
         if tensor.numel() == 0 {
             return Ok(());
         }
+        events::here(site);
         let held = {
             let mut w = self.lock(site);
             let value = w.read(tensor.device()?, tensor)?;
@@ -448,7 +491,10 @@ impl Stream {
             }
         };
         self.launcher.wait_buffer(&buffer, self.interrupt)?;
-        buffer.to_host(out).map_err(|e| error::device("copy to the host", &e))
+        let start = Instant::now();
+        let result = buffer.to_host(out).map_err(|e| error::device("copy to the host", &e));
+        self.metrics.events.to_host(start, self.device, out.len());
+        result
     }
 
     /// Copies row-major host memory into a device tensor.
@@ -462,6 +508,7 @@ impl Stream {
         if tensor.numel() == 0 {
             return Ok(());
         }
+        events::here(site);
         let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         if let Some(reason) = w.uploads(site) {
@@ -479,7 +526,12 @@ impl Stream {
             return Err(self.out_of_memory(size));
         }
         self.metrics.to_device(bytes.len());
+        // Locked: this is part of an op.
+        let first = self.window.try_lock().is_some_and(|w| w.insts.is_empty());
+        let start = Instant::now();
         let buffer = upload(&self.client, self.device as usize, &ty, bytes)?;
+        self.launcher.front.copied(start, first);
+        self.metrics.events.to_device(start, self.device, bytes.len());
         let value = Value::new(ty, State::Ready(Arc::new(buffer)));
         self.memory.charge(size, &value.charge);
         Ok(value)
@@ -494,6 +546,7 @@ impl Stream {
         site: Site,
         mode: Mode,
     ) -> Result<(), Refusal> {
+        events::here(site);
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         if let Some(reason) = w.uploads(site) {

@@ -2,13 +2,18 @@
 
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
-use oxitorch_engine::{CacheOptions, Error, ErrorKind, Mode, Reading, Reason, Refusal, Stream};
+use oxitorch_engine::{
+    COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode, Parts, Reading, Reason,
+    Refusal, Stream,
+};
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::CStr;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -177,6 +182,37 @@ fn reading(out: &Bound<'_, PyDict>, name: &str, r: Reading) -> PyResult<()> {
     out.set_item(format!("{name}.all.freed"), r.freed)
 }
 
+/// How many compiles took at most so many seconds.
+fn compile_times<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    let ends = COMPILE_BUCKETS_MS.iter().map(|&ms| ms as f64 * 1e-3).chain([f64::INFINITY]);
+    for (end, n) in ends.zip(metrics.compile_times()) {
+        out.set_item(end, n)?;
+    }
+    Ok(out)
+}
+
+fn parts<'py>(py: Python<'py>, parts: &Parts) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    for (name, time) in parts.named() {
+        out.set_item(name, time.as_secs_f64())?;
+    }
+    Ok(out)
+}
+
+fn device_report<'py>(py: Python<'py>, d: &DeviceReport) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("steps", d.split.steps)?;
+    out.set_item("time_s", parts(py, &d.split.all)?)?;
+    out.set_item("last_step_s", d.split.step.map(|p| parts(py, &p)).transpose()?)?;
+    out.set_item("queue_launches", d.queued_launches)?;
+    out.set_item("queue_ops", d.queued_ops)?;
+    out.set_item("memory_bytes", d.memory)?;
+    out.set_item("memory_peak_bytes", d.memory_peak)?;
+    out.set_item("memory_limit_bytes", d.memory_limit)?;
+    Ok(out)
+}
+
 #[pymodule]
 mod _core {
     use super::*;
@@ -244,6 +280,7 @@ mod _core {
             window: (optional(config, "window_ops")?, optional(config, "window_bytes")?),
             explain: optional(config, "explain")?.unwrap_or(false),
             max_graphs: optional(config, "max_graphs")?,
+            trace: optional(config, "trace")?.unwrap_or(false),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
@@ -560,15 +597,53 @@ mod _core {
         out.set_item("cache", cache)?;
         out.set_item("flushes", s.engine.metrics().flushes())?;
         out.set_item("fallbacks", s.engine.metrics().fallbacks())?;
+        out.set_item("compile_times", compile_times(py, s.engine.metrics())?)?;
+        let devices: PyResult<Vec<_>> = s.engine.devices().iter().map(|d| device_report(py, d)).collect();
+        out.set_item("devices", devices?)?;
         Ok(out)
+    }
+
+    /// The metrics in Prometheus' text format.
+    #[pyfunction]
+    fn metrics_text(py: Python<'_>) -> PyResult<String> {
+        Ok(started(py)?.engine.prometheus())
+    }
+
+    /// The metrics for people.
+    #[pyfunction]
+    fn metrics_summary(py: Python<'_>) -> PyResult<String> {
+        Ok(started(py)?.engine.summary())
     }
 
     #[pyfunction]
     fn reset_metrics(py: Python<'_>) -> PyResult<()> {
-        let engine = &started(py)?.engine;
-        engine.metrics().reset();
-        engine.cache().reset();
+        started(py)?.engine.reset_metrics();
         Ok(())
+    }
+
+    /// Begins to keep what happens, for a timeline; gives its number.
+    #[pyfunction]
+    fn trace_start(py: Python<'_>) -> PyResult<u64> {
+        let s = started(py)?;
+        let number = s.next_event.fetch_add(1, Relaxed);
+        s.listeners.lock().insert(number, s.engine.listen());
+        Ok(number)
+    }
+
+    /// Waits for what is queued and writes the timeline into a file; the number of events in it, and of those that were
+    /// too many for it. None if there is no timeline of that number.
+    #[pyfunction]
+    fn trace_stop(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<Option<(usize, u64)>> {
+        let Some(s) = state::started() else { return Ok(None) };
+        let Some(listener) = s.listeners.lock().remove(&number) else { return Ok(None) };
+        let site = crate::sites::here();
+        py.detach(|| {
+            let heard = s.engine.heard(listener, site);
+            let mut file = BufWriter::new(File::create(path)?);
+            heard.write_trace(&mut file)?;
+            file.flush()?;
+            Ok(Some((heard.len(), heard.dropped)))
+        })
     }
 
     fn rng(py: Python<'_>, device: i32) -> PyResult<(u64, u64)> {

@@ -3,7 +3,7 @@
 use crate::abi::Shim;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    CacheOptions, Engine, Error, ErrorKind, Mark, Mode, Op, Options, Switches, UserOptions,
+    CacheOptions, Engine, Error, ErrorKind, Listener, Mark, Mode, Op, Options, Switches, UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -34,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) explain: bool,
     /// Programs that may be made.
     pub(crate) max_graphs: Option<u64>,
+    /// Whether everything that happens is kept for a timeline, from the start.
+    pub(crate) trace: bool,
     pub(crate) cache: CacheOptions,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
@@ -53,6 +55,8 @@ pub(crate) struct State {
     pub(crate) warned: Mutex<FxHashSet<String>>,
     pub(crate) events: Mutex<FxHashMap<u64, Event>>,
     pub(crate) next_event: AtomicU64,
+    /// Timelines that are being made, by number; that of the whole process is number 0.
+    pub(crate) listeners: Mutex<FxHashMap<u64, Listener>>,
     /// Precision of float32 matrix products: 0 highest, 1 high, 2 default, or [`FOLLOW`].
     pub(crate) precision: AtomicU32,
     /// The user's compiler options and whether XLA may keep excess precision, as they were set.
@@ -174,6 +178,7 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
     STATE.get_or_init(|| {
         // SAFETY: the handler only stores to an atomic.
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
+        let process = setup.trace.then(|| (0, engine.listen())).into_iter().collect();
         State {
             engine,
             ops: &setup.ops,
@@ -182,6 +187,7 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
             warned: Mutex::default(),
             events: Mutex::default(),
             next_event: AtomicU64::new(1),
+            listeners: Mutex::new(process),
             precision: AtomicU32::new(FOLLOW),
             compiler: Mutex::default(),
         }

@@ -14,7 +14,7 @@ import torch
 
 from oxitorch import _activate
 
-from . import amp, compiler, memory, modes, ops, random, streams
+from . import amp, compiler, memory, modes, ops, random, streams, tracing
 from ._device import (
     DeviceProperties,
     _DeviceGuard,
@@ -79,6 +79,7 @@ from .random import (
     set_rng_state_all,
 )
 from .streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream, stream
+from .tracing import trace
 
 __all__ = [
     "DeviceProperties", "EagerMode", "Event", "Precision", "Stream", "StreamContext",
@@ -87,11 +88,12 @@ __all__ = [
     "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
     "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
     "max_graphs", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated",
-    "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics", "ops", "platform",
+    "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
+    "metrics_summary", "metrics_text", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
     "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_device", "set_eager_mode",
     "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all", "set_stream", "set_window",
-    "stream", "synchronize",
+    "stream", "synchronize", "trace",
 ]  # fmt: skip
 
 
@@ -106,13 +108,27 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def metrics() -> dict[str, Any]:
-    """What the engine did in this process since the start or `reset_metrics`.
+    """What the engine did in this process since the start or `reset_metrics`; `docs/metrics.md` explains each entry.
 
-    Among them: "fallbacks" (operation name to how often it ran on the CPU), "compiles", "compile_s", "loads" (programs
-    that another process had compiled), "load_s", "cache_hits", "launches", "ops", "transfers_h2d", "transfers_d2h" and
-    their bytes, and "cache": hits of each tier, what was written, evicted, damaged, waited for and saved.
+    Among them: "ops", "programs", "launches", "window_hits", "compiles", "compile_s", "compile_times" (upper end in
+    seconds to number), "loads" (programs that another process had compiled), "load_s", "cache_hits", "transfers_h2d",
+    "transfers_d2h" and their bytes, "donations" and "bytes_donated", "flushes" (by reason), "fallbacks" (operation name
+    to how often it ran on the CPU), "cache" (hits of each tier, what was written, evicted, damaged, waited for and
+    saved) and "devices": for each device its memory, its queue, and where its time and that of its last step went.
     """
     return _activate.core().metrics()
+
+
+def metrics_text() -> str:
+    """The metrics in Prometheus' text exposition format (version 0.0.4): write it to a file for the node exporter's
+    textfile collector, or answer with it as `text/plain; version=0.0.4`.
+    """
+    return _activate.core().metrics_text()
+
+
+def metrics_summary() -> str:
+    """The metrics for people: what bounds the device and what to do about it, programs, caches, copies, memory."""
+    return _activate.core().metrics_summary()
 
 
 def reset_metrics() -> None:

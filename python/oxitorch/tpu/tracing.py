@@ -1,0 +1,75 @@
+"""Timelines of what a program does: what Python recorded, what was compiled, copied, waited for, and run.
+
+The files are in the trace event format: open them at https://ui.perfetto.dev or in chrome://tracing.
+"""
+
+import contextlib
+import gzip
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from oxitorch import _activate, _env
+
+
+class trace:
+    """Context manager that writes a timeline of its block into a file; `docs/tools.md` explains what is in it.
+
+    Leaving the block waits for the device. The file is there after it, also when the block raised.
+
+    Args:
+        path: the file; with a name that ends with `.gz` it is compressed, which Perfetto opens as it is.
+
+    Raises:
+        FileNotFoundError: the folder of the file does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._number: int | None = None
+
+    def __enter__(self) -> "trace":
+        if not self.path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"torch.tpu.trace: no such folder: {self.path.absolute().parent}")
+        self._number = _activate.core().trace_start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        number, self._number = self._number, None
+        if number is not None:
+            _write(number, self.path)
+
+
+def _write(number: int, path: Path) -> None:
+    """Ends a timeline and writes it: under another name first, so that there is no half file."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    os.close(handle)
+    try:
+        if _activate.core().trace_stop(number, temporary) is None:
+            return  # the device was never used
+        if path.name.endswith(".gz"):
+            plain = temporary
+            with open(plain, "rb") as source, gzip.open(plain + ".gz", "wb", compresslevel=4) as target:
+                shutil.copyfileobj(source, target)
+            temporary += ".gz"
+            os.unlink(plain)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write_process() -> None:
+    """At exit: the timeline that OXITORCH_TRACE asks for."""
+    path = Path(os.path.expanduser(str(_env.TRACE.read()).replace("%p", str(os.getpid()))))
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    _write(0, path)
