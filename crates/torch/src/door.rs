@@ -89,8 +89,8 @@ fn enter<T>(f: impl FnOnce(&'static State) -> Result<T, Refusal>) -> Result<T, R
         let text = text.unwrap_or("no message");
         Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
     });
-    if let (Err(_), Some(s)) = (&result, state::started()) {
-        s.engine.linger(); // what a wait at the end of the process gave up
+    if let Some(s) = state::started() {
+        s.engine.linger(); // whatever came of it: where it returns to, the GIL is wanted
     }
     result
 }

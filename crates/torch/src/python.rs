@@ -55,7 +55,11 @@ fn detached<T: Send>(
     f: impl FnOnce(&'static state::State) -> Result<T, Refusal> + Send,
 ) -> PyResult<T> {
     let state = started(py)?;
-    let result = py.detach(|| f(state));
+    let result = py.detach(|| {
+        let result = f(state);
+        state.engine.linger();
+        result
+    });
     py.check_signals()?;
     result.map_err(|r| refused(py, r))
 }
