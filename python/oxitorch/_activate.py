@@ -166,7 +166,7 @@ def _register(torch, module) -> None:
     from oxitorch import _core, _default_backend, _print
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
-    # A compiled step is traced, this hook with it, and joins the program of what comes next.
+    # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
     def end_of_step(*_) -> None:
         if not torch.compiler.is_compiling():
             _core.cut("step")

@@ -2,17 +2,25 @@
 
 Dynamo captures graphs and guards them, AOTAutograd makes forward and backward graphs of ATen operations of them, and
 these are played on the device: the engine records the operations like any others, so a compiled region shares windows,
-programs and caches with the code around it.
+programs and caches with the code around it. From the second call on no Python runs for an operation of the device; see
+`_Graph`.
 
 PyTorch loads this module, through the entry point group `torch_dynamo_backends`, when the backend is first asked for;
 Dynamo is slow to import.
 """
 
 import functools
+import itertools
+import operator
+import os
+import weakref
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
+
+from oxitorch import _activate
 
 
 def tpu(gm: GraphModule, example_inputs: list, *, mode: str | None = None, options: dict | None = None, **_):
@@ -33,32 +41,154 @@ def tpu(gm: GraphModule, example_inputs: list, *, mode: str | None = None, optio
 def _backend():
     # Writes to arguments stay in the graphs, as one copy_ each at the end. Each intermediate value that the backward
     # needs is saved: where forward and backward become one program, XLA decides what to keep.
-    return aot_autograd(fw_compiler=_play, keep_inference_input_mutations=True)
+    return aot_autograd(
+        fw_compiler=functools.partial(_compiler, of_backward=False),
+        bw_compiler=functools.partial(_compiler, of_backward=True),
+        keep_inference_input_mutations=True,
+    )
 
 
-def _play(gm: GraphModule, _example_inputs):
-    player = _Player(gm)
+_OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
 
-    def play(args: list):
+
+def _compiler(gm: GraphModule, _example_inputs, of_backward: bool):
+    graph = _Graph(gm, of_backward)
+    # As after an optimizer's eager step, whose hook is traced away.
+    ends_step = not of_backward and any(_OPTIMIZERS in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)
+    cut = _activate.core().cut
+
+    def call(args: list) -> list:
+        results = graph.call(args)
+        if ends_step:
+            cut("step")
+        return results
+
+    # AOTAutograd hands the arguments over in a list, so that they can end when the graph is done with them.
+    call._boxed_call = True
+    return call
+
+
+class _Graph:
+    """A graph: played once for each kind of arguments while the engine notes what it records, from then on recorded by
+    that recipe in one call.
+
+    What the graph computes on the host, as optimizers do with their step counts, PyTorch does in each call, first.
+    A graph with operations that may do anything (custom ones, control flow) is played every time.
+    """
+
+    def __init__(self, gm: GraphModule, of_backward: bool):
+        self._replay = torch.ops.oxitorch._replay.default
+        self._known: dict[tuple, _Recipes] = {}
+        self._parts = _split(gm)
+        self._player = _Player(self._parts.device if self._parts else gm, of_backward)
+
+    def call(self, args: list) -> list:
         given = list(args)
-        args.clear()  # what only the graph still needs ends when the graph is done with it
-        return player.run(*given)
+        args.clear()
+        parts = self._parts
+        if parts is None:
+            return _watched(self._player, [a for a in given if isinstance(a, torch.Tensor)], given, None)
+        on_host = () if parts.host is None else parts.host(*[given[i] for i in parts.host_inputs])
+        if parts.takes_all:
+            inputs = given
+        else:
+            inputs = [given[i] for i in parts.inputs] + [on_host[i] for i in parts.from_host] + parts.constants
+        results = self._run(inputs)
+        if parts.host_writes is not None:
+            parts.host_writes(*[given[i] for i in parts.host_inputs], *on_host)
+        if parts.gives_all:
+            return results
+        sources = {"result": results, "argument": given, "host": on_host, "constant": parts.constants}
+        return [value if source is None else sources[source][value] for source, value in parts.outputs]
 
-    play._boxed_call = True
-    return play
+    def _run(self, inputs: list) -> list:
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        # The arguments that are no tensors, with their types: 1, 1.0 and True are different.
+        kind = ()
+        if len(tensors) != len(inputs):
+            kind = tuple(None if isinstance(x, torch.Tensor) else (type(x), x) for x in inputs)
+        known = self._known.get(kind)
+        if known is not None and known.results is not None:
+            done, made = self._replay(known.number, tensors)
+            if done:
+                if known.written:
+                    torch.autograd.graph.increment_version([tensors[i] for i in known.written])
+                if known.all_tensors:
+                    return made
+                made = iter(made)
+                return [next(made) if r is torch.Tensor else r for r in known.results]
+        if known is None and len(self._known) < _MAX_KINDS:
+            known = self._known[kind] = _Recipes()
+        return _watched(self._player, tensors, inputs, known)
 
 
-class _Player(torch.fx.Interpreter):
+# Kinds of arguments besides tensors for which recipes are kept.
+_MAX_KINDS = 64
+
+
+class _Recipes:
+    """What is known about a graph for some values of the arguments that are no tensors."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self):
+        self.number = next(self._numbers)
+        # The results, with `torch.Tensor` in place of tensors; None: no recipe yet.
+        self.results: list | None = None
+        self.all_tensors = False
+        # The tensors that the graph writes.
+        self.written: list[int] = []
+        weakref.finalize(self, _activate.core().forget_graph, self.number).atexit = False
+
+
+def _watched(player, tensors: list, inputs: list, known: _Recipes | None) -> list:
+    """Plays a graph, as a unit for the engine, and keeps the recipe if there is one."""
+    core = _activate.core()
+    watching = torch.ops.oxitorch._watch(tensors)
+    versions = [_version(t) for t in tensors]
+    try:
+        results = player.run(*inputs)
+        if watching and known is not None:
+            shown = [torch.Tensor if isinstance(r, torch.Tensor) else r for r in results]
+            written = [i for i, (t, v) in enumerate(zip(tensors, versions, strict=True)) if _version(t) != v]
+            if known.results is None or (known.results, known.written) == (shown, written):
+                made = [r for r in results if isinstance(r, torch.Tensor)]
+                watching = False
+                if torch.ops.oxitorch._watched(known.number, tensors, made):
+                    known.results, known.all_tensors, known.written = shown, len(made) == len(shown), written
+        return list(results)
+    finally:
+        core.play_site(0)
+        if watching:
+            core.unwatch()
+
+
+def _version(tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _Player(Interpreter):
     """Runs a graph operation by operation.
 
     The graph was made from shapes and strides that PyTorch's meta functions foretold. Where an operation of ours gives
     other strides, its result is copied into the foretold ones: the graph may go on to make views that depend on them.
     """
 
+    def __init__(self, gm: GraphModule, of_backward: bool):
+        super().__init__(gm)
+        core = _activate.core()
+        self._play_site = core.play_site
+        self._sites = {
+            n: core.site_of_trace(n.meta.get("stack_trace") or "", of_backward)
+            for n in gm.graph.nodes
+            if n.op == "call_function"
+        }
+
     def run_node(self, n):
-        result = super().run_node(n)
         if n.op != "call_function":
-            return result
+            return super().run_node(n)
+        self._play_site(self._sites[n])
+        result = super().run_node(n)
         foretold = n.meta.get("val")
         if isinstance(foretold, (list, tuple)) and isinstance(result, (list, tuple)):
             pairs = zip(result, foretold, strict=False)
@@ -69,7 +199,29 @@ class _Player(torch.fx.Interpreter):
         # With sizes that are only known now, the strides cannot be compared; this copies where a view is not possible.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
+        elif target is torch.ops.higher_order.run_and_save_rng_state:
+            return torch.tpu.get_rng_state(_device_of(args, kwargs)), args[0](*args[1:], **kwargs)
+        elif target is torch.ops.higher_order.run_with_rng_state:
+            return _with_rng_state(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+# What a backward computes again takes the random numbers of the forward. PyTorch's own implementations of the two
+# operations for that know PyTorch's own devices only.
+
+
+def _with_rng_state(state, op, *args, **kwargs):
+    device = _device_of(args, kwargs)
+    now = torch.tpu.get_rng_state(device)
+    torch.tpu.set_rng_state(state, device)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        torch.tpu.set_rng_state(now, device)
+
+
+def _device_of(args, kwargs):
+    return next((x.device for x in args if isinstance(x, torch.Tensor)), kwargs.get("device", "tpu"))
 
 
 def _restrided(result, foretold):
@@ -81,3 +233,130 @@ def _restrided(result, foretold):
     if all(n == 1 or a == b for n, a, b in zip(shape, result.stride(), strides, strict=True)):
         return result
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+class _Parts:
+    """A graph's part for the host and its part for the device."""
+
+    def __init__(self):
+        # Takes the arguments `host_inputs`, gives what the device and the outputs need.
+        self.host: GraphModule | None = None
+        self.host_inputs: list[int] = []
+        # Writes to arguments on the host; takes `host_inputs` and all that `host` gave, after everything else.
+        self.host_writes: GraphModule | None = None
+        # Takes the arguments `inputs`, these results of `host`, the graph's constants.
+        self.device: GraphModule
+        self.inputs: list[int] = []
+        self.from_host: list[int] = []
+        self.constants: list = []
+        # Where each output of the graph is found, and at which place there; (None, value) for one that is no node.
+        self.outputs: list[tuple] = []
+        # Whether `device` takes just the arguments, and gives just the outputs.
+        self.takes_all = False
+        self.gives_all = False
+
+
+def _split(gm: GraphModule) -> _Parts | None:
+    """The parts of a graph; None for one that has to be played as it is."""
+    nodes = list(gm.graph.nodes)
+    arguments = [n for n in nodes if n.op == "placeholder"]
+    constants = [n for n in nodes if n.op == "get_attr"]
+    calls = [n for n in nodes if n.op == "call_function"]
+    output = nodes[-1]
+    if len(arguments) + len(constants) + len(calls) + 1 != len(nodes) or not all(map(_is_pure, calls)):
+        return None
+    if not all(isinstance(getattr(gm, n.target, None), torch.Tensor) for n in constants):
+        return None
+    host, writes = _host_part([*arguments, *constants], calls)
+    if writes is None:
+        return None
+
+    parts = _Parts()
+    on_device = [n for n in calls if n not in host and n not in writes]
+    on_host = [n for n in calls if n in host]
+    used_by_device = {i for n in on_device for i in n.all_input_nodes}
+    used = used_by_device.union(output.all_input_nodes)
+    # What the host part takes and gives.
+    taken = [n for n in arguments if n in host]
+    used_by_writes = {i for n in writes for i in n.all_input_nodes}
+    given = [n for n in on_host if n in used or n in used_by_writes]
+    if on_host or writes:
+        parts.host = _module(gm, taken, on_host, given)
+        parts.host_inputs = [arguments.index(n) for n in taken]
+        parts.from_host = [i for i, n in enumerate(given) if n in used_by_device]
+    if writes:
+        parts.host_writes = _module(gm, [*taken, *given], writes, [])
+    inputs = [n for n in arguments if n in used_by_device or n not in host]
+    parts.inputs = [arguments.index(n) for n in inputs]
+    inputs += [given[i] for i in parts.from_host]
+    held = [n for n in constants if n in used]
+    parts.constants = [getattr(gm, n.target) for n in held]
+    results: list[Node] = []
+
+    def place(x):
+        for source, among in (("argument", arguments), ("constant", held), ("host", given)):
+            if x in among:
+                return source, among.index(x)
+        if not isinstance(x, Node):
+            return None, x
+        if x not in results:
+            results.append(x)
+        return "result", results.index(x)
+
+    parts.outputs = [place(x) for x in output.args[0]]
+    parts.device = _module(gm, [*inputs, *held], on_device, results)
+    parts.takes_all = inputs == arguments and not held
+    parts.gives_all = parts.outputs == [("result", i) for i in range(len(results))]
+    return parts
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether what a node does follows from its arguments alone, random numbers aside."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace in ("aten", "prims")
+    module = getattr(node.target, "__module__", None)
+    return node.target is operator.getitem or module in ("_operator", "math", "torch")
+
+
+def _host_part(sources: list[Node], calls: list[Node]):
+    """The nodes that need nothing from the device, and the calls that write arguments on the host; None in place of the
+    latter if somebody reads afterwards what they write.
+    """
+    host = {n for n in sources if not _is_on_device(n)}
+    writes: list[Node] = []
+    written: set[Node] = set()
+    for n in calls:
+        inputs = n.all_input_nodes
+        if any(i in written or i in writes for i in inputs):
+            return host, None
+        if not all(i in host for i in inputs) or _is_on_device(n):
+            continue
+        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
+            writes.append(n)
+            written.update(inputs[:1])
+        else:
+            host.add(n)
+    return host, writes
+
+
+def _is_on_device(node: Node) -> bool:
+    """Whether a node gives a tensor that is not the CPU's."""
+    values = node.meta.get("val")
+    values = values if isinstance(values, (list, tuple)) else [values]
+    return any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in values)
+
+
+def _module(gm: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Node]) -> GraphModule:
+    """These calls as a graph of their own."""
+    graph = Graph()
+    new = {}
+    for n in inputs:
+        new[n] = graph.placeholder(n.name)
+        new[n].meta = n.meta
+    for n in calls:
+        for constant in n.all_input_nodes:
+            if constant not in new and constant.op == "get_attr":
+                new[constant] = graph.node_copy(constant)
+        new[n] = graph.node_copy(n, new.__getitem__)
+    graph.output(tuple(map_arg(outputs, new.__getitem__)))
+    return GraphModule(gm, graph)

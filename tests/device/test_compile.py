@@ -1,6 +1,8 @@
 """`torch.compile` on the device, against eager PyTorch on the CPU."""
 
 import copy
+import gc
+import sys
 
 import pytest
 import torch
@@ -373,9 +375,14 @@ def test_operations_without_a_lowering_run_on_the_cpu():
 
 
 def test_failures_name_the_line():
-    g = compiled(lambda x, i: x[i] + 1)
+    def f(x, i):
+        y = x * 2
+        return y[i] + 1  # here
+
+    g = compiled(f)
     x = torch.ones(4, device=DEVICE)
-    with torch.tpu.set_eager_mode("debug"), pytest.raises(IndexError, match="test_compile.py"):
+    line = f.__code__.co_firstlineno + 2
+    with torch.tpu.set_eager_mode("debug"), pytest.raises(IndexError, match=f"called at .*test_compile.py:{line} in f"):
         g(x, torch.tensor([9], device=DEVICE))
 
 
@@ -387,3 +394,328 @@ def test_other_switches_are_other_programs():
     with torch.tpu.set_precision("default"):
         assert_close(g(moved, moved), x @ x)
     assert_close(g(moved, moved), x @ x)
+
+
+def counts():
+    m = torch.tpu.metrics()
+    return {name: m[name] for name in ("ops", "plays", "replays", "recipes", "programs", "compiles")}
+
+
+def test_the_second_call_is_a_replay():
+    g = compiled(lambda x: (x * 2).relu().sum() + x.mean(), fullgraph=True)
+    x = torch.randn(5, device=DEVICE)
+    g(x)
+    torch.tpu.reset_metrics()
+    for _ in range(3):
+        g(x)
+    assert counts()["ops"] == counts()["plays"] == 0
+    assert counts()["replays"] == 3
+
+
+def test_no_python_runs_for_an_operation():
+    def chain(n):
+        def f(x):
+            for _ in range(n):
+                x = (x * 1.5).sin()
+            return x
+
+        return f
+
+    def calls(n):
+        torch._dynamo.reset()
+        g = compiled(chain(n), fullgraph=True)
+        x = torch.randn(5, device=DEVICE)
+        for _ in range(3):
+            g(x)
+        seen = []
+        sys.setprofile(lambda frame, event, arg: seen.append(event))
+        g(x)
+        sys.setprofile(None)
+        return len(seen)
+
+    assert calls(30) == calls(3)
+
+
+def training_loop(model, step_of, loss_of=nn.functional.cross_entropy):
+    """Steps of a training loop, one at a time; gives the loss."""
+    while True:
+        x, y = torch.randn(8, 12).to(DEVICE), torch.randint(5, (8,)).to(DEVICE)
+        loss = loss_of(model(x), y)
+        loss.backward()
+        step_of()
+        yield loss
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_loop_runs_the_programs_of_eager(capturable):
+    """One program in each step, no copies but the batch, every weight and state given back; with the same losses."""
+    if torch.tpu.eager_mode is not torch.tpu.EagerMode.FUSED:
+        pytest.skip("strict mode has a flush for each operation")
+    counted = {}
+    for how in ("eager", "model", "model and step"):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 5)).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=capturable)
+        step = compiled(optimizer.step) if "step" in how else optimizer.step
+        loop = training_loop(compiled(model) if "model" in how else model, lambda: (step(), optimizer.zero_grad()))  # noqa: B023
+        losses = [next(loop) for _ in range(4)]
+        torch.tpu.synchronize()
+        torch.tpu.reset_metrics()
+        losses += [next(loop) for _ in range(4)]
+        torch.tpu.synchronize()
+        m = torch.tpu.metrics()
+        assert m["compiles"] == m["programs"] == 0, how
+        assert m["flushes"] == {"step": 4}, how
+        assert m["replays"] == {"eager": 0, "model": 8, "model and step": 12}[how]
+        names = ("launches", "transfers_h2d", "bytes_h2d", "transfers_d2h", "donations")
+        counted[how] = [m[name] for name in names], [x.item() for x in losses]
+    for how in ("model", "model and step"):
+        assert counted[how][0] == counted["eager"][0], how
+        assert counted[how][1] == pytest.approx(counted["eager"][1], rel=1e-4), how
+
+
+def test_arguments_with_one_value_are_told_apart_later():
+    g = compiled(lambda x, y: x * 2 + y)
+    x = torch.randn(4, device=DEVICE)
+    y = x.clone()  # shares the value until one of them is written
+    assert_close(g(x, y), x.cpu() * 3)
+    y.add_(1)
+    for _ in range(2):
+        assert_close(g(x, y), x.cpu() * 3 + 1)
+
+
+def test_an_argument_that_holds_a_number_of_the_graph():
+    g = compiled(lambda x, y: x * 3.0 + y)
+    x = torch.ones(2, device=DEVICE)
+    for number in (3.0, 4.0, 5.0):
+        y = torch.full((), number, device=DEVICE)
+        assert_close(g(x, y), torch.full((2,), 3 + number))
+
+
+def test_seeds_hold_for_replays():
+    g = compiled(lambda x: torch.rand_like(x) + torch.randn_like(x))
+    x = torch.zeros(100, device=DEVICE)
+    g(x)
+    torch.manual_seed(5)
+    a, b = g(x).cpu(), g(x).cpu()
+    torch.manual_seed(5)
+    assert torch.equal(g(x).cpu(), a)
+    assert torch.equal(g(x).cpu(), b)
+    assert not torch.equal(a, b)
+
+
+def test_a_graph_that_raises_is_watched_no_more():
+    def f(x, y):
+        return x @ y
+
+    g = compiled(f, dynamic=False)
+    huge = torch.empty(1, device=DEVICE).expand(1 << 30, 1)
+    with pytest.raises(RuntimeError):
+        g(huge, huge.t()).cpu()
+    x = torch.randn(3, 3)
+    for _ in range(3):
+        assert_close(g(to_device(x), to_device(x)), x @ x)
+
+
+def test_recipes_end_with_their_graph():
+    weight = torch.randn(4, device=DEVICE)
+    g = compiled(lambda x: x + weight)
+    for _ in range(2):
+        g(weight)
+    del g
+    torch._dynamo.reset()
+    gc.collect()
+    torch.tpu.synchronize()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_stock_step_is_replayed(name):
+    """Also those that count steps on the CPU."""
+    model = mlp().to(DEVICE)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    step = compiled(optimizer.step)
+    loop = training_loop(compiled(model), lambda: (step(), optimizer.zero_grad()))
+    for _ in range(4):
+        next(loop)
+    torch.tpu.reset_metrics()
+    for _ in range(3):
+        next(loop)
+    assert counts()["replays"] == 9
+    assert counts()["plays"] == 0
+
+
+def test_replays_count_as_writes():
+    def f(x, y):
+        y.mul_(x)
+        return x + 1
+
+    g = compiled(f, fullgraph=True)
+    x, y = torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE)
+    seen = []
+    for _ in range(4):
+        before = x._version, y._version
+        g(x, y)
+        seen.append((x._version - before[0], y._version - before[1]))
+    assert seen[0][0] == 0 < seen[0][1]
+    assert seen == seen[:1] * 4
+    w = torch.ones(3, device=DEVICE, requires_grad=True)
+    z = w * y
+    g(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_a_write_to_what_a_replayed_forward_saved_is_seen():
+    g = compiled(lambda x, w: (x * w).sum(), fullgraph=True)
+    for _ in range(3):
+        x, w = torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE, requires_grad=True)
+        loss = g(x, w)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_custom_operations_run_in_each_call():
+    calls = []
+
+    @torch.library.custom_op("oxitorch_tests::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return x * len(calls)
+
+    counted.register_fake(lambda x: torch.empty_like(x))
+    g = compiled(lambda x: counted(x) + 1, fullgraph=True)
+    x = torch.ones(2, device=DEVICE)
+    assert [g(x).tolist()[0] for _ in range(3)] == [2, 3, 4]
+
+
+def test_numbers_on_the_host():
+    def f(x, scale, table, step):
+        step += 1
+        return x * scale + table.to(x.device)[1] + torch.tensor([1.0, 2.0], device=x.device) / step, scale * 2
+
+    g = compiled(f, fullgraph=True)
+    x = torch.randn(2)
+    moved = to_device(x)
+    step, here = torch.zeros(()), torch.zeros(())
+    for i in range(4):
+        if i == 2:
+            torch.tpu.reset_metrics()
+        scale, table = torch.tensor(1.5 + i), torch.randn(3, 2)
+        (actual, on_host), (expected, doubled) = g(moved, scale, table, step), f(x, scale, table, here)
+        assert_close(actual, expected)
+        assert torch.equal(on_host, doubled)
+        assert step.item() == here.item() == i + 1
+    assert counts()["replays"] == 2
+    assert counts()["plays"] == 0
+
+
+def test_a_learning_rate_that_changes():
+    w = torch.ones(4, device=DEVICE, requires_grad=True)
+    v = torch.ones(4, requires_grad=True)
+    ours, reference = torch.optim.AdamW([w], lr=torch.tensor(0.1)), torch.optim.AdamW([v], lr=torch.tensor(0.1))
+    step = compiled(ours.step)
+    for i in range(5):
+        for optimizer, p in ((ours, w), (reference, v)):
+            optimizer.param_groups[0]["lr"].fill_(0.1 / (1 + i))
+            p.grad = torch.full_like(p, 0.5 + i)
+        step()
+        reference.step()
+        assert_close(w, v, f"step {i}")
+
+
+def test_a_graph_is_one_program(mode):
+    def f(x):
+        for _ in range(100):
+            x = (x * 1.01).sin()
+        return x
+
+    g = compiled(f)
+    x = torch.randn({"fused": 7, "strict": 8, "debug": 9}[mode], device=DEVICE)
+    torch.tpu.synchronize()
+    torch.tpu.reset_metrics()
+    for _ in range(3):
+        kept = g(x)
+        torch.tpu.synchronize()
+    assert_close(kept, f(x.cpu()))
+    m = torch.tpu.metrics()
+    launches, programs = sum(m["flushes"].values()), m["programs"]
+    assert (launches, programs) == ((600, 2) if mode == "debug" else (3, 1))
+
+
+def test_the_engine_knows_the_lines_of_replays():
+    def f(x):
+        return (x * 2).sin()  # here
+
+    g = compiled(f, fullgraph=True)
+    for n in (3, 3, 4):
+        g(torch.ones(n, device=DEVICE)).cpu()
+    torch.tpu.synchronize()
+    text = str(torch.tpu.explain())
+    line = f.__code__.co_firstlineno + 1
+    assert f"test_compile.py:{line} in f" in text
+
+
+def test_compiled_functions_under_transforms(mode):
+    def loss(w, x):
+        return ((x @ w).tanh() ** 2).sum()
+
+    w, x = torch.randn(3, 2), torch.randn(5, 3)
+    for f in (torch.func.grad(loss), torch.func.vmap(loss, (None, 0)), torch.func.jacrev(loss)):
+        g = compiled(f)
+        for _ in range(2):
+            assert_close(g(to_device(w), to_device(x)), f(w, x))
+
+
+def test_checkpoint_recomputes_with_the_same_dropout():
+    def block(x, w):
+        return nn.functional.dropout((x @ w).relu(), 0.5).sin()
+
+    def f(x, w):
+        return torch.utils.checkpoint.checkpoint(block, x, w, use_reentrant=False).sum()
+
+    g = compiled(f)
+    for _ in range(3):
+        gradients = []
+        for h in (g, f):
+            torch.manual_seed(4)
+            x, w = torch.ones(16, 8, device=DEVICE), torch.ones(8, 8, device=DEVICE, requires_grad=True)
+            h(x, w).backward()
+            gradients.append(w.grad.cpu())
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("mode_name", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_are_accepted(mode_name):
+    x = torch.randn(4)
+    assert_close(torch.compile(lambda x: x.sin(), backend="tpu", mode=mode_name)(to_device(x)), x.sin())
+
+
+def test_dynamo_explains():
+    def f(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    explained = torch._dynamo.explain(f)(torch.ones(3, device=DEVICE))
+    assert (explained.graph_count, explained.graph_break_count) == (2, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_programs_run(name):
+    make, shape = MODELS[name]
+    cpu, device = pair(make)
+    x = torch.randn(shape)
+    exported = torch.export.export(device.eval(), (to_device(x),))
+    assert_close(exported.module()(to_device(x)), cpu.eval()(x))
+    assert_close(compiled(exported.module())(to_device(x)), cpu(x))
+
+
+def test_nothing_is_compiled_again():
+    g = compiled(mlp().to(DEVICE), dynamic=False, fullgraph=True)
+    x = torch.randn(4, 12, device=DEVICE)
+    g(x).sum().backward()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            g(x).sum().backward()

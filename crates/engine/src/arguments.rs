@@ -10,7 +10,7 @@ use crate::tensor::{Place, TensorRef};
 use crate::value::Value;
 use oxitorch_aten::args::{Number, is_operand, number_arg};
 use oxitorch_aten::{self as aten, Arg, NumKind, ParamKind, ScalarArg, Source, TensorArg};
-use oxitorch_hlo::{DType, Dims, TensorType};
+use oxitorch_hlo::{DType, Dims};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -209,10 +209,7 @@ pub(crate) fn encode_number(n: Number, is_operand: bool, key: &mut Key) {
 fn value(call: &Call<'_, '_>, w: &mut Window, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
     match t.place {
         Place::Device(slot) if slot.device == call.device => w.read(slot, t),
-        Place::Host(bytes) if t.sizes.is_empty() => {
-            let dtype = t.dtype()?;
-            Ok(w.number(dtype, &bytes[..dtype.size_bytes()]))
-        }
+        Place::Host(bytes) if t.sizes.is_empty() => Ok(w.host_number(t.dtype()?, bytes, t.wrapped)),
         _ => Err(call.mixed_devices(t)),
     }
 }
@@ -277,11 +274,6 @@ fn num_kind(dtype: DType) -> NumKind {
         d if d.is_float() => NumKind::Float,
         _ => NumKind::Int,
     }
-}
-
-/// The type of a generator's state.
-pub(crate) fn rng_type() -> TensorType {
-    TensorType::new(DType::U64, [2].as_slice())
 }
 
 /// Whether strides are part of an instance: only where the layout looks at them.

@@ -1,6 +1,6 @@
 //! One ATen call: from PyTorch's arguments to recorded instances and PyTorch's results.
 
-use crate::arguments::{Item, Operands, item, rng_type, with_strides};
+use crate::arguments::{Item, Operands, item, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
@@ -10,7 +10,7 @@ use crate::masks;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Held, Slot, State, Value};
+use crate::value::{Held, Slot, Value};
 use crate::view::dense_order;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
@@ -269,6 +269,7 @@ impl<'a> Call<'_, 'a> {
         let op = aten::find(row).ok_or_else(missing)?;
         let held = {
             let mut w = stream.lock(self.site);
+            w.spoil();
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
             stream.flush(&mut w, Reason::Read)?;
@@ -576,11 +577,11 @@ impl<'a> Call<'_, 'a> {
             }
         }
         if let Some((place, generator)) = operands.rng {
-            let (seed, offset) = (self.rng)(generator, inst.rng_blocks);
-            let mut bytes = [0; 16];
-            bytes[..8].copy_from_slice(&seed.to_le_bytes());
-            bytes[8..].copy_from_slice(&offset.to_le_bytes());
-            operands.values[place] = Value::new(rng_type(), State::Host(bytes.as_slice().into()));
+            let state = Value::generator((self.rng)(generator, inst.rng_blocks));
+            if generator.is_none() {
+                w.note_random(&state, inst.rng_blocks);
+            }
+            operands.values[place] = state;
         }
         let outputs = w.record(inst, operands.values);
         Ok(Results { inst, outputs })

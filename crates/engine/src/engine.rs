@@ -173,6 +173,12 @@ impl Engine {
         self.explainer.allow(more)
     }
 
+    /// This thread plays no compiled graph any more.
+    pub fn unwatch(&self) -> Result<()> {
+        let mode = self.switches().mode;
+        self.streams.iter().try_for_each(|s| s.unwatch(mode).map(drop))
+    }
+
     /// Bounds of what is recorded before it is launched in fused mode; `None` is the default: 10,000 ops, and results as
     /// large as the device's memory.
     pub fn set_window(&self, ops: Option<usize>, bytes: Option<u64>) {

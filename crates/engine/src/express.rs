@@ -112,7 +112,7 @@ impl Express<'_, '_> {
                     encode_tensor(dtype, false, sizes, strided.then_some(strides), key);
                 }
                 Plain::Host { dtype, bytes, wrapped } => {
-                    operands.push(Operand::Value(w.number(dtype, bytes)));
+                    operands.push(Operand::Value(w.host_number(dtype, bytes, wrapped)));
                     encode_tensor(dtype, wrapped, &[], None, key);
                 }
                 Plain::Number(n) => {

@@ -84,6 +84,9 @@ impl Window {
         if self.insts.is_empty() {
             return None;
         }
+        if self.is_watched() {
+            return (self.options != switches.compiler_options).then_some(Reason::Options);
+        }
         let came_round =
             self.sites[0] == site && self.insts.len() >= WORTH_A_LAUNCH && site != Site::default();
         [
@@ -98,6 +101,9 @@ impl Window {
 
     /// Notes a copy from the host; whether the window has to end before it.
     pub(crate) fn uploads(&mut self, site: Site) -> Option<Reason> {
+        if self.is_watched() {
+            return None;
+        }
         if self.insts.len() >= WORTH_A_LAUNCH && self.first_upload == Some(site) && site != Site::default() {
             return Some(Reason::Loop);
         }

@@ -63,6 +63,12 @@ counters! {
     donations,
     /// Bytes of those.
     bytes_donated,
+    /// Recipes that were made of compiled graphs.
+    recipes,
+    /// Calls of compiled graphs that recorded by a recipe.
+    replays,
+    /// Calls of compiled graphs that ran op by op.
+    plays,
     /// Copies from the host.
     transfers_h2d,
     /// Bytes of those.
@@ -109,6 +115,11 @@ impl Metrics {
     pub(crate) fn to_host(&self, bytes: usize) {
         self.transfers_d2h.fetch_add(1, Relaxed);
         self.bytes_d2h.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts a compiled graph that runs op by op.
+    pub fn play(&self) {
+        self.count(&self.plays);
     }
 
     /// Counts an op that ran on the CPU; returns how often it has by now.

@@ -140,6 +140,11 @@ impl Engine {
             one(&m.donations),
         );
         out.metric(("donated_bytes_total", "counter", "Bytes of those."), one(&m.bytes_donated));
+        let calls = [("replayed", &m.replays), ("played", &m.plays)];
+        out.metric(
+            ("graph_calls_total", "counter", "Calls of graphs of torch.compile."),
+            calls.map(|(how, n)| (Label("how", how).to_string(), n.load(Relaxed))),
+        );
         for (name, value) in cache.counters() {
             match name {
                 "memory_hits" | "disk_hits" | "shared_hits" | "made" => {}

@@ -12,6 +12,7 @@ use crate::metrics::Metrics;
 use crate::program::{Compiler, PRODUCED, Program};
 use crate::report::DeviceReport;
 use crate::site::Site;
+use crate::tape::Tape;
 use crate::tensor::TensorRef;
 use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
@@ -59,6 +60,8 @@ pub(crate) struct Window {
     /// Whether it is noted when each op was recorded: somebody listens.
     pub(crate) stamped: bool,
     pub(crate) stamps: Vec<Stamp>,
+    /// The compiled graph that is being played.
+    pub(crate) tape: Option<Box<Tape>>,
 }
 
 /// An operand of an instance that is about to be recorded.
@@ -141,6 +144,9 @@ impl Window {
         if self.stamped {
             self.stamp(inst);
         }
+        if self.tape.is_some() {
+            self.note(inst);
+        }
     }
 
     #[cold]
@@ -191,6 +197,12 @@ impl Window {
         code
     }
 
+    /// The value that an operand code of this window means.
+    pub(crate) fn value(&self, code: u32) -> Option<&Arc<Value>> {
+        let at = (code & !PRODUCED) as usize;
+        if code & PRODUCED == 0 { self.inputs.get(at) } else { self.produced.get(at)?.as_ref() }
+    }
+
     /// Records a kind; gives its only result.
     pub(crate) fn apply<const N: usize>(
         &mut self,
@@ -220,7 +232,11 @@ impl Window {
             self.numbers.clear();
         }
         let fresh = || Held::new(Value::scalar(dtype, bytes));
-        self.numbers.entry((dtype, bits)).or_insert_with(fresh).value().clone()
+        let value = self.numbers.entry((dtype, bits)).or_insert_with(fresh).value().clone();
+        if self.tape.is_some() {
+            self.note_number(&value);
+        }
+        value
     }
 
     /// The value of a storage; one that was never written holds zeros.
@@ -369,7 +385,7 @@ impl Stream {
 
     /// The end of a call: modes without windows launch what it recorded.
     pub(crate) fn end_call(&self, w: &mut Window, mode: Mode) -> Result<()> {
-        if mode == Mode::Fused { Ok(()) } else { self.flush(w, Reason::Mode) }
+        if mode == Mode::Fused || w.is_watched() { Ok(()) } else { self.flush(w, Reason::Mode) }
     }
 
     /// After the window is unlocked: waits as the mode asks.
@@ -457,6 +473,7 @@ impl Stream {
         events::here(site);
         let held = {
             let mut w = self.lock(site);
+            w.spoil();
             let value = w.read(tensor.device()?, tensor)?;
             let held = Held::new(value);
             if w.is_recorded(held.value()) {
@@ -514,6 +531,7 @@ impl Stream {
         if let Some(reason) = w.uploads(site) {
             self.flush(&mut w, reason)?;
         }
+        w.note_upload(&value, bytes);
         w.write(tensor.device()?, tensor, value)?;
         self.end_call(&mut w, mode)?;
         Ok(())
@@ -552,6 +570,7 @@ impl Stream {
         if let Some(reason) = w.uploads(site) {
             self.flush(&mut w, reason)?;
         }
+        w.note_upload(&value, bytes);
         value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
         self.end_call(&mut w, mode)?;

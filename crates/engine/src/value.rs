@@ -71,6 +71,14 @@ impl Value {
         Self::new(TensorType::scalar(dtype), State::Host(bytes.into()))
     }
 
+    /// Seed and offset of a generator.
+    pub(crate) fn generator((seed, offset): (u64, u64)) -> Arc<Value> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        bytes[8..].copy_from_slice(&offset.to_le_bytes());
+        Self::new(TensorType::new(DType::U64, [2].as_slice()), State::Host(bytes.as_slice().into()))
+    }
+
     /// Bytes that it takes on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.ty.bytes().max(0) as u64

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 4
+#define OXI_ABI_VERSION 5
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -74,7 +74,9 @@ enum {
   OXI_OUT_ARG_ITEM = 2,  // entry `item` of the tensor list argument `arg`
   OXI_OUT_RESIZED = 3,   // argument `arg`, first resized (with torch's warning) to `sizes`; then OxiCore::assign is called
   OXI_OUT_UNDEFINED = 4, // an undefined tensor (output_mask off)
-  OXI_OUT_LIST = 5       // a list whose `arg` entries follow
+  OXI_OUT_LIST = 5,      // a list whose `arg` entries follow
+  OXI_OUT_VIEW_ARG = 6,  // a view of the storage of tensor `arg` among the arguments of a graph
+  OXI_OUT_VIEW_OUT = 7   // a view of the storage of result `arg`, which came before
 };
 
 typedef struct OxiOut {
@@ -90,6 +92,7 @@ typedef struct OxiOut {
   const int64_t* sizes;    // owned by the core until the next dispatch of this thread
   const int64_t* strides;
   int64_t nbytes;          // of the new storage
+  int64_t offset;          // in elements; 0 for results of ops
 } OxiOut;
 
 enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2 };
@@ -146,6 +149,13 @@ typedef struct OxiCore {
   void (*reset_accumulated)(int32_t device);
   // The Python class of the exception behind this thread's last OXI_ERR_INTERRUPTED.
   void* (*interrupted_by)(void);
+  // Compiled graphs; `device` is that of the tensors. `watch` begins to note what this thread records and gives 0 where it
+  // cannot; `watched` ends that and keeps the recipe, or gives 0 where there is none; `replay` records by a recipe of the
+  // graph, or answers OXI_FALLBACK.
+  int32_t (*watch)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
+  int32_t (*watched)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
+                     uint32_t nouts, OxiError* error);
+  int32_t (*replay)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, OxiResult* result);
 } OxiCore;
 
 // ---- implemented by the shim ----

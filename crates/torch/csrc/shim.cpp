@@ -372,6 +372,16 @@ inline void describe(OxiTensor& o, const Tensor& t) {
     o.device_type = OXI_DEVICE_OTHER;
   }
 }
+void set_layout(const Tensor& t, const OxiOut& o) {
+  c10::IntArrayRef sizes(o.sizes, o.ndim);
+  auto* impl = t.unsafeGetTensorImpl();
+  if (o.contiguous) {
+    impl->set_sizes_contiguous(sizes);
+  } else {
+    impl->set_sizes_and_strides(sizes, c10::IntArrayRef(o.strides, o.ndim));
+  }
+  if (C10_UNLIKELY(o.offset)) impl->set_storage_offset(o.offset);
+}
 Tensor wrap(const OxiOut& o) {
   auto meta = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(o.dtype));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(o.nbytes),
@@ -379,12 +389,7 @@ Tensor wrap(const OxiOut& o) {
                                                        &g_allocator, /*resizable=*/true);
   auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
-  c10::IntArrayRef sizes(o.sizes, o.ndim);
-  if (o.contiguous) {
-    t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  } else {
-    t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, c10::IntArrayRef(o.strides, o.ndim));
-  }
+  set_layout(t, o);
   return t;
 }
 
@@ -792,6 +797,68 @@ int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, cons
   return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
+// ---------------------------------------------------------------- compiled graphs
+// Called by python/oxitorch/_compile.py with the tensors among a graph's arguments.
+struct Described {
+  c10::SmallVector<OxiTensor, 16> tensors;
+  int32_t device = -1;
+  bool plain = true;  // no tensors that are handled in Python, whose storages are not ours
+
+  explicit Described(at::TensorList list) {
+    tensors.resize(list.size());
+    for (size_t i = 0; i < list.size(); i++) {
+      if (list[i].key_set().has(c10::DispatchKey::Python)) {
+        plain = false;
+        return;
+      }
+      describe(tensors[i], list[i]);
+      if (device < 0 && tensors[i].device_type == OXI_DEVICE_SELF) device = tensors[i].device_index;
+    }
+    if (device < 0) device = t_device;
+  }
+  uint32_t size() const { return static_cast<uint32_t>(tensors.size()); }
+};
+// Another look at a storage, whose writes autograd counts together.
+Tensor view_of(const Tensor& base, const OxiOut& o) {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()),
+                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                    c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(o.dtype)));
+  set_layout(t, o);
+  t.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+  return t;
+}
+std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args) {
+  Described a(args);
+  std::vector<Tensor> outs;
+  if (!a.plain) return {false, std::move(outs)};
+  OxiResult r{};
+  int32_t rc = g_core->replay(graph, a.device, a.tensors.data(), a.size(), &r);
+  if (rc == OXI_FALLBACK) return {false, std::move(outs)};
+  check(rc, r.error);
+  outs.reserve(r.nouts);
+  for (uint32_t k = 0; k < r.nouts; k++) {
+    const OxiOut& o = r.outs[k];
+    outs.push_back(o.kind == OXI_OUT_NEW ? wrap(o) : view_of(o.kind == OXI_OUT_VIEW_ARG ? args[o.arg] : outs[o.arg], o));
+  }
+  return {true, std::move(outs)};
+}
+bool watch(at::TensorList args) {
+  Described a(args);
+  if (!a.plain) return false;
+  OxiError e{};
+  int32_t began = g_core->watch(a.device, a.tensors.data(), a.size(), &e);
+  if (e.message) raise(e);
+  return began;
+}
+bool watched(int64_t graph, at::TensorList args, at::TensorList outs) {
+  Described a(args), o(outs);
+  if (!a.plain || !o.plain) return false;
+  OxiError e{};
+  int32_t kept = g_core->watched(graph, a.device, a.tensors.data(), a.size(), o.tensors.data(), o.size(), &e);
+  if (e.message) raise(e);
+  return kept;
+}
+
 // ---------------------------------------------------------------- registration
 std::vector<std::unique_ptr<torch::Library>>& libraries() {
   static auto* v = new std::vector<std::unique_ptr<torch::Library>>;  // never destroyed: PyTorch's registry may be gone by then
@@ -839,6 +906,15 @@ void register_core_ops() {
     m.impl(full.c_str(), kernel_for(id, *op));
   }
   library("_").fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>()));
+}
+
+void register_graphs() {
+  libraries().push_back(
+      std::make_unique<torch::Library>(torch::Library::FRAGMENT, "oxitorch", std::nullopt, __FILE__, __LINE__));
+  auto& m = *libraries().back();
+  m.def("_replay(int graph, Tensor[] args) -> (bool, Tensor[])", &replay);
+  m.def("_watch(Tensor[] args) -> bool", &watch);
+  m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
 }
 
 // ---------------------------------------------------------------- what the core asks of PyTorch
@@ -930,6 +1006,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     at::RegisterPrivateUse1HooksInterface(new Hooks());
     register_memory_and_views();
     register_core_ops();
+    register_graphs();
     return &kShim;
   } catch (const std::exception& e) {
     message = e.what();

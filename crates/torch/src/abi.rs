@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 4;
+pub(crate) const ABI_VERSION: u32 = 5;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -47,6 +47,8 @@ pub(crate) mod out {
     pub(crate) const RESIZED: i32 = 3;
     pub(crate) const UNDEFINED: i32 = 4;
     pub(crate) const LIST: i32 = 5;
+    pub(crate) const VIEW_ARG: i32 = 6;
+    pub(crate) const VIEW_OUT: i32 = 7;
 }
 
 pub(crate) const OK: i32 = 0;
@@ -102,6 +104,7 @@ pub(crate) struct Out {
     pub(crate) sizes: *const i64,
     pub(crate) strides: *const i64,
     pub(crate) nbytes: i64,
+    pub(crate) offset: i64,
 }
 
 impl Default for Out {
@@ -119,6 +122,7 @@ impl Default for Out {
             sizes: null(),
             strides: null(),
             nbytes: 0,
+            offset: 0,
         }
     }
 }
@@ -140,9 +144,9 @@ pub(crate) struct Reply {
 const _: () = {
     assert!(size_of::<Tensor>() == 56);
     assert!(size_of::<Arg>() == 16);
-    assert!(size_of::<Out>() == 56);
+    assert!(size_of::<Out>() == 64);
     assert!(size_of::<Error>() == 16);
-    assert!(size_of::<Reply>() == 88);
+    assert!(size_of::<Reply>() == 96);
 };
 
 /// `OxiCore`: what the shim may call.
@@ -174,6 +178,10 @@ pub(crate) struct Core {
     pub(crate) reset_peak: unsafe extern "C" fn(i32),
     pub(crate) reset_accumulated: unsafe extern "C" fn(i32),
     pub(crate) interrupted_by: unsafe extern "C" fn() -> *mut c_void,
+    pub(crate) watch: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) watched:
+        unsafe extern "C" fn(i64, i32, *const Tensor, u32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) replay: unsafe extern "C" fn(i64, i32, *const Tensor, u32, *mut Reply) -> i32,
 }
 
 /// `OxiShim`: what the core may call.

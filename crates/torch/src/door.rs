@@ -9,7 +9,7 @@ use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{
-    ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Refusal, Slot,
+    ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Recipe, Refusal, Slot,
     TensorRef,
 };
 use smallvec::SmallVec;
@@ -17,7 +17,10 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+mod graphs;
 
 /// The table that the shim gets.
 pub(crate) static CORE: abi::Core = abi::Core {
@@ -47,6 +50,9 @@ pub(crate) static CORE: abi::Core = abi::Core {
     reset_peak,
     reset_accumulated,
     interrupted_by,
+    watch: graphs::watch,
+    watched: graphs::watched,
+    replay: graphs::replay,
 };
 
 /// What this thread's last call returned pointers to.
@@ -54,6 +60,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
 struct Kept {
     message: CString,
     outs: Vec<abi::Out>,
+    /// Owns the sizes and strides that `outs` point at.
+    recipe: Option<Arc<Recipe>>,
 }
 
 thread_local! {

@@ -420,6 +420,34 @@ mod _core {
         Ok(())
     }
 
+    /// This thread plays no compiled graph any more.
+    #[pyfunction]
+    fn unwatch(py: Python<'_>) -> PyResult<()> {
+        let s = started(py)?;
+        py.detach(|| s.engine.unwatch()).map_err(|e| raise(py, e))
+    }
+
+    /// The number of the Python line that a traceback of a graph's operation ends with.
+    #[pyfunction]
+    fn site_of_trace(trace: &str, of_backward: bool) -> u32 {
+        sites::of_trace(trace, of_backward)
+    }
+
+    /// What this thread records next is of that line; 0: of the line that runs.
+    #[pyfunction]
+    fn play_site(site: u32) {
+        sites::play(site);
+    }
+
+    /// Forgets a compiled graph.
+    #[pyfunction]
+    fn forget_graph(graph: i64) {
+        if let (Some(s), false) = (state::started(), state::is_forked()) {
+            let recipes = s.graphs.lock().remove(&graph);
+            drop(recipes);
+        }
+    }
+
     #[pyfunction]
     fn get_eager_mode(py: Python<'_>) -> PyResult<&'static str> {
         Ok(started(py)?.engine.switches().mode.name())

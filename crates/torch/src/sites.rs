@@ -14,8 +14,9 @@ use oxitorch_engine::Site;
 use parking_lot::{Mutex, RwLock};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHasher};
 use std::cell::Cell;
+use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -60,6 +61,8 @@ static LIBRARIES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Stacks that a thread remembers without a lock; a power of two.
 const RECENTS: usize = 512;
 thread_local! {
+    /// The line of the graph's operation that this thread plays.
+    static PLAYED: Cell<Site> = const { Cell::new(Site(0)) };
     static RECENT: [Cell<(u64, Site)>; RECENTS] = const { [const { Cell::new((0, Site(0))) }; RECENTS] };
 }
 static FORWARD: [AtomicU64; SEQUENCES] = [const { AtomicU64::new(0) }; SEQUENCES];
@@ -150,6 +153,10 @@ unsafe fn stack_hash(layout: &Layout) -> u64 {
 
 /// The site of the op that this thread runs now.
 pub(crate) fn here() -> Site {
+    let played = PLAYED.get();
+    if played != Site(0) {
+        return played;
+    }
     let hash = match LAYOUT.get() {
         // SAFETY: the layout was checked against this interpreter.
         Some(Some(layout)) => unsafe { stack_hash(layout) },
@@ -200,7 +207,10 @@ fn slow(py: Python<'_>) -> Site {
 
 /// Gives a stack a number and looks its user line up.
 fn intern(py: Python<'_>, hash: u64) -> u32 {
-    let line = user_line(py);
+    number(hash, user_line(py))
+}
+
+fn number(hash: u64, line: Option<String>) -> u32 {
     let mut table = TABLE.write();
     let table = table.get_or_insert_with(Table::default);
     if let Some(&id) = table.by_hash.get(&hash) {
@@ -277,6 +287,26 @@ pub(crate) fn let_backward_end() {
     if BACKWARD.load(Relaxed) {
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Until it is called with 0, the ops of this thread are of that site; see [`of_trace`].
+pub(crate) fn play(site: u32) {
+    PLAYED.set(Site(site));
+}
+
+/// The site of a traceback's text: its innermost line that is not a library's; 0 if there is none. An op of the backward
+/// is shown at the line of its forward.
+pub(crate) fn of_trace(trace: &str, of_backward: bool) -> u32 {
+    let mut frames = trace.lines().filter_map(|line| {
+        let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
+        let (line, function) = rest.split_once(", in ")?;
+        is_user(file).then(|| format!("{file}:{line} in {function}"))
+    });
+    let Some(line) = frames.next_back() else { return 0 };
+    let mut hasher = FxHasher::default();
+    line.hash(&mut hasher);
+    let id = number(hasher.finish() & !1, Some(line)); // hashes of stacks are odd
+    if of_backward { id | OF_BACKWARD } else { id }
 }
 
 /// The site of the forward op whose backward this thread runs.

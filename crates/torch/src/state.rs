@@ -3,7 +3,7 @@
 use crate::abi::Shim;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    CacheOptions, Engine, Error, ErrorKind, Listener, Mark, Mode, Op, Options, Switches, UserOptions,
+    CacheOptions, Engine, Error, ErrorKind, Listener, Mark, Mode, Op, Options, Recipe, Switches, UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) next_event: AtomicU64,
     /// Timelines that are being made, by number; that of the whole process is number 0.
     pub(crate) listeners: Mutex<FxHashMap<u64, Listener>>,
+    /// What is known about compiled graphs, by their numbers.
+    pub(crate) graphs: Mutex<FxHashMap<i64, Vec<Arc<Recipe>>>>,
     /// Precision of float32 matrix products: 0 highest, 1 high, 2 default, or [`FOLLOW`].
     pub(crate) precision: AtomicU32,
     /// The user's compiler options and whether XLA may keep excess precision, as they were set.
@@ -188,6 +190,7 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
             events: Mutex::default(),
             next_event: AtomicU64::new(1),
             listeners: Mutex::new(process),
+            graphs: Mutex::default(),
             precision: AtomicU32::new(FOLLOW),
             compiler: Mutex::default(),
         }

@@ -1,0 +1,341 @@
+//! Watching a compiled graph while it is played: what it records, and where each operand comes from.
+//!
+//! While a thread plays a graph, a [`Tape`] lies in the window of the device. Each operand of what is recorded must come
+//! from somewhere that a later call has too: an argument of the graph, an earlier result, a number of the graph, the
+//! generator. Anything else (a value that the host read, a copy of other host memory) spoils the tape, and the graph goes
+//! on being played.
+//!
+//! A graph is a unit, with a tape or with a spoiled one: no window ends inside it unless a value is read.
+
+use crate::config::{Mode, Switches};
+use crate::error::{Refusal, Result};
+use crate::flush::Reason;
+use crate::inst::Inst;
+use crate::recipe::{Argument, GraphOutput, Home, Layout, Place as Where, Recipe, Source};
+use crate::site::Site;
+use crate::stream::{Stream, Window};
+use crate::tensor::{Place, TensorRef};
+use crate::value::{Held, Slot, Value};
+use oxitorch_hlo::DType;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+/// A graph that is being played.
+pub(crate) struct Tape {
+    thread: ThreadId,
+    spoiled: bool,
+    arguments: Vec<Argument>,
+    /// Addresses of the slots of the arguments' storages; compared, never followed.
+    slots: Vec<usize>,
+    /// What these held.
+    before: Vec<Arc<Value>>,
+    /// Arguments in host memory, by address.
+    host: FxHashMap<usize, u32>,
+    known: FxHashMap<usize, Source>,
+    /// Keeps what `known` names by address.
+    kept: Vec<Arc<Value>>,
+    insts: Vec<&'static Inst>,
+    sites: Vec<Site>,
+    operands: Vec<Source>,
+    results: u32,
+    numbers: Vec<Held>,
+}
+
+pub(crate) fn address<T>(x: &T) -> usize {
+    std::ptr::from_ref(x) as usize
+}
+
+impl Tape {
+    /// A tape that notes nothing.
+    fn spoiled() -> Tape {
+        Tape {
+            thread: std::thread::current().id(),
+            spoiled: true,
+            arguments: Vec::new(),
+            slots: Vec::new(),
+            before: Vec::new(),
+            host: FxHashMap::default(),
+            known: FxHashMap::default(),
+            kept: Vec::new(),
+            insts: Vec::new(),
+            sites: Vec::new(),
+            operands: Vec::new(),
+            results: 0,
+            numbers: Vec::new(),
+        }
+    }
+
+    /// A tape for these arguments; `None` where they are of a kind that no recipe can have.
+    fn new(device: u16, args: &[TensorRef<'_>], w: &mut Window) -> Result<Option<Tape>, Refusal> {
+        let mut tape = Tape { spoiled: false, ..Tape::spoiled() };
+        for (i, t) in args.iter().enumerate() {
+            let Some(layout) = Layout::of(t) else { return Ok(None) };
+            let place = match t.place {
+                Place::Device(slot) if slot.device == device => {
+                    let at = address(slot);
+                    let known = tape.slots.iter().position(|s| *s == at);
+                    let number = match known {
+                        Some(number) => number,
+                        None => {
+                            let value = w.slot_value(slot, layout.dtype, &layout.sizes)?;
+                            tape.slots.push(at);
+                            tape.before.push(value);
+                            tape.slots.len() - 1
+                        }
+                    };
+                    Where::Storage(number as u32)
+                }
+                Place::Host(bytes) if t.contiguous && !t.conj && !t.neg => {
+                    tape.host.insert(bytes.as_ptr() as usize, i as u32);
+                    Where::Host
+                }
+                _ => return Ok(None),
+            };
+            tape.arguments.push(Argument { layout, place });
+        }
+        for i in 0..tape.before.len() {
+            let value = tape.before[i].clone();
+            // Two storages with one value: an operand could be either.
+            if tape.source(&value).is_some() {
+                return Ok(None);
+            }
+            tape.know(&value, Source::Storage(i as u32));
+        }
+        Ok(Some(tape))
+    }
+
+    fn is_here(&self) -> bool {
+        self.thread == std::thread::current().id()
+    }
+
+    fn know(&mut self, value: &Arc<Value>, source: Source) {
+        if self.known.insert(address(&**value), source).is_none() {
+            self.kept.push(value.clone());
+        }
+    }
+
+    fn source(&self, value: &Value) -> Option<Source> {
+        self.known.get(&address(value)).copied()
+    }
+
+    /// The argument that lies there in host memory and has this type.
+    fn host_argument(&self, dtype: DType, sizes: &[i64], bytes: &[u8]) -> Option<u32> {
+        let at = *self.host.get(&(bytes.as_ptr() as usize))?;
+        let layout = &self.arguments[at as usize].layout;
+        (layout.dtype == dtype && layout.sizes.as_slice() == sizes).then_some(at)
+    }
+
+    /// The recipe, now that the graph was played with these arguments and results.
+    fn recipe(
+        self,
+        device: u16,
+        args: &[TensorRef<'_>],
+        outputs: &[TensorRef<'_>],
+        switches: &Switches,
+    ) -> Option<Recipe> {
+        if self.spoiled || args.len() != self.arguments.len() {
+            return None;
+        }
+        let slot_of = |t: &TensorRef<'_>| match t.place {
+            Place::Device(slot) if slot.device == device => Some(address(slot)),
+            _ => None,
+        };
+        let mut written = Vec::new();
+        let mut seen = vec![false; self.slots.len()];
+        for (t, argument) in args.iter().zip(&self.arguments) {
+            let (Place::Device(slot), Where::Storage(number)) = (t.place, argument.place) else { continue };
+            let number = number as usize;
+            if address(slot) != self.slots[number] {
+                return None; // it was given another storage
+            }
+            if !std::mem::replace(&mut seen[number], true) {
+                let now = slot.value()?;
+                if !Arc::ptr_eq(&now, &self.before[number]) {
+                    written.push((number as u32, self.source(&now)?));
+                }
+            }
+        }
+        let mut made = Vec::new();
+        let mut made_at: FxHashMap<usize, usize> = FxHashMap::default();
+        let mut results = Vec::new();
+        for t in outputs {
+            let Place::Device(slot) = t.place else { return None };
+            let (at, layout) = (slot_of(t)?, Layout::of(t)?);
+            if layout.conj || layout.neg {
+                return None;
+            }
+            let home = match args.iter().position(|a| slot_of(a) == Some(at)) {
+                Some(argument) => Home::Argument(argument),
+                None => {
+                    if let Some(&number) = made_at.get(&at) {
+                        Home::Made(number)
+                    } else {
+                        let source = match slot.value() {
+                            Some(value) => Some(self.source(&value)?),
+                            None => None,
+                        };
+                        made_at.insert(at, made.len());
+                        made.push((slot.nbytes, source));
+                        Home::Made(made.len() - 1)
+                    }
+                }
+            };
+            results.push(GraphOutput { home, layout, contiguous: t.contiguous });
+        }
+        Some(Recipe {
+            device,
+            switches: switches.word(),
+            arguments: self.arguments,
+            types: self.before.iter().map(|v| v.ty.clone()).collect(),
+            insts: self.insts,
+            sites: self.sites,
+            operands: self.operands,
+            numbers: self.numbers,
+            written,
+            made,
+            outputs: results,
+        })
+    }
+}
+
+impl Window {
+    /// Whether this thread plays a graph.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.tape.as_deref().is_some_and(Tape::is_here)
+    }
+
+    fn tape(&mut self) -> Option<&mut Tape> {
+        self.tape.as_deref_mut().filter(|t| t.is_here() && !t.spoiled)
+    }
+
+    /// What is recorded depends on more than the graph.
+    pub(crate) fn spoil(&mut self) {
+        if let Some(tape) = self.tape() {
+            tape.spoiled = true;
+        }
+    }
+
+    /// Notes a number of the graph.
+    pub(crate) fn note_number(&mut self, value: &Arc<Value>) {
+        let Some(tape) = self.tape() else { return };
+        match tape.source(value) {
+            None => {
+                tape.know(value, Source::Number(tape.numbers.len() as u32));
+                tape.numbers.push(Held::new(value.clone()));
+            }
+            Some(Source::Number(_)) => {}
+            Some(_) => tape.spoiled = true, // a storage holds the same number
+        }
+    }
+
+    /// Notes a state of the default generator that an op uses.
+    pub(crate) fn note_random(&mut self, value: &Arc<Value>, blocks: u64) {
+        if let Some(tape) = self.tape() {
+            tape.know(value, Source::Random(blocks));
+        }
+    }
+
+    /// Notes a value that was copied from host memory.
+    pub(crate) fn note_upload(&mut self, value: &Arc<Value>, bytes: &[u8]) {
+        if let Some(tape) = self.tape()
+            && let Some(argument) = tape.host_argument(value.ty.dtype, &value.ty.shape, bytes)
+        {
+            tape.know(value, Source::Host(argument));
+        }
+    }
+
+    /// The number in a 0-d tensor of the host, as an operand.
+    pub(crate) fn host_number(&mut self, dtype: DType, bytes: &[u8], wrapped: bool) -> Arc<Value> {
+        let bytes = &bytes[..dtype.size_bytes()];
+        let argument = match self.tape() {
+            None => return self.number(dtype, bytes),
+            Some(tape) => tape.host_argument(dtype, &[], bytes),
+        };
+        match argument {
+            // Not one of the numbers that stay: the graph may have the same one, and that is always the same.
+            Some(_) => {
+                let value = Value::scalar(dtype, bytes);
+                self.note_upload(&value, bytes);
+                value
+            }
+            None => {
+                if !wrapped {
+                    self.spoil(); // the next call may find another number there
+                }
+                self.number(dtype, bytes)
+            }
+        }
+    }
+
+    /// Notes the instance that was recorded last.
+    pub(crate) fn note(&mut self, inst: &'static Inst) {
+        let site = self.site;
+        let Some(mut tape) = self.tape.take() else { return };
+        if tape.is_here() && !tape.spoiled {
+            for &code in &self.operands[self.operands.len() - inst.operands.len()..] {
+                match self.value(code).and_then(|v| tape.source(v)) {
+                    Some(source) => tape.operands.push(source),
+                    None => tape.spoiled = true,
+                }
+            }
+            tape.insts.push(inst);
+            tape.sites.push(site);
+            for output in &self.produced[self.produced.len() - inst.outputs.len()..] {
+                if let Some(value) = output {
+                    tape.know(value, Source::Result(tape.results));
+                }
+                tape.results += 1;
+            }
+        }
+        self.tape = Some(tape);
+    }
+}
+
+impl Stream {
+    /// This thread begins to play a graph on these arguments. False in debug mode, which looks at each op, and while
+    /// another thread plays one.
+    pub fn watch(&self, args: &[TensorRef<'_>], site: Site, switches: &Switches) -> Result<bool, Refusal> {
+        let mut w = self.lock(site);
+        if w.tape.is_some() || switches.mode == Mode::Debug {
+            return Ok(false);
+        }
+        self.make_room(&mut w, site, switches)?;
+        w.options = switches.compiler_options;
+        let tape = Tape::new(self.device, args, &mut w)?.unwrap_or_else(Tape::spoiled);
+        w.tape = Some(Box::new(tape));
+        Ok(true)
+    }
+
+    /// The graph was played; gives the recipe, if a later call can do with it.
+    pub fn watched(
+        &self,
+        args: &[TensorRef<'_>],
+        outputs: &[TensorRef<'_>],
+        switches: &Switches,
+    ) -> Result<Option<Recipe>> {
+        let Some(tape) = self.unwatch(switches.mode)? else { return Ok(None) };
+        let recipe = tape.recipe(self.device, args, outputs, switches);
+        if recipe.is_some() {
+            self.metrics().count(&self.metrics().recipes);
+        }
+        Ok(recipe)
+    }
+
+    /// This thread plays no graph any more.
+    pub(crate) fn unwatch(&self, mode: Mode) -> Result<Option<Box<Tape>>> {
+        let mut w = self.lock(Site::default());
+        let tape = w.tape.take_if(|t| t.is_here());
+        if tape.is_some() && mode == Mode::Strict {
+            self.flush(&mut w, Reason::Mode)?;
+        }
+        Ok(tape)
+    }
+}
+
+/// The slots of storages, each once.
+pub(crate) fn are_distinct(slots: &[&Slot]) -> bool {
+    let mut addresses: smallvec::SmallVec<[usize; 64]> = slots.iter().map(|s| address(*s)).collect();
+    addresses.sort_unstable();
+    addresses.windows(2).all(|pair| pair[0] != pair[1])
+}

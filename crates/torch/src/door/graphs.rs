@@ -1,0 +1,158 @@
+//! The part of the door that compiled graphs go through.
+
+use super::{KEPT, enter, enter_code, report, slice, tensor};
+use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out};
+use crate::state::State;
+use crate::storage;
+use oxitorch_aten::dtype;
+use oxitorch_engine::{Error, ErrorKind, Home, Recipe, Refusal, Slot, Switches, TensorRef};
+use smallvec::SmallVec;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Recipes of one graph: more than these are not tried.
+const MAX_RECIPES: usize = 16;
+
+/// # Safety
+/// `n` tensors that the shim described, alive during `'a`.
+unsafe fn tensors<'a>(p: *const Tensor, n: u32) -> SmallVec<[TensorRef<'a>; 16]> {
+    // SAFETY: by the caller's promise.
+    unsafe { slice(p, n as usize).iter().map(|t| tensor(t)).collect() }
+}
+
+/// All switches, the precision of products among them.
+fn switches(s: &State) -> Switches {
+    s.switches(true)
+}
+
+pub(super) unsafe extern "C" fn watch(
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    error: *mut abi::Error,
+) -> i32 {
+    let mut began = false;
+    enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let args = unsafe { tensors(args, nargs) };
+        s.engine.metrics().play();
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        began = stream.watch(&args, crate::sites::here(), &switches(s))?;
+        Ok(())
+    });
+    i32::from(began)
+}
+
+pub(super) unsafe extern "C" fn watched(
+    graph: i64,
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    outs: *const Tensor,
+    nouts: u32,
+    error: *mut abi::Error,
+) -> i32 {
+    let mut kept = false;
+    enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let (args, outs) = unsafe { (tensors(args, nargs), tensors(outs, nouts)) };
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        let Some(recipe) = stream.watched(&args, &outs, &switches(s))? else { return Ok(()) };
+        let mut graphs = s.graphs.lock();
+        let recipes = graphs.entry(graph).or_default();
+        if recipes.len() == MAX_RECIPES {
+            recipes.remove(0);
+        }
+        recipes.push(Arc::new(recipe));
+        kept = true;
+        Ok(())
+    });
+    i32::from(kept)
+}
+
+pub(super) unsafe extern "C" fn replay(
+    graph: i64,
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    reply: *mut Reply,
+) -> i32 {
+    // SAFETY: the shim passes a reply to fill.
+    let reply = unsafe { &mut *reply };
+    let done = enter(|s| {
+        // SAFETY: described by the shim, for this call.
+        let args = unsafe { tensors(args, nargs) };
+        let recipes: SmallVec<[Arc<Recipe>; 2]> =
+            s.graphs.lock().get(&graph).into_iter().flatten().cloned().collect();
+        if recipes.is_empty() {
+            return Ok(None);
+        }
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        let random = |blocks: u64| {
+            let (mut seed, mut offset) = (0, 0);
+            // SAFETY: the device's default generator.
+            unsafe { (s.shim.rng_advance)(null_mut(), device, blocks, &mut seed, &mut offset) };
+            (seed, offset)
+        };
+        let (site, switches) = (crate::sites::here(), switches(s));
+        for recipe in recipes.into_iter().rev() {
+            if let Some(made) = stream.replay(&recipe, &args, site, &switches, &random)? {
+                return Ok(Some((recipe, made)));
+            }
+        }
+        Ok(None)
+    });
+    match done {
+        Ok(Some((recipe, made))) => {
+            keep(recipe, made, device, reply);
+            OK
+        }
+        Ok(None) => FALLBACK,
+        Err(refusal) => {
+            let e = match refusal {
+                Refusal::Error(e) => e,
+                Refusal::Fallback(why) => Error::new(ErrorKind::NotImplemented, why),
+            };
+            report(&mut reply.error, &e);
+            ERROR
+        }
+    }
+}
+
+/// Lays the results of a graph out for the shim.
+fn keep(recipe: Arc<Recipe>, made: Vec<Slot>, device: i32, reply: &mut Reply) {
+    let mut made: Vec<Option<Slot>> = made.into_iter().map(Some).collect();
+    let mut first = vec![0; made.len()];
+    KEPT.with_borrow_mut(|k| {
+        k.outs.clear();
+        for (i, output) in recipe.outputs().iter().enumerate() {
+            let (ty, sizes, strides, offset, contiguous) = output.layout();
+            let mut o = abi::Out {
+                device_index: device,
+                dtype: dtype::code(ty) as i16,
+                contiguous: u8::from(contiguous),
+                ndim: sizes.len() as i32,
+                sizes: sizes.as_ptr(),
+                strides: strides.as_ptr(),
+                offset,
+                ..abi::Out::default()
+            };
+            match output.home() {
+                Home::Argument(arg) => (o.kind, o.arg) = (out::VIEW_ARG, arg as i32),
+                Home::Made(m) => match made[m].take() {
+                    Some(slot) => {
+                        first[m] = i as i32;
+                        o.kind = out::NEW;
+                        o.nbytes = slot.nbytes as i64;
+                        o.slot = storage::into_raw(slot);
+                    }
+                    None => (o.kind, o.arg) = (out::VIEW_OUT, first[m]),
+                },
+            }
+            k.outs.push(o);
+        }
+        reply.outs = k.outs.as_ptr();
+        reply.nouts = k.outs.len() as u32;
+        k.recipe = Some(recipe);
+    });
+}
