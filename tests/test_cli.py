@@ -234,3 +234,45 @@ def test_ctrl_c_ends_a_traced_script_and_writes_the_file(environment, script, tm
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130 and err.count("KeyboardInterrupt") == 1, err
     assert any(e.get("cat") == "program" for e in json.loads(out.read_text())["traceEvents"])
+
+
+def test_graphs_record_list_and_show(python, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "x = torch.rand(32, 16, device='tpu')\n"
+        "for _ in range(3):\n"
+        "    y = (x @ x.mT).relu().sum()\n"
+        "    y.item()\n"
+        "sys.exit(4)\n"
+    )
+    folder = str(tmp_path / "graphs")
+    done = python("", "-m", "oxitorch", "graphs", "--dir", folder, "record", str(script), check=False)
+    assert done.returncode == 4 and re.search(r"graphs: \d programs", done.stderr), done.stderr
+
+    def graphs(*args, **options):
+        return python("", "-m", "oxitorch", "graphs", *args, OXITORCH_GRAPHS=folder, **options)
+
+    listed = json.loads(graphs("ls", "--json").stdout)
+    assert [g["device_s"] for g in listed] == sorted((g["device_s"] for g in listed), reverse=True)
+    (program,) = [g for g in listed if any(o["op"] == "relu" for o in g["ops"]) and g["launches"] == 2]
+    assert program["ended_by"] == "read" and program["ended_at"].startswith(f"{script}:5 in")
+    assert program["inputs"] == ["float32[32, 16]"] and program["outputs"] == ["float32[]"]
+    assert [o["line"].partition(" in ")[0] for o in program["ops"]] == [f"{script}:4"] * len(program["ops"])
+    assert program["cost"]["flops"] >= 2 * 32 * 32 * 16
+    assert program["memory_bytes"]["arguments"] >= 32 * 16 * 4
+    assert program["from"] in ("compiled", "loaded") and program["compile_s"] > 0
+
+    table = graphs().stdout
+    assert len(table.splitlines()) == 1 + len(listed) and program["id"] in table and "train.py:4" in table
+    assert len(graphs("ls", "no such op").stdout.splitlines()) == 1
+    shown = graphs("show", program["id"][:7]).stdout
+    for text in ("train.py:4", "relu", "flops", "arguments", "stablehlo.dot_general", "HloModule", "ENTRY %"):
+        assert text in shown, text
+    hlo = graphs("show", program["id"], "--only", "hlo").stdout
+    assert hlo.startswith("HloModule ") and hlo.rstrip().endswith("}")
+    whole = json.loads(graphs("show", program["id"], "--json").stdout)
+    assert whole["optimized_hlo"].strip() == hlo.strip() and whole["stablehlo"].startswith("module @")
+    assert graphs("show", "zzz", check=False).stderr.startswith("error: no program whose id begins with zzz")
+    missing = python("", "-m", "oxitorch", "graphs", "--dir", str(tmp_path / "none"), check=False)
+    assert missing.returncode == 1 and "oxitorch graphs record SCRIPT" in missing.stderr

@@ -121,6 +121,14 @@ MAX_GRAPHS = Var(
     "Raise when a process needs more programs than this; see `torch.tpu.max_graphs`.",
     minimum=0,
 )
+GRAPHS = Var(
+    "OXITORCH_GRAPHS",
+    "path",
+    "none",
+    "0.1",
+    "Write each program into this folder when it is compiled or loaded: its operations with their Python lines, "
+    "StableHLO, optimized HLO, cost and memory. `oxitorch graphs` shows them; see `docs/tools.md`.",
+)
 TRACE = Var(
     "OXITORCH_TRACE",
     "path",
@@ -222,6 +230,7 @@ TABLE: tuple[Var, ...] = (
     WINDOW_BYTES,
     EXPLAIN,
     MAX_GRAPHS,
+    GRAPHS,
     TRACE,
     FALLBACK,
     NAN_TRAP,
@@ -278,6 +287,7 @@ def core_config() -> dict[str, Any]:
         "window_bytes": WINDOW_BYTES.read(),
         "explain": EXPLAIN.read() or False,
         "max_graphs": MAX_GRAPHS.read(),
+        "graphs": os.path.abspath(os.path.expanduser(GRAPHS.read())) if GRAPHS.read() else None,
         "trace": TRACE.read() is not None,
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,

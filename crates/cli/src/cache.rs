@@ -12,7 +12,7 @@ use oxitorch_cache::{DISK_BYTES, Folder, Listed, Sharing, Store, Stored, listing
 use serde_json::json;
 
 use crate::facts::{Facts, Programs};
-use crate::report::bytes;
+use crate::report::{bytes, cut, duration, many};
 use crate::script;
 
 /// Which cache.
@@ -235,27 +235,6 @@ fn table(entries: &[Listed], long: bool) -> String {
         }
     }
     out
-}
-
-fn cut(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-fn many(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-/// "15 ms", "2.5 s", "3.1 min", "2.0 h".
-fn duration(time: Duration) -> String {
-    match time.as_secs_f64() {
-        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
-        s if s < 60.0 => format!("{s:.1} s"),
-        s if s < 3600.0 => format!("{:.1} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }
 
 fn ago(time: SystemTime) -> String {

@@ -10,6 +10,7 @@ mod cache;
 mod doctor;
 mod env;
 mod facts;
+mod graphs;
 mod machine;
 mod packages;
 mod plugins;
@@ -74,6 +75,13 @@ enum Command {
         which: cache::Which,
         #[command(subcommand)]
         command: cache::Do,
+    },
+    /// Look at the programs that a run has made: operations with their Python lines, StableHLO, optimized HLO, cost, memory
+    Graphs {
+        #[command(flatten)]
+        which: graphs::Which,
+        #[command(subcommand)]
+        command: Option<graphs::Do>,
     },
     /// Write a timeline of a script: what Python recorded, compiled, copied, waited for, and what the device ran
     Trace {
@@ -141,6 +149,11 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
         Command::Shim { command: Shim::Build { into } } => facts(None)?.build_shim(into.as_deref()),
         Command::Cache { which, command } => {
             let (text, status) = cache::run(&which, command, &facts(None)?)?;
+            print(&text)?;
+            Ok(status)
+        }
+        Command::Graphs { which, command } => {
+            let (text, status) = graphs::run(&which, command, &facts(None)?)?;
             print(&text)?;
             Ok(status)
         }

@@ -1,6 +1,7 @@
 //! Compiled programs in the cache: what they depend on, how they are written and read.
 
 use crate::error::{self, Error};
+use crate::graphs::Origin;
 use crate::metrics::Metrics;
 use crate::program::Graph;
 use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
@@ -101,13 +102,18 @@ impl Programs {
         }
     }
 
+    /// Tells the user about what does not work.
+    pub(crate) fn warn(&self, text: &str) {
+        (self.options.warn)(text);
+    }
+
     pub(crate) fn stats(&self) -> &cache::Stats {
         self.cache.stats()
     }
 
     /// The executable of a program: from this process, a cache folder, or the compiler.
     pub(crate) fn get(&self, build: &Build<'_>) -> Result<Arc<Loaded>, Error> {
-        let (loaded, source) = self.cache.get_or_make(&self.key(build), build)?;
+        let (loaded, source) = self.cache.get_or_make(&self.key(&build.text, &build.options), build)?;
         if source == cache::Source::Memory {
             build.metrics.count(&build.metrics.cache_hits);
         }
@@ -115,11 +121,11 @@ impl Programs {
     }
 
     /// Everything that the executable depends on.
-    fn key(&self, build: &Build<'_>) -> Key {
+    pub(crate) fn key(&self, text: &str, options: &pjrt::CompileOptions) -> Key {
         let base = self.base.get_or_init(|| self.base());
         // The types of parameters are in the module.
-        let options = pjrt::CompileOptions { param_types: None, ..build.options.clone() };
-        base.clone().with("module", build.text.as_bytes()).with("options", format!("{options:?}").as_bytes())
+        let options = pjrt::CompileOptions { param_types: None, ..options.clone() };
+        base.clone().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes())
     }
 
     fn base(&self) -> Key {
@@ -216,6 +222,7 @@ impl Recipe for Build<'_> {
         let executable =
             self.programs.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
         self.metrics.loaded(self.name, start);
+        let _ = self.graph.source.origin.set(Origin::Loaded(start.elapsed())); // the first is kept
         let size = size(&executable, payload.len());
         Ok((executable, size))
     }
@@ -225,6 +232,7 @@ impl Recipe for Build<'_> {
         let start = Instant::now();
         let result = self.programs.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
         self.metrics.compiled(self.name, start);
+        let _ = self.graph.source.origin.set(Origin::Compiled(start.elapsed())); // the first is kept
         let executable =
             result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;
         let size = size(&executable, self.text.len());

@@ -6,6 +6,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
 use crate::explain::Explainer;
 use crate::flush::Reason;
+use crate::graphs::Shown;
 use crate::launch::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -15,6 +16,8 @@ use crate::stream::Stream;
 use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
+use serde_json::Value;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ThreadId;
@@ -27,6 +30,8 @@ pub struct Options {
     pub compile_threads: usize,
     /// Where compiled programs are kept.
     pub cache: CacheOptions,
+    /// The folder into which each program is written, to be looked at.
+    pub graphs: Option<PathBuf>,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
 }
@@ -52,6 +57,9 @@ impl Engine {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
         let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache);
+        if let Some(folder) = &options.graphs {
+            compiler.graphs.keep_in(folder);
+        }
         let limit = memory_limit(&client);
         let explainer = Arc::new(Explainer::default());
         let stream = |device: usize| {
@@ -137,6 +145,17 @@ impl Engine {
         self.metrics.events.stop(listener)
     }
 
+    /// What is known of each program without its executable, in the order in which they came, as JSON.
+    pub fn graphs(&self) -> Vec<Value> {
+        self.compiler.list()
+    }
+
+    /// All that is known of the program at this place in that order; waits for its executable. Nothing if it has none.
+    pub fn graph(&self, place: usize) -> Option<Shown> {
+        let program = self.compiler.graphs.all().get(place).cloned()?;
+        self.compiler.show(&program)
+    }
+
     /// The switches.
     pub fn switches(&self) -> Switches {
         Switches::unpack(self.switches.load(Ordering::Relaxed))
@@ -215,6 +234,7 @@ impl Engine {
     pub fn close(&self) {
         *self.closer.lock() = Some(std::thread::current().id());
         if !self.closed.swap(true, Ordering::SeqCst) {
+            self.compiler.graphs.finish();
             self.streams.iter().for_each(Stream::discard);
             self.compiler.close();
             self.streams.iter().for_each(Stream::stop);

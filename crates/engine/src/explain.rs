@@ -310,7 +310,8 @@ fn difference(old: &Inst, new: &Inst, advice: &mut Advice) -> String {
     }
 }
 
-fn tensor(ty: &TensorType) -> String {
+/// A type as torch would say it, for instance `float32[2, 3]`.
+pub(crate) fn tensor(ty: &TensorType) -> String {
     format!("{}{:?}", torch_name(ty.dtype).trim_start_matches("torch."), ty.shape.as_slice())
 }
 

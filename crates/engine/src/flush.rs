@@ -13,6 +13,7 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Error, Result};
 use crate::events::What;
+use crate::graphs::Source;
 use crate::launch::{Checks, Launch};
 use crate::program::{Graph, PRODUCED, Program};
 use crate::site::Site;
@@ -296,6 +297,11 @@ impl Stream {
             donated,
             options: w.options,
             live,
+            source: Source {
+                sites: w.sites.as_slice().into(),
+                cut: Some((reason, w.site)),
+                ..Source::default()
+            },
         };
         let program = Program::new(&graph);
         let explained = self.explainer.explain(&graph, &program.name, &w.sites, (reason, w.site));

@@ -2,8 +2,10 @@
 
 use crate::cached::{Build, CacheOptions, Loaded, Programs};
 use crate::error::{Error, ErrorKind};
+use crate::graphs::{Graphs, Source};
 use crate::inst::Inst;
 use crate::metrics::Metrics;
+use oxitorch_cache as cache;
 use oxitorch_hlo::{ArgAttr, Builder, DType, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
@@ -29,6 +31,8 @@ pub(crate) struct Graph {
     pub(crate) options: u32,
     /// Outputs, counted over all instances, that are results.
     pub(crate) live: SmallVec<[u32; 8]>,
+    /// Where the ops come from.
+    pub(crate) source: Source,
 }
 
 /// A program: known from the moment it is needed, executable when the compiler is done.
@@ -75,6 +79,11 @@ impl Program {
             executable: OnceLock::new(),
             task: OnceLock::new(),
         })
+    }
+
+    /// Whether the compiler is done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.executable.get().is_some()
     }
 
     /// Whether [`Program::executable`] gives it without waiting.
@@ -210,6 +219,8 @@ pub(crate) struct Compiler {
     wake: Condvar,
     /// The user's compiler options, by number; 0 is none.
     user_options: Mutex<Vec<UserOptions>>,
+    /// All programs, for who looks at them.
+    pub(crate) graphs: Graphs,
 }
 
 /// XLA options by name.
@@ -231,6 +242,7 @@ impl Compiler {
             tasks: Mutex::default(),
             wake: Condvar::new(),
             user_options: Mutex::new(vec![Vec::new()]),
+            graphs: Graphs::default(),
         });
         for i in 0..threads.max(1) {
             let own = compiler.clone();
@@ -262,6 +274,7 @@ impl Compiler {
     pub(crate) fn submit(&self, graph: Graph, program: Arc<Program>, device: i64) {
         // Set once: a program is submitted once.
         let _ = program.task.set((self.own.clone(), Task { graph: Arc::new(graph), device }));
+        self.graphs.add(&program);
         let mut tasks = self.tasks.lock();
         if tasks.closed {
             drop(tasks);
@@ -312,6 +325,15 @@ impl Compiler {
         program.set(result.unwrap_or_else(|_| {
             Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", program.name)))
         }));
+        self.graphs.compiled(self, program);
+    }
+
+    /// From what a program is made: its graph, the module's text, and what its executable depends on.
+    pub(crate) fn made_from<'p>(&self, program: &'p Program) -> Option<(&'p Graph, String, cache::Key)> {
+        let (_, task) = program.task.get()?;
+        let text = task.graph.module().ok()?;
+        let key = self.programs.key(&text, &self.options(task));
+        Some((&task.graph, text, key))
     }
 
     fn compile(&self, name: &str, task: &Task) -> Result<Arc<Loaded>, Error> {

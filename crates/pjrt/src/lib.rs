@@ -32,6 +32,7 @@ mod event;
 mod executable;
 mod flags;
 mod guard;
+mod hlo_text;
 mod host_call;
 mod options;
 mod platform;

@@ -275,6 +275,11 @@ fn a_program_can_be_asked_about() {
     assert_eq!((memory.argument, memory.output, memory.temp), (32, 16, 0));
     let optimized = add.optimized_program().unwrap();
     assert_eq!(optimized.format, "hlo_with_config");
+    let text = optimized.text().unwrap();
+    assert!(text.starts_with("HloModule main"), "{text}");
+    assert!(text.contains("\nENTRY %") && text.contains("f32[4]{0} parameter(0)"), "{text}");
+    assert!(text.contains("f32[4]{0} add(%") || text.contains("f32[4]{0} fusion(%"), "{text}");
+    assert_eq!(oxitorch_pjrt::OptimizedProgram { format: "other".into(), ..optimized.clone() }.text(), None);
     assert!(!optimized.code.is_empty() && !add.fingerprint().unwrap().is_empty());
 }
 

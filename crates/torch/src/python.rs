@@ -285,6 +285,7 @@ mod _core {
             explain: optional(config, "explain")?.unwrap_or(false),
             max_graphs: optional(config, "max_graphs")?,
             trace: optional(config, "trace")?.unwrap_or(false),
+            graphs: optional(config, "graphs")?,
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
@@ -651,6 +652,22 @@ mod _core {
     fn reset_metrics(py: Python<'_>) -> PyResult<()> {
         started(py)?.engine.reset_metrics();
         Ok(())
+    }
+
+    /// What is known of each program without its executable, as JSON.
+    #[pyfunction]
+    fn graphs(py: Python<'_>) -> PyResult<Vec<String>> {
+        let s = started(py)?;
+        Ok(py.detach(|| s.engine.graphs().iter().map(ToString::to_string).collect()))
+    }
+
+    /// All that is known of a program, by its place in that list: facts as JSON, StableHLO, and the optimized program if
+    /// it can be shown. None if it could not be compiled.
+    #[pyfunction]
+    fn graph(py: Python<'_>, place: usize) -> PyResult<Option<(String, String, Option<String>)>> {
+        let s = started(py)?;
+        let shown = py.detach(|| s.engine.graph(place));
+        Ok(shown.map(|g| (g.facts.to_string(), g.stablehlo, g.optimized)))
     }
 
     /// Begins to keep what happens, for a timeline; gives its number.

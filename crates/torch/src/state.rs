@@ -36,6 +36,8 @@ pub(crate) struct Setup {
     pub(crate) max_graphs: Option<u64>,
     /// Whether everything that happens is kept for a timeline, from the start.
     pub(crate) trace: bool,
+    /// The folder into which programs are written.
+    pub(crate) graphs: Option<PathBuf>,
     pub(crate) cache: CacheOptions,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
@@ -136,7 +138,12 @@ fn start() -> Result<&'static State, Error> {
         return Ok(state);
     }
     let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
-    let options = Options { compile_threads: setup.compile_threads, cache: setup.cache.clone(), interrupt };
+    let options = Options {
+        compile_threads: setup.compile_threads,
+        cache: setup.cache.clone(),
+        graphs: setup.graphs.clone(),
+        interrupt,
+    };
     let engine = Engine::start(client, &options)?;
     engine.set_window(setup.window.0, setup.window.1);
     engine.print_explanations(setup.explain);

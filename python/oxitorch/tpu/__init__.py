@@ -14,7 +14,7 @@ import torch
 
 from oxitorch import _activate
 
-from . import amp, compiler, memory, modes, ops, random, streams, tracing
+from . import amp, compiler, memory, modes, ops, programs, random, streams, tracing
 from ._device import (
     DeviceProperties,
     _DeviceGuard,
@@ -67,6 +67,7 @@ from .modes import (
     set_precision,
     set_window,
 )
+from .programs import Graph, graphs
 from .random import (
     get_rng_state,
     get_rng_state_all,
@@ -82,10 +83,11 @@ from .streams import Event, Stream, StreamContext, current_stream, default_strea
 from .tracing import trace
 
 __all__ = [
-    "DeviceProperties", "EagerMode", "Event", "Precision", "Stream", "StreamContext",
+    "DeviceProperties", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext",
     "amp", "can_device_access_peer", "compiler", "current_device", "current_stream", "default_stream", "device",
     "device_count", "device_of", "empty_cache", "explain", "get_amp_supported_dtype", "get_device_capability",
     "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
+    "graphs",
     "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
     "max_graphs", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated",
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",

@@ -1,0 +1,215 @@
+//! The programs of a process, to be looked at: where they come from, what they cost, what the compiler made of them.
+
+use crate::explain::tensor;
+use crate::flush::Reason;
+use crate::program::{Compiler, Graph, Program};
+use crate::site::{Site, describe};
+use oxitorch_pjrt as pjrt;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use std::{fs, io};
+
+/// Where an executable came from first, and how long that took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// The compiler.
+    Compiled(Duration),
+    /// A cache folder.
+    Loaded(Duration),
+}
+
+/// Where the ops of a graph come from.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    /// The Python line of each op.
+    pub(crate) sites: Box<[Site]>,
+    /// Why the window ended, and where.
+    pub(crate) cut: Option<(Reason, Site)>,
+    /// Set when the executable is there, unless another program of this process has it.
+    pub(crate) origin: OnceLock<Origin>,
+}
+
+/// The programs in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Graphs {
+    programs: Mutex<Vec<Arc<Program>>>,
+    /// Where each is written when it is compiled.
+    folder: OnceLock<PathBuf>,
+    /// What was written, for when the counts are known.
+    written: Mutex<Vec<(Arc<Program>, Value)>>,
+}
+
+/// Digits of a program's name; the cache shows as many.
+const DIGITS: usize = 12;
+
+impl Graphs {
+    /// Writes each program into this folder from now on.
+    pub(crate) fn keep_in(&self, folder: &Path) {
+        self.folder.get_or_init(|| folder.to_owned());
+    }
+
+    pub(crate) fn add(&self, program: &Arc<Program>) {
+        self.programs.lock().push(program.clone());
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Program>> {
+        self.programs.lock().clone()
+    }
+
+    /// A program has its executable, or has failed to get it.
+    pub(crate) fn compiled(&self, compiler: &Compiler, program: &Program) {
+        let Some(folder) = self.folder.get() else { return };
+        let Some(program) = self.programs.lock().iter().find(|p| std::ptr::eq(&***p, program)).cloned()
+        else {
+            return;
+        };
+        let Some(shown) = compiler.show(&program) else { return };
+        if let Err(e) = shown.write(folder) {
+            compiler.programs().warn(&format!("cannot write a program into {}: {e}", folder.display()));
+            return;
+        }
+        self.written.lock().push((program, shown.facts));
+    }
+
+    /// Writes again how often the programs ran.
+    pub(crate) fn finish(&self) {
+        let Some(folder) = self.folder.get() else { return };
+        for (program, mut facts) in std::mem::take(&mut *self.written.lock()) {
+            if let Some(facts) = facts.as_object_mut() {
+                facts.extend(usage(&program));
+            }
+            // What could be written once can be read as it is.
+            let _ = write_facts(folder, &facts);
+        }
+    }
+}
+
+/// A program with all that is known of it.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// What fits into a table: id, name, ops with their lines, types, times, cost, memory.
+    pub facts: Value,
+    /// The program as it went to the compiler.
+    pub stablehlo: String,
+    /// The program as it came from there, if the plugin gives it in a form that can be shown.
+    pub optimized: Option<String>,
+}
+
+impl Shown {
+    fn write(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let id = self.facts["id"].as_str().unwrap_or("program");
+        fs::write(folder.join(format!("{id}.mlir")), &self.stablehlo)?;
+        if let Some(text) = &self.optimized {
+            fs::write(folder.join(format!("{id}.hlo")), text)?;
+        }
+        write_facts(folder, &self.facts)
+    }
+}
+
+/// Whole or not at all: other processes may write the same program.
+fn write_facts(folder: &Path, facts: &Value) -> io::Result<()> {
+    let id = facts["id"].as_str().unwrap_or("program");
+    let temporary = folder.join(format!(".{id}.{}", std::process::id()));
+    fs::write(&temporary, serde_json::to_string_pretty(facts)?)?;
+    fs::rename(temporary, folder.join(format!("{id}.json")))
+}
+
+fn usage(program: &Program) -> Map<String, Value> {
+    let mut out = Map::new();
+    out.insert("launches".into(), program.ran.launches.load(Relaxed).into());
+    out.insert("device_s".into(), (program.ran.device_ns.load(Relaxed) as f64 * 1e-9).into());
+    out
+}
+
+/// What is known of a graph without its executable.
+fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
+    let mut results = Vec::new();
+    let mut ops = Vec::new();
+    for (i, inst) in graph.insts.iter().enumerate() {
+        let types: Vec<Option<String>> =
+            inst.outputs.iter().map(|o| o.as_ref().map(|o| tensor(&o.ty))).collect();
+        let line = graph.source.sites.get(i).and_then(|&site| describe(site));
+        ops.push(json!({ "op": inst.name(), "results": types, "line": line }));
+        results.extend(types);
+    }
+    let outputs: Vec<&Option<String>> = graph.live.iter().filter_map(|&i| results.get(i as usize)).collect();
+    let (origin, seconds) = match graph.source.origin.get() {
+        Some(Origin::Compiled(time)) => ("compiled", time.as_secs_f64()),
+        Some(Origin::Loaded(time)) => ("loaded", time.as_secs_f64()),
+        None if program.is_done() => ("memory", 0.0),
+        None => ("pending", 0.0),
+    };
+    let mut out = Map::new();
+    let mut set = |name: &str, value: Value| _ = out.insert(name.into(), value);
+    set("id", id.into());
+    set("name", program.name.clone().into());
+    set("first_line", ops.iter().find_map(|o| o["line"].as_str()).into());
+    set("ended_by", graph.source.cut.map(|(reason, _)| reason.name()).into());
+    set("ended_at", graph.source.cut.and_then(|(_, site)| describe(site)).into());
+    set("from", origin.into());
+    set("compile_s", seconds.into());
+    set("inputs", graph.inputs.iter().map(tensor).collect::<Vec<_>>().into());
+    set("outputs", json!(outputs));
+    set("donated", graph.donated.to_vec().into());
+    set("ops", ops.into());
+    out.extend(usage(program));
+    out
+}
+
+/// Numbers that the plugin says of a program.
+fn costs(executable: &pjrt::Executable) -> Map<String, Value> {
+    let number = |v: &pjrt::Value| match v {
+        pjrt::Value::Float(x) => json!(x),
+        pjrt::Value::Int(x) => json!(x),
+        other => json!(other.to_string()),
+    };
+    // A plugin that does not say leaves these out.
+    let cost: Map<String, Value> = executable
+        .cost_analysis()
+        .unwrap_or_default()
+        .iter()
+        .map(|(name, v)| (name.clone(), number(v)))
+        .collect();
+    let mut out = Map::new();
+    out.insert("cost".into(), cost.into());
+    if let Ok(m) = executable.memory_stats() {
+        let bytes = json!({
+            "arguments": m.argument,
+            "outputs": m.output,
+            "aliased": m.alias,
+            "temporaries": m.temp,
+            "peak": m.peak,
+            "code": m.generated_code,
+        });
+        out.insert("memory_bytes".into(), bytes);
+    }
+    out
+}
+
+impl Compiler {
+    /// What is known of a program before it is compiled.
+    fn describe(&self, program: &Program) -> Option<(Map<String, Value>, String)> {
+        let (graph, text, key) = self.made_from(program)?;
+        let digits: String = key.digest().iter().map(|b| format!("{b:02x}")).collect();
+        Some((facts(graph, program, digits[..DIGITS].to_owned()), text))
+    }
+
+    /// All that is known of a program; waits for its executable. Nothing if it has none.
+    pub(crate) fn show(&self, program: &Program) -> Option<Shown> {
+        let loaded = program.executable().ok()?;
+        let (mut facts, stablehlo) = self.describe(program)?;
+        facts.extend(costs(&loaded));
+        let optimized = loaded.optimized_program().ok().and_then(|p| p.text());
+        Some(Shown { facts: facts.into(), stablehlo, optimized })
+    }
+
+    /// The programs so far, without what their executables say.
+    pub(crate) fn list(&self) -> Vec<Value> {
+        self.graphs.all().iter().filter_map(|p| Some(Value::from(self.describe(p)?.0))).collect()
+    }
+}
