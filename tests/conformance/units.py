@@ -1,0 +1,462 @@
+"""What is checked: units, each one entry of a database, one dtype and one question."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from unittest import mock
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
+
+from .compare import differences, leaves
+
+DEVICE = "tpu"
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    )
+}
+# Results that hold whatever the memory held.
+UNINITIALIZED = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "nn.functional.fractional_max_pool2d",
+)
+
+
+@dataclass
+class Outcome:
+    """What running a unit gave."""
+
+    samples: int = 0
+    # (kind, text): see `compare.differences`; "error" is an exception that the CPU does not raise.
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    # Why there was nothing to check.
+    skipped: str | None = None
+
+    def add(self, number: int, problems: list[tuple[str, str]]) -> None:
+        self.problems += [(kind, f"sample {number}: {text}") for kind, text in problems]
+
+
+def entry_name(op: OpInfo) -> str:
+    """`div` or `div:floor_rounding`."""
+    return f"{op.name}:{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def to_device(value):
+    """The same on the device: leaves with the same strides over a copy of the memory, that need the same gradients."""
+
+    def move(t):
+        if not isinstance(t, torch.Tensor) or t.device.type == "meta":
+            return t
+        plain = t.detach()
+        if plain.layout == torch.strided and plain.numel():
+            plain = plain.resolve_conj().resolve_neg()
+            whole = plain.as_strided((plain.untyped_storage().nbytes() // plain.element_size(),), (1,), 0)
+            moved = whole.to(DEVICE).as_strided(plain.shape, plain.stride(), plain.storage_offset())
+        else:
+            moved = plain.to(DEVICE)
+        return moved.requires_grad_(t.requires_grad)
+
+    return pytree.tree_map(move, value)
+
+
+def sample_on_device(sample: SampleInput) -> SampleInput:
+    return SampleInput(to_device(sample.input), args=to_device(sample.args), kwargs=on_device_kwargs(sample.kwargs))
+
+
+def on_device_kwargs(kwargs: dict) -> dict:
+    moved = to_device(kwargs)
+    if "device" in moved:
+        moved["device"] = DEVICE
+    if isinstance(moved.get("generator"), torch.Generator):
+        moved["generator"] = torch.Generator(DEVICE).manual_seed(moved["generator"].initial_seed())
+    return moved
+
+
+def twin(value):
+    """A copy that may be written."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, value)
+
+
+def seeded(f: Callable):
+    torch.manual_seed(0)
+    return f()
+
+
+def is_random(op: OpInfo, sample: SampleInput) -> bool:
+    """Whether two seeds give the CPU two results."""
+
+    def run(seed: int):
+        torch.default_generator.manual_seed(seed)
+        with mock.patch("torch.manual_seed", lambda _: None):  # some entries seed by themselves
+            return op(twin(sample.input), *twin(sample.args), **sample.kwargs)
+
+    first, second = run(0), run(1)
+    return any(kind == "value" for kind, _ in differences(second, first))
+
+
+def attempt(f: Callable):
+    """(result, None) or (None, exception)."""
+    try:
+        return f(), None
+    except Exception as e:
+        return None, e
+
+
+def text_of(e: Exception) -> str:
+    return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+
+
+def each_sample(op: OpInfo, dtype: torch.dtype, out: Outcome, requires_grad: bool) -> Iterator[SampleInput]:
+    samples, e = attempt(lambda: list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad)))
+    if e is not None:
+        out.skipped = f"no samples: {text_of(e)}"
+        return
+    if not samples:
+        out.skipped = "no samples"
+    for sample in samples:
+        out.samples += 1
+        yield sample
+
+
+def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> Outcome:
+    """Every sample gives what it gives on the CPU: values, dtype, shape, strides."""
+    out = Outcome()
+    for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
+        if noncontiguous:
+            sample, e = attempt(sample.noncontiguous)
+            if e is not None:
+                out.skipped = text_of(e)
+                return out
+        moved = sample_on_device(sample)
+        want, refused = attempt(lambda: seeded(lambda: op(sample.input, *sample.args, **sample.kwargs)))
+        got, failed = attempt(lambda: seeded(lambda: op(moved.input, *moved.args, **moved.kwargs)))
+        if refused is not None:
+            if failed is None:
+                leaves_read(got)
+            continue
+        if failed is not None:
+            out.add(number, [("error", text_of(failed))])
+            continue
+        values = op.name not in UNINITIALIZED and not attempt(lambda: is_random(op, sample))[0]
+        found, e = attempt(lambda: differences(got, want, values=values))
+        out.add(number, found if e is None else [("error", text_of(e))])
+        # An op that writes its arguments must write them alike.
+        written = (
+            attempt(lambda: differences((moved.input, moved.args), (sample.input, sample.args)))[0] if values else []
+        )
+        out.add(number, [("argument", text) for kind, text in written or [] if kind == "value"])
+    return out
+
+
+def leaves_read(value) -> None:
+    """Waits for results that nobody compares: an error of theirs must not come up later."""
+    attempt(lambda: [x.cpu() for x in leaves(value) if isinstance(x, torch.Tensor)])
+
+
+def in_place(op: OpInfo, dtype: torch.dtype) -> Outcome:
+    """The in-place form changes its argument as on the CPU and returns it."""
+    out = Outcome()
+    inplace = op.get_inplace()
+    if inplace is None:
+        out.skipped = "no in-place form"
+        return out
+    for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
+        if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
+            continue
+        moved = sample_on_device(sample)
+        values = not attempt(lambda: is_random(op, sample))[0]
+        want, refused = attempt(lambda: seeded(lambda: inplace(sample.input.clone(), *sample.args, **sample.kwargs)))
+        target = moved.input.clone()
+        got, failed = attempt(lambda: seeded(lambda: inplace(target, *moved.args, **moved.kwargs)))
+        if refused is not None:
+            if failed is None:
+                out.add(number, [("accepts", f"the CPU raises {text_of(refused)}")])
+            continue
+        if failed is not None:
+            out.add(number, [("error", text_of(failed))])
+            continue
+        found, e = attempt(lambda: differences((got, target), (want, want), values=values))
+        out.add(number, found if e is None else [("error", text_of(e))])
+    return out
+
+
+def out_forms(op: OpInfo, dtype: torch.dtype) -> Outcome:
+    """`out=` of the right size, of a wrong size, with strides of its own, and of a wrong dtype, as on the CPU."""
+    out = Outcome()
+    if not op.supports_out:
+        out.skipped = "no out="
+        return out
+
+    def like(shape_of: Callable, results):
+        return pytree.tree_map(lambda t: shape_of(t) if isinstance(t, torch.Tensor) else t, results)
+
+    def wider(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(t.shape, [2 * s for s in t.stride()], dtype=t.dtype, device=t.device).fill_(1)
+
+    def wrong(t: torch.Tensor) -> torch.dtype:
+        return torch.long if t.dtype.is_floating_point or t.dtype.is_complex else torch.float32
+
+    forms = {
+        "right": torch.empty_like,
+        "strided": wider,
+        "empty": lambda t: torch.empty(0, dtype=t.dtype, device=t.device),
+        "wrong size": lambda t: torch.ones(*t.shape, 2, dtype=t.dtype, device=t.device),
+        "wrong dtype": lambda t: torch.empty_like(t, dtype=wrong(t)),
+    }
+    for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
+        moved = sample_on_device(sample)
+        plain, refused = attempt(lambda: op(sample.input, *sample.args, **sample.kwargs))
+        if refused is not None or not all(isinstance(x, torch.Tensor) for x in leaves(plain)):
+            continue
+        values = op.name not in UNINITIALIZED and not attempt(lambda: is_random(op, sample))[0]
+        for form, shape_of in forms.items():
+
+            def run(s: SampleInput, device: str, shape_of=shape_of):
+                place = like(lambda t: shape_of(t.to(device) if t.device.type != device else t), plain)
+                result = seeded(lambda: op(s.input, *s.args, **s.kwargs, out=place))
+                return result, place
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                want, refused = attempt(lambda: run(sample, "cpu"))
+                got, failed = attempt(lambda: run(moved, DEVICE))
+            if refused is not None:
+                if failed is None:
+                    out.add(number, [("accepts", f"{form}: the CPU raises {text_of(refused)}")])
+            elif failed is not None:
+                out.add(number, [("error", f"{form}: {text_of(failed)}")])
+            else:
+                found, e = attempt(lambda: differences(got, want, values=values))
+                found = found if e is None else [("error", text_of(e))]
+                out.add(number, [(kind, f"{form}: {text}") for kind, text in found])
+    return out
+
+
+def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcome:
+    """Gradients (and theirs) of every sample that PyTorch differentiates, against the CPU's."""
+    out = Outcome()
+    if not op.supports_autograd or (double and not op.supports_gradgrad):
+        out.skipped = "not differentiable"
+        return out
+
+    def run(s: SampleInput):
+        torch.manual_seed(0)
+        inputs = [x for x in leaves((s.input, s.args, s.kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        result = op(s.input, *s.args, **s.kwargs)
+        if s.output_process_fn_grad is not None:
+            result = s.output_process_fn_grad(result)
+        results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        seeds = [cotangent(x) for x in results]
+        first = torch.autograd.grad(results, inputs, seeds, allow_unused=True, create_graph=double)
+        if not double:
+            return first
+        again = [g for g in first if g is not None and g.requires_grad]
+        if not again:
+            return first
+        return torch.autograd.grad(again, inputs, [cotangent(g) for g in again], allow_unused=True)
+
+    for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=True)):
+        moved = sample_on_device(sample)
+        moved.output_process_fn_grad = sample.output_process_fn_grad
+        want, refused = attempt(lambda: run(sample))
+        if refused is not None:
+            continue
+        got, failed = attempt(lambda: run(moved))
+        if failed is not None:
+            out.add(number, [("error", text_of(failed))])
+            continue
+        random = attempt(lambda: is_random(op, sample))[0]
+        found, e = attempt(lambda: differences(got, want, values=not random))
+        out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
+    return out
+
+
+def cotangent(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers on every device, near 1 and all different."""
+    ramp = torch.linspace(0.5, 1.5, max(x.numel(), 1), dtype=torch.float64)[: x.numel()]
+    return ramp.reshape(x.shape).to(x.dtype).to(x.device)
+
+
+def errors(op: OpInfo, dtype: torch.dtype) -> Outcome:
+    """What the database says is an error raises the same class."""
+    out = Outcome()
+    if op.error_inputs_func is None:
+        out.skipped = "no error inputs"
+        return out
+    for number, case in enumerate(op.error_inputs("cpu")):
+        out.samples += 1
+        sample = case.sample_input
+        _, refused = attempt(lambda: op(sample.input, *sample.args, **sample.kwargs))
+        if refused is None:
+            continue
+        moved = sample_on_device(sample)
+
+        def run(moved=moved):
+            result = op(moved.input, *moved.args, **moved.kwargs)
+            torch.tpu.synchronize()
+            return result
+
+        _, raised = attempt(run)
+        if raised is None:
+            out.add(number, [("accepts", f"the CPU raises {text_of(refused)}")])
+        elif not isinstance(raised, type(refused)):
+            out.add(number, [("class", f"{text_of(raised)} instead of {text_of(refused)}")])
+    return out
+
+
+def module(info, dtype: torch.dtype) -> Outcome:
+    """A module of `torch.nn`: its output and its gradients."""
+    out = Outcome()
+    for training in (True, False):
+        cases = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
+        for case in cases:
+            number, out.samples = out.samples, out.samples + 1
+            if case.forward_input is None:
+                continue
+            made, e = attempt(
+                lambda c=case: seeded(lambda: info.module_cls(*c.constructor_input.args, **c.constructor_input.kwargs))
+            )
+            if e is not None:
+                continue
+            host = made.to(dtype).train(training)
+            moved = copy.deepcopy(host).to(DEVICE)
+
+            def run(m, args, kwargs):
+                torch.manual_seed(0)
+                result = m(*args, **kwargs)
+                results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+                inputs = [p for p in m.parameters() if p.requires_grad]
+                inputs += [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+                grads = []
+                if results and inputs:
+                    grads = torch.autograd.grad(results, inputs, [cotangent(r) for r in results], allow_unused=True)
+                return result, grads
+
+            args, kwargs = case.forward_input.args, case.forward_input.kwargs
+            want, refused = attempt(lambda h=host, a=args, k=kwargs: run(h, a, k))
+            if refused is not None:
+                continue
+            got, failed = attempt(lambda m=moved, a=args, k=kwargs: run(m, to_device(a), on_device_kwargs(k)))
+            if failed is not None:
+                out.add(number, [("error", text_of(failed))])
+                continue
+            random = "Dropout" in info.name or "RReLU" in info.name
+            found, e = attempt(lambda g=got, w=want: differences(g, w, values=not random))
+            out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
+    if not out.samples:
+        out.skipped = "no samples"
+    return out
+
+
+def optimizer(info, dtype: torch.dtype) -> Outcome:
+    """An optimizer with every set of options: parameters after five steps."""
+    out = Outcome()
+    for case in info.optim_inputs_func(device="cpu"):
+        for foreach in (False, True) if "foreach" in info.supported_impls else (False,):
+            number, out.samples = out.samples, out.samples + 1
+
+            def run(device: str, case=case, foreach=foreach):
+                weights = [cotangent(torch.empty(n, 3, dtype=dtype)).to(device).requires_grad_() for n in (2, 5)]
+                kwargs = dict(case.kwargs)
+                for key in ("lr", "betas"):
+                    kwargs[key] = to_device(kwargs[key]) if device == DEVICE and key in kwargs else kwargs.get(key)
+                kwargs = {k: v for k, v in kwargs.items() if v is not None}
+                if foreach and not kwargs.get("fused") and not kwargs.get("differentiable"):
+                    kwargs["foreach"] = True
+                opt = info.optim_cls(weights, **kwargs)
+
+                def closure():
+                    opt.zero_grad()
+                    loss = sum((w.sin() ** 2).sum() for w in weights)
+                    loss.backward()
+                    return loss
+
+                for _ in range(5):
+                    if info.step_requires_closure:
+                        opt.step(closure)
+                    else:
+                        closure()
+                        opt.step()
+                return [w.detach() for w in weights]
+
+            want, refused = attempt(lambda: run("cpu"))
+            if refused is not None:
+                continue
+            got, failed = attempt(lambda: run(DEVICE))
+            if failed is not None:
+                out.add(number, [("error", f"{case.desc}: {text_of(failed)}")])
+                continue
+            out.add(number, [(k, f"{case.desc}: {t}") for k, t in differences(got, want)])
+    return out
+
+
+QUESTIONS: dict[str, Callable] = {
+    "forward": forward,
+    "strided": lambda op, dtype: forward(op, dtype, noncontiguous=True),
+    "inplace": in_place,
+    "out": out_forms,
+    "grad": gradients,
+    "gradgrad": lambda op, dtype: gradients(op, dtype, double=True),
+    "errors": errors,
+}
+# Questions that are asked once, in a dtype where rounding hides nothing; forward is asked for every dtype.
+ONCE = {"strided": "float32", "inplace": "float32", "out": "float32", "errors": "float32"}
+GRADIENT_DTYPES = ("float64", "float32")
+
+
+def ops() -> dict[str, OpInfo]:
+    return {entry_name(op): op for op in op_db}
+
+
+def all_units() -> list[str]:
+    """Every unit's name: `op/div:floor_rounding/float32/forward`."""
+    units = []
+    for name, op in ops().items():
+        supported = op.supported_dtypes("cpu")
+        units += [f"op/{name}/{d}/forward" for d, dtype in DTYPES.items() if dtype in supported]
+        for question, wanted in ONCE.items():
+            dtype = (
+                wanted if DTYPES[wanted] in supported else next((d for d, t in DTYPES.items() if t in supported), None)
+            )
+            units += [f"op/{name}/{dtype}/{question}"] if dtype else []
+        grads = op.supported_backward_dtypes("cpu") if op.supports_autograd else ()
+        for d in GRADIENT_DTYPES:
+            if DTYPES[d] in grads:
+                units += [f"op/{name}/{d}/grad"] + ([f"op/{name}/{d}/gradgrad"] if d == "float64" else [])
+    for info in module_db:
+        units += [f"module/{info.name}/{d}/module" for d in ("float32", "float64") if DTYPES[d] in info.dtypes]
+    units += [f"optim/{info.optim_cls.__name__}/float32/optimizer" for info in optim_db]
+    return units
+
+
+def run(unit: str) -> Outcome:
+    """Runs one unit in this process."""
+    db, entry, dtype, question = unit.split("/")
+    if db == "op":
+        return QUESTIONS[question](ops()[entry], DTYPES[dtype])
+    if db == "module":
+        return module(next(i for i in module_db if i.name == entry), DTYPES[dtype])
+    return optimizer(next(i for i in optim_db if i.optim_cls.__name__ == entry), DTYPES[dtype])
