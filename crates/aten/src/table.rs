@@ -70,6 +70,8 @@ pub enum Layout {
     ColumnMajor,
     /// Column-major where a result has the rank of the first tensor, else row-major.
     Matrices,
+    /// Column-major where the first flag, `left`, is set, else row-major.
+    Solution,
     /// Row-major if a tensor is complex, else as `Pointwise`.
     RealPointwise,
 }

@@ -330,6 +330,10 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
         },
         Layout::Matrices if tensors().next()?.0.len() != shape.len() => None,
         Layout::Matrices => column_major(shape, 1),
+        Layout::Solution => {
+            let left = args.iter().find_map(|a| if let Arg::Bool(left) = a { Some(*left) } else { None });
+            if left? { column_major(shape, 1) } else { None }
+        }
         // `nonzero` of nothing has columns 0 apart.
         Layout::ColumnMajor => column_major(shape, 0),
     }
