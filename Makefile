@@ -17,14 +17,15 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test bench install wheel check test-rust test-python test-torch-oldest docs clean
+.PHONY: help demo test bench conformance install wheel check test-rust test-python test-torch-oldest docs clean
 
 help:
-	@echo 'make demo    install everything into $(VENV) and train the examples'
-	@echo 'make test    everything that CI runs'
-	@echo 'make bench   measure against stock PyTorch on this machine'
-	@echo 'make docs    write the generated pages again'
-	@echo 'make clean   remove the virtual environments and build outputs'
+	@echo 'make demo         install everything into $(VENV) and train the examples'
+	@echo 'make test         everything that CI runs'
+	@echo 'make bench        measure against stock PyTorch on this machine'
+	@echo 'make conformance  run all of PyTorch'"'"'s op, module and optimizer samples'
+	@echo 'make docs         write the generated pages again'
+	@echo 'make clean        remove the virtual environments and build outputs'
 
 demo: install
 	$(PY) examples/digits.py --checkpoint $(VENV)/digits.pt
@@ -36,6 +37,9 @@ test: check test-rust test-python test-torch-oldest
 bench: install
 	$(PY) benches/eager.py
 	$(PY) benches/workloads.py
+
+conformance: install
+	$(TEST_ENV) $(PY) -m tests.conformance
 
 # uv installs torch's gigabytes several times faster than pip.
 $(UV):

@@ -248,11 +248,17 @@ def out_forms(op: OpInfo, dtype: torch.dtype) -> Outcome:
                     out.add(number, [("accepts", f"{form}: the CPU raises {text_of(refused)}")])
             elif failed is not None:
                 out.add(number, [("error", f"{form}: {text_of(failed)}")])
-            else:
+            elif not values or not wrong_by_itself(want, plain):
                 found, e = attempt(lambda: differences(got, want, values=values))
                 found = found if e is None else [("error", text_of(e))]
                 out.add(number, [(kind, f"{form}: {text}") for kind, text in found])
     return out
+
+
+def wrong_by_itself(results, plain) -> bool:
+    """Whether the CPU's `out=` form differs from its functional one: some of its kernels overlook strides of `out=`."""
+    pairs = zip(leaves(results[0]), leaves(plain), strict=False)
+    return any(not torch.allclose(a.to(b.dtype), b, equal_nan=True) for a, b in pairs if a.shape == b.shape)
 
 
 def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcome:
