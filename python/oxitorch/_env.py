@@ -161,6 +161,14 @@ COMPILE_THREADS = Var(
     "How many programs may be compiled at the same time.",
     minimum=1,
 )
+BACKGROUND_COMPILE = Var(
+    "OXITORCH_BACKGROUND_COMPILE",
+    "bool",
+    "1",
+    "0.1",
+    "Whether a program that takes long to compile runs in a quickly compiled version until the better one is there. "
+    "`0`, or `torch.use_deterministic_algorithms(True)`, makes results the same in each run.",
+)
 SHIM = Var(
     "OXITORCH_SHIM",
     "path",
@@ -235,6 +243,7 @@ TABLE: tuple[Var, ...] = (
     FALLBACK,
     NAN_TRAP,
     COMPILE_THREADS,
+    BACKGROUND_COMPILE,
     SHIM,
     CACHE_DIR,
     CACHE,
@@ -292,6 +301,7 @@ def core_config() -> dict[str, Any]:
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "compile_threads": COMPILE_THREADS.read(),
+        "background_compile": BACKGROUND_COMPILE.read(),
         "cache_dir": cache_dir() if caches() else None,
         "cache_bytes": CACHE_SIZE.read(),
         "cache_shared": os.path.expanduser(CACHE_SHARED.read() or "") or None if caches() else None,

@@ -168,6 +168,20 @@ impl<V> Cache<V> {
         Ok((held, source))
     }
 
+    /// The value of a key if nobody has to make it, and where it came from. Waits for nobody who does.
+    pub fn find<R: Recipe<Value = V>>(&self, key: &Key, recipe: &R) -> Option<(Arc<Held<V>>, Source)> {
+        let mut source = Source::Memory;
+        let held = self.memory.find(key, || {
+            let (value, bytes, from) = self.tiers.find(key, recipe)?;
+            source = from;
+            Some((value, bytes))
+        })?;
+        if source == Source::Memory {
+            self.stats().memory_hits.fetch_add(1, Relaxed);
+        }
+        Some((held, source))
+    }
+
     /// The stored entry that differs from a key in the fewest components; of several, one with the same name and with the
     /// most equal notes, and of those the one used last. Looks at every description on the disk.
     pub fn nearest(&self, key: &Key, name: &str, notes: &[(String, String)]) -> Option<Listed> {
@@ -249,9 +263,18 @@ impl Tiers {
         }
     }
 
+    /// Whether they are of no use for a value.
+    fn are_useless<R: Recipe>(&self, recipe: &R) -> bool {
+        self.list.is_empty() || self.refusals.load(Relaxed) >= REFUSALS || !recipe.is_portable()
+    }
+
+    fn find<R: Recipe>(&self, key: &Key, recipe: &R) -> Option<(R::Value, u64, Source)> {
+        let useful = !self.are_useless(recipe);
+        useful.then(|| self.look(key, &hex(&key.digest()), recipe)).flatten()
+    }
+
     fn get_or_make<R: Recipe>(&self, key: &Key, recipe: &R) -> Result<(R::Value, u64, Source), R::Error> {
-        let useless = self.refusals.load(Relaxed) >= REFUSALS;
-        if self.list.is_empty() || useless || !recipe.is_portable() {
+        if self.are_useless(recipe) {
             self.stats.made.fetch_add(1, Relaxed);
             return recipe.make().map(|(value, bytes)| (value, bytes, Source::Made));
         }

@@ -89,6 +89,28 @@ impl<V> Memory<V> {
         Ok((held, false))
     }
 
+    /// The value of a key if it is there or `look` finds it. None, at once, while somebody makes it.
+    pub fn find(&self, key: &Key, look: impl FnOnce() -> Option<(V, u64)>) -> Option<Arc<Held<V>>> {
+        let digest = key.digest();
+        let cell = self.cells.lock().entry(digest).or_default().clone();
+        let mut place = cell.try_lock()?;
+        if let Some(held) = &*place {
+            held.touch();
+            return Some(held.clone());
+        }
+        let (value, bytes) = look()?;
+        let held = Arc::new(Held { value, bytes, used: AtomicU64::new(now()) });
+        *place = Some(held.clone());
+        drop(place);
+        self.evict(digest);
+        Some(held)
+    }
+
+    /// Forgets the value of a key; callers keep it if they have it.
+    pub fn forget(&self, key: &Key) {
+        self.cells.lock().remove(&key.digest());
+    }
+
     /// Forgets values until the limits hold with some room, but never the newest.
     fn evict(&self, newest: Digest) {
         let mut cells = self.cells.lock();
@@ -163,6 +185,18 @@ mod tests {
             threads.into_iter().map(|t| t.join().unwrap()).filter(|was_there| !was_there).count()
         });
         assert_eq!((runs.into_inner(), made), (1, 1));
+    }
+
+    #[test]
+    fn what_is_being_made_is_not_waited_for() {
+        let memory = Memory::new(Limits::default());
+        let find = || memory.find(&key(0), || None);
+        assert!(find().is_none());
+        let (made, _) = memory.get_or_make(&key(0), || Ok::<_, ()>((find().is_none(), 1))).unwrap();
+        assert!(**made);
+        assert!(Arc::ptr_eq(&find().unwrap(), &made));
+        memory.forget(&key(0));
+        assert!(find().is_none() && memory.find(&key(0), || Some((false, 1))).is_some());
     }
 
     #[test]

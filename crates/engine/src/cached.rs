@@ -1,5 +1,6 @@
 //! Compiled programs in the cache: what they depend on, how they are written and read.
 
+use crate::effort::SPLIT_COUNT;
 use crate::error::{self, Error};
 use crate::graphs::Origin;
 use crate::metrics::Metrics;
@@ -113,11 +114,34 @@ impl Programs {
 
     /// The executable of a program: from this process, a cache folder, or the compiler.
     pub(crate) fn get(&self, build: &Build<'_>) -> Result<Arc<Loaded>, Error> {
-        let (loaded, source) = self.cache.get_or_make(&self.key(&build.text, &build.options), build)?;
+        let (loaded, source) = self.cache.get_or_make(&self.key_of(build), build)?;
         if source == cache::Source::Memory {
             build.metrics.count(&build.metrics.cache_hits);
         }
         Ok(loaded)
+    }
+
+    /// The executable of a program, if it need not be compiled.
+    pub(crate) fn find(&self, build: &Build<'_>) -> Option<Arc<Loaded>> {
+        let (loaded, source) = self.cache.find(&self.key_of(build), build)?;
+        if source == cache::Source::Memory {
+            build.metrics.count(&build.metrics.cache_hits);
+        }
+        Some(loaded)
+    }
+
+    /// Lets go of a program that has been replaced.
+    pub(crate) fn forget(&self, build: &Build<'_>) {
+        self.cache.memory().forget(&self.key_of(build));
+    }
+
+    fn key_of(&self, build: &Build<'_>) -> Key {
+        let mut options = build.options.clone();
+        if build.background {
+            // So that it is the program that others compile in the foreground.
+            options.overrides.retain(|(name, _)| name != SPLIT_COUNT);
+        }
+        self.key(&build.text, &options)
     }
 
     /// Everything that the executable depends on.
@@ -184,8 +208,10 @@ pub(crate) struct Build<'a> {
     pub(crate) metrics: &'a Metrics,
     pub(crate) graph: &'a Graph,
     pub(crate) name: &'a str,
-    pub(crate) text: String,
+    pub(crate) text: Arc<str>,
     pub(crate) options: pjrt::CompileOptions,
+    /// Whether a quick version runs meanwhile.
+    pub(crate) background: bool,
 }
 
 /// Notes longer than this are cut: they are read by people.
@@ -231,8 +257,12 @@ impl Recipe for Build<'_> {
         self.programs.check_open()?;
         let start = Instant::now();
         let result = self.programs.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
-        self.metrics.compiled(self.name, start);
-        let _ = self.graph.source.origin.set(Origin::Compiled(start.elapsed())); // the first is kept
+        if self.background {
+            self.metrics.improved(self.name, start);
+        } else {
+            self.metrics.compiled(self.name, start);
+            let _ = self.graph.source.origin.set(Origin::Compiled(start.elapsed())); // the first is kept
+        }
         let executable =
             result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;
         let size = size(&executable, self.text.len());

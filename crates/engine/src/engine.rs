@@ -2,6 +2,7 @@
 
 use crate::cached::CacheOptions;
 use crate::config::{Limits, Switches};
+use crate::effort::Policy;
 use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
 use crate::explain::Explainer;
@@ -32,6 +33,10 @@ pub struct Options {
     pub cache: CacheOptions,
     /// The folder into which each program is written, to be looked at.
     pub graphs: Option<PathBuf>,
+    /// Whether what takes long to compile is compiled quickly first, and better while that runs.
+    pub background_compile: bool,
+    /// Whether results must not depend on when a compiler is done.
+    pub deterministic: fn() -> bool,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
 }
@@ -56,7 +61,8 @@ impl Engine {
         let metrics = Arc::new(Metrics::default());
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
-        let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache);
+        let policy = Policy::new(client.platform(), options.background_compile, options.deterministic);
+        let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache, policy);
         if let Some(folder) = &options.graphs {
             compiler.graphs.keep_in(folder);
         }
@@ -210,6 +216,16 @@ impl Engine {
     /// Those bounds.
     pub fn window(&self) -> Limits {
         self.streams.first().map_or_else(Limits::default, Stream::limits)
+    }
+
+    /// Whether what takes long to compile is compiled quickly first, and better while that runs.
+    pub fn background_compile(&self) -> bool {
+        self.compiler.policy.is_on()
+    }
+
+    /// Asks for that, or not any more: then quick versions are replaced before they run again.
+    pub fn set_background_compile(&self, on: bool) {
+        self.compiler.policy.set(on);
     }
 
     /// The number of these XLA options, for [`Switches::compiler_options`].

@@ -201,7 +201,7 @@ impl Compiler {
 
     /// All that is known of a program; waits for its executable. Nothing if it has none.
     pub(crate) fn show(&self, program: &Program) -> Option<Shown> {
-        let loaded = program.executable().ok()?;
+        let loaded = program.shown().ok()?;
         let (mut facts, stablehlo) = self.describe(program)?;
         facts.extend(costs(&loaded));
         let optimized = loaded.optimized_program().ok().and_then(|p| p.text());

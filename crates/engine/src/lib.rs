@@ -12,6 +12,7 @@ mod arguments;
 mod cached;
 mod config;
 mod dispatch;
+mod effort;
 mod engine;
 mod error;
 mod events;

@@ -51,6 +51,12 @@ counters! {
     compiles,
     /// Time in the compiler, all threads together, in microseconds.
     compile_us,
+    /// Programs that were compiled again with more effort while a quick version ran.
+    background_compiles,
+    /// Time in the compiler for those, in microseconds.
+    background_compile_us,
+    /// Quick versions that were replaced.
+    swaps,
     /// Programs that another process had compiled.
     loads,
     /// Time to load those, all threads together, in microseconds.
@@ -92,6 +98,13 @@ impl Metrics {
         self.compile_us.fetch_add(time.as_micros() as u64, Relaxed);
         let bucket = COMPILE_BUCKETS_MS.iter().position(|&ms| time.as_millis() <= u128::from(ms));
         self.compile_buckets[bucket.unwrap_or(COMPILE_BUCKETS_MS.len())].fetch_add(1, Relaxed);
+        self.events.add(start, || What::Compile { program: program.to_owned() });
+    }
+
+    /// As [`Metrics::compiled`], while a quick version runs.
+    pub(crate) fn improved(&self, program: &str, start: Instant) {
+        self.background_compiles.fetch_add(1, Relaxed);
+        self.background_compile_us.fetch_add(start.elapsed().as_micros() as u64, Relaxed);
         self.events.add(start, || What::Compile { program: program.to_owned() });
     }
 

@@ -1,6 +1,7 @@
 //! From a window of recorded ops to an executable: module text, compile options, compiler threads.
 
 use crate::cached::{Build, CacheOptions, Loaded, Programs};
+use crate::effort::{Effort, FUSION_EMITTERS, Policy, WORTH_IT};
 use crate::error::{Error, ErrorKind};
 use crate::graphs::{Graphs, Source};
 use crate::inst::Inst;
@@ -48,7 +49,7 @@ pub(crate) struct Program {
     /// What running it took.
     pub(crate) ran: Ran,
     /// Set when the compiler is done. The executable belongs to the cache, which may let go of it.
-    executable: OnceLock<Mutex<Result<Weak<Loaded>, Error>>>,
+    executable: OnceLock<Mutex<Executable>>,
     /// From what it is made again then.
     task: OnceLock<(Weak<Compiler>, Task)>,
 }
@@ -65,6 +66,22 @@ impl Ran {
     pub(crate) fn add(&self, time: Duration) {
         self.launches.fetch_add(1, Relaxed);
         self.device_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+}
+
+/// What the compiler made.
+#[derive(Debug)]
+struct Executable {
+    loaded: Result<Weak<Loaded>, Error>,
+    effort: Effort,
+    /// How often it was asked for, while it is a quick version.
+    launches: u32,
+}
+
+impl Executable {
+    fn new(loaded: Result<(Arc<Loaded>, Effort), Error>) -> Executable {
+        let effort = loaded.as_ref().map_or(Effort::Full, |(_, effort)| *effort);
+        Executable { loaded: loaded.map(|(l, _)| Arc::downgrade(&l)), effort, launches: 0 }
     }
 }
 
@@ -89,28 +106,61 @@ impl Program {
     /// Whether [`Program::executable`] gives it without waiting.
     pub(crate) fn is_at_hand(&self) -> bool {
         let known = self.executable.get().and_then(Mutex::try_lock);
-        known.is_some_and(|place| place.as_ref().map_or(true, |held| held.strong_count() > 0))
+        known.is_some_and(|place| place.loaded.as_ref().map_or(true, |held| held.strong_count() > 0))
     }
 
-    /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now.
-    pub(crate) fn executable(&self) -> Result<Arc<Loaded>, Error> {
+    /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now; a
+    /// quick version that is launched again is replaced as soon as a better one is there.
+    pub(crate) fn executable(self: &Arc<Self>) -> Result<Arc<Loaded>, Error> {
         let mut place = self.executable.wait().lock();
-        let held = place.as_ref().map_err(Error::clone)?;
-        if let Some(loaded) = held.upgrade() {
+        let usable = place.effort == Effort::Full || self.may_be_quick(&mut place);
+        self.have(&mut place, usable)
+    }
+
+    /// What [`Program::executable`] gives, to be looked at.
+    pub(crate) fn shown(&self) -> Result<Arc<Loaded>, Error> {
+        self.have(&mut self.executable.wait().lock(), true)
+    }
+
+    fn have(&self, place: &mut Executable, usable: bool) -> Result<Arc<Loaded>, Error> {
+        let held = place.loaded.as_ref().map_err(Error::clone)?.upgrade();
+        if let Some(loaded) = held.filter(|_| usable) {
             loaded.touch();
             return Ok(loaded);
         }
-        let again = self.task.get().and_then(|(compiler, task)| Some((compiler.upgrade()?, task)));
-        let (compiler, task) = again.ok_or_else(closed)?;
-        let loaded = compiler.compile(&self.name, task)?;
-        *place = Ok(Arc::downgrade(&loaded));
+        let (compiler, task) = self.task().ok_or_else(closed)?;
+        let (loaded, effort) = compiler.compile(&self.name, task)?;
+        place.loaded = Ok(Arc::downgrade(&loaded));
+        place.effort = effort;
         Ok(loaded)
     }
 
+    fn task(&self) -> Option<(Arc<Compiler>, &Task)> {
+        let (compiler, task) = self.task.get()?;
+        Some((compiler.upgrade()?, task))
+    }
+
+    /// Whether the quick version will do; asks for a better one when that is worth it.
+    fn may_be_quick(self: &Arc<Self>, place: &mut Executable) -> bool {
+        let Some((compiler, _)) = self.task() else { return true };
+        place.launches = place.launches.saturating_add(1);
+        if place.launches == WORTH_IT {
+            compiler.improve(self.clone());
+        }
+        compiler.policy.allows_quick()
+    }
+
     /// Called once, by whoever compiled it.
-    fn set(&self, executable: Result<Weak<Loaded>, Error>) {
+    fn set(&self, executable: Result<(Arc<Loaded>, Effort), Error>) {
         // Set once: tasks are submitted once.
-        let _ = self.executable.set(Mutex::new(executable));
+        let _ = self.executable.set(Mutex::new(Executable::new(executable)));
+    }
+
+    /// Replaces the quick version.
+    fn swap(&self, better: &Arc<Loaded>) {
+        let mut place = self.executable.wait().lock();
+        place.loaded = Ok(Arc::downgrade(better));
+        place.effort = Effort::Full;
     }
 }
 
@@ -203,6 +253,10 @@ fn closed() -> Error {
 #[derive(Default)]
 struct Tasks {
     queue: VecDeque<Arc<Program>>,
+    /// Programs that run in a quick version and are worth a better one.
+    quick: VecDeque<Arc<Program>>,
+    /// Whether a thread makes those.
+    improver: bool,
     /// Tasks that a thread works on.
     running: usize,
     /// No thread takes tasks any more: whoever submits one compiles it.
@@ -221,6 +275,7 @@ pub(crate) struct Compiler {
     user_options: Mutex<Vec<UserOptions>>,
     /// All programs, for who looks at them.
     pub(crate) graphs: Graphs,
+    pub(crate) policy: Policy,
 }
 
 /// XLA options by name.
@@ -233,6 +288,7 @@ impl Compiler {
         metrics: Arc<Metrics>,
         threads: usize,
         cache: &CacheOptions,
+        policy: Policy,
     ) -> Arc<Compiler> {
         let compiler = Arc::new_cyclic(|own| Compiler {
             own: own.clone(),
@@ -243,12 +299,13 @@ impl Compiler {
             wake: Condvar::new(),
             user_options: Mutex::new(vec![Vec::new()]),
             graphs: Graphs::default(),
+            policy,
         });
         for i in 0..threads.max(1) {
             let own = compiler.clone();
             let thread = std::thread::Builder::new().name(format!("oxi-compile-{i}"));
             // A process that cannot have a thread compiles in the threads that ask; see `submit`.
-            if thread.spawn(move || own.run()).is_err() && i == 0 {
+            if thread.spawn(move || own.run(|t| &mut t.queue, Compiler::finish)).is_err() && i == 0 {
                 compiler.tasks.lock().closed = true;
             }
         }
@@ -282,14 +339,32 @@ impl Compiler {
         }
         tasks.queue.push_back(program);
         drop(tasks);
-        self.wake.notify_one();
+        self.wake.notify_all();
     }
 
-    fn run(&self) {
+    /// Makes a better version of a program that runs in a quick one.
+    fn improve(&self, program: Arc<Program>) {
+        let mut tasks = self.tasks.lock();
+        if tasks.closed {
+            return;
+        }
+        if !tasks.improver {
+            let Some(own) = self.own.upgrade() else { return };
+            let thread = std::thread::Builder::new().name("oxi-improve".to_owned());
+            // A process that cannot have a thread keeps the quick versions.
+            tasks.improver = thread.spawn(move || own.run(|t| &mut t.quick, Compiler::replace)).is_ok();
+        }
+        tasks.quick.push_back(program);
+        drop(tasks);
+        self.wake.notify_all();
+    }
+
+    /// A thread that does the tasks of a queue.
+    fn run(&self, queue: fn(&mut Tasks) -> &mut VecDeque<Arc<Program>>, work: fn(&Compiler, &Program)) {
         loop {
             let mut tasks = self.tasks.lock();
             let program = loop {
-                match tasks.queue.pop_front() {
+                match queue(&mut tasks).pop_front() {
                     Some(program) => break program,
                     None if tasks.closed => return,
                     None => self.wake.wait(&mut tasks),
@@ -297,7 +372,7 @@ impl Compiler {
             };
             tasks.running += 1;
             drop(tasks);
-            self.finish(&program);
+            work(self, &program);
             self.tasks.lock().running -= 1;
             self.wake.notify_all();
         }
@@ -311,6 +386,7 @@ impl Compiler {
         for program in tasks.queue.drain(..) {
             program.set(Err(closed()));
         }
+        tasks.quick.clear();
         self.wake.notify_all();
         while tasks.running > 0 {
             self.wake.wait(&mut tasks);
@@ -320,7 +396,7 @@ impl Compiler {
     fn finish(&self, program: &Program) {
         let Some((_, task)) = program.task.get() else { return };
         // A panic in a lowering must not leave the launch thread waiting for ever.
-        let compile = || self.compile(&program.name, task).map(|loaded| Arc::downgrade(&loaded));
+        let compile = || self.compile(&program.name, task);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compile));
         program.set(result.unwrap_or_else(|_| {
             Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", program.name)))
@@ -336,20 +412,67 @@ impl Compiler {
         Some((&task.graph, text, key))
     }
 
-    fn compile(&self, name: &str, task: &Task) -> Result<Arc<Loaded>, Error> {
-        let text = task.graph.module()?;
-        let options = self.options(task);
-        let build = Build {
+    /// The best version that is there, or else the one that is made first.
+    fn compile(&self, name: &str, task: &Task) -> Result<(Arc<Loaded>, Effort), Error> {
+        let text: Arc<str> = task.graph.module()?.into();
+        let full = self.build(name, task, text.clone(), Effort::Full);
+        if self.policy.first(&task.graph) == Effort::Quick {
+            if let Some(loaded) = self.programs.find(&full) {
+                return Ok((loaded, Effort::Full));
+            }
+            // What cannot be compiled quickly may still be compiled.
+            if let Ok(loaded) = self.programs.get(&self.build(name, task, text, Effort::Quick)) {
+                return Ok((loaded, Effort::Quick));
+            }
+        }
+        Ok((self.programs.get(&full)?, Effort::Full))
+    }
+
+    /// Puts a version made with all effort in the place of a quick one.
+    fn replace(&self, program: &Program) {
+        let Some((_, task)) = program.task.get() else { return };
+        let compile = || -> Result<(), Error> {
+            let text: Arc<str> = task.graph.module()?.into();
+            let mut full = self.build(&program.name, task, text.clone(), Effort::Full);
+            full.background = true;
+            self.policy.stand_back(&mut full.options);
+            let loaded = self.programs.get(&full)?;
+            program.swap(&loaded);
+            self.metrics.count(&self.metrics.swaps);
+            self.graphs.compiled(self, program);
+            self.programs.forget(&self.build(&program.name, task, text, Effort::Quick));
+            Ok(())
+        };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compile));
+        let failed = |why: &str| {
+            let name = &program.name;
+            self.programs.warn(&format!("{name}: only the quick version could be compiled: {why}"));
+        };
+        match result {
+            Ok(Err(_)) if self.tasks.lock().closed => {}
+            Ok(Err(e)) => failed(&e.message),
+            Err(_) => failed("the compiler thread panicked; please report this"),
+            Ok(Ok(())) => {}
+        }
+    }
+
+    fn build<'a>(&'a self, name: &'a str, task: &'a Task, text: Arc<str>, effort: Effort) -> Build<'a> {
+        let mut options = self.options(task);
+        if effort == Effort::Quick {
+            self.policy.hurry(&mut options);
+        }
+        Build {
             programs: &self.programs,
             metrics: &self.metrics,
             graph: &task.graph,
             name,
             text,
             options,
-        };
-        self.programs.get(&build)
+            background: false,
+        }
     }
 
+    /// Those for all effort.
     fn options(&self, task: &Task) -> pjrt::CompileOptions {
         let types =
             task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
@@ -366,7 +489,7 @@ impl Compiler {
             options.overrides.push(flag("xla_cpu_enable_fast_min_max", false));
             if task.graph.insts.len() <= SMALL {
                 // Halves the time of a one-op compile at equal run speed.
-                options.overrides.push(flag("xla_cpu_use_fusion_emitters", false));
+                options.overrides.push(flag(FUSION_EMITTERS, false));
             }
         }
         let user = self.user_options.lock()[task.graph.options as usize].clone();

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 5
+#define OXI_ABI_VERSION 6
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -175,6 +175,8 @@ typedef struct OxiShim {
   // (0 highest, 1 high, 2 medium). The second is slow to find out.
   int32_t (*default_dtype)(void);
   uint32_t (*float32_precision)(void);
+  // Whether results must be the same in each run: `torch.use_deterministic_algorithms`.
+  uint8_t (*deterministic)(void);
   const char* (*torch_version)(void);
 } OxiShim;
 

@@ -952,6 +952,7 @@ const OxiShim kShim = {
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
     []() -> int32_t { return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()); },
     []() -> uint32_t { return static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()); },
+    []() -> uint8_t { return at::globalContext().deterministicAlgorithms(); },
     []() -> const char* { return TORCH_VERSION; },
 };
 }  // namespace

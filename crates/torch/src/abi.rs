@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 5;
+pub(crate) const ABI_VERSION: u32 = 6;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -197,6 +197,7 @@ pub(crate) struct Shim {
     pub(crate) set_device: unsafe extern "C" fn(i32),
     pub(crate) default_dtype: unsafe extern "C" fn() -> i32,
     pub(crate) float32_precision: unsafe extern "C" fn() -> u32,
+    pub(crate) deterministic: unsafe extern "C" fn() -> u8,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
 }
 

@@ -286,6 +286,7 @@ mod _core {
             max_graphs: optional(config, "max_graphs")?,
             trace: optional(config, "trace")?.unwrap_or(false),
             graphs: optional(config, "graphs")?,
+            background_compile: optional(config, "background_compile")?.unwrap_or(true),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
@@ -396,6 +397,17 @@ mod _core {
     #[pyfunction]
     fn print_explanations(py: Python<'_>, on: bool) -> PyResult<()> {
         started(py)?.engine.print_explanations(on);
+        Ok(())
+    }
+
+    #[pyfunction]
+    fn get_background_compile(py: Python<'_>) -> PyResult<bool> {
+        Ok(started(py)?.engine.background_compile())
+    }
+
+    #[pyfunction]
+    fn set_background_compile(py: Python<'_>, on: bool) -> PyResult<()> {
+        started(py)?.engine.set_background_compile(on);
         Ok(())
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     /// The folder into which programs are written.
     pub(crate) graphs: Option<PathBuf>,
     pub(crate) cache: CacheOptions,
+    /// Whether quick versions of programs run while better ones are compiled.
+    pub(crate) background_compile: bool,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
     pub(crate) shim: &'static Shim,
@@ -142,6 +144,8 @@ fn start() -> Result<&'static State, Error> {
         compile_threads: setup.compile_threads,
         cache: setup.cache.clone(),
         graphs: setup.graphs.clone(),
+        background_compile: setup.background_compile,
+        deterministic,
         interrupt,
     };
     let engine = Engine::start(client, &options)?;
@@ -219,6 +223,12 @@ pub(crate) fn warn(text: &str) {
 thread_local! {
     /// The class of the exception that ended this thread's last wait; a Python type that is never let go.
     static RAISED: Cell<*mut c_void> = const { Cell::new(null_mut()) };
+}
+
+/// Whether PyTorch is to give the same results in each run.
+fn deterministic() -> bool {
+    // SAFETY: reads a global of PyTorch.
+    setup().is_some_and(|setup| unsafe { (setup.shim.deterministic)() } != 0)
 }
 
 /// Called while something waits for the device: lets Ctrl-C, or what another signal's handler raises, end the wait.

@@ -56,11 +56,13 @@ from .modes import (
     EagerMode,
     Precision,
     explain,
+    get_background_compile,
     get_precision,
     get_window,
     max_graphs,
     precision,
     set_allow_excess_precision,
+    set_background_compile,
     set_eager_mode,
     set_fallback,
     set_nan_trap,
@@ -83,9 +85,10 @@ from .streams import Event, Stream, StreamContext, current_stream, default_strea
 from .tracing import trace
 
 __all__ = [
-    "DeviceProperties", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext",
-    "amp", "can_device_access_peer", "compiler", "current_device", "current_stream", "default_stream", "device",
-    "device_count", "device_of", "empty_cache", "explain", "get_amp_supported_dtype", "get_device_capability",
+    "DeviceProperties", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
+    "can_device_access_peer",
+    "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
+    "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",
     "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
     "graphs",
     "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
@@ -93,9 +96,9 @@ __all__ = [
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
     "metrics_summary", "metrics_text", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
-    "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_device", "set_eager_mode",
-    "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all", "set_stream", "set_window",
-    "stream", "synchronize", "trace",
+    "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_background_compile", "set_device",
+    "set_eager_mode", "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all",
+    "set_stream", "set_window", "stream", "synchronize", "trace",
 ]  # fmt: skip
 
 
@@ -113,10 +116,11 @@ def metrics() -> dict[str, Any]:
     """What the engine did in this process since the start or `reset_metrics`; `docs/metrics.md` explains each entry.
 
     Among them: "ops", "programs", "launches", "window_hits", "compiles", "compile_s", "compile_times" (upper end in
-    seconds to number), "loads" (programs that another process had compiled), "load_s", "cache_hits", "transfers_h2d",
-    "transfers_d2h" and their bytes, "donations" and "bytes_donated", "flushes" (by reason), "fallbacks" (operation name
-    to how often it ran on the CPU), "cache" (hits of each tier, what was written, evicted, damaged, waited for and
-    saved) and "devices": for each device its memory, its queue, and where its time and that of its last step went.
+    seconds to number), "background_compiles" and "swaps" (see `set_background_compile`), "loads" (programs that
+    another process had compiled), "load_s", "cache_hits", "transfers_h2d", "transfers_d2h" and their bytes,
+    "donations" and "bytes_donated", "flushes" (by reason), "fallbacks" (operation name to how often it ran on the
+    CPU), "cache" (hits of each tier, what was written, evicted, damaged, waited for and saved) and "devices": for
+    each device its memory, its queue, and where its time and that of its last step went.
     """
     return _activate.core().metrics()
 

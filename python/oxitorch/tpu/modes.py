@@ -137,6 +137,26 @@ def max_graphs(n: int | None) -> _Restore:
     return _Restore(core.allow_programs, core.allow_programs(n))
 
 
+def get_background_compile() -> bool:
+    """Whether a program that takes long to compile runs in a quick version first."""
+    return _activate.core().get_background_compile()
+
+
+def set_background_compile(enabled: bool) -> _Restore:
+    """Sets whether a program that takes long to compile runs in a quick version first; also a context manager.
+
+    The quick version computes the same, slower, and may round differently; when the program is launched again, it is
+    compiled with all effort on a thread of its own and replaces the quick version by itself. When that happens depends
+    on the time that compiling takes, so the last digits of results may differ from run to run.
+    Turning it off (also: `torch.use_deterministic_algorithms(True)`) compiles with all effort at once, and replaces
+    quick versions before they are launched again.
+    """
+    core = _activate.core()
+    previous = core.get_background_compile()
+    core.set_background_compile(bool(enabled))
+    return _Restore(core.set_background_compile, previous)
+
+
 def set_nan_trap(enabled: bool) -> _Restore:
     """Turns the trap for NaN and infinity on or off; also a context manager.
 
