@@ -76,6 +76,14 @@ def mlp():
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
+COMPILED = False
+
+
+def compiled(f, device):
+    """`f`, through `torch.compile` on our device in mode "compile"."""
+    return torch.compile(f, backend="tpu") if COMPILED and device == "tpu" else f
+
+
 def wait(device):
     if device == "tpu":
         torch.tpu.synchronize()
@@ -85,10 +93,15 @@ def ops(device):
     """1000 dependent adds on 4 floats, then one wait."""
     a, b = torch.ones(4, device=device), torch.ones(4, device=device)
 
-    def step():
-        c = a
+    def add(c):
         for _ in range(1000):
             c = c + b
+        return c
+
+    add = compiled(add, device)
+
+    def step():
+        c = add(a)
         wait(device)
         return c.sum()
 
@@ -100,10 +113,15 @@ def chain(device):
     torch.manual_seed(0)
     x = torch.randn(1024, 1024).to(device)
 
-    def step():
-        y = x
+    def run(y):
         for _ in range(10):
             y = torch.tanh(y * 1.01 + 0.1) - 0.05
+        return y
+
+    run = compiled(run, device)
+
+    def step():
+        y = run(x)
         wait(device)
         return y.sum()
 
@@ -119,13 +137,14 @@ def training(make_model, make_batch):
         x, y = make_batch()
         model, x, y = model.to(device), x.to(device), y.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        forward, update = compiled(model, device), compiled(optimizer.step, device)
 
         def step():
             optimizer.zero_grad(set_to_none=True)
-            out = model(x)
+            out = forward(x)
             loss = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
             loss.backward()
-            optimizer.step()
+            update()
             wait(device)
             return loss.detach()
 
@@ -178,14 +197,16 @@ def main():
         "workload", nargs="*", choices=[*WORKLOADS, []], help=f"of {', '.join(WORKLOADS)} (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--mode", default="fused", help="the eager mode (default: fused)")
+    parser.add_argument("--mode", default="fused", help="the eager mode, or compile (default: fused)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if unknown := set(args.workload) - set(WORKLOADS):
         parser.error(f"unknown workload: {', '.join(sorted(unknown))}")
 
     torch.set_num_threads(2)
-    torch.tpu.eager_mode = args.mode
+    global COMPILED
+    COMPILED = args.mode == "compile"
+    torch.tpu.eager_mode = "fused" if COMPILED else args.mode
     if not args.json:
         print(f"torch {torch.__version__}, {torch.tpu.get_device_name()}, {args.mode} mode, {os.cpu_count()} cores")
         print(f"milliseconds, best of {args.rounds}\n")

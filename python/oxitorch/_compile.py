@@ -72,7 +72,7 @@ class _Graph:
     """A graph: played once for each kind of arguments while the engine notes what it records, from then on recorded by
     that recipe in one call.
 
-    What the graph computes on the host, as optimizers do with their step counts, PyTorch does in each call, first.
+    What the graph computes on the host PyTorch does in each call, first.
     A graph with operations that may do anything (custom ones, control flow) is played every time.
     """
 
@@ -273,17 +273,23 @@ def _split(gm: GraphModule) -> _Parts | None:
 
     parts = _Parts()
     on_device = [n for n in calls if n not in host and n not in writes]
-    on_host = [n for n in calls if n in host]
+    moved = _moved(on_device, [n for n in calls if n in host])
+    on_device = [n for n in calls if n in moved or (n not in host and n not in writes)]
     used_by_device = {i for n in on_device for i in n.all_input_nodes}
     used = used_by_device.union(output.all_input_nodes)
+    used_on_host = {i for n in [*writes, output] for i in n.all_input_nodes} | (used_by_device - moved)
+    on_host: list[Node] = []
+    for n in reversed(calls):
+        if n in host and (n in used_on_host or not n.users):
+            on_host.insert(0, n)
+            used_on_host.update(n.all_input_nodes)
     # What the host part takes and gives.
     taken = [n for n in arguments if n in host]
-    used_by_writes = {i for n in writes for i in n.all_input_nodes}
-    given = [n for n in on_host if n in used or n in used_by_writes]
+    given = [n for n in on_host if n in used or any(n in w.all_input_nodes for w in writes)]
     if on_host or writes:
         parts.host = _module(gm, taken, on_host, given)
         parts.host_inputs = [arguments.index(n) for n in taken]
-        parts.from_host = [i for i, n in enumerate(given) if n in used_by_device]
+        parts.from_host = [i for i, n in enumerate(given) if n in used_by_device and n not in moved]
     if writes:
         parts.host_writes = _module(gm, [*taken, *given], writes, [])
     inputs = [n for n in arguments if n in used_by_device or n not in host]
@@ -304,7 +310,7 @@ def _split(gm: GraphModule) -> _Parts | None:
         return "result", results.index(x)
 
     parts.outputs = [place(x) for x in output.args[0]]
-    parts.device = _module(gm, [*inputs, *held], on_device, results)
+    parts.device = _module(gm, [*inputs, *held], on_device, results, moved)
     parts.takes_all = inputs == arguments and not held
     parts.gives_all = parts.outputs == [("result", i) for i in range(len(results))]
     return parts
@@ -339,24 +345,56 @@ def _host_part(sources: list[Node], calls: list[Node]):
     return host, writes
 
 
+# Arithmetic on 0-d tensors that the device does better than the host, where each operation costs Python's time.
+_ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "neg", "reciprocal", "sqrt", "rsqrt", "exp", "log")
+
+
+def _moved(on_device: list[Node], on_host: list[Node]) -> set[Node]:
+    """The nodes on the host that the device computes for itself: what optimizers make of their step counts."""
+    movable: set[Node] = set()
+    for n in on_host:
+        name = n.target._schema.name if isinstance(n.target, torch._ops.OpOverload) else ""
+        simple = name.removeprefix("aten::").removeprefix("_foreach_") in _ARITHMETIC
+        sources = [i for i in n.all_input_nodes if i not in movable]
+        if (simple or n.target is operator.getitem) and all(i.op == "placeholder" for i in sources):
+            values = [v for x in (n, *sources) for v in _values(x)]
+            if all(isinstance(v, torch.Tensor) and v.dim() == 0 and v.is_floating_point() for v in values):
+                movable.add(n)
+    used = {i for n in on_device for i in n.all_input_nodes}
+    moved = set()
+    for n in reversed(on_host):
+        if n in used and n in movable:
+            moved.add(n)
+            used.update(n.all_input_nodes)
+    return moved
+
+
 def _is_on_device(node: Node) -> bool:
     """Whether a node gives a tensor that is not the CPU's."""
+    return any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in _values(node))
+
+
+def _values(node: Node):
     values = node.meta.get("val")
-    values = values if isinstance(values, (list, tuple)) else [values]
-    return any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in values)
+    return values if isinstance(values, (list, tuple)) else [values]
 
 
-def _module(gm: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Node]) -> GraphModule:
-    """These calls as a graph of their own."""
+def _module(gm: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Node], moved=()) -> GraphModule:
+    """These calls as a graph of their own. For those that are moved to the device, what they take is copied there."""
     graph = Graph()
     new = {}
     for n in inputs:
         new[n] = graph.placeholder(n.name)
         new[n].meta = n.meta
+    device = next((v.device for n in calls if _is_on_device(n) for v in _values(n)), None)
+    copies = {}
     for n in calls:
-        for constant in n.all_input_nodes:
-            if constant not in new and constant.op == "get_attr":
-                new[constant] = graph.node_copy(constant)
-        new[n] = graph.node_copy(n, new.__getitem__)
+        for i in n.all_input_nodes:
+            if i not in new and i.op == "get_attr":
+                new[i] = graph.node_copy(i)
+            if n in moved and i not in moved and i not in copies:
+                copies[i] = graph.call_function(torch.ops.aten._to_copy.default, (new[i],), {"device": device})
+        source = {**new, **copies} if n in moved else new
+        new[n] = graph.node_copy(n, source.__getitem__)
     graph.output(tuple(map_arg(outputs, new.__getitem__)))
     return GraphModule(gm, graph)
