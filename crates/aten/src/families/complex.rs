@@ -1,5 +1,5 @@
 use crate::args::Tensor;
-use crate::error::{Result, runtime, unsupported};
+use crate::error::{Error, Result, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::pointwise;
 use crate::table::Row;
@@ -10,6 +10,13 @@ pub static ROWS: &[Row] =
     &[pointwise!("complex", complex), pointwise!("polar", polar), pointwise!("_conj_physical", conj)];
 
 fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {
+    if !x.dtype.is_float() || !y.dtype.is_float() {
+        return Err(Error::NotImplemented(format!(
+            "Expected both inputs to be Half, Float or Double tensors but got {} and {}",
+            crate::dtype::scalar_name(x.dtype),
+            crate::dtype::scalar_name(y.dtype)
+        )));
+    }
     if x.dtype != y.dtype {
         return Err(runtime(format!(
             "Expected object of scalar type {} but got scalar type {} for second argument",

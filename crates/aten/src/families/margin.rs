@@ -2,7 +2,7 @@
 
 use super::losses::Reduction;
 use crate::args::{Const, Scalar, Tensor};
-use crate::dtype::{Category, category, opmath};
+use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
@@ -57,6 +57,10 @@ impl MultiMargin {
         let p = p.f64();
         if p != 1.0 && p != 2.0 {
             return Err(runtime("only p == 1 and p == 2 supported"));
+        }
+        if target.dtype != DType::S64 {
+            let found = scalar_name(target.dtype);
+            return Err(runtime(format!("expected scalar type Long but found {found}")));
         }
         let shape = c.shape(x);
         let (n, classes) = (shape[0], shape[1]);
