@@ -1121,3 +1121,49 @@ def test_fallbacks_warn_once_with_the_line_and_are_counted():
     assert sum(counted.values()) - before >= 3 and any("eig" in name for name in counted)
     ours = [w for w in caught if "eig" in str(w.message)]
     assert len(ours) <= 1 and all(__file__ in str(w.message) for w in ours)
+
+
+def test_tensors_go_to_other_processes(python, tmp_path):
+    """As copies, which share storages among them as they did."""
+    script = tmp_path / "sent.py"
+    script.write_text("""
+import torch, torch.multiprocessing as mp
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i): return torch.full((3,), float(i), device="tpu")
+def work(given, back, w, none):
+    x, view, p, h, e, cpu = given.get()
+    view.add_(1)
+    back.put((x, view, p, h, e, cpu, w + 1, none))
+    given.get()
+if __name__ == "__main__":
+    ctx = mp.get_context("spawn")
+    given, back = ctx.Queue(), ctx.Queue()
+    x = torch.arange(6.0, device="tpu").view(2, 3)
+    arguments = torch.ones(2, device="tpu"), torch.ones(0, device="tpu")
+    child = ctx.Process(target=work, args=(given, back, *arguments))
+    child.start()
+    p = torch.nn.Parameter(x[0] * 3)
+    given.put((x, x[1, 1:], p, x.half().t(), x[:0], torch.ones(2)))
+    for t in back.get(): print(type(t).__name__, t.device, t.requires_grad, t.dtype, t.stride(), t.tolist())
+    given.put(None)
+    child.join()
+    print(child.exitcode, x.tolist())
+    loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="spawn")
+    print([t.tolist() for t in loader])
+""")
+    assert (
+        python("", str(script), timeout=120).stdout
+        == """\
+Tensor tpu:0 False torch.float32 (3, 1) [[0.0, 1.0, 2.0], [3.0, 5.0, 6.0]]
+Tensor tpu:0 False torch.float32 (1,) [5.0, 6.0]
+Parameter tpu:0 True torch.float32 (1,) [0.0, 3.0, 6.0]
+Tensor tpu:0 False torch.float16 (1, 3) [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+Tensor tpu:0 False torch.float32 (3, 1) []
+Tensor cpu False torch.float32 (1,) [1.0, 1.0]
+Tensor tpu:0 False torch.float32 (1,) [2.0, 2.0]
+Tensor tpu:0 False torch.float32 (1,) []
+0 [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+[[[0.0, 0.0, 0.0]], [[1.0, 1.0, 1.0]]]
+"""
+    )
