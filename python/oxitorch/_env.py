@@ -153,6 +153,14 @@ NAN_TRAP = Var(
     "0.1",
     "In debug mode, raise at the first op whose result holds a NaN or an infinity that its inputs did not hold.",
 )
+LIBRARY = Var(
+    "OXITORCH_LIBRARY",
+    "bool",
+    "1",
+    "0.1",
+    "On the cpu platform, let programs call PyTorch's own kernels for large matrix products, convolutions and attention "
+    "of float32 and float64; `0` leaves all of them to XLA.",
+)
 COMPILE_THREADS = Var(
     "OXITORCH_COMPILE_THREADS",
     "int",
@@ -242,6 +250,7 @@ TABLE: tuple[Var, ...] = (
     TRACE,
     FALLBACK,
     NAN_TRAP,
+    LIBRARY,
     COMPILE_THREADS,
     BACKGROUND_COMPILE,
     SHIM,
@@ -300,6 +309,7 @@ def core_config() -> dict[str, Any]:
         "trace": TRACE.read() is not None,
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
+        "library": LIBRARY.read(),
         "compile_threads": COMPILE_THREADS.read(),
         "background_compile": BACKGROUND_COMPILE.read(),
         "cache_dir": cache_dir() if caches() else None,

@@ -15,6 +15,7 @@ pub mod derive;
 pub mod dtype;
 pub mod error;
 pub mod families;
+pub mod library;
 pub mod lower;
 pub mod numbers;
 mod out;

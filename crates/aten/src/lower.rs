@@ -34,6 +34,8 @@ pub struct Config {
     /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
     /// then folds a transpose into them that the kernel cannot do.
     pub fenced_dots: bool,
+    /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
+    pub library: bool,
 }
 
 impl Default for Config {
@@ -43,6 +45,7 @@ impl Default for Config {
             matmul: MatmulPrecision::Highest,
             checks: false,
             fenced_dots: false,
+            library: false,
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct Switches {
     pub compiler_options: u32,
     /// See [`Config::fenced_dots`]; fixed when the engine starts.
     pub(crate) fenced_dots: bool,
+    /// See [`Config::library`]; fixed when the engine starts.
+    pub(crate) library: bool,
 }
 
 impl Default for Switches {
@@ -84,6 +86,7 @@ impl Default for Switches {
             default_dtype: DType::F32,
             compiler_options: 0,
             fenced_dots: false,
+            library: false,
         }
     }
 }
@@ -91,7 +94,8 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let flags = u64::from(self.nan_trap) | u64::from(self.fenced_dots) << 1;
+        let flags =
+            u64::from(self.nan_trap) | u64::from(self.fenced_dots) << 1 | u64::from(self.library) << 2;
         u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
     }
 
@@ -102,6 +106,7 @@ impl Switches {
             mode: Mode::ALL[(word & 0xff) as usize],
             nan_trap: flag(0),
             fenced_dots: flag(1),
+            library: flag(2),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -122,6 +127,7 @@ impl Switches {
             matmul: self.matmul,
             checks: debug,
             fenced_dots: self.fenced_dots,
+            library: self.library,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }
     }

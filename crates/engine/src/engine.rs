@@ -37,6 +37,8 @@ pub struct Options {
     pub background_compile: bool,
     /// Whether results must not depend on when a compiler is done.
     pub deterministic: fn() -> bool,
+    /// Whether programs may call torch's kernels: the host function of that name is registered with the plugin.
+    pub library: bool,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
 }
@@ -88,7 +90,9 @@ impl Engine {
             client,
             streams,
             metrics,
-            switches: AtomicU64::new(Switches { fenced_dots, ..Switches::default() }.pack()),
+            switches: AtomicU64::new(
+                Switches { fenced_dots, library: options.library, ..Switches::default() }.pack(),
+            ),
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,

@@ -29,7 +29,7 @@ mod print;
 mod types;
 mod verify;
 
-pub use builder::Builder;
+pub use builder::{Builder, Strided};
 pub use error::Error;
 pub use ir::{
     ArgAttr, Binary, CompareKind, ConvDims, Convolution, CustomCall, Direction, DotDims, FftType, GatherDims,

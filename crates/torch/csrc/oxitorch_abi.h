@@ -178,6 +178,10 @@ typedef struct OxiShim {
   // Whether results must be the same in each run: `torch.use_deterministic_algorithms`.
   uint8_t (*deterministic)(void);
   const char* (*torch_version)(void);
+  // Calls an ATen overload ("mm.out", without its namespace) on tensors in host memory, from any thread, and writes what
+  // it returns into `results`: as its out= arguments where it has them. A result that is OXI_UNDEFINED is not wanted.
+  int32_t (*call)(const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults,
+                  OxiError* error);
 } OxiShim;
 
 // The shim's one export: registers everything with PyTorch. Returns null and sets `error` when it cannot.

@@ -21,6 +21,7 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -28,6 +29,7 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
@@ -917,6 +919,51 @@ void register_graphs() {
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
 }
 
+// ---------------------------------------------------------------- calls of PyTorch's CPU kernels by programs
+Tensor borrow(const OxiTensor& t) {
+  auto dtype = static_cast<c10::ScalarType>(t.dtype);
+  auto* data = static_cast<char*>(const_cast<void*>(t.host)) + t.offset * static_cast<int64_t>(c10::elementSize(dtype));
+  return at::from_blob(data, {t.sizes, static_cast<size_t>(t.ndim)}, {t.strides, static_cast<size_t>(t.ndim)}, dtype);
+}
+c10::IValue unpack(const OxiArg& a) {
+  switch (a.tag) {
+    case OXI_NONE: return {};
+    case OXI_TENSOR: return borrow(*a.u.t);
+    case OXI_INT: return a.u.i;
+    case OXI_BOOL: return a.u.i != 0;
+    case OXI_DOUBLE: return a.u.d;
+    case OXI_INTS: return std::vector<int64_t>(a.u.ints, a.u.ints + a.len);
+    case OXI_BOOLS: return std::vector<bool>(a.u.ints, a.u.ints + a.len);
+    default: TORCH_CHECK(false, "an argument of kind ", a.tag);
+  }
+}
+c10::OperatorHandle overload(const char* op) {
+  static std::mutex mutex;
+  static auto* known = new std::map<std::string, c10::OperatorHandle, std::less<>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto it = known->find(op);
+  if (it == known->end()) {
+    std::string name(op), suffix;
+    if (auto dot = name.find('.'); dot != name.npos) suffix = name.substr(dot + 1), name.resize(dot);
+    auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name).c_str(), suffix.c_str());
+    it = known->emplace(op, handle).first;
+  }
+  return it->second;
+}
+void call(const char* name, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults) {
+  c10::InferenceMode guard;
+  auto op = overload(name);
+  torch::jit::Stack stack;
+  for (uint32_t i = 0; i < nargs; i++) stack.push_back(unpack(args[i]));
+  bool out = nargs < op.schema().arguments().size();
+  for (uint32_t i = 0; out && i < nresults; i++) stack.push_back(borrow(results[i]));
+  TORCH_CHECK(stack.size() == op.schema().arguments().size(), "takes ", op.schema().arguments().size(), " arguments");
+  op.callBoxed(&stack);
+  for (uint32_t i = 0; !out && i < nresults; i++) {
+    if (!(results[i].flags & OXI_UNDEFINED)) borrow(results[i]).copy_(stack.at(i).toTensor());
+  }
+}
+
 // ---------------------------------------------------------------- what the core asks of PyTorch
 uint64_t node_number(uint64_t thread, uint64_t count) {
   return thread << 40 | (count & ((uint64_t(1) << 40) - 1));
@@ -954,6 +1001,19 @@ const OxiShim kShim = {
     []() -> uint32_t { return static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()); },
     []() -> uint8_t { return at::globalContext().deterministicAlgorithms(); },
     []() -> const char* { return TORCH_VERSION; },
+    [](const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults, OxiError* error) -> int32_t {
+      static thread_local std::string message;
+      try {
+        call(op, args, nargs, results, nresults);
+        return OXI_OK;
+      } catch (const c10::Error& e) {
+        message = e.what_without_backtrace();
+      } catch (const std::exception& e) {
+        message = e.what();
+      }
+      error->message = message.c_str();
+      return OXI_ERROR;
+    },
 };
 }  // namespace
 

@@ -199,6 +199,8 @@ pub(crate) struct Shim {
     pub(crate) float32_precision: unsafe extern "C" fn() -> u32,
     pub(crate) deterministic: unsafe extern "C" fn() -> u8,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
+    pub(crate) call:
+        unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, *mut Error) -> i32,
 }
 
 /// `OxiShimInit`

@@ -1,6 +1,7 @@
 //! `oxitorch._core`: the extension module.
 //!
 //! * [`door`] is what the C++ shim calls, [`python`] what the Python package calls.
+//! * [`library`] is what programs call to have torch's own kernels.
 //! * [`sites`] finds the Python line of an op, [`storage`] gives storages their addresses.
 //!
 //! It knows no op and no StableHLO: it carries calls between PyTorch and the engine.
@@ -8,6 +9,7 @@
 mod abi;
 mod door;
 mod gil;
+mod library;
 mod ops;
 mod python;
 mod sites;

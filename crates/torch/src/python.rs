@@ -288,6 +288,7 @@ mod _core {
             graphs: optional(config, "graphs")?,
             background_compile: optional(config, "background_compile")?.unwrap_or(true),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
+            library: optional(config, "library")?.unwrap_or(true),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
             ops: std::mem::take(&mut *door::BOUND.lock()),

@@ -1,6 +1,7 @@
 //! What there is once per process: the engine, the bound ops, the switches that are not the engine's.
 
 use crate::abi::Shim;
+use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
     CacheOptions, Engine, Error, ErrorKind, Listener, Mark, Mode, Op, Options, Recipe, Switches, UserOptions,
@@ -43,6 +44,8 @@ pub(crate) struct Setup {
     pub(crate) background_compile: bool,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
+    /// Whether programs may call torch's kernels where they run in host memory.
+    pub(crate) library: bool,
     pub(crate) shim: &'static Shim,
     /// Ops in the order in which the shim bound them.
     pub(crate) ops: Vec<Op>,
@@ -140,12 +143,17 @@ fn start() -> Result<&'static State, Error> {
         return Ok(state);
     }
     let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
+    let library = setup.library && client.platform() == pjrt::Platform::Cpu;
+    if library {
+        library::register(client.plugin(), setup.shim).map_err(|e| Error::runtime(e.to_string()))?;
+    }
     let options = Options {
         compile_threads: setup.compile_threads,
         cache: setup.cache.clone(),
         graphs: setup.graphs.clone(),
         background_compile: setup.background_compile,
         deterministic,
+        library,
         interrupt,
     };
     let engine = Engine::start(client, &options)?;

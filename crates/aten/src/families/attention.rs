@@ -2,6 +2,7 @@ use super::matmul::{accumulator, contract};
 use crate::args::{Arg, FromArg, ParamKind, Rng, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
+use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -73,6 +74,44 @@ impl Attention {
 
     fn scores_shape(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, self.keys]
+    }
+
+    /// Whether torch's own kernel computes it, which knows no dropout and no shared key heads.
+    fn is_for_library(&self, c: &Ctx, dropout_p: f64) -> bool {
+        let sizes = [self.batch, self.heads, self.queries, self.keys, self.width];
+        let operations = sizes.iter().fold(4i64, |all, &n| all.saturating_mul(n));
+        dropout_p == 0.0 && self.heads == self.key_heads && c.is_for_library(self.dtype, operations)
+    }
+
+    /// A result of the library with the shape of a query or key tensor: it puts the heads of one place side by side.
+    fn heads_last(&self, length: i64) -> Option<Outcome> {
+        let ty = TensorType::new(self.dtype, vec![self.batch, self.heads, length, self.width]);
+        Some(Outcome { ty, order: Dims::from_slice(&[0, 2, 1, 3]) })
+    }
+
+    fn library_forward(&self, c: &Ctx, qkv: [Value; 3], causal: bool, scale: Option<Scalar>) -> [Value; 2] {
+        let mut args: Vec<Item<'_>> = qkv.map(Item::Rows).into();
+        args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
+        args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
+        let rows = TensorType::new(self.acc, vec![self.batch, self.heads, self.queries]);
+        let logsumexp = Outcome { ty: rows, order: Dims::from_slice(&[0, 2, 1]) };
+        let results = [self.heads_last(self.queries), Some(logsumexp)];
+        let y = c.call_library("_scaled_dot_product_flash_attention_for_cpu", &args, &results);
+        [y[0].unwrap_or(qkv[0]), y[1].unwrap_or(qkv[0])]
+    }
+
+    fn library_backward(
+        &self,
+        c: &Ctx,
+        tensors: [Value; 6],
+        causal: bool,
+        scale: Option<Scalar>,
+    ) -> Vec<Option<Value>> {
+        let mut args: Vec<Item<'_>> = tensors.map(Item::Rows).into();
+        args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
+        args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
+        let results = [self.queries, self.keys, self.keys].map(|n| self.heads_last(n));
+        c.call_library("_scaled_dot_product_flash_attention_for_cpu_backward", &args, &results)
     }
 
     /// Query rows of all heads that share a key head, one below the other.
@@ -176,6 +215,21 @@ fn forward(
     rng: Rng,
 ) -> Result<Vec<Option<Value>>> {
     let a = Attention::new(c, q, k, v)?;
+    let state = c.bitcast_convert(rng.0, DType::S64);
+    let word = |i: i64| c.index_dim(state, 0, i);
+    let nothing = c.full(c.scalar_i64(DType::S32, 0), &[0]);
+    let debug_mask = c.full(c.scalar_i64(a.dtype, 0), &[0]);
+    let results = |output: Value, logsumexp: Value| {
+        let (seed, offset) = (word(0), word(1));
+        let state = [None, None, Some(seed), Some(offset), Some(debug_mask)];
+        let mut results = vec![Some(output), Some(logsumexp), Some(nothing), Some(nothing)];
+        results.extend(state);
+        Ok(results)
+    };
+    if bias.is_none() && a.is_for_library(c, dropout_p) {
+        let [output, logsumexp] = a.library_forward(c, [q, k, v], causal, scale);
+        return results(output, logsumexp);
+    }
     let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
     let highest = c.reduce_max(scores, &[3]);
     let infinite = c.eq(highest, c.like(highest, f64::NEG_INFINITY));
@@ -193,21 +247,7 @@ fn forward(
     // An infinite logsumexp turns every probability of an empty row into zero again in the backward.
     let logsumexp = c.add(c.log(divisor), highest);
     let logsumexp = c.select(empty, c.like(logsumexp, f64::INFINITY), logsumexp);
-    let state = c.bitcast_convert(rng.0, DType::S64);
-    let word = |i: i64| c.index_dim(state, 0, i);
-    let nothing = c.full(c.scalar_i64(DType::S32, 0), &[0]);
-    let debug_mask = c.full(c.scalar_i64(a.dtype, 0), &[0]);
-    Ok(vec![
-        Some(output),
-        Some(logsumexp),
-        Some(nothing),
-        Some(nothing),
-        None,
-        None,
-        Some(word(0)),
-        Some(word(1)),
-        Some(debug_mask),
-    ])
+    results(output, logsumexp)
 }
 
 #[allow(clippy::too_many_arguments)] // the schema's
@@ -235,6 +275,12 @@ fn backward(
         return Err(runtime("grad_input_mask must have 4 entries"));
     };
     let a = Attention::new(c, q, k, v)?;
+    if bias.0.is_none() && a.is_for_library(c, dropout_p) {
+        let mut gradients = a.library_backward(c, [grad, q, k, v, out, logsumexp], causal, scale);
+        gradients.iter_mut().zip(&mask).for_each(|(g, wanted)| *g = g.filter(|_| *wanted));
+        gradients.push(None);
+        return Ok(gradients);
+    }
     let scale = a.scale(c, scale);
     let scores = a.scores(c, [q, k], bias.0, causal, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));

@@ -1,10 +1,11 @@
 use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, runtime};
+use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{ConvDims, Convolution, Dims, Padding, Value};
+use oxitorch_hlo::{ConvDims, Convolution, Dims, Padding, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -79,6 +80,56 @@ impl Geometry {
             }
         };
         (0..input.len()).map(size).collect()
+    }
+
+    /// Whether the library computes it: what it reads for each element that the weight is multiplied with.
+    fn is_for_library(&self, c: &Ctx, moved: &[i64], w: Value) -> bool {
+        let positions: i64 = moved[0] * moved[2..].iter().product::<i64>();
+        let operations = positions.saturating_mul(c.numel(w)).saturating_mul(2);
+        self.stride.len() <= 3 && c.is_for_library(c.dtype(w), operations)
+    }
+
+    /// What follows the tensors in the arguments of both directions.
+    fn items(&self) -> [Item<'_>; 6] {
+        let Geometry { stride, padding, dilation, output_padding, groups, transposed } = self;
+        [
+            Item::Ints(stride),
+            Item::Ints(padding),
+            Item::Ints(dilation),
+            Item::Bool(*transposed),
+            Item::Ints(output_padding),
+            Item::Int(*groups),
+        ]
+    }
+
+    fn library_forward(&self, c: &Ctx, [x, w]: [Value; 2], bias: Option<Value>, sizes: &[i64]) -> Option<Value> {
+        let (xs, ws) = (c.shape(x), c.shape(w));
+        let features = if self.transposed { ws[1] * self.groups } else { ws[0] };
+        let mut shape = Dims::from_slice(&[xs[0], features]);
+        shape.extend_from_slice(sizes);
+        if !self.is_for_library(c, if self.transposed { &xs } else { &shape }, w) {
+            return None;
+        }
+        let mut args = vec![Item::Tensor(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
+        args.extend(self.items());
+        let result = Outcome::row_major(TensorType::new(c.dtype(x), shape));
+        c.call_library("convolution", &args, &[Some(result)]).into_iter().next().flatten()
+    }
+
+    fn library_backward(&self, c: &Ctx, [dy, x, w]: [Value; 3], mask: [bool; 3]) -> Option<Gradients> {
+        if !self.is_for_library(c, &c.shape(if self.transposed { x } else { dy }), w) {
+            return None;
+        }
+        let features = [c.shape(dy)[1]];
+        let bias_sizes = if mask[2] { Item::Ints(&features) } else { Item::None };
+        let mut args = vec![Item::Tensor(dy), Item::Tensor(x), Item::Tensor(w), bias_sizes];
+        args.extend(self.items());
+        args.push(Item::Bools(&mask));
+        let bias = TensorType::new(c.dtype(x), features.as_slice());
+        let types = [c.ty(x), c.ty(w), bias].into_iter().zip(mask);
+        let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| Outcome::row_major(ty))).collect();
+        let gradients = c.call_library("convolution_backward", &args, &results);
+        <[Option<Value>; 3]>::try_from(gradients).ok().map(|[dx, dw, db]| (dx, dw, db))
     }
 }
 
@@ -310,6 +361,9 @@ fn convolution(
         return Err(crate::error::not_implemented("slow_conv2d_cpu", dtype));
     }
     let sizes = g.output(&xs[2..], &ws[2..]);
+    if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {
+        return Ok(y);
+    }
     let mut y = match transposed {
         true => scatter_back(c, &g, x, w, &sizes),
         false => forward(c, &g, x, w, &sizes),
@@ -379,6 +433,9 @@ fn convolution_backward_overrideable(
     same_dtype(c, dy, w, None)?;
     same_dtype(c, x, w, None)?;
     let dtype = c.dtype(x);
+    if let Some(gradients) = g.library_backward(c, [dy, x, w], [want_x, want_w, want_b]) {
+        return Ok(gradients);
+    }
     let dx = || match transposed {
         true => forward(c, &g, dy, w, &spatial(c, x)),
         false => scatter_back(c, &g, dy, w, &spatial(c, x)),

@@ -2,9 +2,10 @@ use crate::args::{Alpha, Tensor};
 use crate::dtype::{Category, category, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::{Ctx, MatmulPrecision};
+use crate::library::{Item, Outcome};
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{DType, DotDims, Precision, Value};
+use oxitorch_hlo::{DType, DotDims, Precision, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -56,6 +57,9 @@ pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
 pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     let dtype = c.dtype(l);
     let out = accumulator(dtype);
+    if let Some(y) = library_product(c, l, r, &dims) {
+        return y;
+    }
     if c.config.fenced_dots && dtype == DType::BF16 {
         return fenced_dot(c, l, r, &dims);
     }
@@ -67,12 +71,45 @@ fn sizes(shape: &[i64], dims: &[i64]) -> Vec<i64> {
     dims.iter().map(|&d| shape[d as usize]).collect()
 }
 
+/// The dimensions of one operand that are neither batch nor contracted.
+fn free(shape: &[i64], batch: &[i64], contracting: &[i64]) -> Vec<i64> {
+    (0..shape.len() as i64).filter(|d| !batch.contains(d) && !contracting.contains(d)).collect()
+}
+
+/// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
+fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
+    let (left, right) = (c.shape(l), c.shape(r));
+    let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
+    let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
+    let parts = [
+        sizes(&left, &dims.lhs_batching),
+        sizes(&left, &rows),
+        sizes(&left, &dims.lhs_contracting),
+        sizes(&right, &columns),
+    ];
+    let [count, m, k, n]: [i64; 4] = parts.each_ref().map(|p| p.iter().product());
+    let operations = [count, m, k, n].iter().fold(2i64, |all, &n| all.saturating_mul(n));
+    let dtype = c.dtype(l);
+    if c.dtype(r) != dtype || m == 1 || n == 1 || !c.is_for_library(dtype, operations) {
+        return None;
+    }
+    let matrix = |x: Value, order: [&[i64]; 3], rows: i64, columns: i64| {
+        let shape = [count, rows, columns];
+        c.reshape(c.transpose(x, &order.concat()), if count == 1 { &shape[1..] } else { &shape })
+    };
+    let a = matrix(l, [&dims.lhs_batching, &rows, &dims.lhs_contracting], m, k);
+    let b = matrix(r, [&dims.rhs_batching, &dims.rhs_contracting, &columns], k, n);
+    let shape = [count, m, n];
+    let (op, shape) = if count == 1 { ("mm.out", &shape[1..]) } else { ("bmm.out", &shape[..]) };
+    let result = Outcome::row_major(TensorType::new(dtype, shape));
+    let y = c.call_library(op, &[Item::Tensor(a), Item::Tensor(b)], &[Some(result)]);
+    let [batch, m, _, n] = parts;
+    Some(c.reshape(y[0]?, &[batch, m, n].concat()))
+}
+
 /// A product of bfloat16 tensors in float32, as one of matrices (or batches of them) that are row-major and stay so.
 fn fenced_dot(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
     let (left, right) = (c.shape(l), c.shape(r));
-    let free = |shape: &[i64], batch: &[i64], contracting: &[i64]| -> Vec<i64> {
-        (0..shape.len() as i64).filter(|d| !batch.contains(d) && !contracting.contains(d)).collect()
-    };
     let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
     let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
     let parts = [

@@ -9,8 +9,10 @@ mod elementwise;
 mod index;
 mod reduce;
 mod shape;
+mod strided;
 
 pub(crate) use constant::decode_f8;
+pub use strided::Strided;
 
 use std::cell::RefCell;
 

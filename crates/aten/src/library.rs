@@ -1,0 +1,209 @@
+//! Calls of torch's own CPU kernels from inside a program, for what they do much faster than compiled code: a
+//! `custom_call` of the host function [`FUNCTION`] that names an ATen overload and spells out its arguments.
+//!
+//! A lowering asks [`Ctx::library`] and goes on as usual when it gets nothing. Operands are handed over as strided views
+//! of what there is in memory, so that nothing is copied for a transpose or a slice.
+
+use crate::lower::{Ctx, MatmulPrecision};
+use oxitorch_hlo::{CustomCall, DType, Dims, TensorType, Value};
+use std::fmt::Write;
+
+/// The target of the custom calls.
+pub const TARGET: &str = "oxitorch.host_call";
+/// The host function that carries a call to torch.
+pub const FUNCTION: &str = "aten";
+/// The attribute with the overload: `mm.out`.
+pub const OP: &str = "op";
+/// The attribute with the arguments and results, as [`Word`]s.
+pub const CALL: &str = "call";
+
+/// What the words of [`CALL`] mean. Each argument is one of these with what follows it; then come the number of results
+/// and each of them, as a `NONE` or as a `TENSOR` whose first word is its place among the results.
+pub mod word {
+    /// Nothing, or an undefined tensor.
+    pub const NONE: i64 = 0;
+    /// Operand, number of dimensions, sizes, strides, offset.
+    pub const TENSOR: i64 = 1;
+    /// A 0-d operand, of which the value is taken.
+    pub const NUMBER: i64 = 2;
+    /// The integer.
+    pub const INT: i64 = 3;
+    /// The bits of a float64.
+    pub const FLOAT: i64 = 4;
+    /// 0 or 1.
+    pub const BOOL: i64 = 5;
+    /// Their number, and the integers.
+    pub const INTS: i64 = 7;
+    /// Their number, and zeros and ones.
+    pub const BOOLS: i64 = 9;
+    /// Before the results.
+    pub const RESULTS: i64 = -1;
+}
+
+/// Floating-point operations from which a product or a convolution is worth a call. A call costs some microseconds, and
+/// what it reads and writes cannot be fused with what is around it.
+const WORTH: i64 = 1 << 23;
+
+/// An argument of a call.
+pub enum Item<'a> {
+    /// Nothing.
+    None,
+    /// A tensor.
+    Tensor(Value),
+    /// A tensor whose last dimension must be dense.
+    Rows(Value),
+    /// A number that the program is given.
+    Number(Value),
+    /// An integer attribute.
+    Int(i64),
+    /// A float attribute.
+    Float(f64),
+    /// A flag.
+    Bool(bool),
+    /// A list of integers.
+    Ints(&'a [i64]),
+    /// A list of flags.
+    Bools(&'a [bool]),
+}
+
+/// A result of a call: a dense tensor of this type, whose dimensions lie in memory in this order, slowest first.
+pub struct Outcome {
+    /// Its type.
+    pub ty: TensorType,
+    /// The order; empty is row-major.
+    pub order: Dims,
+}
+
+impl Outcome {
+    /// A row-major result.
+    pub fn row_major(ty: TensorType) -> Outcome {
+        Outcome { ty, order: Dims::new() }
+    }
+
+    fn stored(&self) -> TensorType {
+        let sizes = self.order.iter().map(|&d| self.ty.shape[d as usize]);
+        if self.order.is_empty() {
+            self.ty.clone()
+        } else {
+            TensorType::new(self.ty.dtype, sizes.collect::<Dims>())
+        }
+    }
+
+    /// From the stored order to that of the dimensions.
+    fn restore(&self) -> Dims {
+        let mut back: Dims = self.order.clone();
+        for (i, &d) in self.order.iter().enumerate() {
+            back[d as usize] = i as i64;
+        }
+        back
+    }
+}
+
+impl Ctx<'_> {
+    /// Whether the library does something of this dtype, with so many floating-point operations.
+    pub fn is_for_library(&self, dtype: DType, operations: i64) -> bool {
+        self.config.library
+            && matches!(dtype, DType::F32 | DType::F64)
+            && operations >= WORTH
+            && self.matmul_precision() == MatmulPrecision::Highest
+    }
+
+    /// Calls an ATen overload on the host. The caller has checked everything that the lowering checks.
+    pub fn call_library(
+        &self,
+        op: &str,
+        args: &[Item<'_>],
+        results: &[Option<Outcome>],
+    ) -> Vec<Option<Value>> {
+        let mut call = Call { c: self, operands: Vec::new(), words: Vec::new() };
+        args.iter().for_each(|arg| call.arg(arg));
+        call.results(results);
+        let types: Vec<TensorType> = results.iter().flatten().map(Outcome::stored).collect();
+        let mut config = format!("{CALL} = array<i64: ");
+        for (i, word) in call.words.iter().enumerate() {
+            // Writing to a string does not fail.
+            let _ = write!(config, "{}{word}", if i == 0 { "" } else { ", " });
+        }
+        let _ = write!(config, ">, fn = \"{FUNCTION}\", {OP} = \"{op}\"");
+        let custom = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
+        let mut values = self.custom_call(&call.operands, &types, custom).into_iter();
+        let restore = |outcome: &Outcome, v| {
+            if outcome.order.is_empty() { v } else { self.transpose(v, &outcome.restore()) }
+        };
+        results.iter().map(|r| r.as_ref().and_then(|r| values.next().map(|v| restore(r, v)))).collect()
+    }
+}
+
+struct Call<'a, 'b> {
+    c: &'a Ctx<'b>,
+    operands: Vec<Value>,
+    words: Vec<i64>,
+}
+
+impl Call<'_, '_> {
+    fn operand(&mut self, v: Value) {
+        let known = self.operands.iter().position(|&o| o == v);
+        let place = known.unwrap_or_else(|| {
+            self.operands.push(v);
+            self.operands.len() - 1
+        });
+        self.words.push(place as i64);
+    }
+
+    fn list(&mut self, kind: i64, list: impl ExactSizeIterator<Item = i64>) {
+        self.words.extend([kind, list.len() as i64]);
+        self.words.extend(list);
+    }
+
+    fn arg(&mut self, arg: &Item<'_>) {
+        match *arg {
+            Item::None => self.words.push(word::NONE),
+            Item::Tensor(v) | Item::Rows(v) => {
+                let mut view = self.c.strided(v);
+                if matches!(arg, Item::Rows(_)) && view.strides.last().is_some_and(|&s| s != 1) {
+                    view = self.c.unviewed(v);
+                }
+                let shape = self.c.shape(v);
+                self.words.push(word::TENSOR);
+                self.operand(view.base);
+                self.words.push(shape.len() as i64);
+                self.words.extend_from_slice(&shape);
+                self.words.extend_from_slice(&view.strides);
+                self.words.push(view.offset);
+            }
+            Item::Number(v) => {
+                self.words.push(word::NUMBER);
+                self.operand(v);
+            }
+            Item::Int(i) => self.words.extend([word::INT, i]),
+            Item::Float(x) => self.words.extend([word::FLOAT, x.to_bits() as i64]),
+            Item::Bool(b) => self.words.extend([word::BOOL, b.into()]),
+            Item::Ints(list) => self.list(word::INTS, list.iter().copied()),
+            Item::Bools(list) => self.list(word::BOOLS, list.iter().map(|&b| b.into())),
+        }
+    }
+
+    fn results(&mut self, results: &[Option<Outcome>]) {
+        self.words.extend([word::RESULTS, results.len() as i64]);
+        let mut place = 0;
+        for result in results {
+            let Some(outcome) = result else {
+                self.words.push(word::NONE);
+                continue;
+            };
+            let stored = outcome.stored().shape;
+            let mut steps = Dims::from_elem(1, stored.len());
+            for d in (1..stored.len()).rev() {
+                steps[d - 1] = steps[d] * stored[d].max(1);
+            }
+            if !outcome.order.is_empty() {
+                steps = outcome.restore().iter().map(|&i| steps[i as usize]).collect();
+            }
+            self.words.extend([word::TENSOR, place, stored.len() as i64]);
+            self.words.extend_from_slice(&outcome.ty.shape);
+            self.words.extend_from_slice(&steps);
+            self.words.push(0);
+            place += 1;
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The host function through which programs call torch's own CPU kernels: from the words of a custom call to the flat C
+//! structs of the shim, which calls the op.
+
+use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
+use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
+use oxitorch_aten::{DType, dtype};
+use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+/// Makes the function known to a plugin whose programs run in host memory.
+pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Result<()> {
+    plugin.register_host_fn(FUNCTION, move |call| run(shim, call))
+}
+
+fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
+    let op = call.attributes.get(OP).and_then(Value::as_str).ok_or("a call without a name")?;
+    let Some(Value::Ints(words)) = call.attributes.get(CALL) else {
+        return Err(format!("aten::{op}: a call without arguments"));
+    };
+    let memory = |at: *const u8, bytes: usize, dtype| Memory { at: at.cast(), bytes, dtype };
+    let results = call.results.iter_mut().map(|r| memory(r.bytes.as_mut_ptr(), r.bytes.len(), r.dtype));
+    let results: Vec<Memory> = results.collect();
+    let operands: Vec<Memory> =
+        call.args.iter().map(|a| memory(a.bytes.as_ptr(), a.bytes.len(), a.dtype)).collect();
+    let mut reader = Reader { words };
+    let parsed = reader.args(&operands, &call.args).zip(reader.results(&results));
+    let (args, outcomes) =
+        parsed.ok_or_else(|| format!("aten::{op}: arguments that this version does not understand"))?;
+    let name = CString::new(op).map_err(|e| e.to_string())?;
+    let flat: Vec<Arg> = args.iter().map(Item::flat).collect();
+    let mut error = abi::Error { kind: 0, message: null() };
+    // SAFETY: the structs live through the call. The tensors lie within the buffers of the program, as the reader has
+    // checked; those of results are written by nobody else, and of operands by nobody.
+    let rc = unsafe {
+        let (flat_count, count) = (flat.len() as u32, outcomes.len() as u32);
+        (shim.call)(name.as_ptr(), flat.as_ptr(), flat_count, outcomes.as_ptr(), count, &mut error)
+    };
+    if rc == abi::OK {
+        return Ok(());
+    }
+    // SAFETY: set with an error, and valid until this thread's next call.
+    let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
+    Err(format!("aten::{op}: {message}"))
+}
+
+/// A buffer of the program.
+struct Memory {
+    at: *const c_void,
+    bytes: usize,
+    dtype: ElementType,
+}
+
+impl Memory {
+    /// The strided tensor in it, if it fits.
+    fn tensor(&self, sizes: &[i64], strides: &[i64], offset: i64) -> Option<Tensor> {
+        let dtype = match self.dtype {
+            ElementType::F32 => DType::F32,
+            ElementType::F64 => DType::F64,
+            _ => return None,
+        };
+        let last = sizes.iter().zip(strides).try_fold(offset, |at, (&n, &step)| {
+            let fits = n > 0 && step >= 0;
+            at.checked_add((n - 1).checked_mul(step)?).filter(|_| fits)
+        })?;
+        let count = (self.bytes / dtype.size_bytes()) as i64;
+        (offset >= 0 && last < count).then_some(Tensor {
+            slot: null_mut(),
+            host: self.at,
+            sizes: sizes.as_ptr(),
+            strides: strides.as_ptr(),
+            offset,
+            ndim: sizes.len() as i32,
+            dtype: dtype::code(dtype) as i16,
+            device_type: abi::device::CPU,
+            flags: 0,
+            device_index: -1,
+            reserved: 0,
+        })
+    }
+}
+
+const NOTHING: Tensor = Tensor {
+    slot: null_mut(),
+    host: null(),
+    sizes: null(),
+    strides: null(),
+    offset: 0,
+    ndim: 0,
+    dtype: 0,
+    device_type: abi::device::CPU,
+    flags: abi::flag::UNDEFINED,
+    device_index: -1,
+    reserved: 0,
+};
+
+/// An argument with what its C form points to.
+enum Item<'a> {
+    Tensor(Tensor),
+    List(u32, &'a [i64]),
+    Word(u32, i64),
+    Double(f64),
+}
+
+impl Item<'_> {
+    fn flat(&self) -> Arg {
+        let (tag, len, u) = match self {
+            Item::Tensor(t) => (tag::TENSOR, 0, Payload { t }),
+            Item::List(tag, list) => (*tag, list.len() as u32, Payload { ints: list.as_ptr() }),
+            Item::Word(tag, i) => (*tag, 0, Payload { i: *i }),
+            Item::Double(d) => (tag::DOUBLE, 0, Payload { d: *d }),
+        };
+        Arg { tag, len, u }
+    }
+}
+
+/// Reads the words of a call, one after another; `None` where they make no sense.
+struct Reader<'a> {
+    words: &'a [i64],
+}
+
+impl<'a> Reader<'a> {
+    fn word(&mut self) -> Option<i64> {
+        let (&first, rest) = self.words.split_first()?;
+        self.words = rest;
+        Some(first)
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        usize::try_from(self.word()?).ok()
+    }
+
+    fn list(&mut self, n: usize) -> Option<&'a [i64]> {
+        let (list, rest) = self.words.split_at_checked(n)?;
+        self.words = rest;
+        Some(list)
+    }
+
+    fn tensor(&mut self, buffers: &[Memory]) -> Option<Tensor> {
+        let buffer = buffers.get(self.count()?)?;
+        let rank = self.count()?;
+        let (sizes, strides) = (self.list(rank)?, self.list(rank)?);
+        buffer.tensor(sizes, strides, self.word()?)
+    }
+
+    /// Up to the word before the results.
+    fn args(&mut self, buffers: &[Memory], values: &[HostArg<'_>]) -> Option<Vec<Item<'a>>> {
+        let mut args = Vec::new();
+        loop {
+            args.push(match self.word()? {
+                word::RESULTS => return Some(args),
+                word::NONE => Item::Word(tag::NONE, 0),
+                word::TENSOR => Item::Tensor(self.tensor(buffers)?),
+                word::NUMBER => Item::Double(*values.get(self.count()?)?.values::<f64>()?.first()?),
+                word::INT => Item::Word(tag::INT, self.word()?),
+                word::FLOAT => Item::Double(f64::from_bits(self.word()? as u64)),
+                word::BOOL => Item::Word(tag::BOOL, self.word()?),
+                word::INTS => Item::List(tag::INTS, self.counted()?),
+                word::BOOLS => Item::List(tag::BOOLS, self.counted()?),
+                _ => return None,
+            });
+        }
+    }
+
+    fn counted(&mut self) -> Option<&'a [i64]> {
+        let n = self.count()?;
+        self.list(n)
+    }
+
+    fn results(&mut self, buffers: &[Memory]) -> Option<Vec<Tensor>> {
+        let n = self.count()?;
+        let mut results = Vec::new();
+        for _ in 0..n {
+            results.push(match self.word()? {
+                word::NONE => NOTHING,
+                word::TENSOR => self.tensor(buffers)?,
+                _ => return None,
+            });
+        }
+        Some(results)
+    }
+}
