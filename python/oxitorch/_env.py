@@ -158,8 +158,8 @@ LIBRARY = Var(
     "bool",
     "1",
     "0.1",
-    "On the cpu platform, let programs call PyTorch's own kernels for large matrix products, convolutions and attention "
-    "of float32 and float64; `0` leaves all of them to XLA.",
+    "On the cpu platform, let programs call PyTorch's own kernels for large matrix products, convolutions and "
+    "attention of float32 and float64; `0` leaves all of them to XLA.",
 )
 COMPILE_THREADS = Var(
     "OXITORCH_COMPILE_THREADS",

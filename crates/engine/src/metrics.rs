@@ -65,6 +65,8 @@ counters! {
     cache_hits,
     /// Programs that were launched.
     launches,
+    /// Calls of torch's own kernels by programs.
+    library_calls,
     /// Argument buffers that were given to a program for its results.
     donations,
     /// Bytes of those.

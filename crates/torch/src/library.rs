@@ -2,11 +2,13 @@
 //! structs of the shim, which calls the op.
 
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
+use crate::state;
 use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
 use oxitorch_aten::{DType, dtype};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Makes the function known to a plugin whose programs run in host memory.
 pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Result<()> {
@@ -27,6 +29,9 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     let parsed = reader.args(&operands, &call.args).zip(reader.results(&results));
     let (args, outcomes) =
         parsed.ok_or_else(|| format!("aten::{op}: arguments that this version does not understand"))?;
+    if let Some(state) = state::started() {
+        state.engine.metrics().library_calls.fetch_add(1, Relaxed);
+    }
     let name = CString::new(op).map_err(|e| e.to_string())?;
     let flat: Vec<Arg> = args.iter().map(Item::flat).collect();
     let mut error = abi::Error { kind: 0, message: null() };

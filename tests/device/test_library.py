@@ -1,0 +1,309 @@
+"""Programs of the cpu platform call PyTorch's own kernels for large products, convolutions and attention: the results are
+the CPU's to the last bit where one kernel does all, views are read in place, and small calls stay with XLA."""
+
+import concurrent.futures
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import DEVICE, assert_same, tensors, to_device
+
+pytestmark = pytest.mark.skipif(
+    torch.tpu.platform() != "cpu", reason="only programs that run in host memory can call the host's kernels"
+)
+
+
+def calls():
+    torch.tpu.synchronize()
+    return torch.tpu.metrics()["library_calls"]
+
+
+def same(f, *args, times=1, **tolerance):
+    """`f` gives on the device what it gives on the CPU, with so many calls of the library."""
+    expected = tensors(f(*args))
+    moved = to_device(args)
+    before = calls()
+    actual = tensors(f(*moved))
+    done = calls() - before
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_same(a, e, f"result {i}", strides=False, **tolerance)
+    assert done == times, f"{done} library calls"
+
+
+def gradients(f, *args):
+    """Result and gradients of the sum of its sine, which is another gradient for each element."""
+    args = [a.detach().clone(memory_format=torch.preserve_format).requires_grad_() for a in args]
+    y = f(*args)
+    y.sin().sum().backward()
+    return [y, *(a.grad for a in args)]
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype)
+
+
+# ---------------------------------------------------------------- products
+
+# Makes a [256, 192] matrix that has this layout.
+LAYOUTS = {
+    "dense": lambda dtype: randn(256, 192, dtype=dtype),
+    "transposed": lambda dtype: randn(192, 256, dtype=dtype).t(),
+    "columns": lambda dtype: randn(256, 500, dtype=dtype)[:, 7:199],
+    "rows": lambda dtype: randn(600, 192, dtype=dtype)[3:515:2],
+    "steps": lambda dtype: randn(256, 384, dtype=dtype)[:, ::2],
+    "part of a transposed one": lambda dtype: randn(300, 270, dtype=dtype).t()[5:261, 8:200],
+    "expanded": lambda dtype: randn(256, 1, dtype=dtype).expand(256, 192),
+    "reshaped": lambda dtype: randn(4, 192, 64, dtype=dtype).transpose(1, 2).reshape(256, 192),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_products_of_all_layouts(left, right, dtype):
+    same(lambda a, b: a.t() @ b, LAYOUTS[left](dtype), LAYOUTS[right](dtype), rtol=1e-5, atol=1e-4)
+
+
+def test_products_of_batches():
+    same(torch.bmm, randn(8, 128, 64), randn(8, 64, 96), rtol=1e-5, atol=1e-4)
+    same(torch.bmm, randn(8, 64, 128).mT, randn(96, 8, 64).permute(1, 2, 0), rtol=1e-5, atol=1e-4)
+    same(torch.baddbmm, randn(96), randn(8, 128, 64), randn(8, 64, 96), rtol=1e-5, atol=1e-4)
+    # Batch and heads have no common stride: the heads are copied together.
+    heads = lambda x: x.view(4, 64, 8, 64).transpose(1, 2)  # noqa: E731
+    same(lambda q, k: heads(q) @ heads(k).mT, randn(4, 64, 512), randn(4, 64, 512), rtol=1e-5, atol=1e-4)
+
+
+def test_products_with_something_added():
+    same(torch.addmm, randn(192), randn(256, 300), randn(300, 192), rtol=1e-5, atol=1e-4)
+    x = (randn(256, 192), randn(256, 300), randn(300, 192))
+    same(lambda *x: torch.addmm(*x, beta=0.5, alpha=2), *x, rtol=1e-5, atol=1e-4)
+    same(lambda x: torch.einsum("bij,bkj->ik", x, x), randn(20, 100, 100), rtol=1e-5, atol=1e-3)
+
+
+def test_linear_and_its_gradients():
+    x, w, b = randn(8, 64, 128), randn(256, 128), randn(256)
+    same(lambda *a: gradients(F.linear, *a), x, w, b, times=3, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((8, 8), (8, 8)),
+        ((0, 512), (512, 512)),
+        ((512, 0), (0, 512)),
+        ((4096, 4096), (4096, 1)),
+        ((1, 4096), (4096, 4096)),
+    ],
+    ids=str,
+)
+def test_small_and_flat_products_stay(left, right):
+    same(torch.mm, randn(*left), randn(*right), times=0, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.complex64], ids=str)
+def test_other_dtypes_stay(dtype):
+    before = calls()
+    a = torch.ones(512, 512, dtype=dtype)
+    assert_same(a.to(DEVICE) @ a.to(DEVICE), a @ a)
+    assert calls() == before
+
+
+def test_lower_precision_stays():
+    before = calls()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        a = torch.ones(512, 512, device=DEVICE)
+        (a @ a).sum().item()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert calls() == before
+
+
+# ---------------------------------------------------------------- convolutions
+
+# Input, weight, arguments.
+CONVOLUTIONS = {
+    "1d": ((8, 32, 500), (32, 32, 5), {"padding": 2}),
+    "2d": ((8, 16, 32, 32), (32, 16, 3, 3), {"padding": 1}),
+    "2d strided": ((8, 16, 64, 64), (32, 16, 3, 3), {"stride": 2, "padding": 1}),
+    "2d dilated": ((8, 16, 32, 32), (32, 16, 3, 3), {"dilation": (2, 3)}),
+    "2d grouped": ((8, 32, 32, 32), (64, 8, 3, 3), {"groups": 4, "padding": (0, 1)}),
+    "2d depthwise": ((8, 64, 64, 64), (64, 1, 5, 5), {"groups": 64, "padding": 2}),
+    "2d pointwise": ((8, 64, 32, 32), (64, 64, 1, 1), {}),
+    "3d": ((2, 8, 16, 16, 16), (16, 8, 3, 3, 3), {"padding": 1}),
+    "1d transposed": ((8, 32, 500), (32, 32, 4), {"transposed": True, "stride": 2}),
+    "2d transposed": ((8, 32, 16, 16), (32, 16, 3, 3), {"transposed": True, "stride": 2, "output_padding": 1}),
+    "2d transposed grouped": ((8, 32, 32, 32), (32, 8, 3, 3), {"transposed": True, "groups": 2, "dilation": 2}),
+    "3d transposed": ((2, 16, 12, 12, 12), (16, 8, 3, 3, 3), {"transposed": True, "padding": 1}),
+}
+
+
+def convolution(shape, weight, arguments):
+    n = len(shape) - 2
+    spread = lambda name, default: torch.nn.modules.utils._ntuple(n)(arguments.get(name, default))  # noqa: E731
+    stride, padding, dilation, output_padding = (
+        spread(name, default)
+        for name, default in [("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)]
+    )
+    transposed, groups = arguments.get("transposed", False), arguments.get("groups", 1)
+    features = weight[1] * groups if transposed else weight[0]
+
+    def f(x, w, b):
+        return torch.convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)
+
+    return f, randn(*shape), randn(*weight), randn(features)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_and_their_gradients(case):
+    f, *args = convolution(*CONVOLUTIONS[case])
+    same(lambda *a: gradients(f, *a), *args, times=2, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "wanted", [(True, False, False), (False, True, False), (False, False, True), (False, True, True)]
+)
+def test_only_the_gradients_that_are_wanted(wanted):
+    f, *args = convolution(*CONVOLUTIONS["2d"])
+
+    def some(*args):
+        args = [a.detach().requires_grad_(w) for a, w in zip(args, wanted, strict=True)]
+        y = f(*args)
+        y.sin().sum().backward()
+        return [a.grad for a in args if a.grad is not None]
+
+    same(some, *args, times=2, rtol=1e-4, atol=2e-3)
+
+
+def test_convolution_of_views():
+    x = randn(64, 8, 40, 36).permute(1, 0, 3, 2)[:, 4:20, 2:34, 3:35]
+    w = randn(3, 3, 16, 32).permute(3, 2, 0, 1)
+    same(lambda x, w: F.conv2d(x, w, padding=1), x, w, rtol=1e-4, atol=1e-3)
+    same(lambda x, w: F.conv2d(x, w), x.contiguous(memory_format=torch.channels_last), w, rtol=1e-4, atol=1e-3)
+
+
+def test_convolution_of_float64():
+    x, w = randn(4, 16, 32, 32, dtype=torch.float64), randn(32, 16, 3, 3, dtype=torch.float64)
+    same(lambda *a: gradients(F.conv2d, *a), x, w, times=2)
+
+
+def test_small_convolutions_stay():
+    same(F.conv2d, randn(1, 3, 8, 8), randn(4, 3, 3, 3), times=0)
+    same(F.conv2d, randn(0, 16, 32, 32), randn(32, 16, 3, 3), times=0)
+
+
+# ---------------------------------------------------------------- attention
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_of_a_joint_projection(causal, scale):
+    def attention(x):
+        q, k, v = (z.view(4, 128, 4, 32).transpose(1, 2) for z in x.split(128, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        return y.transpose(1, 2).reshape(4, 128, 128)
+
+    same(lambda x: gradients(attention, x), randn(4, 128, 384), times=2, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_with_more_keys_than_queries():
+    shapes = (2, 4, 100, 64), (2, 4, 300, 64), (2, 4, 300, 64)
+    attention = F.scaled_dot_product_attention
+    same(lambda *a: gradients(attention, *a), *(randn(*s) for s in shapes), times=2, rtol=1e-4, atol=1e-4)
+    same(lambda *a: attention(*a, is_causal=True), *(randn(*s) for s in shapes), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_of_columns():
+    # The last dimension is not dense, which the kernel needs: it is copied.
+    qkv = [randn(2, 4, 64, 128).mT for _ in range(3)]
+    same(F.scaled_dot_product_attention, *qkv, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- how they run
+
+
+def test_a_second_window_calls_again():
+    a = randn(300, 300)
+    d = a.to(DEVICE)
+    for _ in range(3):
+        before = calls()
+        assert_same(d @ d @ d, a @ a @ a, rtol=1e-4, atol=1e-2)
+        assert calls() == before + 2
+
+
+def test_threads_launch_at_once():
+    xs = [randn(256, 256) for _ in range(8)]
+    expected = [x @ x.t() @ x for x in xs]
+
+    def work(x, expected):
+        d = x.to(DEVICE)
+        for _ in range(10):
+            assert_same(d @ d.t() @ d, expected, rtol=1e-4, atol=1e-2)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, xs, expected))
+
+
+def test_results_do_not_change_from_run_to_run():
+    f, *args = convolution(*CONVOLUTIONS["2d grouped"])
+    args = to_device(args)
+    first = [g.cpu() for g in gradients(f, *args)]
+    for _ in range(3):
+        assert all(torch.equal(g.cpu(), e) for g, e in zip(gradients(f, *args), first, strict=True))
+
+
+def test_it_can_be_turned_off(python):
+    code = """
+import torch
+a = torch.ones(512, 512, device="tpu")
+print((a @ a).sum().item(), torch.tpu.metrics()["library_calls"])
+"""
+    assert python(code, OXITORCH_LIBRARY="0").stdout.split() == ["134217728.0", "0"]
+    assert python(code, OXITORCH_LIBRARY="1").stdout.split() == ["134217728.0", "1"]
+
+
+def test_an_error_of_the_library_names_op_and_line(python):
+    code = """
+import torch
+library = torch.library.Library("aten", "IMPL", "CPU")
+def refuse(*args, **kwargs):
+    raise ValueError("no products today")
+library.impl("bmm.out", refuse, allow_override=True)
+a = torch.ones(8, 128, 128, device="tpu")
+y = a @ a
+try:
+    y.cpu()
+except RuntimeError as e:
+    print(e)
+b = torch.ones(4, device="tpu")
+print((b + b).tolist())
+"""
+    out = python(code).stdout
+    assert "aten::bmm.out: " in out and "no products today" in out, out
+    assert "<string>:8" in out, out
+    assert "[2.0, 2.0, 2.0, 2.0]" in out
+
+
+def test_a_program_that_ends_in_the_middle(python):
+    code = """
+import torch
+a = torch.rand(1024, 1024, device="tpu")
+for _ in range(30):
+    a = a @ a / 1024
+print("end")
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_programs_come_from_the_disk(python, empty_cache):
+    code = """
+import torch
+a = torch.ones(512, 512, device="tpu")
+total = (a @ a).sum().item()
+m = torch.tpu.metrics()
+print(total, m["library_calls"], m["compiles"] > 0, m["loads"] > 0)
+"""
+    run = lambda: python(code, OXITORCH_CACHE_DIR=str(empty_cache)).stdout.split()  # noqa: E731
+    assert run() == ["134217728.0", "1", "True", "False"]
+    assert run() == ["134217728.0", "1", "False", "True"]
