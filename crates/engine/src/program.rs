@@ -210,7 +210,8 @@ impl Graph {
         }
         let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
         outputs.extend(checks);
-        let module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
+        let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
+        module.pair_donors();
         Ok(module.to_text())
     }
 }

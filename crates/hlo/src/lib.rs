@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod donate;
 mod error;
 mod infer;
 mod ir;
