@@ -64,6 +64,20 @@ raises(RuntimeError, ["3"], lambda: x.to("tpu:3"))
 assert (x + torch.tensor(1.0)).tolist() == [2, 2, 2]
 assert (x + 1).tolist() == [2, 2, 2] and y.tolist() == [1, 1, 1]
 """,
+    "lists that span devices": """
+x, y, z = torch.ones(3, device=a), torch.full((2,), 2.0, device=b), torch.full((2,), 3.0)
+lists = [x, y, z]
+made = torch._foreach_add(lists, lists, alpha=2)
+assert [(t.device, t.tolist()) for t in made] == [(a, [3] * 3), (b, [6] * 2), (z.device, [9] * 2)]
+torch._foreach_mul_(lists, [2.0, 3.0, 4.0])
+torch._foreach_addcmul_(lists, lists, lists)
+torch._foreach_copy_(lists, [t + 1 for t in lists])
+assert [t.tolist() for t in lists] == [[7] * 3, [43] * 2, [157] * 2]
+norms = torch._foreach_norm(lists)
+assert [t.device for t in norms] == [a, b, z.device] and torch._foreach_max([x, y])[1].item() == 43
+torch._foreach_zero_([y, x])
+assert x.tolist() == [0] * 3 and y.tolist() == [0] * 2
+""",
     "results on another device are errors": """
 x, y = torch.ones(3, device=a), torch.ones(3, device=b)
 both = ["tpu:0", "tpu:1", "same device"]

@@ -421,6 +421,7 @@ struct Call {
   std::vector<std::unique_ptr<std::vector<int64_t>>> int_lists;
   std::vector<std::unique_ptr<std::vector<double>>> double_lists;
   DeviceIndex device = -1;
+  bool spread = false;  // a list has tensors of several devices
 
   explicit Call(size_t n) {
     args.resize(n);
@@ -448,6 +449,8 @@ struct Call {
     for (size_t k = 0; k < v->size(); k++) {
       get(k, (*v)[k]);
       note((*v)[k]);
+      const OxiTensor& t = (*v)[k];
+      spread |= t.device_type == OXI_DEVICE_SELF ? t.device_index != device : t.device_type == OXI_DEVICE_CPU && t.ndim > 0;
     }
     a.tag = OXI_TENSORS, a.len = static_cast<uint32_t>(v->size()), a.u.t = v->data();
     tensor_lists.push_back(std::move(v));
@@ -541,6 +544,10 @@ struct Kernel final : c10::OperatorKernel {
     c10::IValue* base = stack->data() + (stack->size() - n);
     Call call(n);
     for (size_t i = 0; i < n; i++) call.put(i, base[i]);
+    // PyTorch's way of walking lists, one op for each entry, as on CUDA. The CPU's kernels are just that.
+    if (C10_UNLIKELY(call.spread) && op.schema().name().rfind("aten::_foreach_", 0) == 0) {
+      return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
     OxiResult r{};
     int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), static_cast<uint32_t>(n), &r);
     if (C10_UNLIKELY(rc == OXI_FALLBACK)) return cpu_fallback(op, stack);
