@@ -191,7 +191,7 @@ impl Stream {
             w.insts.clear();
             w.sites.clear();
             w.operands.clear();
-            w.produced.clear();
+            w.clear_produced();
             w.bytes = 0;
             w.stamps.clear();
             w.stamped = self.metrics().events.on();

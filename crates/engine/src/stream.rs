@@ -25,6 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+/// Values that are kept for their memory.
+const MAX_SPARE: usize = 256;
 /// Numbers that stay on the device, by dtype and bytes.
 const MAX_NUMBERS: usize = 4096;
 
@@ -42,6 +44,9 @@ pub(crate) struct Window {
     pub(crate) operands: Vec<u32>,
     pub(crate) inputs: Vec<Arc<Value>>,
     pub(crate) produced: Vec<Option<Arc<Value>>>,
+    /// Results of earlier windows that nobody wanted: most of a window's results are such, and freeing them one by one
+    /// costs as much as recording them.
+    spare: Vec<Arc<Value>>,
     /// Size of all results.
     pub(crate) bytes: u64,
     pub(crate) limits: Limits,
@@ -154,10 +159,18 @@ impl Window {
         self.stamps.push(Stamp { inst, site: self.site, at: Instant::now() });
     }
 
+    /// Lets go of the results, and keeps some of those that nobody wants.
+    pub(crate) fn clear_produced(&mut self) {
+        let room = MAX_SPARE - self.spare.len();
+        let unwanted = |v: &Arc<Value>| Arc::strong_count(v) == 1;
+        self.spare.extend(self.produced.drain(..).flatten().filter(unwanted).take(room));
+    }
+
     /// The next result of the window.
     fn result(&mut self, out: &Out) -> Arc<Value> {
         self.bytes += out.bytes;
-        Value::recorded(out.stored.clone(), self.mark(PRODUCED | self.produced.len() as u32), self.site)
+        let mark = self.mark(PRODUCED | self.produced.len() as u32);
+        Value::recorded(out.stored.clone(), mark, self.site, self.spare.pop())
     }
 
     /// The value of a storage that a row-major tensor of this type shows as it is; nothing if it shows something else.

@@ -46,11 +46,11 @@ pub struct Value {
 
 impl Value {
     pub(crate) fn new(ty: TensorType, state: State) -> Arc<Value> {
-        Self::at(ty, state, 0, Site::default())
+        Arc::new(Self::at(ty, state, 0, Site::default()))
     }
 
-    fn at(ty: TensorType, state: State, mark: u64, site: Site) -> Arc<Value> {
-        Arc::new(Value {
+    fn at(ty: TensorType, state: State, mark: u64, site: Site) -> Value {
+        Value {
             ty,
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
@@ -58,12 +58,20 @@ impl Value {
             launch: AtomicU64::new(0),
             state: Mutex::new(state),
             charge: Charge::default(),
-        })
+        }
     }
 
-    /// The result of an op that this line recorded, at this place of the window.
-    pub(crate) fn recorded(ty: TensorType, mark: u64, site: Site) -> Arc<Value> {
-        Self::at(ty, State::Pending, mark, site)
+    /// The result of an op that this line recorded, at this place of the window; in the memory of `old` if nobody else has it.
+    pub(crate) fn recorded(ty: TensorType, mark: u64, site: Site, old: Option<Arc<Value>>) -> Arc<Value> {
+        let new = Self::at(ty, State::Pending, mark, site);
+        let Some(mut old) = old else { return Arc::new(new) };
+        match Arc::get_mut(&mut old) {
+            Some(place) => {
+                *place = new;
+                old
+            }
+            None => Arc::new(new),
+        }
     }
 
     /// A 0-d number on its way to the device.
