@@ -5,6 +5,7 @@
 
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
+use crate::isolate;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Program, element};
@@ -445,12 +446,61 @@ impl Launcher {
                 }
             }
             Err(e) => {
-                self.failure.lock().get_or_insert_with(|| e.clone());
-                for value in &launch.outputs {
-                    *value.state.lock() = State::Failed(e.clone());
+                let isolated = std::panic::AssertUnwindSafe(|| self.isolate(&launch, &e));
+                if !std::panic::catch_unwind(isolated).unwrap_or(false) {
+                    self.fail(&e);
+                    launch.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
                 }
             }
         }
+    }
+
+    /// Keeps the first failure for who synchronises.
+    fn fail(&self, e: &Error) {
+        self.failure.lock().get_or_insert_with(|| e.clone());
+    }
+
+    /// Runs a launch that failed op by op, so that only what depends on the op at fault fails. False if that is of no
+    /// use: there is only one op, or inputs have been given away.
+    fn isolate(&self, launch: &Launch, e: &Error) -> bool {
+        let Some((compiler, task)) = launch.program.task() else { return false };
+        let given = |&i: &u32| matches!(*launch.inputs[i as usize].state.lock(), State::Donated);
+        let closed = || self.stopped.load(Ordering::Acquire);
+        // What does not fit as a whole fits no better with all values in between.
+        let full = e.kind == ErrorKind::OutOfMemory && !launch.program.is_broken();
+        if task.graph.insts.len() < 2 || full || closed() || launch.program.donated.iter().any(given) {
+            return false;
+        }
+        self.metrics.count(&self.metrics.isolations);
+        let inputs = launch.inputs.iter().map(|v| self.buffer(v)).collect();
+        let isolated = isolate::run(&compiler, task, inputs, |bytes| match closed() {
+            true => Err(Error::runtime("the tpu device is closed")),
+            false if self.memory.fits(bytes) => Ok(()),
+            false => Err(out_of_memory(self.memory, self.device, bytes)),
+        });
+        self.metrics.launches.fetch_add(isolated.launches, Ordering::Relaxed);
+        let mut whole = true;
+        for (value, got) in launch.outputs.iter().zip(isolated.outputs) {
+            let state = match got {
+                Ok(buffer) => {
+                    self.memory.charge(value.bytes(), &value.charge);
+                    State::Ready(buffer)
+                }
+                Err(e) => {
+                    whole = false;
+                    self.fail(&e);
+                    State::Failed(e)
+                }
+            };
+            *value.state.lock() = state;
+        }
+        if let Some(slot) = &launch.checks {
+            let _ = slot.0.set(isolated.checks); // set once: each launch runs once
+        }
+        if whole && !launch.program.told.swap(true, Ordering::Relaxed) {
+            compiler.programs().warn(&format!("{e}\nIts operations run one by one instead"));
+        }
+        true
     }
 
     fn execute(&self, launch: &Launch) -> Result<Vec<pjrt::Buffer>, Error> {

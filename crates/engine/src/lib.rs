@@ -21,6 +21,7 @@ mod express;
 mod flush;
 mod graphs;
 mod inst;
+mod isolate;
 mod launch;
 mod masks;
 mod memory;

@@ -67,6 +67,8 @@ counters! {
     launches,
     /// Calls of torch's own kernels by programs.
     library_calls,
+    /// Launches that failed as a whole and were run op by op.
+    isolations,
     /// Argument buffers that were given to a program for its results.
     donations,
     /// Bytes of those.

@@ -12,7 +12,7 @@ use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -48,6 +48,8 @@ pub(crate) struct Program {
     pub(crate) name: String,
     /// What running it took.
     pub(crate) ran: Ran,
+    /// Whether the user was told that its ops run one by one.
+    pub(crate) told: AtomicBool,
     /// Set when the compiler is done. The executable belongs to the cache, which may let go of it.
     executable: OnceLock<Mutex<Executable>>,
     /// From what it is made again then.
@@ -93,6 +95,7 @@ impl Program {
             checks: graph.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
             name: graph.name(),
             ran: Ran::default(),
+            told: AtomicBool::new(false),
             executable: OnceLock::new(),
             task: OnceLock::new(),
         })
@@ -106,7 +109,7 @@ impl Program {
     /// Whether [`Program::executable`] gives it without waiting.
     pub(crate) fn is_at_hand(&self) -> bool {
         let known = self.executable.get().and_then(Mutex::try_lock);
-        known.is_some_and(|place| place.loaded.as_ref().map_or(true, |held| held.strong_count() > 0))
+        known.is_some_and(|place| place.loaded.as_ref().is_ok_and(|held| held.strong_count() > 0))
     }
 
     /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now; a
@@ -135,7 +138,13 @@ impl Program {
         Ok(loaded)
     }
 
-    fn task(&self) -> Option<(Arc<Compiler>, &Task)> {
+    /// Whether it could not be compiled.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.executable.get().is_some_and(|place| place.lock().loaded.is_err())
+    }
+
+    /// From what it is made, and by whom.
+    pub(crate) fn task(&self) -> Option<(Arc<Compiler>, &Task)> {
         let (compiler, task) = self.task.get()?;
         Some((compiler.upgrade()?, task))
     }
@@ -242,9 +251,9 @@ pub(crate) fn element(dtype: DType) -> pjrt::ElementType {
 
 /// From what a program is made.
 #[derive(Clone, Debug)]
-struct Task {
-    graph: Arc<Graph>,
-    device: i64,
+pub(crate) struct Task {
+    pub(crate) graph: Arc<Graph>,
+    pub(crate) device: i64,
 }
 
 fn closed() -> Error {
@@ -414,7 +423,7 @@ impl Compiler {
     }
 
     /// The best version that is there, or else the one that is made first.
-    fn compile(&self, name: &str, task: &Task) -> Result<(Arc<Loaded>, Effort), Error> {
+    pub(crate) fn compile(&self, name: &str, task: &Task) -> Result<(Arc<Loaded>, Effort), Error> {
         let text: Arc<str> = task.graph.module()?.into();
         let full = self.build(name, task, text.clone(), Effort::Full);
         if self.policy.first(&task.graph) == Effort::Quick {

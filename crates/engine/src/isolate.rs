@@ -1,0 +1,135 @@
+//! A window that fails as a whole, op by op: what depends on the op that fails, fails with that op's name and line, and
+//! everything else is computed.
+
+use crate::error::{self, Error, Result};
+use crate::graphs::Source;
+use crate::program::{Compiler, Graph, PRODUCED, Task};
+use oxitorch_pjrt as pjrt;
+use std::sync::Arc;
+
+/// A value, or why there is none.
+pub(crate) type Got = Result<Arc<pjrt::Buffer>>;
+
+/// What running op by op gave.
+#[derive(Default)]
+pub(crate) struct Isolated {
+    /// The results of the window.
+    pub(crate) outputs: Vec<Got>,
+    /// What the checks of those ops gave that were run.
+    pub(crate) checks: Vec<pjrt::Buffer>,
+    /// Programs that were launched.
+    pub(crate) launches: u64,
+}
+
+/// Runs the ops of a graph one by one on its inputs. `may_run` is asked before each about the bytes of its results.
+pub(crate) fn run(
+    compiler: &Compiler,
+    task: &Task,
+    inputs: Vec<Got>,
+    may_run: impl Fn(u64) -> Result<()>,
+) -> Isolated {
+    let graph = &*task.graph;
+    let mut values = Values { uses: uses(graph), produced: Vec::new(), held: 0 };
+    let mut out = Isolated::default();
+    let mut codes = graph.operands.as_slice();
+    for (i, inst) in graph.insts.iter().enumerate() {
+        let (own, rest) = codes.split_at(inst.operands.len());
+        codes = rest;
+        let value = |&code: &u32| match code & PRODUCED {
+            0 => inputs[code as usize].clone(),
+            _ => values.get(code & !PRODUCED, inst.name()),
+        };
+        let site = graph.source.sites.get(i).copied().unwrap_or_default();
+        let results = own.iter().map(value).collect::<Result<Vec<_>>>().and_then(|args| {
+            let single = Task { graph: Arc::new(single(graph, i)), device: task.device };
+            let results = may_run(values.held + inst.bytes).and_then(|()| one(compiler, &single, &args));
+            out.launches += u64::from(results.is_ok());
+            results.map_err(|e| e.at(site))
+        });
+        for &code in own.iter().filter(|&&code| code & PRODUCED != 0) {
+            values.used(code & !PRODUCED);
+        }
+        match results {
+            Ok(buffers) => {
+                let mut buffers = buffers.into_iter();
+                let mut next = || buffers.next().map(|b| Ok(Arc::new(b)));
+                inst.outputs.iter().for_each(|o| values.push(o.as_ref().and_then(|_| next())));
+                out.checks.extend(buffers);
+            }
+            Err(e) => inst.outputs.iter().for_each(|_| values.push(Some(Err(e.clone())))),
+        }
+    }
+    out.outputs = graph.live.iter().map(|&i| values.get(i, "a result")).collect();
+    out
+}
+
+/// The results of ops, for as long as they are wanted.
+struct Values {
+    /// How often each is still wanted.
+    uses: Vec<u32>,
+    produced: Vec<Option<Got>>,
+    /// Bytes of those.
+    held: u64,
+}
+
+impl Values {
+    fn push(&mut self, value: Option<Got>) {
+        let wanted = self.uses[self.produced.len()] > 0;
+        let value = value.filter(|_| wanted);
+        self.held += bytes(&value);
+        self.produced.push(value);
+    }
+
+    fn get(&self, i: u32, name: &str) -> Got {
+        let missing = || Err(Error::runtime(format!("{name}: an operand has no value; please report this")));
+        self.produced[i as usize].clone().unwrap_or_else(missing)
+    }
+
+    /// It was used once; after the last time its memory is let go.
+    fn used(&mut self, i: u32) {
+        let i = i as usize;
+        self.uses[i] -= 1;
+        if self.uses[i] == 0 {
+            self.held -= bytes(&self.produced[i].take());
+        }
+    }
+}
+
+fn bytes(value: &Option<Got>) -> u64 {
+    value.as_ref().and_then(|v| v.as_ref().ok()).map_or(0, |b| b.size_bytes() as u64)
+}
+
+/// How often each result is wanted.
+fn uses(graph: &Graph) -> Vec<u32> {
+    let results = graph.insts.iter().map(|i| i.outputs.len()).sum();
+    let mut uses = vec![0; results];
+    let operands = graph.operands.iter().filter(|&code| code & PRODUCED != 0).map(|code| code & !PRODUCED);
+    operands.chain(graph.live.iter().copied()).for_each(|i| uses[i as usize] += 1);
+    uses
+}
+
+/// The graph of one op, with all its results.
+fn single(graph: &Graph, i: usize) -> Graph {
+    let inst = &graph.insts[i];
+    let site = graph.source.sites.get(i).copied().unwrap_or_default();
+    Graph {
+        insts: vec![*inst],
+        operands: (0..inst.operands.len() as u32).collect(),
+        inputs: inst.operands.clone(),
+        donated: Default::default(),
+        options: graph.options,
+        live: (0..inst.outputs.len() as u32).filter(|&o| inst.outputs[o as usize].is_some()).collect(),
+        source: Source { sites: [site].into(), ..Source::default() },
+    }
+}
+
+/// Runs one op to its end.
+fn one(compiler: &Compiler, task: &Task, args: &[Arc<pjrt::Buffer>]) -> Result<Vec<pjrt::Buffer>> {
+    let name = task.graph.insts[0].name();
+    let (loaded, _) = compiler.compile(name, task)?;
+    let args: Vec<&pjrt::Buffer> = args.iter().map(Arc::as_ref).collect();
+    let failed = |e: pjrt::Error| error::device(name, &e);
+    let results = loaded.execute(&args, &pjrt::ExecuteArgs::default()).map_err(failed)?;
+    results.iter().try_for_each(pjrt::Buffer::wait).map_err(failed)?;
+    Ok(results)
+}
