@@ -94,3 +94,10 @@ def no_fallback():
     torch.tpu.reset_metrics()
     yield
     assert torch.tpu.metrics()["fallbacks"] == {}
+
+
+@pytest.fixture
+def no_background_compile():
+    """Results are the same bits each time: no quick version of a program runs first."""
+    with torch.tpu.set_background_compile(False):
+        yield

@@ -175,3 +175,14 @@ def test_a_process_that_is_killed_leaves_a_cache_that_works(python, environment,
     body = BUSY + "until('swaps')\nprint(json.dumps(torch.tpu.metrics()))"
     done = result(python(loop(body, LONG), OXITORCH_CACHE_DIR=str(empty_cache)))
     assert done["compiles"] == 0 < done["loads"] and done["cache"]["damaged"] == 0
+
+
+def test_a_long_chain_of_ops(python):
+    # XLA walks through it by recursion, deeper than the stack that threads usually have.
+    code = """
+import torch
+x = torch.ones(4, device="tpu")
+for _ in range(9000): x = x * 1.0
+print(x.sum().item())
+"""
+    assert python(code, OXITORCH_CACHE="off").stdout == "4.0\n"

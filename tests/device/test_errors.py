@@ -659,7 +659,7 @@ def test_bounds_out_of_range(dtype):
 # ---------------------------------------------------------------- threads
 
 
-def test_threads():
+def test_threads(no_background_compile):
     """Eight threads train at the same time; each gets what it gets alone."""
 
     def work(seed):

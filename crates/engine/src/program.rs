@@ -132,7 +132,7 @@ impl Program {
             return Ok(loaded);
         }
         let (compiler, task) = self.task().ok_or_else(closed)?;
-        let (loaded, effort) = compiler.compile(&self.name, task)?;
+        let (loaded, effort) = compiler.compile_apart(&self.name, task)?;
         place.loaded = Ok(Arc::downgrade(&loaded));
         place.effort = effort;
         Ok(loaded)
@@ -273,6 +273,15 @@ struct Tasks {
     closed: bool,
 }
 
+/// A thread that compiles. XLA and LLVM walk through chains of ops by recursion: 2 MiB, as threads have, end before 10,000
+/// ops do.
+fn thread(name: String) -> std::thread::Builder {
+    std::thread::Builder::new().name(name).stack_size(STACK_BYTES)
+}
+
+/// Only what is used of it takes memory.
+const STACK_BYTES: usize = 64 << 20;
+
 /// The compiler threads of one client.
 pub(crate) struct Compiler {
     own: Weak<Compiler>,
@@ -313,7 +322,7 @@ impl Compiler {
         });
         for i in 0..threads.max(1) {
             let own = compiler.clone();
-            let thread = std::thread::Builder::new().name(format!("oxi-compile-{i}"));
+            let thread = thread(format!("oxi-compile-{i}"));
             // A process that cannot have a thread compiles in the threads that ask; see `submit`.
             if thread.spawn(move || own.run(|t| &mut t.queue, Compiler::finish)).is_err() && i == 0 {
                 compiler.tasks.lock().closed = true;
@@ -360,7 +369,7 @@ impl Compiler {
         }
         if !tasks.improver {
             let Some(own) = self.own.upgrade() else { return };
-            let thread = std::thread::Builder::new().name("oxi-improve".to_owned());
+            let thread = thread("oxi-improve".to_owned());
             // A process that cannot have a thread keeps the quick versions.
             tasks.improver = thread.spawn(move || own.run(|t| &mut t.quick, Compiler::replace)).is_ok();
         }
@@ -436,6 +445,16 @@ impl Compiler {
             }
         }
         Ok((self.programs.get(&full)?, Effort::Full))
+    }
+
+    /// As [`Compiler::compile`], for callers whose stack may be too small for that.
+    fn compile_apart(&self, name: &str, task: &Task) -> Result<(Arc<Loaded>, Effort), Error> {
+        std::thread::scope(|scope| {
+            let apart = thread("oxi-compile".to_owned()).spawn_scoped(scope, || self.compile(name, task));
+            let apart = apart.map_err(|e| Error::runtime(format!("{name}: cannot start a thread: {e}")))?;
+            let panicked = || Error::runtime(format!("{name}: the compiler panicked; please report this"));
+            apart.join().unwrap_or_else(|_| Err(panicked()))
+        })
     }
 
     /// Puts a version made with all effort in the place of a quick one.
