@@ -177,3 +177,27 @@ def test_machines_share_a_folder(python, tmp_path, empty_cache):
     warm = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), OXITORCH_CACHE_SHARED=shared))
     assert (warm["compiles"], warm["cache"]["shared_hits"]) == (0, cold["compiles"])
     assert len(entries(empty_cache)) == cold["compiles"]
+
+
+def test_explain_says_what_differs_from_the_entry_on_the_disk(python, empty_cache):
+    code = """
+import torch
+torch.tpu.eager_mode = "strict"
+x = torch.arange(6.0, device="tpu")
+with torch.tpu.compiler.custom_compiler_options({"xla_backend_optimization_level": LEVEL}):
+    x.erfinv_()
+torch.tpu.synchronize()
+print([line for line in torch.tpu.explain(last=1).split("\\n") if "cache folder" in line])
+"""
+    run = lambda level, **env: python(  # noqa: E731
+        code.replace("LEVEL", str(level)), OXITORCH_CACHE_DIR=str(empty_cache), **env
+    )
+    has_it = "the cache folder has it, but not for the same"
+    level = "xla_backend_optimization_level = Int({})"
+    assert run(1).stdout == "[]\n", "nothing was there"
+    assert run(1).stdout == "[]\n", "it was there"
+    assert run(2).stdout == f"['  {has_it} `options` (here {level.format(2)}, there {level.format(1)})']\n"
+    printed = run(2, NPROC="1", OXITORCH_EXPLAIN="1")
+    line = f'{has_it} `environment` (here [("NPROC", "1")], there [])'
+    assert printed.stdout == f"['  {line}']\n"
+    assert f"oxitorch: erfinv: {line}\n" in printed.stderr

@@ -182,12 +182,9 @@ impl<V> Cache<V> {
         Some((held, source))
     }
 
-    /// The stored entry that differs from a key in the fewest components; of several, one with the same name and with the
-    /// most equal notes, and of those the one used last. Looks at every description on the disk.
-    pub fn nearest(&self, key: &Key, name: &str, notes: &[(String, String)]) -> Option<Listed> {
-        let tier = self.tiers.list.first()?;
-        let entries = listing::list(&*tier.store).ok()?;
-        listing::nearest(entries, key, name, notes)
+    /// The entries of the nearest tier that outlives the process, without payloads; none where it cannot be read.
+    pub fn entries(&self) -> Vec<Listed> {
+        self.tiers.list.first().map_or_else(Vec::new, |tier| listing::list(&*tier.store).unwrap_or_default())
     }
 }
 

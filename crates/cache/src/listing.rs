@@ -1,9 +1,7 @@
 //! What is in a store: for people, for finding similar entries, and for making room.
 
 use crate::entry::{self, Damaged, HEADER, Meta};
-use crate::key::Key;
 use crate::store::{Store, Stored};
-use std::cmp::Reverse;
 use std::io;
 use std::time::{Duration, SystemTime};
 
@@ -71,19 +69,6 @@ fn describe(store: &dyn Store, name: &str) -> io::Result<Option<Result<(u64, Met
     }
     let meta = start.get(HEADER..end).ok_or(Damaged("cut short")).and_then(entry::meta);
     Ok(Some(meta.map(|m| (header.hits, m))))
-}
-
-/// The entry that is nearest to a key; see [`Cache::nearest`](crate::Cache::nearest).
-pub(crate) fn nearest(
-    entries: Vec<Listed>,
-    key: &Key,
-    name: &str,
-    notes: &[(String, String)],
-) -> Option<Listed> {
-    entries.into_iter().min_by_key(|e| {
-        let equal = notes.iter().filter(|n| e.meta.notes.contains(n)).count();
-        (key.differences(&e.meta.key).len(), e.meta.name != name, Reverse(equal), Reverse(e.used))
-    })
 }
 
 /// Removes the entries used least lately until those that stay have at most nine tenths of the limit, if they have more

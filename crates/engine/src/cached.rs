@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// An executable that the cache holds.
 pub(crate) type Loaded = Held<pjrt::Executable>;
@@ -65,6 +65,8 @@ pub(crate) struct Programs {
     /// What all programs of this process depend on; made when the first is compiled.
     base: OnceLock<Key>,
     closed: AtomicBool,
+    /// Since 1970.
+    started_ms: u64,
 }
 
 impl Programs {
@@ -85,7 +87,15 @@ impl Programs {
             options: options.clone(),
             base: OnceLock::new(),
             closed: AtomicBool::new(false),
+            started_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
         }
+    }
+
+    /// The entries of the nearest cache folder that this process did not make.
+    pub(crate) fn stored(&self) -> Vec<cache::Listed> {
+        let mut entries = self.cache.entries();
+        entries.retain(|e| e.meta.created_ms < self.started_ms);
+        entries
     }
 
     /// Compiles nothing any more and waits for no other process.

@@ -189,12 +189,13 @@ impl Engine {
 
     /// Why each program was made, oldest first; the last 1000.
     pub fn explanations(&self) -> Vec<String> {
-        self.explainer.texts()
+        self.explainer.texts(&self.compiler)
     }
 
     /// Whether that is printed to stderr as it comes.
     pub fn print_explanations(&self, on: bool) {
         self.explainer.print(on);
+        self.compiler.print_misses(on);
     }
 
     /// Makes every program after so many more an error; `None`: none. Gives what was left of the bound before.

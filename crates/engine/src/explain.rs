@@ -2,13 +2,14 @@
 
 use crate::flush::Reason;
 use crate::inst::{Inst, Kind};
-use crate::program::Graph;
+use crate::program::{Compiler, Graph, Program};
 use crate::site::{Site, describe};
 use oxitorch_aten::{Arg, dtype::torch_name};
 use oxitorch_hlo::TensorType;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Programs that new ones are compared with.
@@ -32,7 +33,7 @@ struct Known {
 #[derive(Default)]
 pub(crate) struct Explainer {
     known: Mutex<VecDeque<Known>>,
-    texts: Mutex<VecDeque<String>>,
+    texts: Mutex<VecDeque<(String, Arc<Program>)>>,
     programs: AtomicU64,
     /// New programs are an error from this number on; 0: never.
     limit: AtomicU64,
@@ -52,16 +53,22 @@ impl Explainer {
         before.checked_sub(made + 1)
     }
 
-    /// The explanations so far, oldest first.
-    pub(crate) fn texts(&self) -> Vec<String> {
-        self.texts.lock().iter().cloned().collect()
+    /// The explanations so far, oldest first, with what the cache folder has instead.
+    pub(crate) fn texts(&self, compiler: &Compiler) -> Vec<String> {
+        let texts: Vec<_> = self.texts.lock().iter().cloned().collect();
+        let stored = compiler.stored();
+        let whole = |(text, program): (String, Arc<Program>)| match compiler.missed(&program, &stored) {
+            Some(missed) => format!("{text}\n  {missed}"),
+            None => text,
+        };
+        texts.into_iter().map(whole).collect()
     }
 
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(
         &self,
         graph: &Graph,
-        name: &str,
+        program: &Arc<Program>,
         sites: &[Site],
         cut: (Reason, Site),
     ) -> Result<(), String> {
@@ -75,7 +82,7 @@ impl Explainer {
             options: graph.options,
         };
         let mut known = self.known.lock();
-        let mut text = format!("program {number}: {}, {name}", count(new.insts.len(), "op"));
+        let mut text = format!("program {number}: {}, {}", count(new.insts.len(), "op"), program.name);
         // Writing to a String does not fail.
         let _ = write!(text, "\n  {}", launched(cut));
         match nearest(&known, &new) {
@@ -89,7 +96,7 @@ impl Explainer {
         }
         drop(known);
         let mut texts = self.texts.lock();
-        texts.push_back(text.clone());
+        texts.push_back((text.clone(), program.clone()));
         if texts.len() > KEPT {
             texts.pop_front();
         }

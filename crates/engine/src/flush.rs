@@ -304,7 +304,7 @@ impl Stream {
             },
         };
         let program = Program::new(&graph);
-        let explained = self.explainer.explain(&graph, &program.name, &w.sites, (reason, w.site));
+        let explained = self.explainer.explain(&graph, &program, &w.sites, (reason, w.site));
         explained.map_err(|why| {
             Error::runtime(format!(
                 "torch.tpu.max_graphs allows no more programs, and a new one is needed\n{why}"

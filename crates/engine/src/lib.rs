@@ -26,6 +26,7 @@ mod launch;
 mod masks;
 mod memory;
 mod metrics;
+mod missed;
 mod program;
 mod recipe;
 mod report;

@@ -295,6 +295,8 @@ pub(crate) struct Compiler {
     /// All programs, for who looks at them.
     pub(crate) graphs: Graphs,
     pub(crate) policy: Policy,
+    /// Whether it is printed what the cache folder had instead of a program.
+    prints: AtomicBool,
 }
 
 /// XLA options by name.
@@ -319,6 +321,7 @@ impl Compiler {
             user_options: Mutex::new(vec![Vec::new()]),
             graphs: Graphs::default(),
             policy,
+            prints: AtomicBool::new(false),
         });
         for i in 0..threads.max(1) {
             let own = compiler.clone();
@@ -344,6 +347,11 @@ impl Compiler {
     /// The compiled programs.
     pub(crate) fn programs(&self) -> &Programs {
         &self.programs
+    }
+
+    /// Whether it is printed what the cache folder had instead of a program.
+    pub(crate) fn print_misses(&self, on: bool) {
+        self.prints.store(on, Relaxed);
     }
 
     /// Queues a program.
@@ -420,6 +428,11 @@ impl Compiler {
         program.set(result.unwrap_or_else(|_| {
             Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", program.name)))
         }));
+        if self.prints.load(Relaxed)
+            && let Some(missed) = self.missed(program, &self.stored())
+        {
+            eprintln!("oxitorch: {}: {missed}", program.name);
+        }
         self.graphs.compiled(self, program);
     }
 
@@ -485,7 +498,13 @@ impl Compiler {
         }
     }
 
-    fn build<'a>(&'a self, name: &'a str, task: &'a Task, text: Arc<str>, effort: Effort) -> Build<'a> {
+    pub(crate) fn build<'a>(
+        &'a self,
+        name: &'a str,
+        task: &'a Task,
+        text: Arc<str>,
+        effort: Effort,
+    ) -> Build<'a> {
         let mut options = self.options(task);
         if effort == Effort::Quick {
             self.policy.hurry(&mut options);
