@@ -15,7 +15,11 @@ import sys
 
 def install() -> None:
     """Does it now for what is imported, else when it is."""
-    actions = {"torch._dynamo.backends.registry": _set_default, "torch._inductor.codegen.common": _refuse_inductor}
+    actions = {
+        "torch._dynamo.trace_rules": _skip_modules,
+        "torch._dynamo.backends.registry": _set_default,
+        "torch._inductor.codegen.common": _refuse_inductor,
+    }
     later = {}
     for name, action in actions.items():
         module = sys.modules.get(name)
@@ -47,6 +51,12 @@ class _After(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = then
         return spec
+
+
+def _skip_modules(trace_rules) -> None:
+    """`torch.tpu` asks the core, where Dynamo cannot follow: its functions run between graphs, as `torch.cuda`'s do."""
+    for name in ("_device", "compiler", "memory", "modes", "ops", "random", "streams"):
+        trace_rules.add(f"oxitorch.tpu.{name}")
 
 
 def _set_default(registry) -> None:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import sys
+import threading
 
 import pytest
 import torch
@@ -296,12 +297,13 @@ def test_dropout_of_the_backward_is_that_of_the_forward():
         assert 0.4 < (y > 0).float().mean().item() < 0.6
 
 
-def test_autocast():
+@pytest.mark.parametrize("autocast", [lambda: torch.autocast("tpu"), lambda: torch.tpu.amp.autocast()])
+def test_autocast(autocast):
     model = mlp().to(DEVICE)
     x = torch.randn(4, 12, device=DEVICE)
 
     def f(x):
-        with torch.autocast("tpu"):
+        with autocast():
             return model(x)
 
     g = compiled(f, fullgraph=True)
@@ -619,6 +621,65 @@ def test_numbers_on_the_host():
         assert step.item() == here.item() == i + 1
     assert counts()["replays"] == 2
     assert counts()["plays"] == 0
+
+
+def test_functions_of_the_module_run_between_graphs():
+    def f(x):
+        state = torch.tpu.get_rng_state()
+        y = torch.rand_like(x)
+        torch.tpu.set_rng_state(state)
+        with torch.random.fork_rng(device_type=DEVICE):
+            torch.tpu.synchronize()
+            z = torch.rand_like(x)
+        if torch.tpu.is_available():
+            y = y + torch.tpu.device_count()
+        return y, z, torch.rand_like(x)
+
+    g = compiled(f)
+    for _ in range(3):
+        a, b, c = g(torch.ones(3, device=DEVICE))
+        assert torch.equal(b, c)
+        assert torch.equal(a, b + torch.tpu.device_count())
+
+
+def test_indices_on_the_host():
+    g = compiled(lambda x, i: x[i] * 2, fullgraph=True)
+    x = torch.randn(5, 3)
+    torch.tpu.reset_metrics()
+    for places in ([0, 2], [4, 1], [3, 3]):
+        i = torch.tensor(places)
+        assert_close(g(to_device(x), i), x[i] * 2)
+    assert counts()["replays"] == 2
+
+
+def test_dynamic_shapes_are_accepted():
+    cpu, device = pair(mlp)
+    g = compiled(device, dynamic=True)
+    for n in (3, 5, 3):
+        x = torch.randn(n, 12)
+        assert_close(g(to_device(x)), cpu(x))
+
+
+def test_threads_share_a_compiled_model():
+    cpu, device = pair(mlp)
+    g = compiled(device)
+    inputs = [torch.randn(4, 12) for _ in range(3)]
+    g(to_device(inputs[0]))
+    failures = []
+
+    def work(x):
+        try:
+            for _ in range(20):
+                assert_close(g(to_device(x)), cpu(x))
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in inputs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
 
 
 def test_a_learning_rate_that_changes():

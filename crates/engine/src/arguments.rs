@@ -221,9 +221,14 @@ fn list_entry(
     w: &mut Window,
     t: &TensorRef<'_>,
 ) -> Result<Arc<Value>, Refusal> {
-    if matches!(t.place, Place::Host(_)) && call.op.takes_indices() && !t.sizes.is_empty() {
+    if let Place::Host(place) = t.place
+        && call.op.takes_indices()
+        && !t.sizes.is_empty()
+    {
         let bytes = t.host_bytes().ok_or_else(|| Error::runtime("an index tensor without elements"))?;
-        return Ok(stream.upload(t.ty()?, &bytes)?);
+        let value = stream.upload(t.ty()?, &bytes)?;
+        w.note_upload(&value, place);
+        return Ok(value);
     }
     value(call, w, t)
 }

@@ -251,7 +251,10 @@ impl Stream {
     fn uploads(&self, args: &[TensorRef<'_>]) -> Result<Hosts, Refusal> {
         let mut hosts = Hosts::new();
         for (i, t) in args.iter().enumerate() {
-            if let (TensorPlace::Host(bytes), false) = (t.place, t.sizes.is_empty()) {
+            if let TensorPlace::Host(bytes) = t.place
+                && !t.sizes.is_empty()
+                && t.numel() > 0
+            {
                 hosts.push((i as u32, self.upload(t.ty()?, bytes)?));
             }
         }
