@@ -55,7 +55,7 @@ class _After(importlib.abc.MetaPathFinder):
 
 def _skip_modules(trace_rules) -> None:
     """`torch.tpu` asks the core, where Dynamo cannot follow: its functions run between graphs, as `torch.cuda`'s do."""
-    for name in ("_device", "compiler", "memory", "modes", "ops", "random", "streams"):
+    for name in ("_device", "compiler", "memory", "modes", "programs", "random", "streams", "tracing"):
         trace_rules.add(f"oxitorch.tpu.{name}")
 
 

@@ -642,6 +642,18 @@ def test_functions_of_the_module_run_between_graphs():
         assert torch.equal(a, b + torch.tpu.device_count())
 
 
+def test_a_barrier():
+    def f(x):
+        a, b = torch.tpu.ops.optimization_barrier(x.sin(), x.cos())
+        return (a + b).sum()
+
+    g = compiled(f, fullgraph=True)
+    for _ in range(2):
+        x = torch.ones(3, device=DEVICE, requires_grad=True)
+        g(x).backward()
+        assert_close(x.grad, torch.ones(3).cos() - torch.ones(3).sin())
+
+
 def test_indices_on_the_host():
     g = compiled(lambda x, i: x[i] * 2, fullgraph=True)
     x = torch.randn(5, 3)

@@ -1,7 +1,5 @@
 """Operations that PyTorch has no name for."""
 
-import functools
-
 import torch
 
 from oxitorch import _activate
@@ -17,7 +15,7 @@ def optimization_barrier(*tensors: torch.Tensor):
     """
     if not tensors:
         raise TypeError("optimization_barrier() needs at least one tensor")
-    out = _barrier()(list(tensors))
+    out = torch.ops.oxitorch.optimization_barrier(list(tensors))
     return out[0] if len(out) == 1 else tuple(out)
 
 
@@ -27,21 +25,18 @@ def _clone_and_cut(tensors):
     return out
 
 
-@functools.cache
-def _barrier():
-    """Defines the operation with PyTorch at the first use."""
-    library = torch.library.Library("oxitorch", "FRAGMENT")
-    library.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
-    # XLA moves work about inside one program only, so the end of a program is a barrier.
-    library.impl("optimization_barrier", _clone_and_cut, "CompositeExplicitAutograd")
-    op = torch.ops.oxitorch.optimization_barrier.default
+def _backward(_ctx, grads):
+    # An output that was not used has no gradient.
+    present = iter(torch.ops.oxitorch.optimization_barrier([g for g in grads if g is not None]))
+    return [None if g is None else next(present) for g in grads]
 
-    def backward(ctx, grads):
-        # An output that was not used has no gradient.
-        present = iter(op([g for g in grads if g is not None]))
-        return [None if g is None else next(present) for g in grads]
 
-    torch.library.register_autograd("oxitorch::optimization_barrier", backward, lib=library)
-    # The definitions live as long as the library object.
-    op._oxitorch_library = library
-    return op
+# The definitions live as long as this.
+_library = torch.library.Library("oxitorch", "FRAGMENT")
+_library.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
+# XLA moves work about inside one program only, so the end of a program is a barrier.
+_library.impl("optimization_barrier", _clone_and_cut, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "oxitorch::optimization_barrier", lambda tensors: [t.clone() for t in tensors], lib=_library
+)
+torch.library.register_autograd("oxitorch::optimization_barrier", _backward, lib=_library)
