@@ -169,6 +169,7 @@ def command(torch: Torch, compiler: list[str], source: Path, target: Path) -> li
     return [
         *compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fdiagnostics-color=never",
         f"-I{source.parent}", "-isystem", str(inc), "-isystem", str(inc / "torch/csrc/api/include"),
+        "-isystem", str(inc / "kineto"),
         str(source), "-o", str(target),
         # No rpath: torch is imported first, so its libraries are loaded already. -z now: a shim of the wrong torch
         # fails when it is loaded, not in the middle of a run.

@@ -150,8 +150,13 @@ impl Engine {
     pub fn heard(&self, listener: Listener, site: Site) -> Heard {
         for s in &self.streams {
             // A wait that is interrupted makes the timeline end early. Failures belong to who reads their values.
-            let _ = s.settled_memory(site);
+            let _ = s.rest(site);
         }
+        self.heard_so_far(listener)
+    }
+
+    /// What happened since, without what is queued.
+    pub fn heard_so_far(&self, listener: Listener) -> Heard {
         self.metrics.events.stop(listener)
     }
 

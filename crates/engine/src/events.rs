@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// Spans that are kept at most, and ops in all of them.
 const MAX_SPANS: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub(crate) struct Stamp {
 /// What took time.
 #[derive(Clone, Debug)]
 pub(crate) enum What {
-    /// Recording a window, from its first op until its launch was queued.
+    /// Recording a window, from its first op until its launch was queued; it was full at `cut`.
     Window {
         device: u16,
         number: u64,
@@ -48,6 +48,9 @@ pub(crate) enum What {
         reason: Reason,
         site: Site,
         ops: Vec<Stamp>,
+        cut: Instant,
+        /// See [`set_running`](crate::set_running).
+        launched_in: u64,
     },
     /// Waiting for the device.
     Wait { site: Site },
@@ -86,7 +89,9 @@ pub(crate) struct Events {
 pub struct Listener {
     first: usize,
     /// When it came.
-    pub start: Instant,
+    start: Instant,
+    /// The same by the clock on the wall.
+    wall: SystemTime,
 }
 
 /// What a listener heard.
@@ -100,6 +105,8 @@ pub struct Heard {
     pub(crate) threads: BTreeMap<i32, String>,
     /// When listening began.
     pub start: Instant,
+    /// The same by the clock on the wall.
+    pub wall: SystemTime,
     /// When it ended.
     pub end: Instant,
 }
@@ -184,7 +191,7 @@ impl Events {
     pub(crate) fn listen(&self) -> Listener {
         let log = self.log.lock();
         self.listeners.fetch_add(1, Relaxed);
-        Listener { first: log.spans.len(), start: Instant::now() }
+        Listener { first: log.spans.len(), start: Instant::now(), wall: SystemTime::now() }
     }
 
     /// What happened since; nothing is kept any more if this was the only listener.
@@ -195,6 +202,7 @@ impl Events {
             dropped: log.dropped,
             threads: log.threads.clone(),
             start: listener.start,
+            wall: listener.wall,
             end: Instant::now(),
         };
         if self.listeners.fetch_sub(1, Relaxed) == 1 {

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::events::What;
 use crate::graphs::Source;
 use crate::launch::{Checks, Launch};
+use crate::profile::running;
 use crate::program::{Graph, PRODUCED, Program};
 use crate::site::Site;
 use crate::stream::{Checked, Stream, Window};
@@ -22,6 +23,7 @@ use crate::value::{State, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Ops that make a window worth a launch when a loop comes round.
 const WORTH_A_LAUNCH: usize = 64;
@@ -203,6 +205,7 @@ impl Stream {
     }
 
     fn launch(&self, w: &mut Window, reason: Reason) -> Result<()> {
+        let began = self.metrics().events.on().then(Instant::now);
         let mut live: SmallVec<[u32; 8]> = SmallVec::new();
         let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
         for (i, value) in w.produced.iter_mut().enumerate() {
@@ -239,7 +242,7 @@ impl Stream {
         inputs.extend(w.inputs.drain(..));
         let checks = checked.then(|| Arc::new(Checks::default()));
         w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
-        let window = self.recorded(w, &program, reason, w.programs.len() > known);
+        let window = self.recorded(w, &program, (reason, began), w.programs.len() > known);
         let ends_step = reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
         let first = w.sites[0];
@@ -249,10 +252,17 @@ impl Stream {
     }
 
     /// Tells who listens what was recorded; the window's number, 0 if nobody does.
-    fn recorded(&self, w: &mut Window, program: &Program, reason: Reason, is_new: bool) -> u64 {
+    fn recorded(
+        &self,
+        w: &mut Window,
+        program: &Program,
+        (reason, began): (Reason, Option<Instant>),
+        is_new: bool,
+    ) -> u64 {
         let events = &self.metrics().events;
         let number = events.window();
-        if let Some(start) = w.stamps.first().map(|s| s.at) {
+        if let Some(cut) = began {
+            let start = w.stamps.first().map_or(cut, |s| s.at);
             events.add(start, || What::Window {
                 device: self.device,
                 number,
@@ -261,6 +271,8 @@ impl Stream {
                 reason,
                 site: w.site,
                 ops: std::mem::take(&mut w.stamps),
+                cut,
+                launched_in: running(),
             });
         }
         number

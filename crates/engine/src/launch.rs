@@ -375,6 +375,7 @@ impl Launcher {
             }
             Job::Mark(mark) => {
                 in_flight.drain(..).for_each(|b| settle(&b));
+                self.timing.rest();
                 let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
             }
             Job::Stop => in_flight.drain(..).for_each(|b| settle(&b)),

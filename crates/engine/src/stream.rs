@@ -421,6 +421,12 @@ impl Stream {
         self.launcher.take_failure().map_or(Ok(()), Err)
     }
 
+    /// Waits for everything; failures stay for who reads their values.
+    pub(crate) fn rest(&self, site: Site) -> Result<()> {
+        let (number, _) = self.mark(site)?;
+        self.launcher.wait(number, self.interrupt)
+    }
+
     /// Whether everything recorded has been launched; whoever asks wants it to be.
     pub fn is_idle(&self, site: Site) -> Result<bool> {
         self.cut(Reason::Wait, site)?;

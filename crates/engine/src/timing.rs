@@ -110,6 +110,9 @@ impl Front {
     }
 }
 
+/// How late a report may be.
+const LATE: Duration = Duration::from_secs(1);
+
 /// The accounts of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Timing(Mutex<Accounts>);
@@ -164,6 +167,14 @@ impl Timing {
             a.split.steps += 1;
         }
         device
+    }
+
+    /// Waits for programs whose results are there: threads of the plugin report their end, and may be late.
+    pub(crate) fn rest(&self) {
+        let start = Instant::now();
+        while self.0.lock().running > 0 && start.elapsed() < LATE {
+            std::thread::sleep(Duration::from_micros(20));
+        }
     }
 
     /// The split so far.

@@ -152,7 +152,7 @@ impl<W: Write> Writer<'_, W> {
         let python = (PYTHON, thread);
         let at = |site: &Site| [("line", quoted(&line(*site)))];
         match &span.what {
-            What::Window { device, number, program, is_new, reason, site, ops } => {
+            What::Window { device, number, program, is_new, reason, site, ops, .. } => {
                 let lane = (RECORDED, u64::from(*device) + 1);
                 let args = [
                     ("window", number.to_string()),
@@ -283,7 +283,8 @@ mod tests {
         let run = What::Execute { device: 0, number: 3, program: "mm\"..add".into(), ops: 2, donated: 1 };
         let spans = vec![span(10, 30, run), span(1, 5, What::Wait { site: Site(0) })];
         let threads = BTreeMap::from([(7, "python3".to_owned())]);
-        let heard = Heard { spans, dropped: 0, threads, start, end: at(40) };
+        let wall = std::time::SystemTime::now();
+        let heard = Heard { spans, dropped: 0, threads, start, wall, end: at(40) };
         let mut text = Vec::new();
         heard.write_trace(&mut text).expect("memory does not fail");
         let text = String::from_utf8(text).expect("it is text");

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 6
+#define OXI_ABI_VERSION 7
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -113,6 +113,22 @@ typedef struct OxiResult {
   OxiOut only;  // what `outs` points at if there is one result
 } OxiResult;
 
+// What a span is: on the host, but for the last, which is on the device.
+enum { OXI_SPAN_LAUNCH = 0, OXI_SPAN_COMPILE = 1, OXI_SPAN_WAIT = 2, OXI_SPAN_COPY = 3, OXI_SPAN_PROGRAM = 4 };
+
+typedef struct OxiSpan {   // something that took time; texts live during the call that passes it
+  int32_t kind;
+  int32_t device;
+  int64_t start_ns;        // since 1970
+  int64_t end_ns;
+  int64_t thread;          // the operating system's number
+  uint64_t window;         // equal for a launch and its program, else 0
+  uint64_t launched_in;    // of those, what OxiShim::profiled said at the launch, else 0
+  int64_t bytes;           // of a copy, else -1
+  const char* name;
+  const char* line;        // the Python line, or empty
+} OxiSpan;
+
 // ---- implemented by the core; every function may be called from any thread, without the GIL ----
 typedef struct OxiCore {
   uint32_t abi_version;
@@ -156,6 +172,10 @@ typedef struct OxiCore {
   int32_t (*watched)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
                      uint32_t nouts, OxiError* error);
   int32_t (*replay)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, OxiResult* result);
+  // Profiling, for Kineto. `profile_start` gives a number, also while the device is not started; `profile_stop` calls
+  // `visit` for each thing that happened since.
+  uint64_t (*profile_start)(void);
+  void (*profile_stop)(uint64_t number, void (*visit)(void* context, const OxiSpan* span), void* context);
 } OxiCore;
 
 // ---- implemented by the shim ----
@@ -177,6 +197,8 @@ typedef struct OxiShim {
   uint32_t (*float32_precision)(void);
   // Whether results must be the same in each run: `torch.use_deterministic_algorithms`.
   uint8_t (*deterministic)(void);
+  // The number of the operation or range that runs in this thread, as PyTorch's profiler counts them; 0: none.
+  uint64_t (*profiled)(void);
   const char* (*torch_version)(void);
   // Calls an ATen overload ("mm.out", without its namespace) on tensors in host memory, from any thread, and writes what
   // it returns into `results`: as its out= arguments where it has them. A result that is OXI_UNDEFINED is not wanted.

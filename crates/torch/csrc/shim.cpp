@@ -41,6 +41,7 @@
 #include <mutex>
 
 #include "oxitorch_abi.h"
+#include "profiler.h"
 
 // Python's object, as its headers name it; this file does without them.
 struct _object;
@@ -1007,6 +1008,7 @@ const OxiShim kShim = {
     []() -> int32_t { return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()); },
     []() -> uint32_t { return static_cast<uint32_t>(at::globalContext().float32MatmulPrecision()); },
     []() -> uint8_t { return at::globalContext().deterministicAlgorithms(); },
+    [] { return oxi_profiler::running_now(); },
     []() -> const char* { return TORCH_VERSION; },
     [](const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults, OxiError* error) -> int32_t {
       static thread_local std::string message;
@@ -1075,6 +1077,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     register_memory_and_views();
     register_core_ops();
     register_graphs();
+    oxi_profiler::install(core);
     return &kShim;
   } catch (const std::exception& e) {
     message = e.what();

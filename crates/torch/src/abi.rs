@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 6;
+pub(crate) const ABI_VERSION: u32 = 7;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -141,7 +141,32 @@ pub(crate) struct Reply {
     pub(crate) only: Out,
 }
 
+/// `OxiSpan`: something that took time, for profilers.
+#[repr(C)]
+pub(crate) struct Span {
+    pub(crate) kind: i32,
+    pub(crate) device: i32,
+    pub(crate) start_ns: i64,
+    pub(crate) end_ns: i64,
+    pub(crate) thread: i64,
+    pub(crate) window: u64,
+    pub(crate) launched_in: u64,
+    pub(crate) bytes: i64,
+    pub(crate) name: *const c_char,
+    pub(crate) line: *const c_char,
+}
+
+/// What a [`Span`] is.
+pub(crate) mod span {
+    pub(crate) const LAUNCH: i32 = 0;
+    pub(crate) const COMPILE: i32 = 1;
+    pub(crate) const WAIT: i32 = 2;
+    pub(crate) const COPY: i32 = 3;
+    pub(crate) const PROGRAM: i32 = 4;
+}
+
 const _: () = {
+    assert!(size_of::<Span>() == 72);
     assert!(size_of::<Tensor>() == 56);
     assert!(size_of::<Arg>() == 16);
     assert!(size_of::<Out>() == 64);
@@ -182,6 +207,9 @@ pub(crate) struct Core {
     pub(crate) watched:
         unsafe extern "C" fn(i64, i32, *const Tensor, u32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) replay: unsafe extern "C" fn(i64, i32, *const Tensor, u32, *mut Reply) -> i32,
+    pub(crate) profile_start: unsafe extern "C" fn() -> u64,
+    pub(crate) profile_stop:
+        unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void, *const Span), *mut c_void),
 }
 
 /// `OxiShim`: what the core may call.
@@ -198,6 +226,7 @@ pub(crate) struct Shim {
     pub(crate) default_dtype: unsafe extern "C" fn() -> i32,
     pub(crate) float32_precision: unsafe extern "C" fn() -> u32,
     pub(crate) deterministic: unsafe extern "C" fn() -> u8,
+    pub(crate) profiled: unsafe extern "C" fn() -> u64,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
     pub(crate) call:
         unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, *mut Error) -> i32,

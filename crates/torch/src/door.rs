@@ -53,6 +53,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
     watch: graphs::watch,
     watched: graphs::watched,
     replay: graphs::replay,
+    profile_start: crate::profile::start,
+    profile_stop: crate::profile::stop,
 };
 
 /// What this thread's last call returned pointers to.

@@ -11,6 +11,7 @@ mod door;
 mod gil;
 mod library;
 mod ops;
+mod profile;
 mod python;
 mod sites;
 mod state;

@@ -235,6 +235,7 @@ mod _core {
     fn shim_sources(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let out = PyDict::new(py);
         out.set_item("shim.cpp", include_str!("../csrc/shim.cpp"))?;
+        out.set_item("profiler.h", include_str!("../csrc/profiler.h"))?;
         out.set_item("oxitorch_abi.h", include_str!("../csrc/oxitorch_abi.h"))?;
         Ok(out)
     }
@@ -294,6 +295,7 @@ mod _core {
             ops: std::mem::take(&mut *door::BOUND.lock()),
         });
         sites::set_shim(shim);
+        oxitorch_engine::set_running(crate::profile::running);
         Ok(())
     }
 
@@ -686,10 +688,8 @@ mod _core {
     /// Begins to keep what happens, for a timeline; gives its number.
     #[pyfunction]
     fn trace_start(py: Python<'_>) -> PyResult<u64> {
-        let s = started(py)?;
-        let number = s.next_event.fetch_add(1, Relaxed);
-        s.listeners.lock().insert(number, s.engine.listen());
-        Ok(number)
+        started(py)?;
+        Ok(state::listen())
     }
 
     /// Waits for what is queued and writes the timeline into a file; the number of events in it, and of those that were

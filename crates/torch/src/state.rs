@@ -4,7 +4,8 @@ use crate::abi::Shim;
 use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    CacheOptions, Engine, Error, ErrorKind, Listener, Mark, Mode, Op, Options, Recipe, Switches, UserOptions,
+    CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Op, Options, Recipe, Switches,
+    UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -98,6 +99,30 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// Leaves what the first use of the device needs; the first call wins.
 pub(crate) fn register(setup: Setup) {
     SETUP.get_or_init(|| setup);
+}
+
+/// Listeners that came before the device started.
+static EARLY: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+static NEXT_LISTENER: AtomicU64 = AtomicU64::new(1);
+
+/// Keeps what happens from now on, also if the device is not started yet; gives a number for [`heard`].
+pub(crate) fn listen() -> u64 {
+    let number = NEXT_LISTENER.fetch_add(1, Relaxed);
+    let mut early = EARLY.lock();
+    match STATE.get() {
+        Some(s) if !is_forked() => _ = s.listeners.lock().insert(number, s.engine.listen()),
+        Some(_) => {}
+        None => early.push(number),
+    }
+    number
+}
+
+/// What happened since, without what is still queued; nothing if the device was not used.
+pub(crate) fn heard(number: u64) -> Option<Heard> {
+    EARLY.lock().retain(|n| *n != number);
+    let s = STATE.get()?;
+    let listener = s.listeners.lock().remove(&number)?;
+    Some(s.engine.heard_so_far(listener))
 }
 
 /// What was registered.
@@ -196,10 +221,12 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
     extern "C" fn child() {
         FORKED.store(true, Relaxed);
     }
+    let mut early = EARLY.lock();
     STATE.get_or_init(|| {
         // SAFETY: the handler only stores to an atomic.
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
-        let process = setup.trace.then(|| (0, engine.listen())).into_iter().collect();
+        let process = setup.trace.then_some(0).into_iter().chain(early.drain(..));
+        let process = process.map(|number| (number, engine.listen())).collect();
         State {
             engine,
             ops: &setup.ops,
