@@ -1,19 +1,26 @@
-"""Whole training steps against stock PyTorch on the CPU: one definition of the work, both in one process, in turns.
+"""Whole training steps against stock PyTorch on the CPU, and against other compilers: one definition of the work, a
+process for each, in turns.
 
-    python benches/workloads.py                       # all workloads
+    python benches/workloads.py                       # all workloads, against PyTorch on the CPU
     python benches/workloads.py gpt resnet --rounds 5
-    python benches/workloads.py --json
+    python benches/workloads.py --mode fused,strict   # both modes; ratios are to the first
+    python benches/workloads.py --peer jax=PYTHON --peer xla=PYTHON
+    python benches/workloads.py gpt --memory          # peak resident size of each process
+    python benches/workloads.py gpt --start           # from starting Python to the end of the first step, cold and warm
 
-Run it on a quiet machine and compare ratios within one run only; everything else about the machine moves.
+PYTHON is the interpreter of an environment with `jax` and `optax`, or with `torch_xla`. Run it on a quiet machine and
+compare ratios within one run only; everything else about the machine moves.
 """
 
 import argparse
 import json
 import os
+import resource
+import subprocess
+import sys
+import tempfile
 import time
-
-# The first step is to show what compiling takes.
-os.environ.setdefault("OXITORCH_CACHE", "off")
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -87,6 +94,12 @@ def compiled(f, device):
 def wait(device):
     if device == "tpu":
         torch.tpu.synchronize()
+    elif str(device).startswith("xla"):
+        import torch_xla
+        import torch_xla.core.xla_model
+
+        torch_xla.sync(wait=True)
+        torch_xla.core.xla_model.wait_device_ops()
 
 
 def ops(device):
@@ -168,56 +181,151 @@ def timed(step):
     return time.perf_counter() - started, result
 
 
-def measure(name: str, rounds: int) -> dict:
-    """First and best step of both, in milliseconds, and the last losses."""
-    out: dict = {"workload": name}
-    steps = {}
-    for device in ("cpu", "tpu"):
-        steps[device] = WORKLOADS[name](device)
-        first, _ = timed(steps[device])
-        out[f"{device}_first_ms"] = first * 1e3
-    best = dict.fromkeys(steps, float("inf"))
+# ---------------------------------------------------------------- the process that does the work
+
+
+def serve(backend: str, name: str):
+    """Makes a step for each line that comes in; one line of JSON for each goes out, the first step's at once."""
+    global COMPILED
+    torch.set_num_threads(2)
+    device, _, mode = backend.partition(":")
+    if device == "xla":
+        import torch_xla
+
+        device = torch_xla.device()
+    elif device == "tpu":
+        COMPILED = mode == "compile"
+        torch.tpu.eager_mode = "fused" if COMPILED else mode
+    step = WORKLOADS[name](device)
+    reply(*timed(step))
+    for _ in sys.stdin:
+        reply(*timed(step))
+
+
+def reply(seconds, result):
+    """Says how long the step took; reading the result is not part of it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"ms": seconds * 1e3, "result": float(result), "peak_mib": peak / 1024}), flush=True)
+
+
+# ---------------------------------------------------------------- the process that compares
+
+
+class Worker:
+    """A process that makes steps of one workload."""
+
+    def __init__(self, backend: str, name: str, peers: dict[str, str], **env: str):
+        here = Path(__file__).parent
+        python = peers.get(backend, sys.executable)
+        script = [str(here / "jax_workloads.py")] if backend == "jax" else [__file__, "--serve", backend]
+        env = {**os.environ, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU", **env}
+        if backend == "xla":
+            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        pipe = subprocess.PIPE
+        started = time.perf_counter()
+        self.process = subprocess.Popen([python, *script, name], stdin=pipe, stdout=pipe, text=True, env=env)
+        self.first = self.read()
+        self.start_s = time.perf_counter() - started
+
+    def read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def step(self) -> dict:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int) -> dict:
+    """By backend: the first and the best step in milliseconds, the last result, the peak of the resident size."""
+    # The first step is to show what compiling takes.
+    workers = {b: Worker(b, name, peers, OXITORCH_CACHE="off") for b in backends}
+    out = {b: {"first_ms": w.first["ms"], "ms": float("inf")} for b, w in workers.items()}
     for i in range(rounds + 3):
-        for device, step in steps.items():
-            seconds, result = timed(step)
+        for backend, worker in workers.items():
+            step, row = worker.step(), out[backend]
             # The first rounds warm up: optimizers make their state in the second step.
             if i >= 3:
-                best[device] = min(best[device], seconds)
-            out[f"{device}_result"] = result
-    for device in steps:
-        out[f"{device}_ms"] = best[device] * 1e3
-        out[f"{device}_result"] = out[f"{device}_result"].item()
-    out["ratio"] = out["tpu_ms"] / out["cpu_ms"]
+                row["ms"] = min(row["ms"], step["ms"])
+            row.update(result=step["result"], peak_mib=step["peak_mib"])
+    for worker in workers.values():
+        worker.end()
     return out
 
 
+def measure_start(name: str, mode: str, rounds: int) -> dict:
+    """Seconds from starting Python to the end of the first step: with no programs in the cache, and with all."""
+    best = {"cold_s": float("inf"), "warm_s": float("inf")}
+    # A shim that has to be built is not what is measured.
+    Worker(f"tpu:{mode}", "ops", {}, OXITORCH_CACHE="off").end()
+    shims = Path(os.environ.get("OXITORCH_CACHE_DIR") or Path.home() / ".cache" / "oxitorch")
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            if (shims / "shim").is_dir():
+                (Path(folder) / "shim").symlink_to(shims / "shim")
+            for key in best:
+                worker = Worker(f"tpu:{mode}", name, {}, OXITORCH_CACHE_DIR=folder, OXITORCH_CACHE="on")
+                best[key] = min(best[key], worker.start_s)
+                worker.step()
+                worker.end()
+    return best
+
+
+def report(name: str, rows: dict, memory: bool):
+    base = next(iter(rows))
+    for backend, row in rows.items():
+        ratio = "" if backend == base else f"{rows[base]['ms'] / row['ms']:.2f}x"
+        text = f"{name:10} {backend:12} {row['ms']:10.2f} {ratio:>8} {row['first_ms']:11.0f}"
+        if memory:
+            share = rows[base]["peak_mib"] / row["peak_mib"]
+            text += f" {row['peak_mib']:9.0f} {'' if backend == base else f'{share:.2f}x':>7}"
+        print(f"{text}  {row['result']:.5f}", flush=True)
+
+
 def main():
+    if sys.argv[1:2] == ["--serve"]:
+        return serve(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "workload", nargs="*", choices=[*WORKLOADS, []], help=f"of {', '.join(WORKLOADS)} (default: all)"
-    )
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--mode", default="fused", help="the eager mode, or compile (default: fused)")
+    parser.add_argument("--mode", default="fused", help="eager modes, or compile (default: fused)")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=... or xla=...")
+    parser.add_argument("--memory", action="store_true", help="also the peak resident size, in MiB")
+    parser.add_argument("--start", action="store_true", help="measure starts instead of steps, in seconds")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if unknown := set(args.workload) - set(WORKLOADS):
         parser.error(f"unknown workload: {', '.join(sorted(unknown))}")
+    peers = dict(p.partition("=")[::2] for p in args.peer)
+    if unknown := set(peers) - {"jax", "xla"}:
+        parser.error(f"unknown peer: {', '.join(sorted(unknown))}")
+    modes = args.mode.split(",")
+    names = args.workload or list(WORKLOADS)
 
-    torch.set_num_threads(2)
-    global COMPILED
-    COMPILED = args.mode == "compile"
-    torch.tpu.eager_mode = "fused" if COMPILED else args.mode
+    if args.start:
+        for name in names:
+            r = {"workload": name, **measure_start(name, modes[0], min(args.rounds, 3))}
+            text = f"{name:10} {modes[0]:12} cold {r['cold_s']:.2f} s, warm {r['warm_s']:.2f} s"
+            print(json.dumps(r) if args.json else text, flush=True)
+        return
+    backends = [*(f"tpu:{m}" for m in modes), "cpu", *peers]
     if not args.json:
-        print(f"torch {torch.__version__}, {torch.tpu.get_device_name()}, {args.mode} mode, {os.cpu_count()} cores")
-        print(f"milliseconds, best of {args.rounds}\n")
-        print(
-            f"{'workload':10} {'oxitorch':>10} {'PyTorch CPU':>12} {'ratio':>7} {'first step':>11}  result here, there"
-        )
-    for name in args.workload or WORKLOADS:
-        r = measure(name, args.rounds)
-        times = f"{r['tpu_ms']:10.2f} {r['cpu_ms']:12.2f} {r['ratio']:6.2f}x {r['tpu_first_ms']:11.0f}"
-        text = f"{name:10} {times}  {r['tpu_result']:.5f}, {r['cpu_result']:.5f}"
-        print(json.dumps(r) if args.json else text, flush=True)
+        print(f"torch {torch.__version__}, {os.cpu_count()} cores; milliseconds, best of {args.rounds}\n")
+        sizes = f" {'peak MiB':>9} {'ratio':>7}" if args.memory else ""
+        print(f"{'workload':10} {'':12} {'step':>10} {'ratio':>8} {'first step':>11}{sizes}  result")
+    for name in names:
+        rows = measure(name, backends, peers, args.rounds)
+        if args.json:
+            print(json.dumps({"workload": name, **rows}), flush=True)
+        else:
+            report(name, rows, args.memory)
 
 
 if __name__ == "__main__":
