@@ -533,6 +533,8 @@ impl Compiler {
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));
         if self.client.platform() == pjrt::Platform::Cpu {
+            // Not `xla_cpu_copy_insertion_use_region_analysis`: it spares copies of weights, but lets a step overwrite
+            // some of them before their last use.
             // The fast forms lose a NaN in the second operand of maximum and minimum.
             options.overrides.push(flag("xla_cpu_enable_fast_min_max", false));
             if task.graph.insts.len() <= SMALL {
