@@ -152,11 +152,14 @@ impl Program {
     /// Whether the quick version will do; asks for a better one when that is worth it.
     fn may_be_quick(self: &Arc<Self>, place: &mut Executable) -> bool {
         let Some((compiler, _)) = self.task() else { return true };
+        if !compiler.policy.allows_quick() {
+            return false; // the caller replaces it now
+        }
         place.launches = place.launches.saturating_add(1);
         if place.launches == WORTH_IT {
             compiler.improve(self.clone());
         }
-        compiler.policy.allows_quick()
+        true
     }
 
     /// Called once, by whoever compiled it.
