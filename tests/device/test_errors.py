@@ -1018,13 +1018,13 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_an_interrupt_ends_a_wait(python, name):
-    """About ten seconds of device work are queued; SIGINT must raise KeyboardInterrupt within a second."""
+    """Seconds of device work are queued; SIGINT must raise KeyboardInterrupt within a second."""
     code = f"""
 import os, signal, threading, time, torch
 x = torch.randn(2000, 2000, device="tpu", dtype=torch.float64)
 torch.tpu.synchronize()
 y = x @ x
-for _ in range({0 if name == "compiling" else 5}):
+for _ in range({0 if name == "compiling" else 60}):
     y = y @ x
 due = time.monotonic() + 1
 threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

@@ -101,14 +101,16 @@ def test_reading_in_each_step_is_sync_and_no_more_than_it_costs():
 
     with torch.tpu.set_window(ops=310):
         run(True), run(False)
-        torch.tpu.reset_metrics()
-        run(True)
-        reading = torch.tpu.metrics()["devices"][0]["time_s"]
-        torch.tpu.reset_metrics()
-        run(False)
-        running = torch.tpu.metrics()["devices"][0]["time_s"]
-    assert reading["sync"] > 3 * running["sync"], (reading, running)
-    assert reading["sync"] > reading["python"] + reading["input"], reading
+        for _ in range(3):  # a thread that had to wait for a processor looks like slow Python
+            torch.tpu.reset_metrics()
+            run(True)
+            reading = torch.tpu.metrics()["devices"][0]["time_s"]
+            torch.tpu.reset_metrics()
+            run(False)
+            running = torch.tpu.metrics()["devices"][0]["time_s"]
+            if reading["sync"] > max(3 * running["sync"], reading["python"] + reading["input"]):
+                return
+    pytest.fail(f"{reading}, and without reading {running}")
 
 
 def test_the_parts_are_the_whole_time():
