@@ -410,9 +410,9 @@ impl Compiler {
 
     /// Drops what is queued and waits for what is being compiled: a plugin must not be left at work when its process ends.
     pub(crate) fn close(&self) {
+        self.tasks.lock().closed = true; // first, so that nobody calls what the cache then refuses a failure
         self.programs.close();
         let mut tasks = self.tasks.lock();
-        tasks.closed = true;
         for program in tasks.queue.drain(..) {
             program.set(Err(closed()));
         }
