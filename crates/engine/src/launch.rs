@@ -40,6 +40,12 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
+    /// Whether launching it runs it.
+    fn is_inline(&self, platform: pjrt::Platform) -> bool {
+        let small = |v: &Arc<Value>| v.bytes() <= SMALL;
+        platform == pjrt::Platform::Cpu && self.ops == 1 && self.outputs.iter().all(small)
+    }
+
     /// The Python line to blame when it fails: that of its largest result.
     fn site(&self) -> Site {
         self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
@@ -509,9 +515,9 @@ impl Launcher {
             return Err(Error::runtime("the tpu device is closed"));
         }
         let program = &launch.program;
-        let wanted = Instant::now();
+        let (wanted, at_hand) = (Instant::now(), program.is_at_hand());
         let executable = program.executable().map_err(|e| e.at(launch.first))?;
-        let start = Instant::now();
+        let start = if at_hand { wanted } else { Instant::now() };
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
         for input in &launch.inputs {
             args.push(self.buffer(input)?);
@@ -524,15 +530,23 @@ impl Launcher {
         let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
             program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
         self.metrics.count(&self.metrics.launches);
-        self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
-        self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
+        if !given.is_empty() {
+            self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
+            self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
+        }
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
-        let running = Running::new(self, launch, wanted, start);
+        let run = Run::start(self, launch, wanted, start);
         let results = executable
             .execute(&args, &pjrt::ExecuteArgs::default())
-            .map_err(|e| error::device(&program.name, &e).at(launch.site()))?;
-        running.until(results.first());
-        Ok(results)
+            .map_err(|e| error::device(&program.name, &e).at(launch.site()));
+        match &results {
+            Ok(buffers) if !launch.is_inline(self.client.platform()) => {
+                let (program, timing) = (program.clone(), self.timing.clone());
+                Running { run, program, timing, metrics: self.metrics.clone() }.until(buffers.first());
+            }
+            _ => run.ends(program, &self.timing, &self.metrics),
+        }
+        results
     }
 
     /// The device buffer of a value, uploaded if it still is on the host.
@@ -554,47 +568,57 @@ impl Launcher {
     }
 }
 
-/// A program that the device runs; dropped when it has.
-struct Running {
-    program: Arc<Program>,
-    timing: Arc<Timing>,
-    metrics: Arc<Metrics>,
+/// A launch that the device runs.
+struct Run {
     device: u16,
     window: u64,
     ops: u64,
     ends_step: bool,
-    /// Whether launching it runs it.
-    inline: bool,
 }
 
-impl Running {
+impl Run {
     /// It starts at `start`; it was wanted at `wanted`, when it may not have been compiled.
-    fn new(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Running {
+    fn start(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Run {
         launcher.timing.starts(wanted, start, launch.before);
         let (device, number) = (launcher.device as u16, launch.window);
         if start.duration_since(wanted) > STALL && launcher.metrics.events.on() {
             let program = launch.program.name.clone();
             launcher.metrics.events.push(wanted, start, What::Stall { device, number, program });
         }
-        Running {
-            program: launch.program.clone(),
-            timing: launcher.timing.clone(),
-            metrics: launcher.metrics.clone(),
-            device,
-            window: launch.window,
-            ops: launch.ops,
-            ends_step: launch.ends_step,
-            inline: launcher.client.platform() == pjrt::Platform::Cpu
-                && launch.ops == 1
-                && launch.outputs.iter().all(|v| v.bytes() <= SMALL),
-        }
+        Run { device, window: number, ops: launch.ops, ends_step: launch.ends_step }
     }
 
+    /// It has run.
+    fn ends(&self, program: &Program, timing: &Timing, metrics: &Metrics) {
+        let now = Instant::now();
+        let time = timing.ends(now, self.ends_step);
+        program.ran.add(time);
+        if metrics.events.on() {
+            let what = What::Execute {
+                device: self.device,
+                number: self.window,
+                program: program.name.clone(),
+                ops: self.ops,
+                donated: program.donated.len() as u64,
+            };
+            metrics.events.push(now.checked_sub(time).unwrap_or(now), now, what);
+        }
+    }
+}
+
+/// A launch that goes on after it was asked for; dropped when it has run.
+struct Running {
+    run: Run,
+    program: Arc<Program>,
+    timing: Arc<Timing>,
+    metrics: Arc<Metrics>,
+}
+
+impl Running {
     /// It has run when this result is there.
     fn until(self, result: Option<&pjrt::Buffer>) {
         // Without an event, the program counts as run when its launch is over.
-        if !self.inline
-            && let Some(Ok(event)) = result.map(pjrt::Buffer::ready_event)
+        if let Some(Ok(event)) = result.map(pjrt::Buffer::ready_event)
             && event.is_ready().is_ok_and(|ready| !ready)
         {
             let _ = event.on_ready(move |_| drop(self));
@@ -604,19 +628,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let now = Instant::now();
-        let time = self.timing.ends(now, self.ends_step);
-        self.program.ran.add(time);
-        if self.metrics.events.on() {
-            let what = What::Execute {
-                device: self.device,
-                number: self.window,
-                program: self.program.name.clone(),
-                ops: self.ops,
-                donated: self.program.donated.len() as u64,
-            };
-            self.metrics.events.push(now.checked_sub(time).unwrap_or(now), now, what);
-        }
+        self.run.ends(&self.program, &self.timing, &self.metrics);
     }
 }
 

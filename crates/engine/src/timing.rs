@@ -5,7 +5,7 @@
 //! waited for the device instead of running ahead of it, or it simply took that long to record.
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Where time went.
@@ -77,6 +77,8 @@ pub(crate) struct Front {
     input_ns: AtomicU64,
     /// When an optimizer's step was queued, if nothing was recorded since.
     stepped: Mutex<Option<Instant>>,
+    /// Whether that may be set.
+    has_stepped: AtomicBool,
 }
 
 impl Front {
@@ -104,8 +106,15 @@ impl Front {
 
     /// A launch is queued; what was before it.
     pub(crate) fn launches(&self, ends_step: bool) -> Before {
-        *self.stepped.lock() = ends_step.then(Instant::now);
-        let take = |n: &AtomicU64| Duration::from_nanos(n.swap(0, Relaxed));
+        // Most launches find nothing here, and in strict mode every op is one.
+        if ends_step || self.has_stepped.load(Relaxed) {
+            *self.stepped.lock() = ends_step.then(Instant::now);
+            self.has_stepped.store(ends_step, Relaxed);
+        }
+        let take = |n: &AtomicU64| match n.load(Relaxed) {
+            0 => Duration::ZERO,
+            _ => Duration::from_nanos(n.swap(0, Relaxed)),
+        };
         Before { waited: take(&self.waited_ns), input: take(&self.input_ns) }
     }
 }
