@@ -660,7 +660,10 @@ def test_bounds_out_of_range(dtype):
 
 
 def test_threads(no_background_compile):
-    """Eight threads train at the same time; each gets what it gets alone."""
+    """Eight threads train at the same time; each gets what it gets alone.
+
+    Up to the last digit: one thread's read ends the window of all, and a program cut elsewhere rounds elsewhere.
+    """
 
     def work(seed):
         g = torch.Generator().manual_seed(seed)
@@ -693,7 +696,7 @@ def test_threads(no_background_compile):
     for t in threads:
         t.join(120)
     assert not errors and not any(t.is_alive() for t in threads)
-    assert together == alone
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone))
 
 
 def test_threads_share_a_tensor():
@@ -1009,6 +1012,7 @@ for _ in range(20):
 
 WAITS = {
     "item": "y[0, 0].item()",
+    "item behind others": "\nfor _ in range(2): y = torch.tpu.ops.optimization_barrier(y @ x)\ny[0, 0].item()",
     "synchronize": "torch.tpu.synchronize()",
     "event": "e = torch.Event('tpu'); e.record(); e.synchronize()",
     "running ahead": "\nwhile True: y = y @ x",

@@ -213,6 +213,14 @@ def test_attention_with_more_keys_than_queries():
     same(lambda *a: attention(*a, is_causal=True), *(randn(*s) for s in shapes), rtol=1e-4, atol=1e-4)
 
 
+def test_attention_whose_values_have_another_width():
+    shapes = (4, 8, 128, 32), (4, 8, 128, 32), (4, 8, 128, 64)
+    attention = F.scaled_dot_product_attention
+    expected = gradients(attention, *(qkv := [randn(*s) for s in shapes]))
+    for a, e in zip(gradients(attention, *to_device(qkv)), expected, strict=True):
+        assert_same(a, e, strides=False, rtol=1e-4, atol=1e-4)
+
+
 def test_attention_of_columns():
     # The last dimension is not dense, which the kernel needs: it is copied.
     qkv = [randn(2, 4, 64, 128).mT for _ in range(3)]

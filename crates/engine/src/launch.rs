@@ -309,13 +309,21 @@ impl Launcher {
             if runner.batch.is_empty() {
                 std::mem::swap(&mut *self.queue.lock(), &mut runner.batch);
             }
+            // Behind as many launches as may run at once it would wait for the oldest, deaf to Ctrl-C.
+            let room = self.has_room(&mut runner.in_flight) && !self.held.load(Ordering::Acquire);
             match runner.batch.front() {
-                Some(Job::Launch(l)) if l.program.is_at_hand() && !self.held.load(Ordering::Acquire) => {}
+                Some(Job::Launch(l)) if room && l.program.is_at_hand() => {}
                 _ => return false,
             }
             self.run_next(&mut runner);
         }
         true
+    }
+
+    /// Whether another launch may run beside those that do.
+    fn has_room(&self, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) -> bool {
+        in_flight.retain(is_running);
+        in_flight.len() < max_in_flight(self.client.platform())
     }
 
     fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
@@ -662,6 +670,12 @@ pub(crate) fn upload(
     client
         .buffer_from_host(bytes, element(ty.dtype), &ty.shape, &client.devices()[device])
         .map_err(|e| error::device("copy to the device", &e))
+}
+
+/// Whether a buffer is still waited for, and not there yet.
+fn is_running(buffer: &Weak<pjrt::Buffer>) -> bool {
+    let event = buffer.upgrade().and_then(|b| b.ready_event().ok());
+    event.is_some_and(|e| e.is_ready().is_ok_and(|ready| !ready))
 }
 
 /// Waits for a buffer if it still exists. An error in it belongs to whoever reads it.

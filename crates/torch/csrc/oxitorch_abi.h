@@ -72,7 +72,7 @@ enum {
   OXI_OUT_NEW = 0,       // a new tensor over `slot`, which the shim now owns
   OXI_OUT_ARG = 1,       // argument `arg` itself (in-place, out=)
   OXI_OUT_ARG_ITEM = 2,  // entry `item` of the tensor list argument `arg`
-  OXI_OUT_RESIZED = 3,   // argument `arg`, first resized (with torch's warning) to `sizes`; then OxiCore::assign is called
+  OXI_OUT_RESIZED = 3,   // argument `arg`, first resized (with torch's warning) to `sizes`; then written by OxiCore::copy
   OXI_OUT_UNDEFINED = 4, // an undefined tensor (output_mask off)
   OXI_OUT_LIST = 5,      // a list whose `arg` entries follow
   OXI_OUT_VIEW_ARG = 6,  // a view of the storage of tensor `arg` among the arguments of a graph

@@ -1019,6 +1019,8 @@ const OxiShim kShim = {
         message = e.what_without_backtrace();
       } catch (const std::exception& e) {
         message = e.what();
+      } catch (...) {
+        message = "an exception that is none of C++'s";
       }
       error->message = message.c_str();
       return OXI_ERROR;

@@ -3,7 +3,6 @@
 The files are in the trace event format: open them at https://ui.perfetto.dev or in chrome://tracing.
 """
 
-import contextlib
 import gzip
 import os
 import shutil
@@ -44,28 +43,15 @@ class trace:
 
 def _write(number: int, path: Path) -> None:
     """Ends a timeline and writes it: under another name first, so that there is no half file."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    os.close(handle)
-    try:
-        if _activate.core().trace_stop(number, temporary) is None:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as folder:
+        plain = whole = os.path.join(folder, "plain")
+        if _activate.core().trace_stop(number, plain) is None:
             return  # the device was never used
         if path.name.endswith(".gz"):
-            plain = temporary
-            with open(plain, "rb") as source, gzip.open(plain + ".gz", "wb", compresslevel=4) as target:
+            whole = os.path.join(folder, "compressed")
+            with open(plain, "rb") as source, gzip.open(whole, "wb", compresslevel=4) as target:
                 shutil.copyfileobj(source, target)
-            temporary += ".gz"
-            os.unlink(plain)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        os.replace(whole, path)
 
 
 def _write_process() -> None:

@@ -35,6 +35,7 @@ struct Attention {
     queries: i64,
     keys: i64,
     width: i64,
+    value_width: i64,
     dtype: DType,
     /// What scores and probabilities are computed in.
     acc: DType,
@@ -47,7 +48,7 @@ impl Attention {
             let [q, k, v] = shapes.each_ref().map(|s| shape_text(s));
             runtime(format!("query, key and value do not fit together: {q}, {k}, {v}"))
         };
-        let (&[b, h, l, e], &[bk, hk, s, ek], &[bv, hv, sv, _]) =
+        let (&[b, h, l, e], &[bk, hk, s, ek], &[bv, hv, sv, value_width]) =
             (shapes[0].as_slice(), shapes[1].as_slice(), shapes[2].as_slice())
         else {
             return Err(fail());
@@ -67,6 +68,7 @@ impl Attention {
             queries: l,
             keys: s,
             width: e,
+            value_width,
             dtype,
             acc: accumulator(dtype),
         })
@@ -76,11 +78,12 @@ impl Attention {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    /// Whether torch's own kernel computes it, which knows no dropout and no shared key heads.
+    /// Whether torch's own kernel computes it, which knows no dropout, no shared key heads, and one width.
     fn is_for_library(&self, c: &Ctx, dropout_p: f64) -> bool {
         let sizes = [self.batch, self.heads, self.queries, self.keys, self.width];
         let operations = sizes.iter().fold(4i64, |all, &n| all.saturating_mul(n));
-        dropout_p == 0.0 && self.heads == self.key_heads && c.is_for_library(self.dtype, operations)
+        let known = dropout_p == 0.0 && self.heads == self.key_heads && self.width == self.value_width;
+        known && c.is_for_library(self.dtype, operations)
     }
 
     /// A result of the library with the shape of a query or key tensor: it puts the heads of one place side by side.
@@ -89,7 +92,14 @@ impl Attention {
         Some(Outcome { ty, order: Dims::from_slice(&[0, 2, 1, 3]) })
     }
 
-    fn library_forward(&self, c: &Ctx, qkv: [Value; 3], causal: bool, scale: Option<Scalar>) -> [Value; 2] {
+    /// Output and log-sum-exp.
+    fn library_forward(
+        &self,
+        c: &Ctx,
+        qkv: [Value; 3],
+        causal: bool,
+        scale: Option<Scalar>,
+    ) -> Option<[Value; 2]> {
         let mut args: Vec<Item<'_>> = qkv.map(Item::Rows).into();
         args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
         args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
@@ -97,7 +107,7 @@ impl Attention {
         let logsumexp = Outcome { ty: rows, order: Dims::from_slice(&[0, 2, 1]) };
         let results = [self.heads_last(self.queries), Some(logsumexp)];
         let y = c.call_library("_scaled_dot_product_flash_attention_for_cpu", &args, &results);
-        [y[0].unwrap_or(qkv[0]), y[1].unwrap_or(qkv[0])]
+        Some([y[0]?, y[1]?])
     }
 
     fn library_backward(
@@ -226,8 +236,10 @@ fn forward(
         results.extend(state);
         Ok(results)
     };
-    if bias.is_none() && a.is_for_library(c, dropout_p) {
-        let [output, logsumexp] = a.library_forward(c, [q, k, v], causal, scale);
+    if bias.is_none()
+        && a.is_for_library(c, dropout_p)
+        && let Some([output, logsumexp]) = a.library_forward(c, [q, k, v], causal, scale)
+    {
         return results(output, logsumexp);
     }
     let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;

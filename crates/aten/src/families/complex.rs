@@ -10,7 +10,8 @@ pub static ROWS: &[Row] =
     &[pointwise!("complex", complex), pointwise!("polar", polar), pointwise!("_conj_physical", conj)];
 
 fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {
-    if !x.dtype.is_float() || !y.dtype.is_float() {
+    let known = |t: &Tensor| matches!(t.dtype, DType::F16 | DType::F32 | DType::F64);
+    if !known(&x) || !known(&y) {
         return Err(Error::NotImplemented(format!(
             "Expected both inputs to be Half, Float or Double tensors but got {} and {}",
             crate::dtype::scalar_name(x.dtype),
