@@ -40,10 +40,11 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Whether launching it runs it.
+    /// Whether launching it runs it, if its inputs are there.
     fn is_inline(&self, platform: pjrt::Platform) -> bool {
         let small = |v: &Arc<Value>| v.bytes() <= SMALL;
-        platform == pjrt::Platform::Cpu && self.ops == 1 && self.outputs.iter().all(small)
+        let all_small = || self.inputs.iter().all(small) && self.outputs.iter().all(small);
+        platform == pjrt::Platform::Cpu && self.ops == 1 && all_small()
     }
 
     /// The Python line to blame when it fails: that of its largest result.
@@ -91,6 +92,17 @@ struct Runner {
     /// Taken from the queue.
     batch: VecDeque<Job>,
     in_flight: VecDeque<Weak<pjrt::Buffer>>,
+    /// When the job before in this batch ended, if that is known: the next one starts then.
+    ended: Option<Instant>,
+}
+
+impl Runner {
+    fn refill(&mut self, queue: &Mutex<VecDeque<Job>>) {
+        if self.batch.is_empty() {
+            self.ended = None;
+            std::mem::swap(&mut *queue.lock(), &mut self.batch);
+        }
+    }
 }
 
 /// The queue of one device.
@@ -114,7 +126,8 @@ pub(crate) struct Launcher {
     ops_done: AtomicU64,
     progress: Mutex<()>,
     progressed: Condvar,
-    waiters: AtomicU64,
+    /// The first job that a sleeping thread waits for: to be woken by each job before it would cost more than the jobs.
+    wanted: AtomicU64,
     /// The first failure that nobody has seen yet.
     failure: Mutex<Option<Error>>,
     /// What Python does between launches, and where the device's time goes.
@@ -149,7 +162,7 @@ impl Launcher {
             ops_done: AtomicU64::new(0),
             progress: Mutex::default(),
             progressed: Condvar::new(),
-            waiters: AtomicU64::new(0),
+            wanted: AtomicU64::new(u64::MAX),
             failure: Mutex::default(),
             front: Front::default(),
             timing: Arc::default(),
@@ -292,10 +305,7 @@ impl Launcher {
             }
             std::hint::spin_loop();
         }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        let result = self.wait_sleeping(number, interrupt);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
-        result
+        self.wait_sleeping(number, interrupt)
     }
 
     /// Runs what is queued up to job `number`, if that is little, at hand, and nobody else does; whether it is done.
@@ -306,9 +316,7 @@ impl Launcher {
         }
         let Some(mut runner) = self.runner.try_lock() else { return done() >= number };
         while done() < number {
-            if runner.batch.is_empty() {
-                std::mem::swap(&mut *self.queue.lock(), &mut runner.batch);
-            }
+            runner.refill(&self.queue);
             // Behind as many launches as may run at once it would wait for the oldest, deaf to Ctrl-C.
             let room = self.has_room(&mut runner.in_flight) && !self.held.load(Ordering::Acquire);
             match runner.batch.front() {
@@ -329,6 +337,7 @@ impl Launcher {
     fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
         loop {
             let mut progress = self.progress.lock();
+            self.wanted.fetch_min(number, Ordering::SeqCst);
             if self.done.load(Ordering::SeqCst) >= number {
                 return Ok(());
             }
@@ -379,24 +388,26 @@ impl Launcher {
     /// Runs the first job of the batch; whether it was the last one ever.
     fn run_next(&self, runner: &mut Runner) -> bool {
         let Some(job) = runner.batch.pop_front() else { return false };
-        let in_flight = &mut runner.in_flight;
         let stop = matches!(job, Job::Stop);
         match job {
             Job::Launch(launch) => {
                 let ops = launch.ops;
-                self.run_launch(launch, in_flight);
-                self.ops_done.fetch_add(ops, Ordering::Release);
+                self.run_launch(launch, runner);
+                let done = self.ops_done.load(Ordering::Relaxed) + ops; // changes where jobs are run only
+                self.ops_done.store(done, Ordering::Release);
             }
             Job::Mark(mark) => {
-                in_flight.drain(..).for_each(|b| settle(&b));
+                runner.in_flight.drain(..).for_each(|b| settle(&b));
                 self.timing.rest();
+                runner.ended = None;
                 let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
             }
-            Job::Stop => in_flight.drain(..).for_each(|b| settle(&b)),
+            Job::Stop => runner.in_flight.drain(..).for_each(|b| settle(&b)),
         }
-        self.done.fetch_add(1, Ordering::SeqCst);
-        if self.waiters.load(Ordering::SeqCst) > 0 {
+        let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.wanted.load(Ordering::SeqCst) <= done {
             let _progress = self.progress.lock();
+            self.wanted.store(u64::MAX, Ordering::SeqCst); // who waits for more says so again
             self.progressed.notify_all();
         }
         stop
@@ -428,32 +439,38 @@ impl Launcher {
     }
 
     fn take<'a>(&self, mut runner: MutexGuard<'a, Runner>) -> MutexGuard<'a, Runner> {
-        if runner.batch.is_empty() {
-            std::mem::swap(&mut *self.queue.lock(), &mut runner.batch);
-        }
+        runner.refill(&self.queue);
         runner
     }
 
-    fn run_launch(&self, launch: Launch, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) {
+    fn run_launch(&self, launch: Launch, runner: &mut Runner) {
         while self.held.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(50));
         }
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.execute(&launch)));
+        let in_flight = &mut runner.in_flight;
+        // Behind others its inputs may not be there: then it has not run when it is launched.
+        let inline = in_flight.is_empty() && launch.is_inline(self.client.platform());
+        let ended = &mut runner.ended;
+        let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, inline, ended));
+        let result = std::panic::catch_unwind(execute);
         let result =
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
             Ok(mut buffers) => {
                 let checks = buffers.split_off(launch.program.outputs);
+                let mut first = None;
                 for (value, buffer) in launch.outputs.iter().zip(buffers) {
                     self.memory.charge(value.bytes(), &value.charge);
-                    *value.state.lock() = State::Ready(Arc::new(buffer));
+                    let buffer = Arc::new(buffer);
+                    if !inline && first.is_none() {
+                        first = Some(Arc::downgrade(&buffer));
+                    }
+                    *value.state.lock() = State::Ready(buffer);
                 }
                 if let Some(slot) = &launch.checks {
                     let _ = slot.0.set(checks); // set once: each launch runs once
                 }
-                if let Some(State::Ready(b)) = launch.outputs.first().map(|v| v.state.lock()).as_deref() {
-                    in_flight.push_back(Arc::downgrade(b));
-                }
+                in_flight.extend(first);
                 if in_flight.len() > max_in_flight(self.client.platform())
                     && let Some(oldest) = in_flight.pop_front()
                 {
@@ -518,12 +535,18 @@ impl Launcher {
         true
     }
 
-    fn execute(&self, launch: &Launch) -> Result<Vec<pjrt::Buffer>, Error> {
+    /// Runs a launch; `inline`, if it has run then. It starts when the one before `ended`, and says when it did.
+    fn execute(
+        &self,
+        launch: &Launch,
+        inline: bool,
+        ended: &mut Option<Instant>,
+    ) -> Result<Vec<pjrt::Buffer>, Error> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(Error::runtime("the tpu device is closed"));
         }
         let program = &launch.program;
-        let (wanted, at_hand) = (Instant::now(), program.is_at_hand());
+        let (wanted, at_hand) = (ended.take().unwrap_or_else(Instant::now), program.is_at_hand());
         let executable = program.executable().map_err(|e| e.at(launch.first))?;
         let start = if at_hand { wanted } else { Instant::now() };
         let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
@@ -543,16 +566,22 @@ impl Launcher {
             self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
         }
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
-        let run = Run::start(self, launch, wanted, start);
+        let run = Run::new(self, launch, wanted, start);
+        if !inline {
+            self.timing.starts(wanted, start, launch.before);
+        }
         let results = executable
             .execute(&args, &pjrt::ExecuteArgs::default())
             .map_err(|e| error::device(&program.name, &e).at(launch.site()));
-        match &results {
-            Ok(buffers) if !launch.is_inline(self.client.platform()) => {
-                let (program, timing) = (program.clone(), self.timing.clone());
-                Running { run, program, timing, metrics: self.metrics.clone() }.until(buffers.first());
-            }
-            _ => run.ends(program, &self.timing, &self.metrics),
+        if inline {
+            let now = Instant::now();
+            let time = self.timing.ran(wanted, start, launch.before, now, run.ends_step);
+            run.report(program, &self.metrics, now, time);
+            *ended = Some(now);
+        } else {
+            let (program, timing) = (program.clone(), self.timing.clone());
+            let running = Running { run, program, timing, metrics: self.metrics.clone() };
+            running.until(results.as_ref().ok().and_then(|buffers| buffers.first()));
         }
         results
     }
@@ -586,8 +615,7 @@ struct Run {
 
 impl Run {
     /// It starts at `start`; it was wanted at `wanted`, when it may not have been compiled.
-    fn start(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Run {
-        launcher.timing.starts(wanted, start, launch.before);
+    fn new(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Run {
         let (device, number) = (launcher.device as u16, launch.window);
         if start.duration_since(wanted) > STALL && launcher.metrics.events.on() {
             let program = launch.program.name.clone();
@@ -596,10 +624,8 @@ impl Run {
         Run { device, window: number, ops: launch.ops, ends_step: launch.ends_step }
     }
 
-    /// It has run.
-    fn ends(&self, program: &Program, timing: &Timing, metrics: &Metrics) {
-        let now = Instant::now();
-        let time = timing.ends(now, self.ends_step);
+    /// It has run until now, for so long.
+    fn report(&self, program: &Program, metrics: &Metrics, now: Instant, time: Duration) {
         program.ran.add(time);
         if metrics.events.on() {
             let what = What::Execute {
@@ -636,7 +662,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.run.ends(&self.program, &self.timing, &self.metrics);
+        let now = Instant::now();
+        let time = self.timing.ends(now, self.run.ends_step);
+        self.run.report(&self.program, &self.metrics, now, time);
     }
 }
 

@@ -142,17 +142,16 @@ impl Accounts {
         self.split.all.add(parts);
         self.step.add(parts);
     }
-}
 
-impl Timing {
-    /// A program starts at `start`; it was wanted at `wanted`, and between them the compiler was waited for.
-    pub(crate) fn starts(&self, wanted: Instant, start: Instant, before: Before) {
-        let mut a = self.0.lock();
-        a.running += 1;
-        if a.running > 1 {
+    fn starts(&mut self, wanted: Instant, start: Instant, before: Before) {
+        self.running += 1;
+        if self.running > 1 {
             return; // the device has been busy
         }
-        let until = a.until.replace(start).unwrap_or(wanted);
+        let until = self.until.replace(start).unwrap_or(wanted);
+        if until == start {
+            return;
+        }
         let mut idle = wanted.saturating_duration_since(until);
         let mut take = |most: Duration| {
             let part = idle.min(most);
@@ -161,21 +160,46 @@ impl Timing {
         };
         let (input, sync) = (take(before.input), take(before.waited));
         let compile = start.saturating_duration_since(wanted.max(until));
-        a.add(Parts { compile, input, sync, python: idle, device: Duration::ZERO });
+        self.add(Parts { compile, input, sync, python: idle, device: Duration::ZERO });
+    }
+
+    fn ends(&mut self, at: Instant, ends_step: bool) -> Duration {
+        self.running = self.running.saturating_sub(1);
+        let device = self.until.map_or(Duration::ZERO, |until| at.saturating_duration_since(until));
+        self.until = self.until.max(Some(at));
+        self.split.all.device += device;
+        self.step.device += device;
+        if ends_step {
+            self.split.step = Some(std::mem::take(&mut self.step));
+            self.split.steps += 1;
+        }
+        device
+    }
+}
+
+impl Timing {
+    /// A program starts at `start`; it was wanted at `wanted`, and between them the compiler was waited for.
+    pub(crate) fn starts(&self, wanted: Instant, start: Instant, before: Before) {
+        self.0.lock().starts(wanted, start, before);
     }
 
     /// A program that started has run; how long the device was at it.
     pub(crate) fn ends(&self, at: Instant, ends_step: bool) -> Duration {
-        let mut a = self.0.lock();
-        a.running = a.running.saturating_sub(1);
-        let device = a.until.map_or(Duration::ZERO, |until| at.saturating_duration_since(until));
-        a.until = a.until.max(Some(at));
-        a.add(Parts { device, ..Parts::default() });
-        if ends_step {
-            a.split.step = Some(std::mem::take(&mut a.step));
-            a.split.steps += 1;
-        }
-        device
+        self.0.lock().ends(at, ends_step)
+    }
+
+    /// A program started and has run.
+    pub(crate) fn ran(
+        &self,
+        wanted: Instant,
+        start: Instant,
+        before: Before,
+        at: Instant,
+        ends_step: bool,
+    ) -> Duration {
+        let mut accounts = self.0.lock();
+        accounts.starts(wanted, start, before);
+        accounts.ends(at, ends_step)
     }
 
     /// Waits for programs whose results are there: threads of the plugin report their end, and may be late.
