@@ -81,6 +81,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("bernoulli.float_out", "bernoulli.p"),
     ("conj_physical.out", "_conj_physical"),
     ("conj_physical_", "_conj_physical"),
+    ("linalg_eigvals.out", "_linalg_eigvals"),
     ("__ilshift__.Scalar", "__lshift__.Scalar"),
     ("__ilshift__.Tensor", "__lshift__.Tensor"),
     ("__irshift__.Scalar", "__rshift__.Scalar"),

@@ -17,6 +17,9 @@ pub const OP: &str = "op";
 /// The attribute with the arguments and results, as [`Word`]s.
 pub const CALL: &str = "call";
 
+/// How the message begins of a call that found no solution, where torch raises `torch.linalg.LinAlgError`.
+pub const NO_SOLUTION: &str = "torch.linalg.LinAlgError: ";
+
 /// What the words of [`CALL`] mean. Each argument is one of these with what follows it; then come the number of results
 /// and each of them, as a `NONE` or as a `TENSOR` whose first word is its place among the results.
 pub mod word {
@@ -36,6 +39,8 @@ pub mod word {
     pub const INTS: i64 = 7;
     /// Their number, and zeros and ones.
     pub const BOOLS: i64 = 9;
+    /// Their number, and bytes.
+    pub const STR: i64 = 10;
     /// Before the results.
     pub const RESULTS: i64 = -1;
 }
@@ -64,6 +69,8 @@ pub enum Item<'a> {
     Ints(&'a [i64]),
     /// A list of flags.
     Bools(&'a [bool]),
+    /// A string.
+    Str(&'a str),
 }
 
 /// A result of a call: a dense tensor of this type, whose dimensions lie in memory in this order, slowest first.
@@ -78,6 +85,15 @@ impl Outcome {
     /// A row-major result.
     pub fn row_major(ty: TensorType) -> Outcome {
         Outcome { ty, order: Dims::new() }
+    }
+
+    /// Matrices that lie in memory column by column.
+    pub fn column_major(ty: TensorType) -> Outcome {
+        let mut order: Dims = (0..ty.shape.len() as i64).collect();
+        if let [.., row, column] = order.as_mut_slice() {
+            std::mem::swap(row, column);
+        }
+        Outcome { ty, order }
     }
 
     fn stored(&self) -> TensorType {
@@ -180,6 +196,7 @@ impl Call<'_, '_> {
             Item::Bool(b) => self.words.extend([word::BOOL, b.into()]),
             Item::Ints(list) => self.list(word::INTS, list.iter().copied()),
             Item::Bools(list) => self.list(word::BOOLS, list.iter().map(|&b| b.into())),
+            Item::Str(text) => self.list(word::STR, text.bytes().map(i64::from)),
         }
     }
 

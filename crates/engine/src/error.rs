@@ -2,6 +2,7 @@
 
 use crate::site::{Site, describe};
 use oxitorch_aten::ErrorKind as OpError;
+use oxitorch_aten::library::NO_SOLUTION;
 use std::sync::Arc;
 
 /// The Python exception class.
@@ -19,6 +20,8 @@ pub enum ErrorKind {
     NotImplemented,
     /// `torch.OutOfMemoryError`
     OutOfMemory,
+    /// `torch.linalg.LinAlgError`
+    LinAlg,
     /// `KeyboardInterrupt`: a signal ended a wait
     Interrupted,
 }
@@ -96,9 +99,10 @@ impl From<Error> for Refusal {
 
 /// A device error in the words of PyTorch.
 pub(crate) fn device(what: &str, e: &oxitorch_pjrt::Error) -> Error {
-    let kind = match e {
-        oxitorch_pjrt::Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-        _ => ErrorKind::Runtime,
-    };
-    Error::new(kind, format!("{what}: {e}"))
+    let text = format!("{what}: {e}");
+    match e {
+        oxitorch_pjrt::Error::OutOfMemory { .. } => Error::new(ErrorKind::OutOfMemory, text),
+        _ if text.contains(NO_SOLUTION) => Error::new(ErrorKind::LinAlg, text.replace(NO_SOLUTION, "")),
+        _ => Error::runtime(text),
+    }
 }

@@ -98,7 +98,7 @@ typedef struct OxiOut {
 enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2 };
 enum {  // exception class to throw
   OXI_ERR_RUNTIME = 0, OXI_ERR_INDEX = 1, OXI_ERR_TYPE = 2, OXI_ERR_VALUE = 3,
-  OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5, OXI_ERR_INTERRUPTED = 6
+  OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5, OXI_ERR_INTERRUPTED = 6, OXI_ERR_LINALG = 7
 };
 
 typedef struct OxiError {

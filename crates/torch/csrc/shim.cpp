@@ -79,6 +79,7 @@ struct Interrupted final : torch::PyTorchError {
     case OXI_ERR_NOT_IMPLEMENTED: TORCH_CHECK_NOT_IMPLEMENTED(false, m);
     case OXI_ERR_OUT_OF_MEMORY: TORCH_CHECK_WITH(OutOfMemoryError, false, m);
     case OXI_ERR_INTERRUPTED: throw Interrupted(m);
+    case OXI_ERR_LINALG: TORCH_CHECK_LINALG(false, m);
     default: TORCH_CHECK(false, m);
   }
   abort();  // every branch above throws
@@ -942,6 +943,7 @@ c10::IValue unpack(const OxiArg& a) {
     case OXI_DOUBLE: return a.u.d;
     case OXI_INTS: return std::vector<int64_t>(a.u.ints, a.u.ints + a.len);
     case OXI_BOOLS: return std::vector<bool>(a.u.ints, a.u.ints + a.len);
+    case OXI_STR: return std::string(a.u.s, a.len);
     default: TORCH_CHECK(false, "an argument of kind ", a.tag);
   }
 }
@@ -1015,6 +1017,9 @@ const OxiShim kShim = {
       try {
         call(op, args, nargs, results, nresults);
         return OXI_OK;
+      } catch (const c10::LinAlgError& e) {
+        error->kind = OXI_ERR_LINALG;
+        message = e.what_without_backtrace();
       } catch (const c10::Error& e) {
         message = e.what_without_backtrace();
       } catch (const std::exception& e) {

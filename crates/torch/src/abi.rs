@@ -54,6 +54,8 @@ pub(crate) mod out {
 pub(crate) const OK: i32 = 0;
 pub(crate) const FALLBACK: i32 = 1;
 pub(crate) const ERROR: i32 = 2;
+/// `OXI_ERR_LINALG`
+pub(crate) const ERROR_LINALG: i32 = 7;
 
 #[repr(C)]
 pub(crate) struct Tensor {

@@ -87,6 +87,7 @@ fn report(error: &mut abi::Error, e: &Error) {
         ErrorKind::NotImplemented => 4,
         ErrorKind::OutOfMemory => 5,
         ErrorKind::Interrupted => 6,
+        ErrorKind::LinAlg => abi::ERROR_LINALG,
     };
     error.message = keep_message(&e.message);
 }

@@ -3,7 +3,7 @@
 
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
 use crate::state;
-use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
+use oxitorch_aten::library::{CALL, FUNCTION, NO_SOLUTION, OP, word};
 use oxitorch_aten::{DType, dtype};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
 use std::ffi::{CStr, CString, c_void};
@@ -46,7 +46,8 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     }
     // SAFETY: set with an error, and valid until this thread's next call.
     let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
-    Err(format!("aten::{op}: {message}"))
+    let class = if error.kind == abi::ERROR_LINALG { NO_SOLUTION } else { "" };
+    Err(format!("aten::{op}: {class}{message}"))
 }
 
 /// A buffer of the program.
@@ -62,14 +63,18 @@ impl Memory {
         let dtype = match self.dtype {
             ElementType::F32 => DType::F32,
             ElementType::F64 => DType::F64,
+            ElementType::C64 => DType::C64,
+            ElementType::C128 => DType::C128,
+            ElementType::S32 => DType::S32,
+            ElementType::S64 => DType::S64,
             _ => return None,
         };
         let last = sizes.iter().zip(strides).try_fold(offset, |at, (&n, &step)| {
-            let fits = n > 0 && step >= 0;
-            at.checked_add((n - 1).checked_mul(step)?).filter(|_| fits)
+            let fits = n >= 0 && step >= 0;
+            at.checked_add((n - 1).max(0).checked_mul(step)?).filter(|_| fits)
         })?;
         let count = (self.bytes / dtype.size_bytes()) as i64;
-        (offset >= 0 && last < count).then_some(Tensor {
+        (offset >= 0 && (last < count || sizes.contains(&0))).then_some(Tensor {
             slot: null_mut(),
             host: self.at,
             sizes: sizes.as_ptr(),
@@ -103,6 +108,7 @@ const NOTHING: Tensor = Tensor {
 enum Item<'a> {
     Tensor(Tensor),
     List(u32, &'a [i64]),
+    Text(Vec<u8>),
     Word(u32, i64),
     Double(f64),
 }
@@ -111,6 +117,7 @@ impl Item<'_> {
     fn flat(&self) -> Arg {
         let (tag, len, u) = match self {
             Item::Tensor(t) => (tag::TENSOR, 0, Payload { t }),
+            Item::Text(text) => (tag::STR, text.len() as u32, Payload { s: text.as_ptr().cast() }),
             Item::List(tag, list) => (*tag, list.len() as u32, Payload { ints: list.as_ptr() }),
             Item::Word(tag, i) => (*tag, 0, Payload { i: *i }),
             Item::Double(d) => (tag::DOUBLE, 0, Payload { d: *d }),
@@ -162,6 +169,7 @@ impl<'a> Reader<'a> {
                 word::BOOL => Item::Word(tag::BOOL, self.word()?),
                 word::INTS => Item::List(tag::INTS, self.counted()?),
                 word::BOOLS => Item::List(tag::BOOLS, self.counted()?),
+                word::STR => Item::Text(self.counted()?.iter().map(|&b| b as u8).collect()),
                 _ => return None,
             });
         }

@@ -26,15 +26,19 @@ fn raise(py: Python<'_>, e: Error) -> PyErr {
         ErrorKind::Type => PyTypeError::new_err(message),
         ErrorKind::Value => PyValueError::new_err(message),
         ErrorKind::NotImplemented => PyNotImplementedError::new_err(message),
-        ErrorKind::OutOfMemory => {
-            let class = py.import("torch").and_then(|t| t.getattr("OutOfMemoryError"));
-            match class.and_then(|c| c.call1((message.clone(),))) {
-                Ok(instance) => PyErr::from_value(instance),
-                Err(_) => PyRuntimeError::new_err(message),
-            }
-        }
+        ErrorKind::OutOfMemory => torch_error(py, "torch", "OutOfMemoryError", message),
+        ErrorKind::LinAlg => torch_error(py, "torch.linalg", "LinAlgError", message),
         ErrorKind::Interrupted => state::interruption(py, message),
         ErrorKind::Runtime => PyRuntimeError::new_err(message),
+    }
+}
+
+/// An exception of a class that torch defines, which is a `RuntimeError`.
+fn torch_error(py: Python<'_>, module: &str, class: &str, message: String) -> PyErr {
+    let class = py.import(module).and_then(|m| m.getattr(class));
+    match class.and_then(|c| c.call1((message.clone(),))) {
+        Ok(instance) => PyErr::from_value(instance),
+        Err(_) => PyRuntimeError::new_err(message),
     }
 }
 

@@ -1,7 +1,7 @@
 use super::matmul::conj;
 use crate::args::{Arg, FromArg, ParamKind, Tensor};
 use crate::dtype::scalar_name;
-use crate::error::{Error, Result, not_implemented, runtime};
+use crate::error::{Error, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
 use crate::{Layout, op};
 use crate::table::Row;
@@ -25,14 +25,23 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// Batch sizes and the two sizes of a matrix.
-struct Matrix {
-    batch: Dims,
-    rows: i64,
-    columns: i64,
+pub(super) struct Matrix {
+    pub(super) batch: Dims,
+    pub(super) rows: i64,
+    pub(super) columns: i64,
 }
 
 impl Matrix {
-    fn new(c: &Ctx, name: &str, x: Value) -> Result<Matrix> {
+    /// Of any dtype, where torch leaves the question to the kernel.
+    pub(super) fn some(c: &Ctx, name: &str, x: Value) -> Result<Matrix> {
+        let shape = c.shape(x);
+        match *shape.as_slice() {
+            [ref batch @ .., rows, columns] => Ok(Matrix { batch: batch.into(), rows, columns }),
+            _ => Err(runtime(format!("{name}: input must have at least 2 dimensions."))),
+        }
+    }
+
+    pub(super) fn new(c: &Ctx, name: &str, x: Value) -> Result<Matrix> {
         let shape = c.shape(x);
         let n = shape.len();
         if n < 2 {
@@ -47,7 +56,7 @@ impl Matrix {
         Ok(Matrix { batch: shape[..n - 2].into(), rows: shape[n - 2], columns: shape[n - 1] })
     }
 
-    fn square(c: &Ctx, name: &str, x: Value) -> Result<Matrix> {
+    pub(super) fn square(c: &Ctx, name: &str, x: Value) -> Result<Matrix> {
         let m = Matrix::new(c, name, x)?;
         if m.rows != m.columns {
             let (r, k) = (m.rows, m.columns);
@@ -59,19 +68,25 @@ impl Matrix {
     }
 }
 
+/// The caller is asked to look at `info`, and to raise if it is not zero: a program cannot, and torch's composite ops do
+/// it apart from the decomposition.
+pub(super) fn unchecked(check_errors: bool) -> Result<()> {
+    if check_errors { Err(unsupported("`check_errors` raises an error that depends on values")) } else { Ok(()) }
+}
+
 /// float32, float64 and their complex types: what LAPACK has.
-fn lapack(c: &Ctx, kernel: &str, x: Value) -> Result<()> {
+pub(super) fn lapack(c: &Ctx, kernel: &str, x: Value) -> Result<()> {
     match c.dtype(x) {
         DType::F32 | DType::F64 | DType::C64 | DType::C128 => Ok(()),
         dtype => Err(not_implemented(kernel, dtype)),
     }
 }
 
-fn zeros(c: &Ctx, dtype: DType, shape: &[i64]) -> Value {
+pub(super) fn zeros(c: &Ctx, dtype: DType, shape: &[i64]) -> Value {
     c.full(c.scalar_i64(dtype, 0), shape)
 }
 
-fn with_batch(batch: &[i64], rest: &[i64]) -> Dims {
+pub(super) fn with_batch(batch: &[i64], rest: &[i64]) -> Dims {
     batch.iter().chain(rest).copied().collect()
 }
 
@@ -81,7 +96,7 @@ fn place(c: &Ctx, x: Value, dim: i64) -> Value {
 }
 
 /// One triangle of square matrices, the other one zero.
-fn triangle(c: &Ctx, x: Value, upper: bool) -> Value {
+pub(super) fn triangle(c: &Ctx, x: Value, upper: bool) -> Value {
     let n = c.rank(x) as i64;
     let (row, column) = (place(c, x, n - 2), place(c, x, n - 1));
     let keep = if upper { c.le(row, column) } else { c.ge(row, column) };
@@ -89,7 +104,7 @@ fn triangle(c: &Ctx, x: Value, upper: bool) -> Value {
 }
 
 /// Identity matrices of the type of `x`.
-fn identity(c: &Ctx, x: Value) -> Value {
+pub(super) fn identity(c: &Ctx, x: Value) -> Value {
     let n = c.rank(x) as i64;
     c.select(c.eq(place(c, x, n - 2), place(c, x, n - 1)), c.ones_like(x), c.zeros_like(x))
 }
@@ -112,7 +127,8 @@ fn first_true(c: &Ctx, x: Value) -> Value {
     c.select(found, first, c.zeros_like(first))
 }
 
-fn cholesky_ex(c: &Ctx, x: Value, upper: bool, _check_errors: bool) -> Result<(Value, Value)> {
+fn cholesky_ex(c: &Ctx, x: Value, upper: bool, check_errors: bool) -> Result<(Value, Value)> {
+    unchecked(check_errors)?;
     let m = Matrix::square(c, "linalg.cholesky", x)?;
     lapack(c, "cholesky_cpu", x)?;
     if c.numel(x) == 0 {
@@ -182,7 +198,7 @@ fn cholesky_inverse(c: &Ctx, factor: Value, upper: bool) -> Result<Value> {
 }
 
 /// Expands the batches of two matrices to one.
-fn same_batch(c: &Ctx, a: Value, b: Value) -> Result<(Value, Value)> {
+pub(super) fn same_batch(c: &Ctx, a: Value, b: Value) -> Result<(Value, Value)> {
     let (xs, ys) = (c.shape(a), c.shape(b));
     let (n, m) = (xs.len() - 2, ys.len() - 2);
     let batch = broadcast_shapes(&[xs[..n].into(), ys[..m].into()])?;
@@ -335,7 +351,8 @@ fn eliminate(b: &Builder, k: Value, a: Value) -> Value {
     b.select(b.and(below, b.ge(columns, at)), changed, a)
 }
 
-fn lu_factor_ex(c: &Ctx, x: Value, pivot: bool, _check_errors: bool) -> Result<(Value, Value, Value)> {
+fn lu_factor_ex(c: &Ctx, x: Value, pivot: bool, check_errors: bool) -> Result<(Value, Value, Value)> {
+    unchecked(check_errors)?;
     let m = Matrix::new(c, "torch.lu_factor", x)?;
     lapack(c, "lu_factor_cpu", x)?;
     let lu = lu(c, x, &m, pivot);
@@ -398,7 +415,7 @@ fn lu_solve_left(c: &Ctx, factors: Value, pivots: Value, b: Value, adjoint: bool
     permuted(c, solve_with(c, factors, y, turned(lower)), pivots, true)
 }
 
-fn adjoint(c: &Ctx, x: Value) -> Value {
+pub(super) fn adjoint(c: &Ctx, x: Value) -> Value {
     conj(c, c.transpose_last2(x))
 }
 
@@ -468,7 +485,8 @@ fn linalg_lu(c: &Ctx, x: Value, pivot: bool) -> Result<(Value, Value, Value)> {
     Ok((p, l, u))
 }
 
-fn inv_ex(c: &Ctx, x: Value, _check_errors: bool) -> Result<(Value, Value)> {
+fn inv_ex(c: &Ctx, x: Value, check_errors: bool) -> Result<(Value, Value)> {
+    unchecked(check_errors)?;
     let m = Matrix::square(c, "linalg.inv", x)?;
     lapack(c, "linalg_inv_ex_cpu", x)?;
     let lu = lu(c, x, &m, true);
@@ -481,7 +499,8 @@ fn is_vector(c: &Ctx, a: &Tensor, b: &Tensor) -> bool {
     b.rank == 1 || (a.rank == b.rank + 1 && y[..] == x[..x.len() - 1])
 }
 
-fn solve_ex(c: &Ctx, a: Tensor, b: Tensor, left: bool, _check_errors: bool) -> Result<Vec<Value>> {
+fn solve_ex(c: &Ctx, a: Tensor, b: Tensor, left: bool, check_errors: bool) -> Result<Vec<Value>> {
+    unchecked(check_errors)?;
     let m = Matrix::square(c, "linalg.solve", a.value)?;
     lapack(c, "linalg_solve_cpu", a.value)?;
     let vector = is_vector(c, &a, &b);
