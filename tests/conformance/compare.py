@@ -57,3 +57,34 @@ def difference(got, want, values: bool) -> list[tuple[str, str]]:
         except AssertionError as e:
             found.append(("value", " ".join(str(e).split())[:200]))
     return found
+
+
+def wide(value):
+    """The same in float64 and complex128, wherever there are tensors or dtypes of less."""
+    wider = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+    wider |= dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
+
+    def widen(x):
+        if isinstance(x, torch.dtype):
+            return wider.get(x, x)
+        if isinstance(x, torch.Tensor) and x.dtype in wider:
+            return x.detach().to(wider[x.dtype]).requires_grad_(x.requires_grad)
+        return x
+
+    return pytree.tree_map(widen, value)
+
+
+def as_good(got, want, truth) -> bool:
+    """Whether results are as near to what float64 gives as the CPU's are, by the root of the mean square."""
+    return all(map(nearer, leaves(got), leaves(want), leaves(truth)))
+
+
+def nearer(got, want, truth) -> bool:
+    if not isinstance(want, torch.Tensor) or not (want.is_floating_point() or want.is_complex()):
+        return not difference(got, want, True)
+    got, want = (x.detach().cpu().to(truth.dtype) for x in (got, want))
+    finite = truth.isfinite()
+    if not torch.equal(got.isfinite(), want.isfinite()) or not torch.equal(want.isfinite(), finite):
+        return False
+    distance = [(x - truth)[finite].abs().square().sum() for x in (got, want)]
+    return bool(distance[0] <= distance[1] * 1.01)

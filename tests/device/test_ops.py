@@ -524,6 +524,124 @@ def test_out_dtypes(name):
             assert_same(got, expected, f"{dtype}", strides=name != "nonzero")
 
 
+def test_the_dtype_of_out_is_what_dtype_says():
+    x = torch.ones(3)
+    for dtype in (torch.float32, torch.float64):
+        for f in (torch.cumsum, torch.cumprod, torch.sum):
+            expected = outcome(f, x, 0, dtype=torch.float64, out=torch.empty(0, dtype=dtype))
+            got = outcome(f, x.to(DEVICE), 0, dtype=torch.float64, out=torch.empty(0, dtype=dtype, device=DEVICE))
+            assert type(got) is type(expected), f"{f.__name__} {dtype}: {got!r}, on the CPU {expected!r}"
+
+
+COUNTED_OUT = {
+    "arange": lambda o: torch.arange(6.0, out=o),
+    "linspace": lambda o: torch.linspace(0, 5, 6, out=o),
+    "logspace": lambda o: torch.logspace(0, 2, 6, out=o),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_OUT)
+def test_out_of_as_many_elements_keeps_its_shape(name):
+    for make in (lambda d: torch.empty(2, 3, device=d), lambda d: torch.empty(3, 2, device=d).t(),
+                 lambda d: torch.ones(6, 2, device=d)[:, 1], lambda d: torch.empty(0, 2, device=d)):  # fmt: skip
+        got, expected = make(DEVICE), make("cpu")
+        COUNTED_OUT[name](got)
+        COUNTED_OUT[name](expected)
+        assert_same(got, expected, rtol=1e-5, atol=1e-5)
+
+
+RESIZED_OUT = {
+    "add": lambda x, o: torch.add(x, 1, out=o),
+    "transform": lambda x, o: torch.fft.ifft(x, dim=0, out=o.to(torch.complex64)),
+    "real transform": lambda x, o: torch.fft.rfft(x, dim=0, out=o.to(torch.complex64)),
+    "cat": lambda x, o: torch.cat([x[None, None], x[None, None]], 1, out=o),
+    "nonzero": lambda x, o: torch.nonzero(x, out=o.long()),
+    "inverse": lambda x, o: torch.linalg.inv(x[:3] + 4 * torch.eye(3, device=x.device), out=o),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED_OUT)
+def test_out_that_is_resized_takes_the_strides_of_a_new_result(name):
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(1)).t()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in ((0,), (7, 2)):
+            expected = RESIZED_OUT[name](x, torch.ones(size))
+            got = RESIZED_OUT[name](to_device(x), torch.ones(size, device=DEVICE))
+            assert_same(got, expected, f"{size}", rtol=1e-5, atol=1e-5)
+
+
+OVERLAPS = {
+    "masked_select": lambda x: torch.masked_select(x, x > 0, out=x.view(-1)),
+    "cat": lambda x: torch.cat([x, x], out=x),
+    "gather": lambda x: torch.gather(x, 0, torch.zeros(3, 4, dtype=torch.long, device=x.device), out=x),
+    "take": lambda x: torch.take(x, torch.zeros(3, 4, dtype=torch.long, device=x.device), out=x),
+    "kthvalue": lambda x: torch.kthvalue(x, 1, out=(x[0], torch.empty(3, dtype=torch.long, device=x.device))),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_out_may_not_be_what_is_read(name):
+    x = torch.rand(3, 4)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        OVERLAPS[name](x)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        OVERLAPS[name](x.to(DEVICE))
+
+
+TRANSFORMS = {
+    "one": lambda x: torch.fft.fftn(x, dim=[1]),
+    "two": lambda x: torch.fft.fftn(x, dim=[2, 0]),
+    "real": lambda x: torch.fft.rfftn(x, dim=[0, 2]),
+    "real, the other way": lambda x: torch.fft.rfftn(x, dim=[2, 0]),
+    "to real": lambda x: torch.fft.irfftn(x, dim=[2, 0]),
+    "to real, one": lambda x: torch.fft.irfftn(x, dim=[1]),
+    "hermitian": lambda x: torch.fft.hfftn(x, dim=[0, 1]),
+    "all": torch.fft.fftn,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_strides_of_fourier_transforms(name):
+    plain = torch.rand(3, 4, 5, 2, generator=torch.Generator().manual_seed(1))
+    for x in (plain, plain.transpose(0, 2), plain.permute(3, 1, 0, 2)):
+        assert_same(TRANSFORMS[name](to_device(x)), TRANSFORMS[name](x), f"{x.stride()}", rtol=1e-4, atol=1e-4)
+
+
+def test_strides_of_unique_slices():
+    x = torch.randint(3, (5, 40, 2), generator=torch.Generator().manual_seed(1))
+    for dim in (0, 1, 2):
+        for f in (torch.unique, torch.unique_consecutive):
+            got, expected = f(x.to(DEVICE), dim=dim, return_counts=True), f(x, dim=dim, return_counts=True)
+            for g, e in zip(got, expected, strict=True):
+                assert_same(g, e, f"{f.__name__} {dim}")
+
+
+REFUSED_NUMBERS = {
+    "softshrink": lambda x: F.softshrink(x, -0.5),
+    "softshrink, not a number": lambda x: F.softshrink(x, float("nan")),
+    "huber": lambda x: F.huber_loss(x, x, delta=0),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, x, beta=-1),
+    "unpool": lambda x: torch.ops.aten.max_unpool3d(
+        x[None, None, None],
+        torch.zeros(1, 1, 1, 3, 4, dtype=torch.long, device=x.device),
+        [2, 3, 4],
+        [0, 1, 1],
+        [0, 0, 0],
+    ),
+    "dimensions": lambda x: torch.amax(x[(..., *[None] * 63)], dim=0),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_NUMBERS)
+def test_refused_numbers(name):
+    x = torch.rand(3, 4)
+    expected, got = outcome(REFUSED_NUMBERS[name], x), outcome(REFUSED_NUMBERS[name], x.to(DEVICE))
+    assert isinstance(expected, RuntimeError)
+    assert type(got) is type(expected) or isinstance(got, type(expected))
+    assert str(got).startswith(str(expected).splitlines()[0][:40])
+
+
 def test_matrix_products_out():
     for make in (lambda d: torch.empty(3, 5, device=d), lambda d: torch.zeros(5, 3, device=d).t(),
                  lambda d: torch.zeros(3, 10, device=d)[:, ::2], lambda d: torch.empty(0, device=d)):  # fmt: skip

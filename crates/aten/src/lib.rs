@@ -18,7 +18,7 @@ pub mod families;
 pub mod library;
 pub mod lower;
 pub mod numbers;
-mod out;
+pub mod out;
 pub mod promote;
 pub mod schema;
 pub mod table;

@@ -78,8 +78,12 @@ pub struct Lowered {
 pub enum Dest {
     /// A new tensor: as the row gives it.
     New,
-    /// An `out=` tensor of this dtype; the caller resizes it.
+    /// An `out=` tensor of this dtype and the result's size.
     Cast(DType),
+    /// An `out=` tensor of this dtype and another size; it gets the result's size and strides.
+    Resized(DType),
+    /// The same for an op that only counts elements: where they are as many, the shape stays too.
+    Refill(TensorType),
     /// An argument that is overwritten: dtype and shape stay.
     Into(TensorType),
 }
@@ -193,6 +197,10 @@ impl<'a> Ctx<'a> {
     pub fn dims(&self, dims: &[i64], rank: usize) -> Result<Dims> {
         if dims.is_empty() {
             return Ok((0..rank as i64).collect());
+        }
+        // `at::dim_list_to_bitset`
+        if rank > 64 {
+            return Err(runtime("only tensors with up to 64 dims are supported"));
         }
         let mut out = Dims::new();
         for &d in dims {
@@ -453,8 +461,12 @@ pub fn lower_into(
 ) -> Result<Lowered> {
     let row = row(op);
     let c = Ctx::new(row, b, config, operands);
-    let cast = dests.iter().find_map(|d| if let Dest::Cast(dtype) = d { Some(*dtype) } else { None });
-    let computed = cast.and_then(|dtype| out::computed_in(row, args, dtype));
+    let cast = |d: &Dest| match d {
+        Dest::Cast(dtype) | Dest::Resized(dtype) => Some(*dtype),
+        Dest::Refill(ty) => Some(ty.dtype),
+        _ => None,
+    };
+    let computed = dests.iter().find_map(cast).and_then(|dtype| out::computed_in(row, args, dtype));
     let mut outputs = run(row, &c, computed.as_deref().unwrap_or(args))?;
     for (out, dest) in outputs.iter_mut().zip(dests) {
         *out = out.map(|v| deliver(row, &c, v, dest)).transpose()?;
@@ -481,9 +493,14 @@ fn misfit(row: &Row, message: &str, args: &[Arg]) -> Error {
 fn deliver(row: &Row, c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
     match dest {
         Dest::New => Ok(v),
-        Dest::Cast(dtype) => {
+        Dest::Cast(dtype) | Dest::Resized(dtype) => {
             out::check(row, c.dtype(v), *dtype)?;
             Ok(c.to(v, *dtype))
+        }
+        Dest::Refill(ty) => {
+            out::check(row, c.dtype(v), ty.dtype)?;
+            let v = c.to(v, ty.dtype);
+            Ok(if c.numel(v) == ty.numel() { c.reshape(v, &ty.shape) } else { v })
         }
         Dest::Into(ty) if !can_cast(c.dtype(v), ty.dtype) => Err(error::cast(c.dtype(v), ty.dtype)),
         Dest::Into(ty) if c.shape(v) != ty.shape => Err(error::in_place_shape(&ty.shape, &c.shape(v))),

@@ -127,12 +127,37 @@ pub fn int_range(dtype: DType) -> (i128, i128) {
 
 /// A number as C++ streams print it: at most six digits.
 pub fn show(x: f64) -> String {
-    if x == x.trunc() && x.abs() < 1e6 { format!("{x:.0}") } else { format!("{x}") }
+    if x == 0.0 || !x.is_finite() {
+        return if x.is_nan() { "nan".to_owned() } else { format!("{x}") };
+    }
+    let scientific = format!("{x:.5e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let trimmed = |s: &str| {
+        if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.').to_owned() } else { s.to_owned() }
+    };
+    if (-4..6).contains(&exponent) {
+        return trimmed(&format!("{x:.*}", (5 - exponent) as usize));
+    }
+    format!("{}e{}{:02}", trimmed(digits), if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_streams_print() {
+        let check = |x, want| assert_eq!(show(x), want);
+        check(3.0, "3");
+        check(-0.5, "-0.5");
+        check(0.1 + 0.2, "0.3");
+        check(123_456.7, "123457");
+        check(f64::from(f32::MAX), "3.40282e+38");
+        check(1e-5, "1e-05");
+        check(f64::NAN, "nan");
+        check(f64::INFINITY, "inf");
+    }
 
     #[test]
     fn what_fits() {

@@ -1,7 +1,7 @@
 //! Which dtypes PyTorch takes for an `out=` tensor.
 
 use crate::args::Arg;
-use crate::dtype::{can_cast, code, scalar_name};
+use crate::dtype::{can_cast, code, cpp_name, scalar_name};
 use crate::error::{self, Result, runtime, type_};
 use crate::table::{Layout, Row};
 use oxitorch_hlo::DType;
@@ -15,7 +15,7 @@ enum Rule {
     Same,
     /// Bool, or uint8 as a relic.
     Truth,
-    /// Any: the op computes in it.
+    /// That of `dtype=`; else any, and the op computes in it.
     Computed,
     /// Any.
     Any,
@@ -115,9 +115,9 @@ fn rule(row: &Row) -> Rule {
 pub(crate) fn check(row: &Row, result: DType, out: DType) -> Result<()> {
     let fits = match rule(row) {
         Rule::Castable => can_cast(result, out),
-        Rule::Same => result == out,
+        Rule::Same | Rule::Computed => result == out,
         Rule::Truth => matches!(out, DType::Pred | DType::U8),
-        Rule::Computed | Rule::Any => true,
+        Rule::Any => true,
     };
     let (has, wants) = (scalar_name(out), scalar_name(result));
     match rule(row) {
@@ -129,8 +129,29 @@ pub(crate) fn check(row: &Row, result: DType, out: DType) -> Result<()> {
             Err(type_(format!("torch.cat(): input types can't be cast to the desired output type {has}")))
         }
         Rule::Castable => Err(error::cast(result, out)),
+        Rule::Computed => Err(runtime(format!(
+            "Expected out tensor to have dtype {}, but got {} instead",
+            cpp_name(result),
+            cpp_name(out)
+        ))),
         _ => Err(runtime(format!("Found dtype {has} but expected {wants}"))),
     }
+}
+
+/// Ops that resize their `out=` tensor only where its number of elements is another.
+const COUNTING: &[&str] = &["arange", "linspace", "logspace"];
+
+/// Whether an `out=` tensor of any shape will do if it has as many elements as the result.
+pub fn refills(row: &Row) -> bool {
+    COUNTING.contains(&row.base())
+}
+
+/// Ops whose `out=` form copies a finished result.
+const COPYING: &[&str] = &["_fft_c2r", "_fft_r2c"];
+
+/// Whether an `out=` tensor of another size gets the strides of a new result, and not row-major ones.
+pub fn takes_strides(row: &Row) -> bool {
+    row.layout != Layout::Contiguous && !COPYING.contains(&row.base())
 }
 
 /// The arguments of a row that computes in the dtype of its `out=` tensor, where the caller names no other.

@@ -74,6 +74,10 @@ pub enum Layout {
     Solution,
     /// Row-major if a tensor is complex, else as `Pointwise`.
     RealPointwise,
+    /// Fourier transforms: the dimensions of the first list innermost, the others in the order of their strides.
+    Transformed,
+    /// Slices along the dimension of the first integer, one after the other; other results row-major.
+    Slices,
 }
 
 /// One op.

@@ -320,7 +320,9 @@ impl<'a> Call<'_, 'a> {
         let first = dests.len();
         for &p in positions {
             self.written(p)?;
-            dests.push(Dest::Cast(self.tensor(p)?.dtype()?));
+            let out = self.tensor(p)?;
+            let refills = aten::out::refills(self.op.row);
+            dests.push(if refills { Dest::Refill(out.ty()?) } else { Dest::Cast(out.dtype()?) });
         }
         let mut results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, p) in self.op.binding.overwritten().enumerate() {
@@ -474,7 +476,19 @@ impl<'a> Call<'_, 'a> {
                 if let ArgRef::Tensor(read) = arg
                     && i != p
                 {
-                    refuse_partial_overlap(written, read)?;
+                    refuse_overlap_with(written, read, true)?;
+                }
+            }
+        }
+        if APART.contains(&self.op.row.base()) {
+            let Form::Out(outs) = &self.op.binding.form else { return Ok(()) };
+            for (_, arg) in self.args.iter().enumerate().filter(|(i, _)| !outs.contains(i)) {
+                match arg {
+                    ArgRef::Tensor(read) => refuse_overlap_with(written, read, false)?,
+                    ArgRef::Tensors(list) => {
+                        list.iter().try_for_each(|read| refuse_overlap_with(written, read, false))?
+                    }
+                    _ => {}
                 }
             }
         }
@@ -567,6 +581,9 @@ impl<'a> Call<'_, 'a> {
             }
         };
         w.keep_key(key);
+        if let Some(dests) = self.resized(inst, dests) {
+            return self.run_row(stream, w, op, element, &dests);
+        }
         stream.refuse_huge(inst)?;
         let mut operands = Operands::default();
         if inst.careful {
@@ -585,6 +602,24 @@ impl<'a> Call<'_, 'a> {
         }
         let outputs = w.record(inst, operands.values);
         Ok(Results { inst, outputs })
+    }
+
+    /// The places anew if an `out=` tensor turns out to have another size than its result.
+    fn resized(&self, inst: &Inst, dests: &[Dest]) -> Option<SmallVec<[Dest; 1]>> {
+        let Form::Out(positions) = &self.op.binding.form else { return None };
+        if !aten::out::takes_strides(self.op.row) {
+            return None;
+        }
+        let first = dests.len().checked_sub(positions.len())?;
+        let place = |i: usize| match (&dests[i], inst.outputs.get(i)) {
+            (Dest::Cast(dtype), Some(Some(out))) => {
+                let tensor = self.tensor(positions[i.checked_sub(first)?]).ok()?;
+                (tensor.sizes != out.ty.shape.as_slice()).then_some(Dest::Resized(*dtype))
+            }
+            _ => None,
+        };
+        let any = (first..dests.len()).any(|i| place(i).is_some());
+        any.then(|| dests.iter().enumerate().map(|(i, d)| place(i).unwrap_or_else(|| d.clone())).collect())
     }
 
     /// The operands without those whose values do not matter: they need not be there yet, and may have failed. Factors
@@ -650,8 +685,12 @@ fn refuse_overlap(t: &TensorRef<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `at::assert_no_partial_overlap`: two dense views of one storage that share some elements, but are not the same.
-fn refuse_partial_overlap(written: &TensorRef<'_>, read: &TensorRef<'_>) -> Result<(), Refusal> {
+/// Ops whose `out=` tensor may have nothing in common with what they read.
+const APART: &[&str] = &["cat", "gather", "index_select", "kthvalue", "masked_select", "nonzero", "take"];
+
+/// `at::assert_no_overlap`: two dense views of one storage that share elements. `same` allows two that are the same, as
+/// `at::assert_no_partial_overlap` does.
+fn refuse_overlap_with(written: &TensorRef<'_>, read: &TensorRef<'_>, same: bool) -> Result<(), Refusal> {
     let (Place::Device(a), Place::Device(b)) = (written.place, read.place) else { return Ok(()) };
     if !std::ptr::eq(a, b) || written.sizes.contains(&0) || read.sizes.contains(&0) {
         return Ok(());
@@ -663,7 +702,7 @@ fn refuse_partial_overlap(written: &TensorRef<'_>, read: &TensorRef<'_>) -> Resu
         Some((t.offset * item, (t.offset + numel) * item))
     };
     let (Some((a0, a1)), Some((b0, b1))) = (range(written), range(read)) else { return Ok(()) };
-    let same = (a0, a1) == (b0, b1) && written.strides == read.strides;
+    let same = same && (a0, a1) == (b0, b1) && written.strides == read.strides;
     if !same && a0 < b1 && b0 < a1 {
         let message = "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single \
                        memory location. Please clone() the tensor before performing the operation.";

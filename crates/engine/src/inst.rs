@@ -334,9 +334,64 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
             let left = args.iter().find_map(|a| if let Arg::Bool(left) = a { Some(*left) } else { None });
             if left? { column_major(shape, 1) } else { None }
         }
+        Layout::Transformed => transformed_strides(args, shape),
+        Layout::Slices => {
+            let dim = args.iter().find_map(|a| if let Arg::Int(dim) = a { Some(*dim) } else { None })?;
+            let rank = tensors().next()?.0.len();
+            (rank == shape.len()).then(|| outermost(shape, dim.rem_euclid(rank.max(1) as i64) as usize))
+        }
         // `nonzero` of nothing has columns 0 apart.
         Layout::ColumnMajor => column_major(shape, 0),
     }
+}
+
+/// Dense strides with these dimensions, outermost first.
+fn strides_in_order(shape: &[i64], order: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    let mut step = 1;
+    for &d in order.iter().rev() {
+        strides[d as usize] = step;
+        step *= shape[d as usize].max(1);
+    }
+    strides
+}
+
+/// Row-major strides but for one dimension, which comes first.
+fn outermost(shape: &[i64], dim: usize) -> Dims {
+    let rest = (0..shape.len() as i64).filter(|&d| d != dim as i64);
+    let order: Dims = std::iter::once(dim as i64).take(shape.len()).chain(rest).collect();
+    strides_in_order(shape, &order)
+}
+
+/// `_exec_fft` of SpectralOps.cpp: dimensions that are transformed come last, the largest stride first, except that the
+/// halved one of a real transform is the innermost. Back to real numbers it goes in two steps.
+fn transformed_strides(args: &[Arg], shape: &[i64]) -> Option<Dims> {
+    let [Arg::Tensor(x), Arg::Ints(dims), _, last, ..] = args else { return None };
+    let rank = shape.len() as i64;
+    let dims: Dims = dims.iter().map(|d| d.rem_euclid(rank.max(1))).collect();
+    if dims.is_empty() || x.strides.len() != shape.len() {
+        return Some(x.strides.clone()).filter(|_| dense_order(&x.ty.shape, &x.strides).is_some());
+    }
+    let real_result = matches!(last, Arg::Int(_));
+    if real_result && dims.len() > 1 {
+        let (halved, others) = dims.split_last()?;
+        let between = transform_order(&x.strides, others, false);
+        let between = strides_in_order(&x.ty.shape, &between);
+        return Some(strides_in_order(shape, &transform_order(&between, &[*halved], true)));
+    }
+    let halves = !x.ty.dtype.is_complex();
+    Some(strides_in_order(shape, &transform_order(&x.strides, &dims, halves)))
+}
+
+fn transform_order(strides: &[i64], dims: &[i64], keep_last: bool) -> Dims {
+    let by_stride = |order: &mut [i64]| order.sort_by_key(|&d| std::cmp::Reverse(strides[d as usize]));
+    let mut order: Dims = (0..strides.len() as i64).filter(|d| !dims.contains(d)).collect();
+    by_stride(&mut order);
+    let mut inner = Dims::from_slice(dims);
+    let sorted = inner.len() - usize::from(keep_last);
+    by_stride(&mut inner[..sorted]);
+    order.extend(inner);
+    order
 }
 
 /// TensorIterator's rule (`reorder_dimensions` and `allocate_or_resize_outputs`): dimensions are sorted, fastest first, by
@@ -531,7 +586,11 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
     let ty = b.ty(value);
     let strides = match kind {
         // What overwrites an existing tensor has that tensor's strides.
-        Kind::Row { dests, .. } if dests.get(i).is_some_and(|d| *d != Dest::New) => None,
+        Kind::Row { dests, .. }
+            if dests.get(i).is_some_and(|d| !matches!(d, Dest::New | Dest::Resized(_))) =>
+        {
+            None
+        }
         Kind::Row { format: Format::Contiguous, .. } => None,
         Kind::Row { format: Format::ChannelsLast, .. } => Some(channels_last(&ty.shape)),
         Kind::Row { op, args, .. } => result_strides(aten::row(*op).layout, args, &ty.shape),
@@ -577,15 +636,19 @@ impl Key {
         self.0.extend_from_slice(ints);
     }
 
+    fn ty(&mut self, tag: u64, ty: &TensorType) {
+        self.word(tag | (ty.dtype as u64) << 8 | (ty.shape.len() as u64) << 16);
+        self.ints(&ty.shape);
+    }
+
     /// Adds where a result goes.
     pub(crate) fn dest(&mut self, dest: &Dest) {
         match dest {
             Dest::New => self.word(1),
             Dest::Cast(dtype) => self.word(2 | (*dtype as u64) << 8),
-            Dest::Into(ty) => {
-                self.word(3 | (ty.dtype as u64) << 8 | (ty.shape.len() as u64) << 16);
-                self.ints(&ty.shape);
-            }
+            Dest::Into(ty) => self.ty(3, ty),
+            Dest::Refill(ty) => self.ty(4, ty),
+            Dest::Resized(dtype) => self.word(5 | (*dtype as u64) << 8),
         }
     }
 }

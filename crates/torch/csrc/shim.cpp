@@ -525,10 +525,11 @@ struct Call {
   }
 };
 
-// PyTorch's out= contract: warn and resize when the size is wrong, then copy the result in.
+// PyTorch's out= contract: warn and resize when the size is wrong, with the result's strides, then copy the result in.
 Tensor into_resized(const Tensor& out, const OxiOut& o) {
   Tensor value = wrap(o);
   at::native::resize_output(out, value.sizes());
+  if (!value.is_contiguous()) out.unsafeGetTensorImpl()->set_sizes_and_strides(value.sizes(), value.strides());
   OxiTensor src, dst;
   describe(src, value);
   describe(dst, out);

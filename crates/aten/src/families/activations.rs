@@ -1,7 +1,8 @@
 use crate::args::{Scalar, Tensor};
-use crate::dtype::opmath;
+use crate::dtype::{opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
+use crate::numbers::{Numbers, finite_max, show};
 use crate::pointwise;
 use crate::table::Promote::{Float, Opmath};
 use crate::table::{Row, unary};
@@ -47,7 +48,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("silu_backward", silu_backward),
     pointwise!("softplus", softplus),
     pointwise!("softplus_backward", softplus_backward),
-    pointwise!("softshrink", softshrink),
+    pointwise!("softshrink", softshrink).check_numbers(check_lambda),
     pointwise!("softshrink_backward", shrink_backward),
     pointwise!("tanh_backward", |c: &Ctx, g: Tensor, y: Tensor| {
         pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.sub(b.full_like(y, 1.0), b.mul(y, y)))))
@@ -312,6 +313,16 @@ fn inside(b: &Builder, x: Value, lambda: Value) -> Value {
 
 fn hardshrink(c: &Ctx, x: Tensor, lambda: Scalar) -> Value {
     single(c, x, [lambda], |b, x, [l]| b.select(inside(b, x, l), b.zeros_like(x), x))
+}
+
+fn check_lambda(n: &Numbers) -> Result<()> {
+    let (Some(lambda), Some(dtype)) = (n.f64(1), n.dtype) else { return Ok(()) };
+    let last = finite_max(dtype);
+    if (0.0..=last).contains(&lambda) {
+        return Ok(());
+    }
+    let (name, last, lambda) = (scalar_name(dtype), show(last), show(lambda));
+    Err(runtime(format!("lambda must be in range [0, {last}] for input dtype {name}, but found {lambda}")))
 }
 
 fn softshrink(c: &Ctx, x: Tensor, lambda: Scalar) -> Value {

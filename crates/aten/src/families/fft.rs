@@ -1,12 +1,16 @@
 use crate::dtype::scalar_name;
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
-use crate::op;
+use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, FftType, Value};
 
 /// The rows of this family.
-pub static ROWS: &[Row] = &[op!("_fft_c2c", fft_c2c), op!("_fft_r2c", fft_r2c), op!("_fft_c2r", fft_c2r)];
+pub static ROWS: &[Row] = &[
+    op!("_fft_c2c", fft_c2c).layout(Layout::Transformed),
+    op!("_fft_r2c", fft_r2c).layout(Layout::Transformed),
+    op!("_fft_c2r", fft_c2r).layout(Layout::Transformed),
+];
 
 /// `at::native::fft_norm_mode`: what a transform of `n` elements is multiplied with.
 fn norm(mode: i64, n: i64) -> Result<f64> {

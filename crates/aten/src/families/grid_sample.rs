@@ -105,8 +105,7 @@ impl<const N: usize> Sampler<N> {
         let interpolation = match interpolation {
             0 => Interpolation::Linear,
             1 => Interpolation::Nearest,
-            2 if N == 2 => Interpolation::Cubic,
-            2 => return Err(runtime("grid_sampler(): bicubic interpolation only supports 4D input")),
+            2 => Interpolation::Cubic,
             other => return Err(runtime(format!("grid_sampler(): unknown interpolation mode {other}"))),
         };
         let padding = match padding {

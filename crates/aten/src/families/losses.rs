@@ -15,9 +15,15 @@ use oxitorch_hlo::{DType, Dims, Value};
 pub static ROWS: &[Row] = &[
     pointwise!("mse_loss", mse_loss),
     op!("mse_loss_backward", mse_loss_backward),
-    pointwise!("smooth_l1_loss", smooth_l1_loss),
+    pointwise!("smooth_l1_loss", smooth_l1_loss).check_numbers(|n| {
+        n.require(3, |beta| beta >= 0.0, |_| "smooth_l1_loss does not support negative values for beta.".to_owned())
+    }),
     op!("smooth_l1_loss_backward", smooth_l1_loss_backward),
-    pointwise!("huber_loss", huber_loss),
+    pointwise!("huber_loss", huber_loss).check_numbers(|n| {
+        n.require(3, |delta| delta > 0.0, |_| {
+            "huber_loss does not support non-positive values for delta.".to_owned()
+        })
+    }),
     op!("huber_loss_backward", huber_loss_backward),
     pointwise!("binary_cross_entropy", binary_cross_entropy),
     pointwise!("binary_cross_entropy_backward", binary_cross_entropy_backward),
@@ -119,15 +125,7 @@ fn half_square(c: &Ctx, d: Value) -> Value {
     c.mul(c.mul(d, d), c.like(d, 0.5))
 }
 
-/// Checks, where checks are on, that a number satisfies `ok`.
-fn check_number(c: &Ctx, s: Scalar, message: &str, ok: impl FnOnce(Value, Value) -> Value) {
-    c.check(ErrorKind::Runtime, message, || ok(s.value, c.zeros_like(s.value)));
-}
-
 fn smooth_l1_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64, beta: Scalar) -> Result<Value> {
-    check_number(c, beta, "smooth_l1_loss does not support negative values for beta.", |b, zero| {
-        c.ge(b, zero)
-    });
     pointwise_loss(c, "smooth_l1_cpu", x, target, reduction, |x, y| {
         let z = c.abs(c.sub(x, y));
         let beta = c.number_like(beta, c.dtype(z), &c.shape(z));
@@ -158,9 +156,6 @@ fn smooth_l1_loss_backward(
 }
 
 fn huber_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64, delta: Scalar) -> Result<Value> {
-    check_number(c, delta, "huber_loss does not support non-positive values for delta.", |d, zero| {
-        c.gt(d, zero)
-    });
     pointwise_loss(c, "huber_cpu", x, target, reduction, |x, y| {
         let z = c.abs(c.sub(x, y));
         let delta = c.number_like(delta, c.dtype(z), &c.shape(z));

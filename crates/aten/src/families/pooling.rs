@@ -25,7 +25,8 @@ pub static ROWS: &[Row] = &[
     op!("max_unpool2d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims| max_unpool::<2>(
         c, x, indices, &size
     )).layout(Layout::ChannelsLast),
-    op!("max_unpool3d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims, _stride: Dims, _padding: Dims| {
+    op!("max_unpool3d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims, stride: Dims, padding: Dims| {
+        check_unpool3d(&stride, &padding)?;
         max_unpool::<3>(c, x, indices, &size)
     }),
 ];
@@ -612,6 +613,22 @@ fn avg_pool_backward<const N: usize>(
     let window = Window::new(&pool.per_dim(1, |a| a.kernel));
     let sum = c.reduce_window_with(Binary::Add, apart, c.scalar_f64(wide, 0.0), &window);
     Ok(c.to(sum, x.dtype))
+}
+
+/// Stride and padding shaped the output size; nothing else looks at them.
+fn check_unpool3d(stride: &[i64], padding: &[i64]) -> Result<()> {
+    for (name, list) in [("stride", stride), ("padding", padding)] {
+        if list.len() != 3 {
+            let n = list.len();
+            return Err(runtime(format!(
+                "There should be exactly three elements (depth, height, width) in {name}, but got: {n} elements."
+            )));
+        }
+    }
+    if stride.iter().any(|&s| s <= 0) {
+        return Err(runtime(format!("strides should be greater than zero, but got stride: {stride:?}")));
+    }
+    Ok(())
 }
 
 fn max_unpool<const N: usize>(c: &Ctx, x: Tensor, indices: Tensor, size: &[i64]) -> Result<Value> {

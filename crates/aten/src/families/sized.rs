@@ -33,11 +33,11 @@ pub static ROWS: &[Row] = &[
         Groups::sorted(c, &[flatten(c, x)])?.count(c)
     })
     .internal(),
-    op!("unique_consecutive", unique_consecutive).sized_by("unique_consecutive.count"),
+    op!("unique_consecutive", unique_consecutive).sized_by("unique_consecutive.count").layout(Layout::Slices),
     op!("unique_consecutive.count", unique_consecutive_count).internal(),
-    op!("unique_dim", unique_dim).sized_by("unique_dim.count"),
+    op!("unique_dim", unique_dim).sized_by("unique_dim.count").layout(Layout::Slices),
     op!("unique_dim.count", unique_dim_count).internal(),
-    op!("unique_dim_consecutive", unique_dim_consecutive).sized_by("unique_dim_consecutive.count"),
+    op!("unique_dim_consecutive", unique_dim_consecutive).sized_by("unique_dim_consecutive.count").layout(Layout::Slices),
     op!("unique_dim_consecutive.count", |c: &Ctx, x: Value, dim: i64, inverse: bool, counts: bool| {
         unique_consecutive_count(c, x, inverse, counts, Some(dim))
     })
