@@ -8,8 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import objects
 import pytest
-from oxitorch import _env
+from oxitorch import _core, _env
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -76,6 +77,15 @@ def python():
 def empty_cache(tmp_path) -> Path:
     """A cache folder without programs."""
     return Path(cache_folder(tmp_path / "cache", Path(_env.cache_dir()) / "shim"))
+
+
+@pytest.fixture
+def bucket():
+    """A server of `s3://bucket`: its objects by their paths, and the variables with which a process finds it."""
+    if not _core.has_object_stores():
+        pytest.skip("a build without the feature `object-store`; `make test-object-store` tests the store itself")
+    with objects.bucket() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

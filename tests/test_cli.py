@@ -176,6 +176,34 @@ def test_cache_gc(cache):
     assert cache("gc", "--max-size", "x", check=False).returncode == 2
 
 
+def test_cache_commands_on_an_object_store(cache, bucket, tmp_path):
+    objects, where = bucket
+    cache("warm", str(cache.script), "0", **where)
+    assert len(objects) >= 2
+    said = cache("stats", **where).stdout
+    assert re.search(rf"^shared +s3://bucket/some/prefix: {len(objects)} programs, ", said, re.M), said
+    stats = json.loads(cache("stats", "--json", **where).stdout)["shared"]
+    assert stats == {
+        "place": where["OXITORCH_CACHE_SHARED"],
+        "programs": len(objects),
+        "bytes": sum(map(len, objects.values())),
+    }
+    assert "store" in cache("stats", "--shared", **where).stdout
+    listed = json.loads(cache("ls", "--shared", "--json", **where).stdout)
+    assert len(listed) == len(objects) and all(p["compile_s"] > 0 for p in listed)
+    kept, broken = sorted(objects)[1:], sorted(objects)[0]
+    objects[broken] = objects[broken][:-1] + b"?"
+    assert "removed 1 damaged program\n" in cache("gc", "--shared", **where).stdout and sorted(objects) == kept
+    assert cache("clear", "--shared", **where).stdout.startswith(f"removed {len(kept)} program") and objects == {}
+    copied = cache("warm", "--shared", "--from", str(cache.folder), **where).stdout
+    assert copied.startswith(f"copied {len(listed)} program") and len(objects) == len(listed)
+    done = cache("warm", "--shared", str(cache.script), "0", check=False, **where)
+    assert done.returncode == 1 and "leave out `--shared`" in done.stderr
+    away = where | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    assert "cannot be read: " in cache("stats", **away).stdout
+    assert "Connection refused" in cache("ls", "--shared", check=False, **away).stderr
+
+
 def test_cache_commands_on_settings_that_are_wrong_or_off(cache):
     assert "folder" in cache("stats", OXITORCH_CACHE_SIZE="much").stdout
     done = cache("warm", str(cache.script), "0", check=False, OXITORCH_CACHE="off")

@@ -20,6 +20,7 @@ def metadata(repo):
         "metadata",
         "--format-version=1",
         "--locked",
+        "--all-features",
         "--filter-platform=x86_64-unknown-linux-gnu",
     ]
     return json.loads(subprocess.run(argv, cwd=repo, check=True, capture_output=True, text=True).stdout)

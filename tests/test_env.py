@@ -81,6 +81,10 @@ def test_programs_are_not_kept_where_the_user_says_so_or_wants_to_see_them_compi
             changed.setenv(name, value)
             config = _env.core_config()
             assert (config["cache_dir"], config["cache_shared"]) == (None, None)
+    monkeypatch.setenv("OXITORCH_CACHE_SHARED", "s3://bucket/prefix")
+    monkeypatch.setenv("AWS_REGION", "here")
+    config = _env.core_config()
+    assert config["cache_shared"] == "s3://bucket/prefix" and ("AWS_REGION", "here") in config["cache_shared_settings"]
 
 
 def test_programs_depend_on_what_compilers_read(monkeypatch):

@@ -15,7 +15,7 @@ class Var:
     """One environment variable.
 
     kind is one of: "choice" (one of `choices`), "int" (at least `minimum`), "bool" (0 or 1), "size" (in bytes),
-    "path", "text".
+    "path", "place" (a path or a URL), "text".
     """
 
     name: str
@@ -62,6 +62,7 @@ class Var:
             "bool": "`0` or `1`",
             "size": "bytes, with `K`, `M`, `G` or `T` for multiples of 1024",
             "path": "a path",
+            "place": "a path or a URL",
             "text": "text",
         }[self.kind]
 
@@ -208,11 +209,12 @@ CACHE_SIZE = Var(
 )
 CACHE_SHARED = Var(
     "OXITORCH_CACHE_SHARED",
-    "path",
+    "place",
     "none",
     "0.1",
-    "A second folder of compiled programs, for instance on a network file system, that several machines share: one "
-    "compiles and the others wait for it.",
+    "A second place of compiled programs that several machines share: one compiles and the others wait for it. A "
+    "folder, for instance on a network file system, or a prefix of an object store, such as `s3://bucket/prefix`, "
+    "`gs://`, `az://` or `https://`; `docs/caching.md` says how.",
 )
 CACHE_WAIT = Var(
     "OXITORCH_CACHE_WAIT",
@@ -263,6 +265,9 @@ TABLE: tuple[Var, ...] = (
     LOADED_SIZE,
 )
 
+# What object stores are told: how to reach them, and who asks.
+STORES = ("AWS_", "AZURE_", "GOOGLE_")
+
 # Read by oxitorch, defined by somebody else.
 FOREIGN: tuple[tuple[str, str], ...] = (
     (
@@ -274,6 +279,10 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ("XLA_FLAGS", "XLA's options; compiled programs depend on it."),
     ("LIBTPU_INIT_ARGS", "libtpu's options; compiled programs depend on it."),
     ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
+    *(
+        (f"{prefix}*", "Where an object store is and who asks it, if `OXITORCH_CACHE_SHARED` is one.")
+        for prefix in STORES
+    ),
 )
 
 
@@ -295,6 +304,12 @@ def caches() -> bool:
     return CACHE.read() != "off" and "--xla_dump" not in os.environ.get("XLA_FLAGS", "")
 
 
+def _cache_shared() -> str | None:
+    """What machines share: a URL, or the path of a folder."""
+    place = CACHE_SHARED.read() if caches() else None
+    return place if place is None or "://" in place else os.path.abspath(os.path.expanduser(place))
+
+
 def core_config() -> dict[str, Any]:
     """What the environment says, as the core takes it (without the shim and the site folders)."""
     return {
@@ -314,7 +329,8 @@ def core_config() -> dict[str, Any]:
         "background_compile": BACKGROUND_COMPILE.read(),
         "cache_dir": cache_dir() if caches() else None,
         "cache_bytes": CACHE_SIZE.read(),
-        "cache_shared": os.path.expanduser(CACHE_SHARED.read() or "") or None if caches() else None,
+        "cache_shared": _cache_shared(),
+        "cache_shared_settings": [(name, value) for name, value in os.environ.items() if name.startswith(STORES)],
         "cache_wait_s": CACHE_WAIT.read(),
         "loaded_programs": LOADED_PROGRAMS.read(),
         "loaded_bytes": LOADED_SIZE.read(),

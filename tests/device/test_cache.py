@@ -1,11 +1,13 @@
 """Compiled programs on the disk: a second process compiles nothing, and nothing that is wrong with the folder stops work."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from oxitorch import _core
 
 STEP = """
 import json, sys, torch
@@ -177,6 +179,38 @@ def test_machines_share_a_folder(python, tmp_path, empty_cache):
     warm = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), OXITORCH_CACHE_SHARED=shared))
     assert (warm["compiles"], warm["cache"]["shared_hits"]) == (0, cold["compiles"])
     assert len(entries(empty_cache)) == cold["compiles"]
+
+
+def test_machines_share_an_object_store(python, bucket, tmp_path, empty_cache):
+    objects, where = bucket
+    cold = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), **where))
+    assert len(objects) == cold["compiles"] and all(name.endswith(".oxi") for name in objects), "no lease stays"
+    for path in entries(empty_cache):
+        path.unlink()
+    warm = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), **where))
+    assert (warm["compiles"], warm["cache"]["shared_hits"]) == (0, cold["compiles"])
+    assert len(entries(empty_cache)) == cold["compiles"] and warm["values"] == cold["values"]
+
+
+def test_an_object_store_that_does_not_work_is_one_warning(python, bucket, empty_cache):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # takes what comes and says nothing
+        start = time.monotonic()
+        where = {"OXITORCH_CACHE_SHARED": f"http://127.0.0.1:{silent.getsockname()[1]}/x"}
+        done = python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), **where)
+        took = time.monotonic() - start
+    assert done.stderr.count("UserWarning") == 1 and "no answer within 5.000 s" in done.stderr
+    assert 0 < result(done)["cache"]["errors"] <= 4 and took < 60, "those that asked at once"
+    warm = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache), **where))
+    assert warm["compiles"] == 0, "the disk has them, and the store is not asked"
+
+
+def test_a_shared_place_that_cannot_be_is_named(python):
+    code = "import torch; torch.ones(1, device='tpu')"
+    done = python(code, check=False, OXITORCH_CACHE_SHARED="ftp://host/x")
+    what_to_do = "s3://" if _core.has_object_stores() else "--features object-store"
+    assert "OXITORCH_CACHE_SHARED=ftp://host/x: " in done.stderr and what_to_do in done.stderr
 
 
 def test_explain_says_what_differs_from_the_entry_on_the_disk(python, empty_cache):

@@ -1,4 +1,4 @@
-//! The tiers together: this process, this machine's disk, a folder that machines share, and making it.
+//! The tiers together: this process, this machine's disk, what machines share, and making it.
 
 use crate::entry::{self, Damaged, Meta};
 use crate::key::{Key, hex};
@@ -7,6 +7,7 @@ use crate::listing::{self, Listed};
 use crate::memory::{Held, Limits, Memory};
 use crate::stats::Stats;
 use crate::store::{Folder, Sharing, Store};
+use crate::uploads::{Upload, Uploads};
 use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,9 @@ pub struct Config {
     /// How long a process of this machine may be silent before another takes over what it was making; six times that
     /// through a shared folder, where changes may be seen late.
     pub dead_after: Duration,
-    /// Told once about what keeps a tier from working.
+    /// After how long it is said that another process is waited for.
+    pub say_after: Duration,
+    /// Told once about what keeps a tier from working, and once about a long wait.
     pub warn: Warn,
 }
 
@@ -46,6 +49,7 @@ impl Default for Config {
             shared: None,
             wait: WAIT,
             dead_after: Duration::from_secs(10),
+            say_after: Duration::from_secs(10),
             warn: Arc::new(|_| ()),
         }
     }
@@ -69,6 +73,48 @@ impl Shared {
     pub fn store(store: Arc<dyn Store>, place: impl Into<String>) -> Shared {
         Shared { store, place: place.into() }
     }
+
+    /// A cache folder, or an object store if the place is a URL, with `settings` such as `AWS_REGION`; others than those
+    /// that the store knows may be among them. Nothing is asked over the network yet.
+    pub fn open(place: &str, settings: &[(String, String)]) -> io::Result<Shared> {
+        match place.split_once("://") {
+            None => Ok(Shared::folder(Path::new(place))),
+            Some(("file", path)) => Ok(Shared::folder(Path::new(path))),
+            Some(_) => Shared::object_store(place, settings),
+        }
+    }
+
+    #[cfg(feature = "object-store")]
+    fn object_store(url: &str, settings: &[(String, String)]) -> io::Result<Shared> {
+        let remote = crate::Remote::open(url, settings)?;
+        let place = remote.place().to_owned();
+        Ok(Shared::store(Arc::new(remote), place))
+    }
+
+    #[cfg(not(feature = "object-store"))]
+    fn object_store(_url: &str, _settings: &[(String, String)]) -> io::Result<Shared> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this build of oxitorch has no object stores: build it with the cargo feature `object-store` \
+             (`pip install . --config-settings=build-args='--features object-store'`), or name a folder",
+        ))
+    }
+
+    /// Where it is, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// What is kept there.
+    pub fn contents(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.place)
+    }
 }
 
 /// What the entries on a disk may have together if nothing is said: 5 GiB.
@@ -88,7 +134,7 @@ pub enum Source {
     Memory,
     /// The disk of this machine.
     Disk,
-    /// The folder that machines share.
+    /// What machines share.
     Shared,
     /// Nobody had it: it was made.
     Made,
@@ -120,13 +166,13 @@ pub trait Recipe {
 /// Values by what they depend on, in several tiers.
 pub struct Cache<V> {
     memory: Memory<V>,
-    tiers: Tiers,
+    tiers: Arc<Tiers>,
 }
 
 impl<V> Cache<V> {
     /// Opens no file: tiers are looked at when something is asked for.
     pub fn new(config: &Config) -> Cache<V> {
-        Cache { memory: Memory::new(config.memory), tiers: Tiers::new(config) }
+        Cache { memory: Memory::new(config.memory), tiers: Arc::new(Tiers::new(config)) }
     }
 
     /// The tier of this process.
@@ -144,9 +190,10 @@ impl<V> Cache<V> {
         !self.tiers.list.is_empty()
     }
 
-    /// Ends all waiting for other processes: what is waited for is made by this one, or not, as the recipe decides.
+    /// Ends all waiting for other processes and networks: what is waited for is made by this one, or not, as the recipe
+    /// decides. What is on its way to a remote store gets two seconds more.
     pub fn close(&self) {
-        self.tiers.closed.store(true, Relaxed);
+        self.tiers.close();
     }
 
     /// The value of a key and where it came from. Of all threads, processes and machines that share a tier and ask for the
@@ -194,6 +241,9 @@ struct Tiers {
     wait: Duration,
     /// Nobody waits for other processes any more.
     closed: AtomicBool,
+    say_after: Duration,
+    said: AtomicBool,
+    uploads: Uploads,
     /// Whole entries that could not be loaded, since one could.
     refusals: AtomicU32,
     heart: Arc<Heart>,
@@ -212,6 +262,16 @@ struct Tier {
     look_every: Duration,
     warned: AtomicBool,
     space: Mutex<Space>,
+    silence: Mutex<Silence>,
+}
+
+/// What a process believes about a remote store that did not answer.
+#[derive(Default)]
+struct Silence {
+    /// It is not asked until then.
+    until: Option<Instant>,
+    /// How often in a row it did not answer.
+    times: u32,
 }
 
 /// What a process believes about the space in a tier.
@@ -228,6 +288,10 @@ struct Space {
 const REFUSALS: u32 = 3;
 /// After a failed write.
 const REST: Duration = Duration::from_secs(60);
+/// The rest after a remote store did not answer doubles each time it does so again, so many times at most.
+const REST_DOUBLINGS: u32 = 6;
+/// How long the end of a process waits for what it is still writing to a remote store.
+const LAST_UPLOADS: Duration = Duration::from_secs(2);
 /// Other processes write too.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
 
@@ -242,7 +306,7 @@ impl Tiers {
             }
         });
         let shared = config.shared.as_ref().map(|shared| {
-            // Network file systems may show a change seconds later.
+            // Network file systems may show a change seconds later, and each look at an object store costs.
             let pace = pace(config.dead_after * 6);
             Tier {
                 look_every: Duration::from_millis(500),
@@ -253,8 +317,11 @@ impl Tiers {
             list: disk.into_iter().chain(shared).collect(),
             wait: config.wait,
             closed: AtomicBool::new(false),
+            say_after: config.say_after,
+            said: AtomicBool::new(false),
+            uploads: Uploads::default(),
             refusals: AtomicU32::new(0),
-            heart: Arc::default(),
+            heart: Heart::new(config.dead_after / 5),
             stats: Stats::default(),
             warn: config.warn.clone(),
         }
@@ -270,7 +337,18 @@ impl Tiers {
         useful.then(|| self.look(key, &hex(&key.digest()), recipe)).flatten()
     }
 
-    fn get_or_make<R: Recipe>(&self, key: &Key, recipe: &R) -> Result<(R::Value, u64, Source), R::Error> {
+    fn close(&self) {
+        self.closed.store(true, Relaxed);
+        self.list.iter().for_each(|t| t.store.end_reading());
+        self.uploads.wait(LAST_UPLOADS);
+        self.list.iter().for_each(|t| t.store.close());
+    }
+
+    fn get_or_make<R: Recipe>(
+        self: &Arc<Self>,
+        key: &Key,
+        recipe: &R,
+    ) -> Result<(R::Value, u64, Source), R::Error> {
         if self.are_useless(recipe) {
             self.stats.made.fetch_add(1, Relaxed);
             return recipe.make().map(|(value, bytes)| (value, bytes, Source::Made));
@@ -285,13 +363,13 @@ impl Tiers {
         };
         self.stats.made.fetch_add(1, Relaxed);
         let start = Instant::now();
-        let (value, bytes) = recipe.make()?;
+        let made = recipe.make();
         let cost = start.elapsed();
-        if let Some(payload) = recipe.save(&value) {
-            self.store(key, &name, recipe, &payload, cost);
+        match made.as_ref().ok().and_then(|(value, _)| recipe.save(value)) {
+            Some(payload) => self.store(key, &name, recipe, &payload, cost, lease),
+            None => self.give_back(lease),
         }
-        drop(lease); // after the entry is there
-        Ok((value, bytes, Source::Made))
+        made.map(|(value, bytes)| (value, bytes, Source::Made))
     }
 
     /// Looks into every tier; what a far one has is copied into the nearer ones.
@@ -343,9 +421,16 @@ impl Tiers {
     }
 
     fn read(&self, tier: &Tier, file: &str) -> Option<Vec<u8>> {
+        if !tier.answers() {
+            return None;
+        }
         match tier.store.read(file) {
-            Ok(found) => found,
+            Ok(found) => {
+                tier.answered();
+                found
+            }
             Err(e) => {
+                tier.did_not_answer();
                 self.complain(tier, "read", &e);
                 None
             }
@@ -360,7 +445,7 @@ impl Tiers {
     }
 
     /// Gets the right to make an entry, or the entry if somebody else made it meanwhile.
-    fn lease<R: Recipe>(&self, key: &Key, name: &str, recipe: &R) -> Turn<R::Value> {
+    fn lease<R: Recipe>(self: &Arc<Self>, key: &Key, name: &str, recipe: &R) -> Turn<R::Value> {
         let start = Instant::now();
         // In the tier that is shared widest: who shares the nearer ones shares that too.
         for tier in self.list.iter().rev().filter(|t| t.is_writable()) {
@@ -373,7 +458,7 @@ impl Tiers {
     }
 
     fn lease_in<R: Recipe>(
-        &self,
+        self: &Arc<Self>,
         tier: &Tier,
         key: &Key,
         name: &str,
@@ -382,7 +467,10 @@ impl Tiers {
     ) -> io::Result<Turn<R::Value>> {
         let file = format!("{name}{}", listing::LEASE);
         let found = |lease: Option<Lease>| match self.look(key, name, recipe) {
-            Some(found) => Turn::Found(found),
+            Some(found) => {
+                self.give_back(lease);
+                Turn::Found(found)
+            }
             None => Turn::Ours(lease),
         };
         let mut watch = Watch::new();
@@ -403,6 +491,7 @@ impl Tiers {
                     self.stats.gave_up.fetch_add(1, Relaxed);
                     return Ok(Turn::Ours(None));
                 }
+                self.say_waiting(tier, recipe, start.elapsed());
                 std::thread::sleep(pause.min(self.wait.saturating_sub(start.elapsed())));
                 pause = (pause * 3 / 2).min(tier.look_every);
                 match watch.look(&self.heart, &tier.store, &file, tier.pace)? {
@@ -423,7 +512,28 @@ impl Tiers {
         }
     }
 
-    fn store<R: Recipe>(&self, key: &Key, name: &str, recipe: &R, payload: &[u8], cost: Duration) {
+    /// A wait that somebody may wonder about is said once.
+    fn say_waiting<R: Recipe>(&self, tier: &Tier, recipe: &R, waited: Duration) {
+        if waited >= self.say_after && !self.said.swap(true, Relaxed) {
+            let (what, _) = recipe.describe();
+            let limit = self.wait.as_secs();
+            (self.warn)(&format!(
+                "waiting for another process that compiles `{what}` for {}; after {limit} s this one compiles it too",
+                tier.place
+            ));
+        }
+    }
+
+    /// Writes an entry to every tier, and gives the lease back after that.
+    fn store<R: Recipe>(
+        self: &Arc<Self>,
+        key: &Key,
+        name: &str,
+        recipe: &R,
+        payload: &[u8],
+        cost: Duration,
+        lease: Option<Lease>,
+    ) {
         let (title, notes) = recipe.describe();
         let meta = Meta {
             key: key.clone(),
@@ -434,10 +544,43 @@ impl Tiers {
         };
         let Ok(bytes) = entry::encode(&meta, payload) else {
             self.stats.unstored.fetch_add(1, Relaxed);
-            return;
+            return self.give_back(lease);
         };
-        for tier in &self.list {
-            self.write(tier, &format!("{name}{}", listing::ENTRY), &bytes);
+        let file = format!("{name}{}", listing::ENTRY);
+        for tier in self.list.iter().filter(|t| !t.store.is_remote()) {
+            self.write(tier, &file, &bytes);
+        }
+        match self.list.iter().position(|t| t.store.is_remote()) {
+            Some(tier) => self.later(Upload { entry: Some((tier, file, bytes.into())), lease }),
+            None => drop(lease), // after the entry is there
+        }
+    }
+
+    /// Gives a lease back, without waiting for a network.
+    fn give_back(self: &Arc<Self>, lease: Option<Lease>) {
+        if lease.as_ref().is_some_and(Lease::is_remote) {
+            self.later(Upload { entry: None, lease });
+        }
+    }
+
+    /// Does what takes a network's time on a thread of its own.
+    fn later(self: &Arc<Self>, upload: Upload) {
+        let put = |tiers: &Tiers, upload: Upload| {
+            if let Some((tier, file, content)) = upload.entry {
+                tiers.write(&tiers.list[tier], &file, &content);
+            }
+            drop(upload.lease); // after the entry is there
+        };
+        match self.uploads.push(upload) {
+            Ok(false) => {}
+            Ok(true) => {
+                let own = self.clone();
+                let work = move || own.uploads.work(|u| put(&own, u));
+                if std::thread::Builder::new().name("oxi-upload".into()).spawn(work).is_err() {
+                    self.uploads.work(|u| put(self, u));
+                }
+            }
+            Err(upload) => put(self, upload),
         }
     }
 
@@ -483,11 +626,17 @@ impl Tiers {
     }
 
     fn write_failed(&self, tier: &Tier, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            tier.did_not_answer(); // it would not let itself be read either
+        }
         tier.space.lock().resting_until = Some(Instant::now() + REST);
         self.complain(tier, "write to", error);
     }
 
     fn complain(&self, tier: &Tier, what: &str, error: &io::Error) {
+        if self.closed.load(Relaxed) {
+            return; // it was not let finish
+        }
         self.stats.errors.fetch_add(1, Relaxed);
         if !tier.warned.swap(true, Relaxed) {
             (self.warn)(&format!(
@@ -509,11 +658,30 @@ impl Tier {
             look_every: Duration::from_millis(50),
             warned: AtomicBool::new(false),
             space: Mutex::default(),
+            silence: Mutex::default(),
+        }
+    }
+
+    /// Whether it is worth asking.
+    fn answers(&self) -> bool {
+        self.silence.lock().until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    fn answered(&self) {
+        *self.silence.lock() = Silence::default();
+    }
+
+    /// A remote store is left alone for a while: asking it again would take as long again.
+    fn did_not_answer(&self) {
+        if self.store.is_remote() {
+            let mut silence = self.silence.lock();
+            silence.until = Some(Instant::now() + REST * 2u32.pow(silence.times.min(REST_DOUBLINGS)));
+            silence.times += 1;
         }
     }
 
     fn is_writable(&self) -> bool {
-        self.space.lock().resting_until.is_none_or(|until| Instant::now() >= until)
+        self.answers() && self.space.lock().resting_until.is_none_or(|until| Instant::now() >= until)
     }
 }
 

@@ -38,69 +38,119 @@ impl Ticket {
     }
 }
 
+/// A lease of this process.
 struct Beating {
     store: Arc<dyn Store>,
     name: String,
     ticket: Ticket,
+    pace: Pace,
+    pulse: Mutex<Pulse>,
+}
+
+/// What an owner knows of its lease.
+struct Pulse {
     beats: u64,
+    /// When the next beat was looked at last.
+    last: Instant,
+    /// When it was certainly ours.
+    sure: Instant,
+    /// It was overtaken.
+    lost: bool,
+    given_back: bool,
+}
+
+impl Beating {
+    fn beat(&self, tick: Duration) {
+        let mut pulse = self.pulse.lock();
+        if pulse.given_back || pulse.lost || pulse.last.elapsed() + tick / 2 < self.pace.beat {
+            return;
+        }
+        pulse.last = Instant::now();
+        // A lease that was overtaken is not taken back; a store that fails makes it look dead, which is harmless.
+        let Ok(current) = self.store.read(&self.name) else { return };
+        pulse.lost = !self.is_this(current);
+        if !pulse.lost {
+            pulse.beats += 1;
+            if self.store.publish(&self.name, &self.ticket.content(pulse.beats)).is_ok() {
+                pulse.sure = pulse.last;
+            }
+        }
+    }
+
+    fn give_back(&self) {
+        let mut pulse = self.pulse.lock(); // not between the two halves of a beat
+        pulse.given_back = true;
+        if pulse.lost {
+            return;
+        }
+        // Nobody takes over what changed so lately.
+        let sure = pulse.sure.elapsed() < self.pace.dead_after / 2;
+        if sure || self.is_this(self.store.read(&self.name).ok().flatten()) {
+            // What stays is overtaken: its owner is dead, or no longer changes it.
+            let _ = self.store.remove(&self.name);
+        }
+    }
+
+    fn is_this(&self, content: Option<Vec<u8>>) -> bool {
+        content.and_then(|c| Ticket::parse(&c)).as_ref() == Some(&self.ticket)
+    }
 }
 
 /// The thread that says of all leases of this process that their owner lives; it exists while there are any.
-#[derive(Default)]
 pub(crate) struct Heart {
-    leases: Mutex<Vec<Beating>>,
+    /// Between two looks at all leases: the beat of the quickest.
+    tick: Duration,
+    leases: Mutex<Vec<Arc<Beating>>>,
     running: Mutex<bool>,
 }
 
 impl Heart {
-    fn add(self: &Arc<Self>, lease: Beating, pace: Pace) {
+    pub(crate) fn new(tick: Duration) -> Arc<Heart> {
+        Arc::new(Heart { tick, leases: Mutex::default(), running: Mutex::default() })
+    }
+
+    fn add(self: &Arc<Self>, lease: Arc<Beating>) {
         self.leases.lock().push(lease);
         let mut running = self.running.lock();
         if !*running {
-            let own = Arc::downgrade(self);
+            let (own, tick) = (Arc::downgrade(self), self.tick);
             let thread = std::thread::Builder::new().name("oxi-lease".into());
             // Without a thread the lease looks dead after a while, and another process makes the entry too.
-            *running = thread.spawn(move || beat(&own, pace.beat)).is_ok();
+            *running = thread.spawn(move || beat(&own, tick)).is_ok();
         }
     }
 
-    fn remove(&self, nonce: &str) {
-        self.leases.lock().retain(|l| l.ticket.nonce != nonce);
+    fn remove(&self, lease: &Arc<Beating>) {
+        self.leases.lock().retain(|l| !Arc::ptr_eq(l, lease));
     }
 }
 
 /// How many beats without a lease the thread stays for.
 const IDLE_BEATS: u32 = 5;
 
-fn beat(heart: &Weak<Heart>, every: Duration) {
+fn beat(heart: &Weak<Heart>, tick: Duration) {
     let mut idle = 0;
     loop {
-        std::thread::sleep(every);
+        std::thread::sleep(tick);
         let Some(heart) = heart.upgrade() else { return };
-        let mut leases = heart.leases.lock();
+        let leases = heart.leases.lock();
         idle = if leases.is_empty() { idle + 1 } else { 0 };
         if idle > IDLE_BEATS {
             // Under the lock that `add` takes first: a lease that comes later starts a new thread.
             *heart.running.lock() = false;
             return;
         }
-        for lease in leases.iter_mut() {
-            lease.beats += 1;
-            // A lease that was overtaken is not taken back; a store that fails makes it look dead, which is harmless.
-            let current = lease.store.read(&lease.name).ok().flatten();
-            if current.and_then(|c| Ticket::parse(&c)).as_ref() == Some(&lease.ticket) {
-                let _ = lease.store.publish(&lease.name, &lease.ticket.content(lease.beats));
-            }
-        }
+        // A store may be slow: nobody waits for its lock meanwhile.
+        let all = leases.clone();
+        drop(leases);
+        all.iter().for_each(|l| l.beat(tick));
     }
 }
 
 /// The right to make an entry, given back when dropped.
 pub(crate) struct Lease {
     heart: Arc<Heart>,
-    store: Arc<dyn Store>,
-    name: String,
-    ticket: Ticket,
+    beating: Arc<Beating>,
 }
 
 impl Lease {
@@ -117,10 +167,16 @@ impl Lease {
     }
 
     fn start(heart: &Arc<Heart>, store: &Arc<dyn Store>, name: &str, ticket: Ticket, pace: Pace) -> Lease {
-        let beating =
-            Beating { store: store.clone(), name: name.to_owned(), ticket: ticket.clone(), beats: 0 };
-        heart.add(beating, pace);
-        Lease { heart: heart.clone(), store: store.clone(), name: name.to_owned(), ticket }
+        let now = Instant::now();
+        let pulse = Mutex::new(Pulse { beats: 0, last: now, sure: now, lost: false, given_back: false });
+        let beating = Arc::new(Beating { store: store.clone(), name: name.to_owned(), ticket, pace, pulse });
+        heart.add(beating.clone());
+        Lease { heart: heart.clone(), beating }
+    }
+
+    /// Whether giving it back takes a network's time.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.beating.store.is_remote()
     }
 
     /// Takes a dead owner's lease. Of several that try, the one that creates the marker succeeds; the marker carries the
@@ -154,12 +210,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.heart.remove(&self.ticket.nonce);
-        let content = self.store.read(&self.name).ok().flatten();
-        if content.and_then(|c| Ticket::parse(&c)).as_ref() == Some(&self.ticket) {
-            // What stays is overtaken: its owner is dead, or no longer changes it.
-            let _ = self.store.remove(&self.name);
-        }
+        self.heart.remove(&self.beating);
+        self.beating.give_back();
     }
 }
 
@@ -213,7 +265,7 @@ mod tests {
     fn setup() -> (tempfile::TempDir, Arc<Heart>, Arc<dyn Store>) {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Folder::new(dir.path(), Sharing::Machine));
-        (dir, Arc::default(), store)
+        (dir, Heart::new(PACE.beat), store)
     }
 
     fn look(watch: &mut Watch, heart: &Arc<Heart>, store: &Arc<dyn Store>) -> Seen {
@@ -274,7 +326,56 @@ mod tests {
         store.publish("x", b"n elsewhere-1-1 0\n").unwrap();
         std::thread::sleep(PACE.beat * 3);
         drop(lost);
+        std::thread::sleep(PACE.beat * 3);
         assert_eq!(store.read("x").unwrap().unwrap(), b"n elsewhere-1-1 0\n");
+    }
+
+    #[test]
+    fn a_store_that_hangs_holds_up_its_own_leases_alone() {
+        let (_dir, heart, store) = setup();
+        let hanging: Arc<dyn Store> = Arc::new(Hanging(Mutex::new(())));
+        let slow = Pace { beat: PACE.beat, dead_after: Duration::from_secs(60) };
+        let stuck = Lease::take(&heart, &hanging, "x", slow).unwrap().unwrap();
+        let start = Instant::now();
+        std::thread::sleep(PACE.beat * 3); // the heart hangs
+        drop(Lease::take(&heart, &store, "x", PACE).unwrap().unwrap());
+        assert!(start.elapsed() < HANGS / 2, "{:?}", start.elapsed());
+        drop(stuck);
+    }
+
+    const HANGS: Duration = Duration::from_millis(1500);
+    struct Hanging(Mutex<()>);
+
+    impl Store for Hanging {
+        fn read(&self, _name: &str) -> io::Result<Option<Vec<u8>>> {
+            let _one = self.0.lock();
+            std::thread::sleep(HANGS);
+            Err(io::ErrorKind::TimedOut.into())
+        }
+
+        fn read_start(&self, name: &str, _len: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+            Ok(self.read(name)?.map(|all| (all, 0)))
+        }
+
+        fn publish(&self, _name: &str, _content: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn create(&self, _name: &str, _content: &[u8]) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn remove(&self, _name: &str) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn list(&self) -> io::Result<Vec<crate::Stored>> {
+            Ok(Vec::new())
+        }
+
+        fn used(&self, _name: &str) {}
+
+        fn clean(&self) {}
     }
 
     #[test]

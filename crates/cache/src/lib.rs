@@ -1,8 +1,10 @@
-//! Cache of what is slow to make, by everything that it depends on: in the process, on the disk, in a shared folder.
+//! Cache of what is slow to make, by everything that it depends on: in the process, on the disk, in a folder or an
+//! object store that machines share.
 //!
 //! * [`Key`] names everything that a value depends on, so that a miss can be explained by the components that differ.
 //! * [`Cache`] looks into the tiers one after another; of all that want the same key at once, one follows the [`Recipe`].
-//! * [`Store`] is where entries are kept: a [`Folder`], or anything that can do as much.
+//! * [`Store`] is where entries are kept: a [`Folder`], an object store (feature `object-store`), or anything that can do as
+//!   much.
 //!
 //! It does not know what the values are, and reads no environment.
 #![forbid(unsafe_code)]
@@ -15,8 +17,11 @@ mod lease;
 pub mod listing;
 mod memory;
 mod owner;
+#[cfg(feature = "object-store")]
+mod remote;
 mod stats;
 mod store;
+mod uploads;
 
 pub use cache::{Cache, Config, DISK_BYTES, Recipe, Shared, Source, WAIT, Warn, programs_folder};
 pub use entry::{FORMAT, Meta};
@@ -24,5 +29,7 @@ pub use identity::file_digest;
 pub use key::{Component, Difference, Digest, Key};
 pub use listing::Listed;
 pub use memory::{Held, Limits, Memory};
+#[cfg(feature = "object-store")]
+pub use remote::Remote;
 pub use stats::Stats;
 pub use store::{Folder, Sharing, Store, Stored};

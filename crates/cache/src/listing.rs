@@ -44,14 +44,26 @@ fn entries(store: &dyn Store) -> io::Result<Vec<Stored>> {
 
 /// All entries that say what they are, in no order. Payloads are neither read nor checked.
 pub fn list(store: &dyn Store) -> io::Result<Vec<Listed>> {
-    let mut out = Vec::new();
-    for file in entries(store)? {
-        // An entry that was removed meanwhile, or is damaged, is not listed.
-        if let Ok(Some(Ok((hits, meta)))) = describe(store, &file.name) {
-            out.push(Listed { file: file.name, size: file.size, used: file.modified, hits, meta });
-        }
-    }
-    Ok(out)
+    let files = entries(store)?;
+    let list = |files: &[Stored]| -> Vec<Listed> {
+        let one = |file: &Stored| match describe(store, &file.name) {
+            Ok(Some(Ok((hits, meta)))) => {
+                let Stored { name, size, modified } = file.clone();
+                Some(Listed { file: name, size, used: modified, hits, meta })
+            }
+            // An entry that was removed meanwhile, or is damaged, is not listed.
+            _ => None,
+        };
+        files.iter().filter_map(one).collect()
+    };
+    // Of a remote store, most of the time is waiting.
+    let at_once = if store.is_remote() { 16 } else { 1 };
+    let lists = std::thread::scope(|s| {
+        let part = files.len().div_ceil(at_once).max(1);
+        let threads: Vec<_> = files.chunks(part).map(|part| s.spawn(|| list(part))).collect();
+        threads.into_iter().flat_map(|t| t.join().unwrap_or_default()).collect()
+    });
+    Ok(lists)
 }
 
 /// The hits and the description of an entry.

@@ -34,7 +34,7 @@ pub trait Store: Send + Sync {
     /// Writes if there is nothing of that name; false if there is. Of several that do so at once, one succeeds.
     fn create(&self, name: &str, content: &[u8]) -> io::Result<bool>;
 
-    /// Removes; false if there was nothing.
+    /// Removes; false if it is known that there was nothing.
     fn remove(&self, name: &str) -> io::Result<bool>;
 
     /// All files, in no order.
@@ -45,6 +45,18 @@ pub trait Store: Send + Sync {
 
     /// Removes what writers that died left behind.
     fn clean(&self);
+
+    /// Whether it is asked over a network, bounded in time: then nobody waits for what can be done in the background, and
+    /// a store that does not answer is left alone for a while.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// The process ends: what waits for an answer to a reading call gets an error, now and later.
+    fn end_reading(&self) {}
+
+    /// The process ends: nothing waits for an answer any more.
+    fn close(&self) {}
 }
 
 /// Who reads and writes a folder.

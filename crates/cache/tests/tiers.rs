@@ -291,6 +291,14 @@ fn machines_share_a_store_that_is_no_folder() {
     assert_eq!(get(&open(disk.path()), &numbered(0)), Source::Disk);
 }
 
+#[cfg(not(feature = "object-store"))]
+#[test]
+fn a_build_without_object_stores_says_how_to_get_them() {
+    let said = Shared::open("s3://bucket/prefix", &[]).unwrap_err().to_string();
+    assert!(said.contains("no object stores") && said.contains("--features object-store"), "{said}");
+    assert_eq!(Shared::open("/a/folder", &[]).unwrap().place(), "/a/folder");
+}
+
 #[test]
 fn closing_ends_a_wait() {
     let dir = temporary();

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use oxitorch_cache::{DISK_BYTES, Folder, Listed, Sharing, Store, Stored, listing, programs_folder};
+use oxitorch_cache::{DISK_BYTES, Folder, Listed, Shared, Sharing, Store, Stored, listing, programs_folder};
 use serde_json::json;
 
 use crate::facts::{Facts, Programs};
@@ -21,7 +22,7 @@ pub(crate) struct Which {
     /// The cache folder to look at [default: the one that programs use]
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
-    /// Look at the folder that machines share, OXITORCH_CACHE_SHARED
+    /// Look at the folder or object store that machines share, OXITORCH_CACHE_SHARED
     #[arg(long, global = true, conflicts_with = "dir")]
     shared: bool,
 }
@@ -53,7 +54,7 @@ pub(crate) enum Do {
     },
     /// Remove what is damaged, left behind, too old or too much
     ///
-    /// Processes do this by themselves for the size on the disk; a shared folder is bounded by running this.
+    /// Processes do this by themselves for the size on the disk; what machines share is bounded by running this.
     Gc {
         /// Remove the programs used least lately until the rest has less than this, for instance 2G
         #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -94,42 +95,49 @@ pub(crate) enum Sort {
 /// Runs a subcommand; what it says and the exit status.
 pub(crate) fn run(which: &Which, what: Do, facts: &Facts) -> anyhow::Result<(String, i32)> {
     let programs = &facts.programs;
-    let place = which.folder(facts)?;
-    let sharing = if which.shared { Sharing::Network } else { Sharing::Machine };
-    let folder = Folder::new(programs_folder(&place), sharing);
+    let place = which.place(facts)?;
     let text = match what {
         Do::Ls { text, sort, limit, long, json } => {
-            let mut found = listed(&folder)?;
+            let mut found = listed(&place)?;
             found.retain(|e| text.as_ref().is_none_or(|t| mentions(e, t)));
             sort.apply(&mut found);
             found.truncate(limit);
             if json { to_json(&found)? } else { table(&found, long) }
         }
         Do::Stats { json } => {
-            let sum = Sum::of(&folder, &place)?;
+            let mut sum = Sum::of(&place)?;
+            sum.shared = which.is_default().then_some(programs.shared.as_deref()).flatten().map(Glance::at);
             if json { sum.json()? } else { sum.text(&place, which.limit(programs)) }
         }
-        Do::Gc { max_size, max_age } => {
-            collect(&folder, &place, max_size.or(which.limit(programs)), max_age)?
-        }
+        Do::Gc { max_size, max_age } => collect(&place, max_size.or(which.limit(programs)), max_age)?,
         Do::Clear => {
-            let removed = listing::clear(&folder).with_context(|| unusable(&folder))?;
-            folder.clean();
-            folder.remove_if_empty();
+            let removed = listing::clear(&*place.store).with_context(|| place.unusable())?;
+            place.store.clean();
+            if let Some(folder) = &place.folder {
+                place.programs(folder).remove_if_empty();
+            }
             format!("removed {}, {}\n", many(removed.entries, "program"), bytes(removed.bytes))
         }
-        Do::Warm { from, script } => return warm(&folder, &place, from.as_deref(), &script, facts),
+        Do::Warm { from, script } => return warm(&place, from.as_deref(), &script, facts),
     };
     Ok((text, 0))
 }
 
 impl Which {
-    fn folder(&self, facts: &Facts) -> anyhow::Result<PathBuf> {
+    fn place(&self, facts: &Facts) -> anyhow::Result<Place> {
         match (&self.dir, self.shared) {
-            (Some(dir), _) => Ok(dir.clone()),
-            (None, true) => facts.programs.shared.clone().context("OXITORCH_CACHE_SHARED is not set"),
-            (None, false) => Ok(facts.cache_dir.clone()),
+            (Some(dir), _) => Ok(Place::folder(dir, Sharing::Machine)),
+            (None, true) => {
+                let place = facts.programs.shared.as_deref().context("OXITORCH_CACHE_SHARED is not set")?;
+                Place::shared(place)
+            }
+            (None, false) => Ok(Place::folder(&facts.cache_dir, Sharing::Machine)),
         }
+    }
+
+    /// Whether it is the one that programs of this machine use first.
+    fn is_default(&self) -> bool {
+        self.dir.is_none() && !self.shared
     }
 
     /// What processes keep the folder below, if they do.
@@ -138,12 +146,86 @@ impl Which {
     }
 }
 
-fn unusable(folder: &Folder) -> String {
-    format!("the cache in {}", folder.path().display())
+/// Where compiled programs are.
+struct Place {
+    store: Arc<dyn Store>,
+    name: String,
+    /// The cache folder, unless it is an object store.
+    folder: Option<PathBuf>,
+    sharing: Sharing,
 }
 
-fn listed(folder: &Folder) -> anyhow::Result<Vec<Listed>> {
-    listing::list(folder).with_context(|| unusable(folder))
+impl Place {
+    fn folder(cache: &Path, sharing: Sharing) -> Place {
+        Place {
+            store: Arc::new(Folder::new(programs_folder(cache), sharing)),
+            name: cache.display().to_string(),
+            folder: Some(cache.to_owned()),
+            sharing,
+        }
+    }
+
+    fn shared(place: &str) -> anyhow::Result<Place> {
+        if !place.contains("://") {
+            return Ok(Place::folder(Path::new(place), Sharing::Network));
+        }
+        let shared = open_shared(place).with_context(|| format!("OXITORCH_CACHE_SHARED={place}"))?;
+        let (store, name) = (shared.contents(), shared.place().to_owned());
+        Ok(Place { store, name, folder: None, sharing: Sharing::Network })
+    }
+
+    fn programs(&self, cache: &Path) -> Folder {
+        Folder::new(programs_folder(cache), self.sharing)
+    }
+
+    fn unusable(&self) -> String {
+        format!("the cache in {}", self.name)
+    }
+}
+
+/// What machines share, with the settings that the environment has for it.
+pub(crate) fn open_shared(place: &str) -> std::io::Result<Shared> {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    Shared::open(place, &std::env::vars_os().filter_map(text).collect::<Vec<_>>())
+}
+
+fn listed(place: &Place) -> anyhow::Result<Vec<Listed>> {
+    listing::list(&*place.store).with_context(|| place.unusable())
+}
+
+/// What can be said of the other tier in a moment.
+struct Glance {
+    place: String,
+    found: Result<(u64, u64), String>,
+}
+
+impl Glance {
+    fn at(place: &str) -> Glance {
+        let look = || -> anyhow::Result<(u64, u64)> {
+            let files = Place::shared(place)?.store.list()?;
+            let entries = || files.iter().filter(|f| f.name.ends_with(".oxi"));
+            Ok((entries().count() as u64, entries().map(|f| f.size).sum()))
+        };
+        Glance { place: place.to_owned(), found: look().map_err(|e| format!("{e:#}")) }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        match &self.found {
+            Ok((programs, size)) => json!({ "place": self.place, "programs": programs, "bytes": size }),
+            Err(error) => json!({ "place": self.place, "error": error }),
+        }
+    }
+
+    fn text(&self) -> String {
+        match &self.found {
+            Ok((programs, size)) => {
+                format!("{}: {}, {}", self.place, many(*programs, "program"), bytes(*size))
+            }
+            Err(error) => format!("{} cannot be read: {error}", self.place),
+        }
+    }
 }
 
 /// "2G" -> 2147483648.
@@ -260,13 +342,15 @@ struct Sum {
     other_bytes: u64,
     /// Processes that compile for this folder at the moment, or died doing so.
     leases: u64,
+    /// What machines share, if there is anything.
+    shared: Option<Glance>,
 }
 
 impl Sum {
-    fn of(folder: &Folder, place: &Path) -> anyhow::Result<Sum> {
-        let entries = listed(folder)?;
-        let other = other_formats(place, folder.path());
-        let files = folder.list().with_context(|| unusable(folder))?;
+    fn of(place: &Place) -> anyhow::Result<Sum> {
+        let entries = listed(place)?;
+        let other = other_formats(place);
+        let files = place.store.list().with_context(|| place.unusable())?;
         let micros = |f: &dyn Fn(&Listed) -> u64| Duration::from_micros(entries.iter().map(f).sum());
         Ok(Sum {
             programs: entries.len() as u64,
@@ -278,6 +362,7 @@ impl Sum {
             other_formats: other.len() as u64,
             other_bytes: other.iter().map(|(_, f)| f.size).sum(),
             leases: files.iter().filter(|f| f.name.ends_with(".lease")).count() as u64,
+            shared: None,
         })
     }
 
@@ -291,15 +376,16 @@ impl Sum {
             "last_use_ms": self.last_use.map(|t| t.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64),
             "other_formats": { "files": self.other_formats, "bytes": self.other_bytes },
             "leases": self.leases,
+            "shared": self.shared.as_ref().map(Glance::json),
         });
         Ok(serde_json::to_string_pretty(&value)? + "\n")
     }
 
-    fn text(&self, place: &Path, limit: Option<u64>) -> String {
+    fn text(&self, place: &Place, limit: Option<u64>) -> String {
         let bold = Style::new().bold();
         let mut out = String::new();
         let mut line = |name: &str, value: String| _ = writeln!(out, "{bold}{name:12}{bold:#} {value}");
-        line("folder", place.display().to_string());
+        line(if place.folder.is_some() { "folder" } else { "store" }, place.name.clone());
         let of = limit.map_or(String::new(), |l| format!(" of {}", bytes(l)));
         line("programs", format!("{}, {}{of}", self.programs, bytes(self.bytes)));
         line("compiled in", duration(self.compile));
@@ -317,14 +403,19 @@ impl Sum {
             let files = many(self.other_formats, "file");
             line("other", format!("{files} of other versions of oxitorch, {}", bytes(self.other_bytes)));
         }
+        if let Some(shared) = &self.shared {
+            line("shared", shared.text());
+        }
         out
     }
 }
 
 /// Files in the folders of other versions of the format.
-fn other_formats(place: &Path, own: &Path) -> Vec<(Folder, Stored)> {
-    let formats = fs::read_dir(place.join("programs")).into_iter().flatten().flatten();
-    let others = formats.map(|f| f.path()).filter(|p| p.is_dir() && p != own);
+fn other_formats(place: &Place) -> Vec<(Folder, Stored)> {
+    let Some(cache) = &place.folder else { return Vec::new() };
+    let own = programs_folder(cache);
+    let formats = fs::read_dir(cache.join("programs")).into_iter().flatten().flatten();
+    let others = formats.map(|f| f.path()).filter(|p| p.is_dir() && *p != own);
     let files = others.flat_map(|path| {
         let folder = Folder::new(path, Sharing::Machine);
         let files = folder.list().unwrap_or_default();
@@ -336,44 +427,42 @@ fn other_formats(place: &Path, own: &Path) -> Vec<(Folder, Stored)> {
 /// Files of other formats that nobody used for so long are removed.
 const OTHER_FORMAT_AGE: Duration = Duration::from_secs(30 * 86_400);
 
-fn collect(
-    folder: &Folder,
-    place: &Path,
-    max_size: Option<u64>,
-    max_age: Option<u64>,
-) -> anyhow::Result<String> {
+fn collect(place: &Place, max_size: Option<u64>, max_age: Option<u64>) -> anyhow::Result<String> {
+    let store = &*place.store;
     let mut out = String::new();
     let mut say = |n: u64, what: &str, why: &str| {
         if n > 0 {
             let _ = writeln!(out, "removed {}{why}", many(n, what));
         }
     };
-    let context = || unusable(folder);
-    say(folder.remove_stale().with_context(context)? as u64, "file", " that a process left half written");
-    say(listing::remove_old_leases(folder).with_context(context)?, "lease", " of processes that are gone");
-    say(listing::remove_damaged(folder).with_context(context)?, "damaged program", "");
+    let context = || place.unusable();
+    if let Some(folder) = &place.folder {
+        let stale = place.programs(folder).remove_stale().with_context(context)?;
+        say(stale as u64, "file", " that a process left half written");
+    }
+    say(listing::remove_old_leases(store).with_context(context)?, "lease", " of processes that are gone");
+    say(listing::remove_damaged(store).with_context(context)?, "damaged program", "");
     if let Some(days) = max_age {
-        let old = listing::evict_older(folder, Duration::from_secs(days.saturating_mul(86_400)));
+        let old = listing::evict_older(store, Duration::from_secs(days.saturating_mul(86_400)));
         say(old.with_context(context)?.entries, "program", &format!(" not used for {}", many(days, "day")));
     }
-    let evicted = listing::evict(folder, max_size).with_context(context)?;
+    let evicted = listing::evict(store, max_size).with_context(context)?;
     say(evicted.entries, "program", " used least lately");
     let mut others = 0;
-    for (other, file) in other_formats(place, folder.path()) {
+    for (other, file) in other_formats(place) {
         if file.modified.elapsed().is_ok_and(|age| age > OTHER_FORMAT_AGE) {
-            others += u64::from(other.remove(&file.name).with_context(|| unusable(&other))?);
+            others += u64::from(other.remove(&file.name).with_context(|| place.unusable())?);
             other.remove_if_empty();
         }
     }
     say(others, "file", " of other versions of oxitorch");
-    let left = listed(folder)?.len() as u64;
+    let left = listed(place)?.len() as u64;
     let _ = writeln!(out, "{} left, {}", many(left, "program"), bytes(evicted.left_bytes));
     Ok(out)
 }
 
 fn warm(
-    folder: &Folder,
-    place: &Path,
+    place: &Place,
     from: Option<&Path>,
     script: &[String],
     facts: &Facts,
@@ -384,7 +473,7 @@ fn warm(
         if !source.path().is_dir() {
             bail!("{} has no compiled programs of this version", from.display());
         }
-        let copied = listing::copy(&source, folder).with_context(|| unusable(folder))?;
+        let copied = listing::copy(&source, &*place.store).with_context(|| place.unusable())?;
         let copies = many(copied.entries, "program");
         let _ = write!(out, "copied {copies}, {}; {} were there", bytes(copied.bytes), copied.known);
         let damaged = many(copied.damaged, "damaged one");
@@ -396,9 +485,16 @@ fn warm(
     if !facts.programs.on {
         bail!("the cache is off: unset OXITORCH_CACHE, and --xla_dump flags in XLA_FLAGS");
     }
-    let known: std::collections::HashSet<String> = listed(folder)?.into_iter().map(|e| e.file).collect();
-    let status = script::run(script, &[("OXITORCH_CACHE_DIR", place.as_os_str())], facts)?;
-    let (old, new): (Vec<_>, Vec<_>) = listed(folder)?.into_iter().partition(|e| known.contains(&e.file));
+    let Some(folder) = &place.folder else {
+        bail!(
+            "{} is filled by any run with OXITORCH_CACHE_SHARED set: leave out `--shared`, or copy a folder to it \
+             with `oxitorch cache warm --shared --from`",
+            place.name
+        );
+    };
+    let known: std::collections::HashSet<String> = listed(place)?.into_iter().map(|e| e.file).collect();
+    let status = script::run(script, &[("OXITORCH_CACHE_DIR", folder.as_os_str())], facts)?;
+    let (old, new): (Vec<_>, Vec<_>) = listed(place)?.into_iter().partition(|e| known.contains(&e.file));
     let cost = Duration::from_micros(new.iter().map(|e| e.meta.cost_us).sum());
     let size: u64 = new.iter().map(|e| e.size).sum();
     let _ = writeln!(

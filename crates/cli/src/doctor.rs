@@ -9,6 +9,7 @@ use std::thread;
 use oxitorch_cache::{Folder, Sharing, Store};
 use oxitorch_pjrt::{DiscoverOptions, Found, Platform, choose, discover, hardware_present};
 
+use crate::cache;
 use crate::facts::Facts;
 use crate::machine;
 use crate::packages::{Packages, meets, release};
@@ -68,6 +69,7 @@ fn machine_section(facts: &Facts) -> Vec<Check> {
         });
     }
     checks.push(programs_check(S, facts));
+    checks.extend(facts.programs.shared.as_deref().map(|place| shared_check(S, place)));
     checks
 }
 
@@ -90,6 +92,20 @@ fn programs_check(section: &'static str, facts: &Facts) -> Check {
         }
         Err(e) => Check::warn(section, NAME, format!("cannot be kept in {}: {e}", folder.display()))
             .hint("set OXITORCH_CACHE_DIR to a folder that can be written"),
+    }
+}
+
+/// Whether what machines share can be read. Whether it can be written is seen when something is.
+fn shared_check(section: &'static str, place: &str) -> Check {
+    const NAME: &str = "shared programs";
+    let files = cache::open_shared(place).and_then(|shared| shared.contents().list());
+    match files {
+        Ok(files) => {
+            let size = files.iter().map(|f| f.size).sum();
+            Check::ok(section, NAME, format!("{} in {place}", bytes(size)))
+        }
+        Err(e) => Check::warn(section, NAME, format!("cannot be read from {place}: {e}"))
+            .hint("docs/caching.md says what OXITORCH_CACHE_SHARED may be"),
     }
 }
 

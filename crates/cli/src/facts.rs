@@ -41,8 +41,8 @@ pub(crate) struct Programs {
     pub(crate) on: bool,
     /// What they may have together; the default if none.
     pub(crate) bytes: Option<u64>,
-    /// The folder that machines share.
-    pub(crate) shared: Option<PathBuf>,
+    /// The folder or the URL that machines share.
+    pub(crate) shared: Option<String>,
 }
 
 /// An installed torch.

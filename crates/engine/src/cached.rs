@@ -28,8 +28,8 @@ pub struct CacheOptions {
     pub disk: Option<PathBuf>,
     /// What programs in that folder may have together, in bytes.
     pub disk_bytes: u64,
-    /// A cache folder that several machines share, if there is one.
-    pub shared: Option<PathBuf>,
+    /// What several machines share, if there is anything.
+    pub shared: Option<cache::Shared>,
     /// How long to wait for another process that compiles the same program.
     pub wait: Duration,
     /// Programs that the process keeps loaded.
@@ -76,7 +76,7 @@ impl Programs {
             memory: cache::Limits { count: options.max_loaded, bytes: options.max_loaded_bytes },
             disk: options.disk.clone(),
             disk_bytes: options.disk_bytes,
-            shared: options.shared.as_deref().map(cache::Shared::folder),
+            shared: options.shared.clone(),
             wait: options.wait,
             warn: Arc::new(warn),
             ..cache::Config::default()

@@ -52,6 +52,7 @@ pub use graphs::Shown;
 pub use launch::{Interrupt, Mark};
 pub use memory::{Memory, Reading};
 pub use metrics::{COMPILE_BUCKETS_MS, Metrics};
+pub use oxitorch_cache::Shared as SharedCache;
 pub use profile::{Seen, SeenKind, set_running};
 pub use program::UserOptions;
 pub use recipe::{GraphOutput, Home, Recipe};

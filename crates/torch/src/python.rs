@@ -4,7 +4,7 @@ use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
 use oxitorch_engine::{
     COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode, Parts, Reading, Reason,
-    Refusal, Stream,
+    Refusal, SharedCache, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
@@ -101,10 +101,16 @@ fn optional<'py, T: FromPyObjectOwned<'py>>(config: &Bound<'py, PyDict>, key: &s
 fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
     let default = CacheOptions::default();
     let wait: Option<u64> = optional(config, "cache_wait_s")?;
+    let shared: Option<String> = optional(config, "cache_shared")?;
+    let settings: Option<Vec<(String, String)>> = optional(config, "cache_shared_settings")?;
+    let open = |place: String| {
+        let refused = |e| PyValueError::new_err(format!("OXITORCH_CACHE_SHARED={place}: {e}"));
+        SharedCache::open(&place, settings.as_deref().unwrap_or_default()).map_err(refused)
+    };
     Ok(CacheOptions {
         disk: optional(config, "cache_dir")?,
         disk_bytes: optional(config, "cache_bytes")?.unwrap_or(default.disk_bytes),
-        shared: optional(config, "cache_shared")?,
+        shared: shared.map(open).transpose()?,
         wait: wait.map_or(default.wait, Duration::from_secs),
         max_loaded: optional(config, "loaded_programs")?.unwrap_or(default.max_loaded),
         max_loaded_bytes: optional(config, "loaded_bytes")?.unwrap_or(default.max_loaded_bytes),
@@ -242,6 +248,12 @@ mod _core {
         out.set_item("profiler.h", include_str!("../csrc/profiler.h"))?;
         out.set_item("oxitorch_abi.h", include_str!("../csrc/oxitorch_abi.h"))?;
         Ok(out)
+    }
+
+    /// Whether `OXITORCH_CACHE_SHARED` may be a URL.
+    #[pyfunction]
+    fn has_object_stores() -> bool {
+        cfg!(feature = "object-store")
     }
 
     #[pyfunction]

@@ -1,6 +1,9 @@
 //! What the tests of the cache share: a recipe that leaves a trace each time it is followed.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[cfg(feature = "object-store")]
+pub(crate) mod server;
+
 use oxitorch_cache::{Cache, Config, Key, Recipe, Source, Stats};
 use std::fs::OpenOptions;
 use std::io::Write;
