@@ -125,6 +125,8 @@ pub enum ParamKind {
     Exponent,
     /// Part of the program: [`Arg::Int`], [`Arg::Float`], [`Arg::Bool`], [`Arg::Ints`], ..., [`Arg::None`]
     Attr,
+    /// [`Arg::Tensor`], s64 and 1-d: a list of integers that is an operand
+    Ints,
     /// [`Arg::Rng`]
     Rng,
 }

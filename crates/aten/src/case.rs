@@ -105,6 +105,7 @@ impl Case {
         match kind {
             ParamKind::Tensor | ParamKind::OptTensor => self.tensor(token).map(Arg::Tensor),
             ParamKind::Tensors | ParamKind::OptTensors => self.tensors(token),
+            ParamKind::Ints => self.integers(token),
             _ => self.attribute(token, kind),
         }
     }
@@ -128,6 +129,14 @@ impl Case {
             list.push(if part == "none" { None } else { Some(self.tensor(part)?) });
         }
         Ok(Arg::Tensors(list))
+    }
+
+    /// `[1,2]` as an operand.
+    fn integers(&mut self, token: &str) -> Result<Arg, String> {
+        let Arg::Ints(list) = self.attribute(token, ParamKind::Attr)? else {
+            return Err("no integers".into());
+        };
+        self.tensor(&format!("i64[{}]", list.len())).map(Arg::Tensor)
     }
 
     fn attribute(&mut self, token: &str, kind: ParamKind) -> Result<Arg, String> {

@@ -10,7 +10,7 @@ use crate::tensor::{Place, TensorRef};
 use crate::value::Value;
 use oxitorch_aten::args::{Number, is_operand, number_arg};
 use oxitorch_aten::{self as aten, Arg, NumKind, ParamKind, ScalarArg, Source, TensorArg};
-use oxitorch_hlo::{DType, Dims};
+use oxitorch_hlo::{DType, Dims, TensorType};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -92,6 +92,7 @@ impl<'a> Item<'_, 'a> {
                 }
             }
             Item::Number(n) => encode_number(*n, is_operand(kind, *n), key),
+            Item::Ints(v) if kind == ParamKind::Ints => key.word(12 | (v.len() as u64) << 8),
             Item::Ints(v) => key.list(6, v),
             Item::Floats(v) => {
                 key.word(7 | (v.len() as u64) << 8);
@@ -126,6 +127,10 @@ impl<'a> Item<'_, 'a> {
                 }
             }
             Item::Number(n) if is_operand(kind, *n) => out.values.push(number(w, *n)),
+            Item::Ints(v) if kind == ParamKind::Ints => {
+                let bytes: Vec<u8> = v.iter().flat_map(|n| n.to_le_bytes()).collect();
+                out.values.push(stream.upload(integers(v), &bytes)?);
+            }
             Item::Rng(generator) => {
                 out.rng = Some((out.values.len(), *generator));
                 out.values.push(w.number(DType::U64, &[]));
@@ -157,6 +162,10 @@ impl<'a> Item<'_, 'a> {
                 Some(arg) => arg,
                 None => Arg::Scalar(ScalarArg { kind: number_kind(*n), operand: operand() }),
             },
+            Item::Ints(v) if kind == ParamKind::Ints => {
+                let strides = if with_strides { Dims::from_slice(&[1]) } else { Dims::new() };
+                Arg::Tensor(TensorArg { operand: operand(), ty: integers(v), wrapped: false, strides })
+            }
             Item::Ints(v) => Arg::Ints(Dims::from_slice(v)),
             Item::Floats(v) => Arg::Floats(v.iter().map(|&x| x.into()).collect()),
             Item::Bools(v) => Arg::Bools(v.iter().map(|&x| x != 0).collect()),
@@ -165,6 +174,11 @@ impl<'a> Item<'_, 'a> {
             Item::Rng(_) => Arg::Rng(operand()),
         })
     }
+}
+
+/// The type of a list of integers that is an operand.
+fn integers(list: &[i64]) -> TensorType {
+    TensorType::new(DType::S64, [list.len() as i64].as_slice())
 }
 
 fn encode(t: &TensorRef<'_>, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {

@@ -67,6 +67,9 @@ impl Memory {
             ElementType::C128 => DType::C128,
             ElementType::S32 => DType::S32,
             ElementType::S64 => DType::S64,
+            ElementType::U8 => DType::U8,
+            ElementType::F16 => DType::F16,
+            ElementType::Bf16 => DType::BF16,
             _ => return None,
         };
         let last = sizes.iter().zip(strides).try_fold(offset, |at, (&n, &step)| {
