@@ -533,6 +533,27 @@ def test_the_dtype_of_out_is_what_dtype_says():
             assert type(got) is type(expected), f"{f.__name__} {dtype}: {got!r}, on the CPU {expected!r}"
 
 
+def test_linspace_of_integers():
+    for first, last, steps in ((50, 1, 50), (0, 7, 23), (-5, 99, 50)):
+        got, expected = (torch.linspace(first, last, steps, dtype=torch.int64, device=d) for d in (DEVICE, "cpu"))
+        assert_same(got, expected, f"{first} {last} {steps}")
+
+
+def test_as_strided_scatter_writes_where_the_storage_is():
+    def f(x):
+        return x[:, ::2].as_strided_scatter(torch.ones(2, 2, device=x.device), (2, 2), (3, 1), 1)
+
+    x = torch.rand(4, 6)
+    assert_same(f(x.to(DEVICE)), f(x))
+
+
+def test_gradients_of_dropout_in_integers():
+    def f(x):
+        return torch.ops.aten.native_dropout_backward(x, x > 2, 2.0)
+
+    assert_same(f(torch.arange(5).to(DEVICE)), f(torch.arange(5)))
+
+
 COUNTED_OUT = {
     "arange": lambda o: torch.arange(6.0, out=o),
     "linspace": lambda o: torch.linspace(0, 5, 6, out=o),

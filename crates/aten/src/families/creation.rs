@@ -196,7 +196,10 @@ fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, target: DType, dtype:
     }
     let i = c.iota(TensorType::new(DType::S64, [steps].as_slice()), 0);
     let position = |v| c.to(v, dtype);
-    let by = c.div(c.sub(last, first), c.like(first, (steps - 1) as f64));
+    let count = c.like(first, (steps - 1) as f64);
+    // XLA multiplies with the reciprocal of a constant, and a step that is off by its last bit is off by one in integers.
+    let count = if round { c.add(c.sub(first, first), count) } else { count };
+    let by = c.div(c.sub(last, first), count);
     let back = c.sub(c.like(i, (steps - 1) as f64), i);
     let from_first = c.add(first, c.mul(by, position(i)));
     let from_last = c.sub(last, c.mul(by, position(back)));

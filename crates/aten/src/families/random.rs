@@ -425,10 +425,11 @@ fn dropout(c: &Ctx, x: Tensor, p: Scalar, train: Option<bool>, rng: Rng) -> (Val
 }
 
 fn dropout_backward(c: &Ctx, g: Tensor, mask: Tensor, scale: Scalar) -> Result<Value> {
-    let high = opmath(g.dtype);
+    let dtype = c.float_of(g.dtype);
+    let high = opmath(dtype);
     let [v, mask] = c.align([c.to(g.value, high), c.to(mask.value, high)], high)?;
     let scale = c.number_like(scale, high, &c.shape(v));
-    Ok(c.to(c.mul(c.mul(v, mask), scale), g.dtype))
+    Ok(c.to(c.mul(c.mul(v, mask), scale), dtype))
 }
 
 /// The result and the noise: random slopes in training (1 where the input is positive), their mean otherwise.

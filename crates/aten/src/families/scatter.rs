@@ -27,14 +27,6 @@ pub static ROWS: &[Row] = &[
 /// How an update meets the element that is there; `None` overwrites it.
 type Combine = Option<Binary>;
 
-/// Writes flat updates at flat positions of `x`.
-pub(super) fn overwrite_flat(c: &Ctx, x: Value, at: Value, updates: Value) -> Result<Value> {
-    let dims = rows_dims(0, 1);
-    let flat = c.reshape(x, &[c.numel(x)]);
-    let out = scatter_with(c, flat, at, updates, &dims, None);
-    Ok(c.reshape(out, &c.shape(x)))
-}
-
 fn scatter_with(c: &Ctx, x: Value, index: Value, updates: Value, dims: &ScatterDims, how: Combine) -> Value {
     let out = c.scatter(&[x], index, &[updates], dims, ScatterFlags::default(), |b, old, new| {
         vec![match how {

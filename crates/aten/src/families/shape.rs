@@ -20,7 +20,6 @@ pub static ROWS: &[Row] = &[
     op!("select_backward", select_backward),
     op!("slice_scatter", slice_scatter).layout(Layout::LikeFirst),
     op!("select_scatter", select_scatter).layout(Layout::LikeFirst),
-    op!("as_strided_scatter", as_strided_scatter),
     op!("diagonal_scatter", diagonal_scatter).layout(Layout::LikeFirst),
     op!("unfold_backward", unfold_backward),
     op!("channel_shuffle", channel_shuffle).layout(Layout::ChannelsLast),
@@ -398,37 +397,6 @@ fn select_scatter(c: &Ctx, x: Value, src: Value, dim: i64, at: i64) -> Result<Va
     slice.remove(dim);
     same_slice(&c.shape(src), &slice)?;
     slice_scatter(c, x, c.unsqueeze(src, dim as i64), dim as i64, Some(at), Some(at + 1), 1)
-}
-
-/// Writes `src` through a strided view of `x`, taken as row-major.
-fn as_strided_scatter(
-    c: &Ctx,
-    x: Value,
-    src: Value,
-    size: Dims,
-    stride: Dims,
-    offset: Option<i64>,
-) -> Result<Value> {
-    same_slice(&c.shape(src), &size)?;
-    if size.contains(&0) {
-        return Ok(x);
-    }
-    let (n, base) = (c.numel(x), offset.unwrap_or(0));
-    let reach: i64 = size.iter().zip(&stride).map(|(n, s)| (n - 1) * s).sum();
-    if stride.iter().any(|&s| s < 0) || base < 0 || base + reach >= n {
-        return Err(runtime(format!(
-            "setStorage: sizes {}, strides {}, storage offset {base}, are out of bounds for storage of {n} elements",
-            shape_text(&size),
-            shape_text(&stride)
-        )));
-    }
-    let mut at = c.full(c.scalar_i64(DType::S64, base), &size);
-    for (d, &s) in stride.iter().enumerate() {
-        let step = c.full(c.scalar_i64(DType::S64, s), &size);
-        at = c.add(at, c.multiply(c.iota(TensorType::new(DType::S64, size.clone()), d as i64), step));
-    }
-    let count = size.iter().product();
-    super::scatter::overwrite_flat(c, x, c.reshape(at, &[count]), c.reshape(c.to(src, c.dtype(x)), &[count]))
 }
 
 /// The sum over all windows that an element was part of.
