@@ -300,7 +300,7 @@ def test_the_window(strict):
     assert default["ops"] == 10_000 and default["bytes"] > 1 << 30
     torch.tpu.eager_mode = "fused"
     with torch.tpu.set_window(ops=10):
-        assert torch.tpu.get_window() == {"ops": 10, "bytes": default["bytes"]}
+        assert torch.tpu.get_window() == {**default, "ops": 10}
         x = torch.zeros(3, device="tpu")
         torch.tpu.synchronize()
         torch.tpu.reset_metrics()
@@ -313,6 +313,16 @@ def test_the_window(strict):
         for _ in range(11):
             x = x + 1
         assert torch.tpu.metrics()["flushes"] == {"bytes": 2}
+    with torch.tpu.set_window(kept_bytes=36 * 2):
+        y = x[:, None]
+        torch.tpu.synchronize()
+        torch.tpu.reset_metrics()
+        for _ in range(5):
+            y = y + 1  # is fused and counts nothing
+            z = y @ y.T  # 36 bytes
+        torch.tpu.synchronize()
+        assert torch.tpu.metrics()["flushes"] == {"bytes": 2, "wait": 1}
+    assert z.tolist() == [[51 * 51] * 3] * 3 and torch.tpu.get_window() == default
     with pytest.raises(ValueError, match="at least 1"):
         torch.tpu.set_window(ops=0)
 

@@ -107,6 +107,15 @@ WINDOW_BYTES = Var(
     "In fused mode, launch what was recorded when the results of its operations, needed or not, have so many bytes.",
     minimum=1,
 )
+WINDOW_KEPT_BYTES = Var(
+    "OXITORCH_WINDOW_KEPT_BYTES",
+    "int",
+    "48 MiB on the cpu platform, the memory of the device elsewhere",
+    "0.1",
+    "In fused mode, launch what was recorded when those results that are not fused into what reads them (of matrix "
+    "products, convolutions, reductions) have so many bytes; see `torch.tpu.set_window`.",
+    minimum=1,
+)
 EXPLAIN = Var(
     "OXITORCH_EXPLAIN",
     "bool",
@@ -246,6 +255,7 @@ TABLE: tuple[Var, ...] = (
     EAGER_MODE,
     WINDOW_OPS,
     WINDOW_BYTES,
+    WINDOW_KEPT_BYTES,
     EXPLAIN,
     MAX_GRAPHS,
     GRAPHS,
@@ -318,6 +328,7 @@ def core_config() -> dict[str, Any]:
         "eager_mode": EAGER_MODE.read() or "fused",
         "window_ops": WINDOW_OPS.read(),
         "window_bytes": WINDOW_BYTES.read(),
+        "window_kept_bytes": WINDOW_KEPT_BYTES.read(),
         "explain": EXPLAIN.read() or False,
         "max_graphs": MAX_GRAPHS.read(),
         "graphs": os.path.abspath(os.path.expanduser(GRAPHS.read())) if GRAPHS.read() else None,

@@ -230,6 +230,23 @@ def test_attention_of_columns():
 # ---------------------------------------------------------------- how they run
 
 
+@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+@pytest.mark.parametrize("shape", [(8, 32, 32, 32), (64, 8, 300), (2, 4, 16, 32, 40)], ids=str)
+def test_gradients_of_batch_norm(shape, affine):
+    norms = {3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}
+    x, weight = randn(*shape), randn(*shape)
+    found = []
+    before = calls()
+    for device in ("cpu", "tpu"):
+        norm = norms[len(shape)](shape[1], affine=affine).to(device)
+        y = x.to(device, copy=True).requires_grad_()
+        (norm(y * 2).relu() * weight.to(device)).sum().backward()
+        found.append([y.grad, *(p.grad for p in norm.parameters()), *norm.buffers()])
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert_same(ours, expected, rtol=1e-4, atol=1e-4)
+    assert calls() == before + 1
+
+
 def test_a_second_window_calls_again():
     a = randn(300, 300)
     d = a.to(DEVICE)

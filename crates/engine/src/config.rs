@@ -2,6 +2,7 @@
 
 use oxitorch_aten::{Config, MatmulPrecision};
 use oxitorch_hlo::DType;
+use oxitorch_pjrt::Platform;
 
 /// How ops become programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,11 +42,24 @@ pub struct Limits {
     pub ops: usize,
     /// Bytes of all results of those ops, needed or not.
     pub bytes: u64,
+    /// Bytes of those results that XLA does not fuse into what reads them.
+    pub kept: u64,
+}
+
+impl Limits {
+    /// The default for a device with so much memory.
+    ///
+    /// The CPU plugin asks the system for a program's temporary memory at each launch. Up to 32 MiB glibc's malloc has
+    /// it at hand; beyond, the page faults cost a third of a training step.
+    pub(crate) fn of(platform: Platform, memory: u64) -> Limits {
+        let kept = if platform == Platform::Cpu { 48 << 20 } else { memory };
+        Limits { ops: 10_000, bytes: memory, kept }
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { ops: 10_000, bytes: u64::MAX }
+        Limits { ops: 10_000, bytes: u64::MAX, kept: u64::MAX }
     }
 }
 

@@ -214,12 +214,16 @@ impl Engine {
         self.streams.iter().try_for_each(|s| s.unwatch(mode).map(drop))
     }
 
-    /// Bounds of what is recorded before it is launched in fused mode; `None` is the default: 10,000 ops, and results as
-    /// large as the device's memory.
-    pub fn set_window(&self, ops: Option<usize>, bytes: Option<u64>) {
+    /// Bounds of what is recorded before it is launched in fused mode, as in [`Limits`]; `None` is the default: 10,000
+    /// ops, results as large as the device's memory, and 48 MiB of results that are not fused on the CPU platform.
+    pub fn set_window(&self, ops: Option<usize>, bytes: Option<u64>, kept: Option<u64>) {
         for s in &self.streams {
-            let default = Limits { bytes: s.memory().limit(), ..Limits::default() };
-            s.set_limits(Limits { ops: ops.unwrap_or(default.ops), bytes: bytes.unwrap_or(default.bytes) });
+            let default = s.default_limits();
+            s.set_limits(Limits {
+                ops: ops.unwrap_or(default.ops),
+                bytes: bytes.unwrap_or(default.bytes),
+                kept: kept.unwrap_or(default.kept),
+            });
         }
     }
 

@@ -90,13 +90,14 @@ impl Window {
         if self.is_watched() {
             return (self.options != switches.compiler_options).then_some(Reason::Options);
         }
+        let (began, before) = self.round.unwrap_or((self.sites[0], 0));
         let came_round =
-            self.sites[0] == site && self.insts.len() >= WORTH_A_LAUNCH && site != Site::default();
+            began == site && before + self.insts.len() >= WORTH_A_LAUNCH && site != Site::default();
         [
             (self.options != switches.compiler_options, Reason::Options),
             (came_round, Reason::Loop),
             (self.insts.len() >= self.limits.ops, Reason::Ops),
-            (self.bytes >= self.limits.bytes, Reason::Bytes),
+            (self.bytes >= self.limits.bytes || self.kept >= self.limits.kept, Reason::Bytes),
         ]
         .into_iter()
         .find_map(|(over, reason)| over.then_some(reason))
@@ -189,12 +190,16 @@ impl Stream {
     pub(crate) fn flush(&self, w: &mut Window, reason: Reason) -> Result<()> {
         let mut result = Ok(());
         if !w.insts.is_empty() {
+            let (began, before) = w.round.unwrap_or((w.sites[0], 0));
+            let bound = matches!(reason, Reason::Ops | Reason::Bytes);
+            // Else the bounds would cut each round of a loop elsewhere, and each cut makes new programs.
+            w.round = bound.then_some((began, before + w.insts.len()));
             result = self.launch(w, reason);
             w.insts.clear();
             w.sites.clear();
             w.operands.clear();
             w.clear_produced();
-            w.bytes = 0;
+            (w.bytes, w.kept) = (0, 0);
             w.stamps.clear();
             w.stamped = self.metrics().events.on();
             w.epoch = w.epoch.wrapping_add(1).max(1);

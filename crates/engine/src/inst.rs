@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Refusal};
 use crate::view::{self, View, dense_order};
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
-use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, Module, TensorType, Value};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -138,6 +138,8 @@ pub(crate) struct Inst {
     pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,
+    /// Size of those that XLA does not fuse into what reads them.
+    pub(crate) kept: u64,
     /// Philox blocks that one execution uses.
     pub(crate) rng_blocks: u64,
     /// What can be wrong with values, in the order in which the checks are emitted.
@@ -527,7 +529,10 @@ impl Instances {
             outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
         let unchanged = |o: &Option<Out>| o.as_ref().is_none_or(|o| o.same_as.is_some());
         let identity = emitted.messages.is_empty() && outputs.iter().all(unchanged);
-        let (unused, unused_params) = unused(&kind, b, &emitted);
+        let results: Vec<Value> = emitted.outputs.iter().flatten().chain(&emitted.checks).copied().collect();
+        let module = b.finish(&results).ok();
+        let is_fused = module.as_ref().is_some_and(Module::is_fusible);
+        let (unused, unused_params) = module.map_or_else(Default::default, |m| unused(&kind, &m));
         for same in outputs.iter_mut().flatten().filter_map(|o| o.same_as.as_mut()) {
             *same -= unused.iter().filter(|&u| u < same).count() as u32;
         }
@@ -545,6 +550,7 @@ impl Instances {
         let one = matches!(outputs.as_slice(), [Some(_)]);
         let inst: &'static Inst = Box::leak(Box::new(Inst {
             bytes,
+            kept: if is_fused { 0 } else { bytes },
             careful,
             plain: one && !careful && !identity && emitted.messages.is_empty() && emitted.rng_blocks == 0,
             unused,
@@ -563,13 +569,10 @@ impl Instances {
 }
 
 /// The tensor operands of a row that no result depends on: their numbers, in order, and the bits of their parameters.
-fn unused(kind: &Kind, b: Builder, emitted: &Emitted) -> (Vec<u32>, u64) {
-    let none = (Vec::new(), 0);
-    let Kind::Row { args, .. } = kind else { return none };
-    let results: Vec<Value> = emitted.outputs.iter().flatten().chain(&emitted.checks).copied().collect();
-    let Ok(module) = b.finish(&results) else { return none };
+fn unused(kind: &Kind, module: &Module) -> (Vec<u32>, u64) {
+    let mut found = (Vec::new(), 0);
+    let Kind::Row { args, .. } = kind else { return found };
     let used = module.used_params();
-    let mut found = none;
     for (param, arg) in args.iter().enumerate().take(64) {
         if let Arg::Tensor(t) = arg
             && !used[t.operand as usize]

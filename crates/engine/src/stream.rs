@@ -47,9 +47,12 @@ pub(crate) struct Window {
     /// Results of earlier windows that nobody wanted: most of a window's results are such, and freeing them one by one
     /// costs as much as recording them.
     spare: Vec<Arc<Value>>,
-    /// Size of all results.
+    /// Size of all results, and of those that XLA does not fuse into what reads them.
     pub(crate) bytes: u64,
+    pub(crate) kept: u64,
     pub(crate) limits: Limits,
+    /// If a bound cut the window before: the Python line where this round began, and the ops that were launched since.
+    pub(crate) round: Option<(Site, usize)>,
     /// The Python line of the first copy from the host.
     pub(crate) first_upload: Option<Site>,
     /// Scratch for program keys.
@@ -144,6 +147,8 @@ impl Window {
     }
 
     fn append(&mut self, inst: &'static Inst) {
+        self.bytes += inst.bytes;
+        self.kept += inst.kept;
         self.insts.push(inst);
         self.sites.push(self.site);
         if self.stamped {
@@ -168,7 +173,6 @@ impl Window {
 
     /// The next result of the window.
     fn result(&mut self, out: &Out) -> Arc<Value> {
-        self.bytes += out.bytes;
         let mark = self.mark(PRODUCED | self.produced.len() as u32);
         Value::recorded(out.stored.clone(), mark, self.site, self.spare.pop())
     }
@@ -337,7 +341,7 @@ impl Stream {
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
         let launcher = Launcher::start(client.clone(), device, memory, metrics.clone())?;
-        let limits = Limits { bytes: memory.limit(), ..Limits::default() };
+        let limits = Limits::of(client.platform(), memory.limit());
         let window = Mutex::new(Window { epoch: 1, limits, ..Window::default() });
         let device = device as u16;
         Ok(Stream { device, client, compiler, explainer, launcher, memory, metrics, interrupt, window })
@@ -367,6 +371,11 @@ impl Stream {
     pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
         events::here(site);
         self.flush(&mut self.lock(site), reason)
+    }
+
+    /// The bounds of a window that nobody set.
+    pub fn default_limits(&self) -> Limits {
+        Limits::of(self.client.platform(), self.memory.limit())
     }
 
     /// The bounds of a window.

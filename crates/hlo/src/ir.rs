@@ -520,6 +520,34 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Whether the result needs no memory of its own: each element takes a few operations on a few elements of the
+    /// operands, or it is an operand that is partly overwritten.
+    pub(crate) fn is_fusible(&self) -> bool {
+        matches!(
+            self,
+            Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Compare(..)
+                | Op::Select
+                | Op::Clamp
+                | Op::Complex
+                | Op::Convert
+                | Op::BitcastConvert
+                | Op::ReducePrecision { .. }
+                | Op::Iota(_)
+                | Op::BroadcastInDim(_)
+                | Op::Reshape
+                | Op::Transpose(_)
+                | Op::Slice(_)
+                | Op::Pad(_)
+                | Op::Concatenate(_)
+                | Op::Reverse(_)
+                | Op::DynamicSlice(_)
+                | Op::DynamicUpdateSlice
+                | Op::Scatter(..)
+        )
+    }
+
     /// The op's full name, dialect included.
     pub(crate) fn name(&self) -> &'static str {
         match self {

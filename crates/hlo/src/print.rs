@@ -60,6 +60,14 @@ impl Module {
     }
 }
 
+impl Module {
+    /// Whether XLA fuses all of it into what reads the results, so that they need no memory of their own.
+    pub fn is_fusible(&self) -> bool {
+        let live = live_ops(&self.arena, &self.outputs);
+        self.arena.ops.iter().zip(live).all(|(op, live)| !live || op.op.is_fusible())
+    }
+}
+
 /// Which ops are needed for the outputs or have a side effect.
 fn live_ops(arena: &Arena, outputs: &[Value]) -> Vec<bool> {
     let mut live = vec![false; arena.ops.len()];

@@ -298,7 +298,11 @@ mod _core {
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
             cache: cache_options(config)?,
             mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,
-            window: (optional(config, "window_ops")?, optional(config, "window_bytes")?),
+            window: (
+                optional(config, "window_ops")?,
+                optional(config, "window_bytes")?,
+                optional(config, "window_kept_bytes")?,
+            ),
             explain: optional(config, "explain")?.unwrap_or(false),
             max_graphs: optional(config, "max_graphs")?,
             trace: optional(config, "trace")?.unwrap_or(false),
@@ -437,18 +441,19 @@ mod _core {
         Ok(started(py)?.engine.allow_programs(more))
     }
 
-    /// Bounds of what is recorded before it is launched in fused mode: ops and bytes of their results.
+    /// Bounds of what is recorded before it is launched in fused mode: ops, bytes of their results, and of those that
+    /// are not fused.
     #[pyfunction]
-    fn get_window(py: Python<'_>) -> PyResult<(usize, u64)> {
+    fn get_window(py: Python<'_>) -> PyResult<(usize, u64, u64)> {
         let limits = started(py)?.engine.window();
-        Ok((limits.ops, limits.bytes))
+        Ok((limits.ops, limits.bytes, limits.kept))
     }
 
     /// Sets those bounds; None is the default.
     #[pyfunction]
-    #[pyo3(signature = (ops, bytes))]
-    fn set_window(py: Python<'_>, ops: Option<usize>, bytes: Option<u64>) -> PyResult<()> {
-        started(py)?.engine.set_window(ops, bytes);
+    #[pyo3(signature = (ops, bytes, kept))]
+    fn set_window(py: Python<'_>, ops: Option<usize>, bytes: Option<u64>, kept: Option<u64>) -> PyResult<()> {
+        started(py)?.engine.set_window(ops, bytes, kept);
         Ok(())
     }
 

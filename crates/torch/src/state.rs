@@ -30,8 +30,8 @@ pub(crate) struct Setup {
     /// 0: one per core.
     pub(crate) compile_threads: usize,
     pub(crate) mode: Mode,
-    /// Bounds of a window, in ops and bytes; None: the engine's.
-    pub(crate) window: (Option<usize>, Option<u64>),
+    /// Bounds of a window: ops, bytes, and bytes of what is not fused; None: the engine's.
+    pub(crate) window: (Option<usize>, Option<u64>, Option<u64>),
     /// Whether it is printed why a program is new.
     pub(crate) explain: bool,
     /// Programs that may be made.
@@ -182,7 +182,7 @@ fn start() -> Result<&'static State, Error> {
         interrupt,
     };
     let engine = Engine::start(client, &options)?;
-    engine.set_window(setup.window.0, setup.window.1);
+    engine.set_window(setup.window.0, setup.window.1, setup.window.2);
     engine.print_explanations(setup.explain);
     engine.allow_programs(setup.max_graphs);
     engine.set_switches(|s| {

@@ -83,29 +83,37 @@ def set_eager_mode(mode: EagerMode | str) -> _Restore:
 
 def get_window() -> dict[str, int]:
     """The bounds that `set_window` sets."""
-    ops, size = _activate.core().get_window()
-    return {"ops": ops, "bytes": size}
+    ops, size, kept = _activate.core().get_window()
+    return {"ops": ops, "bytes": size, "kept_bytes": kept}
 
 
-def set_window(ops: int | None = None, bytes: int | None = None) -> _Restore:
+def set_window(ops: int | None = None, bytes: int | None = None, kept_bytes: int | None = None) -> _Restore:
     """Bounds what fused mode records before it launches it; also a context manager.
 
-    A larger window gives larger programs, which take longer to compile and hold their inputs for longer.
+    A larger window gives larger programs, which take longer to compile and hold their inputs for longer. On the cpu
+    platform they are slower, too, once their temporary memory is more than malloc keeps at hand.
 
     Args:
         ops: launch after so many operations; None: 10,000, or what OXITORCH_WINDOW_OPS says.
         bytes: launch when the results of the recorded operations, needed or not, have so many bytes; None: the
             memory of the device, or what OXITORCH_WINDOW_BYTES says.
+        kept_bytes: the same for those results that XLA does not fuse into the operations that read them: of matrix
+            products, convolutions, reductions and the like; None: 48 MiB on the cpu platform and the memory of the
+            device elsewhere, or what OXITORCH_WINDOW_KEPT_BYTES says.
 
     Raises:
         ValueError: a bound below 1.
     """
-    for name, value in (("ops", ops), ("bytes", bytes)):
+    for name, value in (("ops", ops), ("bytes", bytes), ("kept_bytes", kept_bytes)):
         if value is not None and value < 1:
             raise ValueError(f"set_window() needs {name} of at least 1, got {value}")
     core = _activate.core()
     previous = core.get_window()
-    core.set_window(ops or _env.WINDOW_OPS.read(), bytes or _env.WINDOW_BYTES.read())
+    core.set_window(
+        ops or _env.WINDOW_OPS.read(),
+        bytes or _env.WINDOW_BYTES.read(),
+        kept_bytes or _env.WINDOW_KEPT_BYTES.read(),
+    )
     return _Restore(lambda window: core.set_window(*window), previous)
 
 

@@ -1,10 +1,11 @@
 //! Batch normalisation: statistics of each channel over everything else.
 
-use super::norms::{Grads, inverse_std, normalize, normalize_backward, stat_dtype};
-use super::reductions::reduced_numel;
+use super::norms::{Grads, inverse_std, normalize, stat_dtype};
+use super::reductions::{count_like, reduced_numel};
 use crate::args::{Scalar, Tensor};
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
+use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
@@ -234,23 +235,60 @@ fn native_batch_norm_backward(
         let (mean, var) = (running_mean.ok_or_else(missing)?, running_var.ok_or_else(missing)?);
         (c.to(mean.value, compute), inverse_std(c, c.to(var.value, compute), eps))
     };
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    let wanted = [wanted(0), wanted(1), wanted(2)];
+    if train
+        && let Some(found) = library_backward(c, grad, input, weight, [save_mean, save_invstd], eps, wanted)
+    {
+        return Ok(found);
+    }
     let along = |v: Value| per_channel(c, v, input);
     let g = c.to(grad.value, compute);
     let centred = c.sub(c.to(input.value, compute), along(mean));
     let normalized = c.mul(centred, along(rstd));
-    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
-    let grad_input = wanted(0).then(|| {
-        let scaled = weight.map_or(g, |w| c.mul(g, along(w.value)));
-        let gx = if train {
-            normalize_backward(c, scaled, normalized, rstd, &dims)
+    let (sum, slope) = (c.reduce_sum(g, &dims), c.reduce_sum(c.mul(g, normalized), &dims));
+    let grad_input = wanted[0].then(|| {
+        let inner = if train {
+            let count = count_like(c, sum, reduced_numel(&shape, &dims));
+            let [mean, slope] = [sum, slope].map(|v| along(c.div(v, count)));
+            c.sub(c.sub(g, mean), c.mul(normalized, slope))
         } else {
-            c.mul(scaled, along(rstd))
+            g
         };
-        c.to(gx, input.dtype)
+        let factor = weight.map_or(rstd, |w| c.mul(rstd, c.to(w.value, compute)));
+        c.to(c.mul(inner, along(factor)), input.dtype)
     });
-    let grad_weight = wanted(1).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &dims), stats));
-    let grad_bias = wanted(2).then(|| c.to(c.reduce_sum(g, &dims), stats));
-    Ok((grad_input, grad_weight, grad_bias))
+    Ok((grad_input, wanted[1].then(|| c.to(slope, stats)), wanted[2].then(|| c.to(sum, stats))))
+}
+
+/// Compiled sums over all dimensions but one in the middle take an order longer than torch's; so much it counts for.
+const OPERATIONS: i64 = 64;
+
+/// The gradients in training, by torch's own kernel.
+fn library_backward(
+    c: &Ctx,
+    grad: Tensor,
+    input: Tensor,
+    weight: Option<Tensor>,
+    saved: [Option<Tensor>; 2],
+    eps: Scalar,
+    mask: [bool; 3],
+) -> Option<Grads> {
+    let tensors = [Some(grad), Some(input), weight, saved[0], saved[1]];
+    let one_dtype = tensors.iter().flatten().all(|t| t.dtype == input.dtype);
+    let operations = c.numel(input.value).saturating_mul(OPERATIONS);
+    if !one_dtype || !c.is_for_library(input.dtype, operations) {
+        return None;
+    }
+    let tensor = |t: Option<Tensor>| t.map_or(Item::None, |t| Item::Tensor(t.value));
+    let mut args: Vec<Item<'_>> = tensors[..3].iter().map(|&t| tensor(t)).collect();
+    args.extend([Item::None, Item::None, tensor(saved[0]), tensor(saved[1]), Item::Bool(true)]);
+    args.extend([Item::Number(c.number(eps, DType::F64)), Item::Bools(&mask)]);
+    let channels = TensorType::new(input.dtype, [c.shape(input.value)[1]].as_slice());
+    let types = [c.ty(input.value), channels.clone(), channels].into_iter().zip(mask);
+    let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| Outcome::row_major(ty))).collect();
+    let found = c.call_library("native_batch_norm_backward", &args, &results);
+    <[Option<Value>; 3]>::try_from(found).ok().map(|[dx, dw, db]| (dx, dw, db))
 }
 
 #[allow(clippy::too_many_arguments)] // the schema's
