@@ -9,7 +9,7 @@ UV     := $(VENV)/bin/uv
 WHEELS := target/wheels
 # Use gets the core fully optimized; clippy, the Rust tests and the Python tests share one quick build with assertions.
 PROFILE := release
-test check test-rust test-python test-torch-oldest: PROFILE := ci
+test check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
 # The part of the Python tests that is repeated with the oldest torch that is supported.
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py
 # XLA and PyTorch each start as many threads as there are cores, in each test process.
@@ -17,7 +17,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test bench conformance install wheel check test-rust test-object-store test-python test-torch-oldest docs clean
+.PHONY: help demo test bench conformance install wheel check test-rust test-python test-conformance test-torch-oldest docs clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -32,7 +32,7 @@ demo: install
 	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
 	$(VENV)/bin/oxitorch doctor
 
-test: check test-rust test-object-store test-python test-torch-oldest
+test: check test-rust test-python test-conformance test-torch-oldest
 
 bench: install
 	$(PY) benches/eager.py
@@ -66,13 +66,13 @@ check: $(UV)
 test-rust: install
 	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
 
-# The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
-test-object-store:
-	cargo test -q --profile quick -p oxitorch-cache --features object-store --locked
-
 test-python: install
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal --mode strict tests/device
+
+# A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
+test-conformance: install
+	$(TEST_ENV) $(PY) -m tests.conformance --smoke --jobs 2
 
 test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)

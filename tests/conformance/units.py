@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
@@ -76,13 +77,19 @@ def entry_name(op: OpInfo) -> str:
 def to_device(value):
     """The same on the device: leaves with the same strides over a copy of the memory, that need the same gradients.
 
-    What shares memory here shares it there.
+    What shares memory here shares it there, and one tensor stays one.
     """
     moved_storages: dict = {}
+    seen: dict = {}
 
     def move(t):
         if not isinstance(t, torch.Tensor) or t.device.type == "meta":
             return t
+        if id(t) not in seen:
+            seen[id(t)] = moved(t)
+        return seen[id(t)]
+
+    def moved(t):
         plain = t.detach()
         if plain.layout == torch.strided and plain.numel():
             plain = plain.resolve_conj().resolve_neg()
@@ -91,10 +98,10 @@ def to_device(value):
             if key not in moved_storages:
                 whole = plain.as_strided((storage.nbytes() // plain.element_size(),), (1,), 0)
                 moved_storages[key] = whole, whole.to(DEVICE)
-            moved = moved_storages[key][1].as_strided(plain.shape, plain.stride(), plain.storage_offset())
+            there = moved_storages[key][1].as_strided(plain.shape, plain.stride(), plain.storage_offset())
         else:
-            moved = plain.to(DEVICE)
-        return moved.requires_grad_(t.requires_grad)
+            there = plain.to(DEVICE)
+        return there.requires_grad_(t.requires_grad)
 
     return pytree.tree_map(move, value)
 
@@ -399,6 +406,8 @@ def module(info, dtype: torch.dtype) -> Outcome:
             if e is not None:
                 continue
             host = made.to(dtype).train(training)
+            if any(map(is_lazy, host.parameters())):  # their first call makes random parameters
+                attempt(lambda h=host, i=case.forward_input: seeded(lambda: h(*i.args, **i.kwargs)))
             moved = copy.deepcopy(host).to(DEVICE)
 
             def run(m, args, kwargs):

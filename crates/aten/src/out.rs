@@ -149,9 +149,14 @@ pub fn refills(row: &Row) -> bool {
 /// Ops whose `out=` form copies a finished result.
 const COPYING: &[&str] = &["_fft_c2r", "_fft_r2c"];
 
+/// Ops that do so unless the tensor is empty.
+const COPYING_OVER: &[&str] =
+    &["cholesky_inverse", "geqrf", "linalg_eig", "linalg_householder_product", "ormqr"];
+
 /// Whether an `out=` tensor of another size gets the strides of a new result, and not row-major ones.
-pub fn takes_strides(row: &Row) -> bool {
-    row.layout != Layout::Contiguous && !COPYING.contains(&row.base())
+pub fn takes_strides(row: &Row, is_empty: bool) -> bool {
+    let copies = COPYING.contains(&row.base()) || !is_empty && COPYING_OVER.contains(&row.base());
+    row.layout != Layout::Contiguous && !copies
 }
 
 /// The arguments of a row that computes in the dtype of its `out=` tensor, where the caller names no other.

@@ -607,14 +607,12 @@ impl<'a> Call<'_, 'a> {
     /// The places anew if an `out=` tensor turns out to have another size than its result.
     fn resized(&self, inst: &Inst, dests: &[Dest]) -> Option<SmallVec<[Dest; 1]>> {
         let Form::Out(positions) = &self.op.binding.form else { return None };
-        if !aten::out::takes_strides(self.op.row) {
-            return None;
-        }
         let first = dests.len().checked_sub(positions.len())?;
         let place = |i: usize| match (&dests[i], inst.outputs.get(i)) {
             (Dest::Cast(dtype), Some(Some(out))) => {
                 let tensor = self.tensor(positions[i.checked_sub(first)?]).ok()?;
-                (tensor.sizes != out.ty.shape.as_slice()).then_some(Dest::Resized(*dtype))
+                let takes = || aten::out::takes_strides(self.op.row, tensor.sizes.contains(&0));
+                (tensor.sizes != out.ty.shape.as_slice() && takes()).then_some(Dest::Resized(*dtype))
             }
             _ => None,
         };

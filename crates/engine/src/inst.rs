@@ -338,7 +338,9 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
         }
         Layout::Transformed => transformed_strides(args, shape),
         Layout::Slices => {
-            let dim = args.iter().find_map(|a| if let Arg::Int(dim) = a { Some(*dim) } else { None })?;
+            // The last argument is the count.
+            let given = &args[..args.len().saturating_sub(1)];
+            let dim = given.iter().find_map(|a| if let Arg::Int(dim) = a { Some(*dim) } else { None })?;
             let rank = tensors().next()?.0.len();
             (rank == shape.len()).then(|| outermost(shape, dim.rem_euclid(rank.max(1) as i64) as usize))
         }

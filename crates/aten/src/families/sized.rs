@@ -329,7 +329,7 @@ const COLUMNS_MAX: i64 = 64;
 fn rows_along(c: &Ctx, x: Value, dim: i64) -> Result<(Vec<Value>, Value, usize)> {
     let dim = c.dim(dim, c.rank(x))?;
     let x = super::indexing::at_least_1d(c, x);
-    let front = c.swap_dims(x, 0, dim as i64);
+    let front = move_dim(c, x, dim, 0);
     let rows = c.shape(front)[0];
     let width: i64 = c.shape(front)[1..].iter().product();
     if width > COLUMNS_MAX || width == 0 {
@@ -339,9 +339,17 @@ fn rows_along(c: &Ctx, x: Value, dim: i64) -> Result<(Vec<Value>, Value, usize)>
     Ok(((0..width).map(|i| c.index_dim(flat, 1, i)).collect(), front, dim))
 }
 
+/// `torch.movedim`: the other dimensions stay in their order.
+fn move_dim(c: &Ctx, x: Value, from: usize, to: usize) -> Value {
+    let mut order: Dims = (0..c.rank(x) as i64).collect();
+    let dim = order.remove(from);
+    order.insert(to, dim);
+    c.transpose(x, &order)
+}
+
 /// Along a dimension torch gives inverse and counts though nobody asked.
 fn unique_rows(c: &Ctx, groups: &Groups, (front, dim): (Value, usize), n: i64) -> (Value, Value, Value) {
-    let values = c.swap_dims(pick(c, front, groups.firsts(c, n)), 0, dim as i64);
+    let values = move_dim(c, pick(c, front, groups.firsts(c, n)), 0, dim);
     let (number, count) = groups.numbers(c, n);
     (values, number, count)
 }
