@@ -53,7 +53,7 @@ wheel: $(UV)
 
 # The wheel goes last and without its dependencies, so that a changed one replaces the one before.
 install: wheel
-	$(UV) pip install -q --python $(PY) "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,test]"
+	$(UV) pip install -q --python $(PY) "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,models,test]"
 	$(UV) pip install -q --python $(PY) --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
 	$(PY) -c 'import torch; print("oxitorch on", torch.tpu.get_device_name())'
 

@@ -32,6 +32,8 @@ INTERNAL = re.compile(r"\.(count|counts|sizes)$")
 
 # Calls whose result is another than the CPU's, and why that is so.
 DEVIATIONS = {
+    "_grouped_mm f32[6,4] f32[1,4,8] i32[1]@<5 none none": "rows behind the last offset, where anything may be",
+    "_grouped_mm bf16[3,4,6] bf16[6,8] i32[3]@<5 none bfloat16": "offsets that do not grow",
     "max_pool2d_with_indices_backward f32[1,1,2,2] f32[1,1,4,4] [2] [2] [0] [1] false i64[1,1,2,2]@<16": "indices that no pooling gives",
     "linalg_cholesky_ex f32[3,3] false false": "not positive definite: what is left in the result is undefined",
     "scatter.src f32[4,5] 0 i64[4,5]@perm f32[4,5]": "an index out of bounds, which strict mode does not look for",

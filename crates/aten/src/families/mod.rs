@@ -44,6 +44,7 @@ families! {
     margin: "Margin losses.",
     matmul: "Matrix products.",
     quantized: "Products with weights of few bits.",
+    grouped: "Matrix products by groups.",
     conv: "Convolutions.",
     attention: "Attention.",
     transformer: "Transformer layers whole.",
