@@ -1,10 +1,11 @@
-use super::linalg::{Matrix, adjoint, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros};
+use super::jacobi;
+use super::linalg::{diagonal, Matrix, adjoint, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros};
 use crate::error::{Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{Builder, DType, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Precision, TensorType, Value};
 
 /// The rows of this family: decompositions of LAPACK that neither StableHLO nor a few lines of it have. Where programs
 /// may call torch's kernels they do; elsewhere there are loops for those that are worth one.
@@ -383,6 +384,11 @@ pub(super) fn eigh(c: &Ctx, x: Value, uplo: String, compute_v: bool) -> Result<(
     if c.numel(x) == 0 {
         return Ok((zeros(c, real_of(dtype), &values), if compute_v { x } else { none }));
     }
+    if !c.config.library {
+        let whole = jacobi::hermitian(c, flat(c, x, 2), is_upper(&uplo)?);
+        let (sizes, vectors) = jacobi::eigen(c, whole);
+        return Ok((c.reshape(sizes, &values), if compute_v { c.reshape(vectors, &shape) } else { none }));
+    }
     let vectors = if compute_v { result(dtype, &shape, true) } else { result(dtype, &[0], false) };
     let args = [Item::Tensor(x), Item::Str(&uplo), Item::Bool(compute_v)];
     let out = call(
@@ -421,12 +427,48 @@ pub(super) fn svd(c: &Ctx, x: Value, full: bool, compute_uv: bool, driver: Optio
         let (u, v) = (eye(c, dtype, &left), eye(c, dtype, &right));
         return Ok(if compute_uv { vec![u, sizes, v] } else { vec![none, sizes, none] });
     }
+    if !c.config.library {
+        return singular(c, x, &m, rows, columns, compute_uv);
+    }
     let vectors = |shape: &[i64]| {
         if compute_uv { result(dtype, shape, true) } else { result(dtype, &[0], false) }
     };
     let results = [vectors(&left), result(real_of(dtype), &sizes, false), vectors(&right)];
     let args = [Item::Tensor(x), Item::Bool(full), Item::Bool(compute_uv), Item::None];
     call(c, "_linalg_svd.U", &args, &results)
+}
+
+/// The decomposition by rotations: of the columns of `x`, or of its adjoint where that has fewer.
+fn singular(
+    c: &Ctx,
+    x: Value,
+    m: &Matrix,
+    rows: i64,
+    columns: i64,
+    compute_uv: bool,
+) -> Result<Vec<Value>> {
+    let wide = m.rows < m.columns;
+    let tall = flat(c, if wide { adjoint(c, x) } else { x }, 2);
+    let r = jacobi::rotate(c, tall);
+    let sizes = c.reshape(r.sizes, &with_batch(&m.batch, &[m.rows.min(m.columns)]));
+    if !compute_uv {
+        let none = zeros(c, c.dtype(x), &[0]);
+        return Ok(vec![none, sizes, none]);
+    }
+    // Columns of norm zero have no direction; those of Q are orthogonal all the same, and R is diagonal.
+    let of = Matrix::some(c, "linalg.svd", tall)?;
+    let q = reflections(c, r.b, &of)?;
+    let kept = if wide { columns } else { rows };
+    let all = product(c, &q, &of, kept)?;
+    let rank = c.shape(r.b)[2];
+    let on = diagonal(c, c.slice_dim(q.packed, 1, 0, rank, 1));
+    let sign = c.sign(on);
+    let sign = c.select(c.eq(on, c.zeros_like(on)), c.ones_like(sign), sign);
+    let sign = c.pad_dim(sign, c.scalar_i64(c.dtype(x), 1), 1, 0, kept - rank);
+    let long = c.multiply(all, c.broadcast_in_dim(sign, &c.shape(all), &[0, 2]));
+    let (long_shape, short_shape) = (with_batch(&m.batch, &[of.rows, kept]), with_batch(&m.batch, &[rank, rank]));
+    let (long, short) = (c.reshape(long, &long_shape), c.reshape(r.v, &short_shape));
+    Ok(if wide { vec![short, sizes, adjoint(c, long)] } else { vec![long, sizes, adjoint(c, short)] })
 }
 
 // ---------------------------------------------------------------- LDL and least squares
@@ -532,11 +574,46 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: Option<String>
         result(DType::S64, &ranks, false),
         result(real_of(dtype), &singular, false),
     ];
-    let rcond = rcond.map_or(Item::None, Item::Float);
-    let args = [Item::Tensor(a), Item::Tensor(rhs), rcond, Item::Str(&driver)];
-    let mut out = call(c, "linalg_lstsq.out", &args, &results)?;
+    let mut out = if c.config.library {
+        let rcond = rcond.map_or(Item::None, Item::Float);
+        let args = [Item::Tensor(a), Item::Tensor(rhs), rcond, Item::Str(&driver)];
+        call(c, "linalg_lstsq.out", &args, &results)?
+    } else {
+        least_squares(c, a, rhs, rcond, &driver)?
+    };
     if vector {
         out[0] = c.squeeze(out[0], &[c.rank(out[0]) as i64 - 1]);
     }
     Ok(out)
+}
+
+/// The same by singular values: those up to `rcond` times the largest count as zero.
+fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: &str) -> Result<Vec<Value>> {
+    let m = Matrix::some(c, "torch.linalg.lstsq", a)?;
+    let parts = svd(c, a, false, true, None)?;
+    let &[u, sizes, vh] = parts.as_slice() else { return Err(runtime("torch.linalg.lstsq: no decomposition")) };
+    let real = c.dtype(sizes);
+    let epsilon = if real == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+    let rcond = rcond.unwrap_or(epsilon * m.rows.max(m.columns) as f64);
+    let last = c.rank(sizes) as i64 - 1;
+    let batch: Vec<i64> = (0..last).collect();
+    let shape = c.shape(sizes);
+    let largest = c.broadcast_in_dim(c.reduce_max(sizes, &[last]), &shape, &batch);
+    let counts = c.gt(sizes, c.multiply(largest, c.like(sizes, rcond)));
+    let inverse = c.select(counts, c.divide(c.ones_like(sizes), sizes), c.zeros_like(sizes));
+    let product = |x: Value, y: Value| c.matmul(x, y, Precision::Highest, None);
+    let inner = product(adjoint(c, u), b);
+    let kept: Vec<i64> = (0..=last).collect();
+    let scaled = c.multiply(inner, c.broadcast_in_dim(c.to(inverse, c.dtype(b)), &c.shape(inner), &kept));
+    let x = product(adjoint(c, vh), scaled);
+    let size = c.abs(c.sub(b, product(a, x)));
+    let none = |dtype: DType| zeros(c, dtype, &[0]);
+    let has = |drivers: &[&str]| drivers.contains(&driver);
+    let residuals = m.rows > m.columns && has(&["gels"]);
+    Ok(vec![
+        x,
+        if residuals { c.reduce_sum(c.multiply(size, size), &[last]) } else { none(real) },
+        if has(&["gels"]) { none(DType::S64) } else { c.reduce_sum(c.to(counts, DType::S64), &[last]) },
+        if has(&["gelsd", "gelss"]) { sizes } else { none(real) },
+    ])
 }

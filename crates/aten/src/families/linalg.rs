@@ -110,7 +110,7 @@ pub(super) fn identity(c: &Ctx, x: Value) -> Value {
 }
 
 /// The diagonal of the last two dimensions.
-fn diagonal(c: &Ctx, x: Value) -> Value {
+pub(super) fn diagonal(c: &Ctx, x: Value) -> Value {
     let last = c.rank(x) as i64 - 1;
     let on = c.eq(place(c, x, last - 1), place(c, x, last));
     c.reduce_sum(c.select(on, x, c.zeros_like(x)), &[last])

@@ -3,6 +3,7 @@
 use crate::table::Row;
 
 mod cephes;
+mod jacobi;
 mod taps;
 
 macro_rules! families {
