@@ -89,6 +89,15 @@ def mode(request):
 
 
 @pytest.fixture
+def fused():
+    """Fused mode whatever the run's is, with nothing recorded and nothing counted."""
+    with torch.tpu.set_eager_mode("fused"):
+        torch.tpu.synchronize()
+        torch.tpu.reset_metrics()
+        yield
+
+
+@pytest.fixture
 def no_fallback():
     """Fails a test that ran an op on the CPU."""
     torch.tpu.reset_metrics()

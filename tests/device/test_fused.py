@@ -15,13 +15,7 @@ from torch import nn
 STEPS = 9
 SETTLED = 2  # steps that may make programs: the first has no optimizer state, the second has
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        torch.tpu.reset_metrics()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 def settles(step, settled=SETTLED, steps=STEPS):

@@ -7,12 +7,7 @@ import pytest
 import torch
 from support import DEVICE
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 def run(size):

@@ -6,12 +6,7 @@ import pytest
 import torch
 from support import DEVICE
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 @pytest.fixture

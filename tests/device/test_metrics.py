@@ -10,13 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support import DEVICE
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        torch.tpu.reset_metrics()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 class Loop:

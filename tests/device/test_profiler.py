@@ -12,12 +12,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]

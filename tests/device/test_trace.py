@@ -12,12 +12,7 @@ import torch.nn.functional as F
 from support import DEVICE
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def fused():
-    with torch.tpu.set_eager_mode("fused"):
-        torch.tpu.synchronize()
-        yield
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 def read(path):

@@ -6,7 +6,6 @@
 
 use crate::events::{Heard, Span, Stamp, What};
 use crate::site::{Site, describe};
-use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -33,19 +32,7 @@ fn short(line: &str) -> &str {
 
 /// Text as a JSON string.
 fn quoted(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        // Writing to a String does not fail.
-        let _ = match c {
-            '"' => out.write_str("\\\""),
-            '\\' => out.write_str("\\\\"),
-            c if c < ' ' => write!(out, "\\u{:04x}", c as u32),
-            c => out.write_char(c),
-        };
-    }
-    out.push('"');
-    out
+    serde_json::Value::from(text).to_string()
 }
 
 /// Arguments of an event as a JSON object; values are JSON.

@@ -5,7 +5,7 @@ use crate::lower::{Ctx, MatmulPrecision};
 use crate::library::{Item, Outcome};
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{DType, DotDims, Precision, TensorType, Value};
+use oxitorch_hlo::{DType, Dims, DotDims, Precision, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -76,65 +76,84 @@ fn free(shape: &[i64], batch: &[i64], contracting: &[i64]) -> Vec<i64> {
     (0..shape.len() as i64).filter(|d| !batch.contains(d) && !contracting.contains(d)).collect()
 }
 
+/// A contraction as a product of `count` matrices of `m` by `k` with others of `k` by `n`.
+struct Matrices {
+    count: i64,
+    m: i64,
+    k: i64,
+    n: i64,
+    /// The dimensions of each operand in this order: batch, rows, columns.
+    orders: [Vec<i64>; 2],
+    /// The shape of the contraction.
+    result: Vec<i64>,
+}
+
+impl Matrices {
+    fn of(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Matrices {
+        let (left, right) = (c.shape(l), c.shape(r));
+        let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
+        let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
+        let [batch, m, k, n] = [
+            sizes(&left, &dims.lhs_batching),
+            sizes(&left, &rows),
+            sizes(&left, &dims.lhs_contracting),
+            sizes(&right, &columns),
+        ];
+        let numel = |part: &[i64]| part.iter().product();
+        Matrices {
+            count: numel(&batch),
+            m: numel(&m),
+            k: numel(&k),
+            n: numel(&n),
+            orders: [
+                [dims.lhs_batching.as_slice(), &rows, &dims.lhs_contracting].concat(),
+                [dims.rhs_batching.as_slice(), &dims.rhs_contracting, &columns].concat(),
+            ],
+            result: [batch, m, n].concat(),
+        }
+    }
+
+    /// Whether one side is a vector.
+    fn has_vector(&self) -> bool {
+        self.m == 1 || self.n == 1
+    }
+
+    /// The shape of such matrices, or of the one.
+    fn shape(&self, rows: i64, columns: i64) -> Dims {
+        let shape = [self.count, rows, columns];
+        Dims::from_slice(if self.count == 1 { &shape[1..] } else { &shape })
+    }
+}
+
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
 fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
-    let (left, right) = (c.shape(l), c.shape(r));
-    let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
-    let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
-    let parts = [
-        sizes(&left, &dims.lhs_batching),
-        sizes(&left, &rows),
-        sizes(&left, &dims.lhs_contracting),
-        sizes(&right, &columns),
-    ];
-    let [count, m, k, n]: [i64; 4] = parts.each_ref().map(|p| p.iter().product());
-    let operations = [count, m, k, n].iter().fold(2i64, |all, &n| all.saturating_mul(n));
+    let p = Matrices::of(c, l, r, dims);
+    let operations = [p.count, p.m, p.k, p.n].iter().fold(2i64, |all, &n| all.saturating_mul(n));
     let dtype = c.dtype(l);
-    if c.dtype(r) != dtype || m == 1 || n == 1 || !c.is_for_library(dtype, operations) {
+    if c.dtype(r) != dtype || p.has_vector() || !c.is_for_library(dtype, operations) {
         return None;
     }
-    let matrix = |x: Value, order: [&[i64]; 3], rows: i64, columns: i64| {
-        let shape = [count, rows, columns];
-        c.reshape(c.transpose(x, &order.concat()), if count == 1 { &shape[1..] } else { &shape })
-    };
-    let a = matrix(l, [&dims.lhs_batching, &rows, &dims.lhs_contracting], m, k);
-    let b = matrix(r, [&dims.rhs_batching, &dims.rhs_contracting, &columns], k, n);
-    let shape = [count, m, n];
-    let (op, shape) = if count == 1 { ("mm.out", &shape[1..]) } else { ("bmm.out", &shape[..]) };
-    let result = Outcome::row_major(TensorType::new(dtype, shape));
+    let a = c.reshape(c.transpose(l, &p.orders[0]), &p.shape(p.m, p.k));
+    let b = c.reshape(c.transpose(r, &p.orders[1]), &p.shape(p.k, p.n));
+    let op = if p.count == 1 { "mm.out" } else { "bmm.out" };
+    let result = Outcome::row_major(TensorType::new(dtype, p.shape(p.m, p.n)));
     let y = c.call_library(op, &[Item::Tensor(a), Item::Tensor(b)], &[Some(result)]);
-    let [batch, m, _, n] = parts;
-    Some(c.reshape(y[0]?, &[batch, m, n].concat()))
+    Some(c.reshape(y[0]?, &p.result))
 }
 
 /// A product of bfloat16 tensors in float32, as one of matrices (or batches of them) that are row-major and stay so.
 fn fenced_dot(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
-    let (left, right) = (c.shape(l), c.shape(r));
-    let rows = free(&left, &dims.lhs_batching, &dims.lhs_contracting);
-    let columns = free(&right, &dims.rhs_batching, &dims.rhs_contracting);
-    let parts = [
-        sizes(&left, &dims.lhs_batching),
-        sizes(&left, &rows),
-        sizes(&left, &dims.lhs_contracting),
-        sizes(&right, &columns),
-    ];
-    let [count, m, k, n]: [i64; 4] = parts.each_ref().map(|p| p.iter().product());
-    if m == 1 || n == 1 {
+    let p = Matrices::of(c, l, r, dims);
+    if p.has_vector() {
         // Products with a vector do not go to the library, and a copy of the matrix would cost more than they do.
         return c.dot_general(l, r, dims, Precision::Default, Some(DType::F32));
     }
     // Flat behind the fence, or the compiler would remember a layout.
-    let flat = |x: Value, order: [&[i64]; 3]| c.reshape(c.transpose(x, &order.concat()), &[c.numel(x)]);
-    let a = flat(l, [&dims.lhs_batching, &rows, &dims.lhs_contracting]);
-    let b = flat(r, [&dims.rhs_batching, &dims.rhs_contracting, &columns]);
-    let fenced = c.optimization_barrier(&[a, b]);
-    let matrix = |x: Value, rows: i64, columns: i64| {
-        let shape = [count, rows, columns];
-        c.reshape(x, if count == 1 { &shape[1..] } else { &shape })
-    };
-    let y = c.matmul(matrix(fenced[0], m, k), matrix(fenced[1], k, n), Precision::Default, Some(DType::F32));
-    let [batch, m, _, n] = parts;
-    c.reshape(y, &[batch, m, n].concat())
+    let flat = |x: Value, order: &[i64]| c.reshape(c.transpose(x, order), &[c.numel(x)]);
+    let fenced = c.optimization_barrier(&[flat(l, &p.orders[0]), flat(r, &p.orders[1])]);
+    let a = c.reshape(fenced[0], &p.shape(p.m, p.k));
+    let b = c.reshape(fenced[1], &p.shape(p.k, p.n));
+    c.reshape(c.matmul(a, b, Precision::Default, Some(DType::F32)), &p.result)
 }
 
 /// `l @ r` over the last two dimensions, any dimensions before them are a batch; in the accumulator.
