@@ -152,6 +152,20 @@ def test_cache_warm_list_and_clear(cache, python, tmp_path):
     assert json.loads(cache("stats", "--json", "--dir", copy).stdout)["programs"] == len(listed)
 
 
+def test_cache_warm_keeps_programs_that_call_pytorchs_kernels(cache, tmp_path):
+    script = tmp_path / "product.py"
+    script.write_text(
+        "import torch\n"
+        "x = torch.randn(512, 512, device='tpu')\n"
+        "(x @ x).cpu()\n"
+        "m = torch.tpu.metrics()\n"
+        "print(m['library_calls'], m['compiles'])\n"
+    )
+    cold, warm = (cache("warm", str(script)).stdout for _ in range(2))
+    assert re.match(r"1 [1-9]\d*\ncompiled [1-9]\d* programs? in ", cold), cold
+    assert re.match(r"1 0\ncompiled 0 programs in .*; [1-9]\d* (was|were) there", warm), warm
+
+
 def test_cache_gc(cache):
     cache("warm", str(cache.script), "0")
     programs = cache.folder / "programs" / "v1"
