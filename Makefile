@@ -10,6 +10,9 @@ WHEELS := target/wheels
 # Use gets the core fully optimized; clippy, the Rust tests and the Python tests share one quick build with assertions.
 PROFILE := release
 test check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
+# What is installed besides; see pyproject.toml.
+EXTRAS := examples,test
+test test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py
 # XLA and PyTorch each start as many threads as there are cores, in each test process.
@@ -53,7 +56,7 @@ wheel: $(UV)
 
 # The wheel goes last and without its dependencies, so that a changed one replaces the one before.
 install: wheel
-	$(UV) pip install -q --python $(PY) "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,models,test]"
+	$(UV) pip install -q --python $(PY) "$$(echo $(WHEELS)/oxitorch-*.whl)[$(EXTRAS)]"
 	$(UV) pip install -q --python $(PY) --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
 	$(PY) -c 'import torch; print("oxitorch on", torch.tpu.get_device_name())'
 
