@@ -20,7 +20,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test bench conformance install wheel check test-rust test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test bench conformance install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -35,7 +35,7 @@ demo: install
 	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
 	$(VENV)/bin/oxitorch doctor
 
-test: check test-rust test-python test-conformance test-torch-oldest
+test: check test-rust test-object-store test-python test-conformance test-torch-oldest
 
 bench: install
 	$(PY) benches/eager.py
@@ -68,6 +68,10 @@ check: $(UV)
 
 test-rust: install
 	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
+
+# The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
+test-object-store:
+	cargo test -q --profile quick -p oxitorch-cache --features object-store --locked
 
 test-python: install
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
