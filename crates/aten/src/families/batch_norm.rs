@@ -18,8 +18,8 @@ pub static ROWS: &[Row] = &[
     op!("_native_batch_norm_legit", batch_norm_legit).layout(Layout::ChannelsLast),
     op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats).layout(Layout::ChannelsLast),
     op!("_batch_norm_with_update", batch_norm_with_update).layout(Layout::ChannelsLast),
-    op!("native_batch_norm_backward", native_batch_norm_backward).layout(Layout::ChannelsLast),
-    op!("batch_norm_backward", batch_norm_backward).layout(Layout::ChannelsLast),
+    op!("native_batch_norm_backward", native_batch_norm_backward).layout(Layout::ChannelsLast).products(),
+    op!("batch_norm_backward", batch_norm_backward).layout(Layout::ChannelsLast).products(),
 ];
 
 /// All dimensions but the channel's.
