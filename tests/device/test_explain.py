@@ -14,7 +14,7 @@ class Loop:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(DEVICE)
+        self.model = nn.Sequential(nn.Linear(6, 13), nn.ReLU(), nn.Linear(13, 3)).to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
         for _ in range(3):
             self.step()
