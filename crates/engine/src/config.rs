@@ -50,7 +50,7 @@ impl Limits {
     /// The default for a device with so much memory.
     ///
     /// The CPU plugin asks the system for a program's temporary memory at each launch. Up to 32 MiB glibc's malloc has
-    /// it at hand; beyond, the page faults cost a third of a training step.
+    /// it at hand; beyond, the page faults cost up to a fifth of a training step (docs/performance.md).
     pub(crate) fn of(platform: Platform, memory: u64) -> Limits {
         let kept = if platform == Platform::Cpu { 48 << 20 } else { memory };
         Limits { ops: 10_000, bytes: memory, kept }

@@ -1,3 +1,5 @@
+//! Products of groups of rows or columns, each with a matrix of its own.
+
 use super::matmul::contract;
 use crate::dtype::scalar_name;
 use crate::error::{Result, runtime};
