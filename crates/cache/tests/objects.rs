@@ -6,7 +6,6 @@ mod common;
 
 use common::server::{Mood, Server};
 use common::{Bytes, Numbered, count, entries, get, numbered, open};
-use libtest_mimic::{Arguments, Failed, Trial};
 use oxitorch_cache::{Cache, Config, Remote, Shared, Source, Store, listing};
 use parking_lot::Mutex;
 use std::fs;
@@ -17,35 +16,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().collect();
-    if args.get(1).is_some_and(|a| a == "child") {
-        child(&args[2..]);
-        return ExitCode::SUCCESS;
-    }
-    let trial = |name: &str, test: fn()| {
-        let run = move || {
-            test();
-            Ok::<(), Failed>(())
-        };
-        Trial::test(name, run)
-    };
-    let tests = vec![
-        trial("what_one_machine_makes_others_find", what_one_machine_makes_others_find),
-        trial("plain_http_is_a_store_too", plain_http_is_a_store_too),
-        trial("a_store_does_what_a_folder_does", a_store_does_what_a_folder_does),
-        trial("four_machines_make_each_entry_once", four_machines_make_each_entry_once),
-        trial("a_long_wait_is_said_once", a_long_wait_is_said_once),
-        trial("a_dead_machine_is_overtaken", a_dead_machine_is_overtaken),
-        trial("a_damaged_object_is_refused_and_replaced", a_damaged_object_is_refused_and_replaced),
-        trial("a_store_that_is_away_is_a_warning", a_store_that_is_away_is_a_warning),
-        trial("a_store_that_fails_is_a_warning", a_store_that_fails_is_a_warning),
-        trial("a_silent_store_is_asked_once", a_silent_store_is_asked_once),
-        trial("a_store_that_falls_silent_holds_nothing_up", a_store_that_falls_silent_holds_nothing_up),
-        trial("the_end_of_a_process_waits_for_nothing_silent", the_end_of_a_process_waits_for_nothing_silent),
-        trial("a_read_only_store_is_read", a_read_only_store_is_read),
-        trial("what_cannot_be_a_store_is_refused", what_cannot_be_a_store_is_refused),
+    let tests: &[(&str, fn())] = &[
+        ("what_one_machine_makes_others_find", what_one_machine_makes_others_find),
+        ("plain_http_is_a_store_too", plain_http_is_a_store_too),
+        ("a_store_does_what_a_folder_does", a_store_does_what_a_folder_does),
+        ("four_machines_make_each_entry_once", four_machines_make_each_entry_once),
+        ("a_long_wait_is_said_once", a_long_wait_is_said_once),
+        ("a_dead_machine_is_overtaken", a_dead_machine_is_overtaken),
+        ("a_damaged_object_is_refused_and_replaced", a_damaged_object_is_refused_and_replaced),
+        ("a_store_that_is_away_is_a_warning", a_store_that_is_away_is_a_warning),
+        ("a_store_that_fails_is_a_warning", a_store_that_fails_is_a_warning),
+        ("a_silent_store_is_asked_once", a_silent_store_is_asked_once),
+        ("a_store_that_falls_silent_holds_nothing_up", a_store_that_falls_silent_holds_nothing_up),
+        ("the_end_of_a_process_waits_for_nothing_silent", the_end_of_a_process_waits_for_nothing_silent),
+        ("a_read_only_store_is_read", a_read_only_store_is_read),
+        ("what_cannot_be_a_store_is_refused", what_cannot_be_a_store_is_refused),
     ];
-    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+    common::run(child, tests)
 }
 
 /// Settings as the environment would have them.

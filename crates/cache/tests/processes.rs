@@ -5,7 +5,6 @@
 mod common;
 
 use common::{Bytes, Numbered, count, entries, files, get, numbered, on_disk, open};
-use libtest_mimic::{Arguments, Failed, Trial};
 use oxitorch_cache::{Cache, Config, Shared, Source};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -16,29 +15,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().collect();
-    if args.get(1).is_some_and(|a| a == "child") {
-        child(&args[2..]);
-        return ExitCode::SUCCESS;
-    }
-    let trial = |name: &str, test: fn()| {
-        let run = move || {
-            test();
-            Ok::<(), Failed>(())
-        };
-        Trial::test(name, run)
-    };
-    let tests = vec![
-        trial("eight_processes_make_each_entry_once", eight_processes_make_each_entry_once),
-        trial("machines_that_share_a_folder_make_each_entry_once", machines_make_each_entry_once),
-        trial("a_writer_that_is_killed_leaves_nothing_harmful", a_killed_writer_leaves_nothing_harmful),
-        trial("a_maker_that_is_killed_is_overtaken_at_once", a_killed_maker_is_overtaken_at_once),
-        trial("a_maker_that_is_stopped_is_overtaken", a_stopped_maker_is_overtaken),
-        trial("nobody_waits_longer_than_the_bound", nobody_waits_longer_than_the_bound),
-        trial("a_full_disk_is_a_warning", a_full_disk_is_a_warning),
-        trial("a_read_only_folder_is_read_and_warns", a_read_only_folder_is_read_and_warns),
+    let tests: &[(&str, fn())] = &[
+        ("eight_processes_make_each_entry_once", eight_processes_make_each_entry_once),
+        ("machines_that_share_a_folder_make_each_entry_once", machines_make_each_entry_once),
+        ("a_writer_that_is_killed_leaves_nothing_harmful", a_killed_writer_leaves_nothing_harmful),
+        ("a_maker_that_is_killed_is_overtaken_at_once", a_killed_maker_is_overtaken_at_once),
+        ("a_maker_that_is_stopped_is_overtaken", a_stopped_maker_is_overtaken),
+        ("nobody_waits_longer_than_the_bound", nobody_waits_longer_than_the_bound),
+        ("a_full_disk_is_a_warning", a_full_disk_is_a_warning),
+        ("a_read_only_folder_is_read_and_warns", a_read_only_folder_is_read_and_warns),
     ];
-    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+    common::run(child, tests)
 }
 
 /// `FOLDER SHARED|- SIZE DELAY_MS NUMBER...`: gets the numbers, logs those it made in `FOLDER/log`, prints what happened.

@@ -4,13 +4,32 @@
 #[cfg(feature = "object-store")]
 pub(crate) mod server;
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use oxitorch_cache::{Cache, Config, Key, Recipe, Source, Stats};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+/// The tests of a binary that plays the part of another process when it is started with `child ARGUMENT...`.
+pub(crate) fn run(child: fn(&[String]), tests: &[(&'static str, fn())]) -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    if args.get(1).is_some_and(|a| a == "child") {
+        child(&args[2..]);
+        return ExitCode::SUCCESS;
+    }
+    let trial = |&(name, test): &(&str, fn())| {
+        let run = move || {
+            test();
+            Ok::<(), Failed>(())
+        };
+        Trial::test(name, run)
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
+}
 
 /// Makes `size` bytes that depend on the number, and appends the number to a log.
 pub(crate) struct Numbered<'a> {
