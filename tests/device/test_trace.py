@@ -167,7 +167,7 @@ def test_threads_have_lanes_of_their_own(tmp_path):
     assert len(copies) == 15 and len({c["tid"] for c in copies}) == 3
 
 
-def test_values_are_the_same_and_nothing_is_compiled_for_it(tmp_path):
+def test_values_are_the_same_and_nothing_is_compiled_for_it(tmp_path, no_background_compile):
     plain = train(4)
     before = torch.tpu.metrics()["programs"]
     with torch.tpu.trace(tmp_path / "t.json"):

@@ -449,7 +449,10 @@ impl Launcher {
         }
         let in_flight = &mut runner.in_flight;
         // Behind others its inputs may not be there: then it has not run when it is launched.
-        let inline = in_flight.is_empty() && launch.is_inline(self.client.platform());
+        let inline = launch.is_inline(self.client.platform()) && {
+            in_flight.retain(is_running);
+            in_flight.is_empty()
+        };
         let ended = &mut runner.ended;
         let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, inline, ended));
         let result = std::panic::catch_unwind(execute);
