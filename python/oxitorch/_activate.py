@@ -163,7 +163,7 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _core, _default_backend, _print, _share
+    from oxitorch import _core, _decompose, _default_backend, _print, _share
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
     # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
@@ -175,3 +175,5 @@ def _register(torch, module) -> None:
     _print.install(torch)
     _share.install()
     _default_backend.install()
+    if _unavailable is None:
+        _decompose.install()

@@ -10,10 +10,8 @@ Dynamo is slow to import.
 """
 
 import functools
-import itertools
 import operator
 import os
-import weakref
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -21,6 +19,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from oxitorch import _activate
+from oxitorch._recipes import Recipes, watched
 
 
 def tpu(gm: GraphModule, example_inputs: list, *, mode: str | None = None, options: dict | None = None, **_):
@@ -78,7 +77,7 @@ class _Graph:
 
     def __init__(self, gm: GraphModule, of_backward: bool):
         self._replay = torch.ops.oxitorch._replay.default
-        self._known: dict[tuple, _Recipes] = {}
+        self._known: dict[tuple, Recipes] = {}
         self._parts = _split(gm)
         self._player = _Player(self._parts.device if self._parts else gm, of_backward)
 
@@ -87,7 +86,7 @@ class _Graph:
         args.clear()
         parts = self._parts
         if parts is None:
-            return _watched(self._player, [a for a in given if isinstance(a, torch.Tensor)], given, None)
+            return watched(self._player.run, [a for a in given if isinstance(a, torch.Tensor)], given, None)
         on_host = () if parts.host is None else parts.host(*[given[i] for i in parts.host_inputs])
         if parts.takes_all:
             inputs = given
@@ -118,53 +117,12 @@ class _Graph:
                 made = iter(made)
                 return [next(made) if r is torch.Tensor else r for r in known.results]
         if known is None and len(self._known) < _MAX_KINDS:
-            known = self._known[kind] = _Recipes()
-        return _watched(self._player, tensors, inputs, known)
+            known = self._known[kind] = Recipes()
+        return watched(self._player.run, tensors, inputs, known)
 
 
 # Kinds of arguments besides tensors for which recipes are kept.
 _MAX_KINDS = 64
-
-
-class _Recipes:
-    """What is known about a graph for some values of the arguments that are no tensors."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self):
-        self.number = next(self._numbers)
-        # The results, with `torch.Tensor` in place of tensors; None: no recipe yet.
-        self.results: list | None = None
-        self.all_tensors = False
-        # The tensors that the graph writes.
-        self.written: list[int] = []
-        weakref.finalize(self, _activate.core().forget_graph, self.number).atexit = False
-
-
-def _watched(player, tensors: list, inputs: list, known: _Recipes | None) -> list:
-    """Plays a graph, as a unit for the engine, and keeps the recipe if there is one."""
-    core = _activate.core()
-    watching = torch.ops.oxitorch._watch(tensors)
-    versions = [_version(t) for t in tensors]
-    try:
-        results = player.run(*inputs)
-        if watching and known is not None:
-            shown = [torch.Tensor if isinstance(r, torch.Tensor) else r for r in results]
-            written = [i for i, (t, v) in enumerate(zip(tensors, versions, strict=True)) if _version(t) != v]
-            if known.results is None or (known.results, known.written) == (shown, written):
-                made = [r for r in results if isinstance(r, torch.Tensor)]
-                watching = False
-                if torch.ops.oxitorch._watched(known.number, tensors, made):
-                    known.results, known.all_tensors, known.written = shown, len(made) == len(shown), written
-        return list(results)
-    finally:
-        core.play_site(0)
-        if watching:
-            core.unwatch()
-
-
-def _version(tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Player(Interpreter):
@@ -183,6 +141,12 @@ class _Player(Interpreter):
             for n in gm.graph.nodes
             if n.op == "call_function"
         }
+
+    def run(self, *args):
+        try:
+            return super().run(*args)
+        finally:
+            self._play_site(0)
 
     def run_node(self, n):
         if n.op != "call_function":

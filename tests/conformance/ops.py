@@ -36,6 +36,7 @@ KINDS = {
     "derived": "the row of another overload: in-place, `out=` and `_foreach_` forms",
     "shim": "the shim itself: memory, views, copies",
     "PyTorch": "PyTorch's own composition of other ops",
+    "recipe": "PyTorch's decomposition in Python, once for each kind of arguments; then what was recorded then",
     "CPU": "a copy to the CPU, PyTorch's kernel there, and back; warned about and counted",
     "none": "nothing: sparse, quantized and nested tensors, and kernels of one vendor's library",
 }
@@ -52,12 +53,19 @@ def rows() -> set[str]:
 def served() -> dict[str, str]:
     """`add.Tensor` and all others that the dispatcher knows, with what serves them."""
     import torch
+    from oxitorch._decompose import UNFAITHFUL
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     table = rows()
     bases = {r.split(".")[0] for r in table}
     schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")]
-    names = {s.name + ("." + s.overload_name if s.overload_name else "") for s in schemas}
+    names = {s.name + ("." + s.overload_name if s.overload_name else ""): s for s in schemas}
+    decompositions = {op.name() for op in torch._decomp.decomposition_table if isinstance(op, torch._ops.OpOverload)}
+
+    def decomposed(schema) -> bool:
+        new = [a.alias_info is None for a in (*schema.arguments, *schema.returns)]
+        name = schema.name + ("." + schema.overload_name if schema.overload_name else "")
+        return all(new) and schema.name not in UNFAITHFUL and name in decompositions
 
     def kind(name: str) -> str | None:
         try:
@@ -78,6 +86,8 @@ def served() -> dict[str, str]:
             # Made by PyTorch from the form with `out=`.
             forms = [n for n in names if n.startswith(f"{name.split('.')[0]}.") and kind_of_out(n)]
             return "CPU" if forms else "PyTorch"
+        if decomposed(names[name]):
+            return "recipe"
         return "CPU" if has(name, "CPU") else "none"
 
     def kind_of_out(name: str) -> bool:

@@ -113,7 +113,7 @@ pub struct Recipe {
     /// The types of the values in the arguments' storages.
     pub(crate) types: Vec<TensorType>,
     pub(crate) insts: Vec<&'static Inst>,
-    /// The Python line of each.
+    /// The Python line of each; unknown if it is the line that calls.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
     pub(crate) numbers: Vec<Held>,
@@ -200,7 +200,8 @@ impl Stream {
         }
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
         let mut hosts = self.uploads(args)?;
-        let first = recipe.sites.first().copied().unwrap_or(site);
+        let line = |s: Site| if s == Site::default() { site } else { s };
+        let first = recipe.sites.first().map_or(site, |s| line(*s));
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(None);
@@ -224,10 +225,10 @@ impl Stream {
         let results = Vec::with_capacity(recipe.insts.len());
         let mut values = Values { numbers: &recipe.numbers, random, before, hosts, results };
         let mut sources = recipe.operands.iter();
-        for (inst, site) in recipe.insts.iter().zip(&recipe.sites) {
+        for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
             let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
             let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
-            w.site = *site;
+            w.site = line(*at);
             values.results.extend(w.record(inst, operands));
         }
         for (storage, source) in &recipe.written {

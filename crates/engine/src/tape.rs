@@ -24,6 +24,8 @@ use std::thread::ThreadId;
 /// A graph that is being played.
 pub(crate) struct Tape {
     thread: ThreadId,
+    /// The line that began to watch.
+    site: Site,
     spoiled: bool,
     arguments: Vec<Argument>,
     /// Addresses of the slots of the arguments' storages; compared, never followed.
@@ -48,9 +50,10 @@ pub(crate) fn address<T>(x: &T) -> usize {
 
 impl Tape {
     /// A tape that notes nothing.
-    fn spoiled() -> Tape {
+    fn spoiled(site: Site) -> Tape {
         Tape {
             thread: std::thread::current().id(),
+            site,
             spoiled: true,
             arguments: Vec::new(),
             slots: Vec::new(),
@@ -68,7 +71,7 @@ impl Tape {
 
     /// A tape for these arguments; `None` where they are of a kind that no recipe can have.
     fn new(device: u16, args: &[TensorRef<'_>], w: &mut Window) -> Result<Option<Tape>, Refusal> {
-        let mut tape = Tape { spoiled: false, ..Tape::spoiled() };
+        let mut tape = Tape { spoiled: false, ..Tape::spoiled(w.site) };
         for (i, t) in args.iter().enumerate() {
             let Some(layout) = Layout::of(t) else { return Ok(None) };
             let place = match t.place {
@@ -280,7 +283,7 @@ impl Window {
                 }
             }
             tape.insts.push(inst);
-            tape.sites.push(site);
+            tape.sites.push(if site == tape.site { Site::default() } else { site });
             for output in &self.produced[self.produced.len() - inst.outputs.len()..] {
                 if let Some(value) = output {
                     tape.know(value, Source::Result(tape.results));
@@ -302,7 +305,7 @@ impl Stream {
         }
         self.make_room(&mut w, site, switches)?;
         w.options = switches.compiler_options;
-        let tape = Tape::new(self.device, args, &mut w)?.unwrap_or_else(Tape::spoiled);
+        let tape = Tape::new(self.device, args, &mut w)?.unwrap_or_else(|| Tape::spoiled(site));
         w.tape = Some(Box::new(tape));
         Ok(true)
     }

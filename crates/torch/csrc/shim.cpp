@@ -39,6 +39,8 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <sstream>
 
 #include "oxitorch_abi.h"
 #include "profiler.h"
@@ -407,8 +409,11 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (warning) TORCH_WARN(warning);
   at::native::cpu_fallback(op, stack);
 }
+bool decomposed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 struct Fallback final : c10::OperatorKernel {
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { cpu_fallback(op, stack); }
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (!decomposed(op, stack)) cpu_fallback(op, stack);
+  }
 };
 
 // ---------------------------------------------------------------- the boxed kernel
@@ -810,7 +815,7 @@ int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, cons
 }
 
 // ---------------------------------------------------------------- compiled graphs
-// Called by python/oxitorch/_compile.py with the tensors among a graph's arguments.
+// Called by python/oxitorch/_recipes.py with the tensors among a graph's arguments.
 struct Described {
   c10::SmallVector<OxiTensor, 16> tensors;
   int32_t device = -1;
@@ -871,6 +876,117 @@ bool watched(int64_t graph, at::TensorList args, at::TensorList outs) {
   return kept;
 }
 
+// ---------------------------------------------------------------- decompositions in Python
+// An op that the core does not know may have one. python/oxitorch/_decompose.py runs it for the first call with arguments
+// of a kind, while the core watches; later ones are recorded by the recipe, and no Python runs.
+struct Decomposition {
+  int64_t recipe;
+  c10::SmallVector<bool, 4> defined;  // its results
+};
+// Only what is functional has a recipe: tensors go in, new ones come out.
+bool is_functional(const c10::FunctionSchema& schema) {
+  for (auto& a : schema.arguments()) {
+    if (a.alias_info()) return false;
+  }
+  for (auto& r : schema.returns()) {
+    if (r.alias_info() || r.type()->kind() != c10::TypeKind::TensorType) return false;
+  }
+  return !schema.returns().empty();
+}
+bool is_a(const c10::Argument& a, c10::TypeKind kind) {
+  auto optional = a.real_type()->cast<c10::OptionalType>();
+  return (optional ? optional->getElementType() : a.real_type())->kind() == kind;
+}
+// Spells out what tells kinds of arguments apart, and collects the tensors; false if no recipe can have the argument.
+bool spell(std::ostream& s, const c10::IValue& v, std::vector<Tensor>& tensors) {
+  if (v.isTensor() && v.toTensor().defined()) {
+    tensors.push_back(v.toTensor());
+    s << 'T' << v.toTensor().sizes();
+  } else if (v.isNone() || v.isTensor()) {
+    s << 'N';
+  } else if (v.isList()) {
+    s << '[';
+    for (const c10::IValue& x : v.toListRef()) {
+      if (!spell(s, x, tensors)) return false;
+    }
+    s << ']';
+  } else if (v.isString()) {
+    s << v.toStringRef().size() << ':' << v.toStringRef();
+  } else if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || v.isDevice()) {
+    s << v;
+  } else {
+    return false;
+  }
+  s << ',';
+  return true;
+}
+void give(torch::jit::Stack* stack, size_t n, c10::ArrayRef<Tensor> results) {
+  torch::jit::drop(*stack, n);
+  for (auto& t : results) stack->emplace_back(t);
+}
+bool decomposed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static std::mutex mutex;
+  static auto* none = new std::set<std::string>;  // ops without one
+  static auto* known = new std::map<std::string, Decomposition>;
+  auto& schema = op.schema();
+  auto& id = op.operator_name();
+  std::string name = id.overload_name.empty() ? id.name : id.name + "." + id.overload_name;
+  {
+    std::lock_guard lock(mutex);
+    if (none->count(name)) return false;
+    if (!is_functional(schema)) return none->insert(name), false;
+  }
+  const size_t n = schema.arguments().size();
+  const c10::IValue* args = stack->data() + (stack->size() - n);
+  std::vector<Tensor> tensors;
+  std::ostringstream kind;
+  kind << name << '(';
+  for (size_t i = 0; i < n; i++) {
+    auto& a = schema.arguments()[i];
+    bool number = is_a(a, c10::TypeKind::LayoutType) || is_a(a, c10::TypeKind::MemoryFormatType);
+    if ((number && !args[i].isNone()) || !spell(kind, args[i], tensors)) return false;
+  }
+  Decomposition d{0, {}};
+  {
+    std::lock_guard lock(mutex);
+    if (auto found = known->find(kind.str()); found != known->end()) d = found->second;
+  }
+  if (d.recipe > 0) {
+    auto [done, made] = replay(d.recipe, tensors);
+    if (done) {
+      std::vector<Tensor> results;
+      for (size_t i = 0, k = 0; i < d.defined.size(); i++) results.push_back(d.defined[i] ? made[k++] : Tensor());
+      return give(stack, n, results), true;
+    }
+  }
+  c10::impl::GenericList given(c10::AnyType::get());
+  for (size_t i = 0; i < n; i++) {
+    bool dtype = is_a(schema.arguments()[i], c10::TypeKind::ScalarTypeType) && args[i].isInt();
+    given.push_back(dtype ? at::empty({0}, static_cast<c10::ScalarType>(args[i].toInt())) : args[i]);
+  }
+  torch::jit::Stack call{name, kind.str(), std::move(given)};
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::Dispatcher::singleton().findSchemaOrThrow("oxitorch::_decompose", "").callBoxed(&call);
+  }
+  d.recipe = call[0].toInt();
+  if (call[1].isNone()) {
+    std::lock_guard lock(mutex);
+    if (d.recipe < 0) none->insert(name);
+    return false;
+  }
+  std::vector<Tensor> results;
+  for (const c10::IValue& r : call[1].toListRef()) results.push_back(r.isNone() ? Tensor() : r.toTensor());
+  TORCH_CHECK(results.size() == schema.returns().size(), name, ": its decomposition gave ", results.size(), " results");
+  d.defined.clear();
+  for (auto& t : results) d.defined.push_back(t.defined());
+  if (d.recipe > 0) {
+    std::lock_guard lock(mutex);
+    (*known)[kind.str()] = d;
+  }
+  return give(stack, n, results), true;
+}
+
 // ---------------------------------------------------------------- registration
 std::vector<std::unique_ptr<torch::Library>>& libraries() {
   static auto* v = new std::vector<std::unique_ptr<torch::Library>>;  // never destroyed: PyTorch's registry may be gone by then
@@ -927,6 +1043,7 @@ void register_graphs() {
   m.def("_replay(int graph, Tensor[] args) -> (bool, Tensor[])", &replay);
   m.def("_watch(Tensor[] args) -> bool", &watch);
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
+  m.def("_decompose(str name, str kind, Any[] args) -> (int, Tensor?[]?)");
 }
 
 // ---------------------------------------------------------------- calls of PyTorch's CPU kernels by programs

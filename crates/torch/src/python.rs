@@ -470,10 +470,16 @@ mod _core {
         sites::of_trace(trace, of_backward)
     }
 
-    /// What this thread records next is of that line; 0: of the line that runs.
+    /// What this thread records next is of that line; 0: of the line that runs. Gives what was set before.
     #[pyfunction]
-    fn play_site(site: u32) {
-        sites::play(site);
+    fn play_site(site: u32) -> u32 {
+        sites::play(site)
+    }
+
+    /// The number of the line that runs.
+    #[pyfunction]
+    fn site_here() -> u32 {
+        sites::here().0
     }
 
     /// Forgets a compiled graph.

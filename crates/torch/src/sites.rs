@@ -289,9 +289,9 @@ pub(crate) fn let_backward_end() {
     }
 }
 
-/// Until it is called with 0, the ops of this thread are of that site; see [`of_trace`].
-pub(crate) fn play(site: u32) {
-    PLAYED.set(Site(site));
+/// Until it is called with 0, the ops of this thread are of that site; see [`of_trace`]. Gives the one before.
+pub(crate) fn play(site: u32) -> u32 {
+    PLAYED.replace(Site(site)).0
 }
 
 /// The site of a traceback's text: its innermost line that is not a library's; 0 if there is none. An op of the backward

@@ -1,0 +1,78 @@
+"""Operations that the op table has no row for, but PyTorch (or a library) a decomposition in Python.
+
+The shim asks here before it takes such an operation to the CPU. The decomposition runs on tensors of the device while
+the engine watches; from then on the shim records calls with arguments of that kind by the recipe, without Python.
+"""
+
+import functools
+
+import torch
+
+from oxitorch import _activate
+from oxitorch._recipes import Recipes, watched
+
+# Their results are not what the operation itself gives: the second one is not the one that the backward wants.
+UNFAITHFUL = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+# Kinds of arguments of one operation for which recipes are kept.
+_MAX_KINDS = 1024
+
+_known: dict[str, dict[str, Recipes]] = {}
+_library: torch.library.Library | None = None
+
+
+def install() -> None:
+    global _library
+    _library = torch.library.Library("oxitorch", "IMPL")
+    _library.impl("_decompose", _decompose, "CompositeExplicitAutograd")
+
+
+def _decompose(name: str, kind: str, given: list) -> tuple[int, list | None]:
+    """Runs an operation by its decomposition: the number of the recipe (0: none could be made) and the results.
+
+    None in place of these if the decomposition does not take the arguments; -1 if there is none. Where the operation
+    takes a dtype, a tensor of that dtype is given.
+    """
+    op = _overload(name)
+    decomposition = torch._decomp.decomposition_table.get(op)
+    if decomposition is None or op._schema.name in UNFAITHFUL:
+        return -1, None
+    args, kwargs = [], {}
+    for parameter, value in zip(op._schema.arguments, given, strict=True):
+        if isinstance(value, torch.Tensor) and "Tensor" not in str(parameter.type):
+            value = value.dtype
+        if parameter.kwarg_only:
+            kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    tensors = [t for x in (*args, *kwargs.values()) for t in (x if isinstance(x, list) else [x]) if _is_tensor(t)]
+    kinds = _known.setdefault(name, {})
+    known = kinds.get(kind)
+    if known is None and len(kinds) < _MAX_KINDS:
+        known = kinds[kind] = Recipes()
+    core = _activate.core()
+    # All that it records is of the line that called the operation.
+    outer = core.play_site(core.site_here())
+    try:
+        results = watched(functools.partial(_run, decomposition, tensors), tensors, [args, kwargs], known)
+    finally:
+        core.play_site(outer)
+    if results == [NotImplemented]:
+        return 0, None
+    return known.number if known is not None and known.results is not None else 0, results
+
+
+def _is_tensor(x) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _run(decomposition, tensors: list, args: list, kwargs: dict) -> list:
+    results = decomposition(*args, **kwargs)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    # Operations give tensors of their own; decompositions are not that careful.
+    return [r.clone() if _is_tensor(r) and any(torch._C._is_alias_of(r, t) for t in tensors) else r for r in results]
+
+
+def _overload(name: str):
+    namespace, name = name.split("::")
+    name, _, overload = name.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
