@@ -144,7 +144,7 @@ def headline(entries: dict[str, list[str]]) -> str:
     """The row of README.md."""
 
     def right(unit: str) -> str:
-        found = [w[0] for words in entries.values() for w in words if w[1:] == unit]
+        found = [w[0] for entry, words in entries.items() if entry.startswith("op/") for w in words if w[1:] == unit]
         return f"{found.count('+')} of {found.count('+') + found.count('-')}"
 
     on_cpu = sum(any(w[0] == "!" for w in words) for words in entries.values())

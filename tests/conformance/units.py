@@ -9,10 +9,17 @@ from unittest import mock
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_methods_invocations import (
+    foreach_binary_op_db,
+    foreach_other_op_db,
+    foreach_pointwise_op_db,
+    foreach_reduce_op_db,
+    foreach_unary_op_db,
+    op_db,
+)
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import ForeachFuncInfo, OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 from .compare import as_good, differences, leaves, wide
@@ -163,7 +170,13 @@ def some(samples: list) -> list:
 
 
 def each_sample(op: OpInfo, dtype: torch.dtype, out: Outcome, requires_grad: bool) -> Iterator[SampleInput]:
-    samples, e = attempt(lambda: list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad)))
+    def generate() -> list[SampleInput]:
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+        if isinstance(op, ForeachFuncInfo):
+            samples += op.sample_zero_size_inputs("cpu", dtype, requires_grad=requires_grad)
+        return samples
+
+    samples, e = attempt(generate)
     if e is not None:
         out.skipped = f"no samples: {text_of(e)}"
         return
@@ -177,6 +190,7 @@ def each_sample(op: OpInfo, dtype: torch.dtype, out: Outcome, requires_grad: boo
 def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> Outcome:
     """Every sample gives what it gives on the CPU: values, dtype, shape, strides."""
     out = Outcome()
+    compared = 0
     for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
         if noncontiguous:
             sample, e = attempt(sample.noncontiguous)
@@ -190,6 +204,7 @@ def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> O
             if failed is None:
                 leaves_read(got)
             continue
+        compared += 1
         if failed is not None:
             out.add(number, [("error", text_of(failed))])
             continue
@@ -202,6 +217,8 @@ def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> O
             attempt(lambda: differences((moved.input, moved.args), (sample.input, sample.args)))[0] if values else []
         )
         out.add(number, [("argument", text) for kind, text in written or [] if kind == "value"])
+    if not compared:
+        out.skipped = out.skipped or "the CPU refuses every sample"
     return out
 
 
@@ -227,12 +244,12 @@ def in_place(op: OpInfo, dtype: torch.dtype) -> Outcome:
         out.skipped = "no in-place form"
         return out
     for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
-        if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
+        if sample.broadcasts_input or not all(isinstance(x, torch.Tensor) for x in leaves(sample.input)):
             continue
         moved = sample_on_device(sample, op)
         values = not attempt(lambda: is_random(op, sample))[0]
-        want, refused = attempt(lambda: seeded(lambda: inplace(sample.input.clone(), *sample.args, **sample.kwargs)))
-        target = moved.input.clone()
+        expected, target = twin(sample.input), twin(moved.input)
+        want, refused = attempt(lambda: seeded(lambda: inplace(expected, *sample.args, **sample.kwargs)))
         got, failed = attempt(lambda: seeded(lambda: inplace(target, *moved.args, **moved.kwargs)))
         if refused is not None:
             if failed is None:
@@ -241,7 +258,7 @@ def in_place(op: OpInfo, dtype: torch.dtype) -> Outcome:
         if failed is not None:
             out.add(number, [("error", text_of(failed))])
             continue
-        found, e = attempt(lambda: differences((got, target), (want, want), values=values))
+        found, e = attempt(lambda: differences((got, target), (want, expected), values=values))
         out.add(number, found if e is None else [("error", text_of(e))])
     return out
 
@@ -499,6 +516,12 @@ def ops() -> dict[str, OpInfo]:
     return {entry_name(op): op for op in op_db}
 
 
+def foreach_ops() -> dict[str, OpInfo]:
+    """Ops of lists of tensors."""
+    dbs = foreach_unary_op_db, foreach_binary_op_db, foreach_pointwise_op_db, foreach_reduce_op_db, foreach_other_op_db
+    return {entry_name(op): op for db in dbs for op in db}
+
+
 def all_units() -> list[str]:
     """Every unit's name: `op/div:floor_rounding/float32/forward`."""
     units = []
@@ -514,6 +537,10 @@ def all_units() -> list[str]:
         for d in GRADIENT_DTYPES:
             if DTYPES[d] in grads:
                 units += [f"op/{name}/{d}/grad"] + ([f"op/{name}/{d}/gradgrad"] if d == "float64" else [])
+    for name, op in foreach_ops().items():
+        supported = op.supported_dtypes("cpu")
+        units += [f"foreach/{name}/{d}/forward" for d, dtype in DTYPES.items() if dtype in supported]
+        units += [f"foreach/{name}/float32/inplace"] + [f"foreach/{name}/float32/grad"] * op.supports_autograd
     for info in module_db:
         units += [f"module/{info.name}/{d}/module" for d in ("float32", "float64") if DTYPES[d] in info.dtypes]
     units += [f"optim/{info.optim_cls.__name__}/float32/optimizer" for info in optim_db]
@@ -521,11 +548,16 @@ def all_units() -> list[str]:
 
 
 def spread(units: list[str]) -> list[str]:
-    """One unit of each entry: which dtype and question it is, is as good as random, but the same every time."""
+    """One unit of each entry: which dtype and question it is, is as good as random, but the same every time.
+
+    Of the ops of lists, whose entries are much alike, one in eight.
+    """
     entries: dict[str, list[str]] = {}
     for unit in units:
         entries.setdefault(unit.rsplit("/", 2)[0], []).append(unit)
-    return [choices[zlib.crc32(entry.encode()) % len(choices)] for entry, choices in entries.items()]
+    numbers = {entry: zlib.crc32(entry.encode()) for entry in entries}
+    chosen = [e for e in entries if not e.startswith("foreach/") or numbers[e] % 8 == 0]
+    return [entries[e][numbers[e] % len(entries[e])] for e in chosen]
 
 
 def run(unit: str) -> Outcome:
@@ -533,6 +565,8 @@ def run(unit: str) -> Outcome:
     db, entry, dtype, question = unit.split("/")
     if db == "op":
         return QUESTIONS[question](ops()[entry], DTYPES[dtype])
+    if db == "foreach":
+        return QUESTIONS[question](foreach_ops()[entry], DTYPES[dtype])
     if db == "module":
         return module(next(i for i in module_db if i.name == entry), DTYPES[dtype])
     return optimizer(next(i for i in optim_db if i.optim_cls.__name__ == entry), DTYPES[dtype])

@@ -99,9 +99,10 @@ def fused():
 
 @pytest.fixture
 def no_fallback():
-    """Fails a test that ran an op on the CPU."""
+    """Nothing may run on the CPU: what would raises where it is called."""
     torch.tpu.reset_metrics()
-    yield
+    with torch.tpu.set_fallback("error"):
+        yield
     assert torch.tpu.metrics()["fallbacks"] == {}
 
 

@@ -489,6 +489,14 @@ def test_partial_overlap_is_refused(name):
         assert a.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_the_results_of_aminmax_lie_apart():
+    a, out = torch.arange(6.0, device=DEVICE).reshape(2, 3), torch.zeros(4, device=DEVICE)
+    with pytest.raises(ValueError, match="must not overlap"):
+        torch.aminmax(a, dim=1, out=(out[:2], out[1:3]))
+    torch.aminmax(a, dim=1, out=(out[:2], out[2:]))
+    assert out.tolist() == [0, 3, 2, 5]
+
+
 def test_full_overlap_is_fine(device):
     a = torch.arange(4.0, device=device)
     a.add_(a)

@@ -249,6 +249,17 @@ def test_results_go_where_out_says(no_fallback):
             assert_same(a, e, strides=False)
 
 
+@pytest.mark.parametrize("a, b, left", [
+    ((2, 5, 5), (2, 5), True), ((2, 2, 5, 5), (2, 2, 5), True), ((5, 5), (5,), True), ((5, 5), (2, 5, 3), True),
+    ((2, 5, 5), (5, 3), True), ((2, 5, 5), (2, 3, 5), False), ((0, 5, 5), (0, 5), True),
+])  # fmt: skip
+def test_solutions_have_the_cpus_strides(no_fallback, a, b, left):
+    args = randn(*a, dtype=torch.float64) + 5 * torch.eye(a[-1], dtype=torch.float64), randn(*b, dtype=torch.float64)
+    results = torch.ops.aten._linalg_solve_ex(*to_device(args), left=left)
+    for got, want in zip(results, torch.ops.aten._linalg_solve_ex(*args, left=left), strict=True):
+        assert_same(got, want)
+
+
 def test_without_the_library(python):
     """Where programs cannot call LAPACK there are loops, or the CPU, which is counted."""
     code = f"""

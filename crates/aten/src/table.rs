@@ -72,6 +72,8 @@ pub enum Layout {
     Matrices,
     /// Column-major where the first flag, `left`, is set, else row-major.
     Solution,
+    /// The first result as `Solution`, the others as `Matrices`.
+    SolutionAndMatrices,
     /// Row-major if a tensor is complex, else as `Pointwise`.
     RealPointwise,
     /// Fourier transforms: the dimensions of the first list innermost, the others in the order of their strides.

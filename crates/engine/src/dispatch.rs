@@ -480,6 +480,14 @@ impl<'a> Call<'_, 'a> {
                 }
             }
         }
+        if self.op.row.base() == "aminmax"
+            && let Form::Out(outs) = &self.op.binding.form
+            && let [min, max] = outs[..]
+            && refuse_overlap_with(self.tensor(min)?, self.tensor(max)?, false).is_err()
+        {
+            let message = "aminmax(): the `min` and `max` out= tensors must not overlap.";
+            return Err(Error::new(ErrorKind::Value, message).into());
+        }
         if APART.contains(&self.op.row.base()) {
             let Form::Out(outs) = &self.op.binding.form else { return Ok(()) };
             for (_, arg) in self.args.iter().enumerate().filter(|(i, _)| !outs.contains(i)) {

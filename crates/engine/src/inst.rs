@@ -298,8 +298,8 @@ fn column_major(shape: &[i64], least: i64) -> Option<Dims> {
     Some(strides)
 }
 
-/// The strides of an op's result after the layout rule of its row, `None` for row-major.
-fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
+/// The strides of an op's result `i` after the layout rule of its row, `None` for row-major.
+fn result_strides(layout: Layout, i: usize, args: &[Arg], shape: &[i64]) -> Option<Dims> {
     let tensors = || {
         args.iter().filter_map(|a| match a {
             Arg::Tensor(t) => Some((&t.ty.shape, &t.strides)),
@@ -336,6 +336,8 @@ fn result_strides(layout: Layout, args: &[Arg], shape: &[i64]) -> Option<Dims> {
             let left = args.iter().find_map(|a| if let Arg::Bool(left) = a { Some(*left) } else { None });
             if left? { column_major(shape, 1) } else { None }
         }
+        Layout::SolutionAndMatrices if i == 0 => result_strides(Layout::Solution, i, args, shape),
+        Layout::SolutionAndMatrices => result_strides(Layout::Matrices, i, args, shape),
         Layout::Transformed => transformed_strides(args, shape),
         Layout::Slices => {
             // The last argument is the count.
@@ -598,7 +600,7 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
         }
         Kind::Row { format: Format::Contiguous, .. } => None,
         Kind::Row { format: Format::ChannelsLast, .. } => Some(channels_last(&ty.shape)),
-        Kind::Row { op, args, .. } => result_strides(aten::row(*op).layout, args, &ty.shape),
+        Kind::Row { op, args, .. } => result_strides(aten::row(*op).layout, i, args, &ty.shape),
         _ => None,
     };
     let out = Out::new(ty, strides);

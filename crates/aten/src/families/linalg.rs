@@ -19,7 +19,7 @@ pub static ROWS: &[Row] = &[
     op!("linalg_lu", linalg_lu),
     op!("lu_unpack", lu_unpack),
     op!("linalg_inv_ex", inv_ex).layout(Layout::Matrices),
-    op!("_linalg_solve_ex", solve_ex).layout(Layout::Matrices),
+    op!("_linalg_solve_ex", solve_ex).layout(Layout::SolutionAndMatrices),
     op!("_linalg_det", det).layout(Layout::Matrices),
     op!("_linalg_slogdet", slogdet).layout(Layout::Matrices),
 ];
