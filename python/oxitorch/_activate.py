@@ -167,9 +167,9 @@ def _register(torch, module) -> None:
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
     # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
-    def end_of_step(*_) -> None:
+    def end_of_step(optimizer, *_) -> None:
         if not torch.compiler.is_compiling():
-            _core.cut("step")
+            _core.cut("step", id(optimizer))
 
     register_optimizer_step_post_hook(end_of_step)
     _print.install(torch)

@@ -4,6 +4,7 @@
 environment; everything below takes values.
 """
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -147,6 +148,14 @@ TRACE = Var(
     "Write a timeline of the process into this file when it ends, compressed if the name ends with `.gz`; `%p` in it "
     "is the number of the process. `oxitorch trace run` sets it; see `docs/tools.md`.",
 )
+PREFLIGHT = Var(
+    "OXITORCH_PREFLIGHT",
+    "path",
+    "none",
+    "0.1",
+    "Compute nothing, for the device that the file `device.json` in this folder describes, and write the programs that "
+    "it would run into the folder. `oxitorch preflight` sets it; see `docs/preflight.md`.",
+)
 FALLBACK = Var(
     "OXITORCH_FALLBACK",
     "choice",
@@ -260,6 +269,7 @@ TABLE: tuple[Var, ...] = (
     MAX_GRAPHS,
     GRAPHS,
     TRACE,
+    PREFLIGHT,
     FALLBACK,
     NAN_TRAP,
     LIBRARY,
@@ -320,9 +330,21 @@ def _cache_shared() -> str | None:
     return place if place is None or "://" in place else os.path.abspath(os.path.expanduser(place))
 
 
+def _preflight() -> dict[str, Any]:
+    """The device that is not there, and where to write what it would run; workers of the script write nothing."""
+    folder = PREFLIGHT.read()
+    if folder is None:
+        return {}
+    import multiprocessing  # here, as the command line imports this module
+
+    with open(os.path.join(folder, "device.json"), encoding="utf-8") as f:
+        return {"absent": json.load(f), "capture": None if multiprocessing.parent_process() else folder}
+
+
 def core_config() -> dict[str, Any]:
     """What the environment says, as the core takes it (without the shim and the site folders)."""
     return {
+        **_preflight(),
         "platform": PLATFORM.read(),
         "cpu_devices": CPU_DEVICES.read(),
         "eager_mode": EAGER_MODE.read() or "fused",

@@ -223,7 +223,7 @@ fn seconds(s: f64) -> String {
 }
 
 /// 1234567 -> "1.2 M".
-fn amount(n: f64) -> String {
+pub(crate) fn amount(n: f64) -> String {
     let units = ["", " k", " M", " G", " T", " P"];
     let unit = if n >= 1000.0 { ((n.log10() / 3.0) as usize).min(units.len() - 1) } else { 0 };
     let n = n / 1000f64.powi(unit as i32);
@@ -231,7 +231,7 @@ fn amount(n: f64) -> String {
 }
 
 /// `train.py:8` of `/home/me/train.py:8 in step`.
-fn short(line: &str) -> &str {
+pub(crate) fn short(line: &str) -> &str {
     let place = line.split(" in ").next().unwrap_or(line);
     place.rsplit('/').next().unwrap_or(place)
 }

@@ -6,6 +6,7 @@
 //!
 //! This crate does not know PyTorch: it reads what packages say about themselves on disk and never imports anything.
 
+mod aot;
 mod cache;
 mod doctor;
 mod env;
@@ -14,9 +15,12 @@ mod graphs;
 mod machine;
 mod packages;
 mod plugins;
+mod preflight;
 mod report;
 mod script;
+mod slices;
 mod trace;
+mod verdict;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -83,11 +87,20 @@ enum Command {
         #[command(subcommand)]
         command: Option<graphs::Do>,
     },
+    /// Tell whether a training script fits a TPU slice and how fast it could be there, without a TPU
+    ///
+    /// The script runs unmodified, on a device that is not there: tensors have shapes and no data, nothing is computed,
+    /// and it ends after some steps. libtpu compiles its programs for the slice. The exit status is 0 if it fits, 1 if
+    /// not, 2 if that could not be told.
+    Preflight(preflight::Preflight),
     /// Write a timeline of a script: what Python recorded, compiled, copied, waited for, and what the device ran
     Trace {
         #[command(subcommand)]
         command: trace::Do,
     },
+    /// Compile captured programs for devices that are not there; `preflight` runs this as a child
+    #[command(hide = true)]
+    Aot(aot::Work),
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
     Probe {
@@ -158,6 +171,12 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             Ok(status)
         }
         Command::Trace { command: trace::Do::Run(run) } => trace::run(&run, &facts(None)?),
+        Command::Preflight(preflight) => {
+            let (text, status) = preflight::run(preflight, &facts(None)?)?;
+            print(&text)?;
+            Ok(status)
+        }
+        Command::Aot(work) => aot::compile(&work).map(|()| 0),
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)

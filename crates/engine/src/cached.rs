@@ -5,6 +5,7 @@ use crate::error::{self, Error};
 use crate::graphs::Origin;
 use crate::metrics::Metrics;
 use crate::program::Graph;
+use crate::target::Target;
 use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
 use oxitorch_pjrt as pjrt;
 use std::fs;
@@ -59,7 +60,7 @@ impl Default for CacheOptions {
 
 /// The compiled programs of one client.
 pub(crate) struct Programs {
-    client: Arc<pjrt::Client>,
+    target: Target,
     cache: Cache<pjrt::Executable>,
     options: CacheOptions,
     /// What all programs of this process depend on; made when the first is compiled.
@@ -70,7 +71,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    pub(crate) fn new(client: Arc<pjrt::Client>, options: &CacheOptions) -> Programs {
+    pub(crate) fn new(target: Target, options: &CacheOptions) -> Programs {
         let warn = options.warn;
         let config = cache::Config {
             memory: cache::Limits { count: options.max_loaded, bytes: options.max_loaded_bytes },
@@ -82,7 +83,7 @@ impl Programs {
             ..cache::Config::default()
         };
         Programs {
-            client,
+            target,
             cache: Cache::new(&config),
             options: options.clone(),
             base: OnceLock::new(),
@@ -163,11 +164,10 @@ impl Programs {
     }
 
     fn base(&self) -> Key {
-        let client = &self.client;
         let key = Key::new().with("oxitorch", env!("CARGO_PKG_VERSION").as_bytes());
-        if !self.cache.is_persistent() {
+        let (true, Target::Client(client)) = (self.cache.is_persistent(), &self.target) else {
             return key; // the rest does not change while the process lives
-        }
+        };
         let plugin = client.plugin();
         let path = plugin.path();
         // A plugin that cannot be read is known by what it says of itself and by its path alone.
@@ -248,15 +248,20 @@ impl Recipe for Build<'_> {
             ("inputs", join(inputs)),
             ("outputs", count(self.graph.live.len())),
             ("donated", format!("{:?}", self.graph.donated)),
-            ("platform", self.programs.client.platform_name().to_owned()),
+            ("platform", self.programs.target.platform().name().to_owned()),
         ];
         (self.name.to_owned(), notes.map(|(name, text)| (name.to_owned(), text)).into())
     }
 
     fn load(&self, payload: &[u8]) -> Result<(pjrt::Executable, u64), String> {
         let start = Instant::now();
-        let executable =
-            self.programs.client.deserialize(payload, &self.options).map_err(|e| e.to_string())?;
+        let executable = self
+            .programs
+            .target
+            .client()
+            .map_err(|e| e.to_string())?
+            .deserialize(payload, &self.options)
+            .map_err(|e| e.to_string())?;
         self.metrics.loaded(self.name, start);
         let _ = self.graph.source.origin.set(Origin::Loaded(start.elapsed())); // the first is kept
         let size = size(&executable, payload.len());
@@ -266,7 +271,8 @@ impl Recipe for Build<'_> {
     fn make(&self) -> Result<(pjrt::Executable, u64), Error> {
         self.programs.check_open()?;
         let start = Instant::now();
-        let result = self.programs.client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
+        let client = self.programs.target.client()?;
+        let result = client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
         if self.background {
             self.metrics.improved(self.name, start);
         } else {

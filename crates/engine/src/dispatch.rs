@@ -4,6 +4,7 @@ use crate::arguments::{Item, Operands, item, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
+use crate::events;
 use crate::flush::Reason;
 use crate::inst::{Format, Inst, Kind, Out, refusal};
 use crate::masks;
@@ -276,6 +277,7 @@ impl<'a> Call<'_, 'a> {
             held
         };
         let mut bytes = [0; 8];
+        events::here(self.site);
         stream.fetch(held.value(), &mut bytes)?;
         Ok(i64::from_le_bytes(bytes))
     }

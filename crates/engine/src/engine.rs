@@ -1,5 +1,6 @@
 //! The engine: a client, a stream per device, and the switches.
 
+use crate::absent::{Absent, Capture};
 use crate::cached::CacheOptions;
 use crate::config::{Limits, Switches};
 use crate::effort::Policy;
@@ -14,6 +15,7 @@ use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
 use crate::site::Site;
 use crate::stream::Stream;
+use crate::target::Target;
 use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -43,9 +45,9 @@ pub struct Options {
     pub interrupt: Interrupt,
 }
 
-/// Runs ops on the devices of one client.
+/// Runs ops on the devices of one target.
 pub struct Engine {
-    client: Arc<pjrt::Client>,
+    target: Target,
     streams: Vec<Stream>,
     metrics: Arc<Metrics>,
     /// Packed, as they are read with every op.
@@ -59,35 +61,37 @@ pub struct Engine {
 
 impl Engine {
     /// Starts the threads of an engine.
-    pub fn start(client: Arc<pjrt::Client>, options: &Options) -> Result<Engine> {
+    pub fn start(target: Target, options: &Options) -> Result<Engine> {
         let metrics = Arc::new(Metrics::default());
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
-        let policy = Policy::new(client.platform(), options.background_compile, options.deterministic);
-        let compiler = Compiler::start(client.clone(), metrics.clone(), threads, &options.cache, policy);
+        let policy = Policy::new(target.platform(), options.background_compile, options.deterministic);
+        let compiler = Compiler::start(target.clone(), metrics.clone(), threads, &options.cache, policy);
         if let Some(folder) = &options.graphs {
             compiler.graphs.keep_in(folder);
         }
-        let limit = memory_limit(&client);
+        let memory: fn(&Target) -> &'static Memory = |target| match target {
+            Target::Client(client) => Memory::new(memory_limit(client)),
+            Target::Absent(absent) => Memory::boundless(absent.device.memory),
+        };
         let explainer = Arc::new(Explainer::default());
         let stream = |device: usize| {
-            let memory = Memory::new(limit);
             Stream::new(
-                client.clone(),
+                target.clone(),
                 device,
                 compiler.clone(),
                 explainer.clone(),
-                memory,
+                memory(&target),
                 metrics.clone(),
                 options.interrupt,
             )
         };
-        let streams: std::io::Result<Vec<Stream>> = (0..client.devices().len()).map(stream).collect();
+        let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
         // XLA's CPU compiler leaves a bfloat16 product to its kernel library before it folds transposes into it.
-        let fenced_dots = client.platform() == pjrt::Platform::Cpu;
+        let fenced_dots = target.platform() == pjrt::Platform::Cpu;
         Ok(Engine {
-            client,
+            target,
             streams,
             metrics,
             switches: AtomicU64::new(
@@ -100,9 +104,35 @@ impl Engine {
         })
     }
 
-    /// The client.
-    pub fn client(&self) -> &Arc<pjrt::Client> {
-        &self.client
+    /// What ops are recorded for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    pub(crate) fn compiler(&self) -> &Compiler {
+        &self.compiler
+    }
+
+    /// The device, if it is not there.
+    pub fn absent(&self) -> Option<&Absent> {
+        self.target.absent().map(Arc::as_ref)
+    }
+
+    /// What was asked so far of a device that is not there; what was recorded is cut off first.
+    pub fn captured(&self, site: Site) -> Result<Option<Capture>> {
+        let (Some(absent), Some(stream)) = (self.target.absent(), self.streams.first()) else {
+            return Ok(None);
+        };
+        stream.cut(Reason::Wait, site)?;
+        Ok(Some(absent.captured(self, stream.memory())))
+    }
+
+    /// An op of this line runs on the CPU.
+    pub fn fell_back(&self, op: &str, site: Site) {
+        self.metrics.fallback(op);
+        if let Some(absent) = self.target.absent() {
+            absent.fell_back(op, site);
+        }
     }
 
     /// How many devices there are.

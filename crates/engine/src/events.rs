@@ -126,6 +126,11 @@ fn this_thread() -> (i32, String) {
     (number, name.trim().to_owned())
 }
 
+/// The line of the call that this thread makes.
+pub(crate) fn current() -> Site {
+    HERE.get()
+}
+
 /// This thread makes a call of this line, which may wait or copy.
 pub(crate) fn here(site: Site) {
     HERE.set(site);

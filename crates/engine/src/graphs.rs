@@ -4,6 +4,8 @@ use crate::explain::tensor;
 use crate::flush::Reason;
 use crate::program::{Compiler, Graph, Program};
 use crate::site::{Site, describe};
+use oxitorch_aten::dtype::torch_name;
+use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -119,6 +121,13 @@ fn write_facts(folder: &Path, facts: &Value) -> io::Result<()> {
     fs::rename(temporary, folder.join(format!("{id}.json")))
 }
 
+/// A program that was captured and is not compiled.
+pub(crate) struct Captured {
+    pub(crate) facts: Map<String, Value>,
+    /// As it goes to the compiler.
+    pub(crate) text: String,
+}
+
 fn usage(program: &Program) -> Map<String, Value> {
     let mut out = Map::new();
     out.insert("launches".into(), program.ran.launches.load(Relaxed).into());
@@ -206,6 +215,37 @@ impl Compiler {
         facts.extend(costs(&loaded));
         let optimized = loaded.optimized_program().ok().and_then(|p| p.text());
         Some(Shown { facts: facts.into(), stablehlo, optimized })
+    }
+
+    /// A program that was captured and is not compiled: with the compiler's options, and how it is called by.
+    pub(crate) fn captured(&self, program: &Program) -> Option<Captured> {
+        let (mut facts, text) = self.describe(program)?;
+        let (_, task) = program.task()?;
+        let options = self.options(task).overrides;
+        let value = |v: &pjrt::OptionValue| match v {
+            pjrt::OptionValue::String(v) => json!(v),
+            pjrt::OptionValue::Bool(v) => json!(v),
+            pjrt::OptionValue::Int(v) => json!(v),
+            pjrt::OptionValue::Double(v) => json!(v),
+        };
+        let options: Map<String, Value> = options.iter().map(|(name, v)| (name.clone(), value(v))).collect();
+        facts.insert("options".into(), options.into());
+        let products = task.graph.built().map(|m| m.products()).unwrap_or_default();
+        let products = products.iter().map(|p| {
+            json!({ "dtype": torch_name(p.dtype).trim_start_matches("torch."), "precision": p.precision.name(), "flops": p.flops })
+        });
+        facts.insert("products".into(), products.collect::<Vec<_>>().into());
+        let bytes = |ty: &TensorType| ty.bytes().max(0);
+        facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
+        let results: Vec<i64> = task
+            .graph
+            .insts
+            .iter()
+            .flat_map(|i| i.outputs.iter().map(|o| o.as_ref().map_or(0, |o| bytes(&o.stored))))
+            .collect();
+        let outputs: Vec<i64> = task.graph.live.iter().map(|&i| results[i as usize]).collect();
+        facts.insert("output_bytes".into(), outputs.into());
+        Some(Captured { facts, text })
     }
 
     /// The programs so far, without what their executables say.

@@ -10,6 +10,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Program, element};
 use crate::site::Site;
+use crate::target::Target;
 use crate::timing::{Before, Front, Timing};
 use crate::value::{State, Value};
 use oxitorch_pjrt as pjrt;
@@ -107,7 +108,7 @@ impl Runner {
 
 /// The queue of one device.
 pub(crate) struct Launcher {
-    client: Arc<pjrt::Client>,
+    target: Target,
     device: usize,
     memory: &'static Memory,
     metrics: Arc<Metrics>,
@@ -140,13 +141,13 @@ pub type Interrupt = fn() -> Result<(), Error>;
 
 impl Launcher {
     pub(crate) fn start(
-        client: Arc<pjrt::Client>,
+        target: Target,
         device: usize,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
-            client,
+            target,
             device,
             memory,
             metrics,
@@ -172,14 +173,18 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Queues a launch; the number is what [`Launcher::wait`] takes. `awaited`: the caller is about to wait for it.
-    pub(crate) fn launch(&self, launch: Launch, awaited: bool) -> u64 {
+    /// Queues a launch. `awaited`: the caller is about to wait for it.
+    pub(crate) fn launch(&self, launch: Launch, awaited: bool) {
+        if let Some(absent) = self.target.absent() {
+            self.metrics.count(&self.metrics.launches);
+            return absent.launch(&launch, self.memory);
+        }
         self.push_with(awaited, |number| {
             let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
             self.ops_pushed.store(ops, Ordering::Relaxed);
             launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
             Job::Launch(launch)
-        })
+        });
     }
 
     /// Queues a mark.
@@ -331,7 +336,7 @@ impl Launcher {
     /// Whether another launch may run beside those that do.
     fn has_room(&self, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) -> bool {
         in_flight.retain(is_running);
-        in_flight.len() < max_in_flight(self.client.platform())
+        in_flight.len() < max_in_flight(self.target.platform())
     }
 
     fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
@@ -449,7 +454,7 @@ impl Launcher {
         }
         let in_flight = &mut runner.in_flight;
         // Behind others its inputs may not be there: then it has not run when it is launched.
-        let inline = launch.is_inline(self.client.platform()) && {
+        let inline = launch.is_inline(self.target.platform()) && {
             in_flight.retain(is_running);
             in_flight.is_empty()
         };
@@ -474,7 +479,7 @@ impl Launcher {
                     let _ = slot.0.set(checks); // set once: each launch runs once
                 }
                 in_flight.extend(first);
-                if in_flight.len() > max_in_flight(self.client.platform())
+                if in_flight.len() > max_in_flight(self.target.platform())
                     && let Some(oldest) = in_flight.pop_front()
                 {
                     settle(&oldest);
@@ -596,12 +601,12 @@ impl Launcher {
             State::Ready(b) => Ok(b.clone()),
             State::Failed(e) => Err(e.clone()),
             State::Host(bytes) => {
-                let buffer = upload(&self.client, self.device, &value.ty, bytes)?;
+                let buffer = upload(self.target.client()?, self.device, &value.ty, bytes)?;
                 let buffer = Arc::new(buffer);
                 *state = State::Ready(buffer.clone());
                 Ok(buffer)
             }
-            State::Pending | State::Donated => Err(Error::runtime(
+            State::Pending | State::Donated | State::Absent(_) => Err(Error::runtime(
                 "a value was used before it was computed or after it was given away; please report this",
             )),
         }

@@ -8,6 +8,7 @@
 //! It knows no Python and no torch library; call sites are numbers that the front end can turn into text.
 #![forbid(unsafe_code)]
 
+mod absent;
 mod arguments;
 mod cached;
 mod config;
@@ -34,12 +35,14 @@ mod report;
 mod site;
 mod stream;
 mod tape;
+mod target;
 mod tensor;
 mod timing;
 mod trace;
 mod value;
 mod view;
 
+pub use absent::{Absent, AbsentDevice, Capture};
 pub use cached::{CacheOptions, MAX_LOADED, MAX_LOADED_BYTES};
 pub use config::{Limits, Lowering, Mode, Switches};
 pub use dispatch::{ArgRef, Call, Meta, Op, Output, Outputs, Rng};
@@ -59,6 +62,7 @@ pub use recipe::{GraphOutput, Home, Recipe};
 pub use report::DeviceReport;
 pub use site::{Site, set_resolver};
 pub use stream::Stream;
+pub use target::Target;
 pub use tensor::{Place, TensorRef};
 pub use timing::{Parts, Split};
 pub use value::{Slot, Value};

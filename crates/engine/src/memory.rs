@@ -75,12 +75,23 @@ pub struct Memory {
     bytes: Stat,
     buffers: Stat,
     limit: u64,
+    /// Whether there can be more than the limit: nothing is there.
+    boundless: bool,
 }
 
 impl Memory {
     /// A device with `limit` bytes. Lives as long as the process: every value points at its device's.
     pub fn new(limit: u64) -> &'static Memory {
-        Box::leak(Box::new(Memory { bytes: Stat::default(), buffers: Stat::default(), limit }))
+        Self::with(limit, false)
+    }
+
+    /// A device that says to have `limit` bytes and is not there: everything fits.
+    pub(crate) fn boundless(limit: u64) -> &'static Memory {
+        Self::with(limit, true)
+    }
+
+    fn with(limit: u64, boundless: bool) -> &'static Memory {
+        Box::leak(Box::new(Memory { bytes: Stat::default(), buffers: Stat::default(), limit, boundless }))
     }
 
     /// Bytes that the device has in all.
@@ -88,9 +99,14 @@ impl Memory {
         self.limit
     }
 
+    /// Whether `bytes` would fit if nothing else were there.
+    pub fn has(&self, bytes: u64) -> bool {
+        self.boundless || bytes <= self.limit
+    }
+
     /// Whether `bytes` more would fit.
     pub fn fits(&self, bytes: u64) -> bool {
-        self.bytes.current().saturating_add(bytes) <= self.limit
+        self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit
     }
 
     /// Accounts for a buffer until the charge is released.

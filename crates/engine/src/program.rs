@@ -6,8 +6,9 @@ use crate::error::{Error, ErrorKind};
 use crate::graphs::{Graphs, Source};
 use crate::inst::Inst;
 use crate::metrics::Metrics;
+use crate::target::Target;
 use oxitorch_cache as cache;
-use oxitorch_hlo::{ArgAttr, Builder, DType, TensorType, Value};
+use oxitorch_hlo::{ArgAttr, Builder, DType, Module, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
@@ -190,8 +191,13 @@ impl Graph {
         }
     }
 
-    /// The module that computes the window.
+    /// The text of the module that computes the window.
     pub(crate) fn module(&self) -> Result<String, Error> {
+        Ok(self.built()?.to_text())
+    }
+
+    /// The module that computes the window.
+    pub(crate) fn built(&self) -> Result<Module, Error> {
         let b = Builder::new();
         b.set_name(&self.name());
         let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
@@ -224,7 +230,7 @@ impl Graph {
         outputs.extend(checks);
         let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
         module.pair_donors();
-        Ok(module.to_text())
+        Ok(module)
     }
 }
 
@@ -288,7 +294,7 @@ const STACK_BYTES: usize = 64 << 20;
 /// The compiler threads of one client.
 pub(crate) struct Compiler {
     own: Weak<Compiler>,
-    client: Arc<pjrt::Client>,
+    target: Target,
     programs: Programs,
     metrics: Arc<Metrics>,
     tasks: Mutex<Tasks>,
@@ -308,7 +314,7 @@ pub type UserOptions = Vec<(String, pjrt::OptionValue)>;
 impl Compiler {
     /// Starts `threads` compiler threads.
     pub(crate) fn start(
-        client: Arc<pjrt::Client>,
+        target: Target,
         metrics: Arc<Metrics>,
         threads: usize,
         cache: &CacheOptions,
@@ -316,8 +322,8 @@ impl Compiler {
     ) -> Arc<Compiler> {
         let compiler = Arc::new_cyclic(|own| Compiler {
             own: own.clone(),
-            programs: Programs::new(client.clone(), cache),
-            client,
+            programs: Programs::new(target.clone(), cache),
+            target,
             metrics,
             tasks: Mutex::default(),
             wake: Condvar::new(),
@@ -362,6 +368,9 @@ impl Compiler {
         // Set once: a program is submitted once.
         let _ = program.task.set((self.own.clone(), Task { graph: Arc::new(graph), device }));
         self.graphs.add(&program);
+        if let Err(e) = self.target.client() {
+            return program.set(Err(e));
+        }
         let mut tasks = self.tasks.lock();
         if tasks.closed {
             drop(tasks);
@@ -524,7 +533,7 @@ impl Compiler {
     }
 
     /// Those for all effort.
-    fn options(&self, task: &Task) -> pjrt::CompileOptions {
+    pub(crate) fn options(&self, task: &Task) -> pjrt::CompileOptions {
         let types =
             task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
         let mut options = pjrt::CompileOptions {
@@ -535,7 +544,7 @@ impl Compiler {
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));
-        if self.client.platform() == pjrt::Platform::Cpu {
+        if self.target.platform() == pjrt::Platform::Cpu {
             // Not `xla_cpu_copy_insertion_use_region_analysis`: it spares copies of weights, but lets a step overwrite
             // some of them before their last use.
             // The fast forms lose a NaN in the second operand of maximum and minimum.

@@ -89,7 +89,7 @@ impl Engine {
         let version = format!(
             "{},{}",
             Label("version", env!("CARGO_PKG_VERSION")),
-            Label("platform", self.client().platform().name())
+            Label("platform", self.target().platform().name())
         );
         out.metric(("info", "gauge", "Always 1; the labels say what runs."), [(version, 1)]);
         let one = |n: &std::sync::atomic::AtomicU64| [("", n.load(Relaxed))];

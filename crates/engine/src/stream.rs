@@ -13,11 +13,11 @@ use crate::program::{Compiler, PRODUCED, Program};
 use crate::report::DeviceReport;
 use crate::site::Site;
 use crate::tape::Tape;
+use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::value::{Held, Slot, State, Value};
 use crate::view::dense_order;
 use oxitorch_hlo::{DType, TensorType};
-use oxitorch_pjrt as pjrt;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -320,7 +320,7 @@ impl Window {
 /// The stream of one device.
 pub struct Stream {
     pub(crate) device: u16,
-    client: Arc<pjrt::Client>,
+    target: Target,
     pub(crate) compiler: Arc<Compiler>,
     pub(crate) explainer: Arc<Explainer>,
     pub(crate) launcher: Arc<Launcher>,
@@ -332,7 +332,7 @@ pub struct Stream {
 
 impl Stream {
     pub(crate) fn new(
-        client: Arc<pjrt::Client>,
+        target: Target,
         device: usize,
         compiler: Arc<Compiler>,
         explainer: Arc<Explainer>,
@@ -340,11 +340,11 @@ impl Stream {
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
-        let launcher = Launcher::start(client.clone(), device, memory, metrics.clone())?;
-        let limits = Limits::of(client.platform(), memory.limit());
+        let launcher = Launcher::start(target.clone(), device, memory, metrics.clone())?;
+        let limits = Limits::of(target.platform(), memory.limit());
         let window = Mutex::new(Window { epoch: 1, limits, ..Window::default() });
         let device = device as u16;
-        Ok(Stream { device, client, compiler, explainer, launcher, memory, metrics, interrupt, window })
+        Ok(Stream { device, target, compiler, explainer, launcher, memory, metrics, interrupt, window })
     }
 
     /// The device's memory.
@@ -375,7 +375,7 @@ impl Stream {
 
     /// The bounds of a window that nobody set.
     pub fn default_limits(&self) -> Limits {
-        Limits::of(self.client.platform(), self.memory.limit())
+        Limits::of(self.target.platform(), self.memory.limit())
     }
 
     /// The bounds of a window.
@@ -390,7 +390,7 @@ impl Stream {
 
     /// Refuses results that the device could never hold. Whether they fit now is seen when they are launched.
     pub(crate) fn refuse_huge(&self, inst: &Inst) -> Result<()> {
-        if inst.bytes <= self.memory.limit() { Ok(()) } else { Err(self.out_of_memory(inst.bytes)) }
+        if self.memory.has(inst.bytes) { Ok(()) } else { Err(self.out_of_memory(inst.bytes)) }
     }
 
     /// The error for so many bytes that do not fit.
@@ -520,6 +520,11 @@ impl Stream {
             let state = value.state.lock();
             match &*state {
                 State::Ready(b) => b.clone(),
+                State::Absent(bytes) => {
+                    let absent = self.target.absent();
+                    absent.into_iter().for_each(|a| a.read(value.ty.dtype, bytes.as_deref(), out));
+                    return Ok(());
+                }
                 State::Host(bytes) => {
                     out.copy_from_slice(bytes);
                     return Ok(());
@@ -574,8 +579,13 @@ impl Stream {
         self.metrics.to_device(bytes.len());
         // Locked: this is part of an op.
         let first = self.window.try_lock().is_some_and(|w| w.insts.is_empty());
+        if let Some(absent) = self.target.absent() {
+            let value = Value::new(ty, absent.uploaded(bytes));
+            self.memory.charge(size, &value.charge);
+            return Ok(value);
+        }
         let start = Instant::now();
-        let buffer = upload(&self.client, self.device as usize, &ty, bytes)?;
+        let buffer = upload(self.target.client()?, self.device as usize, &ty, bytes)?;
         self.launcher.front.copied(start, first);
         self.metrics.events.to_device(start, self.device, bytes.len());
         let value = Value::new(ty, State::Ready(Arc::new(buffer)));

@@ -22,6 +22,8 @@ pub(crate) enum State {
     Host(Box<[u8]>),
     /// On the device.
     Ready(Arc<Buffer>),
+    /// On a device that is not there; with the bytes, if they are few and came from the host.
+    Absent(Option<Box<[u8]>>),
     /// The op (or one that it depends on) failed.
     Failed(Error),
     /// Given to a program for its result; nothing can see the value any more.
@@ -100,7 +102,7 @@ impl Value {
     /// Takes the buffer out, for a program that overwrites it.
     pub(crate) fn donate(&self) -> Option<Arc<Buffer>> {
         let mut state = self.state.lock();
-        if !matches!(*state, State::Ready(_)) {
+        if !matches!(*state, State::Ready(_) | State::Absent(_)) {
             return None;
         }
         self.charge.release();

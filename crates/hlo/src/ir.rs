@@ -185,7 +185,8 @@ pub enum Precision {
 }
 
 impl Precision {
-    pub(crate) fn name(self) -> &'static str {
+    /// StableHLO's name.
+    pub fn name(self) -> &'static str {
         match self {
             Precision::Default => "DEFAULT",
             Precision::High => "HIGH",

@@ -27,6 +27,7 @@ mod infer;
 mod ir;
 mod literal;
 mod print;
+mod products;
 mod types;
 mod verify;
 
@@ -38,4 +39,5 @@ pub use ir::{
     Value, Window,
 };
 pub use print::PrintOptions;
+pub use products::Products;
 pub use types::{DType, Dims, TensorType};

@@ -404,7 +404,7 @@ unsafe extern "C" fn fallback(name: *const c_char, warn: *mut *const c_char, err
             );
             return Err(Error::new(ErrorKind::NotImplemented, message).at(site).into());
         }
-        s.engine.metrics().fallback(&name);
+        s.engine.fell_back(&name, site);
         if s.warned.lock().insert(name.clone().into_owned()) {
             let place = Error::runtime("").at(site).message.trim().to_owned();
             let text = format!(
@@ -425,7 +425,7 @@ unsafe extern "C" fn alloc(nbytes: usize, device: i32, error: *mut abi::Error) -
     let mut raw = null_mut();
     enter_code(error, |s| {
         let stream = s.engine.stream(device.max(0) as usize)?;
-        if nbytes as u64 > stream.memory().limit() {
+        if !stream.memory().has(nbytes as u64) {
             return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());
         }
         raw = storage::into_raw(Slot::new(nbytes, device.max(0) as u16));
@@ -465,7 +465,7 @@ unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::E
         // SAFETY: a live storage.
         let slot = unsafe { storage::get(raw) };
         let stream = s.engine.stream(slot.device as usize)?;
-        if nbytes as u64 > stream.memory().limit() {
+        if !stream.memory().has(nbytes as u64) {
             return Err(stream.out_of_memory(nbytes as u64).at(crate::sites::here()).into());
         }
         new = storage::into_raw(stream.resized(

@@ -3,12 +3,14 @@
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
 use oxitorch_engine::{
-    COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode, Parts, Reading, Reason,
-    Refusal, SharedCache, Stream,
+    AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode, Parts,
+    Reading, Reason, Refusal, SharedCache, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
-use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyIndexError, PyNotImplementedError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::ffi::CStr;
@@ -117,6 +119,20 @@ fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
         environment: optional(config, "compiler_environment")?.unwrap_or_default(),
         warn: state::warn,
     })
+}
+
+/// The device that is not there, if the configuration describes one.
+fn absent_device(config: &Bound<'_, PyDict>) -> PyResult<Option<AbsentDevice>> {
+    let Some(device) = optional::<Bound<'_, PyDict>>(config, "absent")? else { return Ok(None) };
+    let lacks = |key| PyValueError::new_err(format!("the description of the device lacks `{key}`"));
+    let platform: String = optional(&device, "platform")?.ok_or_else(|| lacks("platform"))?;
+    Ok(Some(AbsentDevice {
+        platform: platform.parse().map_err(|e| plugin_error(&e))?,
+        kind: optional(&device, "kind")?.ok_or_else(|| lacks("kind"))?,
+        memory: optional(&device, "memory_bytes")?.ok_or_else(|| lacks("memory_bytes"))?,
+        reads_as: optional(&device, "reads_as")?.unwrap_or(0.0),
+        steps: optional(&device, "steps")?.unwrap_or(u64::MAX),
+    }))
 }
 
 /// Sets counters in a dictionary; times are in seconds there.
@@ -293,6 +309,8 @@ mod _core {
         let shim = load_shim(&path)?;
         state::register(state::Setup {
             site_dirs: optional(config, "site_dirs")?.unwrap_or_default(),
+            absent: absent_device(config)?,
+            capture: optional(config, "capture")?,
             platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
@@ -324,6 +342,9 @@ mod _core {
     fn shutdown(py: Python<'_>) {
         if let (Some(s), false) = (state::started(), state::is_forked()) {
             py.detach(|| {
+                if let Err(e) = state::write_capture() {
+                    eprintln!("oxitorch: {e}");
+                }
                 s.engine.close();
                 crate::sites::let_backward_end();
             });
@@ -342,7 +363,7 @@ mod _core {
 
     #[pyfunction]
     fn platform(py: Python<'_>) -> PyResult<&'static str> {
-        Ok(started(py)?.engine.client().platform().name())
+        Ok(started(py)?.engine.target().platform().name())
     }
 
     #[pyfunction]
@@ -360,20 +381,24 @@ mod _core {
         let s = started(py)?;
         let index = if device < 0 { current() } else { device } as usize;
         let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().limit();
-        let client = s.engine.client();
-        let facts = &client.devices()[index];
-        let platform = client.platform();
+        let target = s.engine.target();
+        let (platform, kind) = (target.platform(), target.kind(index));
+        let (id, version) = match target.client() {
+            Ok(client) => (client.devices()[index].id(), client.platform_version()),
+            Err(_) => (index as i32, ""),
+        };
         let name = match platform {
+            _ if !target.is_present() => format!("{kind} (absent)"),
             pjrt::Platform::Cpu => "XLA:CPU (host)".to_owned(),
-            _ => facts.kind().to_owned(),
+            _ => kind.clone(),
         };
         let out = PyDict::new(py);
         out.set_item("name", name)?;
         out.set_item("platform", platform.name())?;
-        out.set_item("kind", facts.kind())?;
-        out.set_item("id", facts.id())?;
+        out.set_item("kind", kind)?;
+        out.set_item("id", id)?;
         out.set_item("total_memory", memory)?;
-        out.set_item("platform_version", client.platform_version())?;
+        out.set_item("platform_version", version)?;
         Ok(out)
     }
 
@@ -398,14 +423,26 @@ mod _core {
         on_stream(py, device, |stream| Ok(stream.synchronize(crate::sites::here())?))
     }
 
-    /// Launches what was recorded, for one of the reasons that metrics count.
+    /// Launches what was recorded, for one of the reasons that metrics count. After a step of an optimizer, which is told
+    /// from others by `of`, it ends the script if that was the last one that is of interest.
     #[pyfunction]
-    fn cut(py: Python<'_>, reason: &str) -> PyResult<()> {
+    #[pyo3(signature = (reason, of=0))]
+    fn cut(py: Python<'_>, reason: &str, of: u64) -> PyResult<()> {
         let known = Reason::ALL.into_iter().find(|r| r.name() == reason);
         let reason = known.ok_or_else(|| PyValueError::new_err(format!("unknown reason '{reason}'")))?;
         let site = crate::sites::here();
         match state::started() {
-            Some(s) => py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e)),
+            Some(s) => {
+                py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e))?;
+                if let (Reason::Step, Some(absent)) = (reason, s.engine.absent()) {
+                    absent.stepped(of);
+                    if absent.is_over() {
+                        py.detach(state::write_capture).map_err(|e| raise(py, e))?;
+                        return Err(PySystemExit::new_err(0));
+                    }
+                }
+                Ok(())
+            }
             None => Ok(()),
         }
     }

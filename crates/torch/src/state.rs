@@ -4,8 +4,8 @@ use crate::abi::Shim;
 use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Op, Options, Recipe, Switches,
-    UserOptions,
+    Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Op, Options,
+    Recipe, Switches, Target, UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -24,6 +24,10 @@ use std::sync::{Arc, OnceLock};
 /// takes no TPU, and its forked children may use the device.
 pub(crate) struct Setup {
     pub(crate) site_dirs: Vec<PathBuf>,
+    /// A device that is not there, instead of those that are.
+    pub(crate) absent: Option<AbsentDevice>,
+    /// The folder into which is written what was asked of it.
+    pub(crate) capture: Option<PathBuf>,
     /// None: the first platform that has hardware.
     pub(crate) platform: Option<pjrt::Platform>,
     pub(crate) cpu_devices: usize,
@@ -167,11 +171,18 @@ fn start() -> Result<&'static State, Error> {
     if let Some(state) = STATE.get() {
         return Ok(state);
     }
-    let client = open_client(setup).map_err(|e| Error::runtime(e.to_string()))?;
-    let library = setup.library && client.platform() == pjrt::Platform::Cpu;
-    if library {
-        library::register(client.plugin(), setup.shim).map_err(|e| Error::runtime(e.to_string()))?;
-    }
+    let target = match &setup.absent {
+        Some(device) => Target::Absent(Arc::new(Absent::new(device.clone()))),
+        None => Target::Client(open_client(setup).map_err(|e| Error::runtime(e.to_string()))?),
+    };
+    // Programs that are compiled elsewhere cannot call what is registered here.
+    let library = match &target {
+        Target::Client(client) if setup.library && client.platform() == pjrt::Platform::Cpu => {
+            library::register(client.plugin(), setup.shim).map_err(|e| Error::runtime(e.to_string()))?;
+            true
+        }
+        _ => false,
+    };
     let options = Options {
         compile_threads: setup.compile_threads,
         cache: setup.cache.clone(),
@@ -181,7 +192,7 @@ fn start() -> Result<&'static State, Error> {
         library,
         interrupt,
     };
-    let engine = Engine::start(client, &options)?;
+    let engine = Engine::start(target, &options)?;
     engine.set_window(setup.window.0, setup.window.1, setup.window.2);
     engine.print_explanations(setup.explain);
     engine.allow_programs(setup.max_graphs);
@@ -209,6 +220,28 @@ fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
     let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load)?;
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
     pjrt::Client::new(plugin, &pjrt::ClientOptions { cpu_devices, ..Default::default() })
+}
+
+/// Writes what was asked of a device that is not there, the first time: a file of facts and one for each program.
+pub(crate) fn write_capture() -> Result<(), Error> {
+    static WRITTEN: AtomicBool = AtomicBool::new(false);
+    let (Some(s), Some(folder)) = (STATE.get(), setup().and_then(|s| s.capture.as_ref())) else {
+        return Ok(());
+    };
+    if WRITTEN.swap(true, Relaxed) {
+        return Ok(());
+    }
+    let Some(capture) = s.engine.captured(crate::sites::here())? else { return Ok(()) };
+    let write = || -> std::io::Result<()> {
+        for (id, text) in &capture.modules {
+            std::fs::write(folder.join(format!("{id}.mlir")), text)?;
+        }
+        // Last, so that it speaks of nothing that is not there.
+        let whole = folder.join(".capture.json");
+        std::fs::write(&whole, capture.facts.to_string())?;
+        std::fs::rename(whole, folder.join("capture.json"))
+    };
+    write().map_err(|e| Error::runtime(format!("cannot write into {}: {e}", folder.display())))
 }
 
 /// Whether this is a forked child of a process that had started the device.

@@ -1,0 +1,329 @@
+//! Compiling captured programs for devices that are not there, in a process of its own: a plugin may abort, take a
+//! gigabyte or an hour, and is ended by ending its process.
+//!
+//! The child ([`compile`]) writes one line of JSON for each program; the parent ([`Compiling`]) reads them as they come.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use oxitorch_pjrt::{
+    Client, ClientOptions, CompileOptions, Compiled, EffortLevel, Error, LoadOptions, OptionValue, Platform,
+    Plugin, Program, Topology, Value,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::facts::Facts;
+
+/// What the child is to do.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Work {
+    /// cpu or tpu
+    platform: String,
+    /// The plugin's library
+    library: PathBuf,
+    /// The folder of captured programs
+    folder: PathBuf,
+    /// The plugin's name of the topology
+    #[arg(long)]
+    topology: Option<String>,
+    #[arg(long, value_enum, default_value = "fast")]
+    effort: Effort,
+}
+
+/// How much work the compiler puts into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Effort {
+    /// XLA's optimization level O0: seconds instead of minutes
+    Fast,
+    /// What a run on the device uses in the end
+    Full,
+}
+
+/// Each line of the child's stdout that begins with this is one of [`Said`]; plugins write there as well.
+const MARK: &str = "oxitorch-aot ";
+
+/// What the child says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Said {
+    /// First: what it compiles for.
+    Device {
+        /// The name of the devices' kind.
+        kind: String,
+        /// How many there are.
+        count: usize,
+        /// What a program may use of a device's memory.
+        memory_bytes: Option<i64>,
+        /// The plugin's version, as it says it.
+        version: String,
+    },
+    /// It has begun with a program.
+    Begun(String),
+    /// A program was compiled, or could not be.
+    Done(Box<Outcome>),
+    /// There is no device to compile for.
+    Failed(String),
+}
+
+/// What became of a program.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) id: String,
+    pub(crate) compile_s: f64,
+    /// The compiler's message, if it made nothing.
+    pub(crate) error: Option<String>,
+    /// Whether that is because the device has too little memory.
+    pub(crate) out_of_memory: bool,
+    pub(crate) memory: Option<Memory>,
+    /// The compiler's estimates.
+    pub(crate) flops: Option<f64>,
+    pub(crate) bytes_accessed: Option<f64>,
+}
+
+/// Memory of a program on one device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) arguments: u64,
+    pub(crate) outputs: u64,
+    /// Of the outputs, what is in the memory of arguments.
+    pub(crate) aliased: u64,
+    pub(crate) temporaries: u64,
+    /// The program itself.
+    pub(crate) code: u64,
+    /// The most in use at once.
+    pub(crate) peak: u64,
+}
+
+/// In the child: compiles all programs of a folder.
+pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
+    let maker = match Maker::new(work) {
+        Ok(maker) => maker,
+        Err(e) => return say(&Said::Failed(format!("{e:#}"))),
+    };
+    say(&maker.describe()?)?;
+    for program in programs(&work.folder)? {
+        say(&Said::Begun(program.id.clone()))?;
+        let start = Instant::now();
+        let text = fs::read(work.folder.join(format!("{}.mlir", program.id)))?;
+        let mut outcome = match maker.make(&text, &program.compile_options(work.effort)) {
+            Ok(outcome) => outcome,
+            Err(e) => Outcome {
+                out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
+                error: Some(e.to_string()),
+                ..Outcome::default()
+            },
+        };
+        outcome.id = program.id;
+        outcome.compile_s = start.elapsed().as_secs_f64();
+        say(&Said::Done(Box::new(outcome)))?;
+    }
+    Ok(())
+}
+
+/// libtpu's code for a program that needs more memory than there is.
+fn is_full(message: &str) -> bool {
+    message.contains("E1000")
+        || message.contains("RESOURCE_EXHAUSTED")
+        || message.contains("Ran out of memory")
+}
+
+fn say(what: &Said) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{}", serde_json::to_string(what)?)?;
+    Ok(out.flush()?)
+}
+
+/// A captured program, as far as the compiler wants to know it.
+#[derive(Deserialize)]
+struct Captured {
+    id: String,
+    options: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The programs of a folder, each once.
+fn programs(folder: &Path) -> anyhow::Result<Vec<Captured>> {
+    #[derive(Deserialize)]
+    struct Capture {
+        programs: Vec<Captured>,
+    }
+    let capture: Capture = serde_json::from_slice(&fs::read(folder.join("capture.json"))?)?;
+    let mut programs: Vec<Captured> = Vec::new();
+    for p in capture.programs {
+        if programs.iter().all(|known| known.id != p.id) {
+            programs.push(p);
+        }
+    }
+    Ok(programs)
+}
+
+impl Captured {
+    fn compile_options(&self, effort: Effort) -> CompileOptions {
+        let value = |v: &serde_json::Value| match v {
+            serde_json::Value::Bool(b) => OptionValue::Bool(*b),
+            serde_json::Value::Number(n) if n.is_i64() => OptionValue::Int(n.as_i64().unwrap_or_default()),
+            serde_json::Value::Number(n) => OptionValue::Double(n.as_f64().unwrap_or_default()),
+            other => OptionValue::String(other.as_str().unwrap_or_default().to_owned()),
+        };
+        CompileOptions {
+            overrides: self.options.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
+            optimization_level: (effort == Effort::Fast).then_some(EffortLevel::O0),
+            ..CompileOptions::default()
+        }
+    }
+}
+
+/// What compiles.
+enum Maker {
+    /// For devices that are not there.
+    Topology(Topology),
+    /// For the processor of this machine.
+    Client(std::sync::Arc<Client>),
+}
+
+impl Maker {
+    fn new(work: &Work) -> anyhow::Result<Maker> {
+        let platform: Platform = work.platform.parse()?;
+        let plugin = Plugin::load(platform, &work.library, &LoadOptions::for_platform(platform, true))?;
+        Ok(match &work.topology {
+            Some(name) => Maker::Topology(Topology::new(plugin, name, &[])?),
+            None => Maker::Client(Client::new(plugin, &ClientOptions::default())?),
+        })
+    }
+
+    fn describe(&self) -> anyhow::Result<Said> {
+        Ok(match self {
+            Maker::Topology(topology) => {
+                let devices = topology.devices();
+                let first = devices.first().context("a topology without devices")?;
+                Said::Device {
+                    kind: first.kind.clone(),
+                    count: devices.len(),
+                    memory_bytes: first.memory_limit_bytes(),
+                    version: topology.platform()?.1,
+                }
+            }
+            Maker::Client(client) => Said::Device {
+                kind: client.devices()[0].kind().to_owned(),
+                count: client.devices().len(),
+                memory_bytes: None,
+                version: client.platform_version().to_owned(),
+            },
+        })
+    }
+
+    fn make(&self, text: &[u8], options: &CompileOptions) -> Result<Outcome, Error> {
+        let program = Program::mlir(text);
+        match self {
+            Maker::Topology(topology) => Ok(measure(&topology.compile(&program, options)?, true)),
+            Maker::Client(client) => Ok(measure(client.compile(&program, options)?.compiled(), false)),
+        }
+    }
+}
+
+/// What is known of a program. The plugin for CPUs leaves temporaries out of the peak.
+fn measure(compiled: &Compiled, knows_peak: bool) -> Outcome {
+    let cost = compiled.cost_analysis().unwrap_or_default();
+    let number = |name: &str| match cost.get(name) {
+        Some(Value::Float(x)) => Some(f64::from(*x)).filter(|x| *x >= 0.0),
+        Some(Value::Int(n)) => Some(*n as f64),
+        _ => None,
+    };
+    let memory = compiled.memory_stats().ok().map(|m| {
+        let bytes = |n: i64| n.max(0) as u64;
+        let all = bytes(m.argument) + bytes(m.output) + bytes(m.temp);
+        Memory {
+            arguments: bytes(m.argument),
+            outputs: bytes(m.output),
+            aliased: bytes(m.alias),
+            temporaries: bytes(m.temp),
+            code: bytes(m.generated_code),
+            // Else nothing is taken to share memory but what is aliased.
+            peak: if knows_peak && m.peak > 0 { bytes(m.peak) } else { all.saturating_sub(bytes(m.alias)) },
+        }
+    });
+    Outcome { memory, flops: number("flops"), bytes_accessed: number("bytes accessed"), ..Outcome::default() }
+}
+
+/// A child at work; ended when dropped.
+pub(crate) struct Compiling {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Compiling {
+    /// Starts a child.
+    pub(crate) fn start(
+        facts: &Facts,
+        (platform, library): (Platform, &Path),
+        topology: Option<&str>,
+        effort: Effort,
+        folder: &Path,
+    ) -> anyhow::Result<Compiling> {
+        let mut command = Command::new(&facts.executable);
+        command.args(["-m", "oxitorch", "aot", platform.name()]).arg(library).arg(folder);
+        command.args(topology.map(|t| format!("--topology={t}")));
+        command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start the compiler's process")?;
+        let (Some(out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {
+            bail!("a child without pipes")
+        };
+        let stderr = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = err.read_to_end(&mut bytes); // what could be read is shown
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Ok(Compiling { child, lines: BufReader::new(out).lines(), stderr: Some(stderr) })
+    }
+
+    /// What it says next; nothing when it has ended well.
+    pub(crate) fn next(&mut self) -> anyhow::Result<Option<Said>> {
+        for line in self.lines.by_ref() {
+            if let Some(json) = line?.strip_prefix(MARK) {
+                return Ok(Some(serde_json::from_str(json)?));
+            }
+        }
+        let status = self.child.wait()?;
+        if status.success() {
+            return Ok(None);
+        }
+        let said = self.stderr.take().and_then(|t| t.join().ok()).unwrap_or_default();
+        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("nothing on stderr");
+        bail!("the compiler's process ended ({status}): {}", last.trim())
+    }
+}
+
+impl Drop for Compiling {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // an error: it has ended
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_were_said() {
+        let outcome = Outcome { id: "ab".into(), flops: Some(2.0), ..Outcome::default() };
+        let text = serde_json::to_string(&Said::Done(Box::new(outcome))).unwrap();
+        assert!(
+            matches!(serde_json::from_str(&text), Ok(Said::Done(o)) if o.id == "ab" && o.flops == Some(2.0))
+        );
+    }
+
+    #[test]
+    fn libtpu_is_out_of_memory_by_its_code() {
+        assert!(is_full("E1000: CompileTimeHbmOom: Ran out of memory in memory space hbm"));
+        assert!(!is_full("E0101: unknown option"));
+    }
+}

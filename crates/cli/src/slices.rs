@@ -1,0 +1,272 @@
+//! The slices of TPU chips that people name, and what their chips can do: one table, which `docs/preflight.md` shows.
+
+use std::fmt::Write;
+
+use anyhow::bail;
+use oxitorch_pjrt::Platform;
+
+/// A kind of chip.
+///
+/// Peaks are of dense bfloat16 products. Numbers are per chip and come from the vendor's pages of the chips
+/// (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e, tpu7x, read in November 2026); the memory that a program may use is
+/// libtpu 0.0.51's `device_memory_bytes_limit`.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Chip {
+    /// How libtpu calls it, in the names of topologies.
+    pub(crate) name: &'static str,
+    /// Other names that people use.
+    pub(crate) also: &'static [&'static str],
+    /// How the devices call themselves.
+    pub(crate) kind: &'static str,
+    /// TensorCores; slices of chips that have two are named by cores, the others by chips.
+    pub(crate) cores: u32,
+    /// Devices that a program sees.
+    pub(crate) devices: u32,
+    /// What a program may use of a device's memory, in bytes.
+    pub(crate) device_memory: u64,
+    pub(crate) tflops: f64,
+    /// Of the memory.
+    pub(crate) gb_per_s: f64,
+    /// The topologies that slices have, by their number of chips.
+    pub(crate) topologies: &'static [(u32, &'static str)],
+}
+
+const FLAT: &[(u32, &str)] = &[
+    (1, "1x1"),
+    (4, "2x2"),
+    (8, "2x4"),
+    (16, "4x4"),
+    (32, "4x8"),
+    (64, "8x8"),
+    (128, "8x16"),
+    (256, "16x16"),
+];
+const CUBES: &[(u32, &str)] = &[
+    (4, "2x2x1"),
+    (8, "2x2x2"),
+    (16, "2x2x4"),
+    (32, "2x4x4"),
+    (64, "4x4x4"),
+    (128, "4x4x8"),
+    (256, "4x8x8"),
+    (512, "8x8x8"),
+];
+
+/// All of them, oldest first.
+pub(crate) const CHIPS: &[Chip] = &[
+    Chip {
+        name: "v4",
+        also: &[],
+        kind: "TPU v4",
+        cores: 2,
+        devices: 2,
+        device_memory: 32_745_971_712,
+        tflops: 275.0,
+        gb_per_s: 1200.0,
+        topologies: CUBES,
+    },
+    Chip {
+        name: "v5e",
+        also: &["v5litepod", "v5lite"],
+        kind: "TPU v5 lite",
+        cores: 1,
+        devices: 1,
+        device_memory: 16_909_336_064,
+        tflops: 197.0,
+        gb_per_s: 819.0,
+        topologies: FLAT,
+    },
+    Chip {
+        name: "v5p",
+        also: &[],
+        kind: "TPU v5",
+        cores: 2,
+        devices: 1,
+        device_memory: 102_786_660_352,
+        tflops: 459.0,
+        gb_per_s: 2765.0,
+        topologies: CUBES,
+    },
+    Chip {
+        name: "v6e",
+        also: &["trillium"],
+        kind: "TPU v6 lite",
+        cores: 1,
+        devices: 1,
+        device_memory: 33_546_042_880,
+        tflops: 918.0,
+        gb_per_s: 1638.0,
+        topologies: FLAT,
+    },
+    Chip {
+        name: "tpu7x",
+        also: &["v7x", "ironwood"],
+        kind: "TPU7x",
+        cores: 2,
+        devices: 2,
+        device_memory: 101_724_450_816,
+        tflops: 2307.0,
+        gb_per_s: 7380.0,
+        topologies: CUBES,
+    },
+];
+
+/// What to compile for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Slice {
+    /// As the user wrote it.
+    pub(crate) name: String,
+    /// None: the processor of this machine.
+    pub(crate) tpu: Option<(&'static Chip, String)>,
+    pub(crate) chips: u32,
+}
+
+impl Slice {
+    /// Finds a slice by a name that people use: `v5e-8`, `v5litepod-8`, `v4-8`, `v5e:2x4`, `trillium`, `cpu`.
+    pub(crate) fn parse(name: &str) -> anyhow::Result<Slice> {
+        let lower = name.to_ascii_lowercase();
+        if lower == "cpu" {
+            return Ok(Slice { name: name.to_owned(), tpu: None, chips: 1 });
+        }
+        let (family, size) = match lower.split_once([':', '-']) {
+            Some((family, size)) => (family, Some(size)),
+            None => (lower.as_str(), None),
+        };
+        let chip = CHIPS.iter().find(|c| c.name == family || c.also.contains(&family));
+        let found = chip.and_then(|chip| Some((chip, chip.topology(size)?)));
+        let Some((chip, (chips, topology))) = found else { bail!(unknown(name, &lower, chip)) };
+        Ok(Slice { name: name.to_owned(), tpu: Some((chip, format!("{}:{topology}", chip.name))), chips })
+    }
+
+    /// The platform that compiles for it.
+    pub(crate) fn platform(&self) -> Platform {
+        if self.tpu.is_some() { Platform::Tpu } else { Platform::Cpu }
+    }
+
+    /// The plugin's name of the topology.
+    pub(crate) fn topology(&self) -> Option<&str> {
+        self.tpu.as_ref().map(|(_, topology)| topology.as_str())
+    }
+
+    pub(crate) fn chip(&self) -> Option<&'static Chip> {
+        self.tpu.as_ref().map(|(chip, _)| *chip)
+    }
+}
+
+impl Chip {
+    /// Chips and topology of a slice: without a size the smallest, `8` as slices are named, or a topology.
+    fn topology(&self, size: Option<&str>) -> Option<(u32, String)> {
+        let Some(size) = size else {
+            return self.topologies.first().map(|(chips, t)| (*chips, (*t).to_owned()));
+        };
+        if let Ok(n) = size.parse::<u32>() {
+            let known = self.topologies.iter().find(|(chips, _)| chips * self.cores == n);
+            return known.map(|(chips, t)| (*chips, (*t).to_owned()));
+        }
+        let sides: Option<Vec<u32>> =
+            size.split('x').map(|s| s.parse().ok().filter(|n| (1..=64).contains(n))).collect();
+        let sides = sides.filter(|s| s.len() == self.topologies[0].1.split('x').count())?;
+        Some((sides.iter().product(), size.to_owned()))
+    }
+
+    /// Operations on bfloat16 that a device can do in a second.
+    pub(crate) fn device_flops(&self) -> f64 {
+        self.tflops * 1e12 / f64::from(self.devices)
+    }
+
+    /// Bytes that go to and from a device's memory in a second.
+    pub(crate) fn device_bytes_per_s(&self) -> f64 {
+        self.gb_per_s * 1e9 / f64::from(self.devices)
+    }
+
+    /// The names of its slices.
+    fn slices(&self) -> impl Iterator<Item = String> + '_ {
+        let families = std::iter::once(&self.name).chain(self.also);
+        families.flat_map(move |f| {
+            self.topologies.iter().map(move |(chips, _)| format!("{f}-{}", chips * self.cores))
+        })
+    }
+}
+
+fn unknown(name: &str, lower: &str, chip: Option<&Chip>) -> String {
+    let mut names: Vec<String> = CHIPS.iter().flat_map(Chip::slices).collect();
+    names.push("cpu".to_owned());
+    names.sort_by_key(|n| distance(n, lower));
+    let mut out = format!("slice `{name}` is unknown; the nearest names are {}", names[..4].join(", "));
+    let chips: Vec<&str> = CHIPS.iter().map(|c| c.name).collect();
+    let _ = match chip {
+        Some(chip) => write!(out, "; a topology is written as {}:{}", chip.name, chip.topologies[0].1),
+        None => write!(out, "; chips are {}", chips.join(", ")),
+    };
+    out
+}
+
+/// How many letters have to be changed, put in or left out.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_that_people_use() {
+        for (name, topology, chips) in [
+            ("v5e-1", "v5e:1x1", 1),
+            ("v5e-8", "v5e:2x4", 8),
+            ("v5litepod-8", "v5e:2x4", 8),
+            ("v5e:2x4", "v5e:2x4", 8),
+            ("V6E-4", "v6e:2x2", 4),
+            ("trillium", "v6e:1x1", 1),
+            ("trillium-256", "v6e:16x16", 256),
+            // Named by their cores, of which a chip has two.
+            ("v4-8", "v4:2x2x1", 4),
+            ("v5p-16", "v5p:2x2x2", 8),
+            ("tpu7x-8", "tpu7x:2x2x1", 4),
+            ("ironwood", "tpu7x:2x2x1", 4),
+        ] {
+            let slice = Slice::parse(name).unwrap();
+            assert_eq!((slice.topology(), slice.chips), (Some(topology), chips), "{name}");
+        }
+        assert_eq!(Slice::parse("cpu").unwrap().platform(), Platform::Cpu);
+    }
+
+    #[test]
+    fn the_documentation_has_this_table() {
+        let page = include_str!("../../../docs/preflight.md");
+        for c in CHIPS {
+            let slices: Vec<String> =
+                c.topologies.iter().map(|(n, t)| format!("{}-{} {t}", c.name, n * c.cores)).collect();
+            let also = c.also.join(", ");
+            let (name, cores, devices, memory) = (c.name, c.cores, c.devices, c.device_memory);
+            let numbers = format!("{cores} | {devices} | {} | {} | {memory}", c.tflops, c.gb_per_s);
+            let row =
+                format!("| {name} | {also} | {numbers} | {} |", slices.join(", ")).replace("|  |", "| |");
+            assert!(page.contains(&row), "docs/preflight.md lacks\n{row}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_have_neighbours() {
+        for (name, near) in
+            [("v5e-3", "v5e-1"), ("v5-8", "v5e-8"), ("v6-4", "v6e-4"), ("trilium-8", "trillium-8")]
+        {
+            let message = Slice::parse(name).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{name}` is unknown")) && message.contains(near), "{message}");
+        }
+        for name in ["", "v5e-", "v5e:2x", "v5e:0x1", "v5e:2x2x2", "v4:2x2", "abacus"] {
+            assert!(Slice::parse(name).is_err(), "{name}");
+        }
+    }
+}

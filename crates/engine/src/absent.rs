@@ -1,0 +1,288 @@
+//! Devices that are not there: programs are recorded, cut and given inputs to overwrite as for devices of that kind, and
+//! nothing is compiled or computed. Values have types and no data; who reads one gets a number that was chosen before.
+//!
+//! What was asked of such a device is kept by training step, so that somebody else can compile the programs ahead of
+//! time and say what the steps would take.
+
+use crate::engine::Engine;
+use crate::events;
+use crate::graphs::Captured;
+use crate::launch::Launch;
+use crate::memory::Memory;
+use crate::program::Program;
+use crate::site::{Site, describe};
+use crate::value::{State, Value};
+use oxitorch_hlo::DType;
+use oxitorch_pjrt::Platform;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A device that is not there.
+#[derive(Clone, Debug)]
+pub struct AbsentDevice {
+    /// The kind of hardware: what depends on it is recorded as for that.
+    pub platform: Platform,
+    /// Its name.
+    pub kind: String,
+    /// Its memory in bytes: windows are bounded by it, and it is not enforced.
+    pub memory: u64,
+    /// What the host reads from values that nobody has computed, in each element.
+    pub reads_as: f64,
+    /// Training steps after which nothing is of interest any more.
+    pub steps: u64,
+}
+
+/// A device that is not there, and what was asked of it.
+#[derive(Debug)]
+pub struct Absent {
+    pub(crate) device: AbsentDevice,
+    log: Mutex<Log>,
+}
+
+/// What was asked of the device. Steps are counted from 0; what comes before the first is part of it.
+#[derive(Debug, Default)]
+struct Log {
+    /// Steps that have ended.
+    steps: u64,
+    /// Steps of each optimizer.
+    optimizers: FxHashMap<u64, u64>,
+    programs: Vec<Runs>,
+    /// Number and bytes of the reads of a line in a step.
+    reads: BTreeMap<(u64, u32), (u64, u64)>,
+    /// Number and bytes of the copies to the device.
+    writes: BTreeMap<(u64, u32), (u64, u64)>,
+    /// Number of the ops of a line in a step that ran on the CPU.
+    fallbacks: BTreeMap<(u64, u32, String), u64>,
+}
+
+/// The launches of one program.
+#[derive(Debug)]
+struct Runs {
+    program: Arc<Program>,
+    /// Step and launches in it.
+    launches: Vec<(u64, u64)>,
+    /// The most bytes that were in use besides its inputs when it was launched.
+    beside: u64,
+    /// The Python lines that made its inputs, at the first launch.
+    inputs: Vec<Site>,
+}
+
+/// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back.
+const KEPT: usize = 4096;
+
+impl Absent {
+    /// A device of which nothing was asked yet.
+    pub fn new(device: AbsentDevice) -> Absent {
+        Absent { device, log: Mutex::default() }
+    }
+
+    /// A value that comes from the host.
+    pub(crate) fn uploaded(&self, bytes: &[u8]) -> State {
+        let site = events::current();
+        let mut log = self.log.lock();
+        let step = log.steps;
+        let (n, sum) = log.writes.entry((step, site.0)).or_default();
+        *n += 1;
+        *sum += bytes.len() as u64;
+        State::Absent((bytes.len() <= KEPT).then(|| bytes.into()))
+    }
+
+    /// The host reads a value, of which the bytes may be known.
+    pub(crate) fn read(&self, dtype: DType, known: Option<&[u8]>, out: &mut [u8]) {
+        let site = events::current();
+        let mut log = self.log.lock();
+        let step = log.steps;
+        let (n, sum) = log.reads.entry((step, site.0)).or_default();
+        *n += 1;
+        *sum += out.len() as u64;
+        match known {
+            Some(bytes) => out.copy_from_slice(bytes),
+            None => self.fill(dtype, out),
+        }
+    }
+
+    /// What the host reads from a value that nobody has computed.
+    fn fill(&self, dtype: DType, out: &mut [u8]) {
+        let element = number(dtype, self.device.reads_as);
+        if element.iter().all(|b| *b == 0) {
+            out.fill(0);
+        } else {
+            out.chunks_mut(element.len()).for_each(|o| o.copy_from_slice(&element[..o.len()]));
+        }
+    }
+
+    /// An op of this line runs on the CPU.
+    pub(crate) fn fell_back(&self, op: &str, site: Site) {
+        let mut log = self.log.lock();
+        let step = log.steps;
+        *log.fallbacks.entry((step, site.0, op.to_owned())).or_default() += 1;
+    }
+
+    /// Does what a launch does to values and memory, and computes nothing.
+    pub(crate) fn launch(&self, launch: &Launch, memory: &'static Memory) {
+        let size = |v: &&Arc<Value>| {
+            if matches!(*v.state.lock(), State::Absent(_)) { v.bytes() } else { 0 }
+        };
+        let arguments: u64 = launch.inputs.iter().map(|v| size(&v)).sum();
+        let beside = memory.bytes().current.saturating_sub(arguments);
+        launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
+        for value in &launch.outputs {
+            memory.charge(value.bytes(), &value.charge);
+            *value.state.lock() = State::Absent(None);
+        }
+        let mut log = self.log.lock();
+        let step = log.steps;
+        let known = log.programs.iter_mut().rev().find(|r| Arc::ptr_eq(&r.program, &launch.program));
+        let Some(runs) = known else {
+            let inputs = launch.inputs.iter().map(|v| v.site).collect();
+            let program = launch.program.clone();
+            log.programs.push(Runs { program, launches: vec![(step, 1)], beside, inputs });
+            return;
+        };
+        runs.beside = runs.beside.max(beside);
+        match runs.launches.last_mut() {
+            Some((last, n)) if *last == step => *n += 1,
+            _ => runs.launches.push((step, 1)),
+        }
+    }
+
+    /// An optimizer has made a step. A training step ends when each has made one; where one of them makes none for long,
+    /// as soon as another has made two more than that.
+    pub fn stepped(&self, optimizer: u64) {
+        let mut log = self.log.lock();
+        *log.optimizers.entry(optimizer).or_default() += 1;
+        let least = log.optimizers.values().min().copied().unwrap_or(0);
+        let most = log.optimizers.values().max().copied().unwrap_or(0);
+        log.steps = log.steps.max(least).max(most.saturating_sub(2));
+    }
+
+    /// Whether as many steps have ended as are of interest.
+    pub fn is_over(&self) -> bool {
+        self.log.lock().steps >= self.device.steps
+    }
+
+    /// All of it as JSON, and the text of each program.
+    pub(crate) fn captured(&self, engine: &Engine, memory: &Memory) -> Capture {
+        let log = self.log.lock();
+        let mut modules = Vec::new();
+        let mut programs = Vec::new();
+        for runs in &log.programs {
+            let Some(Captured { mut facts, text }) = engine.compiler().captured(&runs.program) else {
+                continue;
+            };
+            let lines: Vec<Option<String>> = runs.inputs.iter().map(|&site| describe(site)).collect();
+            facts.insert("launches".into(), json!(runs.launches));
+            facts.insert("beside_bytes".into(), json!(runs.beside));
+            facts.insert("input_lines".into(), json!(lines));
+            modules.push((facts["id"].as_str().unwrap_or_default().to_owned(), text));
+            programs.push(facts);
+        }
+        let moved = |all: &BTreeMap<(u64, u32), (u64, u64)>| -> Vec<serde_json::Value> {
+            all.iter()
+                .map(|(&(step, site), (n, bytes))| {
+                    json!({ "step": step, "line": describe(Site(site)), "count": n, "bytes": bytes })
+                })
+                .collect()
+        };
+        let fallbacks: Vec<serde_json::Value> = log
+            .fallbacks
+            .iter()
+            .map(|((step, site, op), n)| {
+                json!({ "step": step, "line": describe(Site(*site)), "op": op, "count": n })
+            })
+            .collect();
+        let facts = json!({
+            "version": 1,
+            "steps": log.steps,
+            "programs": programs,
+            "reads": moved(&log.reads),
+            "writes": moved(&log.writes),
+            "fallbacks": fallbacks,
+            "resident_peak_bytes": memory.bytes().peak,
+        });
+        Capture { facts, modules }
+    }
+}
+
+/// What was asked of a device that is not there.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    /// Steps, programs with their launches, reads, copies to the device, fallbacks.
+    pub facts: serde_json::Value,
+    /// The StableHLO of each program, by its id.
+    pub modules: Vec<(String, String)>,
+}
+
+/// The bytes of a number; what the type cannot hold is cut as `as` does.
+fn number(dtype: DType, x: f64) -> Vec<u8> {
+    let bits = (x as f32).to_bits();
+    match dtype {
+        DType::Pred => vec![u8::from(x != 0.0)],
+        DType::S8 => (x as i8).to_le_bytes().into(),
+        DType::S16 => (x as i16).to_le_bytes().into(),
+        DType::S32 => (x as i32).to_le_bytes().into(),
+        DType::S64 => (x as i64).to_le_bytes().into(),
+        DType::U8 => (x as u8).to_le_bytes().into(),
+        DType::U16 => (x as u16).to_le_bytes().into(),
+        DType::U32 => (x as u32).to_le_bytes().into(),
+        DType::U64 => (x as u64).to_le_bytes().into(),
+        DType::BF16 => ((bits >> 16) as u16).to_le_bytes().into(),
+        DType::F16 => half::f16::from_f64(x).to_le_bytes().into(),
+        DType::F32 => (x as f32).to_le_bytes().into(),
+        DType::F64 => x.to_le_bytes().into(),
+        DType::C64 => [(x as f32).to_le_bytes(), [0; 4]].concat(),
+        DType::C128 => [x.to_le_bytes(), [0; 8]].concat(),
+        // No host code looks at single numbers of these.
+        DType::F8E4M3FN | DType::F8E5M2 => vec![0],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn absent(steps: u64) -> Absent {
+        let kind = "TPU v0".to_owned();
+        Absent::new(AbsentDevice { platform: Platform::Tpu, kind, memory: 1 << 30, reads_as: 2.0, steps })
+    }
+
+    #[test]
+    fn a_step_ends_when_every_optimizer_has_made_one() {
+        let one = absent(2);
+        one.stepped(7);
+        assert!(!one.is_over());
+        one.stepped(7);
+        assert!(one.is_over());
+
+        let two = absent(2);
+        for (optimizer, over) in [(1, false), (2, false), (1, false), (2, true)] {
+            two.stepped(optimizer);
+            assert_eq!(two.is_over(), over, "{optimizer}");
+        }
+    }
+
+    #[test]
+    fn an_optimizer_that_rests_does_not_hold_the_others_up() {
+        let a = absent(2);
+        a.stepped(1); // of a warm-up, and never again
+        let steps = (1..10).find(|_| {
+            a.stepped(2);
+            a.is_over()
+        });
+        assert_eq!(steps, Some(4));
+    }
+
+    #[test]
+    fn reads_give_the_number() {
+        let mut out = [0; 8];
+        absent(1).fill(DType::F32, &mut out);
+        assert_eq!(out, [2f32.to_le_bytes(), 2f32.to_le_bytes()].concat()[..]);
+        absent(1).fill(DType::BF16, &mut out[..2]);
+        assert_eq!(out[..2], half::bf16::from_f32(2.0).to_le_bytes());
+        absent(1).fill(DType::Pred, &mut out[..1]);
+        assert_eq!(out[0], 1);
+    }
+}
