@@ -43,6 +43,9 @@ pub mod word {
     pub const STR: i64 = 10;
     /// Before the results.
     pub const RESULTS: i64 = -1;
+    /// Before everything else, where the call may be made in parts: the number of elements of which each part has a
+    /// multiple, how many arguments and results there are, and of each the dimension that is cut, or -1.
+    pub const PARTS: i64 = -2;
 }
 
 /// Floating-point operations from which a product or a convolution is worth a call. A call costs some microseconds, and
@@ -71,6 +74,16 @@ pub enum Item<'a> {
     Bools(&'a [bool]),
     /// A string.
     Str(&'a str),
+}
+
+/// How a call is made in parts, each of which some thread takes: those of a program do not wake up others for it.
+pub struct Parts<'a> {
+    /// The dimension of each argument that is cut; -1 where all parts take the whole.
+    pub args: &'a [i64],
+    /// The same of each result.
+    pub results: &'a [i64],
+    /// Each part has a multiple of so many elements, where it is not the last.
+    pub step: i64,
 }
 
 /// A result of a call: a dense tensor of this type, whose dimensions lie in memory in this order, slowest first.
@@ -131,7 +144,22 @@ impl Ctx<'_> {
         args: &[Item<'_>],
         results: &[Option<Outcome>],
     ) -> Vec<Option<Value>> {
+        self.call_library_in_parts(op, args, results, None)
+    }
+
+    /// The same; in parts, if that gives what the whole gives.
+    pub fn call_library_in_parts(
+        &self,
+        op: &str,
+        args: &[Item<'_>],
+        results: &[Option<Outcome>],
+        parts: Option<&Parts<'_>>,
+    ) -> Vec<Option<Value>> {
         let mut call = Call { c: self, operands: Vec::new(), words: Vec::new() };
+        if let Some(p) = parts {
+            call.words.extend([word::PARTS, p.step, (p.args.len() + p.results.len()) as i64]);
+            call.words.extend(p.args.iter().chain(p.results));
+        }
         args.iter().for_each(|arg| call.arg(arg));
         call.results(results);
         let types: Vec<TensorType> = results.iter().flatten().map(Outcome::stored).collect();

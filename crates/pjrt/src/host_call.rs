@@ -19,6 +19,7 @@ use sys::{Args, CStruct};
 use crate::api::{slice, text};
 use crate::element::{Dims, ElementType, checked_bytes};
 use crate::error::{Error, Result};
+use crate::host_threads::HostThreads;
 use crate::platform::Platform;
 use crate::plugin::Plugin;
 use crate::value::{Attributes, Value};
@@ -37,6 +38,8 @@ pub struct HostCall<'a> {
     pub results: Vec<HostResult<'a>>,
     /// The dictionary of the call, `fn` included.
     pub attributes: Attributes,
+    /// Who may take part in the work.
+    pub threads: HostThreads,
 }
 
 /// An operand: dense, row-major.
@@ -245,6 +248,8 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> std::result::Result<(), String
             .map(|b| HostResult { dtype: b.dtype, bytes: unsafe { slice_mut(b.data, b.len) }, dims: b.dims })
             .collect(),
         attributes,
+        // SAFETY: the call is over before the frame is.
+        threads: unsafe { HostThreads::new(frame) },
     };
     function(&mut call)
 }

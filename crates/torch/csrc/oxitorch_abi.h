@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 7
+#define OXI_ABI_VERSION 8
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -202,8 +202,9 @@ typedef struct OxiShim {
   const char* (*torch_version)(void);
   // Calls an ATen overload ("mm.out", without its namespace) on tensors in host memory, from any thread, and writes what
   // it returns into `results`: as its out= arguments where it has them. A result that is OXI_UNDEFINED is not wanted.
+  // `alone`: in this thread only, as others make other parts of the call.
   int32_t (*call)(const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults,
-                  OxiError* error);
+                  uint8_t alone, OxiError* error);
 } OxiShim;
 
 // The shim's one export: registers everything with PyTorch. Returns null and sets `error` when it cannot.

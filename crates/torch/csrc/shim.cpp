@@ -7,6 +7,7 @@
 // Built once per torch minor version; see python/oxitorch/_shim.py.
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -39,11 +40,19 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 
 #include "oxitorch_abi.h"
 #include "profiler.h"
+
+// Of the libraries that PyTorch's kernels use, if this build of it has them.
+extern "C" {
+__attribute__((weak)) int omp_get_max_threads(void);
+__attribute__((weak)) void omp_set_num_threads(int);
+__attribute__((weak)) int MKL_Set_Num_Threads_Local(int);
+}
 
 // Python's object, as its headers name it; this file does without them.
 struct _object;
@@ -1078,6 +1087,20 @@ c10::OperatorHandle overload(const char* op) {
   }
   return it->second;
 }
+// While it lives, kernels that this thread calls do not spread to other threads. What says so is the libraries' own, in
+// each thread for itself, and not in all builds of PyTorch.
+struct Alone {
+  int threads = 0, mkl = 0;
+  Alone() {
+    at::internal::lazy_init_num_threads();  // sets the thread's number when it is asked for first
+    if (omp_get_max_threads && omp_set_num_threads) threads = omp_get_max_threads(), omp_set_num_threads(1);
+    if (MKL_Set_Num_Threads_Local) mkl = MKL_Set_Num_Threads_Local(1);
+  }
+  ~Alone() {
+    if (threads) omp_set_num_threads(threads);
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(mkl);
+  }
+};
 void call(const char* name, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults) {
   c10::InferenceMode guard;
   auto op = overload(name);
@@ -1130,9 +1153,11 @@ const OxiShim kShim = {
     []() -> uint8_t { return at::globalContext().deterministicAlgorithms(); },
     [] { return oxi_profiler::running_now(); },
     []() -> const char* { return TORCH_VERSION; },
-    [](const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults, OxiError* error) -> int32_t {
+    [](const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults, uint8_t alone, OxiError* error) -> int32_t {
       static thread_local std::string message;
       try {
+        std::optional<Alone> here;
+        if (alone) here.emplace();
         call(op, args, nargs, results, nresults);
         return OXI_OK;
       } catch (const c10::LinAlgError& e) {

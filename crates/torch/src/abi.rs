@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 7;
+pub(crate) const ABI_VERSION: u32 = 8;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -57,6 +57,7 @@ pub(crate) const ERROR: i32 = 2;
 /// `OXI_ERR_LINALG`
 pub(crate) const ERROR_LINALG: i32 = 7;
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Tensor {
     pub(crate) slot: *mut c_void,
@@ -70,6 +71,33 @@ pub(crate) struct Tensor {
     pub(crate) flags: u8,
     pub(crate) device_index: i32,
     pub(crate) reserved: i32,
+}
+
+/// A slice that may be empty over a null pointer.
+///
+/// # Safety
+/// `p` has `n` elements that live during `'a`.
+pub(crate) unsafe fn slice<'a, T>(p: *const T, n: usize) -> &'a [T] {
+    if n == 0 {
+        &[]
+    } else {
+        // SAFETY: by the caller's promise.
+        unsafe { std::slice::from_raw_parts(p, n) }
+    }
+}
+
+impl Tensor {
+    /// Its sizes.
+    pub(crate) fn sizes(&self) -> &[i64] {
+        // SAFETY: there are as many as dimensions, which nobody counts below zero.
+        unsafe { slice(self.sizes, self.ndim as usize) }
+    }
+
+    /// Its strides, in elements.
+    pub(crate) fn strides(&self) -> &[i64] {
+        // SAFETY: as above.
+        unsafe { slice(self.strides, self.ndim as usize) }
+    }
 }
 
 #[repr(C)]
@@ -231,7 +259,7 @@ pub(crate) struct Shim {
     pub(crate) profiled: unsafe extern "C" fn() -> u64,
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
     pub(crate) call:
-        unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, *mut Error) -> i32,
+        unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, u8, *mut Error) -> i32,
 }
 
 /// `OxiShimInit`

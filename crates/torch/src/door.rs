@@ -3,7 +3,7 @@
 //! Each one catches panics, turns errors into a code and a message, and keeps what it returns pointers to until the same
 //! thread calls again.
 
-use crate::abi::{self, Arg, ERROR, FALLBACK, OK, Reply, Tensor, device, flag, out, tag};
+use crate::abi::{self, Arg, ERROR, FALLBACK, OK, Reply, Tensor, device, flag, out, slice, tag};
 use crate::state::{self, Event, State};
 use crate::storage;
 use oxitorch_aten::args::Number;
@@ -123,19 +123,6 @@ fn enter_code(error: *mut abi::Error, f: impl FnOnce(&'static State) -> Result<(
 }
 
 // ---------------------------------------------------------------- arguments
-
-/// A slice that may be empty over a null pointer.
-///
-/// # Safety
-/// `p` has `n` elements that live during `'a`.
-unsafe fn slice<'a, T>(p: *const T, n: usize) -> &'a [T] {
-    if n == 0 {
-        &[]
-    } else {
-        // SAFETY: by the caller's promise.
-        unsafe { std::slice::from_raw_parts(p, n) }
-    }
-}
 
 /// # Safety
 /// `t` is a tensor that the shim described, alive during `'a`.

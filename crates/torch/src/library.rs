@@ -6,6 +6,7 @@ use crate::state;
 use oxitorch_aten::library::{CALL, FUNCTION, NO_SOLUTION, OP, word};
 use oxitorch_aten::{DType, dtype};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
+use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,28 +27,113 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     let operands: Vec<Memory> =
         call.args.iter().map(|a| memory(a.bytes.as_ptr(), a.bytes.len(), a.dtype)).collect();
     let mut reader = Reader { words };
+    let cut = reader.cut();
     let parsed = reader.args(&operands, &call.args).zip(reader.results(&results));
-    let (args, outcomes) =
+    let (args, results) =
         parsed.ok_or_else(|| format!("aten::{op}: arguments that this version does not understand"))?;
     if let Some(state) = state::started() {
         state.engine.metrics().library_calls.fetch_add(1, Relaxed);
     }
-    let name = CString::new(op).map_err(|e| e.to_string())?;
-    let flat: Vec<Arg> = args.iter().map(Item::flat).collect();
-    let mut error = abi::Error { kind: 0, message: null() };
-    // SAFETY: the structs live through the call. The tensors lie within the buffers of the program, as the reader has
-    // checked; those of results are written by nobody else, and of operands by nobody.
-    let rc = unsafe {
-        let (flat_count, count) = (flat.len() as u32, outcomes.len() as u32);
-        (shim.call)(name.as_ptr(), flat.as_ptr(), flat_count, outcomes.as_ptr(), count, &mut error)
-    };
-    if rc == abi::OK {
-        return Ok(());
+    let op = CString::new(op).map_err(|e| e.to_string())?;
+    let whole = Call { shim, op: &op, args: &args, results: &results };
+    let Some(cut) = cut else { return whole.run(false) };
+    let size =
+        whole.size(&cut).ok_or_else(|| format!("aten::{}: parts that do not fit", op.to_string_lossy()))?;
+    let threads = call.threads.count();
+    let part = size.div_ceil(threads).next_multiple_of(cut.step.max(1));
+    if part >= size {
+        return whole.run(false);
     }
-    // SAFETY: set with an error, and valid until this thread's next call.
-    let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
-    let class = if error.kind == abi::ERROR_LINALG { NO_SOLUTION } else { "" };
-    Err(format!("aten::{op}: {class}{message}"))
+    let failed = Mutex::new(None);
+    call.threads.share(size.div_ceil(part), &|i| {
+        let start = i * part;
+        if let Err(message) = whole.part(&cut, start, part.min(size - start)) {
+            failed.lock().get_or_insert(message);
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+/// A call of an ATen overload.
+struct Call<'a> {
+    shim: &'a Shim,
+    op: &'a CStr,
+    args: &'a [Item<'a>],
+    results: &'a [Tensor],
+}
+
+// SAFETY: the tensors lie within the buffers of the program, and each part writes what is its own.
+unsafe impl Sync for Call<'_> {}
+
+/// How a call is made in parts: see [`word::PARTS`].
+struct Cut<'a> {
+    step: usize,
+    /// Of each argument and result.
+    dims: &'a [i64],
+}
+
+impl Call<'_> {
+    /// How many elements there are to cut: the same number in each tensor that is.
+    fn size(&self, cut: &Cut<'_>) -> Option<usize> {
+        let args = self.args.iter().map(|arg| match arg {
+            Item::Tensor(t) => Some(t),
+            _ => None,
+        });
+        let tensors = args.chain(self.results.iter().map(Some));
+        let mut found = None;
+        for (tensor, &dim) in tensors.zip(cut.dims).filter(|(_, dim)| **dim >= 0) {
+            let size = *tensor?.sizes().get(dim as usize)?;
+            if *found.get_or_insert(size) != size {
+                return None;
+            }
+        }
+        let size = found.and_then(|n| usize::try_from(n).ok());
+        size.filter(|_| cut.dims.len() == self.args.len() + self.results.len())
+    }
+
+    /// Runs it for these elements.
+    fn part(&self, cut: &Cut<'_>, start: usize, len: usize) -> Result<(), String> {
+        let mut own: Vec<Vec<i64>> = Vec::new();
+        let mut narrow = |tensor: &Tensor, dim: i64| {
+            let mut tensor = *tensor;
+            if let Ok(dim) = usize::try_from(dim) {
+                tensor.offset += start as i64 * tensor.strides()[dim];
+                let mut sizes = tensor.sizes().to_vec();
+                sizes[dim] = len as i64;
+                tensor.sizes = sizes.as_ptr(); // on the heap, where it stays
+                own.push(sizes);
+            }
+            tensor
+        };
+        let (dims, of_results) = cut.dims.split_at(self.args.len());
+        let args = self.args.iter().zip(dims).map(|(arg, &dim)| match arg {
+            Item::Tensor(tensor) => Item::Tensor(narrow(tensor, dim)),
+            other => other.clone(),
+        });
+        let args: Vec<Item<'_>> = args.collect();
+        let results: Vec<Tensor> = self.results.iter().zip(of_results).map(|(r, &d)| narrow(r, d)).collect();
+        Call { args: &args, results: &results, ..*self }.run(true)
+    }
+
+    /// Runs it; `alone`, in no other thread.
+    fn run(&self, alone: bool) -> Result<(), String> {
+        let flat: Vec<Arg> = self.args.iter().map(Item::flat).collect();
+        let mut error = abi::Error { kind: 0, message: null() };
+        // SAFETY: the structs live through the call. The tensors lie within the buffers of the program, as the reader
+        // has checked; those of results are written by nobody else, and of operands by nobody.
+        let rc = unsafe {
+            let (flat_count, count) = (flat.len() as u32, self.results.len() as u32);
+            let (flat, results, alone) = (flat.as_ptr(), self.results.as_ptr(), alone.into());
+            (self.shim.call)(self.op.as_ptr(), flat, flat_count, results, count, alone, &mut error)
+        };
+        if rc == abi::OK {
+            return Ok(());
+        }
+        // SAFETY: set with an error, and valid until this thread's next call.
+        let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
+        let class = if error.kind == abi::ERROR_LINALG { NO_SOLUTION } else { "" };
+        Err(format!("aten::{}: {class}{message}", self.op.to_string_lossy()))
+    }
 }
 
 /// A buffer of the program.
@@ -108,6 +194,7 @@ const NOTHING: Tensor = Tensor {
 };
 
 /// An argument with what its C form points to.
+#[derive(Clone)]
 enum Item<'a> {
     Tensor(Tensor),
     List(u32, &'a [i64]),
@@ -156,6 +243,17 @@ impl<'a> Reader<'a> {
         let rank = self.count()?;
         let (sizes, strides) = (self.list(rank)?, self.list(rank)?);
         buffer.tensor(sizes, strides, self.word()?)
+    }
+
+    /// What is said of parts.
+    fn cut(&mut self) -> Option<Cut<'a>> {
+        let rest = self.words.strip_prefix(&[word::PARTS])?;
+        let saved = std::mem::replace(&mut self.words, rest);
+        let cut = self.count().zip(self.counted()).map(|(step, dims)| Cut { step, dims });
+        if cut.is_none() {
+            self.words = saved; // not understood as an argument either
+        }
+        cut
     }
 
     /// Up to the word before the results.

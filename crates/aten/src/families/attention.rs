@@ -2,7 +2,7 @@ use super::matmul::{accumulator, contract};
 use crate::args::{Arg, FromArg, ParamKind, Rng, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
-use crate::library::{Item, Outcome};
+use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -106,7 +106,9 @@ impl Attention {
         let rows = TensorType::new(self.acc, vec![self.batch, self.heads, self.queries]);
         let logsumexp = Outcome { ty: rows, order: Dims::from_slice(&[0, 2, 1]) };
         let results = [self.heads_last(self.queries), Some(logsumexp)];
-        let y = c.call_library("_scaled_dot_product_flash_attention_for_cpu", &args, &results);
+        let parts = Parts { args: &[0, 0, 0, -1, -1, -1, -1], results: &[0, 0], step: 1 };
+        let op = "_scaled_dot_product_flash_attention_for_cpu";
+        let y = c.call_library_in_parts(op, &args, &results, Some(&parts));
         Some([y[0]?, y[1]?])
     }
 
@@ -121,7 +123,9 @@ impl Attention {
         args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
         args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
         let results = [self.queries, self.keys, self.keys].map(|n| self.heads_last(n));
-        c.call_library("_scaled_dot_product_flash_attention_for_cpu_backward", &args, &results)
+        let parts = Parts { args: &[0, 0, 0, 0, 0, 0, -1, -1, -1, -1], results: &[0, 0, 0], step: 1 };
+        let op = "_scaled_dot_product_flash_attention_for_cpu_backward";
+        c.call_library_in_parts(op, &args, &results, Some(&parts))
     }
 
     /// Query rows of all heads that share a key head, one below the other.

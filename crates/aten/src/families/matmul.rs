@@ -2,7 +2,7 @@ use crate::args::{Alpha, Tensor};
 use crate::dtype::{Category, category, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::{Ctx, MatmulPrecision};
-use crate::library::{Item, Outcome};
+use crate::library::{Item, Outcome, Parts};
 use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, DotDims, Precision, TensorType, Value};
@@ -125,6 +125,9 @@ impl Matrices {
     }
 }
 
+/// Rows or columns of which a part of a product has a multiple: the kernels take blocks of them.
+const PART: i64 = 48;
+
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
 fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
     let p = Matrices::of(c, l, r, dims);
@@ -137,7 +140,15 @@ fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value>
     let b = c.reshape(c.transpose(r, &p.orders[1]), &p.shape(p.k, p.n));
     let op = if p.count == 1 { "mm.out" } else { "bmm.out" };
     let result = Outcome::row_major(TensorType::new(dtype, p.shape(p.m, p.n)));
-    let y = c.call_library(op, &[Item::Tensor(a), Item::Tensor(b)], &[Some(result)]);
+    let (args, results) = match op {
+        "bmm.out" => ([0, 0], [0]),
+        _ if p.m >= p.n => ([0, -1], [0]),
+        _ => ([-1, 1], [1]),
+    };
+    let step = if p.count == 1 { PART } else { 1 };
+    let parts = Parts { args: &args, results: &results, step };
+    let items = [Item::Tensor(a), Item::Tensor(b)];
+    let y = c.call_library_in_parts(op, &items, &[Some(result)], Some(&parts));
     Some(c.reshape(y[0]?, &p.result))
 }
 

@@ -1,6 +1,7 @@
 //! The part of the door that compiled graphs go through.
 
-use super::{KEPT, enter, enter_code, report, slice, tensor};
+use super::{KEPT, enter, enter_code, report, tensor};
+use crate::abi::slice;
 use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out};
 use crate::state::State;
 use crate::storage;
