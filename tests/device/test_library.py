@@ -1,5 +1,5 @@
 """Programs of the cpu platform call PyTorch's own kernels for large products, convolutions and attention: the results are
-the CPU's to the last bit where one kernel does all, views are read in place, and small calls stay with XLA."""
+the CPU's but for rounding, views are read in place, large calls are made in parts, and small ones stay with XLA."""
 
 import concurrent.futures
 
@@ -62,6 +62,13 @@ LAYOUTS = {
 @pytest.mark.parametrize("left", LAYOUTS)
 def test_products_of_all_layouts(left, right, dtype):
     same(lambda a, b: a.t() @ b, LAYOUTS[left](dtype), LAYOUTS[right](dtype), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [10, 47, 97, 1001])
+def test_products_in_uneven_parts(columns):
+    left, right = randn(1501, 300), randn(300, columns)
+    same(lambda a, b: a @ b, left, right)
+    same(lambda a, b: b.t() @ a.t(), left, right)
 
 
 def test_products_of_batches():
@@ -199,11 +206,12 @@ def test_small_convolutions_stay():
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attention_of_a_joint_projection(causal, scale):
     def attention(x):
-        q, k, v = (z.view(4, 128, 4, 32).transpose(1, 2) for z in x.split(128, dim=2))
+        q, k, v = (z.view(-1, 128, 4, 32).transpose(1, 2) for z in x.split(128, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        return y.transpose(1, 2).reshape(4, 128, 128)
+        return y.transpose(1, 2).reshape(-1, 128, 128)
 
     same(lambda x: gradients(attention, x), randn(4, 128, 384), times=2, rtol=1e-4, atol=1e-4)
+    same(lambda x: gradients(attention, x[:3]), randn(4, 128, 384), times=2, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_with_more_keys_than_queries():

@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::{ADD, bytes_of, client, compile, f32s, get, options, plugin, put};
 use oxitorch_pjrt::{
@@ -408,4 +408,38 @@ fn programs_call_rust_functions() {
     // Serialized programs find the function again.
     let again = client.deserialize(&program.serialize().unwrap(), &options(&[f32s(&[2])])).unwrap();
     assert_eq!(run(&again, 2.0).unwrap(), [6.0, 6.0]);
+}
+
+#[test]
+fn a_rust_function_shares_its_work_with_the_threads_of_the_program() {
+    let client = client(1);
+    let squares = |call: &mut oxitorch_pjrt::HostCall<'_>| {
+        let parts = call.args[0].values::<f32>().ok_or("not f32")?[0] as usize;
+        let done: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
+        call.threads.share(parts, &|i| {
+            assert!(i < 4, "expected panic");
+            done[i].fetch_add(i * i + 1, Ordering::Relaxed);
+        });
+        assert!(call.threads.count() >= 1);
+        let out = call.results[0].values_mut::<f32>().ok_or("not f32")?;
+        out.iter_mut().zip(&done).for_each(|(o, d)| *o = d.load(Ordering::Relaxed) as f32);
+        Ok(())
+    };
+    client.plugin().register_host_fn("squares", squares).unwrap();
+    let text = "module { func.func @main(%a: tensor<1xf32>) -> tensor<4xf32> {
+        %0 = stablehlo.custom_call @oxitorch.host_call(%a) {api_version = 4 : i32,
+          backend_config = {fn = \"squares\"}} : (tensor<1xf32>) -> tensor<4xf32>
+        return %0 : tensor<4xf32> } }";
+    let program = compile(&client, text, &[f32s(&[1])]);
+    let run = |parts: f32| {
+        let out = program.execute(&[&put(&client, 0, &[parts], &[1])], &HOW)?;
+        out[0].wait()?;
+        Ok::<_, Error>(get(&out[0]))
+    };
+    for _ in 0..200 {
+        assert_eq!(run(4.0).unwrap(), [1.0, 2.0, 5.0, 10.0], "each part once");
+    }
+    assert_eq!(run(1.0).unwrap(), [1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(run(0.0).unwrap(), [0.0; 4]);
+    assert!(run(9.0).unwrap_err().to_string().contains("panicked"));
 }

@@ -1,7 +1,7 @@
 use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, runtime};
-use crate::library::{Item, Outcome};
+use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
@@ -113,7 +113,9 @@ impl Geometry {
         let mut args = vec![Item::Tensor(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
         args.extend(self.items());
         let result = Outcome::row_major(TensorType::new(c.dtype(x), shape));
-        c.call_library("convolution", &args, &[Some(result)]).into_iter().next().flatten()
+        let parts = Parts { args: &[0, -1, -1, -1, -1, -1, -1, -1, -1], results: &[0], step: 1 };
+        let y = c.call_library_in_parts("convolution", &args, &[Some(result)], Some(&parts));
+        y.into_iter().next().flatten()
     }
 
     fn library_backward(&self, c: &Ctx, [dy, x, w]: [Value; 3], mask: [bool; 3]) -> Option<Gradients> {
