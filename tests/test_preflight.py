@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pydoc_data.topics import topics
 
 import pytest
 
@@ -76,6 +79,8 @@ def test_a_script_is_captured_compiled_and_judged(preflight, script):
     parameters = 2 * (32 * 32 + 32)
     # Parameters and the two moments are overwritten.
     assert memory["aliased"] >= 3 * parameters * 4 and memory["arguments"] >= memory["aliased"]
+    assert {t["type"] for t in judged["programs"][1]["tensors"][:4]} == {"float32[32, 32]"}
+    assert any("train.py:14" in t["line"] for t in judged["programs"][1]["tensors"])
     assert judged["need_bytes"] >= memory["peak"] > 0 and judged["fallbacks"] == []
     assert "✓ fits" in done.stdout and "1 host read in the last step" in done.stdout and "train.py:15" in done.stdout
 
@@ -100,6 +105,31 @@ def test_a_script_that_fails_or_uses_no_device_cannot_be_judged(preflight, scrip
     other.write_text("print('hello')")
     report, done = preflight(str(other), "--slice", "cpu")
     assert done.returncode == 2 and "did not use the device" in report["slices"][0]["reason"]
+
+
+def test_ctrl_c_ends_the_script_and_not_the_report(environment, script):
+    # To all processes of the group, as a terminal does.
+    path = script("import os, signal; os.killpg(0, signal.SIGINT); import time; time.sleep(60)")
+    argv = [sys.executable, "-m", "oxitorch", "preflight", path, "1", "--slice", "cpu"]
+    env = environment()
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, start_new_session=True, timeout=300)
+    assert done.returncode == 2 and "the script was interrupted after 1 step" in done.stdout, done.stderr
+
+
+def test_products_are_those_of_a_count_by_hand(python, repo, tmp_path):
+    """charlm: per layer 24 T d^2 and 4 T t d for attention, 2 T d V for the letters; the backward pass twice that."""
+    batch, block, dim, layers = 8, 64, 128, 2
+    letters = len(set("".join(topics.values())) | {"\n"})
+    tokens = batch * block
+    forward = layers * (24 * tokens * dim**2 + 4 * tokens * block * dim) + 2 * tokens * dim * letters
+    device = {"platform": "tpu", "kind": "TPU v5 lite", "memory_bytes": 1 << 34, "steps": 2}
+    (tmp_path / "device.json").write_text(json.dumps(device))
+    args = ["--batch-size", str(batch), "--layers", str(layers), "--checkpoint", str(tmp_path / "c.pt")]
+    python("", str(repo / "examples" / "charlm.py"), *args, OXITORCH_PREFLIGHT=str(tmp_path))
+    capture = json.loads((tmp_path / "capture.json").read_text())
+    (program,) = [p for p in capture["programs"] if [1, 1] in p["launches"]]
+    assert {(p["dtype"], p["precision"]) for p in program["products"]} == {("float32", "HIGHEST")}
+    assert sum(p["flops"] for p in program["products"]) == pytest.approx(3 * forward, rel=0.05)
 
 
 def test_slices_that_nobody_knows_have_neighbours(preflight):

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -108,23 +109,44 @@ pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
         Err(e) => return say(&Said::Failed(format!("{e:#}"))),
     };
     say(&maker.describe()?)?;
-    for program in programs(&work.folder)? {
-        say(&Said::Begun(program.id.clone()))?;
-        let start = Instant::now();
-        let text = fs::read(work.folder.join(format!("{}.mlir", program.id)))?;
-        let mut outcome = match maker.make(&text, &program.compile_options(work.effort)) {
-            Ok(outcome) => outcome,
-            Err(e) => Outcome {
-                out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
-                error: Some(e.to_string()),
-                ..Outcome::default()
-            },
-        };
-        outcome.id = program.id;
-        outcome.compile_s = start.elapsed().as_secs_f64();
-        say(&Said::Done(Box::new(outcome)))?;
-    }
-    Ok(())
+    let queue = Mutex::new(programs(&work.folder)?.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || -> anyhow::Result<()> {
+        while let Some(program) = next() {
+            compile_one(&maker, program, work)?;
+        }
+        Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS));
+    std::thread::scope(|scope| {
+        let thread = || std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
+        let running: Vec<_> = (0..threads).map(|_| thread()).collect::<std::io::Result<_>>()?;
+        let panicked = |_| Err(anyhow::anyhow!("the compiler panicked; please report this"));
+        running.into_iter().try_for_each(|t| t.join().unwrap_or_else(panicked))
+    })
+}
+
+/// Programs that are compiled at once: each may take gigabytes.
+const THREADS: usize = 4;
+
+/// XLA walks through chains of ops by recursion. Only what is used of it takes memory.
+const STACK_BYTES: usize = 64 << 20;
+
+fn compile_one(maker: &Maker, program: Captured, work: &Work) -> anyhow::Result<()> {
+    say(&Said::Begun(program.id.clone()))?;
+    let start = Instant::now();
+    let text = fs::read(work.folder.join(format!("{}.mlir", program.id)))?;
+    let mut outcome = match maker.make(&text, &program.compile_options(work.effort)) {
+        Ok(outcome) => outcome,
+        Err(e) => Outcome {
+            out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
+            error: Some(e.to_string()),
+            ..Outcome::default()
+        },
+    };
+    outcome.id = program.id;
+    outcome.compile_s = start.elapsed().as_secs_f64();
+    say(&Said::Done(Box::new(outcome)))
 }
 
 /// libtpu's code for a program that needs more memory than there is.

@@ -268,7 +268,14 @@ impl Run {
     ) -> anyhow::Result<()> {
         let what = (slice.platform(), plugin.path.as_path());
         let mut child = Compiling::start(facts, what, slice.topology(), effort, self.folder.path())?;
-        let all = self.distinct();
+        let (all, mut begun) = (self.distinct(), 0);
+        let names = self.capture.iter().flat_map(|c| &c.programs);
+        let describe = |id: &str| {
+            names
+                .clone()
+                .find(|p| p.id == id)
+                .map_or_else(String::new, |p| format!("{}, {}", p.name, many(p.ops.len() as u64, "op")))
+        };
         while let Some(said) = child.next()? {
             match said {
                 Said::Device { kind, memory_bytes, version, .. } => {
@@ -278,14 +285,16 @@ impl Run {
                     judged.limit_bytes = known.or(judged.limit_bytes);
                 }
                 Said::Begun(id) => {
-                    let program = self.capture.iter().flat_map(|c| &c.programs).find(|p| p.id == id);
-                    let (name, ops) = program.map_or(("", 0), |p| (p.name.as_str(), p.ops.len()));
-                    let (n, ops) = (outcomes.len() + 1, many(ops as u64, "op"));
-                    say(&format!("compiling {n} of {all} for {}: {name}, {ops}", slice.name));
+                    begun += 1;
+                    say(&format!("compiling {begun} of {all} for {}: {}", slice.name, describe(&id)));
                 }
                 Said::Done(outcome) => {
-                    say(&format!("  {}", duration(Duration::from_secs_f64(outcome.compile_s))));
+                    let took = duration(Duration::from_secs_f64(outcome.compile_s));
                     outcomes.push(*outcome);
+                    if let Some(o) = outcomes.last() {
+                        let (n, what) = (outcomes.len(), if o.error.is_some() { "failed" } else { "done" });
+                        say(&format!("{n} of {all} {what} in {took}: {}", describe(&o.id)));
+                    }
                 }
                 Said::Failed(why) => bail!(why),
             }
@@ -399,8 +408,18 @@ fn largest(s: &Judged) -> String {
         let line = format!("    {:>10}  {name:12} {what}", bytes(n));
         let _ = writeln!(out, "{}", line.trim_end());
     }
+    let _ = writeln!(out, "\n  {bold}its largest arguments and outputs{bold:#}");
+    for t in p.tensors.iter().take(SHOWN) {
+        let line = t.line.as_deref().map_or("an unknown line", short);
+        let op = t.op.as_ref().map_or(String::new(), |o| format!(" {o}"));
+        let given = if t.overwritten { ", overwritten" } else { "" };
+        let _ = writeln!(out, "    {:>10}  {:8} {}, {line}{op}{given}", bytes(t.bytes), t.role, t.r#type);
+    }
     out
 }
+
+/// Tensors that are listed.
+const SHOWN: usize = 8;
 
 fn time(s: f64) -> String {
     match s {

@@ -25,7 +25,12 @@ pub(crate) struct Captured {
     first_line: Option<String>,
     ended_by: Option<String>,
     ended_at: Option<String>,
-    pub(crate) ops: Vec<serde_json::Value>,
+    pub(crate) ops: Vec<Op>,
+    inputs: Vec<String>,
+    input_lines: Vec<Option<String>>,
+    outputs: Vec<Option<String>>,
+    /// The op that makes each output.
+    output_ops: Vec<usize>,
     /// Step and launches in it.
     launches: Vec<(u64, u64)>,
     /// The most bytes in use besides its inputs.
@@ -34,6 +39,29 @@ pub(crate) struct Captured {
     output_bytes: Vec<u64>,
     donated: Vec<u32>,
     products: Vec<Products>,
+}
+
+/// A recorded operation.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Op {
+    op: String,
+    line: Option<String>,
+}
+
+/// A tensor that goes into a program or comes out of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Tensor {
+    /// `argument` or `output`.
+    pub(crate) role: &'static str,
+    /// Dtype and shape.
+    pub(crate) r#type: String,
+    pub(crate) bytes: u64,
+    /// Whether an output takes its memory.
+    pub(crate) overwritten: bool,
+    /// The operation that makes it, if the program does.
+    pub(crate) op: Option<String>,
+    /// The Python line that made it; for parameters that of the optimizer's step.
+    pub(crate) line: Option<String>,
 }
 
 /// Matrix products and convolutions of one type.
@@ -172,6 +200,8 @@ pub(crate) struct Judgement {
     /// In use besides its arguments.
     pub(crate) beside_bytes: u64,
     pub(crate) memory_bytes: Option<Memory>,
+    /// The largest arguments and outputs.
+    pub(crate) tensors: Vec<Tensor>,
     pub(crate) work: Option<Work>,
 }
 
@@ -183,6 +213,9 @@ fn passes(dtype: &str, precision: &str) -> f64 {
         _ => 1.0,
     }
 }
+
+/// Tensors of a program that are named.
+const LARGEST: usize = 16;
 
 impl Captured {
     fn launches_in(&self, step: u64) -> u64 {
@@ -205,6 +238,33 @@ impl Captured {
         };
         work.finish(chip);
         Some(work)
+    }
+
+    /// The largest tensors that go in and come out.
+    fn largest(&self) -> Vec<Tensor> {
+        let inputs = self.inputs.iter().enumerate().map(|(i, ty)| Tensor {
+            role: "argument",
+            r#type: ty.clone(),
+            bytes: self.input_bytes.get(i).copied().unwrap_or(0),
+            overwritten: self.donated.contains(&(i as u32)),
+            op: None,
+            line: self.input_lines.get(i).cloned().flatten(),
+        });
+        let outputs = self.outputs.iter().enumerate().map(|(i, ty)| {
+            let made = self.output_ops.get(i).and_then(|&at| self.ops.get(at));
+            Tensor {
+                role: "output",
+                r#type: ty.clone().unwrap_or_default(),
+                bytes: self.output_bytes.get(i).copied().unwrap_or(0),
+                overwritten: false,
+                op: made.map(|o| o.op.clone()),
+                line: made.and_then(|o| o.line.clone()),
+            }
+        });
+        let mut all: Vec<Tensor> = inputs.chain(outputs).collect();
+        all.sort_by_key(|t| std::cmp::Reverse(t.bytes)); // stable: arguments before the outputs that overwrite them
+        all.truncate(LARGEST);
+        all
     }
 
     /// What is known of its memory though the compiler gave up.
@@ -382,6 +442,7 @@ fn judgement(
         need_bytes: need,
         beside_bytes: p.beside_bytes,
         memory_bytes: memory,
+        tensors: p.largest(),
         work: outcome.and_then(|o| p.work(chip, o)),
     }
 }
@@ -394,7 +455,9 @@ mod tests {
         serde_json::from_value(serde_json::json!({
             "steps": 2,
             "programs": [{
-                "id": "a", "name": "mm", "ops": [{}, {}], "launches": [[0, 1], [1, 2]], "beside_bytes": 1000,
+                "id": "a", "name": "mm", "ops": [{"op": "mm", "line": "a.py:3"}, {"op": "add", "line": null}],
+                "inputs": ["float32[1000]", "float32[500]"], "input_lines": ["a.py:1", null],
+                "outputs": ["float32[1000]"], "output_ops": [0], "launches": [[0, 1], [1, 2]], "beside_bytes": 1000,
                 "input_bytes": [4000, 2000], "output_bytes": [4000], "donated": [0],
                 "products": [{"dtype": "float32", "precision": "HIGHEST", "flops": 1e12}],
             }],
@@ -456,6 +519,22 @@ mod tests {
         );
         assert_eq!(judged.need_bytes, Some(1000 + 6000 + memory.temporaries));
         assert_eq!(amounts("Used 1.5K of 1K hbm"), (None, Some(1536)));
+    }
+
+    #[test]
+    fn the_largest_tensors_have_lines() {
+        let judged = judged(20_000, compiled());
+        let told: Vec<_> = judged.programs[0]
+            .tensors
+            .iter()
+            .map(|t| (t.role, t.bytes, t.overwritten, t.line.as_deref()))
+            .collect();
+        let expected = [
+            ("argument", 4000, true, Some("a.py:1")),
+            ("output", 4000, false, Some("a.py:3")),
+            ("argument", 2000, false, None),
+        ];
+        assert_eq!(told, expected);
     }
 
     #[test]

@@ -237,14 +237,15 @@ impl Compiler {
         facts.insert("products".into(), products.collect::<Vec<_>>().into());
         let bytes = |ty: &TensorType| ty.bytes().max(0);
         facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
-        let results: Vec<i64> = task
-            .graph
-            .insts
-            .iter()
-            .flat_map(|i| i.outputs.iter().map(|o| o.as_ref().map_or(0, |o| bytes(&o.stored))))
-            .collect();
-        let outputs: Vec<i64> = task.graph.live.iter().map(|&i| results[i as usize]).collect();
-        facts.insert("output_bytes".into(), outputs.into());
+        // Bytes of each result, and the op that makes it.
+        let mut results = Vec::new();
+        for (i, inst) in task.graph.insts.iter().enumerate() {
+            results.extend(inst.outputs.iter().map(|o| (o.as_ref().map_or(0, |o| bytes(&o.stored)), i)));
+        }
+        let (sizes, makers): (Vec<i64>, Vec<usize>) =
+            task.graph.live.iter().map(|&i| results[i as usize]).unzip();
+        facts.insert("output_bytes".into(), sizes.into());
+        facts.insert("output_ops".into(), makers.into());
         Some(Captured { facts, text })
     }
 

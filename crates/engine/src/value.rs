@@ -51,6 +51,11 @@ impl Value {
         Arc::new(Self::at(ty, state, 0, Site::default()))
     }
 
+    /// A value that this line brings from the host.
+    pub(crate) fn uploaded(ty: TensorType, state: State, site: Site) -> Arc<Value> {
+        Arc::new(Self::at(ty, state, 0, site))
+    }
+
     fn at(ty: TensorType, state: State, mark: u64, site: Site) -> Value {
         Value {
             ty,
