@@ -1107,7 +1107,12 @@ void call(const char* name, const OxiArg* args, uint32_t nargs, const OxiTensor*
   torch::jit::Stack stack;
   for (uint32_t i = 0; i < nargs; i++) stack.push_back(unpack(args[i]));
   bool out = nargs < op.schema().arguments().size();
-  for (uint32_t i = 0; out && i < nresults; i++) stack.push_back(borrow(results[i]));
+  // Kept: PyTorch 2.11 drops the arguments of a boxed call before it copies the references that the kernel returned.
+  c10::SmallVector<Tensor, 4> kept;
+  for (uint32_t i = 0; out && i < nresults; i++) {
+    kept.push_back(borrow(results[i]));
+    stack.push_back(kept.back());
+  }
   TORCH_CHECK(stack.size() == op.schema().arguments().size(), "takes ", op.schema().arguments().size(), " arguments");
   op.callBoxed(&stack);
   for (uint32_t i = 0; !out && i < nresults; i++) {
