@@ -1,5 +1,7 @@
 """Each new program says why it is new: on the mistakes that people make."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,12 +11,19 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("fused")
 
 
+WIDTHS = itertools.count(13)
+
+
 class Loop:
-    """A small training loop that each test disturbs in its own way."""
+    """A small training loop that each test disturbs in its own way.
+
+    Each has a width, and so programs, of its own: only the latest programs are compared with.
+    """
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 13), nn.ReLU(), nn.Linear(13, 3)).to(DEVICE)
+        width = next(WIDTHS)
+        self.model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)).to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
         for _ in range(3):
             self.step()
