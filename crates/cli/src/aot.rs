@@ -243,34 +243,35 @@ impl Maker {
     fn make(&self, text: &[u8], options: &CompileOptions) -> Result<Outcome, Error> {
         let program = Program::mlir(text);
         match self {
-            Maker::Topology(topology) => Ok(measure(&topology.compile(&program, options)?, true)),
-            Maker::Client(client) => Ok(measure(client.compile(&program, options)?.compiled(), false)),
+            Maker::Topology(topology) => measure(&topology.compile(&program, options)?, true),
+            Maker::Client(client) => measure(client.compile(&program, options)?.compiled(), false),
         }
     }
 }
 
-/// What is known of a program. The plugin for CPUs leaves temporaries out of the peak.
-fn measure(compiled: &Compiled, knows_peak: bool) -> Outcome {
+/// What is known of a program. The plugin for CPUs leaves temporaries out of the peak. Without a cost analysis there is no
+/// estimate, which the report shows as not known; without its memory there is no verdict.
+fn measure(compiled: &Compiled, knows_peak: bool) -> Result<Outcome, Error> {
     let cost = compiled.cost_analysis().unwrap_or_default();
     let number = |name: &str| match cost.get(name) {
         Some(Value::Float(x)) => Some(f64::from(*x)).filter(|x| *x >= 0.0),
         Some(Value::Int(n)) => Some(*n as f64),
         _ => None,
     };
-    let memory = compiled.memory_stats().ok().map(|m| {
-        let bytes = |n: i64| n.max(0) as u64;
-        let all = bytes(m.argument) + bytes(m.output) + bytes(m.temp);
-        Memory {
-            arguments: bytes(m.argument),
-            outputs: bytes(m.output),
-            aliased: bytes(m.alias),
-            temporaries: bytes(m.temp),
-            code: bytes(m.generated_code),
-            // Else nothing is taken to share memory but what is aliased.
-            peak: if knows_peak && m.peak > 0 { bytes(m.peak) } else { all.saturating_sub(bytes(m.alias)) },
-        }
-    });
-    Outcome { memory, flops: number("flops"), bytes_accessed: number("bytes accessed"), ..Outcome::default() }
+    let m = compiled.memory_stats()?;
+    let bytes = |n: i64| n.max(0) as u64;
+    let all = bytes(m.argument) + bytes(m.output) + bytes(m.temp);
+    let memory = Memory {
+        arguments: bytes(m.argument),
+        outputs: bytes(m.output),
+        aliased: bytes(m.alias),
+        temporaries: bytes(m.temp),
+        code: bytes(m.generated_code),
+        // Else nothing is taken to share memory but what is aliased.
+        peak: if knows_peak && m.peak > 0 { bytes(m.peak) } else { all.saturating_sub(bytes(m.alias)) },
+    };
+    let (flops, bytes_accessed) = (number("flops"), number("bytes accessed"));
+    Ok(Outcome { memory: Some(memory), flops, bytes_accessed, ..Outcome::default() })
 }
 
 /// A child at work; ended when dropped.

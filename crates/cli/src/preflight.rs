@@ -221,7 +221,8 @@ impl Run {
             .with_context(|| format!("cannot run {}", facts.executable.display()))?;
         let capture = match fs::read(folder.path().join("capture.json")) {
             Ok(json) => Some(serde_json::from_slice::<Capture>(&json).context("the capture cannot be read")?),
-            Err(_) => None,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(e).context("the capture cannot be read"),
         };
         let failure = failure(capture.as_ref(), status, steps);
         if let Some(capture) = &capture {
