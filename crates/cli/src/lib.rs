@@ -6,7 +6,6 @@
 //!
 //! This crate does not know PyTorch: it reads what packages say about themselves on disk and never imports anything.
 
-mod aot;
 mod cache;
 mod doctor;
 mod env;
@@ -18,9 +17,7 @@ mod plugins;
 mod preflight;
 mod report;
 mod script;
-mod slices;
 mod trace;
-mod verdict;
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -100,7 +97,7 @@ enum Command {
     },
     /// Compile captured programs for devices that are not there; `preflight` runs this as a child
     #[command(hide = true)]
-    Aot(aot::Work),
+    Aot(preflight::aot::Work),
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
     Probe {
@@ -176,7 +173,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             print(&text)?;
             Ok(status)
         }
-        Command::Aot(work) => aot::compile(&work).map(|()| 0),
+        Command::Aot(work) => preflight::aot::compile(&work).map(|()| 0),
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)

@@ -1,94 +1,11 @@
 //! From captured programs and what the compiler said of them to a verdict: does it fit, how fast could it be, why.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::aot::{Memory, Outcome};
-use crate::slices::{Chip, Slice};
-
-/// What a run on a device that is not there has left, as the engine writes it.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct Capture {
-    /// Training steps that have ended.
-    pub(crate) steps: u64,
-    pub(crate) programs: Vec<Captured>,
-    reads: Vec<Moved>,
-    writes: Vec<Moved>,
-    fallbacks: Vec<FellBack>,
-    resident_peak_bytes: u64,
-}
-
-/// A captured program.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct Captured {
-    pub(crate) id: String,
-    pub(crate) name: String,
-    first_line: Option<String>,
-    ended_by: Option<String>,
-    ended_at: Option<String>,
-    pub(crate) ops: Vec<Op>,
-    inputs: Vec<String>,
-    input_lines: Vec<Option<String>>,
-    outputs: Vec<Option<String>>,
-    /// The op that makes each output.
-    output_ops: Vec<usize>,
-    /// Step and launches in it.
-    launches: Vec<(u64, u64)>,
-    /// The most bytes in use besides its inputs.
-    beside_bytes: u64,
-    input_bytes: Vec<u64>,
-    output_bytes: Vec<u64>,
-    donated: Vec<u32>,
-    products: Vec<Products>,
-}
-
-/// A recorded operation.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Op {
-    op: String,
-    line: Option<String>,
-}
-
-/// A tensor that goes into a program or comes out of it.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Tensor {
-    /// `argument` or `output`.
-    pub(crate) role: &'static str,
-    /// Dtype and shape.
-    pub(crate) r#type: String,
-    pub(crate) bytes: u64,
-    /// Whether an output takes its memory.
-    pub(crate) overwritten: bool,
-    /// The operation that makes it, if the program does.
-    pub(crate) op: Option<String>,
-    /// The Python line that made it; for parameters that of the optimizer's step.
-    pub(crate) line: Option<String>,
-}
-
-/// Matrix products and convolutions of one type.
-#[derive(Debug, Deserialize)]
-struct Products {
-    dtype: String,
-    precision: String,
-    flops: f64,
-}
-
-/// Copies between host and device that a line makes in a step.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Moved {
-    step: u64,
-    pub(crate) line: Option<String>,
-    pub(crate) count: u64,
-    pub(crate) bytes: u64,
-}
-
-/// Ops that ran on the CPU.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct FellBack {
-    step: u64,
-    pub(crate) line: Option<String>,
-    pub(crate) op: String,
-    pub(crate) count: u64,
-}
+use super::aot::{Memory, Outcome};
+use super::capture::{Capture, Captured, FellBack, Moved, Tensor};
+use super::slices::{Chip, Slice};
+use super::work::Work;
 
 /// The answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -162,26 +79,6 @@ pub(crate) struct Step {
     pub(crate) work: Work,
 }
 
-/// What has to be done, and how long that takes at least.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Work {
-    /// As the compiler counts them.
-    pub(crate) flops: f64,
-    /// Of matrix products and convolutions alone, counted from the program.
-    pub(crate) product_flops: f64,
-    /// To and from the device's memory, as the compiler estimates it.
-    pub(crate) bytes_accessed: f64,
-    /// FLOPs for each byte.
-    pub(crate) intensity: f64,
-    pub(crate) mxu_s: Option<f64>,
-    pub(crate) hbm_s: Option<f64>,
-    pub(crate) roofline_s: Option<f64>,
-    /// `mxu` or `hbm`.
-    pub(crate) bound: Option<&'static str>,
-    /// Share of the peak that no run can exceed.
-    pub(crate) mfu_ceiling: Option<f64>,
-}
-
 /// A program on a slice.
 #[derive(Debug, Serialize)]
 pub(crate) struct Judgement {
@@ -203,128 +100,6 @@ pub(crate) struct Judgement {
     /// The largest arguments and outputs.
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) work: Option<Work>,
-}
-
-/// How many passes of bfloat16 the matrix unit makes for a product.
-fn passes(dtype: &str, precision: &str) -> f64 {
-    match (dtype, precision) {
-        ("float32", "HIGHEST") => 6.0,
-        ("float32", "HIGH") => 3.0,
-        _ => 1.0,
-    }
-}
-
-/// Tensors of a program that are named.
-const LARGEST: usize = 16;
-
-impl Captured {
-    fn launches_in(&self, step: u64) -> u64 {
-        self.launches.iter().filter(|(s, _)| *s == step).map(|(_, n)| n).sum()
-    }
-
-    fn work(&self, chip: Option<&Chip>, outcome: &Outcome) -> Option<Work> {
-        let (flops, bytes_accessed) = (outcome.flops?, outcome.bytes_accessed?);
-        let product_flops = self.products.iter().map(|p| p.flops).sum();
-        let passed: f64 = self.products.iter().map(|p| p.flops * passes(&p.dtype, &p.precision)).sum();
-        let times = chip.map(|c| (passed / c.device_flops(), bytes_accessed / c.device_bytes_per_s()));
-        let mut work = Work {
-            flops,
-            product_flops,
-            bytes_accessed,
-            mxu_s: times.map(|t| t.0),
-            hbm_s: times.map(|t| t.1),
-            roofline_s: times.map(|t| t.0.max(t.1)),
-            ..Work::default()
-        };
-        work.finish(chip);
-        Some(work)
-    }
-
-    /// The largest tensors that go in and come out.
-    fn largest(&self) -> Vec<Tensor> {
-        let inputs = self.inputs.iter().enumerate().map(|(i, ty)| Tensor {
-            role: "argument",
-            r#type: ty.clone(),
-            bytes: self.input_bytes.get(i).copied().unwrap_or(0),
-            overwritten: self.donated.contains(&(i as u32)),
-            op: None,
-            line: self.input_lines.get(i).cloned().flatten(),
-        });
-        let outputs = self.outputs.iter().enumerate().map(|(i, ty)| {
-            let made = self.output_ops.get(i).and_then(|&at| self.ops.get(at));
-            Tensor {
-                role: "output",
-                r#type: ty.clone().unwrap_or_default(),
-                bytes: self.output_bytes.get(i).copied().unwrap_or(0),
-                overwritten: false,
-                op: made.map(|o| o.op.clone()),
-                line: made.and_then(|o| o.line.clone()),
-            }
-        });
-        let mut all: Vec<Tensor> = inputs.chain(outputs).collect();
-        all.sort_by_key(|t| std::cmp::Reverse(t.bytes)); // stable: arguments before the outputs that overwrite them
-        all.truncate(LARGEST);
-        all
-    }
-
-    /// What is known of its memory though the compiler gave up.
-    fn known_memory(&self, message: &str) -> Memory {
-        let sum = |all: &[u64]| all.iter().sum::<u64>();
-        let mut memory = Memory {
-            arguments: sum(&self.input_bytes),
-            outputs: sum(&self.output_bytes),
-            aliased: self.donated.iter().filter_map(|&i| self.input_bytes.get(i as usize)).sum(),
-            ..Memory::default()
-        };
-        let beside_temporaries = memory.arguments + memory.outputs - memory.aliased.min(memory.outputs);
-        match amounts(message) {
-            (Some(temporaries), _) => {
-                memory.temporaries = temporaries;
-                memory.peak = beside_temporaries + temporaries;
-            }
-            (None, Some(used)) => {
-                memory.temporaries = used.saturating_sub(beside_temporaries);
-                memory.peak = used;
-            }
-            (None, None) => memory.peak = beside_temporaries,
-        }
-        memory
-    }
-}
-
-/// The bytes for temporaries and the bytes in all that libtpu's message says: "... required for HLO temporaries (47.50G)
-/// exceeds ..." or "Used 17.20G of 15.75G hbm".
-fn amounts(message: &str) -> (Option<u64>, Option<u64>) {
-    let after = |mark: &str| {
-        let (_, rest) = message.split_once(mark)?;
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..end].parse().ok()?;
-        let power = "KMGT".find(rest[end..].chars().next()?).map_or(0, |i| i + 1);
-        Some((number * 1024f64.powi(power as i32)) as u64)
-    };
-    (after("temporaries ("), after("Used "))
-}
-
-impl Work {
-    fn add(&mut self, other: &Work, times: f64) {
-        let sum = |a: Option<f64>, b: Option<f64>| Some(a.unwrap_or(0.0) + times * b?);
-        self.flops += times * other.flops;
-        self.product_flops += times * other.product_flops;
-        self.bytes_accessed += times * other.bytes_accessed;
-        self.mxu_s = sum(self.mxu_s, other.mxu_s);
-        self.hbm_s = sum(self.hbm_s, other.hbm_s);
-        self.roofline_s = sum(self.roofline_s, other.roofline_s);
-    }
-
-    /// What follows from the rest.
-    fn finish(&mut self, chip: Option<&Chip>) {
-        if self.bytes_accessed > 0.0 {
-            self.intensity = self.flops / self.bytes_accessed;
-        }
-        self.bound = self.mxu_s.zip(self.hbm_s).map(|(mxu, hbm)| if mxu > hbm { "mxu" } else { "hbm" });
-        let share = |(c, s): (&Chip, f64)| self.product_flops / (s * c.device_flops());
-        self.mfu_ceiling = chip.zip(self.roofline_s.filter(|s| *s > 0.0)).map(share);
-    }
 }
 
 impl Judged {
@@ -450,6 +225,7 @@ fn judgement(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::preflight::capture::amounts;
 
     fn capture() -> Capture {
         serde_json::from_value(serde_json::json!({

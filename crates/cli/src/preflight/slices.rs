@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_this_table() {
-        let page = include_str!("../../../docs/preflight.md");
+        let page = include_str!("../../../../docs/preflight.md");
         for c in CHIPS {
             let slices: Vec<String> =
                 c.topologies.iter().map(|(n, t)| format!("{}-{} {t}", c.name, n * c.cores)).collect();

@@ -1,0 +1,183 @@
+//! What a run on a device that is not there has left, as the engine writes it.
+
+use serde::{Deserialize, Serialize};
+
+use super::aot::{Memory, Outcome};
+use super::slices::Chip;
+use super::work::{Work, passes};
+
+/// What a run on a device that is not there has left, as the engine writes it.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Capture {
+    /// Training steps that have ended.
+    pub(crate) steps: u64,
+    pub(crate) programs: Vec<Captured>,
+    pub(crate) reads: Vec<Moved>,
+    pub(crate) writes: Vec<Moved>,
+    pub(crate) fallbacks: Vec<FellBack>,
+    pub(crate) resident_peak_bytes: u64,
+}
+
+/// A captured program.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Captured {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) first_line: Option<String>,
+    pub(crate) ended_by: Option<String>,
+    pub(crate) ended_at: Option<String>,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) inputs: Vec<String>,
+    pub(crate) input_lines: Vec<Option<String>>,
+    pub(crate) outputs: Vec<Option<String>>,
+    /// The op that makes each output.
+    pub(crate) output_ops: Vec<usize>,
+    /// Step and launches in it.
+    pub(crate) launches: Vec<(u64, u64)>,
+    /// The most bytes in use besides its inputs.
+    pub(crate) beside_bytes: u64,
+    pub(crate) input_bytes: Vec<u64>,
+    pub(crate) output_bytes: Vec<u64>,
+    pub(crate) donated: Vec<u32>,
+    pub(crate) products: Vec<Products>,
+}
+
+/// A recorded operation.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Op {
+    pub(crate) op: String,
+    pub(crate) line: Option<String>,
+}
+
+/// Matrix products and convolutions of one type.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Products {
+    pub(crate) dtype: String,
+    pub(crate) precision: String,
+    pub(crate) flops: f64,
+}
+
+/// A tensor that goes into a program or comes out of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Tensor {
+    /// `argument` or `output`.
+    pub(crate) role: &'static str,
+    /// Dtype and shape.
+    pub(crate) r#type: String,
+    pub(crate) bytes: u64,
+    /// Whether an output takes its memory.
+    pub(crate) overwritten: bool,
+    /// The operation that makes it, if the program does.
+    pub(crate) op: Option<String>,
+    /// The Python line that made it; for parameters that of the optimizer's step.
+    pub(crate) line: Option<String>,
+}
+
+/// Copies between host and device that a line makes in a step.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Moved {
+    pub(crate) step: u64,
+    pub(crate) line: Option<String>,
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Ops that ran on the CPU.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct FellBack {
+    pub(crate) step: u64,
+    pub(crate) line: Option<String>,
+    pub(crate) op: String,
+    pub(crate) count: u64,
+}
+
+/// Tensors of a program that are named.
+const LARGEST: usize = 16;
+
+impl Captured {
+    pub(crate) fn launches_in(&self, step: u64) -> u64 {
+        self.launches.iter().filter(|(s, _)| *s == step).map(|(_, n)| n).sum()
+    }
+
+    pub(crate) fn work(&self, chip: Option<&Chip>, outcome: &Outcome) -> Option<Work> {
+        let (flops, bytes_accessed) = (outcome.flops?, outcome.bytes_accessed?);
+        let product_flops = self.products.iter().map(|p| p.flops).sum();
+        let passed: f64 = self.products.iter().map(|p| p.flops * passes(&p.dtype, &p.precision)).sum();
+        let times = chip.map(|c| (passed / c.device_flops(), bytes_accessed / c.device_bytes_per_s()));
+        let mut work = Work {
+            flops,
+            product_flops,
+            bytes_accessed,
+            mxu_s: times.map(|t| t.0),
+            hbm_s: times.map(|t| t.1),
+            roofline_s: times.map(|t| t.0.max(t.1)),
+            ..Work::default()
+        };
+        work.finish(chip);
+        Some(work)
+    }
+
+    /// The largest tensors that go in and come out.
+    pub(crate) fn largest(&self) -> Vec<Tensor> {
+        let inputs = self.inputs.iter().enumerate().map(|(i, ty)| Tensor {
+            role: "argument",
+            r#type: ty.clone(),
+            bytes: self.input_bytes.get(i).copied().unwrap_or(0),
+            overwritten: self.donated.contains(&(i as u32)),
+            op: None,
+            line: self.input_lines.get(i).cloned().flatten(),
+        });
+        let outputs = self.outputs.iter().enumerate().map(|(i, ty)| {
+            let made = self.output_ops.get(i).and_then(|&at| self.ops.get(at));
+            Tensor {
+                role: "output",
+                r#type: ty.clone().unwrap_or_default(),
+                bytes: self.output_bytes.get(i).copied().unwrap_or(0),
+                overwritten: false,
+                op: made.map(|o| o.op.clone()),
+                line: made.and_then(|o| o.line.clone()),
+            }
+        });
+        let mut all: Vec<Tensor> = inputs.chain(outputs).collect();
+        all.sort_by_key(|t| std::cmp::Reverse(t.bytes)); // stable: arguments before the outputs that overwrite them
+        all.truncate(LARGEST);
+        all
+    }
+
+    /// What is known of its memory though the compiler gave up.
+    pub(crate) fn known_memory(&self, message: &str) -> Memory {
+        let sum = |all: &[u64]| all.iter().sum::<u64>();
+        let mut memory = Memory {
+            arguments: sum(&self.input_bytes),
+            outputs: sum(&self.output_bytes),
+            aliased: self.donated.iter().filter_map(|&i| self.input_bytes.get(i as usize)).sum(),
+            ..Memory::default()
+        };
+        let beside_temporaries = memory.arguments + memory.outputs - memory.aliased.min(memory.outputs);
+        match amounts(message) {
+            (Some(temporaries), _) => {
+                memory.temporaries = temporaries;
+                memory.peak = beside_temporaries + temporaries;
+            }
+            (None, Some(used)) => {
+                memory.temporaries = used.saturating_sub(beside_temporaries);
+                memory.peak = used;
+            }
+            (None, None) => memory.peak = beside_temporaries,
+        }
+        memory
+    }
+}
+
+/// The bytes for temporaries and the bytes in all that libtpu's message says: "... required for HLO temporaries (47.50G)
+/// exceeds ..." or "Used 17.20G of 15.75G hbm".
+pub(crate) fn amounts(message: &str) -> (Option<u64>, Option<u64>) {
+    let after = |mark: &str| {
+        let (_, rest) = message.split_once(mark)?;
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..end].parse().ok()?;
+        let power = "KMGT".find(rest[end..].chars().next()?).map_or(0, |i| i + 1);
+        Some((number * 1024f64.powi(power as i32)) as u64)
+    };
+    (after("temporaries ("), after("Used "))
+}

@@ -1,0 +1,162 @@
+//! The script, run on a device that is not there, and its programs compiled.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use oxitorch_pjrt::Found;
+
+use super::aot::{Compiling, Effort, Outcome, Said};
+use super::capture::Capture;
+use super::say;
+use super::slices::Slice;
+use super::verdict::{Judged, Verdict};
+use crate::facts::Facts;
+use crate::report::{duration, many};
+
+/// A run of the script on a device that is not there.
+pub(crate) struct Run {
+    folder: tempfile::TempDir,
+    capture: Option<Capture>,
+    /// What went wrong, if it did.
+    failure: Option<String>,
+}
+
+impl Run {
+    pub(crate) fn new(
+        script: &[String],
+        slice: &Slice,
+        memory: u64,
+        (steps, value): (u64, f64),
+        facts: &Facts,
+    ) -> anyhow::Result<Run> {
+        let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
+        let device = serde_json::json!({
+            "platform": slice.platform().name(),
+            "kind": slice.chip().map_or("XLA:CPU", |c| c.kind),
+            "memory_bytes": memory,
+            "steps": steps,
+            "reads_as": value,
+        });
+        fs::write(folder.path().join("device.json"), device.to_string())?;
+        say(&format!("running {} without a device, {}", script[0], many(steps, "step")));
+        let start = Instant::now();
+        let status = Command::new(&facts.executable)
+            .args(script)
+            .env("OXITORCH_PREFLIGHT", folder.path())
+            .env("PYTHONUNBUFFERED", "1") // so that what it prints comes in its place
+            .stdout(Stdio::from(std::io::stderr()))
+            .status()
+            .with_context(|| format!("cannot run {}", facts.executable.display()))?;
+        let capture = match fs::read(folder.path().join("capture.json")) {
+            Ok(json) => Some(serde_json::from_slice::<Capture>(&json).context("the capture cannot be read")?),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(e).context("the capture cannot be read"),
+        };
+        let failure = failure(capture.as_ref(), status, steps);
+        if let Some(capture) = &capture {
+            let programs = many(capture.programs.len() as u64, "program");
+            let steps = many(capture.steps, "step");
+            say(&format!("{steps}, {programs} in {}", duration(start.elapsed())));
+        }
+        Ok(Run { folder, capture, failure })
+    }
+
+    /// Compiles what was captured for a slice, and judges it.
+    pub(crate) fn judge(
+        &self,
+        slice: &Slice,
+        memory: u64,
+        plugin: &Found,
+        effort: Effort,
+        facts: &Facts,
+    ) -> Judged {
+        let mut judged = Judged::unknown(slice, self.failure.clone().unwrap_or_default());
+        let Some(capture) = &self.capture else { return judged };
+        judged.limit_bytes = Some(memory);
+        let mut outcomes = Vec::new();
+        let failed = self.compile(slice, plugin, effort, facts, &mut judged, &mut outcomes);
+        judged.judge(slice.chip(), capture, &outcomes);
+        if let Err(e) = failed {
+            let done = format!("{} of {}", outcomes.len(), many(self.distinct() as u64, "program"));
+            judged.verdict = Verdict::Unknown;
+            judged.reason = Some(format!("{e:#}; {done} compiled until then"));
+        } else if let (Some(why), true) = (&self.failure, judged.verdict != Verdict::DoesNotFit) {
+            judged.verdict = Verdict::Unknown;
+            judged.reason = Some(why.clone());
+        }
+        judged
+    }
+
+    /// Programs that are not the same.
+    fn distinct(&self) -> usize {
+        let ids = self.capture.iter().flat_map(|c| &c.programs).map(|p| &p.id);
+        ids.collect::<std::collections::BTreeSet<_>>().len()
+    }
+
+    fn compile(
+        &self,
+        slice: &Slice,
+        plugin: &Found,
+        effort: Effort,
+        facts: &Facts,
+        judged: &mut Judged,
+        outcomes: &mut Vec<Outcome>,
+    ) -> anyhow::Result<()> {
+        let what = (slice.platform(), plugin.path.as_path());
+        let mut child = Compiling::start(facts, what, slice.topology(), effort, self.folder.path())?;
+        let (all, mut begun) = (self.distinct(), 0);
+        let names = self.capture.iter().flat_map(|c| &c.programs);
+        let describe = |id: &str| {
+            names
+                .clone()
+                .find(|p| p.id == id)
+                .map_or_else(String::new, |p| format!("{}, {}", p.name, many(p.ops.len() as u64, "op")))
+        };
+        while let Some(said) = child.next()? {
+            match said {
+                Said::Device { kind, memory_bytes, version, .. } => {
+                    judged.device = kind;
+                    judged.compiler = version;
+                    let known = memory_bytes.and_then(|b| u64::try_from(b).ok());
+                    judged.limit_bytes = known.or(judged.limit_bytes);
+                }
+                Said::Begun(id) => {
+                    begun += 1;
+                    say(&format!("compiling {begun} of {all} for {}: {}", slice.name, describe(&id)));
+                }
+                Said::Done(outcome) => {
+                    let took = duration(Duration::from_secs_f64(outcome.compile_s));
+                    outcomes.push(*outcome);
+                    if let Some(o) = outcomes.last() {
+                        let (n, what) = (outcomes.len(), if o.error.is_some() { "failed" } else { "done" });
+                        say(&format!("{n} of {all} {what} in {took}: {}", describe(&o.id)));
+                    }
+                }
+                Said::Failed(why) => bail!(why),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a run of the script tells too little, if it does.
+fn failure(capture: Option<&Capture>, status: ExitStatus, steps: u64) -> Option<String> {
+    let how = match (status.code(), status.signal()) {
+        (_, Some(2)) | (Some(130), _) => "was interrupted".to_owned(),
+        (_, Some(signal)) => format!("was killed by signal {signal}"),
+        (code, None) => format!("ended with status {}", code.unwrap_or(1)),
+    };
+    match capture {
+        None if status.success() => {
+            Some("the script did not use the device: does it say device=\"tpu\"?".to_owned())
+        }
+        None => Some(format!("the script {how}")),
+        Some(c) if !status.success() && c.steps < steps => {
+            Some(format!("the script {how} after {}", many(c.steps, "step")))
+        }
+        Some(_) => None,
+    }
+}
