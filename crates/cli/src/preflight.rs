@@ -6,6 +6,7 @@
 
 pub(crate) mod aot;
 mod capture;
+mod progress;
 mod script;
 mod slices;
 mod text;
@@ -17,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::AnsiColor;
 use anyhow::{Context, bail};
 use clap::{Args, Parser};
 use oxitorch_pjrt::{DiscoverOptions, Found, Platform, discover};
@@ -151,6 +152,11 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     let mut captures: BTreeMap<(Platform, u64), Run> = BTreeMap::new();
     let mut judged = Vec::new();
     for (slice, plugin) in slices.iter().zip(plugins) {
+        if judged.iter().any(|j: &Judged| j.interrupted) {
+            let reason = "interrupted before it was its turn".to_owned();
+            judged.push(Judged { interrupted: true, ..Judged::unknown(slice, reason) });
+            continue;
+        }
         let memory = match slice.chip() {
             Some(chip) => chip.device_memory,
             None => machine::memory().context("the memory of this machine is not known")?.0,
@@ -182,12 +188,6 @@ fn plugin(found: &[Found], platform: Platform) -> anyhow::Result<&Found> {
         format!("{package} is not installed, and it is what compiles for a {platform}: pip install {package}")
     };
     found.iter().find(|f| f.platform == platform).with_context(missing)
-}
-
-/// Says on stderr what goes on: stdout is for the report.
-fn say(text: &str) {
-    let dim = Style::new().dimmed();
-    anstream::eprintln!("{dim}preflight: {text}{dim:#}");
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +36,9 @@ pub(crate) struct Work {
     topology: Option<String>,
     #[arg(long, value_enum, default_value = "fast")]
     effort: Effort,
+    /// End when stdin does, which is when the parent has ended
+    #[arg(long)]
+    attached: bool,
 }
 
 /// How much work the compiler puts into a program.
@@ -104,6 +108,9 @@ pub(crate) struct Memory {
 
 /// In the child: compiles all programs of a folder.
 pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
+    if work.attached {
+        std::thread::spawn(end_with_parent);
+    }
     let maker = match Maker::new(work) {
         Ok(maker) => maker,
         Err(e) => return say(&Said::Failed(format!("{e:#}"))),
@@ -124,6 +131,13 @@ pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
         let panicked = |_| Err(anyhow::anyhow!("the compiler panicked; please report this"));
         running.into_iter().try_for_each(|t| t.join().unwrap_or_else(panicked))
     })
+}
+
+/// A compiler does not notice for minutes that nobody listens any more.
+#[expect(clippy::disallowed_methods, reason = "threads that compile cannot be asked to end")]
+fn end_with_parent() {
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink()); // an error is an end, too
+    std::process::exit(1);
 }
 
 /// Programs that are compiled at once: each may take gigabytes.
@@ -274,6 +288,18 @@ fn measure(compiled: &Compiled, knows_peak: bool) -> Result<Outcome, Error> {
     Ok(Outcome { memory: Some(memory), flops, bytes_accessed, ..Outcome::default() })
 }
 
+/// Ctrl-C ended the child.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
 /// A child at work; ended when dropped.
 pub(crate) struct Compiling {
     child: Child,
@@ -294,7 +320,7 @@ impl Compiling {
         command.args(["-m", "oxitorch", "aot", platform.name()]).arg(library).arg(folder);
         command.args(topology.map(|t| format!("--topology={t}")));
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.arg("--attached").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start the compiler's process")?;
         let (Some(out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {
             bail!("a child without pipes")
@@ -317,6 +343,9 @@ impl Compiling {
         let status = self.child.wait()?;
         if status.success() {
             return Ok(None);
+        }
+        if status.signal() == Some(2) {
+            bail!(Interrupted);
         }
         let said = self.stderr.take().and_then(|t| t.join().ok()).unwrap_or_default();
         let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("nothing on stderr");

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use oxitorch_pjrt::Found;
 
-use super::aot::{Compiling, Effort, Outcome, Said};
+use super::aot::{Compiling, Effort, Interrupted, Outcome, Said};
 use super::capture::Capture;
-use super::say;
+use super::progress::{Ticker, elapsed, say};
 use super::slices::Slice;
 use super::verdict::{Judged, Verdict};
 use crate::facts::Facts;
@@ -22,6 +22,8 @@ pub(crate) struct Run {
     capture: Option<Capture>,
     /// What went wrong, if it did.
     failure: Option<String>,
+    /// Whether that was Ctrl-C.
+    pub(crate) interrupted: bool,
 }
 
 impl Run {
@@ -56,12 +58,13 @@ impl Run {
             Err(e) => return Err(e).context("the capture cannot be read"),
         };
         let failure = failure(capture.as_ref(), status, steps);
+        let interrupted = failure.is_some() && was_interrupted(status);
         if let Some(capture) = &capture {
             let programs = many(capture.programs.len() as u64, "program");
             let steps = many(capture.steps, "step");
             say(&format!("{steps}, {programs} in {}", duration(start.elapsed())));
         }
-        Ok(Run { folder, capture, failure })
+        Ok(Run { folder, capture, failure, interrupted })
     }
 
     /// Compiles what was captured for a slice, and judges it.
@@ -74,6 +77,7 @@ impl Run {
         facts: &Facts,
     ) -> Judged {
         let mut judged = Judged::unknown(slice, self.failure.clone().unwrap_or_default());
+        judged.interrupted = self.interrupted;
         let Some(capture) = &self.capture else { return judged };
         judged.limit_bytes = Some(memory);
         let mut outcomes = Vec::new();
@@ -81,8 +85,13 @@ impl Run {
         judged.judge(slice.chip(), capture, &outcomes);
         if let Err(e) = failed {
             let done = format!("{} of {}", outcomes.len(), many(self.distinct() as u64, "program"));
-            judged.verdict = Verdict::Unknown;
-            judged.reason = Some(format!("{e:#}; {done} compiled until then"));
+            // What does not fit does not fit with the rest.
+            if judged.verdict != Verdict::DoesNotFit {
+                judged.verdict = Verdict::Unknown;
+                judged.reason = None;
+            }
+            let found = judged.reason.take().map_or(String::new(), |r| format!("{r}\n"));
+            judged.reason = Some(format!("{found}{e:#}; {done} compiled until then"));
         } else if let (Some(why), true) = (&self.failure, judged.verdict != Verdict::DoesNotFit) {
             judged.verdict = Verdict::Unknown;
             judged.reason = Some(why.clone());
@@ -107,7 +116,7 @@ impl Run {
     ) -> anyhow::Result<()> {
         let what = (slice.platform(), plugin.path.as_path());
         let mut child = Compiling::start(facts, what, slice.topology(), effort, self.folder.path())?;
-        let (all, mut begun) = (self.distinct(), 0);
+        let ticker = Ticker::start("compiling", format!(" for {}", slice.name), self.distinct());
         let names = self.capture.iter().flat_map(|c| &c.programs);
         let describe = |id: &str| {
             names
@@ -115,7 +124,18 @@ impl Run {
                 .find(|p| p.id == id)
                 .map_or_else(String::new, |p| format!("{}, {}", p.name, many(p.ops.len() as u64, "op")))
         };
-        while let Some(said) = child.next()? {
+        loop {
+            let said = match child.next() {
+                Ok(Some(said)) => said,
+                Ok(None) => return Ok(()),
+                Err(e) if e.is::<Interrupted>() => {
+                    judged.interrupted = true;
+                    let at = ticker.running().join(" and ");
+                    let at = if at.is_empty() { at } else { format!(", at {at}") };
+                    bail!("interrupted after {} of compiling{at}", elapsed(ticker.elapsed()));
+                }
+                Err(e) => return Err(e),
+            };
             match said {
                 Said::Device { kind, memory_bytes, version, .. } => {
                     judged.device = kind;
@@ -123,29 +143,30 @@ impl Run {
                     let known = memory_bytes.and_then(|b| u64::try_from(b).ok());
                     judged.limit_bytes = known.or(judged.limit_bytes);
                 }
-                Said::Begun(id) => {
-                    begun += 1;
-                    say(&format!("compiling {begun} of {all} for {}: {}", slice.name, describe(&id)));
-                }
+                Said::Begun(id) => ticker.begun(&id, describe(&id)),
                 Said::Done(outcome) => {
+                    ticker.ended(&outcome.id);
                     let took = duration(Duration::from_secs_f64(outcome.compile_s));
+                    let what = if outcome.error.is_some() { "failed" } else { "done" };
+                    let (n, all) = (outcomes.len() + 1, self.distinct());
+                    say(&format!("{n} of {all} {what} in {took}: {}", describe(&outcome.id)));
                     outcomes.push(*outcome);
-                    if let Some(o) = outcomes.last() {
-                        let (n, what) = (outcomes.len(), if o.error.is_some() { "failed" } else { "done" });
-                        say(&format!("{n} of {all} {what} in {took}: {}", describe(&o.id)));
-                    }
                 }
                 Said::Failed(why) => bail!(why),
             }
         }
-        Ok(())
     }
+}
+
+/// Whether Ctrl-C ended it.
+fn was_interrupted(status: ExitStatus) -> bool {
+    status.signal() == Some(2) || status.code() == Some(130)
 }
 
 /// Why a run of the script tells too little, if it does.
 fn failure(capture: Option<&Capture>, status: ExitStatus, steps: u64) -> Option<String> {
     let how = match (status.code(), status.signal()) {
-        (_, Some(2)) | (Some(130), _) => "was interrupted".to_owned(),
+        _ if was_interrupted(status) => "was interrupted".to_owned(),
         (_, Some(signal)) => format!("was killed by signal {signal}"),
         (code, None) => format!("ended with status {}", code.unwrap_or(1)),
     };

@@ -55,6 +55,8 @@ pub(crate) struct Judged {
     pub(crate) verdict: Verdict,
     /// Why it is not known, or what is in the way.
     pub(crate) reason: Option<String>,
+    /// Whether Ctrl-C came before all was known.
+    pub(crate) interrupted: bool,
     /// The most that some program needs, with what is there besides.
     pub(crate) need_bytes: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
@@ -115,6 +117,7 @@ impl Judged {
             compiler: String::new(),
             verdict: Verdict::Unknown,
             reason: Some(reason),
+            interrupted: false,
             need_bytes: None,
             limit_bytes: None,
             steps_captured: 0,
