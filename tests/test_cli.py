@@ -1,6 +1,7 @@
 """The `oxitorch` command as users start it."""
 
 import gzip
+import importlib.util
 import json
 import os
 import re
@@ -41,7 +42,10 @@ def test_doctor_on_a_good_installation(python):
         "xla-cpu-pjrt" in found["Plugins and platform", "cpu"] and "PJRT API 0." in found["Plugins and platform", "cpu"]
     )
     assert "StableHLO" in found["Plugins and platform", "cpu"] and "device" in found["Plugins and platform", "cpu"]
-    assert ("C++ shim", "compiler") in found
+    assert ("C++ shim", "compiler") in found and {"programs", "shim", "ports"} <= {name for _, name in found}
+    aot = found["Plugins and platform", "ahead of time"]
+    has_libtpu = importlib.util.find_spec("libtpu") is not None
+    assert ("libtpu compiles without a TPU (v5e:1x1" in aot) if has_libtpu else aot == "no libtpu"
     assert re.search(r" of 5.0 GiB in .*programs/v1$", found["Machine", "compiled programs"])
 
 

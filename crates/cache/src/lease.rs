@@ -38,6 +38,11 @@ impl Ticket {
     }
 }
 
+/// Whether the process that wrote a lease has certainly ended; nothing if this is no lease.
+pub(crate) fn is_dead(content: &[u8]) -> Option<bool> {
+    Some(Ticket::parse(content)?.owner.is_dead())
+}
+
 /// A lease of this process.
 struct Beating {
     store: Arc<dyn Store>,

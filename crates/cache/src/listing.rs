@@ -1,6 +1,7 @@
 //! What is in a store: for people, for finding similar entries, and for making room.
 
 use crate::entry::{self, Damaged, HEADER, Meta};
+use crate::lease;
 use crate::store::{Store, Stored};
 use std::io;
 use std::time::{Duration, SystemTime};
@@ -130,6 +131,29 @@ pub fn remove_damaged(store: &dyn Store) -> io::Result<u64> {
         }
     }
     Ok(removed)
+}
+
+/// The leases of a store by what is known of their owners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leases {
+    /// Of processes of this machine that live, or of other machines: they may be compiling.
+    pub held: u64,
+    /// Of processes of this machine that have ended: who needs the program takes them over at once.
+    pub dead: u64,
+}
+
+/// Who is compiling what others wait for.
+pub fn leases(store: &dyn Store) -> io::Result<Leases> {
+    let mut leases = Leases::default();
+    for file in store.list()?.iter().filter(|f| f.name.ends_with(LEASE)) {
+        let Some(content) = store.read(&file.name)? else { continue };
+        match lease::is_dead(&content) {
+            Some(true) => leases.dead += 1,
+            Some(false) => leases.held += 1,
+            None => {} // no lease of ours
+        }
+    }
+    Ok(leases)
 }
 
 /// Removes leases and markers that nobody has touched for a day; how many.

@@ -1,5 +1,8 @@
 //! `oxitorch doctor`: a row of functions, one for each section, that look and give their lines.
 
+mod locks;
+
+use std::collections::BTreeMap;
 use std::env::consts;
 use std::fs;
 use std::path::Path;
@@ -12,8 +15,8 @@ use oxitorch_pjrt::{DiscoverOptions, Found, Platform, choose, discover, hardware
 use crate::cache;
 use crate::facts::Facts;
 use crate::machine;
-use crate::packages::{Packages, meets, release};
-use crate::plugins::{self, Answer};
+use crate::packages::{Package, Packages, meets, release};
+use crate::plugins::{self, Answer, Aot};
 use crate::report::{Check, Report, bytes};
 
 /// The versions of torch that one core serves.
@@ -26,7 +29,8 @@ pub(crate) fn examine(facts: &Facts) -> Report {
         machine_section(facts),
         python_section(facts, &packages),
         shim_section(facts),
-        plugin_section(facts, &packages),
+        plugin_section(facts),
+        locks::section(facts),
         conflict_section(&packages),
         settings_section(facts),
     ];
@@ -176,7 +180,7 @@ fn shim_section(facts: &Facts) -> Vec<Check> {
     }
     let others = cached_shims(&facts.cache_dir);
     if !others.is_empty() {
-        checks.push(Check::ok(S, "cache", others.join(", ")));
+        checks.push(Check::ok(S, "cache", shims(&others)));
     }
     checks.push(match (&facts.compiler, &facts.compiler_error) {
         (Some(command), _) => Check::ok(S, "compiler", compiler_version(command)),
@@ -188,6 +192,19 @@ fn shim_section(facts: &Facts) -> Vec<Check> {
         }
     });
     checks
+}
+
+/// "for torch 2.11.0, 2.15.0", with the number of builds where a torch has several: of other sources, all but one useless.
+fn shims(names: &[String]) -> String {
+    let mut of: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in names {
+        *of.entry(name.split(['+', '-']).next().unwrap_or(name)).or_default() += 1;
+    }
+    let each = of.iter().map(|(torch, n)| match n {
+        1 => (*torch).to_owned(),
+        n => format!("{torch} ({n} builds)"),
+    });
+    format!("for torch {}", each.collect::<Vec<_>>().join(", "))
 }
 
 /// The torch versions (and machine and sources) that the cache folder holds shims for.
@@ -208,7 +225,7 @@ fn compiler_version(command: &[String]) -> String {
     text.lines().next().map_or_else(|| command.join(" "), str::to_string)
 }
 
-fn plugin_section(facts: &Facts, packages: &Packages) -> Vec<Check> {
+fn plugin_section(facts: &Facts) -> Vec<Check> {
     const S: &str = "Plugins and platform";
     let found = discover(&DiscoverOptions { python_paths: facts.site_dirs.clone(), override_paths: vec![] });
     let first = |platform| found.iter().find(|f: &&Found| f.platform == platform);
@@ -221,10 +238,9 @@ fn plugin_section(facts: &Facts, packages: &Packages) -> Vec<Check> {
     });
     let mut checks: Vec<Check> =
         answers.iter().map(|(p, answer)| plugin_check(S, *p, answer.as_ref())).collect();
+    let tpu = answers.iter().find(|(p, _)| *p == Platform::Tpu).and_then(|(_, answer)| answer.as_ref());
+    checks.push(aot_check(S, tpu));
     checks.push(platform_check(S, facts, &found));
-    if packages.get("libtpu").is_some() && hardware_present(Platform::Tpu) {
-        checks.push(tpu_lock_check(S));
-    }
     checks
 }
 
@@ -310,13 +326,22 @@ fn why(chosen: Platform, found: &[Found]) -> String {
     }
 }
 
-fn tpu_lock_check(section: &'static str) -> Check {
-    let chips = machine::tpu_files();
-    let text = if chips.is_empty() { "no device files seen".into() } else { chips.join(" ") };
-    match machine::tpu_holder() {
-        Some(pid) => Check::warn(section, "tpu lock", format!("{text}; process {pid} holds the chips"))
-            .hint("one process at a time can use a TPU: end that one first"),
-        None => Check::ok(section, "tpu lock", format!("{text}; free")),
+/// Whether programs can be compiled for TPUs that are not here: what `oxitorch preflight` does.
+fn aot_check(section: &'static str, answer: Option<&(&Found, Answer)>) -> Check {
+    const NAME: &str = "ahead of time";
+    let Some(aot) = answer.and_then(|(_, a)| a.aot.as_ref()) else {
+        let found = if answer.is_some() { "libtpu could not be asked" } else { "no libtpu" };
+        return Check::ok(section, NAME, found)
+            .hint("`oxitorch preflight` compiles for TPUs with it: pip install libtpu");
+    };
+    let Aot { topology, seconds, error } = aot;
+    match error {
+        None => {
+            let text = format!("libtpu compiles without a TPU ({topology}, {seconds:.1} s)");
+            Check::ok(section, NAME, text)
+        }
+        Some(e) => Check::warn(section, NAME, format!("libtpu does not compile for {topology}: {e}"))
+            .hint("`oxitorch preflight` needs that: pip install --force-reinstall libtpu"),
     }
 }
 
@@ -349,6 +374,7 @@ fn conflict_section(packages: &Packages) -> Vec<Check> {
         );
     }
     checks.extend(libtpu_clash(S, packages));
+    checks.extend(jax_clashes(S, packages));
     if checks.is_empty() {
         checks.push(Check::ok(S, "packages", "none known"));
     }
@@ -364,6 +390,26 @@ fn libtpu_clash(section: &'static str, packages: &Packages) -> Option<Check> {
         Check::warn(section, "libtpu", text)
             .hint(format!("if you run jax on this TPU: pip install 'libtpu{wanted}'")),
     )
+}
+
+/// jax's own parts belong together; oxitorch uses its plugin packages too.
+fn jax_clashes(section: &'static str, packages: &Packages) -> Vec<Check> {
+    let Some(jax) = packages.get("jax") else { return Vec::new() };
+    let part = |name: &str| ["jaxlib", "jax-cuda12-pjrt", "jax-cuda13-pjrt"].contains(&name);
+    let own = release(&jax.version);
+    // A jaxlib may be older than its jax, never newer; plugins are of the minor version.
+    let clash = |p: &&Package| match p.name.as_str() {
+        "jaxlib" => release(&p.version) > own,
+        _ => release(&p.version).get(..2) != own.get(..2),
+    };
+    let clashing = packages.iter().filter(|p| part(&p.name)).filter(clash);
+    clashing
+        .map(|p| {
+            let text = format!("{} does not go with jax {}", p.version, jax.version);
+            Check::warn(section, &p.name, text)
+                .hint(format!("if you run jax here: pip install '{}=={}'", p.name, jax.version))
+        })
+        .collect()
 }
 
 fn settings_section(facts: &Facts) -> Vec<Check> {
@@ -421,14 +467,45 @@ mod tests {
             ("torch_xla-2.9.0", "", ""),
             ("jax-0.10.2", "", "Requires-Dist: libtpu==0.0.40.*; extra == 'tpu'\n"),
             ("libtpu-0.0.51", "", ""),
+            ("jaxlib-0.10.1", "", ""),
+            ("jax_cuda13_pjrt-0.11.0", "", ""),
         ]);
         let got: Vec<(String, Status)> =
             conflict_section(&all).into_iter().map(|c| (c.name, c.status)).collect();
-        let expected = [("torch-tpu", Status::Error), ("torch-xla", Status::Warn), ("libtpu", Status::Warn)];
+        let expected = [
+            ("torch-tpu", Status::Error),
+            ("torch-xla", Status::Warn),
+            ("libtpu", Status::Warn),
+            ("jax-cuda13-pjrt", Status::Warn),
+        ];
         assert_eq!(got, expected.map(|(n, s)| (n.to_string(), s)));
         let (_dir, fine) =
             packages(&[("jax-0.10.2", "", "Requires-Dist: libtpu==0.0.51.*\n"), ("libtpu-0.0.51", "", "")]);
         assert_eq!(conflict_section(&fine)[0].status, Status::Ok);
+    }
+
+    #[test]
+    fn shims_are_counted_by_torch() {
+        let names = ["2.11.0+cu130-x86_64-a", "2.15.0-x86_64-a", "2.15.0+cu132-x86_64-b"].map(String::from);
+        assert_eq!(shims(&names), "for torch 2.11.0, 2.15.0 (2 builds)");
+    }
+
+    #[test]
+    fn what_libtpu_compiles_is_told() {
+        let found = |aot| {
+            let found =
+                Found { platform: Platform::Tpu, path: "libtpu.so".into(), package: None, version: None };
+            let check = aot_check("S", Some(&(&found, Answer { aot, ..Answer::default() })));
+            (check.status, check.found)
+        };
+        let aot = |error| Aot { topology: "v5e:1x1".into(), seconds: 0.5, error };
+        assert_eq!(
+            found(Some(aot(None))),
+            (Status::Ok, "libtpu compiles without a TPU (v5e:1x1, 0.5 s)".into())
+        );
+        let (status, text) = found(Some(aot(Some("odd".into()))));
+        assert!(status == Status::Warn && text.ends_with("odd"), "{text}");
+        assert!(aot_check("S", None).hint.unwrap().contains("pip install libtpu"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The machine: processor, memory, accelerators, who holds the TPU.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -36,9 +37,29 @@ pub(crate) fn tpu_files() -> Vec<String> {
     if accel.is_empty() { list("/dev/vfio", is_number) } else { accel }
 }
 
-/// The process that holds libtpu's lock: one process at a time can have the chips.
-pub(crate) fn tpu_holder() -> Option<u32> {
-    holder(&fs::read_to_string("/proc/locks").ok()?, Path::new("/tmp/libtpu_lockfile"))
+/// libtpu's lock: one process at a time can have the chips.
+pub(crate) const TPU_LOCK: &str = "/tmp/libtpu_lockfile";
+
+/// The process that holds a file's lock.
+pub(crate) fn lock_holder(file: &Path) -> Option<u32> {
+    holder(&fs::read_to_string("/proc/locks").ok()?, file)
+}
+
+/// The ports that some process listens on.
+pub(crate) fn listening() -> BTreeSet<u16> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    tables.iter().filter_map(|t| fs::read_to_string(t).ok()).flat_map(|text| parse_tcp(&text)).collect()
+}
+
+/// The listening ports of `/proc/net/tcp`: state 0A, the port behind the address, all hexadecimal.
+fn parse_tcp(text: &str) -> Vec<u16> {
+    let port = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);
+        let (_, port) = local.rsplit_once(':')?;
+        u16::from_str_radix(port, 16).ok().filter(|_| state == "0A")
+    };
+    text.lines().skip(1).filter_map(port).collect()
 }
 
 /// Finds a file by its inode in the text of `/proc/locks`.
@@ -77,6 +98,15 @@ mod tests {
         assert_eq!(holder(&locks, file.path()), Some(708));
         assert_eq!(holder("", file.path()), None);
         assert_eq!(holder(&locks, Path::new("/nonexistent")), None);
+    }
+
+    #[test]
+    fn listening_ports_are_those_of_the_kernel() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        assert!(listening().contains(&port));
+        let text = "  sl  local_address rem_address   st\n   0: 0100007F:20EF 00000000:0000 0A\n   1: 0100007F:2103 0100007F:1F90 01\n";
+        assert_eq!(parse_tcp(text), [8431]);
     }
 
     #[test]

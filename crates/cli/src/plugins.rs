@@ -6,7 +6,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oxitorch_pjrt::{Client, ClientOptions, Found, LoadOptions, Platform, Plugin, Value, hardware_present};
+use oxitorch_pjrt::{
+    Client, ClientOptions, CompileOptions, Found, LoadOptions, Platform, Plugin, Program, Topology, Value,
+    hardware_present,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
@@ -25,8 +28,35 @@ pub(crate) struct Answer {
     pub(crate) devices: Vec<String>,
     /// Memory of one device in bytes, if it says.
     pub(crate) memory_bytes: Option<i64>,
+    /// Whether it compiles for devices that are not there; nothing where that was not tried.
+    pub(crate) aot: Option<Aot>,
     /// What failed.
     pub(crate) error: Option<String>,
+}
+
+/// A small program, compiled for devices that are not there.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Aot {
+    pub(crate) topology: String,
+    /// With making the topology.
+    pub(crate) seconds: f64,
+    /// What failed.
+    pub(crate) error: Option<String>,
+}
+
+/// The smallest slice, and about the smallest program.
+const TOPOLOGY: &str = "v5e:1x1";
+const PROGRAM: &str = "module @probe { func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %y = stablehlo.add %x, %x : tensor<8xf32>
+  return %y : tensor<8xf32>
+} }";
+
+fn try_aot(plugin: &'static Plugin) -> Aot {
+    let start = Instant::now();
+    let made = Topology::new(plugin, TOPOLOGY, &[])
+        .and_then(|t| t.compile(&Program::mlir(PROGRAM.as_bytes()), &CompileOptions::default()));
+    let error = made.err().map(|e| e.to_string());
+    Aot { topology: TOPOLOGY.to_owned(), seconds: start.elapsed().as_secs_f64(), error }
 }
 
 /// In the child: loads the library, and starts a client where the hardware is present.
@@ -44,6 +74,7 @@ fn ask_plugin(platform: Platform, library: &Path, answer: &mut Answer) -> oxitor
     let plugin = Plugin::load(platform, library, &LoadOptions::for_platform(platform, !present))?;
     answer.api = Some(plugin.api_version());
     answer.stablehlo = plugin.attributes().get("stablehlo_current_version").map(version);
+    answer.aot = (platform == Platform::Tpu).then(|| try_aot(plugin));
     if present {
         // A look must not take the whole memory of a GPU.
         let extra = if platform == Platform::Cuda {
