@@ -5,6 +5,7 @@
 //! verdict.rs) and its presentation (text.rs).
 
 pub(crate) mod aot;
+mod budget;
 mod capture;
 mod progress;
 mod script;
@@ -27,6 +28,7 @@ use serde::Serialize;
 use crate::facts::Facts;
 use crate::machine;
 use aot::Effort;
+use budget::Limit;
 use script::Run;
 use slices::Slice;
 use verdict::{Judged, Verdict};
@@ -64,6 +66,9 @@ struct Options {
     /// What the script reads where it asks for a computed value [default: 0]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     host_value: Option<f64>,
+    /// What it may take at most, else the exit status is 1, for instance hbm=90%,graphs=2,syncs=0,fallbacks=0,step_ms=80
+    #[arg(long, value_name = "LIMITS", value_delimiter = ',')]
+    budget: Vec<Limit>,
 }
 
 /// Options behind the script.
@@ -87,6 +92,7 @@ impl Preflight {
         options.steps = behind.steps.or(options.steps);
         options.json = behind.json.or(options.json);
         options.effort = behind.effort.or(options.effort);
+        options.budget.extend(behind.budget);
         options.host_value = behind.host_value.or(options.host_value);
         Ok((options, script))
     }
@@ -135,7 +141,7 @@ pub(crate) fn run(preflight: Preflight, facts: &Facts) -> anyhow::Result<(String
 
 /// The exit status for several slices: 1 if something does not fit, else 2 if something is not known.
 fn status(slices: &[Judged]) -> i32 {
-    let of = |status: i32| slices.iter().any(|s| s.verdict.status() == status);
+    let of = |status: i32| slices.iter().any(|s| s.status() == status);
     [1, 2].into_iter().find(|&s| of(s)).unwrap_or(0)
 }
 
@@ -169,7 +175,9 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
                 place.insert(Run::new(&script, slice, memory, (steps, value), facts)?)
             }
         };
-        judged.push(run.judge(slice, memory, plugin, effort, facts));
+        let mut found = run.judge(slice, memory, plugin, effort, facts);
+        found.budget = budget::hold(&options.budget, &found);
+        judged.push(found);
     }
     Ok(Report {
         version: VERSION,

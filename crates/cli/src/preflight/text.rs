@@ -7,6 +7,7 @@ use anstyle::{AnsiColor, Style};
 
 use super::Report;
 use super::aot::Effort;
+use super::budget;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
 use crate::graphs::{amount, short};
@@ -71,6 +72,7 @@ fn slice_text(s: &Judged) -> String {
     if s.verdict.status() == 0 && s.platform == "tpu" {
         let _ = writeln!(out, "    {dim}what the run time keeps for itself on a chip is not in this{dim:#}");
     }
+    out += &budget::text(&s.budget);
     out += &largest(s);
     out += &step(s);
     out += &programs(&s.programs);

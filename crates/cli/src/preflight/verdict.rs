@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::aot::{Memory, Outcome};
+use super::budget::{self, Held};
 use super::capture::{Capture, Captured, FellBack, Moved, Tensor};
 use super::slices::{Chip, Slice};
 use super::work::Work;
@@ -57,6 +58,8 @@ pub(crate) struct Judged {
     pub(crate) reason: Option<String>,
     /// Whether Ctrl-C came before all was known.
     pub(crate) interrupted: bool,
+    /// What `--budget` asked for.
+    pub(crate) budget: Vec<Held>,
     /// The most that some program needs, with what is there besides.
     pub(crate) need_bytes: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
@@ -118,6 +121,7 @@ impl Judged {
             verdict: Verdict::Unknown,
             reason: Some(reason),
             interrupted: false,
+            budget: Vec::new(),
             need_bytes: None,
             limit_bytes: None,
             steps_captured: 0,
@@ -128,6 +132,17 @@ impl Judged {
             host_writes: Vec::new(),
             fallbacks: Vec::new(),
         }
+    }
+
+    /// Its exit status, the budget included: 1 if something is not as it should be, else 2 if something is not known.
+    pub(crate) fn status(&self) -> i32 {
+        let both = [self.verdict.status(), budget::status(&self.budget)];
+        [1, 2].into_iter().find(|s| both.contains(s)).unwrap_or(0)
+    }
+
+    /// Programs that are not the same.
+    pub(crate) fn distinct_programs(&self) -> usize {
+        self.programs.iter().map(|p| &p.id).collect::<std::collections::BTreeSet<_>>().len()
     }
 
     /// Adds what was captured and what the compiler made of it.
