@@ -1,6 +1,7 @@
 """Shared by all tests: the repository, and running a piece of Python in a process of its own."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -57,7 +58,7 @@ def environment():
     return child_environment
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python():
     """`python("print(1)", NAME="value")` runs code in a child and returns the finished process with its text output."""
 
@@ -92,3 +93,10 @@ def bucket():
 def repo() -> Path:
     """The root of the source tree."""
     return REPO
+
+
+@pytest.fixture
+def libtpu():
+    """Skips where there is no libtpu: it compiles for TPUs on any machine, and is 200 MB."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("`pip install libtpu` adds the compiler for TPUs")

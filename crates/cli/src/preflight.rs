@@ -14,7 +14,6 @@ mod text;
 mod verdict;
 mod work;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -29,7 +28,7 @@ use crate::facts::Facts;
 use crate::machine;
 use aot::Effort;
 use budget::Limit;
-use script::Run;
+use script::Runs;
 use slices::Slice;
 use verdict::{Judged, Verdict};
 
@@ -155,26 +154,21 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
         slices.iter().map(|s| plugin(&found, s.platform())).collect::<anyhow::Result<_>>()?;
     let steps = options.steps.unwrap_or(STEPS).max(1);
     let effort = options.effort.unwrap_or(Effort::Fast);
-    let mut captures: BTreeMap<(Platform, u64), Run> = BTreeMap::new();
+    let memory_of = |slice: &Slice| match slice.chip() {
+        Some(chip) => Ok(chip.device_memory),
+        None => machine::memory().map(|m| m.0).context("the memory of this machine is not known"),
+    };
+    let memories: Vec<u64> = slices.iter().map(memory_of).collect::<anyhow::Result<_>>()?;
+    let value = options.host_value.unwrap_or(0.0);
+    let mut runs = Runs::new(&script, slices.iter().zip(memories.iter().copied()), (steps, value), facts);
     let mut judged = Vec::new();
-    for (slice, plugin) in slices.iter().zip(plugins) {
+    for ((slice, plugin), memory) in slices.iter().zip(plugins).zip(memories.iter().copied()) {
         if judged.iter().any(|j: &Judged| j.interrupted) {
             let reason = "interrupted before it was its turn".to_owned();
             judged.push(Judged { interrupted: true, ..Judged::unknown(slice, reason) });
             continue;
         }
-        let memory = match slice.chip() {
-            Some(chip) => chip.device_memory,
-            None => machine::memory().context("the memory of this machine is not known")?.0,
-        };
-        // Where windows are cut depends on the memory, so each size has programs of its own.
-        let run = match captures.entry((slice.platform(), memory)) {
-            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                let value = options.host_value.unwrap_or(0.0);
-                place.insert(Run::new(&script, slice, memory, (steps, value), facts)?)
-            }
-        };
+        let run = runs.of(slice, memory)?;
         let mut found = run.judge(slice, memory, plugin, effort, facts);
         found.budget = budget::hold(&options.budget, &found);
         judged.push(found);

@@ -19,6 +19,7 @@ use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A device that is not there.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct AbsentDevice {
 #[derive(Debug)]
 pub struct Absent {
     pub(crate) device: AbsentDevice,
+    /// Whether somebody wanted to know its name or memory: then what was asked of it may depend on that.
+    described: AtomicBool,
     log: Mutex<Log>,
 }
 
@@ -76,7 +79,12 @@ const KEPT: usize = 4096;
 impl Absent {
     /// A device of which nothing was asked yet.
     pub fn new(device: AbsentDevice) -> Absent {
-        Absent { device, log: Mutex::default() }
+        Absent { device, described: AtomicBool::new(false), log: Mutex::default() }
+    }
+
+    /// The program wants to know the device's name or memory.
+    pub fn describe(&self) {
+        self.described.store(true, Relaxed);
     }
 
     /// A value that comes from the host.
@@ -196,6 +204,7 @@ impl Absent {
             .collect();
         let facts = json!({
             "version": 1,
+            "described": self.described.load(Relaxed),
             "steps": log.steps,
             "programs": programs,
             "reads": moved(&log.reads),

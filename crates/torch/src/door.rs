@@ -9,8 +9,8 @@ use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{
-    ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Recipe, Refusal, Slot,
-    TensorRef,
+    Absent, ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Recipe,
+    Refusal, Slot, TensorRef,
 };
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -600,6 +600,7 @@ unsafe extern "C" fn memory_info(device: i32, free_bytes: *mut usize, total_byte
     // As above.
     let _ = enter(|s| {
         let memory = s.engine.stream(device.max(0) as usize)?.memory();
+        s.engine.absent().into_iter().for_each(Absent::describe);
         // SAFETY: the shim passes places for both.
         unsafe {
             *free_bytes = memory.limit().saturating_sub(memory.bytes().current) as usize;

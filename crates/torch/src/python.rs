@@ -3,8 +3,8 @@
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state};
 use oxitorch_engine::{
-    AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode, Parts,
-    Reading, Reason, Refusal, SharedCache, Stream,
+    Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
+    Parts, Reading, Reason, Refusal, SharedCache, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
@@ -381,6 +381,7 @@ mod _core {
         let s = started(py)?;
         let index = if device < 0 { current() } else { device } as usize;
         let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().limit();
+        s.engine.absent().into_iter().for_each(Absent::describe);
         let target = s.engine.target();
         let (platform, kind) = (target.platform(), target.kind(index));
         let (id, version) = match target.client() {
@@ -693,6 +694,7 @@ mod _core {
 
     #[pyfunction]
     fn mem_get_info(py: Python<'_>, device: i32) -> PyResult<(u64, u64)> {
+        started(py)?.engine.absent().into_iter().for_each(Absent::describe);
         on_stream(py, device, |s| {
             let m = s.settled_memory(crate::sites::here())?;
             Ok((m.limit().saturating_sub(m.bytes().current), m.limit()))

@@ -11,6 +11,8 @@ use super::work::{Work, passes};
 pub(crate) struct Capture {
     /// Training steps that have ended.
     pub(crate) steps: u64,
+    /// Whether the script wanted to know the device's name or memory.
+    pub(crate) described: bool,
     pub(crate) programs: Vec<Captured>,
     pub(crate) reads: Vec<Moved>,
     pub(crate) writes: Vec<Moved>,
@@ -93,6 +95,14 @@ pub(crate) struct FellBack {
 
 /// Tensors of a program that are named.
 const LARGEST: usize = 16;
+
+impl Capture {
+    /// Whether another memory or kind of device could have led to other programs: the script asked for them, or a program
+    /// was cut because of its memory.
+    pub(crate) fn depends_on_device(&self) -> bool {
+        self.described || self.programs.iter().any(|p| p.ended_by.as_deref() == Some("bytes"))
+    }
+}
 
 impl Captured {
     pub(crate) fn launches_in(&self, step: u64) -> u64 {

@@ -1,5 +1,7 @@
 //! The script, run on a device that is not there, and its programs compiled.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -15,6 +17,54 @@ use super::slices::Slice;
 use super::verdict::{Judged, Verdict};
 use crate::facts::Facts;
 use crate::report::{duration, many};
+
+/// The runs of a script that are needed for some slices.
+pub(crate) struct Runs<'a> {
+    script: &'a [String],
+    /// With the memory of their devices.
+    slices: Vec<(&'a Slice, u64)>,
+    /// Steps, and what is read where nothing was computed.
+    call: (u64, f64),
+    facts: &'a Facts,
+    /// By the kind of the devices and their memory.
+    known: BTreeMap<(&'static str, u64), Run>,
+}
+
+impl<'a> Runs<'a> {
+    pub(crate) fn new(
+        script: &'a [String],
+        slices: impl Iterator<Item = (&'a Slice, u64)>,
+        call: (u64, f64),
+        facts: &'a Facts,
+    ) -> Runs<'a> {
+        Runs { script, slices: slices.collect(), call, facts, known: BTreeMap::new() }
+    }
+
+    /// The run for a slice. What the script asks of the smallest memory it asks of a larger one as well, unless something
+    /// depended on the device.
+    pub(crate) fn of(&mut self, slice: &Slice, memory: u64) -> anyhow::Result<&Run> {
+        let alike = self.slices.iter().filter(|(s, _)| s.platform() == slice.platform());
+        let (first, least) = alike.min_by_key(|(_, m)| *m).map_or((slice, memory), |(s, m)| (*s, *m));
+        let mut key = self.make(first, least)?;
+        if self.known[&key].depends_on_device() {
+            key = self.make(slice, memory)?;
+        }
+        Ok(&self.known[&key])
+    }
+
+    fn make(&mut self, slice: &Slice, memory: u64) -> anyhow::Result<(&'static str, u64)> {
+        let key = (kind(slice), memory);
+        if let Entry::Vacant(place) = self.known.entry(key) {
+            place.insert(Run::new(self.script, slice, memory, self.call, self.facts)?);
+        }
+        Ok(key)
+    }
+}
+
+/// How the devices of a slice call themselves.
+fn kind(slice: &Slice) -> &'static str {
+    slice.chip().map_or("XLA:CPU", |c| c.kind)
+}
 
 /// A run of the script on a device that is not there.
 pub(crate) struct Run {
@@ -37,7 +87,7 @@ impl Run {
         let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
         let device = serde_json::json!({
             "platform": slice.platform().name(),
-            "kind": slice.chip().map_or("XLA:CPU", |c| c.kind),
+            "kind": kind(slice),
             "memory_bytes": memory,
             "steps": steps,
             "reads_as": value,
@@ -65,6 +115,11 @@ impl Run {
             say(&format!("{steps}, {programs} in {}", duration(start.elapsed())));
         }
         Ok(Run { folder, capture, failure, interrupted })
+    }
+
+    /// Whether another memory or kind of device could have led to other programs.
+    fn depends_on_device(&self) -> bool {
+        self.capture.as_ref().is_some_and(Capture::depends_on_device)
     }
 
     /// Compiles what was captured for a slice, and judges it.

@@ -247,7 +247,7 @@ mod tests {
 
     fn capture() -> Capture {
         serde_json::from_value(serde_json::json!({
-            "steps": 2,
+            "steps": 2, "described": false,
             "programs": [{
                 "id": "a", "name": "mm", "ops": [{"op": "mm", "line": "a.py:3"}, {"op": "add", "line": null}],
                 "inputs": ["float32[1000]", "float32[500]"], "input_lines": ["a.py:1", null],
