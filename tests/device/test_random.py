@@ -353,3 +353,37 @@ def test_layout_does_not_matter():
     torch.manual_seed(1)
     c = torch.zeros(4, 12, device=DEVICE)[:, ::2].normal_()
     assert same(a, c)
+
+
+def philox(counter, key):
+    """Four words of Philox4x32-10."""
+    x, y, z, w = counter
+    low, high = key
+    for _ in range(10):
+        a, b = 0xD2511F53 * x, 0xCD9E8D57 * z
+        x, y, z, w = b >> 32 ^ y ^ low, b & 0xFFFFFFFF, a >> 32 ^ w ^ high, a & 0xFFFFFFFF
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return [x, y, z, w]
+
+
+def test_the_numbers_are_those_of_philox():
+    """The seed is the key and the upper half of the counter, the number of the block the lower; words go by element."""
+    assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # as published
+    seed = 0x123456789ABCDEF
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+
+    def words(block, count):
+        return [w for b in range(block, block + count) for w in philox([b, 0, *key], key)]
+
+    torch.manual_seed(seed)
+    drawn = [torch.rand(3, 5, device=DEVICE), torch.rand((), device=DEVICE), torch.rand(2, 1, 7, 3, device=DEVICE)]
+    block = 0
+    for x in drawn:
+        blocks = -(-x.numel() // 4)
+        expected = torch.tensor([w >> 8 for w in words(block, blocks)][: x.numel()], dtype=torch.float32) * 2**-24
+        assert torch.equal(x.cpu().flatten(), expected), x.shape
+        block += blocks
+    wide = on_device(3, 3, dtype=torch.int64).random_()
+    w = words(block, 5)
+    pairs = [(high << 32 | low) % 2**63 for low, high in zip(w[::2], w[1::2], strict=True)]
+    assert wide.cpu().flatten().tolist() == pairs[:9]

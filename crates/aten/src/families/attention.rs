@@ -1,4 +1,5 @@
 use super::matmul::{accumulator, contract};
+use super::philox;
 use crate::args::{Arg, FromArg, ParamKind, Rng, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
@@ -6,7 +7,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
-use oxitorch_hlo::{DType, Dims, DotDims, RngAlgorithm, TensorType, Value};
+use oxitorch_hlo::{DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -195,14 +196,14 @@ impl Attention {
 
     /// Philox blocks that [`Attention::dropout`] takes.
     fn dropout_blocks(&self) -> u64 {
-        (TensorType::new(DType::U32, self.scores_shape().as_slice()).bytes() as u64).div_ceil(16)
+        philox::blocks(&TensorType::new(DType::U32, self.scores_shape().as_slice()))
     }
 
     /// What dropout multiplies the probabilities with: 0, or 1 / (1 - p).
     fn dropout(&self, c: &Ctx, state: Value, p: f64) -> Value {
         let shape = self.scores_shape();
         let ty = TensorType::new(DType::U32, shape.as_slice());
-        let random = c.rng_bit_generator(state, ty, RngAlgorithm::Philox).1;
+        let random = philox::bits(c, state, &ty);
         let threshold = (p * 4_294_967_296.0).round().clamp(0.0, f64::from(u32::MAX)) as i64;
         let keep = c.ge(random, c.full(c.scalar_i64(DType::U32, threshold), &shape));
         let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };

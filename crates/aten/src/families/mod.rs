@@ -4,6 +4,7 @@ use crate::table::Row;
 
 mod cephes;
 mod jacobi;
+mod philox;
 mod taps;
 
 macro_rules! families {

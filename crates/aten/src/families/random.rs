@@ -1,3 +1,4 @@
+use super::philox;
 use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
@@ -5,7 +6,7 @@ use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, int_range, show};
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{Builder, DType, Dims, RngAlgorithm, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 use std::f64::consts::{PI, SQRT_2};
 
 /// The rows of this family. Numbers come from Philox: the seed is the key, the offset the counter, in blocks of 128 bits.
@@ -158,9 +159,8 @@ fn check_uniform(n: &Numbers) -> Result<()> {
 /// Random bits of an unsigned dtype.
 pub(super) fn bits(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
     let ty = TensorType::new(dtype, shape);
-    let blocks = (ty.bytes() as u64).div_ceil(16);
-    let state = c.rng_take(rng, blocks);
-    c.rng_bit_generator(state, ty, RngAlgorithm::Philox).1
+    let state = c.rng_take(rng, philox::blocks(&ty));
+    philox::bits(c, state, &ty)
 }
 
 /// Binary digits of a float's significand.

@@ -1,3 +1,4 @@
+use super::philox;
 use super::random::{bits, open_uniform_of};
 use crate::args::{Rng, Tensor};
 use crate::dtype::opmath;
@@ -5,7 +6,7 @@ use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{Builder, DType, RngAlgorithm, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, TensorType, Value};
 use std::f64::consts::SQRT_2;
 
 /// The rows of this family: distributions that are sampled by rejection, in a loop until every element has been accepted.
@@ -33,8 +34,10 @@ fn constant(b: &Builder, like: Value, x: f64) -> Value {
 /// Uniform numbers in (0, 1) like `x`, and the state after them.
 fn draw(b: &Builder, state: Value, x: Value) -> (Value, Value) {
     let source = if b.dtype(x) == DType::F64 { DType::U64 } else { DType::U32 };
-    let (state, raw) = b.rng_bit_generator(state, TensorType::new(source, b.shape(x)), RngAlgorithm::Philox);
-    (open_uniform_of(b, raw, b.dtype(x)), state)
+    let ty = TensorType::new(source, b.shape(x));
+    // A trial looks at a number more than once, and XLA would compute it as often.
+    let raw = b.optimization_barrier(&[philox::bits(b, state, &ty)])[0];
+    (open_uniform_of(b, raw, b.dtype(x)), philox::after(b, state, &ty))
 }
 
 /// Repeats a trial until it was accepted everywhere. A trial gives a candidate, whether it is accepted, and the next state.
