@@ -163,7 +163,12 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _core, _decompose, _default_backend, _print, _share
+    from oxitorch import _core, _decompose, _default_backend, _env, _print, _share
+
+    if _unavailable is None and _env.PREFLIGHT.read() is not None:
+        from oxitorch import _roles
+
+        _roles.install()  # its hooks run before the one below
 
     # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
     # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.

@@ -10,9 +10,10 @@ use crate::graphs::Captured;
 use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::program::Program;
+use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
-use crate::value::{State, Value};
-use oxitorch_hlo::DType;
+use crate::value::{Slot, State, Value};
+use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::Platform;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -59,6 +60,7 @@ struct Log {
     writes: BTreeMap<(u64, u32), (u64, u64)>,
     /// Number of the ops of a line in a step that ran on the CPU.
     fallbacks: BTreeMap<(u64, u32, String), u64>,
+    roles: Roles,
 }
 
 /// The launches of one program.
@@ -71,6 +73,10 @@ struct Runs {
     beside: u64,
     /// The Python lines that made its inputs, at the first launch.
     inputs: Vec<Site>,
+    /// What went in and came out, at the last launch.
+    ends: Ends,
+    /// What of `beside` Python has named.
+    named_beside: Vec<serde_json::Value>,
 }
 
 /// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back.
@@ -88,14 +94,22 @@ impl Absent {
     }
 
     /// A value that comes from the host.
-    pub(crate) fn uploaded(&self, bytes: &[u8]) -> State {
+    pub(crate) fn uploaded(&self, ty: TensorType, bytes: &[u8]) -> Arc<Value> {
         let site = events::current();
         let mut log = self.log.lock();
         let step = log.steps;
         let (n, sum) = log.writes.entry((step, site.0)).or_default();
         *n += 1;
         *sum += bytes.len() as u64;
-        State::Absent((bytes.len() <= KEPT).then(|| bytes.into()))
+        let state = State::Absent((bytes.len() <= KEPT).then(|| bytes.into()));
+        let value = Value::uploaded(ty, state, site);
+        log.roles.uploaded(&value, step);
+        value
+    }
+
+    /// Says what the value of a storage is for: a role and a name.
+    pub fn label(&self, slot: &Slot, role: &str, name: &str) {
+        slot.look(|value| self.log.lock().roles.label(value, role, name));
     }
 
     /// The host reads a value, of which the bytes may be known.
@@ -136,21 +150,31 @@ impl Absent {
         };
         let arguments: u64 = launch.inputs.iter().map(|v| size(&v)).sum();
         let beside = memory.bytes().current.saturating_sub(arguments);
+        let mut ends = Ends::new(&launch.inputs, &launch.outputs);
+        let mut log = self.log.lock();
+        let step = log.steps;
+        ends.step = step;
+        let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
+        let most = known.is_none_or(|i| log.programs[i].beside < beside);
+        let named = if most { log.roles.beside(&launch.inputs) } else { Vec::new() };
         launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
         for value in &launch.outputs {
             memory.charge(value.bytes(), &value.charge);
             *value.state.lock() = State::Absent(None);
         }
-        let mut log = self.log.lock();
-        let step = log.steps;
-        let known = log.programs.iter_mut().rev().find(|r| Arc::ptr_eq(&r.program, &launch.program));
-        let Some(runs) = known else {
+        log.roles.made(&launch.outputs, step);
+        let Some(known) = known else {
             let inputs = launch.inputs.iter().map(|v| v.site).collect();
             let program = launch.program.clone();
-            log.programs.push(Runs { program, launches: vec![(step, 1)], beside, inputs });
+            let launches = vec![(step, 1)];
+            log.programs.push(Runs { program, launches, beside, inputs, ends, named_beside: named });
             return;
         };
-        runs.beside = runs.beside.max(beside);
+        let runs = &mut log.programs[known];
+        runs.ends = ends;
+        if most {
+            (runs.beside, runs.named_beside) = (beside, named);
+        }
         match runs.launches.last_mut() {
             Some((last, n)) if *last == step => *n += 1,
             _ => runs.launches.push((step, 1)),
@@ -185,6 +209,10 @@ impl Absent {
             facts.insert("launches".into(), json!(runs.launches));
             facts.insert("beside_bytes".into(), json!(runs.beside));
             facts.insert("input_lines".into(), json!(lines));
+            let (inputs, outputs) = log.roles.of_ends(&runs.ends);
+            facts.insert("input_roles".into(), inputs.into());
+            facts.insert("output_roles".into(), outputs.into());
+            facts.insert("named_beside".into(), runs.named_beside.clone().into());
             modules.push((facts["id"].as_str().unwrap_or_default().to_owned(), text));
             programs.push(facts);
         }

@@ -32,6 +32,7 @@ mod profile;
 mod program;
 mod recipe;
 mod report;
+mod roles;
 mod site;
 mod stream;
 mod tape;

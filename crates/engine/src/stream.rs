@@ -580,7 +580,7 @@ impl Stream {
         // Locked: this is part of an op.
         let first = self.window.try_lock().is_some_and(|w| w.insts.is_empty());
         if let Some(absent) = self.target.absent() {
-            let value = Value::uploaded(ty, absent.uploaded(bytes), events::current());
+            let value = absent.uploaded(ty, bytes);
             self.memory.charge(size, &value.charge);
             return Ok(value);
         }

@@ -1,7 +1,7 @@
 //! The functions of `oxitorch._core`. Documented for users in `torch.tpu`, which wraps them.
 
 use crate::abi::{self, Shim, ShimInit};
-use crate::{door, sites, state};
+use crate::{door, sites, state, storage};
 use oxitorch_engine::{
     Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
     Parts, Reading, Reason, Refusal, SharedCache, Stream,
@@ -445,6 +445,18 @@ mod _core {
                 Ok(())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Where the device is not there: what tensors are for, by the addresses of their storages, as `(address, role, name)`.
+    #[pyfunction]
+    fn label(tensors: Vec<(usize, String, String)>) {
+        let Some(absent) = state::started().and_then(|s| s.engine.absent()) else { return };
+        for (address, role, name) in &tensors {
+            if let Some((raw, _)) = storage::find(*address) {
+                // SAFETY: the caller holds the tensor, and has the GIL.
+                absent.label(unsafe { storage::get(raw) }, role, name);
+            }
         }
     }
 

@@ -1,0 +1,162 @@
+//! What the values of a device that is not there are for: parameters, what optimizers keep, batches from the host.
+//!
+//! Python names the tensors that it knows before and after each step of an optimizer; their values are told apart by
+//! identity. What else goes into a program is told by where it came from and when.
+
+use crate::value::{State, Value};
+use rustc_hash::FxHashMap;
+use serde_json::{Value as Json, json};
+use std::sync::{Arc, Weak};
+
+/// What a tensor is for, as Python says it: `parameter`, `gradient`, `state` of an optimizer, `buffer` of a module.
+#[derive(Debug)]
+struct Label {
+    role: String,
+    name: String,
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Origin {
+    /// The host, in this step.
+    Host(u64),
+    /// A program, in this step.
+    Program(u64),
+}
+
+/// What is known of a value.
+#[derive(Debug)]
+struct Known {
+    /// So that no other value has its address.
+    _value: Weak<Value>,
+    origin: Option<Origin>,
+    label: Option<Label>,
+}
+
+/// What is known of all values.
+#[derive(Debug, Default)]
+pub(crate) struct Roles {
+    known: FxHashMap<usize, Known>,
+}
+
+/// What went into a launch and came out of it.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) step: u64,
+    /// None: a number that goes along.
+    inputs: Vec<Option<Weak<Value>>>,
+    outputs: Vec<Weak<Value>>,
+}
+
+impl Ends {
+    /// Of a launch, before its inputs are given away.
+    pub(crate) fn new(inputs: &[Arc<Value>], outputs: &[Arc<Value>]) -> Ends {
+        let of = |v: &Arc<Value>| {
+            let is_number = matches!(*v.state.lock(), State::Host(_));
+            (!is_number).then(|| Arc::downgrade(v))
+        };
+        Ends {
+            step: 0,
+            inputs: inputs.iter().map(of).collect(),
+            outputs: outputs.iter().map(Arc::downgrade).collect(),
+        }
+    }
+}
+
+impl Roles {
+    fn of(&mut self, value: &Arc<Value>) -> &mut Known {
+        let new = || Known { _value: Arc::downgrade(value), origin: None, label: None };
+        self.known.entry(Arc::as_ptr(value) as usize).or_insert_with(new)
+    }
+
+    /// A value came from the host.
+    pub(crate) fn uploaded(&mut self, value: &Arc<Value>, step: u64) {
+        self.of(value).origin = Some(Origin::Host(step));
+    }
+
+    /// A launch made values.
+    pub(crate) fn made(&mut self, values: &[Arc<Value>], step: u64) {
+        values.iter().for_each(|v| self.of(v).origin = Some(Origin::Program(step)));
+    }
+
+    /// Says what a value is for. The first label counts.
+    pub(crate) fn label(&mut self, value: &Arc<Value>, role: &str, name: &str) {
+        let label = || Label { role: role.to_owned(), name: name.to_owned() };
+        self.of(value).label.get_or_insert_with(label);
+    }
+
+    /// Labels, and bytes, of values that are alive and none of these.
+    pub(crate) fn beside(&self, inputs: &[Arc<Value>]) -> Vec<Json> {
+        let is_input = |at: usize| inputs.iter().any(|v| Arc::as_ptr(v) as usize == at);
+        let mut all: Vec<(&Label, Arc<Value>)> = Vec::new();
+        for (&at, known) in &self.known {
+            let (Some(label), Some(value)) = (&known.label, known._value.upgrade()) else { continue };
+            // Who reads a value holds its lock while it waits for the one of all this.
+            let is_there = value.state.try_lock().is_none_or(|s| matches!(*s, State::Absent(_)));
+            if is_there && !is_input(at) {
+                all.push((label, value));
+            }
+        }
+        all.sort_by(|(a, _), (b, _)| (&a.name, &a.role).cmp(&(&b.name, &b.role)));
+        let one = |(label, value): &(&Label, Arc<Value>)| {
+            json!({ "role": label.role, "name": label.name, "shape": value.ty.shape.as_slice(), "bytes": value.bytes() })
+        };
+        all.iter().map(one).collect()
+    }
+
+    fn role(&self, value: Option<&Weak<Value>>, step: u64) -> Json {
+        let Some(value) = value else { return json!({ "role": "number" }) };
+        let known = self.known.get(&(value.as_ptr() as usize));
+        if let Some(label) = known.and_then(|k| k.label.as_ref()) {
+            return json!({ "role": label.role, "name": label.name });
+        }
+        let role = match known.and_then(|k| k.origin) {
+            Some(Origin::Host(at)) if at == step => "data",
+            Some(Origin::Program(at)) if at == step => "intermediate",
+            _ => "other",
+        };
+        json!({ "role": role })
+    }
+
+    /// Roles of the inputs and of the outputs.
+    pub(crate) fn of_ends(&self, ends: &Ends) -> (Vec<Json>, Vec<Json>) {
+        let inputs = ends.inputs.iter().map(|v| self.role(v.as_ref(), ends.step)).collect();
+        let outputs = ends.outputs.iter().map(|v| self.role(Some(v), ends.step)).collect();
+        (inputs, outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxitorch_hlo::{DType, TensorType};
+
+    fn value() -> Arc<Value> {
+        Value::new(TensorType::new(DType::F32, [2].as_slice()), State::Absent(None))
+    }
+
+    #[test]
+    fn roles_are_labels_or_come_from_where_and_when() {
+        let mut roles = Roles::default();
+        let (weight, batch, old, made, new) = (value(), value(), value(), value(), value());
+        let number = Value::scalar(DType::F64, &[0; 8]);
+        roles.uploaded(&weight, 0);
+        roles.uploaded(&old, 0);
+        roles.uploaded(&batch, 1);
+        roles.made(&[made.clone(), new.clone()], 1);
+        let inputs = [weight.clone(), batch.clone(), old.clone(), made, number];
+        let ends = Ends { step: 1, ..Ends::new(&inputs, std::slice::from_ref(&new)) };
+        // A label may come after the launch, and the value be gone by then.
+        roles.label(&weight, "parameter", "w");
+        roles.label(&weight, "gradient", "w");
+        drop((batch, weight, inputs));
+        roles.label(&new, "state", "w/exp_avg");
+        let (inputs, outputs) = roles.of_ends(&ends);
+        let names: Vec<_> = inputs.iter().map(|r| r["role"].as_str().unwrap_or_default()).collect();
+        assert_eq!(names, ["parameter", "data", "other", "intermediate", "number"]);
+        assert_eq!(outputs, [json!({ "role": "state", "name": "w/exp_avg" })]);
+        let beside = roles.beside(&[old]);
+        assert_eq!(beside, [json!({ "role": "state", "name": "w/exp_avg", "shape": [2], "bytes": 8 })]);
+        assert!(roles.beside(&[new]).is_empty());
+    }
+}
