@@ -98,9 +98,7 @@ impl Roles {
             }
         }
         all.sort_by(|(a, _), (b, _)| (&a.name, &a.role).cmp(&(&b.name, &b.role)));
-        let one = |(label, value): &(&Label, Arc<Value>)| {
-            json!({ "role": label.role, "name": label.name, "shape": value.ty.shape.as_slice(), "bytes": value.bytes() })
-        };
+        let one = |(label, value): &(&Label, Arc<Value>)| json!({ "role": label.role, "name": label.name, "shape": value.ty.shape.as_slice(), "bytes": value.bytes() });
         all.iter().map(one).collect()
     }
 

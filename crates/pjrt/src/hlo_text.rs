@@ -177,7 +177,7 @@ const TYPES: [&str; 19] = [
     "opaque", "c64", "bf16", "token", "c128",
 ];
 
-fn shape(shape: Option<&ShapeProto>, with_layout: bool) -> String {
+pub(crate) fn shape(shape: Option<&ShapeProto>, with_layout: bool) -> String {
     let Some(s) = shape else { return "?".to_owned() };
     let name = match s.element_type {
         13 => {

@@ -22,6 +22,7 @@
 mod api;
 mod buffer;
 mod client;
+mod collectives;
 mod compiled;
 mod device;
 mod discover;
@@ -46,6 +47,7 @@ mod value;
 pub use api::failed_destroys;
 pub use buffer::{Buffer, ExternalReference};
 pub use client::Client;
+pub use collectives::{Collective, CollectiveKind};
 pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
 pub use device::{Device, DeviceDescription, Memory, MemoryStats};
 pub use discover::{DiscoverOptions, Found, Opened, choose, discover, hardware_present, open};

@@ -176,6 +176,10 @@ pub struct CompileOptions {
     pub spmd: bool,
     /// The annotations are Shardy's (`sdy`).
     pub shardy: bool,
+    /// For each output of a program that is split, whether the compiler may choose how; empty for none.
+    pub open_outputs: Vec<bool>,
+    /// The same for each parameter.
+    pub open_params: Vec<bool>,
     /// The executable may run on any one device, chosen at each launch.
     pub portable: bool,
     /// Effort towards fast execution; the plugin's default if not given.
@@ -198,6 +202,8 @@ impl Default for CompileOptions {
             devices: Vec::new(),
             spmd: false,
             shardy: false,
+            open_outputs: Vec::new(),
+            open_params: Vec::new(),
             portable: false,
             optimization_level: None,
             memory_fitting_level: None,
@@ -247,6 +253,8 @@ impl CompileOptions {
             num_partitions: self.partitions as i64,
             use_spmd_partitioning: self.spmd,
             use_shardy_partitioner: self.shardy,
+            allow_spmd_sharding_propagation_to_output: self.open_outputs.clone(),
+            allow_spmd_sharding_propagation_to_parameters: self.open_params.clone(),
             device_assignment,
             optimization_level: self.optimization_level.unwrap_or(EffortLevel::Unknown).into(),
             memory_fitting_level: self.memory_fitting_level.unwrap_or(EffortLevel::Unknown).into(),

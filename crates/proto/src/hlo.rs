@@ -126,6 +126,123 @@ pub struct HloInstructionProto {
     /// Of a comparison.
     #[prost(string, tag = "63")]
     pub comparison_direction: String,
+    /// Who takes part in a collective, in the older spelling.
+    #[prost(message, repeated, tag = "49")]
+    pub replica_groups: Vec<ReplicaGroup>,
+    /// The same, as lists.
+    #[prost(message, optional, tag = "87")]
+    pub collective_device_list: Option<CollectiveDeviceListProto>,
+    /// The same, as a reshaped and transposed count.
+    #[prost(message, optional, tag = "92")]
+    pub iota_collective_device_list: Option<IotaReplicaGroupListProto>,
+    /// The same, as axes of a mesh.
+    #[prost(message, optional, tag = "93")]
+    pub mesh_axes_replica_group_list: Option<MeshAxesReplicaGroupListProto>,
+    /// Who sends to whom.
+    #[prost(message, repeated, tag = "52")]
+    pub source_target_pairs: Vec<SourceTarget>,
+}
+
+/// Devices that take part in one collective together.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ReplicaGroup {
+    /// Their numbers.
+    #[prost(int64, repeated, tag = "1")]
+    pub replica_ids: Vec<i64>,
+}
+
+/// Groups of devices.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CollectiveDeviceListProto {
+    /// As lists.
+    #[prost(message, repeated, tag = "1")]
+    pub replica_groups: Vec<ReplicaGroup>,
+    /// As a reshaped and transposed count.
+    #[prost(message, optional, tag = "2")]
+    pub iota_replica_group_list: Option<IotaReplicaGroupListProto>,
+}
+
+/// Groups of devices: 0, 1, 2, ... reshaped, transposed, and cut into groups.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct IotaReplicaGroupListProto {
+    /// How many groups.
+    #[prost(int64, tag = "1")]
+    pub num_replica_groups: i64,
+    /// Devices of each.
+    #[prost(int64, tag = "2")]
+    pub num_devices_per_group: i64,
+    /// The shape before the transposition.
+    #[prost(int64, repeated, tag = "3")]
+    pub iota_reshape_dims: Vec<i64>,
+    /// The order of the dimensions after it.
+    #[prost(int32, repeated, tag = "4")]
+    pub iota_transpose_perm: Vec<i32>,
+}
+
+/// Groups of devices: those that differ along axes of a mesh.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MeshAxesReplicaGroupListProto {
+    /// The mesh.
+    #[prost(message, optional, tag = "1")]
+    pub mesh: Option<MeshProto>,
+    /// The axes.
+    #[prost(message, repeated, tag = "2")]
+    pub axes: Vec<AxisRefProto>,
+}
+
+/// A mesh of devices.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MeshProto {
+    /// Its axes, the last of which counts fastest.
+    #[prost(message, repeated, tag = "1")]
+    pub axes: Vec<MeshAxis>,
+    /// The devices in it; 0, 1, 2, ... if none are named.
+    #[prost(int64, repeated, tag = "2")]
+    pub device_ids: Vec<i64>,
+}
+
+/// An axis of a mesh.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MeshAxis {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Devices along it.
+    #[prost(int64, tag = "2")]
+    pub size: i64,
+}
+
+/// An axis, or a part of it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AxisRefProto {
+    /// Number of the axis.
+    #[prost(int64, tag = "1")]
+    pub mesh_axis_index: i64,
+    /// The part.
+    #[prost(message, optional, tag = "2")]
+    pub sub_axis_info: Option<SubAxis>,
+}
+
+/// A part of an axis.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SubAxis {
+    /// Product of the sizes of the parts before it.
+    #[prost(int64, tag = "1")]
+    pub pre_size: i64,
+    /// Its size.
+    #[prost(int64, tag = "2")]
+    pub size: i64,
+}
+
+/// A device sends to another.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SourceTarget {
+    /// From.
+    #[prost(int64, tag = "1")]
+    pub source: i64,
+    /// To.
+    #[prost(int64, tag = "2")]
+    pub target: i64,
 }
 
 /// The type of a value.
