@@ -35,6 +35,10 @@ def __getattr__(name: str):
         import importlib
 
         return importlib.import_module("oxitorch.tpu")
+    if name == "preflight":
+        import importlib
+
+        return importlib.import_module("oxitorch.preflight")
     if name == "Unavailable":
         from oxitorch._activate import Unavailable
 

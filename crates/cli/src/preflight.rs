@@ -7,16 +7,19 @@
 pub(crate) mod aot;
 mod budget;
 mod capture;
+mod fit;
 mod progress;
 mod script;
+mod session;
 mod slices;
 mod text;
 mod verdict;
 mod work;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anstyle::AnsiColor;
 use anyhow::{Context, bail};
@@ -28,7 +31,8 @@ use crate::facts::Facts;
 use crate::machine;
 use aot::Effort;
 use budget::Limit;
-use script::Runs;
+use fit::{Bounds, Fit};
+use session::{Place, Session, Variant};
 use slices::Slice;
 use verdict::{Judged, Verdict};
 
@@ -68,6 +72,19 @@ struct Options {
     /// What it may take at most, else the exit status is 1, for instance hbm=90%,graphs=2,syncs=0,fallbacks=0,step_ms=80
     #[arg(long, value_name = "LIMITS", value_delimiter = ',')]
     budget: Vec<Limit>,
+    /// Look for the largest batch that fits: batch=--batch-size is the script's option, batch='size={}' how it is written,
+    /// batch alone what the script marks with oxitorch.preflight.batch(...)
+    #[arg(long, value_name = "WHAT")]
+    fit: Option<Fit>,
+    /// What batches are to be multiples of [default: 1 up to 64, 8 above]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    fit_multiple: Option<u64>,
+    /// Batches that are tried for a slice at most [default: 24]
+    #[arg(long, value_name = "N")]
+    fit_tries: Option<usize>,
+    /// Minutes after which no other batch is tried [default: 60]
+    #[arg(long, value_name = "N")]
+    fit_minutes: Option<u64>,
 }
 
 /// Options behind the script.
@@ -92,8 +109,23 @@ impl Preflight {
         options.json = behind.json.or(options.json);
         options.effort = behind.effort.or(options.effort);
         options.budget.extend(behind.budget);
+        options.fit = behind.fit.or(options.fit);
+        options.fit_multiple = behind.fit_multiple.or(options.fit_multiple);
+        options.fit_tries = behind.fit_tries.or(options.fit_tries);
+        options.fit_minutes = behind.fit_minutes.or(options.fit_minutes);
         options.host_value = behind.host_value.or(options.host_value);
         Ok((options, script))
+    }
+}
+
+impl Options {
+    /// How long to look for the largest batch.
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            multiple: self.fit_multiple,
+            tries: self.fit_tries.unwrap_or(24),
+            time: Duration::from_secs(60 * self.fit_minutes.unwrap_or(60)),
+        }
     }
 }
 
@@ -158,18 +190,25 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
         Some(chip) => Ok(chip.device_memory),
         None => machine::memory().map(|m| m.0).context("the memory of this machine is not known"),
     };
-    let memories: Vec<u64> = slices.iter().map(memory_of).collect::<anyhow::Result<_>>()?;
-    let value = options.host_value.unwrap_or(0.0);
-    let mut runs = Runs::new(&script, slices.iter().zip(memories.iter().copied()), (steps, value), facts);
+    let place =
+        |(slice, plugin)| -> anyhow::Result<Place> { Ok(Place { slice, memory: memory_of(slice)?, plugin }) };
+    let places: Vec<Place> = slices.iter().zip(plugins).map(place).collect::<anyhow::Result<_>>()?;
+    let call = (steps, options.host_value.unwrap_or(0.0));
+    let runs = BTreeMap::new();
+    let mut session = Session { script: &script, places: places.clone(), call, effort, facts, runs };
     let mut judged = Vec::new();
-    for ((slice, plugin), memory) in slices.iter().zip(plugins).zip(memories.iter().copied()) {
+    for place in places {
         if judged.iter().any(|j: &Judged| j.interrupted) {
             let reason = "interrupted before it was its turn".to_owned();
-            judged.push(Judged { interrupted: true, ..Judged::unknown(slice, reason) });
+            judged.push(Judged { interrupted: true, ..Judged::unknown(place.slice, reason) });
             continue;
         }
-        let run = runs.of(slice, memory)?;
-        let mut found = run.judge(slice, memory, plugin, effort, facts);
+        let mut found = match &options.fit {
+            None => session.judge(place, &Variant::default())?.0,
+            Some(Fit::Batch(argument)) => {
+                fit::batch(&mut session, argument.as_ref(), options.bounds(), place)?
+            }
+        };
         found.budget = budget::hold(&options.budget, &found);
         judged.push(found);
     }

@@ -20,11 +20,11 @@ use crate::report::{duration, many};
 
 /// The runs of a script that are needed for some slices.
 pub(crate) struct Runs<'a> {
-    script: &'a [String],
+    script: Vec<String>,
     /// With the memory of their devices.
     slices: Vec<(&'a Slice, u64)>,
-    /// Steps, and what is read where nothing was computed.
-    call: (u64, f64),
+    /// Steps, what is read where nothing was computed, and the batch that is to be taken where the script marks it.
+    call: (u64, f64, Option<u64>),
     facts: &'a Facts,
     /// By the kind of the devices and their memory.
     known: BTreeMap<(&'static str, u64), Run>,
@@ -32,9 +32,9 @@ pub(crate) struct Runs<'a> {
 
 impl<'a> Runs<'a> {
     pub(crate) fn new(
-        script: &'a [String],
+        script: Vec<String>,
         slices: impl Iterator<Item = (&'a Slice, u64)>,
-        call: (u64, f64),
+        call: (u64, f64, Option<u64>),
         facts: &'a Facts,
     ) -> Runs<'a> {
         Runs { script, slices: slices.collect(), call, facts, known: BTreeMap::new() }
@@ -55,7 +55,7 @@ impl<'a> Runs<'a> {
     fn make(&mut self, slice: &Slice, memory: u64) -> anyhow::Result<(&'static str, u64)> {
         let key = (kind(slice), memory);
         if let Entry::Vacant(place) = self.known.entry(key) {
-            place.insert(Run::new(self.script, slice, memory, self.call, self.facts)?);
+            place.insert(Run::new(&self.script, slice, memory, self.call, self.facts)?);
         }
         Ok(key)
     }
@@ -74,6 +74,8 @@ pub(crate) struct Run {
     failure: Option<String>,
     /// Whether that was Ctrl-C.
     pub(crate) interrupted: bool,
+    /// The batch that the script marks.
+    pub(crate) batch: Option<u64>,
 }
 
 impl Run {
@@ -81,7 +83,7 @@ impl Run {
         script: &[String],
         slice: &Slice,
         memory: u64,
-        (steps, value): (u64, f64),
+        (steps, value, batch): (u64, f64, Option<u64>),
         facts: &Facts,
     ) -> anyhow::Result<Run> {
         let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
@@ -91,6 +93,7 @@ impl Run {
             "memory_bytes": memory,
             "steps": steps,
             "reads_as": value,
+            "batch": batch,
         });
         fs::write(folder.path().join("device.json"), device.to_string())?;
         say(&format!("running {} without a device, {}", script[0], many(steps, "step")));
@@ -114,7 +117,8 @@ impl Run {
             let steps = many(capture.steps, "step");
             say(&format!("{steps}, {programs} in {}", duration(start.elapsed())));
         }
-        Ok(Run { folder, capture, failure, interrupted })
+        let batch = fs::read_to_string(folder.path().join("batch")).ok().and_then(|n| n.trim().parse().ok());
+        Ok(Run { folder, capture, failure, interrupted, batch })
     }
 
     /// Whether another memory or kind of device could have led to other programs.

@@ -8,6 +8,7 @@ use anstyle::{AnsiColor, Style};
 use super::Report;
 use super::aot::Effort;
 use super::budget;
+use super::fit::Fitted;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
 use crate::graphs::{amount, short};
@@ -45,7 +46,7 @@ fn place(s: &Judged) -> String {
     format!("{}{topology}, {chips}", s.device)
 }
 
-fn mark(verdict: Verdict) -> (&'static str, Style, &'static str) {
+pub(crate) fn mark(verdict: Verdict) -> (&'static str, Style, &'static str) {
     match verdict {
         Verdict::Fits => ("✓", AnsiColor::Green.on_default().bold(), "fits"),
         Verdict::FitsBarely => {
@@ -73,6 +74,7 @@ fn slice_text(s: &Judged) -> String {
         let _ = writeln!(out, "    {dim}what the run time keeps for itself on a chip is not in this{dim:#}");
     }
     out += &budget::text(&s.budget);
+    out += &s.fit.as_ref().map_or(String::new(), Fitted::text);
     out += &largest(s);
     out += &step(s);
     out += &programs(&s.programs);
@@ -113,7 +115,7 @@ fn largest(s: &Judged) -> String {
 /// Tensors that are listed.
 const SHOWN: usize = 8;
 
-fn time(s: f64) -> String {
+pub(crate) fn time(s: f64) -> String {
     match s {
         s if s < 1e-3 => format!("{:.1} us", s * 1e6),
         s if s < 1.0 => format!("{:.2} ms", s * 1e3),

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::aot::{Memory, Outcome};
 use super::budget::{self, Held};
 use super::capture::{Capture, Captured, FellBack, Moved, Tensor};
+use super::fit::Fitted;
 use super::slices::{Chip, Slice};
 use super::work::Work;
 
@@ -60,6 +61,8 @@ pub(crate) struct Judged {
     pub(crate) interrupted: bool,
     /// What `--budget` asked for.
     pub(crate) budget: Vec<Held>,
+    /// What `--fit` found; all else is of the largest batch that fits.
+    pub(crate) fit: Option<Fitted>,
     /// The most that some program needs, with what is there besides.
     pub(crate) need_bytes: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
@@ -122,6 +125,7 @@ impl Judged {
             reason: Some(reason),
             interrupted: false,
             budget: Vec::new(),
+            fit: None,
             need_bytes: None,
             limit_bytes: None,
             steps_captured: 0,
@@ -136,8 +140,9 @@ impl Judged {
 
     /// Its exit status, the budget included: 1 if something is not as it should be, else 2 if something is not known.
     pub(crate) fn status(&self) -> i32 {
-        let both = [self.verdict.status(), budget::status(&self.budget)];
-        [1, 2].into_iter().find(|s| both.contains(s)).unwrap_or(0)
+        let fit = self.fit.as_ref().map_or(0, Fitted::status);
+        let all = [self.verdict.status(), budget::status(&self.budget), fit];
+        [1, 2].into_iter().find(|s| all.contains(s)).unwrap_or(0)
     }
 
     /// Programs that are not the same.

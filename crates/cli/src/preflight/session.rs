@@ -1,0 +1,61 @@
+//! A script that is run in variants, each once, and judged on slices.
+
+use std::collections::BTreeMap;
+
+use oxitorch_pjrt::Found;
+
+use super::aot::Effort;
+use super::fit::Argument;
+use super::script::Runs;
+use super::slices::Slice;
+use super::verdict::Judged;
+use crate::facts::Facts;
+
+/// How the script is run, if not as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Variant {
+    /// How it is told another batch, if not by its mark, and the batch.
+    pub(crate) batch: Option<(Option<Argument>, u64)>,
+}
+
+/// A slice, the memory of its devices, and what compiles for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) slice: &'a Slice,
+    pub(crate) memory: u64,
+    pub(crate) plugin: &'a Found,
+}
+
+/// The script, and what is known of it.
+pub(crate) struct Session<'a> {
+    pub(crate) script: &'a [String],
+    pub(crate) places: Vec<Place<'a>>,
+    /// Steps, and what is read where nothing was computed.
+    pub(crate) call: (u64, f64),
+    pub(crate) effort: Effort,
+    pub(crate) facts: &'a Facts,
+    pub(crate) runs: BTreeMap<Variant, Runs<'a>>,
+}
+
+impl<'a> Session<'a> {
+    /// Runs the script, if it was not run so before, and judges it on a slice. Gives the batch that it marks besides.
+    pub(crate) fn judge(
+        &mut self,
+        place: Place<'a>,
+        variant: &Variant,
+    ) -> anyhow::Result<(Judged, Option<u64>)> {
+        let Session { script, places, call, facts, .. } = self;
+        let runs = self.runs.entry(variant.clone()).or_insert_with(|| {
+            let (script, batch) = match &variant.batch {
+                Some((Some(argument), n)) => (argument.set(script, *n), None),
+                Some((None, n)) => (script.to_vec(), Some(*n)),
+                None => (script.to_vec(), None),
+            };
+            let slices = places.iter().map(|p| (p.slice, p.memory));
+            Runs::new(script, slices, (call.0, call.1, batch), facts)
+        });
+        let Place { slice, memory, plugin } = place;
+        let run = runs.of(slice, memory)?;
+        Ok((run.judge(slice, memory, plugin, self.effort, self.facts), run.batch))
+    }
+}
