@@ -12,6 +12,7 @@ use crate::memory::Memory;
 use crate::program::Program;
 use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
+use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::Platform;
@@ -61,6 +62,7 @@ struct Log {
     /// Number of the ops of a line in a step that ran on the CPU.
     fallbacks: BTreeMap<(u64, u32, String), u64>,
     roles: Roles,
+    undonated: Undonated,
 }
 
 /// The launches of one program.
@@ -113,16 +115,17 @@ impl Absent {
     }
 
     /// The host reads a value, of which the bytes may be known.
-    pub(crate) fn read(&self, dtype: DType, known: Option<&[u8]>, out: &mut [u8]) {
+    pub(crate) fn read(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) {
         let site = events::current();
         let mut log = self.log.lock();
         let step = log.steps;
+        log.undonated.used(value);
         let (n, sum) = log.reads.entry((step, site.0)).or_default();
         *n += 1;
         *sum += out.len() as u64;
         match known {
             Some(bytes) => out.copy_from_slice(bytes),
-            None => self.fill(dtype, out),
+            None => self.fill(value.ty.dtype, out),
         }
     }
 
@@ -145,15 +148,17 @@ impl Absent {
 
     /// Does what a launch does to values and memory, and computes nothing.
     pub(crate) fn launch(&self, launch: &Launch, memory: &'static Memory) {
-        let size = |v: &&Arc<Value>| {
+        let size = |v: &Arc<Value>| {
             if matches!(*v.state.lock(), State::Absent(_)) { v.bytes() } else { 0 }
         };
-        let arguments: u64 = launch.inputs.iter().map(|v| size(&v)).sum();
+        let sizes: Vec<u64> = launch.inputs.iter().map(size).collect();
+        let arguments: u64 = sizes.iter().sum();
         let beside = memory.bytes().current.saturating_sub(arguments);
         let mut ends = Ends::new(&launch.inputs, &launch.outputs);
         let mut log = self.log.lock();
         let step = log.steps;
         ends.step = step;
+        log.undonated.launched(launch, &sizes, step);
         let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
         let most = known.is_none_or(|i| log.programs[i].beside < beside);
         let named = if most { log.roles.beside(&launch.inputs) } else { Vec::new() };
@@ -213,6 +218,8 @@ impl Absent {
             facts.insert("input_roles".into(), inputs.into());
             facts.insert("output_roles".into(), outputs.into());
             facts.insert("named_beside".into(), runs.named_beside.clone().into());
+            facts.insert("why".into(), json!(engine.explainer().of(&runs.program)));
+            facts.insert("undonated".into(), json!(log.undonated.of(&runs.program, log.steps)));
             modules.push((facts["id"].as_str().unwrap_or_default().to_owned(), text));
             programs.push(facts);
         }

@@ -6,7 +6,7 @@ use crate::config::{Limits, Switches};
 use crate::effort::Policy;
 use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
-use crate::explain::Explainer;
+use crate::explain::{Bounds, Explainer};
 use crate::flush::Reason;
 use crate::graphs::Shown;
 use crate::launch::Interrupt;
@@ -74,7 +74,8 @@ impl Engine {
             Target::Client(client) => Memory::new(memory_limit(client)),
             Target::Absent(absent) => Memory::boundless(absent.device.memory),
         };
-        let explainer = Arc::new(Explainer::default());
+        let bounds = if target.absent().is_some() { Bounds::CAPTURING } else { Bounds::RUNNING };
+        let explainer = Arc::new(Explainer::new(bounds));
         let stream = |device: usize| {
             Stream::new(
                 target.clone(),
@@ -107,6 +108,10 @@ impl Engine {
     /// What ops are recorded for.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    pub(crate) fn explainer(&self) -> &Explainer {
+        &self.explainer
     }
 
     pub(crate) fn compiler(&self) -> &Compiler {

@@ -7,15 +7,12 @@ use crate::site::{Site, describe};
 use oxitorch_aten::{Arg, dtype::torch_name};
 use oxitorch_hlo::TensorType;
 use parking_lot::Mutex;
+use serde_json::json;
 use std::collections::VecDeque;
-use std::fmt::Write as _;
+use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Programs that new ones are compared with.
-const COMPARED: usize = 256;
-/// Explanations that are kept.
-const KEPT: usize = 1000;
 /// Differing ops that an explanation names.
 const NAMED: usize = 3;
 
@@ -29,11 +26,43 @@ struct Known {
     options: u32,
 }
 
+/// How much is remembered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Programs that new ones are compared with.
+    compared: usize,
+    /// Explanations.
+    kept: usize,
+}
+
+impl Bounds {
+    /// Where programs run.
+    pub(crate) const RUNNING: Bounds = Bounds { compared: 256, kept: 1000 };
+    /// Where they are captured to be looked at: each has its explanation.
+    pub(crate) const CAPTURING: Bounds = Bounds { compared: 4096, kept: usize::MAX };
+}
+
+/// Why a program is a new one.
+#[derive(Clone, Debug)]
+pub(crate) struct Explanation {
+    /// Programs are counted from 1.
+    number: u64,
+    ops: usize,
+    name: String,
+    /// Why and where it was launched.
+    launched: String,
+    /// The number of the program that is most like it, and its ops.
+    nearest: Option<(u64, usize)>,
+    /// What differs, a line each.
+    differences: Vec<String>,
+    cause: Cause,
+}
+
 /// The programs of a process and why each was made.
-#[derive(Default)]
 pub(crate) struct Explainer {
+    bounds: Bounds,
     known: Mutex<VecDeque<Known>>,
-    texts: Mutex<VecDeque<(String, Arc<Program>)>>,
+    explanations: Mutex<VecDeque<(Explanation, Arc<Program>)>>,
     programs: AtomicU64,
     /// New programs are an error from this number on; 0: never.
     limit: AtomicU64,
@@ -41,6 +70,18 @@ pub(crate) struct Explainer {
 }
 
 impl Explainer {
+    /// Without programs.
+    pub(crate) fn new(bounds: Bounds) -> Explainer {
+        Explainer {
+            bounds,
+            known: Mutex::default(),
+            explanations: Mutex::default(),
+            programs: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            prints: AtomicBool::new(false),
+        }
+    }
+
     /// Whether explanations are printed as they come.
     pub(crate) fn print(&self, on: bool) {
         self.prints.store(on, Relaxed);
@@ -55,13 +96,20 @@ impl Explainer {
 
     /// The explanations so far, oldest first, with what the cache folder has instead.
     pub(crate) fn texts(&self, compiler: &Compiler) -> Vec<String> {
-        let texts: Vec<_> = self.texts.lock().iter().cloned().collect();
+        let explanations: Vec<_> = self.explanations.lock().iter().cloned().collect();
         let stored = compiler.stored();
-        let whole = |(text, program): (String, Arc<Program>)| match compiler.missed(&program, &stored) {
-            Some(missed) => format!("{text}\n  {missed}"),
-            None => text,
-        };
-        texts.into_iter().map(whole).collect()
+        let whole =
+            |(explanation, program): (Explanation, Arc<Program>)| match compiler.missed(&program, &stored) {
+                Some(missed) => format!("{explanation}\n  {missed}"),
+                None => explanation.to_string(),
+            };
+        explanations.into_iter().map(whole).collect()
+    }
+
+    /// Why this program was made, as JSON.
+    pub(crate) fn of(&self, program: &Arc<Program>) -> Option<serde_json::Value> {
+        let explanations = self.explanations.lock();
+        explanations.iter().find(|(_, p)| Arc::ptr_eq(p, program)).map(|(e, _)| e.json())
     }
 
     /// Notes a new program; the text is an error if it is one too many.
@@ -82,30 +130,118 @@ impl Explainer {
             options: graph.options,
         };
         let mut known = self.known.lock();
-        let mut text = format!("program {number}: {}, {}", count(new.insts.len(), "op"), program.name);
-        // Writing to a String does not fail.
-        let _ = write!(text, "\n  {}", launched(cut));
-        match nearest(&known, &new) {
-            Some(old) => compare(old, &new, &mut text),
-            None if known.is_empty() => text.push_str("\n  the first program"),
-            None => text.push_str("\n  no program before is like it: these lines run for the first time"),
+        let mut explanation = Explanation {
+            number,
+            ops: new.insts.len(),
+            name: program.name.clone(),
+            launched: launched(cut),
+            nearest: None,
+            differences: Vec::new(),
+            cause: if known.is_empty() { Cause::First } else { Cause::Unlike },
+        };
+        if let Some(old) = nearest(&known, &new) {
+            compare(old, &new, &mut explanation);
         }
         known.push_back(new);
-        if known.len() > COMPARED {
+        if known.len() > self.bounds.compared {
             known.pop_front();
         }
         drop(known);
-        let mut texts = self.texts.lock();
-        texts.push_back((text.clone(), program.clone()));
-        if texts.len() > KEPT {
-            texts.pop_front();
-        }
-        drop(texts);
         if self.prints.load(Relaxed) {
-            eprintln!("oxitorch: {text}");
+            eprintln!("oxitorch: {explanation}");
         }
         let limit = self.limit.load(Relaxed);
-        if limit == 0 || number < limit { Ok(()) } else { Err(text) }
+        let allowed = if limit == 0 || number < limit { Ok(()) } else { Err(explanation.to_string()) };
+        let mut explanations = self.explanations.lock();
+        explanations.push_back((explanation, program.clone()));
+        if explanations.len() > self.bounds.kept {
+            explanations.pop_front();
+        }
+        allowed
+    }
+}
+
+impl Explanation {
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "number": self.number,
+            "launched": self.launched,
+            "nearest": self.nearest.map(|(number, _)| number),
+            "cause": self.cause.name(),
+            "differences": self.differences,
+            "hint": self.cause.hint(),
+        })
+    }
+
+    /// Notes the first cause.
+    fn note(&mut self, cause: Cause) {
+        if self.cause == Cause::Other {
+            self.cause = cause;
+        }
+    }
+}
+
+impl Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "program {}: {}, {}\n  {}", self.number, count(self.ops, "op"), self.name, self.launched)?;
+        match self.nearest {
+            Some((number, ops)) => write!(f, "\n  nearest: program {number}, {}", count(ops, "op"))?,
+            None if self.cause == Cause::First => f.write_str("\n  the first program")?,
+            None => f.write_str("\n  no program before is like it: these lines run for the first time")?,
+        }
+        self.differences.iter().try_for_each(|d| write!(f, "\n  {d}"))?;
+        self.cause.hint().map_or(Ok(()), |hint| write!(f, "\n  hint: {hint}"))
+    }
+}
+
+/// What a new program comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    First,
+    Unlike,
+    Size,
+    Dtype,
+    Attribute,
+    OtherOp,
+    Cut,
+    Visible,
+    Options,
+    Other,
+}
+
+impl Cause {
+    fn name(self) -> &'static str {
+        match self {
+            Cause::First => "first",
+            Cause::Unlike => "new_lines",
+            Cause::Size => "size",
+            Cause::Dtype => "dtype",
+            Cause::Attribute => "attribute",
+            Cause::OtherOp => "ops",
+            Cause::Cut => "cut",
+            Cause::Visible => "visible",
+            Cause::Options => "options",
+            Cause::Other => "other",
+        }
+    }
+
+    /// What to do about it.
+    fn hint(self) -> Option<&'static str> {
+        Some(match self {
+            Cause::Size => {
+                "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes"
+            }
+            Cause::Dtype => "a dtype changed: convert where the data comes in, or check autocast",
+            Cause::Attribute => {
+                "the argument shapes the program, so each value is a program of its own: keep it fixed, or pass a tensor"
+            }
+            Cause::OtherOp => "the code took another way; both stay compiled",
+            Cause::Cut => "reads and waits cut the stream: do them at the same place in every round",
+            Cause::Visible => {
+                "a variable keeps a value of another round alive, or no longer does; this settles after a round"
+            }
+            Cause::First | Cause::Unlike | Cause::Options | Cause::Other => return None,
+        })
     }
 }
 
@@ -171,43 +307,41 @@ fn nearest<'k>(known: &'k VecDeque<Known>, new: &Known) -> Option<&'k Known> {
     (points >= 2 * new.insts.len().min(best.insts.len())).then_some(best)
 }
 
-fn compare(old: &Known, new: &Known, text: &mut String) {
-    let _ = write!(text, "\n  nearest: program {}, {}", old.number, count(old.insts.len(), "op"));
+fn compare(old: &Known, new: &Known, e: &mut Explanation) {
+    e.nearest = Some((old.number, old.insts.len()));
+    e.cause = Cause::Other;
     let aligned = Alignment::of(old, new);
     let differing: Vec<(usize, usize)> =
         aligned.pairs(old, new).filter(|&(a, b)| old.insts[a].id != new.insts[b].id).collect();
-    let mut advice = Advice::default();
     for &(a, b) in differing.iter().take(NAMED) {
-        let what = difference(old.insts[a], new.insts[b], &mut advice);
-        let _ = write!(text, "\n  op {} {} at {}: {what}", b + 1, new.insts[b].name(), line(new.sites[b]));
+        let what = difference(old.insts[a], new.insts[b], e);
+        e.differences.push(format!("op {} {} at {}: {what}", b + 1, new.insts[b].name(), line(new.sites[b])));
     }
     if differing.len() > NAMED {
-        let _ = write!(text, "\n  and {}", count(differing.len() - NAMED, "more op"));
+        e.differences.push(format!("and {}", count(differing.len() - NAMED, "more op")));
     }
     let between = |k: &Known| aligned.start..k.insts.len() - aligned.end;
     let (gone, come) = (between(old), between(new));
     if !gone.is_empty() || !come.is_empty() {
         if aligned.end == 0 && (gone.is_empty() || come.is_empty()) {
             let (which, long) = if come.is_empty() { ("this one", old) } else { ("the old one", new) };
-            let _ = write!(text, "\n  {which} ends before {}", op_at(long, aligned.start));
-            advice.note(Advice::CUT);
+            e.differences.push(format!("{which} ends before {}", op_at(long, aligned.start)));
+            e.note(Cause::Cut);
         } else {
             for (what, k, ops) in [("come in", new, come), ("are gone", old, gone)] {
                 if !ops.is_empty() {
                     let n = count(ops.len(), "op");
-                    let _ = write!(text, "\n  {n} {what}, the first is {}", op_at(k, ops.start));
+                    e.differences.push(format!("{n} {what}, the first is {}", op_at(k, ops.start)));
                 }
             }
-            advice.note(Advice::OTHER_OP);
+            e.note(Cause::OtherOp);
         }
     } else if differing.is_empty() {
-        visible(old, new, text, &mut advice);
+        visible(old, new, e);
     }
     if old.options != new.options {
-        text.push_str("\n  the compiler options differ");
-    }
-    if let Some(hint) = advice.0 {
-        let _ = write!(text, "\n  hint: {hint}");
+        e.differences.push("the compiler options differ".to_owned());
+        e.note(Cause::Options);
     }
 }
 
@@ -216,7 +350,7 @@ fn op_at(k: &Known, i: usize) -> String {
 }
 
 /// What the same ops leave behind.
-fn visible(old: &Known, new: &Known, text: &mut String, advice: &mut Advice) {
+fn visible(old: &Known, new: &Known, e: &mut Explanation) {
     let owner = |k: &Known, result: u32| {
         let mut first = 0;
         let at = k.insts.iter().position(|inst| {
@@ -226,48 +360,26 @@ fn visible(old: &Known, new: &Known, text: &mut String, advice: &mut Advice) {
         at.map_or_else(|| "an op".to_owned(), |i| op_at(k, i))
     };
     let only = |a: &Known, b: &Known| a.live.iter().copied().find(|r| !b.live.contains(r));
-    if let Some(r) = only(new, old) {
-        let _ = write!(text, "\n  the result of {} can still be seen, then it could not", owner(new, r));
-        advice.note(Advice::VISIBLE);
+    let what = if let Some(r) = only(new, old) {
+        format!("the result of {} can still be seen, then it could not", owner(new, r))
     } else if let Some(r) = only(old, new) {
-        let _ = write!(text, "\n  the result of {} can not be seen any more, then it could", owner(old, r));
-        advice.note(Advice::VISIBLE);
+        format!("the result of {} can not be seen any more, then it could", owner(old, r))
     } else if old.donated != new.donated {
-        let _ = write!(
-            text,
-            "\n  {} can be overwritten, then it was {}",
-            count(new.donated, "input"),
-            old.donated
-        );
-        advice.note(Advice::VISIBLE);
-    } else if old.options == new.options {
-        text.push_str("\n  the same ops on other operands");
-    }
-}
-
-/// What to do about the first difference.
-#[derive(Default)]
-struct Advice(Option<&'static str>);
-
-impl Advice {
-    const SIZE: &'static str =
-        "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes";
-    const DTYPE: &'static str = "a dtype changed: convert where the data comes in, or check autocast";
-    const ATTRIBUTE: &'static str = "the argument shapes the program, so each value is a program of its own: keep it fixed, or pass a tensor";
-    const OTHER_OP: &'static str = "the code took another way; both stay compiled";
-    const CUT: &'static str = "reads and waits cut the stream: do them at the same place in every round";
-    const VISIBLE: &'static str =
-        "a variable keeps a value of another round alive, or no longer does; this settles after a round";
-
-    fn note(&mut self, hint: &'static str) {
-        self.0.get_or_insert(hint);
-    }
+        format!("{} can be overwritten, then it was {}", count(new.donated, "input"), old.donated)
+    } else {
+        if old.options == new.options {
+            e.differences.push("the same ops on other operands".to_owned());
+        }
+        return;
+    };
+    e.differences.push(what);
+    e.note(Cause::Visible);
 }
 
 /// What differs between two instances.
-fn difference(old: &Inst, new: &Inst, advice: &mut Advice) -> String {
+fn difference(old: &Inst, new: &Inst, e: &mut Explanation) -> String {
     let mut tensors = |a: &TensorType, b: &TensorType| {
-        advice.note(if a.dtype == b.dtype { Advice::SIZE } else { Advice::DTYPE });
+        e.note(if a.dtype == b.dtype { Cause::Size } else { Cause::Dtype });
         format!("{}, was {}", tensor(b), tensor(a))
     };
     if let (
@@ -292,11 +404,11 @@ fn difference(old: &Inst, new: &Inst, advice: &mut Advice) -> String {
                     }
                 }
                 (Arg::Scalar(a), Arg::Scalar(b)) if a.kind != b.kind => {
-                    advice.note(Advice::DTYPE);
+                    e.note(Cause::Dtype);
                     format!("{place} is a Python {:?}, was {:?}", b.kind, a.kind).to_lowercase()
                 }
                 (a, b) => {
-                    advice.note(Advice::ATTRIBUTE);
+                    e.note(Cause::Attribute);
                     format!("{place} is {}, was {}", shown(b), shown(a))
                 }
             };
@@ -311,7 +423,7 @@ fn difference(old: &Inst, new: &Inst, advice: &mut Advice) -> String {
     match old.operands.iter().zip(&new.operands).find(|(a, b)| a != b) {
         Some((a, b)) => format!("it works on {}", tensors(a, b)),
         None => {
-            advice.note(Advice::SIZE);
+            e.note(Cause::Size);
             "another view of its operand".to_owned()
         }
     }

@@ -8,6 +8,7 @@ use oxitorch_aten::dtype::torch_name;
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
@@ -170,6 +171,42 @@ fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
     out
 }
 
+/// The matrix products and convolutions of a graph, those of one line that are alike together.
+fn products(graph: &Graph) -> Vec<Value> {
+    let Ok(module) = graph.built_at(|i| Some(i.to_string())) else { return Vec::new() };
+    let mut found: Vec<(Map<String, Value>, u64)> = Vec::new();
+    let mut places: FxHashMap<String, usize> = FxHashMap::default();
+    for p in module.products() {
+        let at = p.location.and_then(|l| l.parse::<usize>().ok());
+        let op = at.and_then(|i| graph.insts.get(i)).map(|inst| inst.name());
+        let line = at.and_then(|i| graph.source.sites.get(i)).and_then(|&site| describe(site));
+        let facts = json!({
+            "dtype": torch_name(p.dtype).trim_start_matches("torch."),
+            "precision": p.precision.name(),
+            "batch": p.batch,
+            "m": p.m,
+            "n": p.n,
+            "k": p.k,
+            "op": op,
+            "line": line,
+            "flops": p.flops(),
+        });
+        let place = *places.entry(facts.to_string()).or_insert(found.len());
+        match found.get_mut(place) {
+            Some((_, count)) => *count += 1,
+            None => found.extend(facts.as_object().map(|f| (f.clone(), 1))),
+        }
+    }
+    let whole = |(mut facts, count): (Map<String, Value>, u64)| {
+        if let Some(flops) = facts["flops"].as_f64() {
+            facts.insert("flops".into(), json!(flops * count as f64));
+        }
+        facts.insert("count".into(), count.into());
+        facts.into()
+    };
+    found.into_iter().map(whole).collect()
+}
+
 /// Numbers that the plugin says of a program.
 fn costs(executable: &pjrt::Executable) -> Map<String, Value> {
     let number = |v: &pjrt::Value| match v {
@@ -230,11 +267,7 @@ impl Compiler {
         };
         let options: Map<String, Value> = options.iter().map(|(name, v)| (name.clone(), value(v))).collect();
         facts.insert("options".into(), options.into());
-        let products = task.graph.built().map(|m| m.products()).unwrap_or_default();
-        let products = products.iter().map(|p| {
-            json!({ "dtype": torch_name(p.dtype).trim_start_matches("torch."), "precision": p.precision.name(), "flops": p.flops })
-        });
-        facts.insert("products".into(), products.collect::<Vec<_>>().into());
+        facts.insert("products".into(), products(&task.graph).into());
         let bytes = |ty: &TensorType| ty.bytes().max(0);
         facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
         // Bytes of each result, and the op that makes it.

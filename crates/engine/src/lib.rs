@@ -40,6 +40,7 @@ mod target;
 mod tensor;
 mod timing;
 mod trace;
+mod undonated;
 mod value;
 mod view;
 

@@ -521,8 +521,10 @@ impl Stream {
             match &*state {
                 State::Ready(b) => b.clone(),
                 State::Absent(bytes) => {
+                    let bytes = bytes.clone();
+                    drop(state); // launches take the log first
                     let absent = self.target.absent();
-                    absent.into_iter().for_each(|a| a.read(value.ty.dtype, bytes.as_deref(), out));
+                    absent.into_iter().for_each(|a| a.read(value, bytes.as_deref(), out));
                     return Ok(());
                 }
                 State::Host(bytes) => {

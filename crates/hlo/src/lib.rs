@@ -39,5 +39,5 @@ pub use ir::{
     Value, Window,
 };
 pub use print::PrintOptions;
-pub use products::Products;
+pub use products::Product;
 pub use types::{DType, Dims, TensorType};

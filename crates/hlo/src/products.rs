@@ -1,38 +1,52 @@
 //! What a module multiplies: the matrix products and convolutions in it, counted by hand.
 
 use crate::ir::{Convolution, DotDims, Module, Op, OpData, Precision, Value};
-use crate::types::DType;
-use std::collections::BTreeMap;
+use crate::types::{DType, Dims};
 
-/// Products of one kind.
+/// A matrix product or convolution: `batch` products of an `m` x `k` by a `k` x `n` matrix.
+///
+/// A convolution is taken as the product that it is when each position of its window is a row of the kernel's matrix:
+/// `m` counts the places of its result, `n` the features that come out, `k` what is added up for each, `batch` its groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Products {
+#[allow(missing_docs)] // as above
+pub struct Product<'m> {
+    pub batch: f64,
+    pub m: f64,
+    pub n: f64,
+    pub k: f64,
     /// Type of the operands.
     pub dtype: DType,
     /// Precision that they are multiplied with.
     pub precision: Precision,
+    /// The location of the op, if it was given one.
+    pub location: Option<&'m str>,
+}
+
+impl Product<'_> {
     /// Multiplications and additions.
-    pub flops: f64,
+    pub fn flops(&self) -> f64 {
+        2.0 * self.batch * self.m * self.n * self.k
+    }
 }
 
 impl Module {
-    /// The products that some result needs, by type and precision. A loop's body counts once; what a convolution
-    /// multiplies with the zeros of its padding counts as well.
-    pub fn products(&self) -> Vec<Products> {
-        let mut sums: BTreeMap<(&str, &str), Products> = BTreeMap::new();
-        for (op, live) in self.arena.ops.iter().zip(self.live()) {
-            let counted = match &op.op {
-                Op::DotGeneral(dot) => Some((dot.1, self.dot_flops(op, &dot.0))),
-                Op::Convolution(c) => Some((c.precision, self.convolution_flops(op, c))),
-                _ => None,
-            };
-            if let (Some((precision, flops)), true) = (counted, live) {
-                let dtype = self.arena.ty(op.operands[0]).dtype;
-                let none = Products { dtype, precision, flops: 0.0 };
-                sums.entry((dtype.hlo_name(), precision.name())).or_insert(none).flops += flops;
-            }
-        }
-        sums.into_values().collect()
+    /// The products that some result needs, in their order. A loop's body counts once; what a convolution multiplies with
+    /// the zeros of its padding counts as well.
+    pub fn products(&self) -> Vec<Product<'_>> {
+        let live = self.live();
+        let ops = self.arena.ops.iter().zip(live).filter(|(_, live)| *live);
+        ops.filter_map(|(op, _)| self.product(op)).collect()
+    }
+
+    fn product(&self, op: &OpData) -> Option<Product<'_>> {
+        let (precision, [batch, m, n, k]) = match &op.op {
+            Op::DotGeneral(dot) => (dot.1, self.dot_sizes(op, &dot.0)),
+            Op::Convolution(c) => (c.precision, self.convolution_sizes(op, c)),
+            _ => return None,
+        };
+        let dtype = self.arena.ty(op.operands[0]).dtype;
+        let location = op.location.checked_sub(1).map(|at| self.arena.locations[at as usize].as_str());
+        Some(Product { batch, m, n, k, dtype, precision, location })
     }
 
     /// Whether each op is needed. What is inside another is needed with it.
@@ -57,27 +71,37 @@ impl Module {
         &self.arena.ty(v).shape
     }
 
-    fn results(&self, op: &OpData) -> f64 {
-        op.result_values().next().map_or(0.0, |v| size(self.shape(v)))
+    /// Batch, m, n and k.
+    fn dot_sizes(&self, op: &OpData, dims: &DotDims) -> [f64; 4] {
+        let (lhs, rhs) = (self.shape(op.operands[0]), self.shape(op.operands[1]));
+        let (batch, k) = (picked(lhs, &dims.lhs_batching), picked(lhs, &dims.lhs_contracting));
+        let rest = |shape: &[i64], taken: [&Dims; 2]| {
+            let free = (0..shape.len() as i64).filter(|d| !taken.iter().any(|t| t.contains(d)));
+            picked(shape, &free.collect())
+        };
+        let m = rest(lhs, [&dims.lhs_batching, &dims.lhs_contracting]);
+        let n = rest(rhs, [&dims.rhs_batching, &dims.rhs_contracting]);
+        [batch, m, n, k]
     }
 
-    fn dot_flops(&self, op: &OpData, dims: &DotDims) -> f64 {
-        let lhs = self.shape(op.operands[0]);
-        let contracted: f64 = dims.lhs_contracting.iter().map(|&d| lhs[d as usize] as f64).product();
-        2.0 * self.results(op) * contracted
-    }
-
-    fn convolution_flops(&self, op: &OpData, c: &Convolution) -> f64 {
+    /// Batch, m, n and k.
+    fn convolution_sizes(&self, op: &OpData, c: &Convolution) -> [f64; 4] {
         let kernel = self.shape(op.operands[1]);
-        let window: f64 = c.dims.kernel_spatial.iter().map(|&d| kernel[d as usize] as f64).product();
+        let Some(result) = op.result_values().next() else { return [0.0; 4] };
+        let result = self.shape(result);
+        let groups = (c.feature_group_count * c.batch_group_count) as f64;
+        let features = result[c.dims.output_feature as usize] as f64;
+        let m = picked(result, &c.dims.output_spatial) * result[c.dims.output_batch as usize] as f64;
         // Between the elements of a dilated input there are zeros, which nobody multiplies.
         let zeros: f64 = c.lhs_dilation.iter().map(|&d| d as f64).product();
-        2.0 * self.results(op) * window * kernel[c.dims.kernel_input_feature as usize] as f64 / zeros
+        let window = picked(kernel, &c.dims.kernel_spatial) / zeros;
+        [groups, m, features / groups, window * kernel[c.dims.kernel_input_feature as usize] as f64]
     }
 }
 
-fn size(shape: &[i64]) -> f64 {
-    shape.iter().map(|&n| n as f64).product()
+/// How many elements these dimensions have together.
+fn picked(shape: &[i64], dims: &Dims) -> f64 {
+    dims.iter().map(|&d| shape[d as usize] as f64).product()
 }
 
 #[cfg(test)]
@@ -90,30 +114,34 @@ mod tests {
     }
 
     #[test]
-    fn products_are_counted_by_type_and_precision() {
+    fn products_are_those_that_a_result_needs() {
         let b = Builder::new();
         let (x, w) = (param(&b, DType::BF16, &[8, 32, 64]), param(&b, DType::BF16, &[8, 64, 16]));
+        b.set_location(Some("here"));
         let y = b.dot_general(x, w, &DotDims::matmul(3), Precision::Default, None);
+        b.set_location(None);
         let (image, kernel) = (param(&b, DType::F32, &[2, 3, 8, 8]), param(&b, DType::F32, &[5, 3, 3, 3]));
         b.dot_general(x, w, &DotDims::matmul(3), Precision::Default, None);
-        let z = b.convolution(
-            image,
-            kernel,
-            Convolution { precision: Precision::Highest, ..Convolution::new(2) },
-        );
-        let found = b.finish(&[y, z]).unwrap().products();
-        let expected = [
-            Products {
-                dtype: DType::BF16,
-                precision: Precision::Default,
-                flops: 2.0 * (8 * 32 * 64 * 16) as f64,
-            },
-            Products {
-                dtype: DType::F32,
-                precision: Precision::Highest,
-                flops: 2.0 * (2 * 5 * 6 * 6 * 3 * 3 * 3) as f64,
-            },
-        ];
-        assert_eq!(found, expected);
+        let convolution = Convolution { precision: Precision::Highest, ..Convolution::new(2) };
+        let z = b.convolution(image, kernel, convolution);
+        let module = b.finish(&[y, z]).unwrap();
+        let found = module.products();
+        let (dtype, precision) = (DType::BF16, Precision::Default);
+        let dot = Product { batch: 8.0, m: 32.0, n: 16.0, k: 64.0, dtype, precision, location: Some("here") };
+        let (dtype, precision) = (DType::F32, Precision::Highest);
+        let folded = Product { batch: 1.0, m: 72.0, n: 5.0, k: 27.0, dtype, precision, location: None };
+        assert_eq!(found, [dot, folded]);
+        assert_eq!(found[0].flops(), (2 * 8 * 32 * 64 * 16) as f64);
+        assert_eq!(found[1].flops(), (2 * 2 * 5 * 6 * 6 * 3 * 3 * 3) as f64);
+    }
+
+    #[test]
+    fn groups_are_a_batch() {
+        let b = Builder::new();
+        let (image, kernel) = (param(&b, DType::F32, &[2, 8, 5, 5]), param(&b, DType::F32, &[12, 2, 3, 3]));
+        let y = b.convolution(image, kernel, Convolution { feature_group_count: 4, ..Convolution::new(2) });
+        let module = b.finish(&[y]).unwrap();
+        let found = &module.products()[0];
+        assert_eq!([found.batch, found.m, found.n, found.k], [4.0, 18.0, 3.0, 18.0]);
     }
 }
