@@ -8,6 +8,9 @@ pub(crate) mod aot;
 mod budget;
 mod capture;
 mod fit;
+mod notes;
+mod padding;
+mod prices;
 mod progress;
 mod script;
 mod session;
@@ -32,6 +35,7 @@ use crate::machine;
 use aot::Effort;
 use budget::Limit;
 use fit::{Bounds, Fit};
+use prices::Prices;
 use session::{Place, Session, Variant};
 use slices::Slice;
 use verdict::{Judged, Verdict};
@@ -85,6 +89,12 @@ struct Options {
     /// Minutes after which no other batch is tried [default: 60]
     #[arg(long, value_name = "N")]
     fit_minutes: Option<u64>,
+    /// Prices of chips, as TOML: [v5e], and usd_per_chip_hour = 1.2 under it
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
+    /// Steps of the whole training, to say what it costs
+    #[arg(long, value_name = "N")]
+    run_steps: Option<u64>,
 }
 
 /// Options behind the script.
@@ -114,6 +124,8 @@ impl Preflight {
         options.fit_tries = behind.fit_tries.or(options.fit_tries);
         options.fit_minutes = behind.fit_minutes.or(options.fit_minutes);
         options.host_value = behind.host_value.or(options.host_value);
+        options.prices = behind.prices.or(options.prices);
+        options.run_steps = behind.run_steps.or(options.run_steps);
         Ok((options, script))
     }
 }
@@ -136,9 +148,20 @@ struct Report {
     oxitorch: &'static str,
     script: Vec<String>,
     steps: u64,
+    /// Steps of the whole training.
+    run_steps: Option<u64>,
     effort: Effort,
     elapsed_s: f64,
     slices: Vec<Judged>,
+}
+
+impl Report {
+    /// The slices, the cheapest that fits first.
+    fn ranked(&self) -> Vec<&Judged> {
+        let mut slices: Vec<&Judged> = self.slices.iter().collect();
+        slices.sort_by_key(|s| s.rank);
+        slices
+    }
 }
 
 /// Runs the command; what it prints and the exit status. What is wrong with the arguments has status 2, as has all that
@@ -181,6 +204,7 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
         bail!("which slice? Say for instance --slice v5e-1");
     }
     let slices: Vec<Slice> = options.slices.iter().map(|s| Slice::parse(s)).collect::<anyhow::Result<_>>()?;
+    let prices = options.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::read)?;
     let found = discover(&DiscoverOptions { python_paths: facts.site_dirs.clone(), ..Default::default() });
     let plugins: Vec<&Found> =
         slices.iter().map(|s| plugin(&found, s.platform())).collect::<anyhow::Result<_>>()?;
@@ -210,13 +234,16 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
             }
         };
         found.budget = budget::hold(&options.budget, &found);
+        found.price = prices.of(place.slice, found.least_s(), options.run_steps);
         judged.push(found);
     }
+    prices::rank(&mut judged);
     Ok(Report {
         version: VERSION,
         oxitorch: env!("CARGO_PKG_VERSION"),
         script,
         steps,
+        run_steps: options.run_steps,
         effort,
         elapsed_s: start.elapsed().as_secs_f64(),
         slices: judged,

@@ -42,6 +42,10 @@ pub(crate) struct Captured {
     pub(crate) output_bytes: Vec<u64>,
     pub(crate) donated: Vec<u32>,
     pub(crate) products: Vec<Products>,
+    #[serde(default)]
+    pub(crate) why: Option<Why>,
+    #[serde(default)]
+    pub(crate) undonated: Vec<Undonated>,
 }
 
 /// A recorded operation.
@@ -51,12 +55,79 @@ pub(crate) struct Op {
     pub(crate) line: Option<String>,
 }
 
-/// Matrix products and convolutions of one type.
+/// Matrix products and convolutions of a line that are alike: batches of products of an m x k by a k x n matrix.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Products {
     pub(crate) dtype: String,
     pub(crate) precision: String,
+    pub(crate) batch: f64,
+    pub(crate) m: f64,
+    pub(crate) n: f64,
+    pub(crate) k: f64,
+    pub(crate) op: Option<String>,
+    pub(crate) line: Option<String>,
+    pub(crate) count: f64,
+    /// Of all of them.
     pub(crate) flops: f64,
+}
+
+impl Undonated {
+    /// Why it is not overwritten.
+    pub(crate) fn why(&self) -> &'static str {
+        match self.reason.as_str() {
+            "held" => {
+                "a variable or the gradients' graph still holds it: del it, or let a function's end do so"
+            }
+            _ => "no result has its size",
+        }
+    }
+}
+
+/// Why a program is a new one.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Why {
+    /// Programs are counted from 1.
+    pub(crate) number: u64,
+    /// Why and where it was launched.
+    pub(crate) launched: String,
+    /// The number of the program before that is most like it.
+    pub(crate) nearest: Option<u64>,
+    /// In a word.
+    pub(crate) cause: String,
+    /// What differs from that.
+    pub(crate) differences: Vec<String>,
+    pub(crate) hint: Option<String>,
+}
+
+impl Why {
+    /// In a line.
+    pub(crate) fn text(&self) -> String {
+        match (self.nearest, self.differences.first()) {
+            (Some(nearest), Some(first)) => format!("unlike program {nearest}: {}", brief(first)),
+            (Some(nearest), None) => format!("unlike program {nearest}"),
+            (None, _) if self.cause == "first" => "the first program".to_owned(),
+            (None, _) => "these lines run for the first time".to_owned(),
+        }
+    }
+}
+
+/// The text with the last part of each path alone.
+pub(crate) fn brief(text: &str) -> String {
+    let word = |w: &str| w.rsplit('/').next().unwrap_or(w).to_owned();
+    let words = text.split(' ').map(|w| if w.starts_with('/') { word(w) } else { w.to_owned() });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// An input that no result overwrites, though nobody uses it after the program.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Undonated {
+    pub(crate) input: u64,
+    pub(crate) r#type: String,
+    pub(crate) bytes: u64,
+    /// The Python line that made it.
+    pub(crate) line: Option<String>,
+    /// `size`: no result has its size; `held`: something still held it.
+    pub(crate) reason: String,
 }
 
 /// A tensor that goes into a program or comes out of it.
@@ -129,6 +200,14 @@ impl Captured {
 
     /// The largest tensors that go in and come out.
     pub(crate) fn largest(&self) -> Vec<Tensor> {
+        let mut all = self.tensors();
+        all.sort_by_key(|t| std::cmp::Reverse(t.bytes)); // stable: arguments before the outputs that overwrite them
+        all.truncate(LARGEST);
+        all
+    }
+
+    /// What goes in and what comes out.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
         let inputs = self.inputs.iter().enumerate().map(|(i, ty)| Tensor {
             role: "argument",
             r#type: ty.clone(),
@@ -148,10 +227,7 @@ impl Captured {
                 line: made.and_then(|o| o.line.clone()),
             }
         });
-        let mut all: Vec<Tensor> = inputs.chain(outputs).collect();
-        all.sort_by_key(|t| std::cmp::Reverse(t.bytes)); // stable: arguments before the outputs that overwrite them
-        all.truncate(LARGEST);
-        all
+        inputs.chain(outputs).collect()
     }
 
     /// What is known of its memory though the compiler gave up.

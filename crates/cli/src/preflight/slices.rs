@@ -27,6 +27,8 @@ pub(crate) struct Chip {
     pub(crate) tflops: f64,
     /// Of the memory.
     pub(crate) gb_per_s: f64,
+    /// Rows and columns of a matrix unit.
+    pub(crate) mxu: u64,
     /// The topologies that slices have, by their number of chips.
     pub(crate) topologies: &'static [(u32, &'static str)],
 }
@@ -63,6 +65,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         device_memory: 32_745_971_712,
         tflops: 275.0,
         gb_per_s: 1200.0,
+        mxu: 128,
         topologies: CUBES,
     },
     Chip {
@@ -74,6 +77,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         device_memory: 16_909_336_064,
         tflops: 197.0,
         gb_per_s: 819.0,
+        mxu: 128,
         topologies: FLAT,
     },
     Chip {
@@ -85,6 +89,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         device_memory: 102_786_660_352,
         tflops: 459.0,
         gb_per_s: 2765.0,
+        mxu: 128,
         topologies: CUBES,
     },
     Chip {
@@ -96,6 +101,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         device_memory: 33_546_042_880,
         tflops: 918.0,
         gb_per_s: 1638.0,
+        mxu: 256,
         topologies: FLAT,
     },
     Chip {
@@ -107,6 +113,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         device_memory: 101_724_450_816,
         tflops: 2307.0,
         gb_per_s: 7380.0,
+        mxu: 256,
         topologies: CUBES,
     },
 ];

@@ -9,6 +9,8 @@ use super::Report;
 use super::aot::Effort;
 use super::budget;
 use super::fit::Fitted;
+use super::notes::notes;
+use super::prices::usd;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
 use crate::graphs::{amount, short};
@@ -20,11 +22,11 @@ impl Report {
         let mut out = String::new();
         for slice in &self.slices {
             let _ = writeln!(out, "{bold}{}{bold:#}  {}", slice.slice, place(slice));
-            out += &slice_text(slice);
+            out += &slice_text(slice, self.run_steps);
             out.push('\n');
         }
         if self.slices.len() > 1 {
-            out += &table(&self.slices);
+            out += &table(&self.ranked());
         }
         let dim = Style::new().dimmed();
         let took = duration(Duration::from_secs_f64(self.elapsed_s));
@@ -57,7 +59,7 @@ pub(crate) fn mark(verdict: Verdict) -> (&'static str, Style, &'static str) {
     }
 }
 
-fn slice_text(s: &Judged) -> String {
+fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     let dim = Style::new().dimmed();
     let (sign, style, words) = mark(s.verdict);
     let mut out = format!("  {style}{sign} {words}{style:#}");
@@ -77,6 +79,7 @@ fn slice_text(s: &Judged) -> String {
     out += &s.fit.as_ref().map_or(String::new(), Fitted::text);
     out += &largest(s);
     out += &step(s);
+    out += &notes(s, run_steps);
     out += &programs(&s.programs);
     out += &host(s);
     out
@@ -171,6 +174,9 @@ fn programs(all: &[Judgement]) -> String {
             p.launches,
             p.name,
         );
+        if let Some(why) = p.why.as_ref().filter(|w| w.nearest.is_some()) {
+            let _ = writeln!(out, "            {dim}{}{dim:#}", cut(&why.text(), 100));
+        }
     }
     if all.len() > LISTED {
         let _ = writeln!(out, "  and {} more", all.len() - LISTED);
@@ -197,17 +203,26 @@ fn host(s: &Judged) -> String {
     out
 }
 
-/// Several slices side by side.
-fn table(slices: &[Judged]) -> String {
+/// Several slices side by side, the cheapest that fits first.
+fn table(slices: &[&Judged]) -> String {
     let bold = Style::new().bold();
-    let mut out =
-        format!("{bold}{:14}  {:>10}  {:>10}  {:>9}{bold:#}\n", "slice", "memory", "limit", "at least");
+    let mut out = format!(
+        "{bold}{:14}  {:>10}  {:>10}  {:>9}  {:>13}  {:>9}{bold:#}\n",
+        "slice", "memory", "limit", "at least", "a step", "an hour"
+    );
     for s in slices {
         let size = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), bytes);
-        let least = s.step.as_ref().and_then(|t| t.work.roofline_s).map_or_else(|| "-".to_owned(), time);
+        let least = s.least_s().map_or_else(|| "-".to_owned(), time);
         let (_, style, words) = mark(s.verdict);
         let (need, limit) = (size(s.need_bytes), size(s.limit_bytes));
-        let _ = writeln!(out, "{:14}  {need:>10}  {limit:>10}  {least:>9}  {style}{words}{style:#}", s.slice);
+        let dollars = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), usd);
+        let step = dollars(s.price.as_ref().and_then(|p| p.usd_per_step));
+        let hour = dollars(s.price.as_ref().map(|p| p.usd_per_hour));
+        let _ = writeln!(
+            out,
+            "{:14}  {need:>10}  {limit:>10}  {least:>9}  {step:>13}  {hour:>9}  {style}{words}{style:#}",
+            s.slice
+        );
     }
     out.push('\n');
     out

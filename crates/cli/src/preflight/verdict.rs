@@ -4,8 +4,10 @@ use serde::Serialize;
 
 use super::aot::{Memory, Outcome};
 use super::budget::{self, Held};
-use super::capture::{Capture, Captured, FellBack, Moved, Tensor};
+use super::capture::{Capture, Captured, FellBack, Moved, Tensor, Undonated, Why};
 use super::fit::Fitted;
+use super::padding::Padding;
+use super::prices::Price;
 use super::slices::{Chip, Slice};
 use super::work::Work;
 
@@ -69,6 +71,12 @@ pub(crate) struct Judged {
     pub(crate) steps_captured: u64,
     pub(crate) resident_peak_bytes: u64,
     pub(crate) step: Option<Step>,
+    /// None where nobody knows a price.
+    pub(crate) price: Option<Price>,
+    /// From 1 on: the cheapest that fits is first.
+    pub(crate) rank: u64,
+    /// What tiles waste in the last step.
+    pub(crate) padding: Option<Padding>,
     pub(crate) programs: Vec<Judgement>,
     /// Of the last step.
     pub(crate) host_reads: Vec<Moved>,
@@ -105,8 +113,12 @@ pub(crate) struct Judgement {
     /// In use besides its arguments.
     pub(crate) beside_bytes: u64,
     pub(crate) memory_bytes: Option<Memory>,
+    /// Why it is a program of its own.
+    pub(crate) why: Option<Why>,
     /// The largest arguments and outputs.
     pub(crate) tensors: Vec<Tensor>,
+    /// Arguments that nobody uses after it in the last step and that no output overwrites.
+    pub(crate) undonated: Vec<Undonated>,
     pub(crate) work: Option<Work>,
 }
 
@@ -131,6 +143,9 @@ impl Judged {
             steps_captured: 0,
             resident_peak_bytes: 0,
             step: None,
+            price: None,
+            rank: 1,
+            padding: None,
             programs: Vec::new(),
             host_reads: Vec::new(),
             host_writes: Vec::new(),
@@ -148,6 +163,11 @@ impl Judged {
     /// Programs that are not the same.
     pub(crate) fn distinct_programs(&self) -> usize {
         self.programs.iter().map(|p| &p.id).collect::<std::collections::BTreeSet<_>>().len()
+    }
+
+    /// How long a step takes at least.
+    pub(crate) fn least_s(&self) -> Option<f64> {
+        self.step.as_ref().and_then(|s| s.work.roofline_s)
     }
 
     /// Adds what was captured and what the compiler made of it.
@@ -177,6 +197,8 @@ impl Judged {
             step.work = Work { product_flops: step.work.product_flops, ..Work::default() };
         }
         self.step = Some(step);
+        let of_step = capture.programs.iter().map(|p| (p, p.launches_in(last))).filter(|(_, n)| *n > 0);
+        self.padding = chip.map(|c| Padding::of(c, of_step));
         self.steps_captured = capture.steps;
         self.resident_peak_bytes = capture.resident_peak_bytes;
         let of_last = |all: &[Moved]| all.iter().filter(|m| m.step == last).cloned().collect();
@@ -240,7 +262,9 @@ fn judgement(
         need_bytes: need,
         beside_bytes: p.beside_bytes,
         memory_bytes: memory,
+        why: p.why.clone(),
         tensors: p.largest(),
+        undonated: p.undonated.clone(),
         work: outcome.and_then(|o| p.work(chip, o)),
     }
 }
@@ -258,7 +282,8 @@ mod tests {
                 "inputs": ["float32[1000]", "float32[500]"], "input_lines": ["a.py:1", null],
                 "outputs": ["float32[1000]"], "output_ops": [0], "launches": [[0, 1], [1, 2]], "beside_bytes": 1000,
                 "input_bytes": [4000, 2000], "output_bytes": [4000], "donated": [0],
-                "products": [{"dtype": "float32", "precision": "HIGHEST", "flops": 1e12}],
+                "products": [{"dtype": "float32", "precision": "HIGHEST", "flops": 1e12, "batch": 1, "m": 1e4, "n": 5e3, "k": 1e4,
+                              "count": 1, "op": "mm", "line": "a.py:3"}],
             }],
             "reads": [{"step": 0, "line": "a.py:1", "count": 9, "bytes": 9}, {"step": 1, "line": "a.py:2", "count": 1, "bytes": 4}],
             "writes": [], "fallbacks": [], "resident_peak_bytes": 7000,
