@@ -4,14 +4,18 @@
 //! programs (script.rs); the plugin compiles them in another one for each slice (aot.rs); the rest is arithmetic (work.rs,
 //! verdict.rs) and its presentation (text.rs).
 
+mod annotate;
 pub(crate) mod aot;
 mod budget;
 mod capture;
 mod fit;
+mod ici;
 mod notes;
 mod padding;
+mod parallel;
 mod prices;
 mod progress;
+mod rules;
 mod script;
 mod session;
 mod slices;
@@ -35,6 +39,7 @@ use crate::machine;
 use aot::Effort;
 use budget::Limit;
 use fit::{Bounds, Fit};
+use parallel::Parallel;
 use prices::Prices;
 use session::{Place, Session, Variant};
 use slices::Slice;
@@ -73,6 +78,9 @@ struct Options {
     /// What the script reads where it asks for a computed value [default: 0]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     host_value: Option<f64>,
+    /// How the step is split over the chips: dp, fsdp, auto (the better of both), or a file of patterns (.toml)
+    #[arg(long, value_name = "HOW")]
+    parallel: Option<Parallel>,
     /// What it may take at most, else the exit status is 1, for instance hbm=90%,graphs=2,syncs=0,fallbacks=0,step_ms=80
     #[arg(long, value_name = "LIMITS", value_delimiter = ',')]
     budget: Vec<Limit>,
@@ -123,6 +131,7 @@ impl Preflight {
         options.fit_multiple = behind.fit_multiple.or(options.fit_multiple);
         options.fit_tries = behind.fit_tries.or(options.fit_tries);
         options.fit_minutes = behind.fit_minutes.or(options.fit_minutes);
+        options.parallel = behind.parallel.or(options.parallel);
         options.host_value = behind.host_value.or(options.host_value);
         options.prices = behind.prices.or(options.prices);
         options.run_steps = behind.run_steps.or(options.run_steps);
@@ -219,7 +228,9 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     let places: Vec<Place> = slices.iter().zip(plugins).map(place).collect::<anyhow::Result<_>>()?;
     let call = (steps, options.host_value.unwrap_or(0.0));
     let runs = BTreeMap::new();
-    let mut session = Session { script: &script, places: places.clone(), call, effort, facts, runs };
+    let parallel = options.parallel.as_ref();
+    let mut session =
+        Session { script: &script, places: places.clone(), call, effort, parallel, facts, runs };
     let mut judged = Vec::new();
     for place in places {
         if judged.iter().any(|j: &Judged| j.interrupted) {

@@ -20,6 +20,9 @@ use oxitorch_pjrt::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::annotate::annotate;
+use super::ici::Sent;
+use super::parallel::Plan;
 use crate::facts::Facts;
 
 /// What the child is to do.
@@ -36,6 +39,9 @@ pub(crate) struct Work {
     topology: Option<String>,
     #[arg(long, value_enum, default_value = "fast")]
     effort: Effort,
+    /// A file that says how the programs are split over the devices
+    #[arg(long)]
+    plan: Option<PathBuf>,
     /// End when stdin does, which is when the parent has ended
     #[arg(long)]
     attached: bool,
@@ -90,6 +96,8 @@ pub(crate) struct Outcome {
     /// The compiler's estimates.
     pub(crate) flops: Option<f64>,
     pub(crate) bytes_accessed: Option<f64>,
+    /// What devices send each other, if the program is split.
+    pub(crate) collectives: Option<Vec<Sent>>,
 }
 
 /// Memory of a program on one device, in bytes.
@@ -116,11 +124,15 @@ pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
         Err(e) => return say(&Said::Failed(format!("{e:#}"))),
     };
     say(&maker.describe()?)?;
+    let plan: Option<Plan> = match &work.plan {
+        Some(file) => Some(serde_json::from_slice(&fs::read(file)?)?),
+        None => None,
+    };
     let queue = Mutex::new(programs(&work.folder)?.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || -> anyhow::Result<()> {
         while let Some(program) = next() {
-            compile_one(&maker, program, work)?;
+            compile_one(&maker, program, work, plan.as_ref())?;
         }
         Ok(())
     };
@@ -146,11 +158,19 @@ const THREADS: usize = 4;
 /// XLA walks through chains of ops by recursion. Only what is used of it takes memory.
 const STACK_BYTES: usize = 64 << 20;
 
-fn compile_one(maker: &Maker, program: Captured, work: &Work) -> anyhow::Result<()> {
+fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan>) -> anyhow::Result<()> {
     say(&Said::Begun(program.id.clone()))?;
     let start = Instant::now();
-    let text = fs::read(work.folder.join(format!("{}.mlir", program.id)))?;
-    let mut outcome = match maker.make(&text, &program.compile_options(work.effort)) {
+    let mut text = fs::read_to_string(work.folder.join(format!("{}.mlir", program.id)))?;
+    let mut options = program.compile_options(work.effort);
+    if let Some((plan, splits)) = plan.and_then(|plan| Some((plan, plan.of(&program.id)?))) {
+        let annotated = annotate(&text, &plan.mesh, splits)?;
+        text = annotated.text;
+        options.partitions = plan.mesh.devices() as usize;
+        (options.spmd, options.shardy) = (true, true);
+        (options.open_params, options.open_outputs) = (annotated.open_params, annotated.open_outputs);
+    }
+    let mut outcome = match maker.make(text.as_bytes(), &options) {
         Ok(outcome) => outcome,
         Err(e) => Outcome {
             out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
@@ -257,7 +277,15 @@ impl Maker {
     fn make(&self, text: &[u8], options: &CompileOptions) -> Result<Outcome, Error> {
         let program = Program::mlir(text);
         match self {
-            Maker::Topology(topology) => measure(&topology.compile(&program, options)?, true),
+            Maker::Topology(topology) => {
+                let compiled = topology.compile(&program, options)?;
+                let mut outcome = measure(&compiled, true)?;
+                if options.partitions > 1 {
+                    let all = compiled.optimized_program()?.collectives();
+                    outcome.collectives = all.map(|all| all.into_iter().map(Sent::from).collect());
+                }
+                Ok(outcome)
+            }
             Maker::Client(client) => measure(client.compile(&program, options)?.compiled(), false),
         }
     }
@@ -317,10 +345,14 @@ impl Compiling {
         topology: Option<&str>,
         effort: Effort,
         folder: &Path,
+        plan: Option<&Path>,
     ) -> anyhow::Result<Compiling> {
         let mut command = Command::new(&facts.executable);
         command.args(["-m", "oxitorch", "aot", platform.name()]).arg(library).arg(folder);
         command.args(topology.map(|t| format!("--topology={t}")));
+        if let Some(plan) = plan {
+            command.arg("--plan").arg(plan);
+        }
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
         command.arg("--attached").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start the compiler's process")?;

@@ -192,7 +192,7 @@ mod tests {
             need_bytes: Some(900),
             limit_bytes: Some(1000),
             steps_captured: 2,
-            step: Some(Step { launches: 4, programs: 3, work }),
+            step: Some(Step { launches: 4, programs: 3, work, ..Step::default() }),
             fallbacks: serde_json::from_value(fallbacks).unwrap(),
             ..Judged::unknown(&slice, String::new())
         }

@@ -7,7 +7,7 @@ use super::slices::Chip;
 use super::work::{Work, passes};
 
 /// What a run on a device that is not there has left, as the engine writes it.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Capture {
     /// Training steps that have ended.
     pub(crate) steps: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Capture {
 }
 
 /// A captured program.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Captured {
     pub(crate) id: String,
     pub(crate) name: String,
@@ -41,6 +41,18 @@ pub(crate) struct Captured {
     pub(crate) input_bytes: Vec<u64>,
     pub(crate) output_bytes: Vec<u64>,
     pub(crate) donated: Vec<u32>,
+    #[serde(default)]
+    pub(crate) input_roles: Vec<Role>,
+    #[serde(default)]
+    pub(crate) output_roles: Vec<Role>,
+    /// What of `beside_bytes` has a name.
+    #[serde(default)]
+    pub(crate) named_beside: Vec<Beside>,
+    /// Along which axes of a mesh the dimensions of each argument are split.
+    #[serde(skip)]
+    pub(crate) input_splits: Vec<Option<String>>,
+    #[serde(skip)]
+    pub(crate) output_splits: Vec<Option<String>>,
     pub(crate) products: Vec<Products>,
     #[serde(default)]
     pub(crate) why: Option<Why>,
@@ -48,15 +60,39 @@ pub(crate) struct Captured {
     pub(crate) undonated: Vec<Undonated>,
 }
 
+/// What a tensor is for: `parameter`, `gradient`, `state`, `buffer` with names; `data` came from the host in the step,
+/// `intermediate` from another program of it, `other` was there before; `number` goes along with a launch.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct Role {
+    pub(crate) role: String,
+    pub(crate) name: Option<String>,
+}
+
+impl Role {
+    /// Role and name in one.
+    pub(crate) fn key(&self) -> String {
+        format!("{} {}", self.role, self.name.as_deref().unwrap_or_default())
+    }
+}
+
+/// A tensor that is alive while a program runs that does not take it.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Beside {
+    #[serde(flatten)]
+    pub(crate) role: Role,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: u64,
+}
+
 /// A recorded operation.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Op {
     pub(crate) op: String,
     pub(crate) line: Option<String>,
 }
 
 /// Matrix products and convolutions of a line that are alike: batches of products of an m x k by a k x n matrix.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Products {
     pub(crate) dtype: String,
     pub(crate) precision: String,
@@ -137,7 +173,10 @@ pub(crate) struct Tensor {
     pub(crate) role: &'static str,
     /// Dtype and shape.
     pub(crate) r#type: String,
+    /// On one device.
     pub(crate) bytes: u64,
+    /// Along which axes of the mesh each dimension is split, `-` for none.
+    pub(crate) split: Option<String>,
     /// Whether an output takes its memory.
     pub(crate) overwritten: bool,
     /// The operation that makes it, if the program does.
@@ -164,6 +203,14 @@ pub(crate) struct FellBack {
     pub(crate) count: u64,
 }
 
+const UNKNOWN: &Role = &Role { role: String::new(), name: None };
+
+/// The dimensions in `float32[64, 32]`.
+fn shape(text: &str) -> Vec<u64> {
+    let inner = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(dims, _)| dims);
+    inner.split(',').filter_map(|n| n.trim().parse().ok()).collect()
+}
+
 /// Tensors of a program that are named.
 const LARGEST: usize = 16;
 
@@ -176,6 +223,22 @@ impl Capture {
 }
 
 impl Captured {
+    pub(crate) fn input_role(&self, i: usize) -> &Role {
+        self.input_roles.get(i).unwrap_or(UNKNOWN)
+    }
+
+    pub(crate) fn output_role(&self, i: usize) -> &Role {
+        self.output_roles.get(i).unwrap_or(UNKNOWN)
+    }
+
+    pub(crate) fn input_shape(&self, i: usize) -> Vec<u64> {
+        self.inputs.get(i).map_or_else(Vec::new, |t| shape(t))
+    }
+
+    pub(crate) fn output_shape(&self, i: usize) -> Vec<u64> {
+        self.outputs.get(i).and_then(Option::as_deref).map_or_else(Vec::new, shape)
+    }
+
     pub(crate) fn launches_in(&self, step: u64) -> u64 {
         self.launches.iter().filter(|(s, _)| *s == step).map(|(_, n)| n).sum()
     }
@@ -185,13 +248,15 @@ impl Captured {
         let product_flops = self.products.iter().map(|p| p.flops).sum();
         let passed: f64 = self.products.iter().map(|p| p.flops * passes(&p.dtype, &p.precision)).sum();
         let times = chip.map(|c| (passed / c.device_flops(), bytes_accessed / c.device_bytes_per_s()));
+        let ici = outcome.collectives.as_ref().map(|all| all.iter().filter_map(|c| c.ici_s).sum::<f64>());
         let mut work = Work {
             flops,
             product_flops,
             bytes_accessed,
             mxu_s: times.map(|t| t.0),
             hbm_s: times.map(|t| t.1),
-            roofline_s: times.map(|t| t.0.max(t.1)),
+            ici_s: ici,
+            roofline_s: times.map(|t| t.0.max(t.1).max(ici.unwrap_or(0.0))),
             ..Work::default()
         };
         work.finish(chip);
@@ -212,6 +277,7 @@ impl Captured {
             role: "argument",
             r#type: ty.clone(),
             bytes: self.input_bytes.get(i).copied().unwrap_or(0),
+            split: self.input_splits.get(i).cloned().flatten(),
             overwritten: self.donated.contains(&(i as u32)),
             op: None,
             line: self.input_lines.get(i).cloned().flatten(),
@@ -222,6 +288,7 @@ impl Captured {
                 role: "output",
                 r#type: ty.clone().unwrap_or_default(),
                 bytes: self.output_bytes.get(i).copied().unwrap_or(0),
+                split: self.output_splits.get(i).cloned().flatten(),
                 overwritten: false,
                 op: made.map(|o| o.op.clone()),
                 line: made.and_then(|o| o.line.clone()),

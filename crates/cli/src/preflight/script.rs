@@ -12,6 +12,7 @@ use oxitorch_pjrt::Found;
 
 use super::aot::{Compiling, Effort, Interrupted, Outcome, Said};
 use super::capture::Capture;
+use super::parallel::{Plan, Strategy};
 use super::progress::{Ticker, elapsed, say};
 use super::slices::Slice;
 use super::verdict::{Judged, Verdict};
@@ -133,15 +134,27 @@ impl Run {
         memory: u64,
         plugin: &Found,
         effort: Effort,
+        strategy: Option<&Strategy>,
         facts: &Facts,
     ) -> Judged {
         let mut judged = Judged::unknown(slice, self.failure.clone().unwrap_or_default());
         judged.interrupted = self.interrupted;
         let Some(capture) = &self.capture else { return judged };
         judged.limit_bytes = Some(memory);
+        let plan = match strategy.map(|s| Plan::new(capture, s, slice.devices())).transpose() {
+            Ok(plan) => plan,
+            Err(why) => return Judged { reason: Some(why), ..judged },
+        };
         let mut outcomes = Vec::new();
-        let failed = self.compile(slice, plugin, effort, facts, &mut judged, &mut outcomes);
-        judged.judge(slice.chip(), capture, &outcomes);
+        let failed = self.compile(slice, plugin, effort, plan.as_ref(), facts, &mut judged, &mut outcomes);
+        match plan {
+            Some(plan) => {
+                judged.judge(slice.chip(), &plan.on_one_device(capture), &outcomes);
+                judged.chips_used = slice.chips;
+                judged.parallel = Some(plan.told);
+            }
+            None => judged.judge(slice.chip(), capture, &outcomes),
+        }
         if let Err(e) = failed {
             let done = format!("{} of {}", outcomes.len(), many(self.distinct() as u64, "program"));
             // What does not fit does not fit with the rest.
@@ -169,12 +182,22 @@ impl Run {
         slice: &Slice,
         plugin: &Found,
         effort: Effort,
+        plan: Option<&Plan>,
         facts: &Facts,
         judged: &mut Judged,
         outcomes: &mut Vec<Outcome>,
     ) -> anyhow::Result<()> {
         let what = (slice.platform(), plugin.path.as_path());
-        let mut child = Compiling::start(facts, what, slice.topology(), effort, self.folder.path())?;
+        let folder = self.folder.path();
+        let file = match plan {
+            Some(plan) => {
+                let file = folder.join(format!("plan-{}.json", plan.told.strategy));
+                fs::write(&file, serde_json::to_vec(plan)?)?;
+                Some(file)
+            }
+            None => None,
+        };
+        let mut child = Compiling::start(facts, what, slice.topology(), effort, folder, file.as_deref())?;
         let ticker = Ticker::start("compiling", format!(" for {}", slice.name), self.distinct());
         let names = self.capture.iter().flat_map(|c| &c.programs);
         let describe = |id: &str| {
@@ -203,7 +226,9 @@ impl Run {
                     judged.limit_bytes = known.or(judged.limit_bytes);
                 }
                 Said::Begun(id) => ticker.begun(&id, describe(&id)),
-                Said::Done(outcome) => {
+                Said::Done(mut outcome) => {
+                    let sent = outcome.collectives.iter_mut().flatten();
+                    sent.for_each(|c| *c = c.timed(slice));
                     ticker.ended(&outcome.id);
                     let took = duration(Duration::from_secs_f64(outcome.compile_s));
                     let what = if outcome.error.is_some() { "failed" } else { "done" };

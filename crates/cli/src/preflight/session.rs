@@ -6,6 +6,7 @@ use oxitorch_pjrt::Found;
 
 use super::aot::Effort;
 use super::fit::Argument;
+use super::parallel::{self, Parallel, Strategy};
 use super::script::Runs;
 use super::slices::Slice;
 use super::verdict::Judged;
@@ -33,6 +34,7 @@ pub(crate) struct Session<'a> {
     /// Steps, and what is read where nothing was computed.
     pub(crate) call: (u64, f64),
     pub(crate) effort: Effort,
+    pub(crate) parallel: Option<&'a Parallel>,
     pub(crate) facts: &'a Facts,
     pub(crate) runs: BTreeMap<Variant, Runs<'a>>,
 }
@@ -56,6 +58,8 @@ impl<'a> Session<'a> {
         });
         let Place { slice, memory, plugin } = place;
         let run = runs.of(slice, memory)?;
-        Ok((run.judge(slice, memory, plugin, self.effort, self.facts), run.batch))
+        let strategies = Parallel::strategies(self.parallel, slice.devices())?;
+        let judge = |s: Option<&Strategy>| run.judge(slice, memory, plugin, self.effort, s, self.facts);
+        Ok((parallel::judge(&strategies, judge), run.batch))
     }
 }

@@ -29,6 +29,9 @@ pub(crate) struct Chip {
     pub(crate) gb_per_s: f64,
     /// Rows and columns of a matrix unit.
     pub(crate) mxu: u64,
+    /// Of all links to other chips, both directions together: the vendor's number, and for v4 its all-reduce bandwidth of
+    /// a pod (1.1 PB/s) for each of 4096 chips, twice, as it is for the others.
+    pub(crate) ici_gb_per_s: f64,
     /// The topologies that slices have, by their number of chips.
     pub(crate) topologies: &'static [(u32, &'static str)],
 }
@@ -66,6 +69,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         tflops: 275.0,
         gb_per_s: 1200.0,
         mxu: 128,
+        ici_gb_per_s: 540.0,
         topologies: CUBES,
     },
     Chip {
@@ -78,6 +82,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         tflops: 197.0,
         gb_per_s: 819.0,
         mxu: 128,
+        ici_gb_per_s: 400.0,
         topologies: FLAT,
     },
     Chip {
@@ -90,6 +95,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         tflops: 459.0,
         gb_per_s: 2765.0,
         mxu: 128,
+        ici_gb_per_s: 1200.0,
         topologies: CUBES,
     },
     Chip {
@@ -102,6 +108,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         tflops: 918.0,
         gb_per_s: 1638.0,
         mxu: 256,
+        ici_gb_per_s: 800.0,
         topologies: FLAT,
     },
     Chip {
@@ -114,6 +121,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         tflops: 2307.0,
         gb_per_s: 7380.0,
         mxu: 256,
+        ici_gb_per_s: 1200.0,
         topologies: CUBES,
     },
 ];
@@ -143,6 +151,11 @@ impl Slice {
         let found = chip.and_then(|chip| Some((chip, chip.topology(size)?)));
         let Some((chip, (chips, topology))) = found else { bail!(unknown(name, &lower, chip)) };
         Ok(Slice { name: name.to_owned(), tpu: Some((chip, format!("{}:{topology}", chip.name))), chips })
+    }
+
+    /// Devices in it.
+    pub(crate) fn devices(&self) -> u64 {
+        u64::from(self.chips) * self.chip().map_or(1, |c| u64::from(c.devices))
     }
 
     /// The platform that compiles for it.
@@ -184,6 +197,21 @@ impl Chip {
     /// Bytes that go to and from a device's memory in a second.
     pub(crate) fn device_bytes_per_s(&self) -> f64 {
         self.gb_per_s * 1e9 / f64::from(self.devices)
+    }
+
+    /// Bytes that a link to another chip carries in a second, in one direction: there are two along each axis.
+    pub(crate) fn link_bytes_per_s(&self) -> f64 {
+        let axes = self.topologies[0].1.split('x').count();
+        self.ici_gb_per_s * 1e9 / 2.0 / (2 * axes) as f64
+    }
+
+    /// Whether the chips along a side of a slice are a ring: where it is as long as a pod's (16) on flat ones, and in
+    /// slices of whole cubes of 4x4x4.
+    pub(crate) fn wraps(&self, sides: &[u64], side: u64) -> bool {
+        match sides.len() {
+            2 => side == 16,
+            _ => sides.iter().all(|n| n % 4 == 0),
+        }
     }
 
     /// The names of its slices.
@@ -257,7 +285,10 @@ mod tests {
                 c.topologies.iter().map(|(n, t)| format!("{}-{} {t}", c.name, n * c.cores)).collect();
             let also = c.also.join(", ");
             let (name, cores, devices, memory) = (c.name, c.cores, c.devices, c.device_memory);
-            let numbers = format!("{cores} | {devices} | {} | {} | {memory}", c.tflops, c.gb_per_s);
+            let numbers = format!(
+                "{cores} | {devices} | {} | {} | {} | {memory}",
+                c.tflops, c.gb_per_s, c.ici_gb_per_s
+            );
             let row =
                 format!("| {name} | {also} | {numbers} | {} |", slices.join(", ")).replace("|  |", "| |");
             assert!(page.contains(&row), "docs/preflight.md lacks\n{row}");

@@ -43,7 +43,12 @@ fn place(s: &Judged) -> String {
     let topology = s.topology.as_ref().map_or(String::new(), |t| format!(", topology {t}"));
     let chips = match s.chips {
         1 => "1 chip".to_owned(),
-        n => format!("{} of {n} chips: the script uses one device", s.chips_used),
+        n => match &s.parallel {
+            Some(told) => format!("{n} chips, {}", told.words()),
+            None => {
+                format!("{} of {n} chips: the script uses one device (--parallel splits it)", s.chips_used)
+            }
+        },
     };
     format!("{}{topology}, {chips}", s.device)
 }
@@ -71,6 +76,9 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     out.push('\n');
     if let Some(why) = s.reason.as_ref().filter(|w| !w.is_empty()) {
         why.lines().for_each(|l| _ = writeln!(out, "    {l}"));
+    }
+    for note in s.parallel.iter().flat_map(|p| &p.notes) {
+        let _ = writeln!(out, "    {note}");
     }
     if s.verdict.status() == 0 && s.platform == "tpu" {
         let _ = writeln!(out, "    {dim}what the run time keeps for itself on a chip is not in this{dim:#}");
@@ -110,6 +118,7 @@ fn largest(s: &Judged) -> String {
         let line = t.line.as_deref().map_or("an unknown line", short);
         let op = t.op.as_ref().map_or(String::new(), |o| format!(" {o}"));
         let given = if t.overwritten { ", overwritten" } else { "" };
+        let op = t.split.as_ref().map_or(op.clone(), |s| format!("{op}, split [{s}]"));
         let _ = writeln!(out, "    {:>10}  {:8} {}, {line}{op}{given}", bytes(t.bytes), t.role, t.r#type);
     }
     out
@@ -140,9 +149,19 @@ fn step(s: &Judged) -> String {
         let _ = writeln!(out, "    {moved} to and from memory, {intensity:.1} FLOP per byte");
     }
     if let (Some(t), Some(mxu), Some(hbm)) = (step.work.roofline_s, step.work.mxu_s, step.work.hbm_s) {
-        let bound = if step.work.bound == Some("mxu") { "the matrix unit" } else { "memory bandwidth" };
+        let bound = match step.work.bound {
+            Some("mxu") => "the matrix unit",
+            Some("ici") => "the links between chips",
+            _ => "memory bandwidth",
+        };
+        let links = step.work.ici_s.map_or(String::new(), |s| format!(", links {}", time(s)));
         let (mxu, hbm) = (time(mxu), time(hbm));
-        let _ = writeln!(out, "    at least {}: bound by {bound} (products {mxu}, memory {hbm})", time(t));
+        let _ =
+            writeln!(out, "    at least {}: bound by {bound} (products {mxu}, memory {hbm}{links})", time(t));
+    }
+    for c in &step.collectives {
+        let least = c.ici_s.map_or(String::new(), |s| format!(", at least {}", time(s)));
+        let _ = writeln!(out, "    {} x {}, {} a chip{least}", c.count, c.kind, bytes(c.bytes));
     }
     if let Some(share) = step.work.mfu_ceiling {
         let _ = writeln!(out, "    at most {:.1} % of the chip's bfloat16 peak", 100.0 * share);

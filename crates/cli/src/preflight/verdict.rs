@@ -6,7 +6,9 @@ use super::aot::{Memory, Outcome};
 use super::budget::{self, Held};
 use super::capture::{Capture, Captured, FellBack, Moved, Tensor, Undonated, Why};
 use super::fit::Fitted;
+use super::ici::{self, Sent};
 use super::padding::Padding;
+use super::parallel::Told;
 use super::prices::Price;
 use super::slices::{Chip, Slice};
 use super::work::Work;
@@ -55,6 +57,8 @@ pub(crate) struct Judged {
     pub(crate) chips: u32,
     /// How many of them the script's programs run on.
     pub(crate) chips_used: u32,
+    /// How the work is split over them.
+    pub(crate) parallel: Option<Told>,
     pub(crate) compiler: String,
     pub(crate) verdict: Verdict,
     /// Why it is not known, or what is in the way.
@@ -91,6 +95,8 @@ pub(crate) struct Judged {
 pub(crate) struct Step {
     pub(crate) launches: u64,
     pub(crate) programs: u64,
+    /// What chips send each other, by kind.
+    pub(crate) collectives: Vec<ici::Kind>,
     #[serde(flatten)]
     pub(crate) work: Work,
 }
@@ -120,6 +126,8 @@ pub(crate) struct Judgement {
     /// Arguments that nobody uses after it in the last step and that no output overwrites.
     pub(crate) undonated: Vec<Undonated>,
     pub(crate) work: Option<Work>,
+    /// What chips send each other in a launch, the most bytes first.
+    pub(crate) collectives: Vec<Sent>,
 }
 
 impl Judged {
@@ -132,6 +140,7 @@ impl Judged {
             device: slice.chip().map_or("this machine's processor", |c| c.kind).to_owned(),
             chips: slice.chips,
             chips_used: 1,
+            parallel: None,
             compiler: String::new(),
             verdict: Verdict::Unknown,
             reason: Some(reason),
@@ -192,6 +201,9 @@ impl Judged {
                 None => whole = false,
             }
         }
+        step.collectives = ici::kinds(
+            self.programs.iter().flat_map(|p| p.collectives.iter().map(|c| (c, p.launches_in_last_step))),
+        );
         step.work.finish(chip);
         if !whole {
             step.work = Work { product_flops: step.work.product_flops, ..Work::default() };
@@ -266,6 +278,7 @@ fn judgement(
         tensors: p.largest(),
         undonated: p.undonated.clone(),
         work: outcome.and_then(|o| p.work(chip, o)),
+        collectives: outcome.and_then(|o| o.collectives.clone()).unwrap_or_default(),
     }
 }
 

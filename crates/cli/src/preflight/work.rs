@@ -17,8 +17,10 @@ pub(crate) struct Work {
     pub(crate) intensity: f64,
     pub(crate) mxu_s: Option<f64>,
     pub(crate) hbm_s: Option<f64>,
+    /// On the links between chips; not known where the work is not split.
+    pub(crate) ici_s: Option<f64>,
     pub(crate) roofline_s: Option<f64>,
-    /// `mxu` or `hbm`.
+    /// `mxu`, `hbm` or `ici`.
     pub(crate) bound: Option<&'static str>,
     /// Share of the peak that no run can exceed.
     pub(crate) mfu_ceiling: Option<f64>,
@@ -41,6 +43,7 @@ impl Work {
         self.bytes_accessed += times * other.bytes_accessed;
         self.mxu_s = sum(self.mxu_s, other.mxu_s);
         self.hbm_s = sum(self.hbm_s, other.hbm_s);
+        self.ici_s = sum(self.ici_s, other.ici_s);
         self.roofline_s = sum(self.roofline_s, other.roofline_s);
     }
 
@@ -49,7 +52,11 @@ impl Work {
         if self.bytes_accessed > 0.0 {
             self.intensity = self.flops / self.bytes_accessed;
         }
-        self.bound = self.mxu_s.zip(self.hbm_s).map(|(mxu, hbm)| if mxu > hbm { "mxu" } else { "hbm" });
+        self.bound = self.mxu_s.zip(self.hbm_s).map(|(mxu, hbm)| match self.ici_s {
+            Some(ici) if ici > mxu.max(hbm) => "ici",
+            _ if mxu > hbm => "mxu",
+            _ => "hbm",
+        });
         let share = |(c, s): (&Chip, f64)| self.product_flops / (s * c.device_flops());
         self.mfu_ceiling = chip.zip(self.roofline_s.filter(|s| *s > 0.0)).map(share);
     }

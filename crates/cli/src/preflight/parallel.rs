@@ -1,0 +1,501 @@
+//! How a program that was recorded for one device is split over the chips of a slice.
+//!
+//! A [`Plan`] says for each argument and result which of its dimensions are cut along which axes of a mesh of devices. It
+//! follows from what the tensors are for; the compiler finds the rest of the program's shardings and puts in the
+//! collectives.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::capture::{Beside, Capture, Captured, Role};
+use super::rules::Rules;
+use super::verdict::{Judged, Verdict};
+
+/// What the user asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Parallel {
+    Dp,
+    Fsdp,
+    /// The better of both.
+    Auto,
+    /// A file of patterns.
+    Rules(PathBuf),
+}
+
+impl FromStr for Parallel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Parallel, String> {
+        match text {
+            "dp" => Ok(Parallel::Dp),
+            "fsdp" => Ok(Parallel::Fsdp),
+            "auto" => Ok(Parallel::Auto),
+            file if file.ends_with(".toml") => Ok(Parallel::Rules(file.into())),
+            _ => Err("expected dp, fsdp, auto, or a file of patterns that ends in .toml".to_owned()),
+        }
+    }
+}
+
+impl Parallel {
+    /// The ways to try on so many devices; none on one.
+    pub(crate) fn strategies(parallel: Option<&Parallel>, devices: u64) -> anyhow::Result<Vec<Strategy>> {
+        Ok(match parallel.filter(|_| devices > 1) {
+            None => Vec::new(),
+            Some(Parallel::Dp) => vec![Strategy::Dp],
+            Some(Parallel::Fsdp) => vec![Strategy::Fsdp],
+            Some(Parallel::Auto) => vec![Strategy::Dp, Strategy::Fsdp],
+            Some(Parallel::Rules(file)) => vec![Strategy::Rules(Rules::read(file)?)],
+        })
+    }
+}
+
+/// One way to split.
+#[derive(Clone, Debug)]
+pub(crate) enum Strategy {
+    Dp,
+    Fsdp,
+    Rules(Rules),
+}
+
+impl Strategy {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Strategy::Dp => "dp",
+            Strategy::Fsdp => "fsdp",
+            Strategy::Rules(_) => "rules",
+        }
+    }
+}
+
+/// Devices in a grid; the last axis counts fastest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Mesh(pub(crate) Vec<(String, u64)>);
+
+impl Mesh {
+    pub(crate) fn devices(&self) -> u64 {
+        self.0.iter().map(|(_, n)| n).product()
+    }
+
+    fn size(&self, axis: &str) -> u64 {
+        self.0.iter().find(|(name, _)| name == axis).map_or(1, |(_, n)| *n)
+    }
+}
+
+/// The axes along which each dimension is cut; none: each device has all of it.
+pub(crate) type Split = Vec<Vec<String>>;
+
+/// How the arguments and results of a program are split; where nothing is said the compiler decides.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Splits {
+    pub(crate) inputs: Vec<Option<Split>>,
+    pub(crate) outputs: Vec<Option<Split>>,
+}
+
+/// How all programs are split, as the compiler's process reads it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) mesh: Mesh,
+    pub(crate) programs: BTreeMap<String, Splits>,
+    /// Splits of tensors that programs do not take, by role and name.
+    #[serde(skip)]
+    beside: BTreeMap<String, Split>,
+    #[serde(skip)]
+    pub(crate) told: Told,
+}
+
+/// What is said of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Told {
+    /// `dp`, `fsdp` or `rules`.
+    pub(crate) strategy: &'static str,
+    /// Axes of the mesh and their sizes.
+    pub(crate) mesh: BTreeMap<String, u64>,
+    /// The first dimension of the tensors that are split as the batch.
+    pub(crate) batch: Option<u64>,
+    /// What may not be as it was meant.
+    pub(crate) notes: Vec<String>,
+    /// What else was tried.
+    pub(crate) tried: Vec<Tried>,
+}
+
+impl Told {
+    /// In a few words.
+    pub(crate) fn words(&self) -> String {
+        let what = match self.strategy {
+            "dp" => "data parallel",
+            "fsdp" => "data parallel, parameters and state split",
+            _ => "split as the patterns say",
+        };
+        let batch = self.batch.map_or(String::new(), |n| format!(", batch of {n}"));
+        let tried = if self.tried.is_empty() { "" } else { " (the better of dp and fsdp)" };
+        format!("{what}{tried}{batch}")
+    }
+}
+
+/// A strategy that was not taken, or was.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Tried {
+    pub(crate) strategy: &'static str,
+    pub(crate) verdict: Verdict,
+    pub(crate) need_bytes: Option<u64>,
+    pub(crate) roofline_s: Option<f64>,
+}
+
+/// Tensors of fewer elements are not worth a collective of their own.
+const SMALL: u64 = 1024;
+
+/// The axis of meshes that nobody has named.
+const DATA: &str = "data";
+
+impl Plan {
+    /// The plan of a strategy for so many devices; an error says what is in the way.
+    pub(crate) fn new(capture: &Capture, strategy: &Strategy, devices: u64) -> Result<Plan, String> {
+        let mesh = match strategy {
+            Strategy::Rules(rules) => rules.mesh.clone(),
+            Strategy::Dp | Strategy::Fsdp => Mesh(vec![(DATA.to_owned(), devices)]),
+        };
+        if mesh.devices() != devices {
+            let axes: Vec<String> = mesh.0.iter().map(|(name, n)| format!("{name}={n}")).collect();
+            let (axes, all) = (axes.join(" x "), mesh.devices());
+            return Err(format!("the mesh {axes} has {all} devices and the slice {devices}"));
+        }
+        let batch_axes = match strategy {
+            Strategy::Rules(rules) => rules.batch.clone(),
+            Strategy::Dp | Strategy::Fsdp => vec![DATA.to_owned()],
+        };
+        let told =
+            Told { strategy: strategy.name(), mesh: mesh.0.iter().cloned().collect(), ..Told::default() };
+        let mut planner = Planner { strategy, batch_axes, batch: None, mesh: &mesh };
+        let parts = planner.batch_parts();
+        let mut notes = Vec::new();
+        match batch(capture).filter(|_| parts > 1) {
+            Some(found) if found.size % parts == 0 => planner.batch = Some(found.size),
+            Some(found) => {
+                let Batch { size, r#type, line } = found;
+                let line = line.map_or(String::new(), |l| format!(" of {l}"));
+                return Err(format!(
+                    "the batch cannot be split: the first dimension of {type}{line} is {size}, which {parts} devices do not divide"
+                ));
+            }
+            None if parts > 1 => notes.push(
+                "no batch was found among what goes into the last step, so each device computes all of it"
+                    .to_owned(),
+            ),
+            None => {}
+        }
+        if let Strategy::Rules(rules) = strategy {
+            notes.extend(rules.unused(capture));
+        }
+        let programs: BTreeMap<String, Splits> =
+            capture.programs.iter().map(|p| (p.id.clone(), planner.splits(p))).collect();
+        let batch = planner.batch;
+        let named = capture.programs.iter().flat_map(|p| &p.named_beside);
+        let beside = named.filter_map(|b| Some((b.role.key(), planner.split(&b.role, &b.shape)?))).collect();
+        Ok(Plan { beside, programs, told: Told { batch, notes, ..told }, mesh })
+    }
+
+    /// On how many devices different parts of it are.
+    fn parts(&self, split: &Split) -> u64 {
+        split.iter().flatten().map(|axis| self.mesh.size(axis)).product()
+    }
+
+    /// What of so many bytes is on one device.
+    pub(crate) fn bytes(&self, whole: u64, split: Option<&Split>) -> u64 {
+        whole.div_ceil(split.map_or(1, |s| self.parts(s)).max(1))
+    }
+
+    /// What was captured, as it is for one of the devices.
+    pub(crate) fn on_one_device(&self, capture: &Capture) -> Capture {
+        let mut capture = capture.clone();
+        let mut saved = 0;
+        for p in &mut capture.programs {
+            let none = Splits::default();
+            let splits = self.programs.get(&p.id).unwrap_or(&none);
+            let held = |p: &Captured| p.input_bytes.iter().sum::<u64>() + p.beside_bytes;
+            let before = held(p);
+            let each = |bytes: &mut Vec<u64>, splits: &[Option<Split>]| {
+                for (bytes, split) in bytes.iter_mut().zip(splits) {
+                    *bytes = self.bytes(*bytes, split.as_ref());
+                }
+            };
+            each(&mut p.input_bytes, &splits.inputs);
+            each(&mut p.output_bytes, &splits.outputs);
+            let text = |s: &Option<Split>| s.as_ref().filter(|s| s.iter().any(|d| !d.is_empty())).map(text);
+            p.input_splits = splits.inputs.iter().map(text).collect();
+            p.output_splits = splits.outputs.iter().map(text).collect();
+            let whole: u64 = p.named_beside.iter().map(|b| b.bytes).sum();
+            let part = |b: &Beside| self.bytes(b.bytes, self.beside.get(&b.role.key()));
+            let part: u64 = p.named_beside.iter().map(part).sum();
+            p.beside_bytes = p.beside_bytes.saturating_sub(whole.saturating_sub(part));
+            p.products.iter_mut().for_each(|product| product.flops /= self.mesh.devices() as f64);
+            saved = saved.max(before.saturating_sub(held(p)));
+        }
+        capture.resident_peak_bytes = capture.resident_peak_bytes.saturating_sub(saved);
+        capture
+    }
+
+    /// The splits of a program.
+    pub(crate) fn of(&self, id: &str) -> Option<&Splits> {
+        self.programs.get(id)
+    }
+}
+
+/// The batch: how many samples a step takes.
+#[derive(Debug, PartialEq)]
+struct Batch {
+    size: u64,
+    r#type: String,
+    line: Option<String>,
+}
+
+/// Finds the batch of the last step: the first dimension of the largest tensor that the step copies from the host. If it
+/// copies none that has dimensions, it is the first dimension that most tensors share that were on the device before the
+/// step and that nobody has named; of several, that of the largest tensor.
+fn batch(capture: &Capture) -> Option<Batch> {
+    let last = capture.steps.saturating_sub(1);
+    let mut data: Vec<(u64, Batch)> = Vec::new();
+    let mut resident: Vec<(u64, Batch)> = Vec::new();
+    for p in capture.programs.iter().filter(|p| p.launches_in(last) > 0) {
+        for i in 0..p.inputs.len() {
+            let place = match p.input_role(i).role.as_str() {
+                "data" => &mut data,
+                "other" => &mut resident,
+                _ => continue,
+            };
+            if let Some(&size) = p.input_shape(i).first() {
+                let (r#type, line) = (p.inputs[i].clone(), p.input_lines.get(i).cloned().flatten());
+                place.push((p.input_bytes.get(i).copied().unwrap_or(0), Batch { size, r#type, line }));
+            }
+        }
+    }
+    if data.is_empty() {
+        let count = |size: u64| resident.iter().filter(|(_, b)| b.size == size).count();
+        let most = resident.iter().map(|(_, b)| count(b.size)).max().unwrap_or(0);
+        data = resident.iter().filter(|(_, b)| count(b.size) == most).map(|(n, b)| (*n, b.again())).collect();
+    }
+    // The first of the largest.
+    data.into_iter().rev().max_by_key(|(bytes, _)| *bytes).map(|(_, b)| b)
+}
+
+impl Batch {
+    fn again(&self) -> Batch {
+        Batch { size: self.size, r#type: self.r#type.clone(), line: self.line.clone() }
+    }
+}
+
+struct Planner<'a> {
+    strategy: &'a Strategy,
+    mesh: &'a Mesh,
+    batch_axes: Vec<String>,
+    batch: Option<u64>,
+}
+
+impl Planner<'_> {
+    fn batch_parts(&self) -> u64 {
+        self.batch_axes.iter().map(|a| self.mesh.size(a)).product()
+    }
+
+    fn splits(&self, p: &Captured) -> Splits {
+        let input = |i: usize| self.split(p.input_role(i), &p.input_shape(i));
+        let output = |i: usize| self.split(p.output_role(i), &p.output_shape(i));
+        Splits {
+            inputs: (0..p.inputs.len()).map(input).collect(),
+            outputs: (0..p.outputs.len()).map(output).collect(),
+        }
+    }
+
+    fn split(&self, role: &Role, shape: &[u64]) -> Option<Split> {
+        if shape.is_empty() {
+            return Some(Split::new());
+        }
+        match role.role.as_str() {
+            "parameter" | "gradient" | "state" => {
+                Some(self.of_parameter(role.name.as_deref().unwrap_or_default(), shape))
+            }
+            "data" | "other" => {
+                Some(if self.is_batch(shape) { self.along_batch(shape) } else { whole(shape) })
+            }
+            // What the programs of a step hand on may have samples and positions in one dimension.
+            "intermediate" => self.is_batch(shape).then(|| self.along_batch(shape)),
+            _ => Some(whole(shape)),
+        }
+    }
+
+    /// Whether the first dimension is that of the batch, alone or with others in it.
+    fn is_batch(&self, shape: &[u64]) -> bool {
+        self.batch.is_some_and(|batch| shape[0] > 0 && shape[0] % batch == 0)
+    }
+
+    fn along_batch(&self, shape: &[u64]) -> Split {
+        let mut split = whole(shape);
+        split[0] = self.batch_axes.clone();
+        split
+    }
+
+    /// Of a parameter and what belongs to it.
+    fn of_parameter(&self, name: &str, shape: &[u64]) -> Split {
+        match self.strategy {
+            Strategy::Dp => whole(shape),
+            Strategy::Fsdp => largest(shape, DATA, self.mesh.size(DATA)),
+            Strategy::Rules(rules) => {
+                // What belongs to a parameter is named after it.
+                let owner = name.split('/').next().unwrap_or(name);
+                match rules.of(owner, shape) {
+                    Some(split) => split,
+                    None => rules
+                        .rest
+                        .as_ref()
+                        .map_or_else(|| whole(shape), |axis| largest(shape, axis, self.mesh.size(axis))),
+                }
+            }
+        }
+    }
+}
+
+/// For people: the axes of each dimension.
+fn text(split: &Split) -> String {
+    let dim = |axes: &Vec<String>| if axes.is_empty() { "-".to_owned() } else { axes.join("+") };
+    split.iter().map(dim).collect::<Vec<_>>().join(", ")
+}
+
+fn whole(shape: &[u64]) -> Split {
+    vec![Vec::new(); shape.len()]
+}
+
+/// Along the largest dimension that divides; small ones are whole.
+fn largest(shape: &[u64], axis: &str, parts: u64) -> Split {
+    let mut split = whole(shape);
+    let dims = shape.iter().enumerate().rev().filter(|(_, n)| **n > 0 && **n % parts == 0);
+    if let Some((dim, _)) = dims.max_by_key(|(_, n)| **n).filter(|_| shape.iter().product::<u64>() >= SMALL) {
+        split[dim].push(axis.to_owned());
+    }
+    split
+}
+
+/// Judges a slice with what the user asks for: of several strategies the one with the best verdict, and of those that
+/// fit, the one whose step takes the least time.
+pub(crate) fn judge(strategies: &[Strategy], mut judge: impl FnMut(Option<&Strategy>) -> Judged) -> Judged {
+    let mut all: Vec<Judged> = Vec::new();
+    for strategy in strategies {
+        if !all.iter().any(|j| j.interrupted) {
+            all.push(judge(Some(strategy)));
+        }
+    }
+    if all.is_empty() {
+        return judge(None);
+    }
+    let rank = |v: Verdict| match v {
+        Verdict::Fits => 0,
+        Verdict::FitsBarely => 1,
+        Verdict::DoesNotFit => 2,
+        Verdict::Unknown => 3,
+    };
+    let time = |j: &Judged| j.step.as_ref().and_then(|s| s.work.roofline_s).unwrap_or(f64::INFINITY);
+    let tried: Vec<Tried> = all
+        .iter()
+        .zip(strategies)
+        .map(|(j, strategy)| Tried {
+            strategy: strategy.name(),
+            verdict: j.verdict,
+            need_bytes: j.need_bytes,
+            roofline_s: j.step.as_ref().and_then(|s| s.work.roofline_s),
+        })
+        .collect();
+    all.sort_by(|a, b| rank(a.verdict).cmp(&rank(b.verdict)).then(time(a).total_cmp(&time(b)))); // stable
+    let mut best = all.swap_remove(0);
+    best.interrupted |= all.iter().any(|j| j.interrupted);
+    if let Some(told) = best.parallel.as_mut().filter(|_| tried.len() > 1) {
+        told.tried = tried;
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn capture(inputs: serde_json::Value) -> Capture {
+        let inputs = inputs.as_array().unwrap();
+        let of = |i: usize| -> Vec<&serde_json::Value> { inputs.iter().map(|t| &t[i]).collect() };
+        let bytes = vec![8; inputs.len()];
+        let lines = vec![Some("a.py:3"); inputs.len()];
+        serde_json::from_value(json!({
+            "steps": 1,
+            "programs": [{
+                "id": "a", "name": "mm", "ops": [], "inputs": of(0), "input_lines": lines, "input_roles": of(1),
+                "outputs": ["float32[]"], "output_roles": [{"role": "intermediate"}], "output_ops": [0],
+                "launches": [[0, 1]], "beside_bytes": 0, "input_bytes": bytes, "output_bytes": [4], "donated": [],
+                "products": [],
+            }],
+            "reads": [], "writes": [], "fallbacks": [], "resident_peak_bytes": 0,
+        }))
+        .unwrap()
+    }
+
+    fn parameter(name: &str) -> serde_json::Value {
+        json!({ "role": "parameter", "name": name })
+    }
+
+    /// Dimensions as their axes, `.` for none.
+    fn shown(splits: &[Option<Split>]) -> Vec<String> {
+        let dim = |axes: &Vec<String>| if axes.is_empty() { ".".to_owned() } else { axes.join("+") };
+        let one = |s: &Option<Split>| {
+            s.as_ref().map_or("?".to_owned(), |s| s.iter().map(dim).collect::<Vec<_>>().join(" "))
+        };
+        splits.iter().map(one).collect()
+    }
+
+    fn inputs() -> serde_json::Value {
+        json!([
+            ["float32[16, 32]", {"role": "data"}],
+            ["float32[64, 32]", parameter("0.weight")],
+            ["float32[64]", parameter("0.bias")],
+            ["float32[30, 512]", {"role": "state", "name": "1.weight/exp_avg"}],
+            ["float32[]", {"role": "number"}],
+            ["float32[7, 7]", {"role": "other"}],
+            ["float32[128, 5]", {"role": "intermediate"}],
+            ["float32[100, 5]", {"role": "intermediate"}],
+            ["bool[16, 16]", {"role": "buffer", "name": "mask"}],
+        ])
+    }
+
+    #[test]
+    fn a_batch_is_split_and_parameters_are_whole_or_split() {
+        let capture = capture(inputs());
+        let dp = Plan::new(&capture, &Strategy::Dp, 4).unwrap();
+        let expected = ["data .", ". .", ".", ". .", "", ". .", "data .", "?", ". ."];
+        assert_eq!(shown(&dp.of("a").unwrap().inputs), expected);
+        assert_eq!((dp.told.batch, dp.mesh.devices()), (Some(16), 4));
+        let fsdp = Plan::new(&capture, &Strategy::Fsdp, 4).unwrap();
+        let expected = ["data .", "data .", ".", ". data", "", ". .", "data .", "?", ". ."];
+        assert_eq!(shown(&fsdp.of("a").unwrap().inputs), expected);
+        let split = fsdp.of("a").unwrap().inputs[1].as_ref();
+        assert_eq!((fsdp.bytes(8192, split), fsdp.bytes(8192, None)), (2048, 8192));
+    }
+
+    #[test]
+    fn a_batch_that_does_not_divide_is_named() {
+        let error = Plan::new(&capture(json!([["float32[6, 8]", {"role": "data"}]])), &Strategy::Dp, 4);
+        let error = error.unwrap_err();
+        assert!(error.contains("float32[6, 8] of a.py:3 is 6, which 4 devices do not divide"), "{error}");
+    }
+
+    #[test]
+    fn a_batch_on_the_device_is_what_most_share() {
+        let other = json!({ "role": "other" });
+        let found = batch(&capture(json!([
+            ["bool[128, 128]", other],
+            ["float32[16, 32]", other],
+            ["int64[16]", other],
+            ["float32[64, 16]", parameter("w")],
+        ])));
+        assert_eq!(found.map(|b| (b.size, b.r#type)), Some((16, "float32[16, 32]".to_owned())));
+        let none =
+            Plan::new(&capture(json!([["float32[64, 16]", parameter("w")]])), &Strategy::Dp, 4).unwrap();
+        assert_eq!((none.told.batch, none.told.notes.len()), (None, 1));
+    }
+}
