@@ -431,7 +431,7 @@ mod tests {
                 "launches": [[0, 1]], "beside_bytes": 0, "input_bytes": bytes, "output_bytes": [4], "donated": [],
                 "products": [],
             }],
-            "reads": [], "writes": [], "fallbacks": [], "resident_peak_bytes": 0,
+            "reads": [], "writes": [], "fallbacks": [], "resident_peak_bytes": 0, "described": false,
         }))
         .unwrap()
     }
