@@ -172,7 +172,7 @@ impl Plan {
         let parts = planner.batch_parts();
         let mut notes = Vec::new();
         match batch(capture).filter(|_| parts > 1) {
-            Some(found) if found.size % parts == 0 => planner.batch = Some(found.size),
+            Some(found) if found.size.is_multiple_of(parts) => planner.batch = Some(found.size),
             Some(found) => {
                 let Batch { size, r#type, line } = found;
                 let line = line.map_or(String::new(), |l| format!(" of {l}"));
@@ -326,7 +326,7 @@ impl Planner<'_> {
 
     /// Whether the first dimension is that of the batch, alone or with others in it.
     fn is_batch(&self, shape: &[u64]) -> bool {
-        self.batch.is_some_and(|batch| shape[0] > 0 && shape[0] % batch == 0)
+        self.batch.is_some_and(|batch| shape[0] > 0 && shape[0].is_multiple_of(batch))
     }
 
     fn along_batch(&self, shape: &[u64]) -> Split {
@@ -368,7 +368,7 @@ fn whole(shape: &[u64]) -> Split {
 /// Along the largest dimension that divides; small ones are whole.
 fn largest(shape: &[u64], axis: &str, parts: u64) -> Split {
     let mut split = whole(shape);
-    let dims = shape.iter().enumerate().rev().filter(|(_, n)| **n > 0 && **n % parts == 0);
+    let dims = shape.iter().enumerate().rev().filter(|(_, n)| **n > 0 && n.is_multiple_of(parts));
     if let Some((dim, _)) = dims.max_by_key(|(_, n)| **n).filter(|_| shape.iter().product::<u64>() >= SMALL) {
         split[dim].push(axis.to_owned());
     }

@@ -146,7 +146,7 @@ impl Run {
             Err(why) => return Judged { reason: Some(why), ..judged },
         };
         let mut outcomes = Vec::new();
-        let failed = self.compile(slice, plugin, effort, plan.as_ref(), facts, &mut judged, &mut outcomes);
+        let failed = self.compile(slice, plugin, (effort, plan.as_ref()), facts, &mut judged, &mut outcomes);
         match plan {
             Some(plan) => {
                 judged.judge(slice.chip(), &plan.on_one_device(capture), &outcomes);
@@ -181,8 +181,7 @@ impl Run {
         &self,
         slice: &Slice,
         plugin: &Found,
-        effort: Effort,
-        plan: Option<&Plan>,
+        (effort, plan): (Effort, Option<&Plan>),
         facts: &Facts,
         judged: &mut Judged,
         outcomes: &mut Vec<Outcome>,
