@@ -67,7 +67,3 @@ def test_a_batch_is_marked_and_a_search_has_an_end(fit):
 
     report, done = fit("3", "--fit", "batch", "x")
     assert report is None and done.returncode == 2 and "oxitorch.preflight.batch" in done.stderr
-
-
-def test_a_mark_means_nothing_in_other_runs(python):
-    assert python("import oxitorch; print(oxitorch.preflight.batch(32))").stdout == "32\n"

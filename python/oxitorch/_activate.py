@@ -25,6 +25,7 @@ _lock = threading.RLock()
 _done = False
 _registered = False
 _unavailable: Exception | None = None
+_step_hook = None
 
 
 class Unavailable(RuntimeError):
@@ -126,6 +127,34 @@ def _write_trace() -> None:
         tracing._write_process()
 
 
+def _end_of_step(optimizer, *_) -> None:
+    """Fused mode cuts the stream of operations here, so that each training step is a program of its own."""
+    import torch
+
+    from oxitorch import _core
+
+    # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
+    if not torch.compiler.is_compiling():
+        _core.cut("step", id(optimizer))
+
+
+def pretend(device: dict, folder: str) -> None:
+    """Makes the device of this process one that is not there; what is asked of it is written into the folder.
+
+    Steps end where they are marked.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from oxitorch import _roles
+
+    global _step_hook
+    if not core().pretend({**device, "marked": True}, folder):
+        raise RuntimeError("the device of this process was started already")
+    _step_hook.remove()
+    _roles.install()
+    _step_hook = register_optimizer_step_post_hook(_end_of_step)
+
+
 def _refuse_rivals(torch) -> None:
     """PyTorch has one slot for outside devices (PrivateUse1); a second owner breaks both."""
     taken = torch._C._get_privateuse1_backend_name()
@@ -163,20 +192,15 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _core, _decompose, _default_backend, _env, _print, _share
+    from oxitorch import _decompose, _default_backend, _env, _print, _share
 
     if _unavailable is None and _env.PREFLIGHT.read() is not None:
         from oxitorch import _roles
 
         _roles.install()  # its hooks run before the one below
 
-    # Fused mode cuts the stream of operations here, so that each training step is a program of its own.
-    # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
-    def end_of_step(optimizer, *_) -> None:
-        if not torch.compiler.is_compiling():
-            _core.cut("step", id(optimizer))
-
-    register_optimizer_step_post_hook(end_of_step)
+    global _step_hook
+    _step_hook = register_optimizer_step_post_hook(_end_of_step)
     _print.install(torch)
     _share.install()
     _default_backend.install()

@@ -1,15 +1,18 @@
-"""What a script may say to `oxitorch preflight`; see `docs/preflight.md`. In other runs it means nothing.
+"""`oxitorch.preflight`: what `oxitorch preflight` says, for a function; and what a script may say to it.
 
-This module does not import torch.
+The module is the function: `oxitorch.preflight(fn, args, slice="v5e-1")`. `docs/preflight.md` has the rest. It does not
+import torch before it is called.
 """
 
 import functools
 import json
 import os
+import sys
+import types
 
 from oxitorch import _env
 
-__all__ = ["batch"]
+__all__ = ["batch", "step"]
 
 
 def batch(size: int) -> int:
@@ -29,8 +32,45 @@ def batch(size: int) -> int:
     return size if tried is None else tried
 
 
+def step() -> None:
+    """Marks the end of a step where no optimizer makes one, as in a loop that only predicts.
+
+    In other runs it means nothing.
+
+    Example:
+        for x in loader:
+            predictions.append(model(x.to("tpu")).cpu())
+            oxitorch.preflight.step()
+    """
+    if _env.PREFLIGHT.read() is not None:
+        from oxitorch import _core
+
+        _core.cut("step", MARK)
+
+
+# In place of an optimizer's id.
+MARK = 1
+
+
 @functools.cache
 def _device(folder: str) -> dict:
     """What the command says about the device and the run."""
     with open(os.path.join(folder, "device.json"), encoding="utf-8") as f:
         return json.load(f)
+
+
+class _Callable(types.ModuleType):
+    def __call__(self, *args, **kwargs):
+        from oxitorch import _preflight
+
+        return _preflight.preflight(*args, **kwargs)
+
+    @property
+    def Report(self):
+        """What a call gives."""
+        from oxitorch import _preflight
+
+        return _preflight.Report
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -36,6 +36,8 @@ pub struct AbsentDevice {
     pub reads_as: f64,
     /// Training steps after which nothing is of interest any more.
     pub steps: u64,
+    /// Whether steps end where somebody marks it, and not with those of optimizers.
+    pub marked: bool,
 }
 
 /// A device that is not there, and what was asked of it.
@@ -54,6 +56,8 @@ struct Log {
     steps: u64,
     /// Steps of each optimizer.
     optimizers: FxHashMap<u64, u64>,
+    /// Whether somebody else says when a step ends, and optimizers do not.
+    marked: bool,
     programs: Vec<Runs>,
     /// Number and bytes of the reads of a line in a step.
     reads: BTreeMap<(u64, u32), (u64, u64)>,
@@ -87,7 +91,8 @@ const KEPT: usize = 4096;
 impl Absent {
     /// A device of which nothing was asked yet.
     pub fn new(device: AbsentDevice) -> Absent {
-        Absent { device, described: AtomicBool::new(false), log: Mutex::default() }
+        let log = Log { marked: device.marked, ..Log::default() };
+        Absent { device, described: AtomicBool::new(false), log: Mutex::new(log) }
     }
 
     /// The program wants to know the device's name or memory.
@@ -190,10 +195,20 @@ impl Absent {
     /// as soon as another has made two more than that.
     pub fn stepped(&self, optimizer: u64) {
         let mut log = self.log.lock();
+        if log.marked {
+            return;
+        }
         *log.optimizers.entry(optimizer).or_default() += 1;
         let least = log.optimizers.values().min().copied().unwrap_or(0);
         let most = log.optimizers.values().max().copied().unwrap_or(0);
         log.steps = log.steps.max(least).max(most.saturating_sub(2));
+    }
+
+    /// A step ends here, whatever optimizers do from now on.
+    pub fn marked(&self) {
+        let mut log = self.log.lock();
+        log.steps += 1;
+        log.marked = true;
     }
 
     /// Whether as many steps have ended as are of interest.
@@ -290,7 +305,14 @@ mod tests {
 
     fn absent(steps: u64) -> Absent {
         let kind = "TPU v0".to_owned();
-        Absent::new(AbsentDevice { platform: Platform::Tpu, kind, memory: 1 << 30, reads_as: 2.0, steps })
+        Absent::new(AbsentDevice {
+            platform: Platform::Tpu,
+            kind,
+            memory: 1 << 30,
+            reads_as: 2.0,
+            steps,
+            marked: false,
+        })
     }
 
     #[test]
@@ -306,6 +328,16 @@ mod tests {
             two.stepped(optimizer);
             assert_eq!(two.is_over(), over, "{optimizer}");
         }
+    }
+
+    #[test]
+    fn marks_count_more_than_optimizers() {
+        let a = absent(2);
+        a.marked();
+        (0..4).for_each(|_| a.stepped(1));
+        assert!(!a.is_over());
+        a.marked();
+        assert!(a.is_over());
     }
 
     #[test]

@@ -123,16 +123,20 @@ fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
 
 /// The device that is not there, if the configuration describes one.
 fn absent_device(config: &Bound<'_, PyDict>) -> PyResult<Option<AbsentDevice>> {
-    let Some(device) = optional::<Bound<'_, PyDict>>(config, "absent")? else { return Ok(None) };
+    optional::<Bound<'_, PyDict>>(config, "absent")?.as_ref().map(describe_absent).transpose()
+}
+
+fn describe_absent(device: &Bound<'_, PyDict>) -> PyResult<AbsentDevice> {
     let lacks = |key| PyValueError::new_err(format!("the description of the device lacks `{key}`"));
-    let platform: String = optional(&device, "platform")?.ok_or_else(|| lacks("platform"))?;
-    Ok(Some(AbsentDevice {
+    let platform: String = optional(device, "platform")?.ok_or_else(|| lacks("platform"))?;
+    Ok(AbsentDevice {
         platform: platform.parse().map_err(|e| plugin_error(&e))?,
-        kind: optional(&device, "kind")?.ok_or_else(|| lacks("kind"))?,
-        memory: optional(&device, "memory_bytes")?.ok_or_else(|| lacks("memory_bytes"))?,
-        reads_as: optional(&device, "reads_as")?.unwrap_or(0.0),
-        steps: optional(&device, "steps")?.unwrap_or(u64::MAX),
-    }))
+        kind: optional(device, "kind")?.ok_or_else(|| lacks("kind"))?,
+        memory: optional(device, "memory_bytes")?.ok_or_else(|| lacks("memory_bytes"))?,
+        reads_as: optional(device, "reads_as")?.unwrap_or(0.0),
+        steps: optional(device, "steps")?.unwrap_or(u64::MAX),
+        marked: optional(device, "marked")?.unwrap_or(false),
+    })
 }
 
 /// Sets counters in a dictionary; times are in seconds there.
@@ -145,6 +149,9 @@ fn set_counters(out: &Bound<'_, PyDict>, counters: Vec<(&'static str, u64)>) -> 
     }
     Ok(())
 }
+
+/// In [`_core::cut`]: no optimizer, but somebody who marks the ends of steps.
+const MARK: u64 = 1;
 
 /// By the numbers of [`state::State::precision`].
 const PRECISIONS: [&str; 3] = ["highest", "high", "default"];
@@ -436,7 +443,10 @@ mod _core {
             Some(s) => {
                 py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e))?;
                 if let (Reason::Step, Some(absent)) = (reason, s.engine.absent()) {
-                    absent.stepped(of);
+                    match of {
+                        MARK => absent.marked(),
+                        _ => absent.stepped(of),
+                    }
                     if absent.is_over() {
                         py.detach(state::write_capture).map_err(|e| raise(py, e))?;
                         return Err(PySystemExit::new_err(0));
@@ -458,6 +468,13 @@ mod _core {
                 absent.label(unsafe { storage::get(raw) }, role, name);
             }
         }
+    }
+
+    /// Makes the device one that is not there, as the description says; what is asked of it goes into the folder.
+    /// False if the device was started already.
+    #[pyfunction]
+    fn pretend(description: &Bound<'_, PyDict>, folder: PathBuf) -> PyResult<bool> {
+        Ok(state::pretend(describe_absent(description)?, folder))
     }
 
     /// Why each program was made, oldest first.

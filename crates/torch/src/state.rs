@@ -99,6 +99,8 @@ static STARTING: Mutex<()> = Mutex::new(());
 /// The seed that all devices are to have when they start.
 static SEED: Mutex<Option<u64>> = Mutex::new(None);
 static FORKED: AtomicBool = AtomicBool::new(false);
+/// A device that is not there, instead of what was registered, and the folder for what is asked of it.
+static PRETENDED: OnceLock<(AbsentDevice, PathBuf)> = OnceLock::new();
 
 /// Leaves what the first use of the device needs; the first call wins.
 pub(crate) fn register(setup: Setup) {
@@ -127,6 +129,12 @@ pub(crate) fn heard(number: u64) -> Option<Heard> {
     let s = STATE.get()?;
     let listener = s.listeners.lock().remove(&number)?;
     Some(s.engine.heard_so_far(listener))
+}
+
+/// Makes the device one that is not there; false if it is started already, or was made so before.
+pub(crate) fn pretend(device: AbsentDevice, folder: PathBuf) -> bool {
+    let _starting = STARTING.lock();
+    STATE.get().is_none() && PRETENDED.set((device, folder)).is_ok()
 }
 
 /// What was registered.
@@ -171,7 +179,7 @@ fn start() -> Result<&'static State, Error> {
     if let Some(state) = STATE.get() {
         return Ok(state);
     }
-    let target = match &setup.absent {
+    let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {
         Some(device) => Target::Absent(Arc::new(Absent::new(device.clone()))),
         None => Target::Client(open_client(setup).map_err(|e| Error::runtime(e.to_string()))?),
     };
@@ -225,7 +233,8 @@ fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
 /// Writes what was asked of a device that is not there, the first time: a file of facts and one for each program.
 pub(crate) fn write_capture() -> Result<(), Error> {
     static WRITTEN: AtomicBool = AtomicBool::new(false);
-    let (Some(s), Some(folder)) = (STATE.get(), setup().and_then(|s| s.capture.as_ref())) else {
+    let folder = PRETENDED.get().map(|p| &p.1).or_else(|| setup()?.capture.as_ref());
+    let (Some(s), Some(folder)) = (STATE.get(), folder) else {
         return Ok(());
     };
     if WRITTEN.swap(true, Relaxed) {

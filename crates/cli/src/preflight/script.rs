@@ -62,6 +62,9 @@ impl<'a> Runs<'a> {
     }
 }
 
+/// The module that stands for a function: `oxitorch.preflight` was called.
+const AS_SCRIPT: &str = "oxitorch._as_script";
+
 /// How the devices of a slice call themselves.
 fn kind(slice: &Slice) -> &'static str {
     slice.chip().map_or("XLA:CPU", |c| c.kind)
@@ -97,7 +100,11 @@ impl Run {
             "batch": batch,
         });
         fs::write(folder.path().join("device.json"), device.to_string())?;
-        say(&format!("running {} without a device, {}", script[0], many(steps, "step")));
+        let name = script
+            .iter()
+            .find(|a| *a != "-m")
+            .map_or("", |a| if a == AS_SCRIPT { "the function" } else { a });
+        say(&format!("running {name} without a device, {}", many(steps, "step")));
         let start = Instant::now();
         let status = Command::new(&facts.executable)
             .args(script)

@@ -1,0 +1,119 @@
+"""`oxitorch.preflight(fn, args)`: functions, modules and compiled functions, on a device that is not there."""
+
+import json
+
+import pytest
+
+BEGIN = """
+import oxitorch, torch, torch.nn as nn
+model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+optimizer = torch.optim.AdamW(model.parameters())
+
+def train(x):
+    model.to("tpu")
+    loss = model(x.to("tpu")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    optimizer.step()  # a call is a step, whatever optimizers do
+
+def told(report):
+    (judged,) = report.slices
+    step = judged.step
+    print(report.fits, judged.steps_captured, step.launches, step.product_flops, len(judged.host_reads))
+"""
+# See tests/test_preflight.py.
+STEP_FLOPS = 2 * 16 * 32 * 32 * (2 + 2 + 1)
+
+
+def run(python, code: str, check: bool = True):
+    return python(BEGIN + code, check=check, timeout=600)
+
+
+def test_functions_modules_and_compiled_functions_in_one_process(python):
+    done = run(
+        python,
+        """
+report = oxitorch.preflight(train, (torch.randn(16, 32),), slice="cpu")
+told(report)
+assert report.ok and "fits" in report.text() and report.script == ["train"]
+import json
+assert json.loads(report.to_json()) == report.to_dict() and report.to_dict()["slices"][0]["verdict"] == "fits"
+# A module is moved with its arguments, and one on meta as well.
+told(oxitorch.preflight(torch.compile(model), (torch.randn(16, 32),), slice="cpu", progress=False))
+with torch.device("meta"):
+    other, x = nn.Linear(32, 32), torch.empty(16, 32)
+told(oxitorch.preflight(lambda m, x: m(x).sum().item(), [other, x], slice="cpu", budget="syncs=0", progress=False))
+# Nothing has happened here.
+assert {p.device.type for p in model.parameters()} == {"cpu"} and not optimizer.state
+assert not oxitorch._core.is_started()
+""",
+    )
+    forward = 2 * 16 * 32 * 32
+    assert done.stdout.splitlines() == [
+        f"True 3 2 {float(STEP_FLOPS)} 0",
+        f"True 3 1 {float(2 * forward)} 0",
+        f"True 3 1 {float(forward)} 1",
+    ]
+    # Only the first says what goes on.
+    assert done.stderr.count("running the function without a device, 3 steps") == 1
+
+
+def test_a_process_that_uses_the_device_spawns_a_child(python, tmp_path):
+    (tmp_path / "steps.py").write_text(
+        "import torch\ndef double(x):\n    assert 'absent' in torch.tpu.get_device_name()\n    return x @ x\n"
+    )
+    done = run(
+        python,
+        f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import steps
+x = torch.ones(8, 8, device="tpu") + 1
+told(oxitorch.preflight(steps.double, (x,), slice="cpu", steps=2))
+try:
+    oxitorch.preflight(lambda: x, slice="cpu")
+except RuntimeError as e:
+    print(str(e).splitlines()[1])
+""",
+    )
+    first, second = done.stdout.splitlines()
+    assert first == f"True 2 1 {float(2 * 8**3)} 0" and "cannot be pickled" in second
+
+
+def test_errors_are_those_of_the_function(python):
+    done = run(
+        python,
+        """
+def fails():
+    raise KeyError("no such weight")
+
+for call in (lambda: oxitorch.preflight(fails, slice="cpu"), lambda: oxitorch.preflight(train, slice="v5e-3")):
+    try:
+        call()
+    except (RuntimeError, ValueError) as e:
+        print(type(e).__name__, str(e).replace("\\n", " "))
+""",
+    )
+    failed, unknown = done.stdout.splitlines()
+    assert failed.startswith("RuntimeError") and "KeyError: 'no such weight'" in failed
+    assert unknown.startswith("ValueError slice `v5e-3` is unknown")
+
+
+def test_a_loop_without_an_optimizer_marks_its_steps(python, tmp_path):
+    script, report = tmp_path / "predict.py", tmp_path / "report.json"
+    script.write_text(
+        "import oxitorch, torch\nmodel = torch.compile(torch.nn.Linear(32, 32).to('tpu'))\n"
+        "with torch.no_grad():\n    while True:\n        model(torch.ones(16, 32).to('tpu')).cpu()\n"
+        "        oxitorch.preflight.step()\n"
+    )
+    python("", "-m", "oxitorch", "preflight", "--json", str(report), "--slice", "cpu", str(script), timeout=300)
+    (judged,) = json.loads(report.read_text())["slices"]
+    assert (judged["steps_captured"], judged["step"]["product_flops"]) == (3, 2 * 16 * 32 * 32)
+    assert [r["count"] for r in judged["host_reads"]] == [1]
+
+
+@pytest.mark.parametrize("line", ["oxitorch.preflight.step()", "print(oxitorch.preflight.batch(32))"])
+def test_marks_mean_nothing_in_other_runs(python, line):
+    done = python(f"import sys, oxitorch\n{line}\nassert 'torch' not in sys.modules")
+    assert done.stdout in ("", "32\n")
