@@ -64,10 +64,11 @@ def test_prices_that_cannot_be_read_are_named(python, tmp_path):
 
 @pytest.mark.usefixtures("libtpu")
 def test_slices_are_compared_by_what_a_step_costs(python, tmp_path):
-    script, report, prices = tmp_path / "train.py", tmp_path / "report.json", tmp_path / "prices.toml"
+    script, report, prices = tmp_path / "<script>.py", tmp_path / "report.json", tmp_path / "prices.toml"
     script.write_text(SCRIPT)
     prices.write_text("[v5e]\nusd_per_chip_hour = 1000\n")
-    args = ["--json", str(report), "--prices", str(prices), "--run-steps", "1000"]
+    page = tmp_path / "page.html"
+    args = ["--json", str(report), "--html", str(page), "--prices", str(prices), "--run-steps", "1000"]
     args += ["--slice", "v5e-1", "--slice", "v6e-4", str(script)]
     done = python("", "-m", "oxitorch", "preflight", *args, timeout=600)
     v5e, v6e = json.loads(report.read_text())["slices"]
@@ -84,6 +85,18 @@ def test_slices_are_compared_by_what_a_step_costs(python, tmp_path):
         assert all(0 < p["useful"] < 1 and p["advice"] for p in padding["products"])
     assert (v5e["padding"]["unit"], v6e["padding"]["unit"]) == (128, 256)
     assert "for 1000 steps" in done.stdout and "padding" in done.stdout
+    told = page.read_text()
+    assert told.index("Slices side by side") < told.index(">v6e-4<") < told.index(">v5e-1<")
+    for words in (
+        "It fits, with",
+        "Memory of a chip",
+        "roofline",
+        "Programs",
+        "Padding in the matrix unit",
+        "a chip, --prices",
+    ):
+        assert words in told
+    assert "<script" not in told and "script&#62;.py:15" in told.replace("&gt;", "&#62;")
     # The rule for tiles gives what the compiler says.
     memories = [p["memory_bytes"] for p in v5e["programs"] if p["launches_in_last_step"]]
     taken = sum(m["arguments"] + m["outputs"] - m["aliased"] for m in memories)

@@ -9,6 +9,7 @@ pub(crate) mod aot;
 mod budget;
 mod capture;
 mod fit;
+mod html;
 mod ici;
 mod notes;
 mod padding;
@@ -72,6 +73,9 @@ struct Options {
     /// Write the report as JSON into this file; - is stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write the report as one page of HTML into this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// How much work the compiler does: fast, or full as a run on the device has it in the end [default: fast]
     #[arg(long, value_enum)]
     effort: Option<Effort>,
@@ -125,6 +129,7 @@ impl Preflight {
         options.slices = behind.slices;
         options.steps = behind.steps.or(options.steps);
         options.json = behind.json.or(options.json);
+        options.html = behind.html.or(options.html);
         options.effort = behind.effort.or(options.effort);
         options.budget.extend(behind.budget);
         options.fit = behind.fit.or(options.fit);
@@ -193,6 +198,9 @@ pub(crate) fn run(preflight: Preflight, facts: &Facts) -> anyhow::Result<(String
         }
     };
     let status = status(&report.slices);
+    if let Some(file) = &options.html {
+        fs::write(file, report.html()?).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let json = serde_json::to_string_pretty(&report)? + "\n";
     match &options.json {
         Some(file) if file == Path::new("-") => return Ok((json, status)),

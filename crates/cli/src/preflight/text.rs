@@ -39,7 +39,7 @@ impl Report {
     }
 }
 
-fn place(s: &Judged) -> String {
+pub(crate) fn place(s: &Judged) -> String {
     let topology = s.topology.as_ref().map_or(String::new(), |t| format!(", topology {t}"));
     let chips = match s.chips {
         1 => "1 chip".to_owned(),
