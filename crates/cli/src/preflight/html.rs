@@ -275,6 +275,7 @@ fn bound(of: &'static str) -> &'static str {
     match of {
         "mxu" => "the matrix unit",
         "hbm" => "memory bandwidth",
+        "ici" => "the links between chips",
         other => other,
     }
 }

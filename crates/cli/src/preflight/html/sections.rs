@@ -12,9 +12,54 @@ use crate::report::{bytes, many};
 /// All sections that have something to say.
 pub(super) fn of(s: &Judged) -> Vec<Section> {
     let all = [
-        budget, fit, memory, tensors, roofline, times, programs, waits, fallbacks, padding, tiles, undonated,
+        budget,
+        fit,
+        split,
+        memory,
+        tensors,
+        roofline,
+        times,
+        collectives,
+        programs,
+        waits,
+        fallbacks,
+        padding,
+        tiles,
+        undonated,
     ];
     all.iter().filter_map(|section| section(s)).collect()
+}
+
+fn split(s: &Judged) -> Option<Section> {
+    let told = s.parallel.as_ref()?;
+    let mesh: Vec<String> = told.mesh.iter().map(|(axis, n)| format!("{axis} {n}")).collect();
+    let lead = format!("{}; mesh: {}.", capital(&told.words()), mesh.join(", "));
+    let rows = told.notes.iter().map(|n| vec![Cell::text(n.clone())]);
+    let table = (!told.notes.is_empty()).then(|| Table::new(&["what may not be as it was meant"], rows));
+    Some(Section { title: "How the step is split over the chips".into(), lead, table, ..Section::default() })
+}
+
+fn collectives(s: &Judged) -> Option<Section> {
+    let all = &s.step.as_ref()?.collectives;
+    if all.is_empty() {
+        return None;
+    }
+    let most = all.iter().filter_map(|c| c.ici_s).fold(0.0, f64::max);
+    let rows = all.iter().map(|c| {
+        let least = c.ici_s.map_or_else(
+            || Cell::number("not known"),
+            |x| Cell::number(time(x)).filled(if most > 0.0 { x / most } else { 0.0 }),
+        );
+        vec![
+            Cell::code(c.kind.clone()),
+            Cell::number(c.count.to_string()),
+            Cell::number(bytes(c.bytes)),
+            least,
+        ]
+    });
+    let table = Some(Table::new(&["collective", "in a step#", "bytes a chip#", "at least#"], rows));
+    let lead = "What the chips send each other in a step.".to_owned();
+    Some(Section { title: "Collectives".into(), lead, table, ..Section::default() })
 }
 
 fn budget(s: &Judged) -> Option<Section> {
@@ -194,28 +239,33 @@ fn capital(text: &str) -> String {
 
 fn times(s: &Judged) -> Option<Section> {
     let programs = of_step(s);
-    let pair = |p: &&&Judgement| {
+    let parts = |p: &Judgement| {
         let work = p.work.as_ref()?;
         let n = p.launches_in_last_step as f64;
-        Some((n * work.mxu_s?, n * work.hbm_s?))
+        let links = work.ici_s.filter(|s| *s > 0.0).map(|s| ("c5", n * s));
+        Some([Some(("c1", n * work.mxu_s?)), Some(("c3", n * work.hbm_s?)), links])
     };
-    let most = programs.iter().filter_map(|p| pair(&p)).fold(0.0, |most: f64, (a, b)| most.max(a).max(b));
+    let known = || programs.iter().filter_map(|p| parts(p)).flatten().flatten();
+    let most = known().map(|(_, x)| x).fold(0.0, f64::max);
+    let links = known().any(|(class, _)| class == "c5");
     let rows: Vec<BarRow> = programs
         .iter()
         .take(DRAWN)
         .filter_map(|p| {
-            let (mxu, hbm) = pair(&p)?;
             let launches = p.launches_in_last_step;
             let label = if launches > 1 { format!("{} ({launches} times)", p.name) } else { p.name.clone() };
             let share = |x: f64| if most > 0.0 { 100.0 * x / most } else { 0.0 };
-            Some(BarRow { label, bars: vec![("c1", share(mxu), time(mxu)), ("c3", share(hbm), time(hbm))] })
+            let bars = parts(p)?.into_iter().flatten().map(|(class, x)| (class, share(x), time(x)));
+            Some(BarRow { label, bars: bars.collect() })
         })
         .collect();
     if rows.is_empty() {
         return None;
     }
-    let legend = vec![("matrix unit", "c1"), ("memory", "c3")];
-    let lead = "For each program of the step what the matrix unit and the memory need at their peaks; the longer one counts.";
+    let mut legend = vec![("matrix unit", "c1"), ("memory", "c3")];
+    legend.extend(links.then_some(("links between chips", "c5")));
+    let lead =
+        "For each program of the step what each unit of the chip needs at its peak; the longest counts.";
     let chart = Some(Chart::Bars(Bars { legend, rows }));
     Some(Section {
         title: "Where the time of a step goes".into(),
