@@ -122,10 +122,15 @@ impl Cell {
         Cell { class: "code", ..Cell::text(text) }
     }
 
+    /// Code that stays on its line.
+    fn fixed(text: impl Into<String>) -> Cell {
+        Cell { class: "code line", ..Cell::text(text) }
+    }
+
     /// A Python line: its file's name, with the whole path behind it.
     fn line(line: Option<&str>) -> Cell {
         let Some(line) = line else { return Cell { class: "dim", ..Cell::text("not known") } };
-        Cell { title: line.to_owned(), ..Cell::code(crate::graphs::short(line)) }
+        Cell { title: line.to_owned(), ..Cell::fixed(crate::graphs::short(line)) }
     }
 
     fn filled(mut self, share: f64) -> Cell {

@@ -3,7 +3,7 @@
 use super::chart::{BarRow, Bars, Dot, Roofline, Stack};
 use super::{Cell, Chart, Section, Table, bound, tone};
 use crate::graphs::amount;
-use crate::preflight::capture::Tensor;
+use crate::preflight::capture::{Tensor, Undonated};
 use crate::preflight::slices::CHIPS;
 use crate::preflight::text::{mark, time};
 use crate::preflight::verdict::{Judged, Judgement};
@@ -173,7 +173,7 @@ fn tensors(s: &Judged) -> Option<Section> {
         let op = Cell::code(t.op.clone().unwrap_or_default());
         let size = Cell::number(bytes(t.bytes * n)).filled((t.bytes * n) as f64 / most);
         let number = Cell::number(n.to_string());
-        vec![size, number, Cell::code(t.r#type.clone()), Cell::text(role), Cell::line(t.line.as_deref()), op]
+        vec![size, number, Cell::fixed(t.r#type.clone()), Cell::text(role), Cell::line(t.line.as_deref()), op]
     });
     let table = Some(Table::new(&["together#", "number#", "tensor", "", "made by", "operation"], rows));
     let title = "Its largest arguments and outputs".into();
@@ -379,11 +379,11 @@ fn padding(s: &Judged) -> Option<Section> {
     let rows = padding.products.iter().map(|p| {
         let sizes = format!("{} x ({} x {} x {})", p.batch * p.count, p.m, p.k, p.n);
         vec![
-            Cell::number(format!("{:.1} %", 100.0 * p.useful)).filled(p.useful),
+            Cell::number(format!("{:.2} %", 100.0 * p.useful)).filled(p.useful),
             Cell::line(p.line.as_deref()),
             Cell::code(p.op.clone().unwrap_or_default()),
-            Cell::code(sizes),
-            Cell::code(p.dtype.clone()),
+            Cell::fixed(sizes),
+            Cell::fixed(p.dtype.clone()),
             Cell::text(p.advice.clone()),
         ]
     });
@@ -407,7 +407,7 @@ fn tiles(s: &Judged) -> Option<Section> {
         vec![
             Cell::number(bytes(t.padded_bytes - t.bytes)),
             Cell::number(format!("{} of {}", bytes(t.bytes), bytes(t.padded_bytes))).filled(own),
-            Cell::code(t.r#type.clone()),
+            Cell::fixed(t.r#type.clone()),
             Cell::text(t.role),
             Cell::line(t.line.as_deref()),
         ]
@@ -422,19 +422,30 @@ fn tiles(s: &Judged) -> Option<Section> {
 }
 
 fn undonated(s: &Judged) -> Option<Section> {
-    let mut all: Vec<_> = s.programs.iter().flat_map(|p| p.undonated.iter().map(move |u| (p, u))).collect();
+    let all: Vec<_> = s.programs.iter().flat_map(|p| p.undonated.iter().map(move |u| (p, u))).collect();
     if all.is_empty() {
         return None;
     }
-    all.sort_by_key(|(_, u)| std::cmp::Reverse(u.bytes));
     let sum: u64 = all.iter().map(|(_, u)| u.bytes).sum();
-    let rows = all.iter().map(|(p, u)| {
-        let program = Cell::code(p.name.clone());
+    // Those that are alike are one row.
+    let mut alike: Vec<(&Judgement, &Undonated, u64)> = Vec::new();
+    for (p, u) in &all {
+        let same = |o: &&mut (&Judgement, &Undonated, u64)| {
+            o.0.id == p.id && (&o.1.r#type, &o.1.line, &o.1.reason) == (&u.r#type, &u.line, &u.reason)
+        };
+        match alike.iter_mut().find(same) {
+            Some((_, _, n)) => *n += 1,
+            None => alike.push((p, u, 1)),
+        }
+    }
+    alike.sort_by_key(|(_, u, n)| std::cmp::Reverse(u.bytes * n));
+    let rows = alike.iter().map(|(p, u, n)| {
         vec![
-            Cell::number(bytes(u.bytes)),
-            Cell::code(u.r#type.clone()),
+            Cell::number(bytes(u.bytes * n)),
+            Cell::number(n.to_string()),
+            Cell::fixed(u.r#type.clone()),
             Cell::line(u.line.as_deref()),
-            program,
+            Cell::code(p.name.clone()),
             Cell::text(u.why()),
         ]
     });
@@ -443,6 +454,6 @@ fn undonated(s: &Judged) -> Option<Section> {
         capital(&many(all.len() as u64, "argument")),
         bytes(sum)
     );
-    let table = Some(Table::new(&["size#", "tensor", "made by", "program", "why"], rows));
+    let table = Some(Table::new(&["together#", "number#", "tensor", "made by", "program", "why"], rows));
     Some(Section { title: "What could have been overwritten".into(), lead, table, ..Section::default() })
 }
