@@ -148,7 +148,7 @@ def test_a_step_is_split_over_the_chips_of_a_slice(preflight):
     assert done.returncode == 0, done.stderr
     program = last_program(judged)
     assert program["memory_bytes"]["arguments"] == pytest.approx((whole - batch) / 4 + batch, rel=0.01)
-    split = {t["split"] for t in program["tensors"] if t["type"] == "float32[1024, 512]"}
+    split = {t["split"] for t in program["tensors"] if t["type"] == "float32[256, 512]"}
     assert split == {"data, -"} and all(t["bytes"] == 4 * 1024 * 512 / 4 for t in program["tensors"][:4])
     assert {c["kind"] for c in judged["step"]["collectives"]} & {"all-gather", "reduce-scatter"}
     assert judged["need_bytes"] < judged["limit_bytes"]

@@ -146,9 +146,10 @@ impl Preflight {
 
 impl Options {
     /// How long to look for the largest batch.
-    fn bounds(&self) -> Bounds {
+    /// Of a search on so many devices, which a batch is split over.
+    fn bounds(&self, devices: u64) -> Bounds {
         Bounds {
-            multiple: self.fit_multiple,
+            multiple: self.fit_multiple.or(self.parallel.as_ref().map(|_| devices).filter(|n| *n > 1)),
             tries: self.fit_tries.unwrap_or(24),
             time: Duration::from_secs(60 * self.fit_minutes.unwrap_or(60)),
         }
@@ -249,7 +250,7 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
         let mut found = match &options.fit {
             None => session.judge(place, &Variant::default())?.0,
             Some(Fit::Batch(argument)) => {
-                fit::batch(&mut session, argument.as_ref(), options.bounds(), place)?
+                fit::batch(&mut session, argument.as_ref(), options.bounds(place.slice.devices()), place)?
             }
         };
         found.budget = budget::hold(&options.budget, &found);

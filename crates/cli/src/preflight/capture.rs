@@ -206,7 +206,7 @@ pub(crate) struct FellBack {
 const UNKNOWN: &Role = &Role { role: String::new(), name: None };
 
 /// The dimensions in `float32[64, 32]`.
-fn shape(text: &str) -> Vec<u64> {
+pub(crate) fn shape(text: &str) -> Vec<u64> {
     let inner = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(dims, _)| dims);
     inner.split(',').filter_map(|n| n.trim().parse().ok()).collect()
 }

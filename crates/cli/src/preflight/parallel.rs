@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::capture::{Beside, Capture, Captured, Role};
+use super::capture::{Beside, Capture, Captured, Role, shape};
 use super::rules::Rules;
 use super::verdict::{Judged, Verdict};
 
@@ -207,6 +207,16 @@ impl Plan {
         whole.div_ceil(split.map_or(1, |s| self.parts(s)).max(1))
     }
 
+    /// What of a tensor, as `float32[64, 32]`, is on one device.
+    fn local(&self, ty: &str, split: Option<&Split>) -> String {
+        let (Some(split), Some((dtype, _))) = (split, ty.split_once('[')) else { return ty.to_owned() };
+        let part = |(n, axes): (u64, &Vec<String>)| {
+            n.div_ceil(axes.iter().map(|a| self.mesh.size(a)).product::<u64>().max(1)).to_string()
+        };
+        let dims: Vec<String> = shape(ty).into_iter().zip(split).map(part).collect();
+        format!("{dtype}[{}]", dims.join(", "))
+    }
+
     /// What was captured, as it is for one of the devices.
     pub(crate) fn on_one_device(&self, capture: &Capture) -> Capture {
         let mut capture = capture.clone();
@@ -223,6 +233,16 @@ impl Plan {
             };
             each(&mut p.input_bytes, &splits.inputs);
             each(&mut p.output_bytes, &splits.outputs);
+            for (ty, split) in p.inputs.iter_mut().zip(&splits.inputs) {
+                *ty = self.local(ty, split.as_ref());
+            }
+            for (ty, split) in p.outputs.iter_mut().zip(&splits.outputs) {
+                *ty = ty.as_ref().map(|ty| self.local(ty, split.as_ref()));
+            }
+            for u in &mut p.undonated {
+                let split = splits.inputs.get(u.input as usize).and_then(Option::as_ref);
+                (u.bytes, u.r#type) = (self.bytes(u.bytes, split), self.local(&u.r#type, split));
+            }
             let text = |s: &Option<Split>| s.as_ref().filter(|s| s.iter().any(|d| !d.is_empty())).map(text);
             p.input_splits = splits.inputs.iter().map(text).collect();
             p.output_splits = splits.outputs.iter().map(text).collect();
@@ -475,6 +495,12 @@ mod tests {
         assert_eq!(shown(&fsdp.of("a").unwrap().inputs), expected);
         let split = fsdp.of("a").unwrap().inputs[1].as_ref();
         assert_eq!((fsdp.bytes(8192, split), fsdp.bytes(8192, None)), (2048, 8192));
+        let one = &fsdp.on_one_device(&capture).programs[0];
+        assert_eq!(
+            (&*one.inputs[1], &*one.inputs[4], one.input_bytes[1]),
+            ("float32[16, 32]", "float32[]", 2)
+        );
+        assert_eq!((one.input_splits[1].as_deref(), &one.input_splits[4]), (Some("data, -"), &None));
     }
 
     #[test]
