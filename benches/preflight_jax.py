@@ -1,5 +1,5 @@
-"""What `oxitorch preflight --parallel` says of the GPT of `workloads.py`, and what XLA says of the same step in JAX with
-the same shardings on the same slice: memory of a chip, FLOPs, and the bytes of collectives.
+"""What `oxitorch preflight --parallel` says of the GPT of `workloads.py`, and what XLA says of the same step in JAX
+with the same shardings on the same slice: memory of a chip, FLOPs, and the bytes of collectives.
 
     python benches/preflight_jax.py PYTHON --slice v5e-4 v5e-8 --parallel dp fsdp
 
