@@ -145,14 +145,23 @@ def pretend(device: dict, folder: str) -> None:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _roles
-
     global _step_hook
     if not core().pretend({**device, "marked": True}, folder):
         raise RuntimeError("the device of this process was started already")
     _step_hook.remove()
-    _roles.install()
+    _watch(device, folder)
     _step_hook = register_optimizer_step_post_hook(_end_of_step)
+
+
+def _watch(device: dict, folder: str) -> None:
+    """Where the device is not there: what is done to modules."""
+    from oxitorch import _roles
+
+    _roles.install()
+    if device.get("remat"):
+        from oxitorch import _remat
+
+        _remat.install(device["remat"], folder)
 
 
 def _refuse_rivals(torch) -> None:
@@ -195,9 +204,10 @@ def _register(torch, module) -> None:
     from oxitorch import _decompose, _default_backend, _env, _print, _share
 
     if _unavailable is None and _env.PREFLIGHT.read() is not None:
-        from oxitorch import _roles
+        from oxitorch import preflight
 
-        _roles.install()  # its hooks run before the one below
+        folder = _env.PREFLIGHT.read()
+        _watch(preflight._device(folder), folder)  # these hooks run before the one below
 
     global _step_hook
     _step_hook = register_optimizer_step_post_hook(_end_of_step)

@@ -16,6 +16,7 @@ mod padding;
 mod parallel;
 mod prices;
 mod progress;
+mod remat;
 mod rules;
 mod script;
 mod session;
@@ -89,7 +90,7 @@ struct Options {
     #[arg(long, value_name = "LIMITS", value_delimiter = ',')]
     budget: Vec<Limit>,
     /// Look for the largest batch that fits: batch=--batch-size is the script's option, batch='size={}' how it is written,
-    /// batch alone what the script marks with oxitorch.preflight.batch(...)
+    /// batch alone what the script marks with oxitorch.preflight.batch(...); remat: which blocks to checkpoint
     #[arg(long, value_name = "WHAT")]
     fit: Option<Fit>,
     /// What batches are to be multiples of [default: 1 up to 64, 8 above]
@@ -249,6 +250,7 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
         }
         let mut found = match &options.fit {
             None => session.judge(place, &Variant::default())?.0,
+            Some(Fit::Remat) => remat::search(&mut session, place)?,
             Some(Fit::Batch(argument)) => {
                 fit::batch(&mut session, argument.as_ref(), options.bounds(place.slice.devices()), place)?
             }

@@ -23,6 +23,8 @@ use crate::report::{bytes, many};
 pub(crate) enum Fit {
     /// The largest batch: the script's argument, or what it marks with `oxitorch.preflight.batch`.
     Batch(Option<Argument>),
+    /// What to compute again in the backward pass.
+    Remat,
 }
 
 /// How a script is told its batch.
@@ -40,7 +42,8 @@ impl FromStr for Fit {
     fn from_str(text: &str) -> anyhow::Result<Fit> {
         let (what, argument) = text.split_once('=').map_or((text, None), |(w, a)| (w, Some(a)));
         let argument = match argument {
-            _ if what != "batch" => bail!("what can be looked for is batch, not `{what}`"),
+            None if what == "remat" => return Ok(Fit::Remat),
+            _ if what != "batch" => bail!("what can be looked for is batch and remat, not `{text}`"),
             None => None,
             Some(a) => match a.split_once("{}") {
                 Some((before, behind)) => Some(Argument::Template(before.to_owned(), behind.to_owned())),
@@ -283,8 +286,9 @@ pub(crate) fn batch<'a>(
         let what = n.map_or("as the script has it".to_owned(), |n| n.to_string());
         let guess = foretold_bytes.map_or(String::new(), |b| format!(", which may need {}", bytes(b)));
         say(&format!("batch {what} on {}{guess}", place.slice.name));
-        let variant = Variant { batch: n.map(|n| (argument.cloned(), n)) };
-        let (judged, asked) = session.judge(place, &variant)?;
+        let variant = Variant { batch: n.map(|n| (argument.cloned(), n)), ..Variant::default() };
+        let (judged, told) = session.judge(place, &variant)?;
+        let asked = told.batch;
         let Some(batch) = n.or(asked) else {
             if judged.verdict == Verdict::Unknown {
                 return Ok(judged);

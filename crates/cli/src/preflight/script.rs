@@ -14,6 +14,7 @@ use super::aot::{Compiling, Effort, Interrupted, Outcome, Said};
 use super::capture::Capture;
 use super::parallel::{Plan, Strategy};
 use super::progress::{Ticker, elapsed, say};
+use super::remat::{Blocks, Policy};
 use super::slices::Slice;
 use super::verdict::{Judged, Verdict};
 use crate::facts::Facts;
@@ -24,8 +25,7 @@ pub(crate) struct Runs<'a> {
     script: Vec<String>,
     /// With the memory of their devices.
     slices: Vec<(&'a Slice, u64)>,
-    /// Steps, what is read where nothing was computed, and the batch that is to be taken where the script marks it.
-    call: (u64, f64, Option<u64>),
+    call: Call,
     facts: &'a Facts,
     /// By the kind of the devices and their memory.
     known: BTreeMap<(&'static str, u64), Run>,
@@ -35,7 +35,7 @@ impl<'a> Runs<'a> {
     pub(crate) fn new(
         script: Vec<String>,
         slices: impl Iterator<Item = (&'a Slice, u64)>,
-        call: (u64, f64, Option<u64>),
+        call: Call,
         facts: &'a Facts,
     ) -> Runs<'a> {
         Runs { script, slices: slices.collect(), call, facts, known: BTreeMap::new() }
@@ -62,6 +62,27 @@ impl<'a> Runs<'a> {
     }
 }
 
+/// What the script is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) steps: u64,
+    /// What it reads where nothing was computed.
+    pub(crate) value: f64,
+    /// The batch that is to be taken where it marks it.
+    pub(crate) batch: Option<u64>,
+    /// What is to be computed again.
+    pub(crate) remat: Option<Policy>,
+}
+
+/// What a script tells of itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    /// The batch that it marks.
+    pub(crate) batch: Option<u64>,
+    /// What it could compute again.
+    pub(crate) blocks: Option<Blocks>,
+}
+
 /// The module that stands for a function: `oxitorch.preflight` was called.
 const AS_SCRIPT: &str = "oxitorch._as_script";
 
@@ -78,8 +99,7 @@ pub(crate) struct Run {
     failure: Option<String>,
     /// Whether that was Ctrl-C.
     pub(crate) interrupted: bool,
-    /// The batch that the script marks.
-    pub(crate) batch: Option<u64>,
+    pub(crate) told: Told,
 }
 
 impl Run {
@@ -87,7 +107,7 @@ impl Run {
         script: &[String],
         slice: &Slice,
         memory: u64,
-        (steps, value, batch): (u64, f64, Option<u64>),
+        Call { steps, value, batch, remat }: Call,
         facts: &Facts,
     ) -> anyhow::Result<Run> {
         let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
@@ -98,6 +118,7 @@ impl Run {
             "steps": steps,
             "reads_as": value,
             "batch": batch,
+            "remat": remat.map(Policy::name),
         });
         fs::write(folder.path().join("device.json"), device.to_string())?;
         let name = script
@@ -125,8 +146,12 @@ impl Run {
             let steps = many(capture.steps, "step");
             say(&format!("{steps}, {programs} in {}", duration(start.elapsed())));
         }
-        let batch = fs::read_to_string(folder.path().join("batch")).ok().and_then(|n| n.trim().parse().ok());
-        Ok(Run { folder, capture, failure, interrupted, batch })
+        let file = |name: &str| fs::read_to_string(folder.path().join(name)).ok();
+        let told = Told {
+            batch: file("batch").and_then(|n| n.trim().parse().ok()),
+            blocks: file("remat").and_then(|json| serde_json::from_str(&json).ok()),
+        };
+        Ok(Run { folder, capture, failure, interrupted, told })
     }
 
     /// Whether another memory or kind of device could have led to other programs.

@@ -7,7 +7,8 @@ use oxitorch_pjrt::Found;
 use super::aot::Effort;
 use super::fit::Argument;
 use super::parallel::{self, Parallel, Strategy};
-use super::script::Runs;
+use super::remat::Policy;
+use super::script::{Call, Runs, Told};
 use super::slices::Slice;
 use super::verdict::Judged;
 use crate::facts::Facts;
@@ -17,6 +18,8 @@ use crate::facts::Facts;
 pub(crate) struct Variant {
     /// How it is told another batch, if not by its mark, and the batch.
     pub(crate) batch: Option<(Option<Argument>, u64)>,
+    /// What it computes again in its backward pass.
+    pub(crate) remat: Option<Policy>,
 }
 
 /// A slice, the memory of its devices, and what compiles for it.
@@ -40,12 +43,8 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Runs the script, if it was not run so before, and judges it on a slice. Gives the batch that it marks besides.
-    pub(crate) fn judge(
-        &mut self,
-        place: Place<'a>,
-        variant: &Variant,
-    ) -> anyhow::Result<(Judged, Option<u64>)> {
+    /// Runs the script, if it was not run so before, and judges it on a slice. Gives what it tells of itself besides.
+    pub(crate) fn judge(&mut self, place: Place<'a>, variant: &Variant) -> anyhow::Result<(Judged, Told)> {
         let Session { script, places, call, facts, .. } = self;
         let runs = self.runs.entry(variant.clone()).or_insert_with(|| {
             let (script, batch) = match &variant.batch {
@@ -54,12 +53,13 @@ impl<'a> Session<'a> {
                 None => (script.to_vec(), None),
             };
             let slices = places.iter().map(|p| (p.slice, p.memory));
-            Runs::new(script, slices, (call.0, call.1, batch), facts)
+            let call = Call { steps: call.0, value: call.1, batch, remat: variant.remat };
+            Runs::new(script, slices, call, facts)
         });
         let Place { slice, memory, plugin } = place;
         let run = runs.of(slice, memory)?;
         let strategies = Parallel::strategies(self.parallel, slice.devices())?;
         let judge = |s: Option<&Strategy>| run.judge(slice, memory, plugin, self.effort, s, self.facts);
-        Ok((parallel::judge(&strategies, judge), run.batch))
+        Ok((parallel::judge(&strategies, judge), run.told.clone()))
     }
 }

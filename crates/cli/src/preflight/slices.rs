@@ -8,7 +8,7 @@ use oxitorch_pjrt::Platform;
 /// A kind of chip.
 ///
 /// Peaks are of dense bfloat16 products. Numbers are per chip and come from the vendor's pages of the chips
-/// (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e, tpu7x, read in November 2026); the memory that a program may use is
+/// (cloud.google.com/tpu/docs/v3, v4, v5e, v5p, v6e, tpu7x, read in November 2026); the memory that a program may use is
 /// libtpu 0.0.51's `device_memory_bytes_limit`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Chip {
@@ -29,8 +29,8 @@ pub(crate) struct Chip {
     pub(crate) gb_per_s: f64,
     /// Rows and columns of a matrix unit.
     pub(crate) mxu: u64,
-    /// Of all links to other chips, both directions together: the vendor's number, and for v4 its all-reduce bandwidth of
-    /// a pod (1.1 PB/s) for each of 4096 chips, twice, as it is for the others.
+    /// Of all links to other chips, both directions together: the vendor's number, and for v3 and v4 the all-reduce
+    /// bandwidth of a pod (340 TB/s, 1.1 PB/s) for each of its 1024 or 4096 chips, twice, as it is for the others.
     pub(crate) ici_gb_per_s: f64,
     /// The topologies that slices have, by their number of chips.
     pub(crate) topologies: &'static [(u32, &'static str)],
@@ -46,6 +46,16 @@ const FLAT: &[(u32, &str)] = &[
     (128, "8x16"),
     (256, "16x16"),
 ];
+const BOARDS: &[(u32, &str)] = &[
+    (4, "2x2"),
+    (16, "4x4"),
+    (32, "4x8"),
+    (64, "8x8"),
+    (128, "8x16"),
+    (256, "16x16"),
+    (512, "16x32"),
+    (1024, "32x32"),
+];
 const CUBES: &[(u32, &str)] = &[
     (4, "2x2x1"),
     (8, "2x2x2"),
@@ -59,6 +69,19 @@ const CUBES: &[(u32, &str)] = &[
 
 /// All of them, oldest first.
 pub(crate) const CHIPS: &[Chip] = &[
+    Chip {
+        name: "v3",
+        also: &[],
+        kind: "TPU v3",
+        cores: 2,
+        devices: 2,
+        device_memory: 16_624_107_520,
+        tflops: 123.0,
+        gb_per_s: 900.0,
+        mxu: 128,
+        ici_gb_per_s: 664.0,
+        topologies: BOARDS,
+    },
     Chip {
         name: "v4",
         also: &[],
@@ -266,6 +289,7 @@ mod tests {
             ("trillium", "v6e:1x1", 1),
             ("trillium-256", "v6e:16x16", 256),
             // Named by their cores, of which a chip has two.
+            ("v3-32", "v3:4x4", 16),
             ("v4-8", "v4:2x2x1", 4),
             ("v5p-16", "v5p:2x2x2", 8),
             ("tpu7x-8", "tpu7x:2x2x1", 4),

@@ -11,6 +11,7 @@ use super::budget;
 use super::fit::Fitted;
 use super::notes::notes;
 use super::prices::usd;
+use super::remat::Rematted;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
 use crate::graphs::{amount, short};
@@ -85,6 +86,7 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     }
     out += &budget::text(&s.budget);
     out += &s.fit.as_ref().map_or(String::new(), Fitted::text);
+    out += &s.remat.as_ref().map_or(String::new(), Rematted::text);
     out += &largest(s);
     out += &step(s);
     out += &notes(s, run_steps);

@@ -10,6 +10,7 @@ use super::ici::{self, Sent};
 use super::padding::Padding;
 use super::parallel::Told;
 use super::prices::Price;
+use super::remat::Rematted;
 use super::slices::{Chip, Slice};
 use super::work::Work;
 
@@ -69,6 +70,8 @@ pub(crate) struct Judged {
     pub(crate) budget: Vec<Held>,
     /// What `--fit` found; all else is of the largest batch that fits.
     pub(crate) fit: Option<Fitted>,
+    /// What `--fit remat` found; all else is of the policy that is recommended.
+    pub(crate) remat: Option<Rematted>,
     /// The most that some program needs, with what is there besides.
     pub(crate) need_bytes: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
@@ -147,6 +150,7 @@ impl Judged {
             interrupted: false,
             budget: Vec::new(),
             fit: None,
+            remat: None,
             need_bytes: None,
             limit_bytes: None,
             steps_captured: 0,

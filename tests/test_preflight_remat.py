@@ -1,0 +1,41 @@
+"""`oxitorch preflight --fit remat`: checkpoints of the script's blocks, without a change to the script."""
+
+import json
+
+SCRIPT = """
+import torch, torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(32, 32), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.drop(self.inner(x).sin())
+
+model = nn.Sequential(nn.Linear(32, 32), *(Block() for _ in range(4))).to("tpu")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(16, 32).to("tpu")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_blocks_are_checkpointed(python, tmp_path):
+    script, report = tmp_path / "train.py", tmp_path / "report.json"
+    script.write_text(SCRIPT)
+    args = ["--json", str(report), "--slice", "cpu", "--steps", "2", "--fit", "remat", str(script)]
+    done = python("", "-m", "oxitorch", "preflight", *args, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (judged,) = json.loads(report.read_text())["slices"]
+    found = judged["remat"]
+    assert (found["blocks"], found["classes"], found["policy"], found["code"]) == (4, ["Block"], "none", None)
+    # A product of each block is computed again; the results of products may be kept. Nobody reads the loss, so what the
+    # last block computes in the forward pass is left out where it is computed again.
+    one = 2 * 16 * 32 * 32
+    flops = {t["policy"]: t["product_flops"] for t in found["tries"]}
+    base = flops["none"]
+    assert flops == {"none": base, "products": base, "half": base + 2 * one, "all": base + 3 * one}
+    assert [t["verdict"] for t in found["tries"]] == ["fits"] * 4
+    assert judged["step"]["product_flops"] == base and "it fits without checkpoints" in done.stdout
