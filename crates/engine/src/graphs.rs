@@ -2,10 +2,11 @@
 
 use crate::explain::tensor;
 use crate::flush::Reason;
+use crate::inst::Inst;
 use crate::program::{Compiler, Graph, Program};
 use crate::site::{Site, describe};
 use oxitorch_aten::dtype::torch_name;
-use oxitorch_hlo::TensorType;
+use oxitorch_hlo::{Location, Module, PrintOptions, TensorType};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -125,7 +126,7 @@ fn write_facts(folder: &Path, facts: &Value) -> io::Result<()> {
 /// A program that was captured and is not compiled.
 pub(crate) struct Captured {
     pub(crate) facts: Map<String, Value>,
-    /// As it goes to the compiler.
+    /// As it goes to the compiler, with where each op comes from.
     pub(crate) text: String,
 }
 
@@ -136,6 +137,20 @@ fn usage(program: &Program) -> Map<String, Value> {
     out
 }
 
+/// Where the ops of a graph come from, for what the compiler makes of them: `aten::mm#17` is the 18th op.
+fn locations(graph: &Graph) -> Vec<Location> {
+    let place = |(i, inst): (usize, &&'static Inst)| {
+        let site = graph.source.sites.get(i).and_then(|&site| describe(site));
+        // `file:line in function`
+        let line =
+            site.as_deref().and_then(|s| s.rsplit_once(" in ").map_or(Some(s), |(place, _)| Some(place)));
+        let line =
+            line.and_then(|s| s.rsplit_once(':')).and_then(|(f, n)| Some((f.to_owned(), n.parse().ok()?)));
+        Location { name: format!("aten::{}#{i}", inst.name()), line }
+    };
+    graph.insts.iter().enumerate().map(place).collect()
+}
+
 /// What is known of a graph without its executable.
 fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
     let mut results = Vec::new();
@@ -143,8 +158,9 @@ fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
     for (i, inst) in graph.insts.iter().enumerate() {
         let types: Vec<Option<String>> =
             inst.outputs.iter().map(|o| o.as_ref().map(|o| tensor(&o.ty))).collect();
-        let line = graph.source.sites.get(i).and_then(|&site| describe(site));
-        ops.push(json!({ "op": inst.name(), "results": types, "line": line }));
+        let site = graph.source.sites.get(i).copied().unwrap_or_default();
+        let (line, backward) = (describe(site), site.is_of_backward());
+        ops.push(json!({ "op": inst.name(), "results": types, "line": line, "backward": backward }));
         results.extend(types);
     }
     let outputs: Vec<&Option<String>> = graph.live.iter().filter_map(|&i| results.get(i as usize)).collect();
@@ -172,12 +188,11 @@ fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
 }
 
 /// The matrix products and convolutions of a graph, those of one line that are alike together.
-fn products(graph: &Graph) -> Vec<Value> {
-    let Ok(module) = graph.built_at(|i| Some(i.to_string())) else { return Vec::new() };
+fn products(graph: &Graph, module: &Module) -> Vec<Value> {
     let mut found: Vec<(Map<String, Value>, u64)> = Vec::new();
     let mut places: FxHashMap<String, usize> = FxHashMap::default();
     for p in module.products() {
-        let at = p.location.and_then(|l| l.parse::<usize>().ok());
+        let at = p.location.map(|i| i as usize);
         let op = at.and_then(|i| graph.insts.get(i)).map(|inst| inst.name());
         let line = at.and_then(|i| graph.source.sites.get(i)).and_then(|&site| describe(site));
         let facts = json!({
@@ -256,8 +271,10 @@ impl Compiler {
 
     /// A program that was captured and is not compiled: with the compiler's options, and how it is called by.
     pub(crate) fn captured(&self, program: &Program) -> Option<Captured> {
-        let (mut facts, text) = self.describe(program)?;
+        let (mut facts, _) = self.describe(program)?;
         let (_, task) = program.task()?;
+        let module = task.graph.built().ok()?;
+        let text = module.to_text_with(PrintOptions { locations: &locations(&task.graph) });
         let options = self.options(task).overrides;
         let value = |v: &pjrt::OptionValue| match v {
             pjrt::OptionValue::String(v) => json!(v),
@@ -267,7 +284,7 @@ impl Compiler {
         };
         let options: Map<String, Value> = options.iter().map(|(name, v)| (name.clone(), value(v))).collect();
         facts.insert("options".into(), options.into());
-        facts.insert("products".into(), products(&task.graph).into());
+        facts.insert("products".into(), products(&task.graph, &module).into());
         let bytes = |ty: &TensorType| ty.bytes().max(0);
         facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
         // Bytes of each result, and the op that makes it.

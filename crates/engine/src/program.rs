@@ -196,13 +196,8 @@ impl Graph {
         Ok(self.built()?.to_text())
     }
 
-    /// The module that computes the window.
+    /// The module that computes the window; the location of what is made of an instance is its number.
     pub(crate) fn built(&self) -> Result<Module, Error> {
-        self.built_at(|_| None)
-    }
-
-    /// The module, with a location for what is made of each instance.
-    pub(crate) fn built_at(&self, location: impl Fn(usize) -> Option<String>) -> Result<Module, Error> {
         let b = Builder::new();
         b.set_name(&self.name());
         let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
@@ -212,8 +207,8 @@ impl Graph {
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
         let mut codes = self.operands.iter();
-        for (i, inst) in self.insts.iter().enumerate() {
-            b.set_location(location(i).as_deref());
+        for (number, inst) in self.insts.iter().enumerate() {
+            b.set_location(Some(number as u32));
             let operands: Option<Vec<Value>> = codes
                 .by_ref()
                 .take(inst.operands.len())

@@ -9,6 +9,15 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Site(pub u32);
 
+impl Site {
+    /// In the number of a site: the op belongs to the backward of that line.
+    pub const OF_BACKWARD: u32 = 1 << 31;
+
+    pub(crate) fn is_of_backward(self) -> bool {
+        self.0 & Site::OF_BACKWARD != 0
+    }
+}
+
 type Resolver = fn(Site) -> Option<String>;
 static RESOLVER: OnceLock<Resolver> = OnceLock::new();
 

@@ -629,7 +629,7 @@ pub(crate) struct OpData {
     pub(crate) first_result: u32,
     pub(crate) results: u32,
     pub(crate) regions: SmallVec<[BlockId; 1]>,
-    /// Index into `Arena::locations` plus one; 0 is none.
+    /// Its number plus one; 0 is none.
     pub(crate) location: u32,
 }
 
@@ -676,7 +676,6 @@ pub(crate) struct Arena {
     pub(crate) params: Vec<Value>,
     /// Indexed by parameter number; shorter than `params` where the rest has none.
     pub(crate) param_attrs: Vec<Vec<ArgAttr>>,
-    pub(crate) locations: Vec<String>,
 }
 
 impl Arena {

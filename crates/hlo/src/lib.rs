@@ -38,6 +38,6 @@ pub use ir::{
     Module, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags, Transpose, TriangularSolve, Unary,
     Value, Window,
 };
-pub use print::PrintOptions;
+pub use print::{Location, PrintOptions};
 pub use products::Product;
 pub use types::{DType, Dims, TensorType};

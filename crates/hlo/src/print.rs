@@ -10,9 +10,19 @@ use crate::types::TensorType;
 
 /// What the printed text contains besides the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PrintOptions {
-    /// Write `loc("...")` after every op that was pushed under [`Builder::set_location`](crate::Builder::set_location).
-    pub locations: bool,
+pub struct PrintOptions<'a> {
+    /// What the numbers of [`Builder::set_location`](crate::Builder::set_location) stand for. Ops without one have no
+    /// location.
+    pub locations: &'a [Location],
+}
+
+/// Where an op comes from. XLA hands it on to what becomes of the op, as the metadata of its instructions.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Location {
+    /// What it is called there.
+    pub name: String,
+    /// File and line.
+    pub line: Option<(String, u32)>,
 }
 
 impl Module {
@@ -22,7 +32,7 @@ impl Module {
     }
 
     /// The program as MLIR text.
-    pub fn to_text_with(&self, options: PrintOptions) -> String {
+    pub fn to_text_with(&self, options: PrintOptions<'_>) -> String {
         let live = live_ops(&self.arena, &self.outputs);
         let count = live.iter().filter(|&&l| l).count();
         let names = vec![Name::NONE; self.arena.values.len()];
@@ -127,7 +137,7 @@ impl Name {
 
 struct Printer<'a> {
     arena: &'a Arena,
-    options: PrintOptions,
+    options: PrintOptions<'a>,
     live: Vec<bool>,
     out: String,
     names: Vec<Name>,
@@ -249,6 +259,25 @@ impl Printer<'_> {
         self.s(") {");
         self.block_body(ROOT, &module.outputs, "return");
         self.s("\n  }\n}\n");
+        for (i, location) in self.options.locations.iter().enumerate() {
+            self.location(i, location);
+        }
+    }
+
+    /// `#op3 = loc("name"("file.py":12:0))`
+    fn location(&mut self, number: usize, location: &Location) {
+        self.s("#op");
+        self.int(number as i64);
+        self.s(" = loc(");
+        push_string(&mut self.out, &location.name);
+        if let Some((file, line)) = &location.line {
+            self.s("(");
+            push_string(&mut self.out, file);
+            self.s(":");
+            self.int(i64::from(*line));
+            self.s(":0)");
+        }
+        self.s(")\n");
     }
 
     fn param_attrs(&mut self, attrs: &[ArgAttr]) {
@@ -335,10 +364,9 @@ impl Printer<'_> {
             self.s(" = ");
         }
         self.op_body(data);
-        if self.options.locations && data.location > 0 {
-            let arena = self.arena;
-            self.s(" loc(");
-            push_string(&mut self.out, &arena.locations[data.location as usize - 1]);
+        if data.location > 0 && data.location as usize <= self.options.locations.len() {
+            self.s(" loc(#op");
+            self.int(i64::from(data.location) - 1);
             self.s(")");
         }
     }

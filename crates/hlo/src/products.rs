@@ -9,7 +9,7 @@ use crate::types::{DType, Dims};
 /// `m` counts the places of its result, `n` the features that come out, `k` what is added up for each, `batch` its groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // as above
-pub struct Product<'m> {
+pub struct Product {
     pub batch: f64,
     pub m: f64,
     pub n: f64,
@@ -18,11 +18,11 @@ pub struct Product<'m> {
     pub dtype: DType,
     /// Precision that they are multiplied with.
     pub precision: Precision,
-    /// The location of the op, if it was given one.
-    pub location: Option<&'m str>,
+    /// The number of the op's location, if it was given one.
+    pub location: Option<u32>,
 }
 
-impl Product<'_> {
+impl Product {
     /// Multiplications and additions.
     pub fn flops(&self) -> f64 {
         2.0 * self.batch * self.m * self.n * self.k
@@ -32,20 +32,20 @@ impl Product<'_> {
 impl Module {
     /// The products that some result needs, in their order. A loop's body counts once; what a convolution multiplies with
     /// the zeros of its padding counts as well.
-    pub fn products(&self) -> Vec<Product<'_>> {
+    pub fn products(&self) -> Vec<Product> {
         let live = self.live();
         let ops = self.arena.ops.iter().zip(live).filter(|(_, live)| *live);
         ops.filter_map(|(op, _)| self.product(op)).collect()
     }
 
-    fn product(&self, op: &OpData) -> Option<Product<'_>> {
+    fn product(&self, op: &OpData) -> Option<Product> {
         let (precision, [batch, m, n, k]) = match &op.op {
             Op::DotGeneral(dot) => (dot.1, self.dot_sizes(op, &dot.0)),
             Op::Convolution(c) => (c.precision, self.convolution_sizes(op, c)),
             _ => return None,
         };
         let dtype = self.arena.ty(op.operands[0]).dtype;
-        let location = op.location.checked_sub(1).map(|at| self.arena.locations[at as usize].as_str());
+        let location = op.location.checked_sub(1);
         Some(Product { batch, m, n, k, dtype, precision, location })
     }
 
@@ -117,7 +117,7 @@ mod tests {
     fn products_are_those_that_a_result_needs() {
         let b = Builder::new();
         let (x, w) = (param(&b, DType::BF16, &[8, 32, 64]), param(&b, DType::BF16, &[8, 64, 16]));
-        b.set_location(Some("here"));
+        b.set_location(Some(7));
         let y = b.dot_general(x, w, &DotDims::matmul(3), Precision::Default, None);
         b.set_location(None);
         let (image, kernel) = (param(&b, DType::F32, &[2, 3, 8, 8]), param(&b, DType::F32, &[5, 3, 3, 3]));
@@ -127,7 +127,7 @@ mod tests {
         let module = b.finish(&[y, z]).unwrap();
         let found = module.products();
         let (dtype, precision) = (DType::BF16, Precision::Default);
-        let dot = Product { batch: 8.0, m: 32.0, n: 16.0, k: 64.0, dtype, precision, location: Some("here") };
+        let dot = Product { batch: 8.0, m: 32.0, n: 16.0, k: 64.0, dtype, precision, location: Some(7) };
         let (dtype, precision) = (DType::F32, Precision::Highest);
         let folded = Product { batch: 1.0, m: 72.0, n: 5.0, k: 27.0, dtype, precision, location: None };
         assert_eq!(found, [dot, folded]);

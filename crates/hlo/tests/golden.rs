@@ -202,13 +202,15 @@ fn module_with_attributes_and_locations() {
     let (x, y) = (b.param(ty(F32, &[2])), b.param(ty(F32, &[2])));
     b.param_attr(x, ArgAttr::Donor);
     b.param_attr(y, ArgAttr::AliasingOutput(0));
-    b.set_location(Some("train.py:3"));
+    b.set_location(Some(1));
     let sum = b.add(x, y);
     b.set_location(None);
     b.exponential(sum); // nobody uses it
     let module = b.finish(&[sum]).unwrap();
     assert_eq!(module.live_op_count(), 1);
     assert!(!module.to_text().contains("loc("));
-    let text = module.to_text_with(PrintOptions { locations: true });
+    let line = Some(("train.py".to_owned(), 3));
+    let locations = [Location::default(), Location { name: "aten::add".to_owned(), line }];
+    let text = module.to_text_with(PrintOptions { locations: &locations });
     assert_snapshot!(text);
 }

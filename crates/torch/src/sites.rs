@@ -274,9 +274,8 @@ fn remember(site: Site) {
     }
 }
 
-/// In a site: the op belongs to the backward of that line. A line and its backward are different places in a program, or
-/// a backward would look like a loop that comes round.
-const OF_BACKWARD: u32 = 1 << 31;
+/// A line and its backward are different places in a program, or a backward would look like a loop that comes round.
+const OF_BACKWARD: u32 = Site::OF_BACKWARD;
 
 /// Whether a backward ran in a thread of autograd's.
 static BACKWARD: AtomicBool = AtomicBool::new(false);

@@ -82,19 +82,10 @@ impl Builder {
         self.inner.borrow_mut().name = name;
     }
 
-    /// Sets the location that the ops pushed from now on carry; `None` clears it. Printed only on request.
-    pub fn set_location(&self, location: Option<&str>) {
-        let mut inner = self.inner.borrow_mut();
-        inner.location = match location {
-            None => 0,
-            Some(text) if inner.arena.locations.last().is_some_and(|l| l == text) => {
-                inner.arena.locations.len() as u32
-            }
-            Some(text) => {
-                inner.arena.locations.push(text.to_owned());
-                inner.arena.locations.len() as u32
-            }
-        };
+    /// Sets the number of the location that the ops pushed from now on carry; `None` clears it. Who prints the module may
+    /// say what it stands for.
+    pub fn set_location(&self, number: Option<u32>) {
+        self.inner.borrow_mut().location = number.map_or(0, |n| n + 1);
     }
 
     /// The next parameter of the function.

@@ -124,15 +124,20 @@ fn an_unknown_custom_call_is_a_clean_error() {
 fn donated_and_named() {
     let b = Builder::new();
     b.set_name("a b/c");
-    b.set_location(Some("train.py:12 \"x\""));
+    b.set_location(Some(0));
     let ty = TensorType::new(DType::F32, vec![2]);
     let (x, y) = (b.param(ty.clone()), b.param(ty));
     b.param_attr(x, ArgAttr::Donor);
     let sum = b.add(x, y);
     let mut module = b.finish(&[sum, y]).unwrap();
     module.set_param_attr(1, ArgAttr::Other("mhlo.sharding = \"{replicated}\"".into())).unwrap();
-    let text = module.to_text_with(PrintOptions { locations: true });
-    assert!(text.contains("module @a_b_c") && text.contains(r#"loc("train.py:12 \22x\22")"#), "{text}");
+    let location = Location { name: "add".into(), line: Some(("a \"b\".py".into(), 12)) };
+    let text = module.to_text_with(PrintOptions { locations: &[location] });
+    assert!(text.contains("module @a_b_c"), "{text}");
+    assert!(
+        text.contains(r##"loc(#op0)"##) && text.ends_with("#op0 = loc(\"add\"(\"a \\22b\\22.py\":12:0))\n"),
+        "{text}"
+    );
     let out = try_run(&module, &[f32s(&[2], &[1.0, 2.0]), f32s(&[2], &[3.0, 4.0])]).unwrap();
     assert_eq!(out[0].f32(), [4.0, 6.0]);
 }
