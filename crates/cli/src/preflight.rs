@@ -7,7 +7,9 @@
 mod annotate;
 pub(crate) mod aot;
 mod budget;
+mod buffers;
 mod capture;
+mod dumps;
 mod fit;
 mod html;
 mod ici;

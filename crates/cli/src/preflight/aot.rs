@@ -21,6 +21,7 @@ use oxitorch_pjrt::{
 use serde::{Deserialize, Serialize};
 
 use super::annotate::annotate;
+use super::dumps::{self, AtPeak};
 use super::ici::Sent;
 use super::parallel::Plan;
 use crate::facts::Facts;
@@ -45,6 +46,9 @@ pub(crate) struct Work {
     /// End when stdin does, which is when the parent has ended
     #[arg(long)]
     attached: bool,
+    /// Where XLA writes what it makes of the memory
+    #[arg(long)]
+    dumps: Option<PathBuf>,
 }
 
 /// How much work the compiler puts into a program.
@@ -98,6 +102,8 @@ pub(crate) struct Outcome {
     pub(crate) bytes_accessed: Option<f64>,
     /// What devices send each other, if the program is split.
     pub(crate) collectives: Option<Vec<Sent>>,
+    /// Where the memory is, if the compiler wrote it.
+    pub(crate) at_peak: Option<AtPeak>,
 }
 
 /// Memory of a program on one device, in bytes.
@@ -170,6 +176,9 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
         (options.spmd, options.shardy) = (true, true);
         (options.open_params, options.open_outputs) = (annotated.open_params, annotated.open_outputs);
     }
+    if work.dumps.is_some() {
+        text = dumps::named(&text, &program.id);
+    }
     let mut outcome = match maker.make(text.as_bytes(), &options) {
         Ok(outcome) => outcome,
         Err(e) => Outcome {
@@ -178,8 +187,14 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
             ..Outcome::default()
         },
     };
-    outcome.id = program.id;
     outcome.compile_s = start.elapsed().as_secs_f64();
+    if let Some(folder) = &work.dumps {
+        outcome.at_peak = dumps::read(folder, &program.id, folder.starts_with(&work.folder));
+    }
+    if outcome.out_of_memory {
+        outcome.memory = outcome.at_peak.as_ref().map(|p| p.memory);
+    }
+    outcome.id = program.id;
     say(&Said::Done(Box::new(outcome)))
 }
 
@@ -354,6 +369,9 @@ impl Compiling {
             command.arg("--plan").arg(plan);
         }
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
+        #[expect(clippy::disallowed_methods, reason = "the flags of the user stay")]
+        let (flags, dumps) = dumps::flags(&std::env::var("XLA_FLAGS").unwrap_or_default(), folder);
+        command.env("XLA_FLAGS", flags).arg("--dumps").arg(dumps);
         command.arg("--attached").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start the compiler's process")?;
         let (Some(out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {

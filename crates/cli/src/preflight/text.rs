@@ -7,13 +7,13 @@ use anstyle::{AnsiColor, Style};
 
 use super::Report;
 use super::aot::Effort;
-use super::budget;
 use super::fit::Fitted;
 use super::notes::notes;
 use super::prices::usd;
 use super::remat::Rematted;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
+use super::{budget, buffers};
 use crate::graphs::{amount, short};
 use crate::report::{bytes, cut, duration, many};
 
@@ -114,6 +114,9 @@ fn largest(s: &Judged) -> String {
     for (name, n, what) in rows {
         let line = format!("    {:>10}  {name:12} {what}", bytes(n));
         let _ = writeln!(out, "{}", line.trim_end());
+    }
+    if !p.buffers_at_peak.is_empty() {
+        return out + &buffers::text(p);
     }
     let _ = writeln!(out, "\n  {bold}its largest arguments and outputs{bold:#}");
     for t in p.tensors.iter().take(SHOWN) {

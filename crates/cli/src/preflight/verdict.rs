@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::aot::{Memory, Outcome};
 use super::budget::{self, Held};
+use super::buffers::{Buffer, reported};
 use super::capture::{Capture, Captured, FellBack, Moved, Tensor, Undonated, Why};
 use super::fit::Fitted;
 use super::ici::{self, Sent};
@@ -128,6 +129,10 @@ pub(crate) struct Judgement {
     pub(crate) tensors: Vec<Tensor>,
     /// Arguments that nobody uses after it in the last step and that no output overwrites.
     pub(crate) undonated: Vec<Undonated>,
+    /// The largest buffers that are alive when it needs most; none if the compiler did not write them.
+    pub(crate) buffers_at_peak: Vec<Buffer>,
+    /// Others, and gaps between temporaries.
+    pub(crate) buffers_rest_bytes: u64,
     pub(crate) work: Option<Work>,
     /// What chips send each other in a launch, the most bytes first.
     pub(crate) collectives: Vec<Sent>,
@@ -262,6 +267,9 @@ fn judgement(
         (Some(need), Some(limit)) => Verdict::of(need, limit),
         _ => Verdict::Unknown,
     };
+    let peak = outcome.and_then(|o| o.at_peak.as_ref());
+    let buffers = peak.map_or_else(Vec::new, |peak| p.buffers(peak));
+    let (buffers_at_peak, buffers_rest_bytes) = peak.map_or((Vec::new(), 0), |peak| reported(&buffers, peak));
     let not_reached = || Some("it was not compiled".to_owned());
     Judgement {
         id: p.id.clone(),
@@ -281,6 +289,8 @@ fn judgement(
         why: p.why.clone(),
         tensors: p.largest(),
         undonated: p.undonated.clone(),
+        buffers_at_peak,
+        buffers_rest_bytes,
         work: outcome.and_then(|o| p.work(chip, o)),
         collectives: outcome.and_then(|o| o.collectives.clone()).unwrap_or_default(),
     }
