@@ -112,7 +112,6 @@ impl Captured {
                 let role = self.input_roles.get(n);
                 out.purpose = role.map(|r| r.role.clone());
                 out.name = role.and_then(|r| r.name.clone());
-                out.r#type = self.inputs.get(n).cloned().unwrap_or(out.r#type);
                 (out.op, out.line) = (None, self.input_lines.get(n).cloned().flatten());
                 out.backward = false;
             }
