@@ -31,8 +31,6 @@ pub(crate) struct Captured {
     pub(crate) ops: Vec<Op>,
     pub(crate) inputs: Vec<String>,
     pub(crate) input_lines: Vec<Option<String>>,
-    #[serde(default)]
-    pub(crate) input_roles: Vec<Role>,
     pub(crate) outputs: Vec<Option<String>>,
     /// The op that makes each output.
     pub(crate) output_ops: Vec<usize>,
@@ -94,14 +92,6 @@ pub(crate) struct Op {
     /// Whether it is of the backward pass of that line.
     #[serde(default)]
     pub(crate) backward: bool,
-}
-
-/// What a tensor is for.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct Role {
-    /// `parameter`, `gradient`, `state`, `buffer`, `data` from the host in this step, ...
-    pub(crate) role: String,
-    pub(crate) name: Option<String>,
 }
 
 /// Matrix products and convolutions of a line that are alike: batches of products of an m x k by a k x n matrix.
