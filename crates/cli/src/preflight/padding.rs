@@ -130,7 +130,10 @@ impl Padding {
                     continue;
                 }
                 let Some(padded) = padded_bytes(&t.r#type) else { continue };
-                let padded = padded.max(t.bytes);
+                // Of what is split over chips nobody knows which dimension is how long on one.
+                let whole = parsed(&t.r#type)
+                    .and_then(|(e, shape)| shape.iter().try_fold(e, |n, d| n.checked_mul(*d)));
+                let padded = if whole == Some(t.bytes) { padded.max(t.bytes) } else { t.bytes };
                 self.tensor_bytes += t.bytes;
                 self.tensor_padded_bytes += padded;
                 if padded > t.bytes {
@@ -210,11 +213,8 @@ fn advice(moving: (&str, f64), still: (&str, f64), p: &Products, unit: f64) -> S
     }
 }
 
-/// What a tensor takes in tiles, as libtpu 0.0.51 lays out arguments and results: of two or more dimensions it takes the
-/// two innermost that waste least; a tile has 128 columns and eight rows, or fewer where there are fewer, but 4 bytes in
-/// each column at least. One dimension lies in blocks of 1024 elements, or the next power of two;
-/// a number takes as much as the least of those.
-pub(crate) fn padded_bytes(ty: &str) -> Option<u64> {
+/// The bytes of an element and the sizes of a type as it is written, `float32[2, 3]`.
+fn parsed(ty: &str) -> Option<(u64, Vec<u64>)> {
     let (dtype, shape) = ty.strip_suffix(']')?.split_once('[')?;
     let element: u64 = match dtype {
         "bool" | "int8" | "uint8" | "float8_e4m3fn" | "float8_e5m2" => 1,
@@ -226,6 +226,15 @@ pub(crate) fn padded_bytes(ty: &str) -> Option<u64> {
     };
     let shape: Vec<u64> =
         shape.split(", ").filter(|s| !s.is_empty()).map(|s| s.parse().ok()).collect::<Option<_>>()?;
+    Some((element, shape))
+}
+
+/// What a tensor takes in tiles, as libtpu 0.0.51 lays out arguments and results: of two or more dimensions it takes the
+/// two innermost that waste least; a tile has 128 columns and eight rows, or fewer where there are fewer, but 4 bytes in
+/// each column at least. One dimension lies in blocks of 1024 elements, or the next power of two;
+/// a number takes as much as the least of those.
+pub(crate) fn padded_bytes(ty: &str) -> Option<u64> {
+    let (element, shape) = parsed(ty)?;
     let packed = (4 / element).max(1);
     let elements = match shape[..] {
         [] => 128 * packed,
@@ -355,6 +364,16 @@ mod tests {
         assert_eq!(padded_bytes("int64[]"), Some(1024));
         assert_eq!(padded_bytes("float32[0, 5]"), Some(0));
         assert_eq!(padded_bytes("strange[5]"), None);
+    }
+
+    #[test]
+    fn the_tiles_of_what_is_split_over_chips_are_not_known() {
+        let mut p = captured(serde_json::json!([]));
+        p.input_bytes = vec![3000, 16384];
+        p.output_bytes = vec![16384, 1000];
+        let chip = crate::preflight::slices::Slice::parse("v5e-4").unwrap().chip().unwrap();
+        let found = Padding::of(chip, [(&p, 1)].into_iter());
+        assert_eq!((found.tensor_bytes, found.tensor_padded_bytes), (20384, 20384));
     }
 
     #[test]
