@@ -36,6 +36,7 @@ def test_blocks_are_checkpointed(python, tmp_path):
     one = 2 * 16 * 32 * 32
     flops = {t["policy"]: t["product_flops"] for t in found["tries"]}
     base = flops["none"]
+    assert [t["reason"] for t in found["tries"]] == [None] * 4, done.stderr
     assert flops == {"none": base, "products": base, "half": base + 2 * one, "all": base + 3 * one}
     assert [t["verdict"] for t in found["tries"]] == ["fits"] * 4
     assert judged["step"]["product_flops"] == base and "it fits without checkpoints" in done.stdout
