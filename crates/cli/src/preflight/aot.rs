@@ -116,7 +116,7 @@ pub(crate) struct Memory {
     pub(crate) temporaries: u64,
     /// The program itself.
     pub(crate) code: u64,
-    /// The most in use at once.
+    /// All of that together, but the code.
     pub(crate) peak: u64,
 }
 
@@ -294,21 +294,21 @@ impl Maker {
         match self {
             Maker::Topology(topology) => {
                 let compiled = topology.compile(&program, options)?;
-                let mut outcome = measure(&compiled, true)?;
+                let mut outcome = measure(&compiled)?;
                 if options.partitions > 1 {
                     let all = compiled.optimized_program()?.collectives();
                     outcome.collectives = all.map(|all| all.into_iter().map(Sent::from).collect());
                 }
                 Ok(outcome)
             }
-            Maker::Client(client) => measure(client.compile(&program, options)?.compiled(), false),
+            Maker::Client(client) => measure(client.compile(&program, options)?.compiled()),
         }
     }
 }
 
-/// What is known of a program. The plugin for CPUs leaves temporaries out of the peak. Without a cost analysis there is no
-/// estimate, which the report shows as not known; without its memory there is no verdict.
-fn measure(compiled: &Compiled, knows_peak: bool) -> Result<Outcome, Error> {
+/// What is known of a program. Without a cost analysis there is no estimate, which the report shows as not known; without
+/// its memory there is no verdict.
+fn measure(compiled: &Compiled) -> Result<Outcome, Error> {
     let cost = compiled.cost_analysis().unwrap_or_default();
     let number = |name: &str| match cost.get(name) {
         Some(Value::Float(x)) => Some(f64::from(*x)).filter(|x| *x >= 0.0),
@@ -326,8 +326,9 @@ fn measure(compiled: &Compiled, knows_peak: bool) -> Result<Outcome, Error> {
         aliased: bytes(m.alias),
         temporaries: bytes(m.temp),
         code: bytes(m.generated_code),
-        // Else nothing is taken to share memory but what is aliased.
-        peak: if knows_peak && m.peak > 0 { bytes(m.peak) } else { all.saturating_sub(bytes(m.alias)) },
+        // The plugins' own peak is of another kind: it leaves out the gaps between temporaries, which are one allocation,
+        // and libtpu's counts what lies in the chip's vector memory (VMEM).
+        peak: all.saturating_sub(bytes(m.alias)),
     };
     let (flops, bytes_accessed) = (number("flops"), number("bytes accessed"));
     Ok(Outcome { memory: Some(memory), flops, bytes_accessed, ..Outcome::default() })
