@@ -34,6 +34,9 @@ pub struct Config {
     /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
     /// then folds a transpose into them that the kernel cannot do.
     pub fenced_dots: bool,
+    /// Whether one element of each row is picked by a mask and a sum, which fuse with what makes the rows, and not by a
+    /// gather, before which the rows have to be in memory.
+    pub masked_picks: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -45,6 +48,7 @@ impl Default for Config {
             matmul: MatmulPrecision::Highest,
             checks: false,
             fenced_dots: false,
+            masked_picks: false,
             library: false,
         }
     }

@@ -87,6 +87,8 @@ pub struct Switches {
     pub compiler_options: u32,
     /// See [`Config::fenced_dots`]; fixed when the engine starts.
     pub(crate) fenced_dots: bool,
+    /// See [`Config::masked_picks`]; fixed when the engine starts.
+    pub(crate) masked_picks: bool,
     /// See [`Config::library`]; fixed when the engine starts.
     pub(crate) library: bool,
 }
@@ -100,6 +102,7 @@ impl Default for Switches {
             default_dtype: DType::F32,
             compiler_options: 0,
             fenced_dots: false,
+            masked_picks: false,
             library: false,
         }
     }
@@ -108,8 +111,8 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let flags =
-            u64::from(self.nan_trap) | u64::from(self.fenced_dots) << 1 | u64::from(self.library) << 2;
+        let flags = [self.nan_trap, self.fenced_dots, self.library, self.masked_picks];
+        let flags = flags.iter().enumerate().fold(0, |all, (bit, &on)| all | u64::from(on) << bit);
         u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
     }
 
@@ -121,6 +124,7 @@ impl Switches {
             nan_trap: flag(0),
             fenced_dots: flag(1),
             library: flag(2),
+            masked_picks: flag(3),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -141,6 +145,7 @@ impl Switches {
             matmul: self.matmul,
             checks: debug,
             fenced_dots: self.fenced_dots,
+            masked_picks: self.masked_picks,
             library: self.library,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }

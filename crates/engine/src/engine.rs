@@ -91,13 +91,15 @@ impl Engine {
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
         // XLA's CPU compiler leaves a bfloat16 product to its kernel library before it folds transposes into it.
         let fenced_dots = target.platform() == pjrt::Platform::Cpu;
+        // A TPU gathers element by element, and the memory of the rows is missed most there.
+        let masked_picks = target.platform() == pjrt::Platform::Tpu;
+        let switches =
+            Switches { fenced_dots, masked_picks, library: options.library, ..Switches::default() };
         Ok(Engine {
             target,
             streams,
             metrics,
-            switches: AtomicU64::new(
-                Switches { fenced_dots, library: options.library, ..Switches::default() }.pack(),
-            ),
+            switches: AtomicU64::new(switches.pack()),
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,

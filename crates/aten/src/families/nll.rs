@@ -86,8 +86,11 @@ impl Nll {
 
     /// Loss per element or reduced, and the sum of the weights.
     fn forward(&self, c: &Ctx, dtype: DType) -> (Value, Value) {
-        let picked = c.take_along_dim(self.scores, c.unsqueeze(self.target, 1), 1);
-        let picked = c.squeeze(picked, &[1]);
+        let picked = if c.config.masked_picks {
+            c.reduce_sum(c.select(self.is_target(c), self.scores, c.zeros_like(self.scores)), &[1])
+        } else {
+            c.squeeze(c.take_along_dim(self.scores, c.unsqueeze(self.target, 1), 1), &[1])
+        };
         let weights = self.weights(c);
         let zero = c.zeros_like(weights);
         let loss = c.select(self.valid, c.negate(c.mul(picked, weights)), zero);
@@ -103,19 +106,28 @@ impl Nll {
 
     fn backward(&self, c: &Ctx, grad: Value, total_weight: Value, dtype: DType) -> Value {
         let wide = c.dtype(self.scores);
-        let shape = c.shape(self.scores);
         let weights = self.weights(c);
         let grad = match self.reduction {
             Reduction::None => c.to(grad, wide),
             Reduction::Sum => c.full(c.to(grad, wide), &c.shape(weights)),
             Reduction::Mean => c.full(c.div(c.to(grad, wide), c.to(total_weight, wide)), &c.shape(weights)),
         };
-        let others: Dims = (0..shape.len() as i64).filter(|&d| d != 1).collect();
-        let along = |v: Value| c.broadcast_in_dim(v, &shape, &others);
-        let class = c.iota(TensorType::new(DType::S32, shape.clone()), 1);
-        let here = c.and(c.eq(class, along(self.target)), along(self.valid));
+        let here = c.and(self.is_target(c), self.along(c, self.valid));
         let slope = c.negate(c.mul(weights, grad));
-        c.to(c.select(here, along(slope), c.zeros_like(self.scores)), dtype)
+        c.to(c.select(here, self.along(c, slope), c.zeros_like(self.scores)), dtype)
+    }
+
+    /// Something of each target, for all of its classes.
+    fn along(&self, c: &Ctx, v: Value) -> Value {
+        let shape = c.shape(self.scores);
+        let others: Dims = (0..shape.len() as i64).filter(|&d| d != 1).collect();
+        c.broadcast_in_dim(v, &shape, &others)
+    }
+
+    /// Where the class of a score is the target.
+    fn is_target(&self, c: &Ctx) -> Value {
+        let class = c.iota(TensorType::new(DType::S32, c.shape(self.scores)), 1);
+        c.eq(class, self.along(c, self.target))
     }
 }
 
@@ -243,4 +255,22 @@ fn nll_loss2d_backward(
         _ => scalar_grad(c, grad)?,
     };
     Ok(nll.backward(c, g, total_weight.value, x.dtype))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::case::Case;
+
+    #[test]
+    fn rows_that_are_masked_need_not_be_in_memory() {
+        let case = "nll_loss_forward f32[2,3] i64[2]@<3 none 1 -100";
+        let text = |masked_picks| {
+            let config = Config { masked_picks, ..Config::default() };
+            Case::parse(case).unwrap().text(&config).unwrap()
+        };
+        assert!(text(false).contains("stablehlo.gather"));
+        let masked = text(true);
+        assert!(!masked.contains("stablehlo.gather") && masked.contains("stablehlo.select"), "{masked}");
+    }
 }
