@@ -4,6 +4,7 @@
 //! programs (script.rs); the plugin compiles them in another one for each slice (aot.rs); the rest is arithmetic (work.rs,
 //! verdict.rs) and its presentation (text.rs).
 
+mod advice;
 mod annotate;
 pub(crate) mod aot;
 mod budget;

@@ -13,7 +13,7 @@ use super::prices::usd;
 use super::remat::Rematted;
 use super::verdict::{Judged, Judgement, Verdict};
 use super::work::Work;
-use super::{budget, buffers};
+use super::{advice, budget, buffers};
 use crate::graphs::{amount, short};
 use crate::report::{bytes, cut, duration, many};
 
@@ -88,6 +88,7 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     out += &s.fit.as_ref().map_or(String::new(), Fitted::text);
     out += &s.remat.as_ref().map_or(String::new(), Rematted::text);
     out += &largest(s);
+    out += &advice::text(s);
     out += &step(s);
     out += &notes(s, run_steps);
     out += &programs(&s.programs);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::advice::{self, Advice};
 use super::aot::{Memory, Outcome};
 use super::budget::{self, Held};
 use super::buffers::{Buffer, reported};
@@ -133,6 +134,8 @@ pub(crate) struct Judgement {
     pub(crate) buffers_at_peak: Vec<Buffer>,
     /// Others, and gaps between temporaries.
     pub(crate) buffers_rest_bytes: u64,
+    /// What would make it smaller, most first; none if it fits with something to spare.
+    pub(crate) advice: Vec<Advice>,
     pub(crate) work: Option<Work>,
     /// What chips send each other in a launch, the most bytes first.
     pub(crate) collectives: Vec<Sent>,
@@ -270,6 +273,8 @@ fn judgement(
     let peak = outcome.and_then(|o| o.at_peak.as_ref());
     let buffers = peak.map_or_else(Vec::new, |peak| p.buffers(peak));
     let (buffers_at_peak, buffers_rest_bytes) = peak.map_or((Vec::new(), 0), |peak| reported(&buffers, peak));
+    let tight = matches!(verdict, Verdict::DoesNotFit | Verdict::FitsBarely);
+    let advice = if tight { advice::of(p, &buffers, chip, need.unwrap_or(0)) } else { Vec::new() };
     let not_reached = || Some("it was not compiled".to_owned());
     Judgement {
         id: p.id.clone(),
@@ -291,6 +296,7 @@ fn judgement(
         undonated: p.undonated.clone(),
         buffers_at_peak,
         buffers_rest_bytes,
+        advice,
         work: outcome.and_then(|o| p.work(chip, o)),
         collectives: outcome.and_then(|o| o.collectives.clone()).unwrap_or_default(),
     }

@@ -2,7 +2,8 @@
 
 use super::chart::{BarRow, Bars, Dot, Roofline, Stack};
 use super::{Cell, Chart, Section, Table, bound, tone};
-use crate::graphs::amount;
+use crate::graphs::{amount, short};
+use crate::preflight::advice;
 use crate::preflight::capture::{Tensor, Undonated};
 use crate::preflight::slices::CHIPS;
 use crate::preflight::text::{mark, time};
@@ -16,6 +17,7 @@ pub(super) fn of(s: &Judged) -> Vec<Section> {
         fit,
         split,
         memory,
+        advice,
         tensors,
         roofline,
         times,
@@ -28,6 +30,18 @@ pub(super) fn of(s: &Judged) -> Vec<Section> {
         undonated,
     ];
     all.iter().filter_map(|section| section(s)).collect()
+}
+
+fn advice(s: &Judged) -> Option<Section> {
+    let p = advice::needed(s)?;
+    let rows = p.advice.iter().map(|a| {
+        let lines = a.lines.iter().map(|(line, n)| format!("{} in {}", bytes(*n), short(line)));
+        let lines = lines.collect::<Vec<_>>().join(", ");
+        vec![Cell::number(bytes(a.bytes)), Cell::text(a.text.clone()), Cell::text(lines)]
+    });
+    let table = Some(Table::new(&["saves about#", "what to do", "where"], rows));
+    let lead = "From the buffers at the peak; no program was compiled for it.".to_owned();
+    Some(Section { title: "What makes it smaller".into(), lead, table, ..Section::default() })
 }
 
 fn split(s: &Judged) -> Option<Section> {
