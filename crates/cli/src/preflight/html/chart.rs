@@ -92,6 +92,8 @@ pub(super) struct Dot {
 /// The drawing, without the room for labels.
 pub(super) const WIDTH: f64 = 600.0;
 pub(super) const HEIGHT: f64 = 240.0;
+/// The room that a point with its label takes.
+const LABEL: (f64, f64) = (160.0, 16.0);
 
 impl Roofline {
     /// For a device of so many operations and bytes in a second. None if there is nothing to draw.
@@ -120,11 +122,22 @@ impl Roofline {
             let (radius, left) = (4.0 + 8.0 * d.share.clamp(0.0, 1.0).sqrt(), at > 0.6 * WIDTH);
             Point { x: at, y: y(d.flops_per_s), radius, label: d.label, title: d.title, left }
         };
+        // Where points lie close together only the first is named; the others say their names when pointed at.
+        let mut named: Vec<(f64, f64)> = Vec::new();
+        let points = dots.into_iter().map(point).map(|mut p| {
+            if named.iter().any(|(x, y)| (x - p.x).abs() < LABEL.0 && (y - p.y).abs() < LABEL.1) {
+                p.label.clear();
+            } else {
+                named.push((p.x, p.y));
+            }
+            p
+        });
+        let points = points.collect();
         Some(Roofline {
             roof: roof.join(" "),
             peak: format!("{}FLOP/s bfloat16", unit(peak)),
             bandwidth: format!("{}B/s", unit(bandwidth)),
-            points: dots.into_iter().map(point).collect(),
+            points,
             columns: (left as i32..=right as i32).map(column).collect(),
             rows: (bottom as i32..=top as i32).map(row).collect(),
             ridge: (x(ridge), y(peak)),

@@ -18,6 +18,7 @@ pub(super) fn of(s: &Judged) -> Vec<Section> {
         split,
         memory,
         advice,
+        buffers,
         tensors,
         roofline,
         times,
@@ -166,8 +167,34 @@ fn memory(s: &Judged) -> Option<Section> {
     Some(Section { title: "Memory of a chip".into(), lead, chart, ..Section::default() })
 }
 
+/// What is alive when it needs most, if the compiler wrote that down.
+fn buffers(s: &Judged) -> Option<Section> {
+    let p = largest(s)?;
+    let most = p.buffers_at_peak.first()?.bytes.max(1) as f64;
+    let rows = p.buffers_at_peak.iter().map(|b| {
+        let notes = [
+            (b.backward, "backward"),
+            (b.activation, "kept for the backward"),
+            (b.overwritten, "overwritten"),
+        ];
+        let notes = notes.iter().filter(|(is, _)| *is).map(|(_, note)| *note);
+        let role = std::iter::once(b.purpose.as_deref().unwrap_or(b.role)).chain(notes);
+        vec![
+            Cell::number(bytes(b.bytes)).filled(b.bytes as f64 / most),
+            Cell::fixed(b.r#type.clone()),
+            Cell::text(role.collect::<Vec<_>>().join(", ")),
+            Cell::line(b.line.as_deref()),
+            Cell::code(b.name.clone().or_else(|| b.op.clone()).unwrap_or_default()),
+        ]
+    });
+    let table = Some(Table::new(&["size#", "buffer", "", "made by", "operation or name"], rows));
+    let lead = format!("Besides these, {} of smaller ones and gaps.", bytes(p.buffers_rest_bytes));
+    let title = "Its largest buffers when it needs most".into();
+    Some(Section { title, lead, table, ..Section::default() })
+}
+
 fn tensors(s: &Judged) -> Option<Section> {
-    let p = largest(s).filter(|p| !p.tensors.is_empty())?;
+    let p = largest(s).filter(|p| !p.tensors.is_empty() && p.buffers_at_peak.is_empty())?;
     // Those that are alike are one row.
     let mut alike: Vec<(&Tensor, u64)> = Vec::new();
     for t in &p.tensors {
