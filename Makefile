@@ -67,7 +67,7 @@ check: $(UV)
 	cargo clippy -q --profile $(PROFILE) --workspace --all-targets --locked -- -D warnings
 
 test-rust: install
-	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
+	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
 
 # The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
 test-object-store:

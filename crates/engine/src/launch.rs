@@ -569,6 +569,7 @@ impl Launcher {
         let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
             program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
         self.metrics.count(&self.metrics.launches);
+        program.ran.launch();
         if !given.is_empty() {
             self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
             self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
@@ -634,7 +635,7 @@ impl Run {
 
     /// It has run until now, for so long.
     fn report(&self, program: &Program, metrics: &Metrics, now: Instant, time: Duration) {
-        program.ran.add(time);
+        program.ran.end(time);
         if metrics.events.on() {
             let what = What::Execute {
                 device: self.device,

@@ -57,7 +57,7 @@ pub(crate) struct Program {
     task: OnceLock<(Weak<Compiler>, Task)>,
 }
 
-/// How often a program ran, and how long.
+/// How often a program was launched, and how long it ran: the end of a run may be noted after its results were read.
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
     pub(crate) launches: AtomicU64,
@@ -65,9 +65,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// Once more, for so long.
-    pub(crate) fn add(&self, time: Duration) {
+    /// It was launched once more.
+    pub(crate) fn launch(&self) {
         self.launches.fetch_add(1, Relaxed);
+    }
+
+    /// A run has ended that took so long.
+    pub(crate) fn end(&self, time: Duration) {
         self.device_ns.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 }

@@ -68,8 +68,10 @@ mod tests {
     #[test]
     fn a_timer_keeps_its_handler() {
         assert_eq!(current(libc::SIGPROF).unwrap().sa_sigaction, libc::SIG_DFL);
+        // Taken once: a function may have an address in each unit of code generation.
+        let own = handler as *const () as libc::sighandler_t;
         // SAFETY: installs a handler that does nothing.
-        preserved(|| unsafe { libc::signal(libc::SIGPROF, handler as *const () as libc::sighandler_t) });
-        assert_eq!(current(libc::SIGPROF).unwrap().sa_sigaction, handler as *const () as libc::sighandler_t);
+        preserved(|| unsafe { libc::signal(libc::SIGPROF, own) });
+        assert_eq!(current(libc::SIGPROF).unwrap().sa_sigaction, own);
     }
 }
