@@ -149,13 +149,12 @@ impl Preflight {
 }
 
 impl Options {
-    /// How long to look for the largest batch.
-    /// Of a search on so many devices, which a batch is split over.
+    /// How long to look for the largest batch on so many devices, which a batch is split over.
     fn bounds(&self, devices: u64) -> Bounds {
         Bounds {
             multiple: self.fit_multiple.or(self.parallel.as_ref().map(|_| devices).filter(|n| *n > 1)),
             tries: self.fit_tries.unwrap_or(24),
-            time: Duration::from_secs(60 * self.fit_minutes.unwrap_or(60)),
+            time: Duration::from_secs(self.fit_minutes.unwrap_or(60).saturating_mul(60)),
         }
     }
 }

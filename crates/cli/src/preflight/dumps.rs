@@ -81,7 +81,8 @@ pub(crate) fn read(dumps: &Path, id: &str, ours: bool) -> Option<AtPeak> {
         .filter_map(|e| e.ok().map(|e| e.path()))
         .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().contains(id)))
         .collect();
-    files.sort();
+    // A folder of the user's may have files of earlier runs.
+    files.sort_by_cached_key(|p| (p.metadata().and_then(|m| m.modified()).ok(), p.clone()));
     let text = |suffix: &str| {
         let file = files.iter().rfind(|f| f.to_string_lossy().ends_with(suffix))?;
         Some(String::from_utf8_lossy(&fs::read(file).ok()?).into_owned())

@@ -170,7 +170,7 @@ impl Grid {
 
     fn next(self, n: u64) -> u64 {
         let step = self.step(n);
-        n / step * step + step
+        (n / step * step).saturating_add(step)
     }
 
     fn least(self) -> u64 {
@@ -205,8 +205,10 @@ fn next(tries: &[Try], start: u64, grid: Grid) -> Next {
         }
         // Where the line is nearly flat, it says nothing.
         (Some(lo), None) => {
-            let n = foretold(tries).filter(|&n| n >= lo).map_or(2 * lo, |n| grid.below(n));
-            Next::Try(n.clamp(grid.next(lo), lo * LEAP))
+            let n = foretold(tries).filter(|&n| n >= lo);
+            let n = n.map_or(lo.saturating_mul(2), |n| grid.below(n));
+            // A batch that the script marks may be none of the grid, and below its first.
+            Next::Try(n.min(lo.saturating_mul(LEAP)).max(grid.next(lo)))
         }
         (None, Some(hi)) if hi <= grid.least() => Next::Done(None, None),
         (None, Some(hi)) => {
@@ -513,6 +515,24 @@ mod tests {
                 assert!(tried.contains(&n) && tried.len() < 24, "{name} from {start}: {tried:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_marked_batch_may_be_none_of_those_that_are_tried() {
+        let fits = |batch| Try {
+            batch,
+            verdict: Verdict::Fits,
+            reason: None,
+            need_bytes: Some(10),
+            limit_bytes: Some(1000),
+            roofline_s: None,
+            samples_per_s: None,
+            foretold_bytes: None,
+            programs: BTreeSet::new(),
+        };
+        assert_eq!(next(&[fits(0)], 0, Grid(None)), Next::Try(1));
+        assert_eq!(next(&[fits(8)], 8, Grid(Some(1000))), Next::Try(1000));
+        assert_eq!(next(&[fits(u64::MAX)], u64::MAX, Grid(None)), Next::Try(u64::MAX));
     }
 
     #[test]

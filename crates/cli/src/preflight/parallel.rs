@@ -76,7 +76,7 @@ pub(crate) struct Mesh(pub(crate) Vec<(String, u64)>);
 
 impl Mesh {
     pub(crate) fn devices(&self) -> u64 {
-        self.0.iter().map(|(_, n)| n).product()
+        self.0.iter().fold(1, |all, (_, n)| all.saturating_mul(*n))
     }
 
     fn size(&self, axis: &str) -> u64 {

@@ -112,9 +112,13 @@ impl Rules {
 /// Whether a name fits a pattern, in which `*` stands for anything.
 fn fits(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(name) = name.strip_prefix(start) else { return false };
-    let mut ends = (0..=name.len()).filter(|&i| name.is_char_boundary(i));
-    ends.any(|i| fits(rest, &name[i..]))
+    let (between, end) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let Some(mut name) = name.strip_prefix(start).and_then(|n| n.strip_suffix(end)) else { return false };
+    // The first place where each part stands leaves most for the next ones.
+    between.split('*').all(|part| {
+        let found = name.split_once(part);
+        found.inspect(|(_, rest)| name = rest).is_some()
+    })
 }
 
 #[cfg(test)]
@@ -170,6 +174,11 @@ mod tests {
             ("*", "x", true),
             ("a", "ab", false),
             ("*b*", "abc", true),
+            ("a*a", "a", false),
+            ("*a*b*b", "cabcb", true),
+            ("*a*b*b", "cacb", false),
+            ("**", "", true),
+            (&"*a".repeat(64), &"a".repeat(63), false),
         ] {
             assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
         }
