@@ -100,3 +100,12 @@ def libtpu():
     """Skips where there is no libtpu: it compiles for TPUs on any machine, and is 200 MB."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("`pip install libtpu` adds the compiler for TPUs")
+
+
+@pytest.fixture
+def cuda_plugin():
+    """Skips where there is no plugin for NVIDIA GPUs: it compiles for them on any machine, and is 135 MB."""
+    places = importlib.util.find_spec("jax_plugins")
+    folders = places.submodule_search_locations if places else []
+    if not any(any(Path(folder).glob("xla_cuda*/xla_cuda_plugin.so")) for folder in folders):
+        pytest.skip("`pip install jax-cuda13-pjrt` adds the compiler for NVIDIA GPUs")

@@ -46,6 +46,11 @@ def test_doctor_on_a_good_installation(python):
     aot = found["Plugins and platform", "ahead of time"]
     has_libtpu = importlib.util.find_spec("libtpu") is not None
     assert ("libtpu compiles without a TPU (v5e:1x1" in aot) if has_libtpu else aot == "no libtpu"
+    aot = found["Plugins and platform", "ahead of time, GPUs"]
+    if "no plugin installed" in found["Plugins and platform", "cuda"]:
+        assert aot == "no plugin"
+    else:
+        assert "compiles without a GPU (h200:1x1x1" in aot or aot == "no ptxas and libdevice"
     assert re.search(r" of 5.0 GiB in .*programs/v1$", found["Machine", "compiled programs"])
 
 

@@ -17,6 +17,7 @@ use crate::facts::Facts;
 use crate::machine;
 use crate::packages::{Package, Packages, meets, release};
 use crate::plugins::{self, Answer, Aot};
+use crate::preflight::cuda;
 use crate::report::{Check, Report, bytes};
 
 /// The versions of torch that one core serves.
@@ -240,6 +241,8 @@ fn plugin_section(facts: &Facts) -> Vec<Check> {
         answers.iter().map(|(p, answer)| plugin_check(S, *p, answer.as_ref())).collect();
     let tpu = answers.iter().find(|(p, _)| *p == Platform::Tpu).and_then(|(_, answer)| answer.as_ref());
     checks.push(aot_check(S, tpu));
+    let gpu = answers.iter().find(|(p, _)| *p == Platform::Cuda).and_then(|(_, answer)| answer.as_ref());
+    checks.push(gpu_aot_check(S, gpu, cuda::missing(first(Platform::Cuda), &facts.site_dirs)));
     checks.push(platform_check(S, facts, &found));
     checks
 }
@@ -342,6 +345,34 @@ fn aot_check(section: &'static str, answer: Option<&(&Found, Answer)>) -> Check 
         }
         Some(e) => Check::warn(section, NAME, format!("libtpu does not compile for {topology}: {e}"))
             .hint("`oxitorch preflight` needs that: pip install --force-reinstall libtpu"),
+    }
+}
+
+/// The same for GPUs; `missing` is what has to be installed besides the plugin.
+fn gpu_aot_check(section: &'static str, answer: Option<&(&Found, Answer)>, missing: Option<&str>) -> Check {
+    const NAME: &str = "ahead of time, GPUs";
+    let besides = missing.map_or(String::new(), |m| format!(" {m}"));
+    let Some((found, answer)) = answer else {
+        return Check::ok(section, NAME, "no plugin").hint(format!(
+            "`oxitorch preflight --slice cuda:h200` compiles with it: pip install {}{besides}",
+            Platform::Cuda.package()
+        ));
+    };
+    let package = found.package.as_deref().unwrap_or("the plugin");
+    let Some(aot) = &answer.aot else {
+        return Check::ok(section, NAME, format!("{package} could not be asked"));
+    };
+    let Aot { topology, seconds, error } = aot;
+    match (error, missing) {
+        (None, _) => {
+            Check::ok(section, NAME, format!("{package} compiles without a GPU ({topology}, {seconds:.1} s)"))
+        }
+        (Some(_), Some(missing)) => Check::ok(section, NAME, "no ptxas and libdevice")
+            .hint(format!("`oxitorch preflight` compiles for GPUs with them: pip install {missing}")),
+        (Some(e), None) => {
+            Check::warn(section, NAME, format!("{package} does not compile for {topology}: {e}"))
+                .hint(format!("`oxitorch preflight` needs that: pip install --force-reinstall {package}"))
+        }
     }
 }
 
@@ -506,6 +537,33 @@ mod tests {
         let (status, text) = found(Some(aot(Some("odd".into()))));
         assert!(status == Status::Warn && text.ends_with("odd"), "{text}");
         assert!(aot_check("S", None).hint.unwrap().contains("pip install libtpu"));
+    }
+
+    #[test]
+    fn what_compiles_for_gpus_is_told() {
+        let found = Found {
+            platform: Platform::Cuda,
+            path: "cuda.so".into(),
+            package: Some("jax-cuda13-pjrt".into()),
+            version: None,
+        };
+        let told = |error: Option<&str>, missing| {
+            let aot = Aot { topology: "h200:1x1x1".into(), seconds: 0.5, error: error.map(str::to_owned) };
+            let answer = Answer { aot: Some(aot), ..Answer::default() };
+            let check = gpu_aot_check("S", Some(&(&found, answer)), missing);
+            (check.status, check.found, check.hint.unwrap_or_default())
+        };
+        let (status, text, _) = told(None, None);
+        assert_eq!(
+            (status, text.as_str()),
+            (Status::Ok, "jax-cuda13-pjrt compiles without a GPU (h200:1x1x1, 0.5 s)")
+        );
+        let (status, _, hint) = told(Some("no ptxas"), Some("nvidia-cuda-nvcc"));
+        assert!(status == Status::Ok && hint.ends_with("pip install nvidia-cuda-nvcc"), "{hint}");
+        let (status, text, _) = told(Some("odd"), None);
+        assert!(status == Status::Warn && text.ends_with("odd"), "{text}");
+        let hint = gpu_aot_check("S", None, Some("nvidia-cuda-nvcc")).hint.unwrap();
+        assert!(hint.ends_with("pip install jax-cuda13-pjrt nvidia-cuda-nvcc"), "{hint}");
     }
 
     #[test]

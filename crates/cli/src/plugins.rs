@@ -13,6 +13,7 @@ use oxitorch_pjrt::{
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
+use crate::preflight::cuda;
 
 /// Longer than any plugin needs on a machine that works; a TPU's first contact takes tens of seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -44,8 +45,9 @@ pub(crate) struct Aot {
     pub(crate) error: Option<String>,
 }
 
-/// The smallest slice, and about the smallest program.
+/// The smallest slices, and about the smallest program.
 const TOPOLOGY: &str = "v5e:1x1";
+const GPU: &str = "h200:1x1x1";
 const PROGRAM: &str = "module @probe { func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   %y = stablehlo.add %x, %x : tensor<8xf32>
   return %y : tensor<8xf32>
@@ -53,10 +55,18 @@ const PROGRAM: &str = "module @probe { func.func public @main(%x: tensor<8xf32>)
 
 fn try_aot(plugin: &'static Plugin) -> Aot {
     let start = Instant::now();
-    let made = Topology::new(plugin, TOPOLOGY, &[])
-        .and_then(|t| t.compile(&Program::mlir(PROGRAM.as_bytes()), &CompileOptions::default()));
-    let error = made.err().map(|e| e.to_string());
-    Aot { topology: TOPOLOGY.to_owned(), seconds: start.elapsed().as_secs_f64(), error }
+    let gpus = plugin.platform() == Platform::Cuda;
+    let topology = if gpus { GPU } else { TOPOLOGY };
+    let make = || -> anyhow::Result<()> {
+        let told = if gpus { cuda::topology_options(topology)? } else { vec![] };
+        let overrides = if gpus { cuda::overrides() } else { vec![] };
+        let options = CompileOptions { overrides, ..CompileOptions::default() };
+        Topology::new(plugin, topology, &told)?.compile(&Program::mlir(PROGRAM.as_bytes()), &options)?;
+        Ok(())
+    };
+    // The first line: XLA says where it has looked for its tools in the others.
+    let error = make().err().map(|e| e.to_string().lines().next().unwrap_or_default().to_owned());
+    Aot { topology: topology.to_owned(), seconds: start.elapsed().as_secs_f64(), error }
 }
 
 /// In the child: loads the library, and starts a client where the hardware is present.
@@ -74,7 +84,7 @@ fn ask_plugin(platform: Platform, library: &Path, answer: &mut Answer) -> oxitor
     let plugin = Plugin::load(platform, library, &LoadOptions::for_platform(platform, !present))?;
     answer.api = Some(plugin.api_version());
     answer.stablehlo = plugin.attributes().get("stablehlo_current_version").map(version);
-    answer.aot = (platform == Platform::Tpu).then(|| try_aot(plugin));
+    answer.aot = (platform != Platform::Cpu).then(|| try_aot(plugin));
     if present {
         // A look must not take the whole memory of a GPU.
         let extra = if platform == Platform::Cuda {
@@ -98,6 +108,16 @@ fn version(value: &Value) -> String {
 pub(crate) fn ask(facts: &Facts, found: &Found) -> Answer {
     let mut command = Command::new(&facts.executable);
     command.args(["-m", "oxitorch", "probe", found.platform.name()]).arg(&found.path);
+    let scratch = match tempfile::tempdir() {
+        Ok(scratch) => scratch,
+        Err(e) => return failed(format!("no folder for the probe: {e}")),
+    };
+    if found.platform == Platform::Cuda {
+        match cuda::flags(&cuda::own_flags(), &facts.site_dirs, scratch.path()) {
+            Ok(flags) => _ = command.env("XLA_FLAGS", flags),
+            Err(e) => return failed(format!("{e:#}")),
+        }
+    }
     match run_limited(command, PROBE_TIMEOUT) {
         Ok(json) => serde_json::from_str(&json).unwrap_or_else(|e| failed(format!("unreadable answer: {e}"))),
         Err(reason) => failed(reason),

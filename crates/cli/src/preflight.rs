@@ -10,8 +10,10 @@ pub(crate) mod aot;
 mod budget;
 mod buffers;
 mod capture;
+pub(crate) mod cuda;
 mod dumps;
 mod fit;
+mod gpus;
 mod html;
 mod ici;
 mod notes;
@@ -68,7 +70,8 @@ pub(crate) struct Preflight {
 
 #[derive(Args, Clone, Debug, Default)]
 struct Options {
-    /// What to compile for, for instance v5e-1, v6e-8, v5e:2x4, trillium, cpu; may be given several times
+    /// What to compile for, for instance v5e-1, v6e-8, v5e:2x4, trillium, cuda:h200, cuda:h100-8, cpu; may be given several
+    /// times
     #[arg(long = "slice", value_name = "NAME")]
     slices: Vec<String>,
     /// Training steps to capture [default: 3]
@@ -105,7 +108,7 @@ struct Options {
     /// Minutes after which no other batch is tried [default: 60]
     #[arg(long, value_name = "N")]
     fit_minutes: Option<u64>,
-    /// Prices of chips, as TOML: [v5e], and usd_per_chip_hour = 1.2 under it
+    /// Prices of chips, as TOML: [v5e] or [h200], and usd_per_chip_hour = 1.2 under it
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
     /// Steps of the whole training, to say what it costs
@@ -228,7 +231,7 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     let prices = options.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::read)?;
     let found = discover(&DiscoverOptions { python_paths: facts.site_dirs.clone(), ..Default::default() });
     let plugins: Vec<&Found> =
-        slices.iter().map(|s| plugin(&found, s.platform())).collect::<anyhow::Result<_>>()?;
+        slices.iter().map(|s| plugin(&found, s.platform(), facts)).collect::<anyhow::Result<_>>()?;
     let steps = options.steps.unwrap_or(STEPS).max(1);
     let effort = options.effort.unwrap_or(Effort::Fast);
     let memory_of = |slice: &Slice| match slice.chip() {
@@ -274,12 +277,26 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     })
 }
 
-fn plugin(found: &[Found], platform: Platform) -> anyhow::Result<&Found> {
-    let missing = || {
-        let package = platform.package();
-        format!("{package} is not installed, and it is what compiles for a {platform}: pip install {package}")
-    };
-    found.iter().find(|f| f.platform == platform).with_context(missing)
+/// What compiles for a platform; an error says what to install.
+fn plugin<'f>(found: &'f [Found], platform: Platform, facts: &Facts) -> anyhow::Result<&'f Found> {
+    let plugin = found.iter().find(|f| f.platform == platform);
+    let gpus = platform == Platform::Cuda;
+    let tools = gpus.then(|| cuda::missing(plugin, &facts.site_dirs)).flatten();
+    match (plugin, tools) {
+        (Some(plugin), None) => Ok(plugin),
+        (Some(_), Some(tools)) => {
+            bail!(
+                "ptxas and libdevice, with which XLA makes code for GPUs, are not installed: pip install {tools}"
+            )
+        }
+        (None, tools) => {
+            let (package, what) = (platform.package(), if gpus { "GPUs" } else { "a TPU" });
+            let tools = tools.map_or(String::new(), |t| format!(" {t}"));
+            bail!(
+                "{package} is not installed, and it is what compiles for {what}: pip install {package}{tools}"
+            )
+        }
+    }
 }
 
 #[cfg(test)]

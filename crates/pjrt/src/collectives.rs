@@ -78,12 +78,16 @@ impl OptimizedProgram {
     /// What the devices send each other in a launch, the most bytes first; none if the format is not known. A loop that
     /// does not say how often it goes round counts once.
     pub fn collectives(&self) -> Option<Vec<Collective>> {
-        let module = match self.format.as_str() {
-            "hlo_with_config" => HloModuleProtoWithConfig::decode(self.code.as_slice()).ok()?.hlo_module?,
-            "hlo" => HloModuleProto::decode(self.code.as_slice()).ok()?,
-            _ => return None,
-        };
-        Some(of_module(&module))
+        Some(of_module(&module(self)?))
+    }
+}
+
+/// The program's module; none if the format is not known, or the bytes are not of it.
+pub(crate) fn module(program: &OptimizedProgram) -> Option<HloModuleProto> {
+    match program.format.as_str() {
+        "hlo_with_config" => HloModuleProtoWithConfig::decode(program.code.as_slice()).ok()?.hlo_module,
+        "hlo" => HloModuleProto::decode(program.code.as_slice()).ok(),
+        _ => None,
     }
 }
 
@@ -144,7 +148,7 @@ fn goes_on(config: &str) -> bool {
 }
 
 /// How often a loop goes round, if that is known.
-fn trips(config: &str) -> u64 {
+pub(crate) fn trips(config: &str) -> u64 {
     let n = config.split_once("\"known_trip_count\":{\"n\":\"").and_then(|(_, rest)| rest.split_once('"'));
     n.and_then(|(n, _)| n.parse().ok()).unwrap_or(1)
 }
@@ -173,7 +177,7 @@ fn name(s: &ShapeProto) -> String {
     hlo_text::shape(Some(s), false)
 }
 
-fn bytes(s: &ShapeProto) -> u64 {
+pub(crate) fn bytes(s: &ShapeProto) -> u64 {
     if !s.tuple_shapes.is_empty() {
         return s.tuple_shapes.iter().map(bytes).sum();
     }
@@ -238,15 +242,20 @@ fn counted(list: &IotaReplicaGroupListProto) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use oxitorch_proto::hlo::{AxisRefProto, MeshAxis, MeshProto, ReplicaGroup, SubAxis};
 
-    fn f32s(dims: &[i64]) -> Option<ShapeProto> {
+    pub(crate) fn f32s(dims: &[i64]) -> Option<ShapeProto> {
         Some(ShapeProto { element_type: 11, dimensions: dims.to_vec(), ..Default::default() })
     }
 
-    fn op(id: i64, opcode: &str, shape: Option<ShapeProto>, operands: &[i64]) -> HloInstructionProto {
+    pub(crate) fn op(
+        id: i64,
+        opcode: &str,
+        shape: Option<ShapeProto>,
+        operands: &[i64],
+    ) -> HloInstructionProto {
         HloInstructionProto {
             id,
             opcode: opcode.into(),
@@ -260,7 +269,7 @@ mod tests {
         vec![ReplicaGroup { replica_ids: vec![0, 2] }, ReplicaGroup { replica_ids: vec![1, 3] }]
     }
 
-    fn calls(i: HloInstructionProto, computation: i64) -> HloInstructionProto {
+    pub(crate) fn calls(i: HloInstructionProto, computation: i64) -> HloInstructionProto {
         HloInstructionProto { called_computation_ids: vec![computation], ..i }
     }
 

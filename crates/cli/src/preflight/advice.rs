@@ -79,7 +79,7 @@ pub(crate) fn of(p: &Captured, buffers: &[Buffer], chip: Option<&Chip>, need: u6
     ];
     // The next larger slice.
     if let Some((chip, &(n, _))) = chip.and_then(|c| Some((c, c.topologies.iter().find(|(n, _)| *n > 1)?))) {
-        let slice = format!("{}-{}", chip.name, n * chip.cores);
+        let slice = chip.slice_name(n);
         all.push(Advice {
             what: "shard",
             bytes: ((kept + data + model) as f64 * (1.0 - 1.0 / f64::from(n * chip.devices))) as u64,

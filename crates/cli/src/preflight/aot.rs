@@ -21,6 +21,7 @@ use oxitorch_pjrt::{
 use serde::{Deserialize, Serialize};
 
 use super::annotate::annotate;
+use super::cuda;
 use super::dumps::{self, AtPeak};
 use super::ici::Sent;
 use super::parallel::Plan;
@@ -29,7 +30,7 @@ use crate::facts::Facts;
 /// What the child is to do.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Work {
-    /// cpu or tpu
+    /// cpu, cuda or tpu
     platform: String,
     /// The plugin's library
     library: PathBuf,
@@ -49,6 +50,12 @@ pub(crate) struct Work {
     /// Where XLA writes what it makes of the memory
     #[arg(long)]
     dumps: Option<PathBuf>,
+}
+
+impl Work {
+    fn is_for_gpus(&self) -> bool {
+        self.platform == Platform::Cuda.name()
+    }
 }
 
 /// How much work the compiler puts into a program.
@@ -129,7 +136,7 @@ pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
         Ok(maker) => maker,
         Err(e) => return say(&Said::Failed(format!("{e:#}"))),
     };
-    say(&maker.describe()?)?;
+    say(&maker.describe(work.is_for_gpus())?)?;
     let plan: Option<Plan> = match &work.plan {
         Some(file) => Some(serde_json::from_slice(&fs::read(file)?)?),
         None => None,
@@ -169,6 +176,9 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
     let start = Instant::now();
     let mut text = fs::read_to_string(work.folder.join(format!("{}.mlir", program.id)))?;
     let mut options = program.compile_options(work.effort);
+    if work.is_for_gpus() {
+        options.overrides.extend(cuda::overrides());
+    }
     if let Some((plan, splits)) = plan.and_then(|plan| Some((plan, plan.of(&program.id)?))) {
         let annotated = annotate(&text, &plan.mesh, splits)?;
         text = annotated.text;
@@ -179,7 +189,8 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
     if work.dumps.is_some() {
         text = dumps::named(&text, &program.id);
     }
-    let mut outcome = match maker.make(text.as_bytes(), &options) {
+    let products = program.products.iter().map(|p| p.flops).sum();
+    let mut outcome = match maker.make(text.as_bytes(), &options, products) {
         Ok(outcome) => outcome,
         Err(e) => Outcome {
             out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
@@ -216,6 +227,14 @@ fn say(what: &Said) -> anyhow::Result<()> {
 struct Captured {
     id: String,
     options: serde_json::Map<String, serde_json::Value>,
+    #[serde(default)]
+    products: Vec<Products>,
+}
+
+/// Matrix products and convolutions that are alike.
+#[derive(Deserialize)]
+struct Products {
+    flops: f64,
 }
 
 /// The programs of a folder, each once.
@@ -263,12 +282,15 @@ impl Maker {
         let platform: Platform = work.platform.parse()?;
         let plugin = Plugin::load(platform, &work.library, &LoadOptions::for_platform(platform, true))?;
         Ok(match &work.topology {
+            Some(name) if platform == Platform::Cuda => {
+                Maker::Topology(Topology::new(plugin, name, &cuda::topology_options(name)?)?)
+            }
             Some(name) => Maker::Topology(Topology::new(plugin, name, &[])?),
             None => Maker::Client(Client::new(plugin, &ClientOptions::default())?),
         })
     }
 
-    fn describe(&self) -> anyhow::Result<Said> {
+    fn describe(&self, gpus: bool) -> anyhow::Result<Said> {
         Ok(match self {
             Maker::Topology(topology) => {
                 let devices = topology.devices();
@@ -276,7 +298,8 @@ impl Maker {
                 Said::Device {
                     kind: first.kind.clone(),
                     count: devices.len(),
-                    memory_bytes: first.memory_limit_bytes(),
+                    // Of a GPU a plugin repeats what it was told of the whole.
+                    memory_bytes: first.memory_limit_bytes().filter(|_| !gpus),
                     version: topology.platform()?.1,
                 }
             }
@@ -289,12 +312,19 @@ impl Maker {
         })
     }
 
-    fn make(&self, text: &[u8], options: &CompileOptions) -> Result<Outcome, Error> {
+    /// A program whose products take so many operations, on all devices together.
+    fn make(&self, text: &[u8], options: &CompileOptions, products: f64) -> Result<Outcome, Error> {
         let program = Program::mlir(text);
         match self {
             Maker::Topology(topology) => {
                 let compiled = topology.compile(&program, options)?;
                 let mut outcome = measure(&compiled)?;
+                if outcome.flops.is_none() {
+                    let cost = compiled.optimized_program()?.cost();
+                    let products = products / options.partitions as f64;
+                    (outcome.flops, outcome.bytes_accessed) =
+                        (cost.map(|c| c.flops + products), cost.map(|c| c.bytes));
+                }
                 if options.partitions > 1 {
                     let all = compiled.optimized_program()?.collectives();
                     outcome.collectives = all.map(|all| all.into_iter().map(Sent::from).collect());
@@ -370,8 +400,11 @@ impl Compiling {
             command.arg("--plan").arg(plan);
         }
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
-        #[expect(clippy::disallowed_methods, reason = "the flags of the user stay")]
-        let (flags, dumps) = dumps::flags(&std::env::var("XLA_FLAGS").unwrap_or_default(), folder);
+        let (flags, dumps) = dumps::flags(&cuda::own_flags(), folder);
+        let flags = match platform {
+            Platform::Cuda => cuda::flags(&flags, &facts.site_dirs, folder)?,
+            _ => flags,
+        };
         command.env("XLA_FLAGS", flags).arg("--dumps").arg(dumps);
         command.arg("--attached").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start the compiler's process")?;
@@ -401,9 +434,16 @@ impl Compiling {
             bail!(Interrupted);
         }
         let said = self.stderr.take().and_then(|t| t.join().ok()).unwrap_or_default();
-        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("nothing on stderr");
-        bail!("the compiler's process ended ({status}): {}", last.trim())
+        bail!("the compiler's process ended ({status}): {}", last_words(&said))
     }
+}
+
+/// Why a process ended, by what it wrote: the check that failed, if it says one, as traces come behind it; else its last
+/// line.
+fn last_words(said: &str) -> &str {
+    let is_fatal = |l: &&str| l.starts_with('F') && l[1..].starts_with(|c: char| c.is_ascii_digit());
+    let last = || said.lines().rev().find(|l| !l.trim().is_empty());
+    said.lines().find(is_fatal).or_else(last).unwrap_or("nothing on stderr").trim()
 }
 
 impl Drop for Compiling {
@@ -424,6 +464,14 @@ mod tests {
         assert!(
             matches!(serde_json::from_str(&text), Ok(Said::Done(o)) if o.id == "ab" && o.flops == Some(2.0))
         );
+    }
+
+    #[test]
+    fn the_check_that_failed_is_said_and_not_the_trace_behind_it() {
+        let said = "I0000 a\nF0000 00:00:1.5 4 a.cc:7] Check failed: x\n*** trace:\n  @ 0x1 main\n";
+        assert_eq!(last_words(said), "F0000 00:00:1.5 4 a.cc:7] Check failed: x");
+        assert_eq!(last_words("Failed it did\n  end \n\n"), "end");
+        assert_eq!(last_words(""), "nothing on stderr");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::aot::{Memory, Outcome};
 use super::slices::Chip;
-use super::work::{Work, passes};
+use super::work::Work;
 
 /// What a run on a device that is not there has left, as the engine writes it.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -249,8 +249,9 @@ impl Captured {
     pub(crate) fn work(&self, chip: Option<&Chip>, outcome: &Outcome) -> Option<Work> {
         let (flops, bytes_accessed) = (outcome.flops?, outcome.bytes_accessed?);
         let product_flops = self.products.iter().map(|p| p.flops).sum();
-        let passed: f64 = self.products.iter().map(|p| p.flops * passes(&p.dtype, &p.precision)).sum();
-        let times = chip.map(|c| (passed / c.device_flops(), bytes_accessed / c.device_bytes_per_s()));
+        let passed =
+            |c: &Chip| self.products.iter().map(|p| p.flops * c.passes(&p.dtype, &p.precision)).sum::<f64>();
+        let times = chip.map(|c| (passed(c) / c.device_flops(), bytes_accessed / c.device_bytes_per_s()));
         let ici = outcome.collectives.as_ref().map(|all| all.iter().filter_map(|c| c.ici_s).sum::<f64>());
         let mut work = Work {
             flops,

@@ -16,6 +16,7 @@ use super::aot::Effort;
 use super::prices::usd;
 use super::text::{mark, place, time};
 use super::verdict::{Judged, Verdict};
+use super::work::bound;
 use crate::report::{bytes, duration, many};
 use chart::{Bars, Roofline, Stack};
 
@@ -175,7 +176,7 @@ impl Report {
             out.push(Figure { label: "memory", value: bytes(need), note });
         }
         if let Some(least) = s.least_s() {
-            let bound = s.step.as_ref().and_then(|t| t.work.bound).map_or("", bound);
+            let bound = s.step.as_ref().and_then(|t| t.work.bound).map_or("", |of| bound(of, s.platform));
             out.push(Figure {
                 label: "a step takes at least",
                 value: time(least),
@@ -248,7 +249,7 @@ impl Report {
         vec![
             format!("The script ran without a device for {steps} and its programs were compiled for each slice, in {took}. Nothing was computed."),
             effort.to_owned(),
-            "Times are a roofline: what the matrix unit and the memory need at their peaks. No run is quicker, and runs are slower; prices follow from it, so they are the least as well.".to_owned(),
+            "Times are a roofline: what products and the memory need at the chip's peaks. No run is quicker, and runs are slower; prices follow from it, so they are the least as well.".to_owned(),
             "What the run time of a chip keeps of its memory for itself is not known and not in these numbers; 5 % are kept for it.".to_owned(),
             format!("oxitorch {}", self.oxitorch),
         ]
@@ -273,15 +274,6 @@ fn tone(verdict: Verdict) -> &'static str {
         Verdict::Fits => "good",
         Verdict::FitsBarely | Verdict::Unknown => "doubt",
         Verdict::DoesNotFit => "bad",
-    }
-}
-
-fn bound(of: &'static str) -> &'static str {
-    match of {
-        "mxu" => "the matrix unit",
-        "hbm" => "memory bandwidth",
-        "ici" => "the links between chips",
-        other => other,
     }
 }
 

@@ -3,6 +3,7 @@
 use oxitorch_pjrt::Collective;
 use serde::{Deserialize, Serialize};
 
+use super::gpus;
 use super::slices::{Chip, Slice};
 
 /// Collectives of one kind on tensors of the same types between the same devices, of one launch.
@@ -52,7 +53,7 @@ pub(crate) struct Kind {
 impl Sent {
     /// With the time that all of them take at least, and without what only that is computed from.
     pub(crate) fn timed(&self, slice: &Slice) -> Sent {
-        let seconds = slice.tpu.as_ref().map(|(chip, topology)| self.seconds(chip, topology));
+        let seconds = slice.place.as_ref().map(|(chip, topology)| self.seconds(chip, topology));
         Sent { ici_s: seconds, group: Vec::new(), ..self.clone() }
     }
 
@@ -64,6 +65,9 @@ impl Sent {
     /// Source: Austin et al., How to Scale Your Model, "Sharded Matrices and How to Multiply Them"
     /// (jax-ml.github.io/scaling-book/sharding), which leaves out the factor (n - 1) / n.
     fn seconds(&self, chip: &Chip, topology: &str) -> f64 {
+        if chip.gpu.is_some() {
+            return gpus::seconds(chip, &self.kind, self.bytes, self.devices) * self.count as f64;
+        }
         let place = Place::new(chip, topology, &self.group);
         let (v, n) = (self.bytes as f64, place.chips as f64);
         if place.chips < 2 || place.bytes_per_s <= 0.0 {

@@ -23,8 +23,8 @@ pub(crate) fn notes(s: &Judged, run_steps: Option<u64>) -> String {
 
 fn price(s: &Judged, run_steps: Option<u64>) -> String {
     let Some(price) = &s.price else {
-        let tpu = s.platform == "tpu";
-        return if tpu { "    no price known (--prices FILE)\n".to_owned() } else { String::new() };
+        let chips = s.platform != "cpu";
+        return if chips { "    no price known (--prices FILE)\n".to_owned() } else { String::new() };
     };
     let mut out = format!("    {}", per_step(price));
     if let (Some(run), Some(n)) = (price.usd_per_run, run_steps) {

@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use super::slices::{CHIPS, Chip, Slice};
+use super::gpus::GPUS;
+use super::slices::{CHIPS, Chip, Slice, UNITS};
 use super::verdict::{Judged, Verdict};
 
 /// The vendor's price of a kind of chip.
@@ -77,8 +78,9 @@ impl Prices {
     fn parse(text: &str) -> anyhow::Result<Prices> {
         let mut own = BTreeMap::new();
         for (name, Own { usd_per_chip_hour: usd }) in toml::from_str::<BTreeMap<String, Own>>(text)? {
-            let Some(chip) = chip(&name.to_ascii_lowercase()) else {
-                let known: Vec<&str> = CHIPS.iter().map(|c| c.name).collect();
+            let lower = name.to_ascii_lowercase();
+            let Some(chip) = Chip::named(lower.strip_prefix(UNITS).unwrap_or(&lower)) else {
+                let known: Vec<&str> = CHIPS.iter().chain(GPUS).map(|c| c.name).collect();
                 bail!("chip `{name}` is unknown; chips are {}", known.join(", "));
             };
             if !usd.is_finite() || usd < 0.0 {
@@ -107,10 +109,6 @@ impl Prices {
             usd_per_run: usd_per_step.zip(run_steps).map(|(usd, n)| usd * n as f64),
         })
     }
-}
-
-fn chip(name: &str) -> Option<&'static Chip> {
-    CHIPS.iter().find(|c| c.name == name || c.also.contains(&name))
 }
 
 /// Gives each slice its rank: what fits comes first, then the cheaper step, then the quicker one, then the cheaper hour.
@@ -182,6 +180,12 @@ mod tests {
         let own = of("v6e-4");
         assert_eq!((own.usd_per_hour, own.source, own.region, own.usd_per_run), (2.0, "file", None, None));
         assert_eq!(of("v5e-1").source, "list");
+        for file in ["[h200]\nusd_per_chip_hour = 3", "[\"cuda:h200\"]\nusd_per_chip_hour = 3"] {
+            let price =
+                Prices::parse(file).unwrap().of(&Slice::parse("cuda:h200-8").unwrap(), Some(3.6), None);
+            assert_eq!(price.map(|p| (p.usd_per_hour, p.source)), Some((24.0, "file")));
+        }
+        assert_eq!(prices.of(&Slice::parse("cuda:h200").unwrap(), None, None), None);
         for wrong in
             ["[v6]\nusd_per_chip_hour = 1", "[v6e]\nusd = 1", "[v6e]\nusd_per_chip_hour = -1", "v6e = 1"]
         {

@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use oxitorch_pjrt::Found;
+use oxitorch_pjrt::{Found, Platform};
 
 use super::aot::{Compiling, Effort, Interrupted, Outcome, Said};
 use super::capture::Capture;
@@ -252,7 +252,11 @@ impl Run {
             match said {
                 Said::Device { kind, memory_bytes, version, .. } => {
                     judged.device = kind;
-                    judged.compiler = version;
+                    // The plugin for GPUs says which GPU instead.
+                    judged.compiler = match (slice.platform(), &plugin.package, &plugin.version) {
+                        (Platform::Cuda, Some(package), Some(version)) => format!("{package} {version}"),
+                        _ => version,
+                    };
                     let known = memory_bytes.and_then(|b| u64::try_from(b).ok());
                     judged.limit_bytes = known.or(judged.limit_bytes);
                 }

@@ -1,9 +1,13 @@
-//! The slices of TPU chips that people name, and what their chips can do: one table, which `docs/preflight.md` shows.
+//! The slices of chips that people name, and what their chips can do: one table for TPUs, which `docs/preflight.md` shows;
+//! that of GPUs is in gpus.rs.
 
 use std::fmt::Write;
 
 use anyhow::bail;
 use oxitorch_pjrt::Platform;
+
+use super::gpus::{self, GPUS, Gpu};
+use super::work;
 
 /// A kind of chip.
 ///
@@ -34,7 +38,12 @@ pub(crate) struct Chip {
     pub(crate) ici_gb_per_s: f64,
     /// The topologies that slices have, by their number of chips.
     pub(crate) topologies: &'static [(u32, &'static str)],
+    /// What it is besides, if it is a GPU.
+    pub(crate) gpu: Option<&'static Gpu>,
 }
+
+/// What stands before the names of GPUs.
+pub(crate) const UNITS: &str = "cuda:";
 
 const FLAT: &[(u32, &str)] = &[
     (1, "1x1"),
@@ -81,6 +90,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 128,
         ici_gb_per_s: 664.0,
         topologies: BOARDS,
+        gpu: None,
     },
     Chip {
         name: "v4",
@@ -94,6 +104,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 128,
         ici_gb_per_s: 540.0,
         topologies: CUBES,
+        gpu: None,
     },
     Chip {
         name: "v5e",
@@ -107,6 +118,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 128,
         ici_gb_per_s: 400.0,
         topologies: FLAT,
+        gpu: None,
     },
     Chip {
         name: "v5p",
@@ -120,6 +132,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 128,
         ici_gb_per_s: 1200.0,
         topologies: CUBES,
+        gpu: None,
     },
     Chip {
         name: "v6e",
@@ -133,6 +146,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 256,
         ici_gb_per_s: 800.0,
         topologies: FLAT,
+        gpu: None,
     },
     Chip {
         name: "tpu7x",
@@ -146,6 +160,7 @@ pub(crate) const CHIPS: &[Chip] = &[
         mxu: 256,
         ici_gb_per_s: 1200.0,
         topologies: CUBES,
+        gpu: None,
     },
 ];
 
@@ -154,17 +169,25 @@ pub(crate) const CHIPS: &[Chip] = &[
 pub(crate) struct Slice {
     /// As the user wrote it.
     pub(crate) name: String,
-    /// None: the processor of this machine.
-    pub(crate) tpu: Option<(&'static Chip, String)>,
+    /// The chip, and the topology's name; none for the processor of this machine.
+    pub(crate) place: Option<(&'static Chip, String)>,
     pub(crate) chips: u32,
 }
 
 impl Slice {
-    /// Finds a slice by a name that people use: `v5e-8`, `v5litepod-8`, `v4-8`, `v5e:2x4`, `trillium`, `cpu`.
+    /// Finds a slice by a name that people use: `v5e-8`, `v5litepod-8`, `v4-8`, `v5e:2x4`, `trillium`, `cuda:h200-8`, `cpu`.
     pub(crate) fn parse(name: &str) -> anyhow::Result<Slice> {
         let lower = name.to_ascii_lowercase();
         if lower == "cpu" {
-            return Ok(Slice { name: name.to_owned(), tpu: None, chips: 1 });
+            return Ok(Slice { name: name.to_owned(), place: None, chips: 1 });
+        }
+        let made = |(chip, chips, topology): (&'static Chip, u32, &str)| {
+            let place = Some((chip, format!("{}:{topology}", chip.name)));
+            Slice { name: name.to_owned(), place, chips }
+        };
+        if let Some(gpu) = lower.strip_prefix(UNITS) {
+            let Some(found) = gpus::parse(gpu) else { bail!(unknown(name, &lower, None)) };
+            return Ok(made(found));
         }
         let (family, size) = match lower.split_once([':', '-']) {
             Some((family, size)) => (family, Some(size)),
@@ -173,7 +196,7 @@ impl Slice {
         let chip = CHIPS.iter().find(|c| c.name == family || c.also.contains(&family));
         let found = chip.and_then(|chip| Some((chip, chip.topology(size)?)));
         let Some((chip, (chips, topology))) = found else { bail!(unknown(name, &lower, chip)) };
-        Ok(Slice { name: name.to_owned(), tpu: Some((chip, format!("{}:{topology}", chip.name))), chips })
+        Ok(made((chip, chips, &topology)))
     }
 
     /// Devices in it.
@@ -183,20 +206,43 @@ impl Slice {
 
     /// The platform that compiles for it.
     pub(crate) fn platform(&self) -> Platform {
-        if self.tpu.is_some() { Platform::Tpu } else { Platform::Cpu }
+        match self.chip() {
+            Some(chip) if chip.gpu.is_some() => Platform::Cuda,
+            Some(_) => Platform::Tpu,
+            None => Platform::Cpu,
+        }
     }
 
     /// The plugin's name of the topology.
     pub(crate) fn topology(&self) -> Option<&str> {
-        self.tpu.as_ref().map(|(_, topology)| topology.as_str())
+        self.place.as_ref().map(|(_, topology)| topology.as_str())
     }
 
     pub(crate) fn chip(&self) -> Option<&'static Chip> {
-        self.tpu.as_ref().map(|(chip, _)| *chip)
+        self.place.as_ref().map(|(chip, _)| *chip)
     }
 }
 
 impl Chip {
+    /// The chip of that name.
+    pub(crate) fn named(name: &str) -> Option<&'static Chip> {
+        CHIPS.iter().chain(GPUS).find(|c| c.name == name || c.also.contains(&name))
+    }
+
+    /// The name of the slice with so many chips.
+    pub(crate) fn slice_name(&self, chips: u32) -> String {
+        let before = if self.gpu.is_some() { UNITS } else { "" };
+        format!("{before}{}-{}", self.name, chips * self.cores)
+    }
+
+    /// How many times longer a product takes than one of bfloat16.
+    pub(crate) fn passes(&self, dtype: &str, precision: &str) -> f64 {
+        match self.gpu {
+            Some(gpu) => gpu.passes(self.tflops, dtype, precision),
+            None => work::passes(dtype, precision),
+        }
+    }
+
     /// Chips and topology of a slice: without a size the smallest, `8` as slices are named, or a topology.
     fn topology(&self, size: Option<&str>) -> Option<(u32, String)> {
         let Some(size) = size else {
@@ -247,14 +293,20 @@ impl Chip {
 }
 
 fn unknown(name: &str, lower: &str, chip: Option<&Chip>) -> String {
-    let mut names: Vec<String> = CHIPS.iter().flat_map(Chip::slices).collect();
+    let mut names: Vec<String> =
+        CHIPS.iter().flat_map(Chip::slices).chain(GPUS.iter().flat_map(gpus::names)).collect();
     names.push("cpu".to_owned());
-    names.sort_by_key(|n| distance(n, lower));
+    // Whoever writes `h200` means `cuda:h200`.
+    let bare = |n: &str| distance(n.strip_prefix(UNITS).unwrap_or(n), lower);
+    names.sort_by_key(|n| distance(n, lower).min(bare(n)));
     let mut out = format!("slice `{name}` is unknown; the nearest names are {}", names[..4].join(", "));
     let chips: Vec<&str> = CHIPS.iter().map(|c| c.name).collect();
     let _ = match chip {
         Some(chip) => write!(out, "; a topology is written as {}:{}", chip.name, chip.topologies[0].1),
-        None => write!(out, "; chips are {}", chips.join(", ")),
+        None => {
+            let gpus: Vec<&str> = GPUS.iter().map(|c| c.name).collect();
+            write!(out, "; chips are {}, and {UNITS} with {}", chips.join(", "), gpus.join(", "))
+        }
     };
     out
 }
@@ -299,6 +351,12 @@ mod tests {
             assert_eq!((slice.topology(), slice.chips), (Some(topology), chips), "{name}");
         }
         assert_eq!(Slice::parse("cpu").unwrap().platform(), Platform::Cpu);
+        let gpus = Slice::parse("CUDA:H200-8").unwrap();
+        assert_eq!((gpus.topology(), gpus.chips, gpus.devices()), (Some("h200:1x1x8"), 8, 8));
+        assert_eq!(
+            (gpus.platform(), gpus.chip().unwrap().slice_name(8)),
+            (Platform::Cuda, "cuda:h200-8".into())
+        );
     }
 
     #[test]
@@ -326,6 +384,15 @@ mod tests {
         {
             let message = Slice::parse(name).unwrap_err().to_string();
             assert!(message.contains(&format!("`{name}` is unknown")) && message.contains(near), "{message}");
+        }
+        for (name, near) in [
+            ("h200", "cuda:h200"),
+            ("cuda:h20", "cuda:h200"),
+            ("cuda:h200x8", "cuda:h200-8"),
+            ("cuda:", "cuda:l4"),
+        ] {
+            let message = Slice::parse(name).unwrap_err().to_string();
+            assert!(message.contains(&format!("nearest names are {near},")), "{message}");
         }
         for name in ["", "v5e-", "v5e:2x", "v5e:0x1", "v5e:2x2x2", "v4:2x2", "abacus"] {
             assert!(Slice::parse(name).is_err(), "{name}");

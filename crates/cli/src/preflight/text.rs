@@ -12,8 +12,8 @@ use super::notes::notes;
 use super::prices::usd;
 use super::remat::Rematted;
 use super::verdict::{Judged, Judgement, Verdict};
-use super::work::Work;
-use super::{advice, budget, buffers};
+use super::work::{Work, bound};
+use super::{advice, budget, buffers, gpus};
 use crate::graphs::{amount, short};
 use crate::report::{bytes, cut, duration, many};
 
@@ -81,8 +81,11 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     for note in s.parallel.iter().flat_map(|p| &p.notes) {
         let _ = writeln!(out, "    {note}");
     }
-    if s.verdict.status() == 0 && s.platform == "tpu" {
+    if s.verdict.status() == 0 && s.platform != "cpu" {
         let _ = writeln!(out, "    {dim}what the run time keeps for itself on a chip is not in this{dim:#}");
+    }
+    if let Some(share) = s.topology.as_deref().and_then(gpus::share) {
+        let _ = writeln!(out, "    {dim}{share}{dim:#}");
     }
     out += &budget::text(&s.budget);
     out += &s.fit.as_ref().map_or(String::new(), Fitted::text);
@@ -155,11 +158,7 @@ fn step(s: &Judged) -> String {
         let _ = writeln!(out, "    {moved} to and from memory, {intensity:.1} FLOP per byte");
     }
     if let (Some(t), Some(mxu), Some(hbm)) = (step.work.roofline_s, step.work.mxu_s, step.work.hbm_s) {
-        let bound = match step.work.bound {
-            Some("mxu") => "the matrix unit",
-            Some("ici") => "the links between chips",
-            _ => "memory bandwidth",
-        };
+        let bound = bound(step.work.bound.unwrap_or_default(), s.platform);
         let links = step.work.ici_s.map_or(String::new(), |s| format!(", links {}", time(s)));
         let (mxu, hbm) = (time(mxu), time(hbm));
         let _ =

@@ -222,7 +222,8 @@ impl Judged {
         }
         self.step = Some(step);
         let of_step = capture.programs.iter().map(|p| (p, p.launches_in(last))).filter(|(_, n)| *n > 0);
-        self.padding = chip.map(|c| Padding::of(c, of_step));
+        // What tiles waste is known of TPUs.
+        self.padding = chip.filter(|c| c.gpu.is_none()).map(|c| Padding::of(c, of_step));
         self.steps_captured = capture.steps;
         self.resident_peak_bytes = capture.resident_peak_bytes;
         let of_last = |all: &[Moved]| all.iter().filter(|m| m.step == last).cloned().collect();

@@ -26,6 +26,16 @@ pub(crate) struct Work {
     pub(crate) mfu_ceiling: Option<f64>,
 }
 
+/// What bounds a step, in words.
+pub(crate) fn bound(of: &str, platform: &str) -> &'static str {
+    match of {
+        "mxu" if platform == "cuda" => "products",
+        "mxu" => "the matrix unit",
+        "ici" => "the links between chips",
+        _ => "memory bandwidth",
+    }
+}
+
 /// How many passes of bfloat16 the matrix unit makes for a product.
 pub(crate) fn passes(dtype: &str, precision: &str) -> f64 {
     match (dtype, precision) {

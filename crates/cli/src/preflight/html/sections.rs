@@ -5,7 +5,7 @@ use super::{Cell, Chart, Section, Table, bound, tone};
 use crate::graphs::{amount, short};
 use crate::preflight::advice;
 use crate::preflight::capture::{Tensor, Undonated};
-use crate::preflight::slices::CHIPS;
+use crate::preflight::slices::Chip;
 use crate::preflight::text::{mark, time};
 use crate::preflight::verdict::{Judged, Judgement};
 use crate::report::{bytes, many};
@@ -237,8 +237,7 @@ fn seconds(p: &Judgement) -> f64 {
 const DRAWN: usize = 8;
 
 fn roofline(s: &Judged) -> Option<Section> {
-    let chip =
-        CHIPS.iter().find(|c| s.topology.as_ref().is_some_and(|t| t.split(':').next() == Some(c.name)))?;
+    let chip = Chip::named(s.topology.as_ref()?.split(':').next()?)?;
     let work = &s.step.as_ref()?.work;
     let whole = work.roofline_s?;
     let dot = |p: &&Judgement| {
@@ -266,9 +265,9 @@ fn roofline(s: &Judged) -> Option<Section> {
         work.intensity
     );
     if let Some(of) = work.bound {
-        lead += &format!(" {} bounds the step.", capital(bound(of)));
+        lead += &format!(" {} bounds the step.", capital(bound(of, s.platform)));
     }
-    lead += " Products of float32 take several passes of bfloat16, so they lie below the roof.";
+    lead += " Products of float32 take longer than those of bfloat16, so they lie below the roof.";
     let chart = Some(Chart::Roofline(chart));
     Some(Section { title: "A step under the chip's roofline".into(), lead, chart, ..Section::default() })
 }
@@ -303,7 +302,8 @@ fn times(s: &Judged) -> Option<Section> {
     if rows.is_empty() {
         return None;
     }
-    let mut legend = vec![("matrix unit", "c1"), ("memory", "c3")];
+    let mut legend =
+        vec![(if s.platform == "cuda" { "products" } else { "matrix unit" }, "c1"), ("memory", "c3")];
     legend.extend(links.then_some(("links between chips", "c5")));
     let lead =
         "For each program of the step what each unit of the chip needs at its peak; the longest counts.";

@@ -1,0 +1,129 @@
+"""`oxitorch preflight --slice cuda:...`: compiled for NVIDIA GPUs that are not there."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+# Two layers of 64 on batches of 16: a product for each in the forward pass, and in the backward one for each weight and
+# one for the input of the second layer.
+STEP_FLOPS = 2 * 16 * 64 * 64 * (2 + 2 + 1)
+PARAMETERS = 2 * (64 * 64 + 64)
+
+SCRIPT = """
+import torch
+import torch.nn as nn
+
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to("tpu")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(9):
+    loss = model(torch.randn(16, 64).to("tpu")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def preflight(python, tmp_path):
+    """Runs the command on a script; its report and the finished process."""
+
+    def run(script, *args):
+        (tmp_path / "train.py").write_text(script)
+        file = tmp_path / "report.json"
+        argv = ["-m", "oxitorch", "preflight", "--json", str(file), *args, str(tmp_path / "train.py")]
+        done = python("", *argv, check=False, timeout=600)
+        return (json.loads(file.read_text()) if file.exists() else None), done
+
+    return run
+
+
+@pytest.mark.usefixtures("cuda_plugin")
+def test_a_step_is_compiled_for_gpus(preflight, tmp_path):
+    page = tmp_path / "report.html"
+    report, done = preflight(SCRIPT, "--steps", "1", "--slice", "cuda:h200", "--slice", "cuda:l4", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    for judged, kind, memory in zip(report["slices"], ("NVIDIA H200", "NVIDIA L4"), (150e9, 23.7e9), strict=True):
+        assert (judged["verdict"], judged["platform"], judged["device"]) == ("fits", "cuda", kind)
+        assert "cuda" in judged["compiler"] and judged["limit_bytes"] == pytest.approx(0.75 * memory, rel=1e-2)
+        step = judged["step"]
+        assert step["product_flops"] == STEP_FLOPS < step["flops"] < 1.5 * STEP_FLOPS
+        # Each parameter is read and written, and its gradient written.
+        assert 3 * 4 * PARAMETERS < step["bytes_accessed"] < 30 * 4 * PARAMETERS
+        assert step["bound"] == "hbm" and 0 < step["mfu_ceiling"] < 1 and judged["padding"] is None
+        (program,) = judged["programs"]
+        sizes = program["memory_bytes"]
+        assert sizes["arguments"] >= 4 * PARAMETERS == sizes["aliased"] and program["buffers_at_peak"]
+        assert any(b["name"] == "0.weight" for b in program["buffers_at_peak"])
+    # At the rate of float32, without TF32.
+    assert report["slices"][0]["step"]["mxu_s"] == pytest.approx(STEP_FLOPS / 67e12)
+    assert "three quarters of the GPU's 139.8 GiB" in done.stdout and "matrix unit" not in done.stdout
+    assert "NVIDIA H200" in page.read_text() and "matrix unit" not in page.read_text()
+
+
+@pytest.mark.usefixtures("cuda_plugin")
+def test_a_step_is_split_over_the_gpus_of_a_box(preflight):
+    report, done = preflight(SCRIPT, "--steps", "1", "--slice", "cuda:h100-8", "--parallel", "dp")
+    (judged,) = report["slices"]
+    assert done.returncode == 0 and (judged["chips"], judged["chips_used"]) == (8, 8), done.stderr
+    sent = {c["kind"]: c["bytes"] for c in judged["step"]["collectives"]}
+    # The gradients, and whatever goes with them.
+    assert sent.keys() == {"all-reduce"} and 4 * PARAMETERS <= sent["all-reduce"] < 4.5 * PARAMETERS
+    assert judged["step"]["ici_s"] == pytest.approx(2 * 7 / 8 * sent["all-reduce"] / 450e9)
+    assert judged["step"]["product_flops"] == STEP_FLOPS / 8
+
+
+@pytest.mark.usefixtures("cuda_plugin")
+def test_what_is_too_large_for_a_gpu_is_known_without_an_error(preflight):
+    script = """
+import torch
+x = torch.randn(1 << 16, 1 << 15, device="tpu", dtype=torch.bfloat16)
+print((x @ x.sin().T).sum().item())
+"""
+    report, done = preflight(script, "--slice", "cuda:rtx4090")
+    (judged,) = report["slices"]
+    assert done.returncode == 1 and judged["verdict"] == "does_not_fit" and judged["reason"] is None, done.stderr
+    # The product alone has 8 GiB, and a program has 17.6.
+    assert judged["need_bytes"] > judged["limit_bytes"] > 18e9
+
+
+def test_a_missing_compiler_is_named(python):
+    # As where no plugin package is installed.
+    code = """
+import json, os, sys
+from oxitorch import _cli, _core
+os.environ["OXITORCH_CLI_FACTS"] = json.dumps({**_cli.facts(), "site_dirs": []})
+sys.exit(_core.run_cli(["oxitorch", "preflight", "train.py", "--slice", "cuda:h200"]))
+"""
+    done = python(code, check=False)
+    assert done.returncode == 2 and "pip install jax-cuda13-pjrt" in done.stderr and "running" not in done.stderr
+
+
+def test_a_plugin_that_aborts_ends_only_its_process(python, tmp_path):
+    # A library that knows the flags and ends the process while it is loaded, and files to take for ptxas and libdevice.
+    source = tmp_path / "bad.c"
+    flags = "xla_dump_to", "xla_dump_hlo_as_text", "xla_gpu_cuda_data_dir"
+    source.write_text(
+        "#include <stdlib.h>\n__attribute__((constructor)) static void f(void) { abort(); }\n"
+        f"const char *const flags[] = {{{', '.join(map(json.dumps, flags))}}};\n"
+    )
+    cuda = tmp_path / "nvidia" / "cu13"
+    for file in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
+        (cuda / file).parent.mkdir(parents=True)
+        (cuda / file).touch()
+    plugin = tmp_path / "jax_plugins" / "xla_cuda13"
+    plugin.mkdir(parents=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", plugin / "xla_cuda_plugin.so", source], check=True)
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nprint((torch.ones(2, device='tpu') + 1).sum().item())\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    argv = ["-m", "oxitorch", "preflight", str(script), "--slice", "cuda:h200"]
+    done = python("", *argv, check=False, PYTHONPATH=path, XLA_FLAGS=None)
+    assert done.returncode == 2, done.stderr
+    assert "? could not tell" in done.stdout and "the compiler's process ended (signal: 6" in done.stdout
+
+
+def test_gpus_that_nobody_knows_have_neighbours(python):
+    done = python("", "-m", "oxitorch", "preflight", "train.py", "--slice", "h200", check=False)
+    assert done.returncode == 2 and "the nearest names are cuda:h200," in done.stderr
