@@ -102,7 +102,7 @@ def libtpu():
         pytest.skip("`pip install libtpu` adds the compiler for TPUs")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cuda_plugin():
     """Skips where there is no plugin for NVIDIA GPUs: it compiles for them on any machine, and is 135 MB."""
     places = importlib.util.find_spec("jax_plugins")
