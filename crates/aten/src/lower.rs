@@ -37,6 +37,9 @@ pub struct Config {
     /// Whether one element of each row is picked by a mask and a sum, which fuse with what makes the rows, and not by a
     /// gather, before which the rows have to be in memory.
     pub masked_picks: bool,
+    /// Whether a product of 16-bit floats that is rounded to them at once is a product in that dtype: for a compiler that
+    /// leaves products to a library, which sums in float32 and rounds what it writes.
+    pub rounded_dots: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -49,6 +52,7 @@ impl Default for Config {
             checks: false,
             fenced_dots: false,
             masked_picks: false,
+            rounded_dots: false,
             library: false,
         }
     }

@@ -89,6 +89,8 @@ pub struct Switches {
     pub(crate) fenced_dots: bool,
     /// See [`Config::masked_picks`]; fixed when the engine starts.
     pub(crate) masked_picks: bool,
+    /// See [`Config::rounded_dots`]; fixed when the engine starts.
+    pub(crate) rounded_dots: bool,
     /// See [`Config::library`]; fixed when the engine starts.
     pub(crate) library: bool,
 }
@@ -103,6 +105,7 @@ impl Default for Switches {
             compiler_options: 0,
             fenced_dots: false,
             masked_picks: false,
+            rounded_dots: false,
             library: false,
         }
     }
@@ -111,7 +114,7 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let flags = [self.nan_trap, self.fenced_dots, self.library, self.masked_picks];
+        let flags = [self.nan_trap, self.fenced_dots, self.library, self.masked_picks, self.rounded_dots];
         let flags = flags.iter().enumerate().fold(0, |all, (bit, &on)| all | u64::from(on) << bit);
         u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
     }
@@ -125,6 +128,7 @@ impl Switches {
             fenced_dots: flag(1),
             library: flag(2),
             masked_picks: flag(3),
+            rounded_dots: flag(4),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -146,6 +150,7 @@ impl Switches {
             checks: debug,
             fenced_dots: self.fenced_dots,
             masked_picks: self.masked_picks,
+            rounded_dots: self.rounded_dots,
             library: self.library,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }

@@ -93,8 +93,15 @@ impl Engine {
         let fenced_dots = target.platform() == pjrt::Platform::Cpu;
         // A TPU gathers element by element, and the memory of the rows is missed most there.
         let masked_picks = target.platform() == pjrt::Platform::Tpu;
-        let switches =
-            Switches { fenced_dots, masked_picks, library: options.library, ..Switches::default() };
+        // cuBLAS does products there.
+        let rounded_dots = target.platform() == pjrt::Platform::Cuda;
+        let switches = Switches {
+            fenced_dots,
+            masked_picks,
+            rounded_dots,
+            library: options.library,
+            ..Switches::default()
+        };
         Ok(Engine {
             target,
             streams,

@@ -172,6 +172,19 @@ pub(super) fn matmul(c: &Ctx, l: Value, r: Value) -> Value {
     contract(c, l, r, DotDims::matmul(c.rank(l)))
 }
 
+/// The same where all that is done with it is to round it to the operands' dtype.
+fn rounded_matmul(c: &Ctx, l: Value, r: Value) -> Value {
+    if is_rounded(c, l) {
+        return c.dot_general(l, r, &DotDims::matmul(c.rank(l)), Precision::Default, None);
+    }
+    c.to(matmul(c, l, r), c.dtype(l))
+}
+
+/// Whether a product with this operand is rounded by who does it.
+fn is_rounded(c: &Ctx, l: Value) -> bool {
+    c.config.rounded_dots && matches!(c.dtype(l), DType::BF16 | DType::F16)
+}
+
 fn arithmetic(kernel: &str, dtype: DType) -> Result<()> {
     let refused = matches!(dtype, DType::Pred | DType::U16 | DType::U32 | DType::U64);
     if refused { Err(not_implemented(kernel, dtype)) } else { Ok(()) }
@@ -213,26 +226,31 @@ fn multipliable(c: &Ctx, first: &str, l: Value, r: Value) -> Result<()> {
     Ok(())
 }
 
-fn mm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+fn check_mm(c: &Ctx, l: Value, r: Value) -> Result<()> {
     multipliable(c, "self", l, r)?;
     let (a, b) = (c.dtype(l), c.dtype(r));
     if a != b {
         let (a, b) = (cpp_name(a), cpp_name(b));
         return Err(runtime(format!("expected m1 and m2 to have the same dtype, but got: {a} != {b}")));
     }
-    arithmetic("addmm_impl_cpu_", a)?;
+    arithmetic("addmm_impl_cpu_", a)
+}
+
+fn mm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    check_mm(c, l, r)?;
     Ok(matmul(c, l, r))
 }
 
 fn mm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
-    Ok(c.to(mm_acc(c, l, r)?, c.dtype(l)))
+    check_mm(c, l, r)?;
+    Ok(rounded_matmul(c, l, r))
 }
 
 fn mm_dtype(c: &Ctx, l: Value, r: Value, out: DType) -> Result<Value> {
     Ok(c.to(mm_acc(c, l, r)?, out))
 }
 
-fn bmm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+fn check_bmm(c: &Ctx, l: Value, r: Value) -> Result<()> {
     let ([b, _, k], [b2, k2, _]) = (batch(c, "batch1", l)?, batch(c, "batch2", r)?);
     if (b, k) != (b2, k2) {
         return Err(runtime(format!(
@@ -244,12 +262,17 @@ fn bmm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
         let (a, b) = (scalar_name(a), scalar_name(b));
         return Err(runtime(format!("expected scalar type {a} but found {b}")));
     }
-    arithmetic("baddbmm_with_gemm", a)?;
+    arithmetic("baddbmm_with_gemm", a)
+}
+
+fn bmm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
+    check_bmm(c, l, r)?;
     Ok(matmul(c, l, r))
 }
 
 fn bmm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
-    Ok(c.to(bmm_acc(c, l, r)?, c.dtype(l)))
+    check_bmm(c, l, r)?;
+    Ok(rounded_matmul(c, l, r))
 }
 
 fn bmm_dtype(c: &Ctx, l: Value, r: Value, out: DType) -> Result<Value> {
@@ -283,6 +306,11 @@ fn addmm(c: &Ctx, x: Value, l: Value, r: Value, beta: Alpha, alpha: Alpha) -> Re
     same_dtypes(c, x, l, r)?;
     multipliable(c, "mat1", l, r)?;
     arithmetic("addmm_impl_cpu_", c.dtype(l))?;
+    if let (true, Alpha::One, Alpha::One) = (is_rounded(c, l), beta, alpha) {
+        // The library adds it before it rounds.
+        let y = rounded_matmul(c, l, r);
+        return Ok(c.add(y, c.expand(x, &c.shape(y))?));
+    }
     accumulate(c, x, matmul(c, l, r), beta, alpha)
 }
 
@@ -463,4 +491,28 @@ fn linear_backward(
     };
     let round = |v: Value| c.to(v, dtype);
     Ok((want_x.then(|| round(dx())), want_w.then(|| round(dw())), want_b.then(|| round(db()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::case::Case;
+
+    #[test]
+    fn products_are_rounded_by_a_library_that_can() {
+        let text = |case: &str, rounded_dots| {
+            let config = Config { rounded_dots, ..Config::default() };
+            Case::parse(case).unwrap().text(&config).unwrap()
+        };
+        for (case, rounded) in [
+            ("mm bf16[2,3] bf16[3,4]", true),
+            ("bmm f16[5,2,3] f16[5,3,4]", true),
+            ("addmm bf16[4] bf16[2,3] bf16[3,4] 1 1", true),
+            ("mm.dtype bf16[2,3] bf16[3,4] float32", false),
+            ("mm f32[2,3] f32[3,4]", false),
+        ] {
+            let wide = |on| text(case, on).contains("f32");
+            assert_eq!((wide(false), wide(true)), (true, !rounded), "{case}\n{}", text(case, true));
+        }
+    }
 }

@@ -5,6 +5,7 @@ use super::{Cell, Chart, Section, Table, bound, tone};
 use crate::graphs::{amount, short};
 use crate::preflight::advice;
 use crate::preflight::capture::{Tensor, Undonated};
+use crate::preflight::gpus;
 use crate::preflight::slices::Chip;
 use crate::preflight::text::{mark, time};
 use crate::preflight::verdict::{Judged, Judgement};
@@ -146,7 +147,7 @@ fn memory(s: &Judged) -> Option<Section> {
     // The parts of the compiler's peak; where they are not all alive at once, temporaries are what is left.
     let arguments = m.arguments.min(m.peak);
     let outputs = m.outputs.saturating_sub(m.aliased).min(m.peak - arguments);
-    let parts = [
+    let mut parts = vec![
         ("arguments", "what goes in: parameters, optimizer state, the batch", "c1", arguments),
         ("outputs", "what comes out and has no argument's memory", "c2", outputs),
         (
@@ -158,11 +159,16 @@ fn memory(s: &Judged) -> Option<Section> {
         ("besides", "other tensors that are alive then", "c4", p.beside_bytes),
         ("programs", "the machine code of all programs", "c5", code),
     ];
-    let lead = format!(
+    // A compiler for GPUs does not say how large its code is.
+    parts.retain(|(label, _, _, n)| *n > 0 || *label != "programs");
+    let mut lead = format!(
         "While {} runs, which needs most. {} of its outputs are in the memory of arguments.",
         p.name,
         bytes(m.aliased)
     );
+    if let Some(share) = s.topology.as_deref().and_then(gpus::share) {
+        lead += &format!(" The limit is {share}.");
+    }
     let chart = Some(Chart::Stack(Stack::new(&parts, s.limit_bytes)));
     Some(Section { title: "Memory of a chip".into(), lead, chart, ..Section::default() })
 }
