@@ -49,14 +49,14 @@ impl Tools {
         let packaged = site_dirs.iter().flat_map(|dir| PACKAGED.map(|p| dir.join(p)));
         let roots: Vec<PathBuf> = packaged.chain(installed.iter().cloned()).collect();
         let triton: Vec<PathBuf> = site_dirs.iter().map(|dir| dir.join(TRITON)).collect();
-        let ptxas = roots
-            .iter()
-            .map(|r| r.join(PTXAS))
-            .chain(triton.iter().flat_map(|t| TRITON_PTXAS.map(|p| t.join(p))));
-        let libdevice =
-            roots.iter().map(|r| r.join(LIBDEVICE)).chain(triton.iter().map(|t| t.join(TRITON_LIBDEVICE)));
-        let first = |mut all: Box<dyn Iterator<Item = PathBuf> + '_>| all.find(|p| p.is_file());
-        Some(Tools { ptxas: first(Box::new(ptxas))?, libdevice: first(Box::new(libdevice))? })
+        let in_roots = |file: &'static str| roots.iter().map(move |root| root.join(file));
+        let triton_ptxas = triton.iter().flat_map(|t| TRITON_PTXAS.map(|p| t.join(p)));
+        let triton_libdevice = triton.iter().map(|t| t.join(TRITON_LIBDEVICE));
+        let exists = |file: &PathBuf| file.is_file();
+        Some(Tools {
+            ptxas: in_roots(PTXAS).chain(triton_ptxas).find(exists)?,
+            libdevice: in_roots(LIBDEVICE).chain(triton_libdevice).find(exists)?,
+        })
     }
 
     /// A folder that has both, as XLA expects them; made in `scratch` if they are not in one.

@@ -3,8 +3,11 @@
 
 use std::fmt::Write;
 
-use super::slices::{Chip, UNITS};
+use super::slices::Chip;
 use crate::report::bytes;
+
+/// What stands before the names of GPUs.
+pub(crate) const PREFIX: &str = "cuda:";
 
 /// What is special about a GPU.
 ///
@@ -248,7 +251,7 @@ pub(crate) fn parse(name: &str) -> Option<(&'static Chip, u32, &'static str)> {
 
 /// The names of slices of a GPU.
 pub(crate) fn names(chip: &'static Chip) -> impl Iterator<Item = String> {
-    let one = |name: &str| UNITS.to_owned() + name;
+    let one = |name: &str| PREFIX.to_owned() + name;
     let families = std::iter::once(&chip.name).chain(chip.also);
     families.flat_map(move |f| {
         chip.topologies.iter().map(move |(n, _)| if *n == 1 { one(f) } else { one(&format!("{f}-{n}")) })

@@ -9,8 +9,8 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use super::gpus::GPUS;
-use super::slices::{CHIPS, Chip, Slice, UNITS};
+use super::gpus::{self, GPUS};
+use super::slices::{CHIPS, Chip, Slice};
 use super::verdict::{Judged, Verdict};
 
 /// The vendor's price of a kind of chip.
@@ -79,7 +79,7 @@ impl Prices {
         let mut own = BTreeMap::new();
         for (name, Own { usd_per_chip_hour: usd }) in toml::from_str::<BTreeMap<String, Own>>(text)? {
             let lower = name.to_ascii_lowercase();
-            let Some(chip) = Chip::named(lower.strip_prefix(UNITS).unwrap_or(&lower)) else {
+            let Some(chip) = Chip::named(lower.strip_prefix(gpus::PREFIX).unwrap_or(&lower)) else {
                 let known: Vec<&str> = CHIPS.iter().chain(GPUS).map(|c| c.name).collect();
                 bail!("chip `{name}` is unknown; chips are {}", known.join(", "));
             };

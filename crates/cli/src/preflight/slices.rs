@@ -42,9 +42,6 @@ pub(crate) struct Chip {
     pub(crate) gpu: Option<&'static Gpu>,
 }
 
-/// What stands before the names of GPUs.
-pub(crate) const UNITS: &str = "cuda:";
-
 const FLAT: &[(u32, &str)] = &[
     (1, "1x1"),
     (4, "2x2"),
@@ -185,7 +182,7 @@ impl Slice {
             let place = Some((chip, format!("{}:{topology}", chip.name)));
             Slice { name: name.to_owned(), place, chips }
         };
-        if let Some(gpu) = lower.strip_prefix(UNITS) {
+        if let Some(gpu) = lower.strip_prefix(gpus::PREFIX) {
             let Some(found) = gpus::parse(gpu) else { bail!(unknown(name, &lower, None)) };
             return Ok(made(found));
         }
@@ -231,7 +228,7 @@ impl Chip {
 
     /// The name of the slice with so many chips.
     pub(crate) fn slice_name(&self, chips: u32) -> String {
-        let before = if self.gpu.is_some() { UNITS } else { "" };
+        let before = if self.gpu.is_some() { gpus::PREFIX } else { "" };
         format!("{before}{}-{}", self.name, chips * self.cores)
     }
 
@@ -297,15 +294,15 @@ fn unknown(name: &str, lower: &str, chip: Option<&Chip>) -> String {
         CHIPS.iter().flat_map(Chip::slices).chain(GPUS.iter().flat_map(gpus::names)).collect();
     names.push("cpu".to_owned());
     // Whoever writes `h200` means `cuda:h200`.
-    let bare = |n: &str| distance(n.strip_prefix(UNITS).unwrap_or(n), lower);
+    let bare = |n: &str| distance(n.strip_prefix(gpus::PREFIX).unwrap_or(n), lower);
     names.sort_by_key(|n| distance(n, lower).min(bare(n)));
     let mut out = format!("slice `{name}` is unknown; the nearest names are {}", names[..4].join(", "));
     let chips: Vec<&str> = CHIPS.iter().map(|c| c.name).collect();
     let _ = match chip {
         Some(chip) => write!(out, "; a topology is written as {}:{}", chip.name, chip.topologies[0].1),
         None => {
-            let gpus: Vec<&str> = GPUS.iter().map(|c| c.name).collect();
-            write!(out, "; chips are {}, and {UNITS} with {}", chips.join(", "), gpus.join(", "))
+            let named: Vec<&str> = GPUS.iter().map(|c| c.name).collect();
+            write!(out, "; chips are {}, and {} with {}", chips.join(", "), gpus::PREFIX, named.join(", "))
         }
     };
     out
