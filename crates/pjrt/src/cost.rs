@@ -113,7 +113,9 @@ fn traffic(i: &HloInstructionProto, shapes: &Shapes<'_>) -> f64 {
 fn written(i: &HloInstructionProto) -> f64 {
     let Some(s) = i.shape.as_ref() else { return 0.0 };
     match (i.opcode.as_str(), s.tuple_shapes.split_last()) {
-        ("custom-call", Some((last, results))) if last.element_type == S8 && last.dimensions.len() == 1 => {
+        ("custom-call", Some((last, results)))
+            if BYTES.contains(&last.element_type) && last.dimensions.len() == 1 =>
+        {
             results.iter().map(|s| bytes(s) as f64).sum()
         }
         // What begins here has its operands in its result.
@@ -123,7 +125,7 @@ fn written(i: &HloInstructionProto) -> f64 {
 }
 
 /// `PrimitiveType` of 8-bit integers.
-const S8: i32 = 2;
+const BYTES: [i32; 2] = [2, 6];
 
 /// A fusion reads its parameters, or the parts of them that it takes, and writes its results, or the parts that it changes.
 fn of_fusion(i: &HloInstructionProto, fused: &HloComputationProto, outer: &Shapes<'_>) -> Cost {
@@ -284,10 +286,10 @@ mod tests {
 
     #[test]
     fn room_for_a_librarys_work_is_no_result() {
-        let s8 = ShapeProto { element_type: S8, dimensions: vec![1 << 20], ..Default::default() };
+        let room = ShapeProto { element_type: BYTES[0], dimensions: vec![1 << 20], ..Default::default() };
         let both = ShapeProto {
             element_type: 13,
-            tuple_shapes: vec![f32s(&[4, 4]).unwrap(), s8],
+            tuple_shapes: vec![f32s(&[4, 4]).unwrap(), room],
             ..Default::default()
         };
         let found = cost(vec![vec![parameter(0, 0, &[4, 4]), op(1, "custom-call", Some(both), &[0, 0])]]);
