@@ -88,7 +88,7 @@ def test_a_script_is_captured_compiled_and_judged(preflight, script):
 def test_what_does_not_fit_has_status_1(preflight, script):
     # A tensor of 64 TiB: nothing is allocated.
     huge = script("x = torch.ones(1 << 44, device='tpu').add_(1).sum().item()", value="2.0")
-    report, done = preflight("--host-value", "2", "--slice", "cpu", huge, "2")
+    report, done = preflight("--host-value", "2", "--advice-minutes", "0", "--slice", "cpu", huge, "2")
     (judged,) = report["slices"]
     assert done.returncode == 1 and judged["verdict"] == "does_not_fit", done.stderr
     assert judged["steps_captured"] == 2 and judged["need_bytes"] > judged["limit_bytes"]
@@ -220,7 +220,7 @@ def test_a_script_that_asks_for_the_device_runs_for_each(preflight, tmp_path):
 def test_out_of_memory_on_a_tpu_is_a_verdict(preflight, tmp_path):
     big = tmp_path / "big.py"
     big.write_text("import torch\nx = torch.randn(1 << 16, 1 << 16, device='tpu')\nprint((x @ x.sin()).sum().item())\n")
-    report, done = preflight(str(big), "--slice", "v5e-1")
+    report, done = preflight(str(big), "--slice", "v5e-1", "--advice-minutes", "0")
     (judged,) = report["slices"]
     assert done.returncode == 1 and judged["verdict"] == "does_not_fit", done.stderr
     assert judged["need_bytes"] > 1.2 * judged["limit_bytes"] and "E1000" in judged["reason"]

@@ -66,7 +66,7 @@ def test_buffers_at_the_peak_have_operations_and_lines(preflight, tmp_path):
 
 @pytest.mark.usefixtures("libtpu")
 def test_out_of_memory_names_what_is_too_large(preflight):
-    judged, done = preflight(LARGE, "--slice", "v5e-1", status=1)
+    judged, done = preflight(LARGE, "--slice", "v5e-1", "--advice-minutes", "0", status=1)
     random, product = judged["programs"][:2]
     # Random numbers take no memory beside the result, which has the sum beside it.
     memory = random["memory_bytes"]
@@ -77,16 +77,3 @@ def test_out_of_memory_names_what_is_too_large(preflight):
     assert "train.py:7" in largest["line"] and largest["bytes"] == 2**34 and "T(8,128)" in largest["layout"]
     assert product["memory_bytes"]["peak"] >= 2**34 and product["need_bytes"] > judged["limit_bytes"]
     assert "float32[65536, 65536]" in done.stdout and "train.py:7" in done.stdout
-
-
-@pytest.mark.usefixtures("libtpu")
-def test_what_makes_a_training_smaller_is_said(preflight):
-    code = TRAIN.replace("torch.randn(512, 64)", "torch.empty(1 << 24, 64, device='tpu')")
-    judged, done = preflight(code, "--slice", "v5e-1", "--steps", "2", status=1)
-    largest = max(judged["programs"], key=lambda p: p["need_bytes"])
-    advice = {a["what"]: a for a in largest["advice"]}
-    assert {"checkpoint", "batch", "shard"} <= advice.keys(), largest
-    # What tanh keeps for the backward pass.
-    assert advice["checkpoint"]["bytes"] >= 4 * 256 * 2**24
-    assert [a["bytes"] for a in largest["advice"]] == sorted((a["bytes"] for a in largest["advice"]), reverse=True)
-    assert "what makes it smaller" in done.stdout and "--slice v5e-4 --parallel fsdp" in done.stdout

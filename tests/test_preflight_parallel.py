@@ -63,7 +63,7 @@ def test_tensors_are_named_after_their_modules_and_optimizers(capture):
     assert [r["role"] for p in programs for r in p["input_roles"]].count("data") == len(
         {p["id"] for p in programs if ("data", None) in roles(p, "input")}
     )
-    beside = {b["name"]: b["bytes"] for b in ran["named_beside"] if b["role"] == "state"}
+    beside = {b["name"]: b["bytes"] for b in ran["tensors_beside"] if b["role"] == "state"}
     assert beside["0.weight/exp_avg"] == 64 * 256 * 4 and sum(beside.values()) <= ran["beside_bytes"]
 
 

@@ -154,14 +154,15 @@ def pretend(device: dict, folder: str) -> None:
 
 
 def _watch(device: dict, folder: str) -> None:
-    """Where the device is not there: what is done to modules."""
-    from oxitorch import _roles
+    """Where the device is not there: what is done to modules, and to types."""
+    from oxitorch import _remat, _roles
 
     _roles.install()
-    if device.get("remat"):
-        from oxitorch import _remat
+    _remat.install(device.get("remat") or "none", folder)
+    if device.get("autocast"):
+        import torch
 
-        _remat.install(device["remat"], folder)
+        torch.set_autocast_enabled(NAME, True)
 
 
 def _refuse_rivals(torch) -> None:

@@ -10,8 +10,10 @@ pub(crate) mod aot;
 mod budget;
 mod buffers;
 mod capture;
+mod checks;
 pub(crate) mod cuda;
 mod dumps;
+mod effort;
 mod fit;
 mod gpus;
 mod html;
@@ -43,8 +45,8 @@ use serde::Serialize;
 
 use crate::facts::Facts;
 use crate::machine;
-use aot::Effort;
 use budget::Limit;
+use effort::Asked;
 use fit::{Bounds, Fit};
 use parallel::Parallel;
 use prices::Prices;
@@ -83,9 +85,9 @@ struct Options {
     /// Write the report as one page of HTML into this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// How much work the compiler does: fast, or full as a run on the device has it in the end [default: fast]
+    /// How much work the compiler does [default: auto]
     #[arg(long, value_enum)]
-    effort: Option<Effort>,
+    effort: Option<Asked>,
     /// What the script reads where it asks for a computed value [default: 0]
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     host_value: Option<f64>,
@@ -108,6 +110,9 @@ struct Options {
     /// Minutes after which no other batch is tried [default: 60]
     #[arg(long, value_name = "N")]
     fit_minutes: Option<u64>,
+    /// Minutes in which advice for a step that does not fit is followed, to see what it saves; 0: none is [default: 1]
+    #[arg(long, value_name = "N")]
+    advice_minutes: Option<u64>,
     /// Prices of chips, as TOML: [v5e] or [h200], and usd_per_chip_hour = 1.2 under it
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
@@ -143,6 +148,7 @@ impl Preflight {
         options.fit_multiple = behind.fit_multiple.or(options.fit_multiple);
         options.fit_tries = behind.fit_tries.or(options.fit_tries);
         options.fit_minutes = behind.fit_minutes.or(options.fit_minutes);
+        options.advice_minutes = behind.advice_minutes.or(options.advice_minutes);
         options.parallel = behind.parallel.or(options.parallel);
         options.host_value = behind.host_value.or(options.host_value);
         options.prices = behind.prices.or(options.prices);
@@ -157,9 +163,14 @@ impl Options {
         Bounds {
             multiple: self.fit_multiple.or(self.parallel.as_ref().map(|_| devices).filter(|n| *n > 1)),
             tries: self.fit_tries.unwrap_or(24),
-            time: Duration::from_secs(self.fit_minutes.unwrap_or(60).saturating_mul(60)),
+            time: minutes(self.fit_minutes, 60),
         }
     }
+}
+
+/// So many minutes, or what is taken if nobody says how many.
+fn minutes(asked: Option<u64>, default: u64) -> Duration {
+    Duration::from_secs(asked.unwrap_or(default).saturating_mul(60))
 }
 
 /// The report, as JSON.
@@ -171,7 +182,7 @@ struct Report {
     steps: u64,
     /// Steps of the whole training.
     run_steps: Option<u64>,
-    effort: Effort,
+    effort: Asked,
     elapsed_s: f64,
     slices: Vec<Judged>,
 }
@@ -233,7 +244,7 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     let plugins: Vec<&Found> =
         slices.iter().map(|s| plugin(&found, s.platform(), facts)).collect::<anyhow::Result<_>>()?;
     let steps = options.steps.unwrap_or(STEPS).max(1);
-    let effort = options.effort.unwrap_or(Effort::Fast);
+    let effort = options.effort.unwrap_or_default();
     let memory_of = |slice: &Slice| match slice.chip() {
         Some(chip) => Ok(chip.device_memory),
         None => machine::memory().map(|m| m.0).context("the memory of this machine is not known"),
@@ -243,9 +254,9 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
     let places: Vec<Place> = slices.iter().zip(plugins).map(place).collect::<anyhow::Result<_>>()?;
     let call = (steps, options.host_value.unwrap_or(0.0));
     let runs = BTreeMap::new();
-    let parallel = options.parallel.as_ref();
+    let (parallel, budget) = (options.parallel.as_ref(), options.budget.as_slice());
     let mut session =
-        Session { script: &script, places: places.clone(), call, effort, parallel, facts, runs };
+        Session { script: &script, places: places.clone(), call, effort, budget, parallel, facts, runs };
     let mut judged = Vec::new();
     for place in places {
         if judged.iter().any(|j: &Judged| j.interrupted) {
@@ -254,7 +265,11 @@ fn report(options: &Options, script: Vec<String>, facts: &Facts, start: Instant)
             continue;
         }
         let mut found = match &options.fit {
-            None => session.judge(place, &Variant::default())?.0,
+            None => {
+                let (mut judged, told) = session.judge(place, &Variant::default())?;
+                checks::check(&mut session, place, (&mut judged, &told), minutes(options.advice_minutes, 1))?;
+                judged
+            }
             Some(Fit::Remat) => remat::search(&mut session, place)?,
             Some(Fit::Batch(argument)) => {
                 fit::batch(&mut session, argument.as_ref(), options.bounds(place.slice.devices()), place)?

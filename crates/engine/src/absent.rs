@@ -81,8 +81,8 @@ struct Runs {
     inputs: Vec<Site>,
     /// What went in and came out, at the last launch.
     ends: Ends,
-    /// What of `beside` Python has named.
-    named_beside: Vec<serde_json::Value>,
+    /// The tensors that `beside` is of.
+    tensors_beside: Vec<serde_json::Value>,
 }
 
 /// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back.
@@ -166,7 +166,7 @@ impl Absent {
         log.undonated.launched(launch, &sizes, step);
         let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
         let most = known.is_none_or(|i| log.programs[i].beside < beside);
-        let named = if most { log.roles.beside(&launch.inputs) } else { Vec::new() };
+        let named = if most { log.roles.beside(&launch.inputs, step) } else { Vec::new() };
         launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
         for value in &launch.outputs {
             memory.charge(value.bytes(), &value.charge);
@@ -177,13 +177,13 @@ impl Absent {
             let inputs = launch.inputs.iter().map(|v| v.site).collect();
             let program = launch.program.clone();
             let launches = vec![(step, 1)];
-            log.programs.push(Runs { program, launches, beside, inputs, ends, named_beside: named });
+            log.programs.push(Runs { program, launches, beside, inputs, ends, tensors_beside: named });
             return;
         };
         let runs = &mut log.programs[known];
         runs.ends = ends;
         if most {
-            (runs.beside, runs.named_beside) = (beside, named);
+            (runs.beside, runs.tensors_beside) = (beside, named);
         }
         match runs.launches.last_mut() {
             Some((last, n)) if *last == step => *n += 1,
@@ -232,7 +232,7 @@ impl Absent {
             let (inputs, outputs) = log.roles.of_ends(&runs.ends);
             facts.insert("input_roles".into(), inputs.into());
             facts.insert("output_roles".into(), outputs.into());
-            facts.insert("named_beside".into(), runs.named_beside.clone().into());
+            facts.insert("tensors_beside".into(), runs.tensors_beside.clone().into());
             facts.insert("why".into(), json!(engine.explainer().of(&runs.program)));
             facts.insert("undonated".into(), json!(log.undonated.of(&runs.program, log.steps)));
             modules.push((facts["id"].as_str().unwrap_or_default().to_owned(), text));

@@ -33,6 +33,19 @@ struct Known {
     label: Option<Label>,
 }
 
+impl Known {
+    /// What it is for in a step.
+    fn role(&self, step: u64) -> Json {
+        let role = match (&self.label, self.origin) {
+            (Some(label), _) => return json!({ "role": label.role, "name": label.name }),
+            (None, Some(Origin::Host(at))) if at == step => "data",
+            (None, Some(Origin::Program(at))) if at == step => "intermediate",
+            _ => "other",
+        };
+        json!({ "role": role })
+    }
+}
+
 /// What is known of all values.
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
@@ -85,35 +98,36 @@ impl Roles {
         self.of(value).label.get_or_insert_with(label);
     }
 
-    /// Labels, and bytes, of values that are alive and none of these.
-    pub(crate) fn beside(&self, inputs: &[Arc<Value>]) -> Vec<Json> {
+    /// Roles, and bytes, of values that are alive in a step and none of these.
+    pub(crate) fn beside(&self, inputs: &[Arc<Value>], step: u64) -> Vec<Json> {
         let is_input = |at: usize| inputs.iter().any(|v| Arc::as_ptr(v) as usize == at);
-        let mut all: Vec<(&Label, Arc<Value>)> = Vec::new();
+        let mut all: Vec<(&Known, Arc<Value>)> = Vec::new();
         for (&at, known) in &self.known {
-            let (Some(label), Some(value)) = (&known.label, known._value.upgrade()) else { continue };
+            let Some(value) = known._value.upgrade() else { continue };
             // Who reads a value holds its lock while it waits for the one of all this.
             let is_there = value.state.try_lock().is_none_or(|s| matches!(*s, State::Absent(_)));
             if is_there && !is_input(at) {
-                all.push((label, value));
+                all.push((known, value));
             }
         }
-        all.sort_by(|(a, _), (b, _)| (&a.name, &a.role).cmp(&(&b.name, &b.role)));
-        let one = |(label, value): &(&Label, Arc<Value>)| json!({ "role": label.role, "name": label.name, "shape": value.ty.shape.as_slice(), "bytes": value.bytes() });
+        let order = |(known, value): &(&Known, Arc<Value>)| {
+            let label = known.label.as_ref().map(|l| (l.name.clone(), l.role.clone()));
+            (label, value.ty.shape.to_vec())
+        };
+        all.sort_by_cached_key(order);
+        let one = |(known, value): &(&Known, Arc<Value>)| {
+            let mut one = known.role(step);
+            one["shape"] = json!(value.ty.shape.as_slice());
+            one["bytes"] = json!(value.bytes());
+            one
+        };
         all.iter().map(one).collect()
     }
 
     fn role(&self, value: Option<&Weak<Value>>, step: u64) -> Json {
         let Some(value) = value else { return json!({ "role": "number" }) };
         let known = self.known.get(&(value.as_ptr() as usize));
-        if let Some(label) = known.and_then(|k| k.label.as_ref()) {
-            return json!({ "role": label.role, "name": label.name });
-        }
-        let role = match known.and_then(|k| k.origin) {
-            Some(Origin::Host(at)) if at == step => "data",
-            Some(Origin::Program(at)) if at == step => "intermediate",
-            _ => "other",
-        };
-        json!({ "role": role })
+        known.map_or_else(|| json!({ "role": "other" }), |known| known.role(step))
     }
 
     /// Roles of the inputs and of the outputs.
@@ -153,8 +167,10 @@ mod tests {
         let names: Vec<_> = inputs.iter().map(|r| r["role"].as_str().unwrap_or_default()).collect();
         assert_eq!(names, ["parameter", "data", "other", "intermediate", "number"]);
         assert_eq!(outputs, [json!({ "role": "state", "name": "w/exp_avg" })]);
-        let beside = roles.beside(&[old]);
+        let beside = roles.beside(std::slice::from_ref(&old), 1);
         assert_eq!(beside, [json!({ "role": "state", "name": "w/exp_avg", "shape": [2], "bytes": 8 })]);
-        assert!(roles.beside(&[new]).is_empty());
+        let beside = |step| roles.beside(std::slice::from_ref(&new), step);
+        assert_eq!(beside(1), [json!({ "role": "other", "shape": [2], "bytes": 8 })]);
+        assert_eq!(beside(0), [json!({ "role": "data", "shape": [2], "bytes": 8 })]);
     }
 }

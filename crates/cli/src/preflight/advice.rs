@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::buffers::Buffer;
 use super::capture::Captured;
+use super::parallel::Parallel;
 use super::slices::Chip;
+use super::text::mark;
 use super::verdict::{Judged, Judgement, Verdict};
 use crate::graphs::short;
 use crate::report::bytes;
@@ -18,12 +20,62 @@ use crate::report::bytes;
 pub(crate) struct Advice {
     /// `checkpoint`, `batch`, `shard`, `bfloat16` or `release`.
     pub(crate) what: &'static str,
-    /// What it saves: an estimate from the buffers at the peak, no program was compiled for it.
+    /// What it saves: an estimate from the buffers at the peak, or what was compiled for it.
     pub(crate) bytes: u64,
+    /// What came of compiling it.
+    pub(crate) compiled: Option<Compiled>,
+    /// The slice and the split of it that are meant.
+    #[serde(skip)]
+    pub(crate) split: Option<(String, Parallel)>,
     /// What to do.
     pub(crate) text: String,
     /// The lines that hold most of it, with their bytes.
     pub(crate) lines: Vec<(String, u64)>,
+}
+
+/// A step with the advice taken, compiled.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Compiled {
+    pub(crate) need_bytes: u64,
+    pub(crate) verdict: Verdict,
+    /// What is not as it was meant.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Chips, and how the step is split over them if it is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct On<'a> {
+    pub(crate) chip: Option<&'a Chip>,
+    pub(crate) chips: u32,
+    /// `dp`, `fsdp` or `rules`.
+    pub(crate) strategy: Option<&'a str>,
+    /// Whether it has a backward pass.
+    pub(crate) trains: bool,
+}
+
+impl On<'_> {
+    /// The slice to split the step over, or to split it over in another way; how, and the share of the model and of the
+    /// rest that a chip is then rid of.
+    fn wider(self) -> Option<(String, Parallel, f64, f64)> {
+        let chip = self.chip?;
+        let slice = |n: u32| chip.slice_name(n);
+        let larger = |n: u32| chip.topologies.iter().map(|(m, _)| *m).find(|m| *m > n);
+        let rid = |parts: u32| 1.0 - 1.0 / f64::from(parts);
+        Some(match self.strategy {
+            None => {
+                let n = larger(1)?;
+                let rid = rid(n * chip.devices);
+                (slice(n), Parallel::Fsdp, rid, rid)
+            }
+            Some("dp") => (slice(self.chips), Parallel::Fsdp, rid(self.chips * chip.devices), 0.0),
+            Some("fsdp") => {
+                let n = larger(self.chips)?;
+                let rid = 1.0 - f64::from(self.chips) / f64::from(n);
+                (slice(n), Parallel::Fsdp, rid, rid)
+            }
+            Some(_) => return None,
+        })
+    }
 }
 
 /// Lines that are named.
@@ -33,12 +85,12 @@ const NAMED: usize = 3;
 const LEAST: f64 = 0.01;
 
 /// What would make a program smaller on one chip. `need` is all that it needs, in bytes.
-pub(crate) fn of(p: &Captured, buffers: &[Buffer], chip: Option<&Chip>, need: u64) -> Vec<Advice> {
+pub(crate) fn of(p: &Captured, buffers: &[Buffer], on: On, need: u64) -> Vec<Advice> {
     let sum = |keep: &dyn Fn(&Buffer) -> bool| held(buffers.iter().filter(|b| keep(b)));
     let has_purpose = |b: &Buffer, names: &[&str]| b.purpose.as_deref().is_some_and(|p| names.contains(&p));
     // Where a step is more than one program, what is kept for the backward pass goes from one to the next.
     let is_kept = |b: &Buffer| b.activation || has_purpose(b, &["intermediate"]);
-    let named: u64 = p.named_beside.iter().map(|b| b.bytes).sum();
+    let named: u64 = p.tensors_beside.iter().filter(|b| b.role.name.is_some()).map(|b| b.bytes).sum();
     let between = p.beside_bytes.saturating_sub(named);
     let (kept, kept_lines) = sum(&is_kept);
     let kept = kept + between;
@@ -51,44 +103,55 @@ pub(crate) fn of(p: &Captured, buffers: &[Buffer], chip: Option<&Chip>, need: u6
     let mut all = vec![
         Advice {
             what: "checkpoint",
-            bytes: kept,
+            bytes: if on.trains { kept } else { 0 },
             text:
                 "compute again in the backward pass what these lines keep for it (torch.utils.checkpoint); \
                    --fit remat says what that costs"
                     .into(),
             lines: kept_lines,
+            compiled: None,
+            split: None,
         },
         Advice {
             what: "batch",
             bytes: (kept + data) / 2,
             text: "half the batch; --fit batch=--OPTION finds the largest that fits".into(),
             lines: Vec::new(),
+            compiled: None,
+            split: None,
         },
         Advice {
             what: "bfloat16",
             bytes: wide / 2,
-            text: "bfloat16 for what is kept in float32 for the backward pass (torch.autocast)".into(),
+            text: match on.trains {
+                true => "bfloat16 for what is kept in float32 for the backward pass (torch.autocast)".into(),
+                false => "bfloat16 for what programs hand on in float32 (torch.autocast)".into(),
+            },
             lines: wide_lines,
+            compiled: None,
+            split: None,
         },
         Advice {
             what: "release",
             bytes: released,
             text: "let go of values that nobody uses again, so that results take their memory (del)".into(),
             lines: released_lines,
+            compiled: None,
+            split: None,
         },
     ];
-    // The next larger slice.
-    if let Some((chip, &(n, _))) = chip.and_then(|c| Some((c, c.topologies.iter().find(|(n, _)| *n > 1)?))) {
-        let slice = chip.slice_name(n);
+    if let Some((slice, parallel, of_model, of_rest)) = on.wider() {
+        let what = if of_rest > 0.0 { "the step over more chips" } else { "parameters and state as well" };
         all.push(Advice {
             what: "shard",
-            bytes: ((kept + data + model) as f64 * (1.0 - 1.0 / f64::from(n * chip.devices))) as u64,
-            text: format!("split the step over several chips: --slice {slice} --parallel fsdp"),
+            bytes: (model as f64 * of_model + (kept + data) as f64 * of_rest) as u64,
+            text: format!("split {what}: --slice {slice} --parallel fsdp"),
             lines: Vec::new(),
+            compiled: None,
+            split: Some((slice, parallel)),
         });
     }
-    all.retain(|a| a.bytes as f64 >= LEAST * need as f64 && a.bytes > 0);
-    all.sort_by_key(|a| std::cmp::Reverse(a.bytes));
+    rank(&mut all, need);
     all
 }
 
@@ -112,20 +175,56 @@ fn sums<'a>(all: impl Iterator<Item = (Option<&'a str>, u64)>) -> (u64, Vec<(Str
 
 /// The program whose size is the verdict's reason, if there is something to do about it.
 pub(crate) fn needed(s: &Judged) -> Option<&Judgement> {
+    s.programs.get(needed_at(s)?)
+}
+
+/// Its place.
+pub(crate) fn needed_at(s: &Judged) -> Option<usize> {
     let tight = matches!(s.verdict, Verdict::DoesNotFit | Verdict::FitsBarely);
-    let largest = s.programs.iter().max_by_key(|p| p.need_bytes)?;
-    (tight && !largest.advice.is_empty()).then_some(largest)
+    let (at, largest) = s.programs.iter().enumerate().max_by_key(|(_, p)| p.need_bytes)?;
+    (tight && !largest.advice.is_empty()).then_some(at)
+}
+
+/// Where the numbers are from.
+pub(crate) fn source(p: &Judgement) -> &'static str {
+    let compiled = p.advice.iter().filter(|a| a.compiled.is_some()).count();
+    match compiled {
+        0 => "estimates: nothing was compiled for them",
+        n if n == p.advice.len() => "compiled with little effort",
+        _ => "estimates, but for those that were compiled, with little effort",
+    }
+}
+
+impl Advice {
+    /// What to do, and what came of it.
+    pub(crate) fn whole(&self) -> String {
+        let then = |c: &Compiled| {
+            let notes: String = c.notes.iter().map(|n| format!("; {n}")).collect();
+            format!(" (compiled: then {}, {}{notes})", bytes(c.need_bytes), mark(c.verdict).2)
+        };
+        self.text.clone() + &self.compiled.as_ref().map_or_else(String::new, then)
+    }
+
+    /// Takes what came of compiling it. `need` is what the step needed before.
+    pub(crate) fn take(&mut self, compiled: Compiled, need: u64) {
+        self.bytes = need.saturating_sub(compiled.need_bytes);
+        self.compiled = Some(compiled);
+    }
+}
+
+/// Leaves out what saves little, and sorts the rest.
+pub(crate) fn rank(all: &mut Vec<Advice>, need: u64) {
+    all.retain(|a| a.bytes as f64 >= LEAST * need as f64 && a.bytes > 0);
+    all.sort_by_key(|a| std::cmp::Reverse(a.bytes));
 }
 
 /// What to do, for the terminal.
 pub(crate) fn text(s: &Judged) -> String {
     let Some(p) = needed(s) else { return String::new() };
     let (bold, dim) = (Style::new().bold(), Style::new().dimmed());
-    let mut out = format!(
-        "\n  {bold}what makes it smaller{bold:#} {dim}(estimates: nothing was compiled for them){dim:#}\n"
-    );
+    let mut out = format!("\n  {bold}what makes it smaller{bold:#} {dim}({}){dim:#}\n", source(p));
     for a in &p.advice {
-        let _ = writeln!(out, "    {:>10}  {}", bytes(a.bytes), a.text);
+        let _ = writeln!(out, "    {:>10}  {}", bytes(a.bytes), a.whole());
         for (line, n) in &a.lines {
             let _ = writeln!(out, "                {dim}{} in {}{dim:#}", bytes(*n), short(line));
         }
@@ -169,7 +268,10 @@ mod tests {
         let p: Captured = serde_json::from_value(serde_json::json!({
             "id": "a", "name": "mm", "first_line": null, "ended_by": null, "ended_at": null, "ops": [],
             "inputs": [], "input_lines": [], "outputs": [], "output_ops": [], "launches": [], "beside_bytes": 1000,
-            "named_beside": [{"role": "state", "name": "w/exp_avg", "shape": [10], "bytes": 400}],
+            "tensors_beside": [
+                {"role": "state", "name": "w/exp_avg", "shape": [10], "bytes": 400},
+                {"role": "intermediate", "shape": [10], "bytes": 40},
+            ],
             "input_bytes": [], "output_bytes": [], "donated": [], "products": [],
             "undonated": [
                 {"input": 0, "type": "float32[4]", "bytes": 500, "line": "a.py:6", "reason": "held"},
@@ -179,7 +281,8 @@ mod tests {
         }))
         .unwrap();
         let slice = Slice::parse("v5e-1").unwrap();
-        let all = of(&p, &buffers, slice.chip(), 20_000);
+        let on = On { chip: slice.chip(), chips: 1, strategy: None, trains: true };
+        let all = of(&p, &buffers, on, 20_000);
         let told: Vec<_> = all.iter().map(|a| (a.what, a.bytes)).collect();
         // 600 bytes are not named and go from program to program. Of 12000 that four chips share, three quarters go.
         let expected =
@@ -187,6 +290,7 @@ mod tests {
         assert_eq!(told, expected);
         assert_eq!(all[1].lines, [("a.py:1".to_owned(), 4000), ("a.py:2".to_owned(), 4000)]);
         assert!(all[0].text.contains("--slice v5e-4 --parallel fsdp"));
-        assert!(of(&p, &buffers, slice.chip(), 1 << 30).is_empty(), "a drop in the bucket");
+        assert!(of(&p, &buffers, On { trains: false, ..on }, 20_000).iter().all(|a| a.what != "checkpoint"));
+        assert!(of(&p, &buffers, on, 1 << 30).is_empty(), "a drop in the bucket");
     }
 }

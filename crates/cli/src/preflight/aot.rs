@@ -44,6 +44,9 @@ pub(crate) struct Work {
     /// A file that says how the programs are split over the devices
     #[arg(long)]
     plan: Option<PathBuf>,
+    /// A program that is compiled, by its id; may be given several times [default: all]
+    #[arg(long, value_name = "ID")]
+    only: Vec<String>,
     /// End when stdin does, which is when the parent has ended
     #[arg(long)]
     attached: bool,
@@ -59,9 +62,10 @@ impl Work {
 }
 
 /// How much work the compiler puts into a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Effort {
+    #[default]
     /// XLA's optimization level O0: seconds instead of minutes
     Fast,
     /// What a run on the device uses in the end
@@ -104,6 +108,10 @@ pub(crate) struct Outcome {
     /// Whether that is because the device has too little memory.
     pub(crate) out_of_memory: bool,
     pub(crate) memory: Option<Memory>,
+    pub(crate) effort: Effort,
+    /// What it said in fast mode, if this is full effort after that.
+    #[serde(skip)]
+    pub(crate) fast: Option<Memory>,
     /// The compiler's estimates.
     pub(crate) flops: Option<f64>,
     pub(crate) bytes_accessed: Option<f64>,
@@ -141,7 +149,9 @@ pub(crate) fn compile(work: &Work) -> anyhow::Result<()> {
         Some(file) => Some(serde_json::from_slice(&fs::read(file)?)?),
         None => None,
     };
-    let queue = Mutex::new(programs(&work.folder)?.into_iter());
+    let mut all = programs(&work.folder)?;
+    all.retain(|p| work.only.is_empty() || work.only.contains(&p.id));
+    let queue = Mutex::new(all.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || -> anyhow::Result<()> {
         while let Some(program) = next() {
@@ -205,7 +215,7 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
     if outcome.out_of_memory {
         outcome.memory = outcome.at_peak.as_ref().map(|p| p.memory);
     }
-    outcome.id = program.id;
+    (outcome.id, outcome.effort) = (program.id, work.effort);
     say(&Said::Done(Box::new(outcome)))
 }
 
@@ -389,9 +399,9 @@ impl Compiling {
         facts: &Facts,
         (platform, library): (Platform, &Path),
         topology: Option<&str>,
-        effort: Effort,
         folder: &Path,
         plan: Option<&Path>,
+        (effort, only): (Effort, &[String]),
     ) -> anyhow::Result<Compiling> {
         let mut command = Command::new(&facts.executable);
         command.args(["-m", "oxitorch", "aot", platform.name()]).arg(library).arg(folder);
@@ -400,6 +410,7 @@ impl Compiling {
             command.arg("--plan").arg(plan);
         }
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
+        command.args(only.iter().map(|id| format!("--only={id}")));
         let (flags, dumps) = dumps::flags(&cuda::own_flags(), folder);
         let flags = match platform {
             Platform::Cuda => cuda::flags(&flags, &facts.site_dirs, folder)?,

@@ -121,6 +121,15 @@ pub(crate) struct Held {
     pub(crate) ok: Option<bool>,
 }
 
+/// The limits of memory, in bytes, where there is so much.
+pub(crate) fn memory(limits: &[Limit], there: u64) -> Vec<u64> {
+    let of = |l: &Limit| match l.most {
+        Most::Number(n) => n as u64,
+        Most::Share(share) => (share * there as f64) as u64,
+    };
+    limits.iter().filter(|l| KINDS[l.kind].name == "hbm").map(of).collect()
+}
+
 /// Holds limits against what was found of a slice.
 pub(crate) fn hold(limits: &[Limit], judged: &Judged) -> Vec<Held> {
     let hold = |l: &Limit| {

@@ -18,6 +18,9 @@ pub(crate) struct Capture {
     pub(crate) writes: Vec<Moved>,
     pub(crate) fallbacks: Vec<FellBack>,
     pub(crate) resident_peak_bytes: u64,
+    /// The batch that the script marks with `oxitorch.preflight.batch`.
+    #[serde(skip)]
+    pub(crate) marked_batch: Option<u64>,
 }
 
 /// A captured program.
@@ -45,9 +48,9 @@ pub(crate) struct Captured {
     pub(crate) input_roles: Vec<Role>,
     #[serde(default)]
     pub(crate) output_roles: Vec<Role>,
-    /// What of `beside_bytes` has a name.
+    /// The tensors that `beside_bytes` is of, as far as they are known.
     #[serde(default)]
-    pub(crate) named_beside: Vec<Beside>,
+    pub(crate) tensors_beside: Vec<Beside>,
     /// Along which axes of a mesh the dimensions of each argument are split.
     #[serde(skip)]
     pub(crate) input_splits: Vec<Option<String>>,
@@ -82,6 +85,13 @@ pub(crate) struct Beside {
     pub(crate) role: Role,
     pub(crate) shape: Vec<u64>,
     pub(crate) bytes: u64,
+}
+
+impl Beside {
+    /// What it is split by.
+    pub(crate) fn key(&self) -> (String, Vec<u64>) {
+        (self.role.key(), self.shape.clone())
+    }
 }
 
 /// A recorded operation.

@@ -12,7 +12,6 @@ use std::time::Duration;
 use askama::Template;
 
 use super::Report;
-use super::aot::Effort;
 use super::prices::usd;
 use super::text::{mark, place, time};
 use super::verdict::{Judged, Verdict};
@@ -238,17 +237,12 @@ impl Report {
 
     /// What stands at the end.
     fn notes(&self) -> Vec<String> {
-        let effort = match self.effort {
-            Effort::Fast => {
-                "Programs were compiled with little effort: memory and bytes differ a little from what a run has in the end. Near the limit, --effort full decides."
-            }
-            Effort::Full => "Programs were compiled with full effort, as a run has them in the end.",
-        };
+        let effort = self.effort.words(&self.slices);
         let took = duration(Duration::from_secs_f64(self.elapsed_s));
         let steps = many(self.steps, "training step");
         vec![
             format!("The script ran without a device for {steps} and its programs were compiled for each slice, in {took}. Nothing was computed."),
-            effort.to_owned(),
+            format!("Programs were {effort}."),
             "Times are a roofline: what products and the memory need at the chip's peaks. No run is quicker, and runs are slower; prices follow from it, so they are the least as well.".to_owned(),
             "What the run time of a chip keeps of its memory for itself is not known and not in these numbers; 5 % are kept for it.".to_owned(),
             format!("oxitorch {}", self.oxitorch),
@@ -306,7 +300,7 @@ mod tests {
 
     fn report(slices: Vec<Judged>) -> Report {
         let script = vec!["/home/me/<script>alert(1)</script>.py".to_owned(), "--a=\"&\"".to_owned()];
-        let effort = Effort::Fast;
+        let effort = crate::preflight::effort::Asked::Fast;
         let oxitorch = "0";
         Report { version: 1, oxitorch, script, steps: 3, run_steps: None, effort, elapsed_s: 1.0, slices }
     }

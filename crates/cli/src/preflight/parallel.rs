@@ -99,9 +99,9 @@ pub(crate) struct Splits {
 pub(crate) struct Plan {
     pub(crate) mesh: Mesh,
     pub(crate) programs: BTreeMap<String, Splits>,
-    /// Splits of tensors that programs do not take, by role and name.
+    /// Splits of tensors that programs do not take, by role, name and shape.
     #[serde(skip)]
-    beside: BTreeMap<String, Split>,
+    beside: BTreeMap<(String, Vec<u64>), Split>,
     #[serde(skip)]
     pub(crate) told: Told,
 }
@@ -192,8 +192,8 @@ impl Plan {
         let programs: BTreeMap<String, Splits> =
             capture.programs.iter().map(|p| (p.id.clone(), planner.splits(p))).collect();
         let batch = planner.batch;
-        let named = capture.programs.iter().flat_map(|p| &p.named_beside);
-        let beside = named.filter_map(|b| Some((b.role.key(), planner.split(&b.role, &b.shape)?))).collect();
+        let beside = capture.programs.iter().flat_map(|p| &p.tensors_beside);
+        let beside = beside.filter_map(|b| Some((b.key(), planner.split(&b.role, &b.shape)?))).collect();
         Ok(Plan { beside, programs, told: Told { batch, notes, ..told }, mesh })
     }
 
@@ -246,9 +246,9 @@ impl Plan {
             let text = |s: &Option<Split>| s.as_ref().filter(|s| s.iter().any(|d| !d.is_empty())).map(text);
             p.input_splits = splits.inputs.iter().map(text).collect();
             p.output_splits = splits.outputs.iter().map(text).collect();
-            let whole: u64 = p.named_beside.iter().map(|b| b.bytes).sum();
-            let part = |b: &Beside| self.bytes(b.bytes, self.beside.get(&b.role.key()));
-            let part: u64 = p.named_beside.iter().map(part).sum();
+            let whole: u64 = p.tensors_beside.iter().map(|b| b.bytes).sum();
+            let part = |b: &Beside| self.bytes(b.bytes, self.beside.get(&b.key()));
+            let part: u64 = p.tensors_beside.iter().map(part).sum();
             p.beside_bytes = p.beside_bytes.saturating_sub(whole.saturating_sub(part));
             p.products.iter_mut().for_each(|product| product.flops /= self.mesh.devices() as f64);
             saved = saved.max(before.saturating_sub(held(p)));
@@ -273,7 +273,8 @@ struct Batch {
 
 /// Finds the batch of the last step: the first dimension of the largest tensor that the step copies from the host. If it
 /// copies none that has dimensions, it is the first dimension that most tensors share that were on the device before the
-/// step and that nobody has named; of several, that of the largest tensor.
+/// step and that nobody has named; of several, that of the largest tensor. Where all of a step's data are made on the
+/// device, it is what the script marks.
 fn batch(capture: &Capture) -> Option<Batch> {
     let last = capture.steps.saturating_sub(1);
     let mut data: Vec<(u64, Batch)> = Vec::new();
@@ -297,7 +298,9 @@ fn batch(capture: &Capture) -> Option<Batch> {
         data = resident.iter().filter(|(_, b)| count(b.size) == most).map(|(n, b)| (*n, b.again())).collect();
     }
     // The first of the largest.
-    data.into_iter().rev().max_by_key(|(bytes, _)| *bytes).map(|(_, b)| b)
+    let largest = data.into_iter().rev().max_by_key(|(bytes, _)| *bytes).map(|(_, b)| b);
+    let marked = |size| Batch { size, r#type: "the batch that the script marks".to_owned(), line: None };
+    largest.or_else(|| capture.marked_batch.filter(|n| *n > 0).map(marked))
 }
 
 impl Batch {

@@ -65,7 +65,7 @@ impl Policy {
 /// The blocks that the script has, as it says.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Blocks {
-    blocks: u64,
+    pub(crate) blocks: u64,
     classes: Vec<String>,
 }
 

@@ -8,13 +8,15 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use oxitorch_pjrt::{Found, Platform};
+use oxitorch_pjrt::Platform;
 
 use super::aot::{Compiling, Effort, Interrupted, Outcome, Said};
 use super::capture::Capture;
+use super::effort::{self, Asked};
 use super::parallel::{Plan, Strategy};
 use super::progress::{Ticker, elapsed, say};
 use super::remat::{Blocks, Policy};
+use super::session::Place;
 use super::slices::Slice;
 use super::verdict::{Judged, Verdict};
 use crate::facts::Facts;
@@ -72,6 +74,8 @@ pub(crate) struct Call {
     pub(crate) batch: Option<u64>,
     /// What is to be computed again.
     pub(crate) remat: Option<Policy>,
+    /// Whether it is to compute in bfloat16 where `torch.autocast` does.
+    pub(crate) autocast: bool,
 }
 
 /// What a script tells of itself.
@@ -100,6 +104,7 @@ pub(crate) struct Run {
     /// Whether that was Ctrl-C.
     pub(crate) interrupted: bool,
     pub(crate) told: Told,
+    took: Duration,
 }
 
 impl Run {
@@ -107,7 +112,7 @@ impl Run {
         script: &[String],
         slice: &Slice,
         memory: u64,
-        Call { steps, value, batch, remat }: Call,
+        Call { steps, value, batch, remat, autocast }: Call,
         facts: &Facts,
     ) -> anyhow::Result<Run> {
         let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
@@ -119,6 +124,7 @@ impl Run {
             "reads_as": value,
             "batch": batch,
             "remat": remat.map(Policy::name),
+            "autocast": autocast,
         });
         fs::write(folder.path().join("device.json"), device.to_string())?;
         let name = script
@@ -134,7 +140,7 @@ impl Run {
             .stdout(Stdio::from(std::io::stderr()))
             .status()
             .with_context(|| format!("cannot run {}", facts.executable.display()))?;
-        let capture = match fs::read(folder.path().join("capture.json")) {
+        let mut capture = match fs::read(folder.path().join("capture.json")) {
             Ok(json) => Some(serde_json::from_slice::<Capture>(&json).context("the capture cannot be read")?),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(e).context("the capture cannot be read"),
@@ -151,7 +157,10 @@ impl Run {
             batch: file("batch").and_then(|n| n.trim().parse().ok()),
             blocks: file("remat").and_then(|json| serde_json::from_str(&json).ok()),
         };
-        Ok(Run { folder, capture, failure, interrupted, told })
+        if let Some(capture) = &mut capture {
+            capture.marked_batch = told.batch;
+        }
+        Ok(Run { folder, capture, failure, interrupted, told, took: start.elapsed() })
     }
 
     /// Whether another memory or kind of device could have led to other programs.
@@ -162,13 +171,12 @@ impl Run {
     /// Compiles what was captured for a slice, and judges it.
     pub(crate) fn judge(
         &self,
-        slice: &Slice,
-        memory: u64,
-        plugin: &Found,
-        effort: Effort,
+        place: Place,
+        (asked, lines): &(Asked, Vec<u64>),
         strategy: Option<&Strategy>,
         facts: &Facts,
     ) -> Judged {
+        let Place { slice, memory, .. } = place;
         let mut judged = Judged::unknown(slice, self.failure.clone().unwrap_or_default());
         judged.interrupted = self.interrupted;
         let Some(capture) = &self.capture else { return judged };
@@ -177,20 +185,38 @@ impl Run {
             Ok(plan) => plan,
             Err(why) => return Judged { reason: Some(why), ..judged },
         };
+        if let Some(plan) = &plan {
+            judged.chips_used = slice.chips;
+            judged.parallel = Some(plan.told.clone());
+        }
         let mut outcomes = Vec::new();
-        let failed = self.compile(slice, plugin, (effort, plan.as_ref()), facts, &mut judged, &mut outcomes);
-        match plan {
-            Some(plan) => {
-                judged.judge(slice.chip(), &plan.on_one_device(capture), &outcomes);
-                judged.chips_used = slice.chips;
-                judged.parallel = Some(plan.told);
+        let on_one = plan.as_ref().map(|plan| plan.on_one_device(capture));
+        let capture = on_one.as_ref().unwrap_or(capture);
+        let mut compile = |effort, only: &[String], judged: &mut Judged| {
+            let failed = self.compile(place, (effort, only), plan.as_ref(), facts, judged, &mut outcomes);
+            judged.judge(slice.chip(), capture, &outcomes);
+            failed
+        };
+        let start = Instant::now();
+        let mut failed = compile(asked.first(), &[], &mut judged);
+        judged.took = self.took + start.elapsed();
+        let mut is_near = false;
+        // For GPUs it compiles alike.
+        if *asked == Asked::Auto && slice.platform() != Platform::Cuda && failed.is_ok() {
+            let near = effort::undecided(&judged, lines);
+            is_near = !near.is_empty();
+            if is_near {
+                say(&format!(
+                    "{} near the limit: again with full effort",
+                    many(near.len() as u64, "program")
+                ));
+                failed = compile(Effort::Full, &near, &mut judged);
             }
-            None => judged.judge(slice.chip(), capture, &outcomes),
         }
         if let Err(e) = failed {
             let done = format!("{} of {}", outcomes.len(), many(self.distinct() as u64, "program"));
             // What does not fit does not fit with the rest.
-            if judged.verdict != Verdict::DoesNotFit {
+            if is_near || judged.verdict != Verdict::DoesNotFit {
                 judged.verdict = Verdict::Unknown;
                 judged.reason = None;
             }
@@ -211,9 +237,9 @@ impl Run {
 
     fn compile(
         &self,
-        slice: &Slice,
-        plugin: &Found,
-        (effort, plan): (Effort, Option<&Plan>),
+        Place { slice, plugin, .. }: Place,
+        work: (Effort, &[String]),
+        plan: Option<&Plan>,
         facts: &Facts,
         judged: &mut Judged,
         outcomes: &mut Vec<Outcome>,
@@ -228,8 +254,10 @@ impl Run {
             }
             None => None,
         };
-        let mut child = Compiling::start(facts, what, slice.topology(), effort, folder, file.as_deref())?;
-        let ticker = Ticker::start("compiling", format!(" for {}", slice.name), self.distinct());
+        let mut child = Compiling::start(facts, what, slice.topology(), folder, file.as_deref(), work)?;
+        let all = if work.1.is_empty() { self.distinct() } else { work.1.len() };
+        let mut n = 0;
+        let ticker = Ticker::start("compiling", format!(" for {}", slice.name), all);
         let names = self.capture.iter().flat_map(|c| &c.programs);
         let describe = |id: &str| {
             names
@@ -267,9 +295,15 @@ impl Run {
                     ticker.ended(&outcome.id);
                     let took = duration(Duration::from_secs_f64(outcome.compile_s));
                     let what = if outcome.error.is_some() { "failed" } else { "done" };
-                    let (n, all) = (outcomes.len() + 1, self.distinct());
+                    n += 1;
                     say(&format!("{n} of {all} {what} in {took}: {}", describe(&outcome.id)));
-                    outcomes.push(*outcome);
+                    match outcomes.iter_mut().find(|o| o.id == outcome.id) {
+                        Some(known) => {
+                            outcome.fast = known.memory;
+                            *known = *outcome;
+                        }
+                        None => outcomes.push(*outcome),
+                    }
                 }
                 Said::Failed(why) => bail!(why),
             }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use oxitorch_pjrt::Found;
 
-use super::aot::Effort;
+use super::budget::{self, Limit};
+use super::effort::Asked;
 use super::fit::Argument;
 use super::parallel::{self, Parallel, Strategy};
 use super::remat::Policy;
@@ -20,6 +21,8 @@ pub(crate) struct Variant {
     pub(crate) batch: Option<(Option<Argument>, u64)>,
     /// What it computes again in its backward pass.
     pub(crate) remat: Option<Policy>,
+    /// Whether it computes in bfloat16 where `torch.autocast` does.
+    pub(crate) autocast: bool,
 }
 
 /// A slice, the memory of its devices, and what compiles for it.
@@ -36,7 +39,8 @@ pub(crate) struct Session<'a> {
     pub(crate) places: Vec<Place<'a>>,
     /// Steps, and what is read where nothing was computed.
     pub(crate) call: (u64, f64),
-    pub(crate) effort: Effort,
+    pub(crate) effort: Asked,
+    pub(crate) budget: &'a [Limit],
     pub(crate) parallel: Option<&'a Parallel>,
     pub(crate) facts: &'a Facts,
     pub(crate) runs: BTreeMap<Variant, Runs<'a>>,
@@ -44,7 +48,18 @@ pub(crate) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Runs the script, if it was not run so before, and judges it on a slice. Gives what it tells of itself besides.
-    pub(crate) fn judge(&mut self, place: Place<'a>, variant: &Variant) -> anyhow::Result<(Judged, Told)> {
+    pub(crate) fn judge(&mut self, place: Place<'_>, variant: &Variant) -> anyhow::Result<(Judged, Told)> {
+        let how = (self.effort, self.parallel);
+        self.judge_so(place, variant, how)
+    }
+
+    /// The same with another effort, and split in another way.
+    pub(crate) fn judge_so(
+        &mut self,
+        place: Place<'_>,
+        variant: &Variant,
+        (effort, parallel): (Asked, Option<&Parallel>),
+    ) -> anyhow::Result<(Judged, Told)> {
         let Session { script, places, call, facts, .. } = self;
         let runs = self.runs.entry(variant.clone()).or_insert_with(|| {
             let (script, batch) = match &variant.batch {
@@ -53,13 +68,20 @@ impl<'a> Session<'a> {
                 None => (script.to_vec(), None),
             };
             let slices = places.iter().map(|p| (p.slice, p.memory));
-            let call = Call { steps: call.0, value: call.1, batch, remat: variant.remat };
+            let call = Call {
+                steps: call.0,
+                value: call.1,
+                batch,
+                remat: variant.remat,
+                autocast: variant.autocast,
+            };
             Runs::new(script, slices, call, facts)
         });
-        let Place { slice, memory, plugin } = place;
+        let Place { slice, memory, .. } = place;
         let run = runs.of(slice, memory)?;
-        let strategies = Parallel::strategies(self.parallel, slice.devices())?;
-        let judge = |s: Option<&Strategy>| run.judge(slice, memory, plugin, self.effort, s, self.facts);
+        let strategies = Parallel::strategies(parallel, slice.devices())?;
+        let effort = (effort, budget::memory(self.budget, memory));
+        let judge = |s: Option<&Strategy>| run.judge(place, &effort, s, self.facts);
         Ok((parallel::judge(&strategies, judge), run.told.clone()))
     }
 }

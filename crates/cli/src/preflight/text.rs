@@ -6,7 +6,6 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 
 use super::Report;
-use super::aot::Effort;
 use super::fit::Fitted;
 use super::notes::notes;
 use super::prices::usd;
@@ -31,10 +30,7 @@ impl Report {
         }
         let dim = Style::new().dimmed();
         let took = duration(Duration::from_secs_f64(self.elapsed_s));
-        let effort = match self.effort {
-            Effort::Fast => "compiled with little effort; --effort full is what a run has in the end",
-            Effort::Full => "compiled with full effort",
-        };
+        let effort = self.effort.words(&self.slices);
         let _ = writeln!(out, "{dim}{took}; {effort}{dim:#}");
         out
     }
@@ -71,7 +67,7 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     let mut out = format!("  {style}{sign} {words}{style:#}");
     if let (Some(need), Some(limit)) = (s.need_bytes, s.limit_bytes) {
         let share = 100.0 * need as f64 / limit as f64;
-        let least = if s.verdict == Verdict::DoesNotFit { "at least " } else { "" };
+        let least = if s.need_is_least { "at least " } else { "" };
         let _ = write!(out, ": {least}{} of {} ({share:.1} %)", bytes(need), bytes(limit));
     }
     out.push('\n');
@@ -153,8 +149,9 @@ fn step(s: &Judged) -> String {
     let launches = many(step.launches, "launch").replace("launchs", "launches");
     let _ = writeln!(out, "    {launches} of {}", many(step.programs, "program"));
     if bytes_accessed > 0.0 {
-        let (flops, products) = (amount(flops), amount(product_flops));
-        let _ = writeln!(out, "    {flops}FLOP, of which {products}FLOP in products and convolutions");
+        // The compiler's estimate of all may be less than what is counted of some.
+        let (all, products) = (amount(flops.max(product_flops)), amount(product_flops));
+        let _ = writeln!(out, "    {all}FLOP, of which {products}FLOP in products and convolutions");
         let moved = bytes(bytes_accessed as u64);
         let _ = writeln!(out, "    {moved} to and from memory, {intensity:.1} FLOP per byte");
     }
@@ -201,6 +198,9 @@ fn programs(all: &[Judgement]) -> String {
         );
         if let Some(why) = p.why.as_ref().filter(|w| w.nearest.is_some()) {
             let _ = writeln!(out, "            {dim}{}{dim:#}", cut(&why.text(), 100));
+        }
+        if let Some(fast) = p.fast_need_bytes {
+            let _ = writeln!(out, "            {dim}{} with little effort{dim:#}", bytes(fast));
         }
     }
     if all.len() > LISTED {

@@ -1,9 +1,11 @@
 //! From captured programs and what the compiler said of them to a verdict: does it fit, how fast could it be, why.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
-use super::advice::{self, Advice};
-use super::aot::{Memory, Outcome};
+use super::advice::{self, Advice, On};
+use super::aot::{Effort, Memory, Outcome};
 use super::budget::{self, Held};
 use super::buffers::{Buffer, reported};
 use super::capture::{Capture, Captured, FellBack, Moved, Tensor, Undonated, Why};
@@ -17,7 +19,7 @@ use super::slices::{Chip, Slice};
 use super::work::Work;
 
 /// The answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
     /// With at least 5 % to spare.
@@ -25,6 +27,7 @@ pub(crate) enum Verdict {
     /// With less.
     FitsBarely,
     DoesNotFit,
+    #[default]
     Unknown,
 }
 
@@ -33,9 +36,14 @@ impl Verdict {
     fn of(need: u64, limit: u64) -> Verdict {
         match () {
             () if need > limit => Verdict::DoesNotFit,
-            () if need as f64 > 0.95 * limit as f64 => Verdict::FitsBarely,
+            () if need > Verdict::barely(limit) => Verdict::FitsBarely,
             () => Verdict::Fits,
         }
+    }
+
+    /// What leaves less than 5 % of a limit.
+    pub(crate) fn barely(limit: u64) -> u64 {
+        (0.95 * limit as f64) as u64
     }
 
     /// The exit status of the command.
@@ -68,6 +76,9 @@ pub(crate) struct Judged {
     pub(crate) reason: Option<String>,
     /// Whether Ctrl-C came before all was known.
     pub(crate) interrupted: bool,
+    /// The script's run and the first compiling of its programs.
+    #[serde(skip)]
+    pub(crate) took: Duration,
     /// What `--budget` asked for.
     pub(crate) budget: Vec<Held>,
     /// What `--fit` found; all else is of the largest batch that fits.
@@ -77,6 +88,8 @@ pub(crate) struct Judged {
     /// The most that some program needs, with what is there besides.
     pub(crate) need_bytes: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
+    /// Whether it may need more: the compiler only said what is in the way.
+    pub(crate) need_is_least: bool,
     pub(crate) steps_captured: u64,
     pub(crate) resident_peak_bytes: u64,
     pub(crate) step: Option<Step>,
@@ -107,7 +120,7 @@ pub(crate) struct Step {
 }
 
 /// A program on a slice.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Judgement {
     pub(crate) id: String,
     pub(crate) name: String,
@@ -120,6 +133,9 @@ pub(crate) struct Judgement {
     pub(crate) verdict: Verdict,
     pub(crate) error: Option<String>,
     pub(crate) compile_s: f64,
+    pub(crate) effort: Effort,
+    /// What it needs by fast mode, if it was compiled with full effort after that.
+    pub(crate) fast_need_bytes: Option<u64>,
     pub(crate) need_bytes: Option<u64>,
     /// In use besides its arguments.
     pub(crate) beside_bytes: u64,
@@ -156,11 +172,13 @@ impl Judged {
             verdict: Verdict::Unknown,
             reason: Some(reason),
             interrupted: false,
+            took: Duration::ZERO,
             budget: Vec::new(),
             fit: None,
             remat: None,
             need_bytes: None,
             limit_bytes: None,
+            need_is_least: false,
             steps_captured: 0,
             resident_peak_bytes: 0,
             step: None,
@@ -195,12 +213,19 @@ impl Judged {
     pub(crate) fn judge(&mut self, chip: Option<&Chip>, capture: &Capture, outcomes: &[Outcome]) {
         let last = capture.steps.saturating_sub(1);
         // Executables stay in the device's memory.
-        let code: u64 = outcomes.iter().filter_map(|o| o.memory).map(|m| m.code).sum();
+        let code = |of: fn(&Outcome) -> Option<Memory>| outcomes.iter().filter_map(of).map(|m| m.code).sum();
+        let (code, fast): (u64, u64) = (code(|o| o.memory), code(|o| o.fast.or(o.memory)));
         let limit = self.limit_bytes;
-        for p in &capture.programs {
+        let strategy = self.parallel.as_ref().map(|p| p.strategy);
+        let trains = capture.programs.iter().any(|p| p.ops.iter().any(|o| o.backward));
+        let on = On { chip, chips: self.chips, strategy, trains };
+        let judge = |p: &Captured| {
             let outcome = outcomes.iter().find(|o| o.id == p.id);
-            self.programs.push(judgement(p, outcome, chip, (last, code, limit)));
-        }
+            judgement(p, outcome, on, (last, [code, fast], limit))
+        };
+        self.programs = capture.programs.iter().map(judge).collect();
+        let told = |o: &Outcome| o.memory.is_some() || !o.out_of_memory;
+        self.need_is_least = !outcomes.iter().all(told);
         self.need_bytes = self.programs.iter().filter_map(|p| p.need_bytes).max();
         self.conclude();
         let mut step = Step::default();
@@ -257,8 +282,8 @@ impl Judged {
 fn judgement(
     p: &Captured,
     outcome: Option<&Outcome>,
-    chip: Option<&Chip>,
-    (last, code, limit): (u64, u64, Option<u64>),
+    on: On,
+    (last, [code, fast_code], limit): (u64, [u64; 2], Option<u64>),
 ) -> Judgement {
     let full = outcome.filter(|o| o.out_of_memory);
     let memory = match (outcome.and_then(|o| o.memory), full) {
@@ -271,11 +296,12 @@ fn judgement(
         (Some(need), Some(limit)) => Verdict::of(need, limit),
         _ => Verdict::Unknown,
     };
+    let fast = outcome.and_then(|o| o.fast).map(|m| p.beside_bytes + m.peak + fast_code);
     let peak = outcome.and_then(|o| o.at_peak.as_ref());
     let buffers = peak.map_or_else(Vec::new, |peak| p.buffers(peak));
     let (buffers_at_peak, buffers_rest_bytes) = peak.map_or((Vec::new(), 0), |peak| reported(&buffers, peak));
     let tight = matches!(verdict, Verdict::DoesNotFit | Verdict::FitsBarely);
-    let advice = if tight { advice::of(p, &buffers, chip, need.unwrap_or(0)) } else { Vec::new() };
+    let advice = if tight { advice::of(p, &buffers, on, need.unwrap_or(0)) } else { Vec::new() };
     let not_reached = || Some("it was not compiled".to_owned());
     Judgement {
         id: p.id.clone(),
@@ -289,6 +315,8 @@ fn judgement(
         verdict,
         error: outcome.map_or_else(not_reached, |o| o.error.clone()),
         compile_s: outcome.map_or(0.0, |o| o.compile_s),
+        effort: outcome.map(|o| o.effort).unwrap_or_default(),
+        fast_need_bytes: fast,
         need_bytes: need,
         beside_bytes: p.beside_bytes,
         memory_bytes: memory,
@@ -298,7 +326,7 @@ fn judgement(
         buffers_at_peak,
         buffers_rest_bytes,
         advice,
-        work: outcome.and_then(|o| p.work(chip, o)),
+        work: outcome.and_then(|o| p.work(on.chip, o)),
         collectives: outcome.and_then(|o| o.collectives.clone()).unwrap_or_default(),
     }
 }

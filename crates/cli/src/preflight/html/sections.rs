@@ -39,10 +39,13 @@ fn advice(s: &Judged) -> Option<Section> {
     let rows = p.advice.iter().map(|a| {
         let lines = a.lines.iter().map(|(line, n)| format!("{} in {}", bytes(*n), short(line)));
         let lines = lines.collect::<Vec<_>>().join(", ");
-        vec![Cell::number(bytes(a.bytes)), Cell::text(a.text.clone()), Cell::text(lines)]
+        vec![Cell::number(bytes(a.bytes)), Cell::text(a.whole()), Cell::text(lines)]
     });
     let table = Some(Table::new(&["saves about#", "what to do", "where"], rows));
-    let lead = "From the buffers at the peak; no program was compiled for it.".to_owned();
+    let lead = match advice::source(p) {
+        source if p.advice.iter().all(|a| a.compiled.is_some()) => format!("All of it was {source}."),
+        source => format!("From the buffers at the peak ({source})."),
+    };
     Some(Section { title: "What makes it smaller".into(), lead, table, ..Section::default() })
 }
 
