@@ -1,6 +1,7 @@
 //! How much work the compiler puts into programs, and which of them are worth more.
 
 use clap::ValueEnum;
+use oxitorch_pjrt::Platform;
 use serde::Serialize;
 
 use super::aot::Effort;
@@ -27,6 +28,9 @@ impl Asked {
 
     /// How programs were compiled, in words.
     pub(crate) fn words(self, judged: &[Judged]) -> String {
+        if !judged.is_empty() && judged.iter().all(|j| j.platform == Platform::Cuda.name()) {
+            return "compiled as for a run, but for what only a GPU can measure".to_owned();
+        }
         let programs = judged.iter().flat_map(|j| &j.programs);
         let full = programs.filter(|p| p.effort == Effort::Full && self == Asked::Auto).count();
         match self {
@@ -78,6 +82,14 @@ mod tests {
     use super::*;
     use crate::preflight::aot::Memory;
     use crate::preflight::slices::Slice;
+
+    #[test]
+    fn for_gpus_there_is_one_effort() {
+        let judged = |name: &str| Judged::unknown(&Slice::parse(name).unwrap(), String::new());
+        let words = |names: &[&str]| Asked::Auto.words(&names.iter().map(|n| judged(n)).collect::<Vec<_>>());
+        assert!(words(&["cuda:h200", "cuda:l4"]).starts_with("compiled as for a run"));
+        assert!(words(&["cuda:h200", "v5e-1"]).starts_with("compiled with little effort"));
+    }
 
     #[test]
     fn only_what_temporaries_decide_is_worth_more() {
