@@ -26,11 +26,14 @@ def told(report):
 STEP_FLOPS = 2 * 16 * 32 * 32 * (2 + 2 + 1)
 
 
-def run(python, code: str, check: bool = True):
-    return python(BEGIN + code, check=check, timeout=600)
+def run(python, code: str, check: bool = True, **env):
+    return python(BEGIN + code, check=check, timeout=600, **env)
 
 
-def test_functions_modules_and_compiled_functions_in_one_process(python):
+def test_functions_modules_and_compiled_functions_in_one_process(python, tmp_path):
+    # A socket's address has 107 bytes at most.
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
     done = run(
         python,
         """
@@ -48,6 +51,7 @@ told(oxitorch.preflight(lambda m, x: m(x).sum().item(), [other, x], slice="cpu",
 assert {p.device.type for p in model.parameters()} == {"cpu"} and not optimizer.state
 assert not oxitorch._core.is_started()
 """,
+        TMPDIR=str(folder),
     )
     forward = 2 * 16 * 32 * 32
     assert done.stdout.splitlines() == [

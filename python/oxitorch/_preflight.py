@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from oxitorch import _activate
+from oxitorch import _activate, _as_script
 from oxitorch.preflight import MARK
 
 
@@ -195,11 +195,12 @@ class _Run:
 
     def report(self) -> Report:
         with tempfile.TemporaryDirectory(prefix="oxitorch-") as folder, socket.socket(socket.AF_UNIX) as listener:
-            address, file = os.path.join(folder, "socket"), os.path.join(folder, "report.json")
-            listener.bind(address)
+            file = os.path.join(folder, "report.json")
+            with _as_script.address(folder) as place:
+                listener.bind(place)
             listener.listen()
             argv = [sys.executable, "-m", "oxitorch", "preflight", "--json", file, *self.flags]
-            argv += ["-m", "oxitorch._as_script", address]
+            argv += ["-m", "oxitorch._as_script", folder]
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
             with subprocess.Popen(argv, env=env, **pipes) as process:
