@@ -134,7 +134,8 @@ fn largest(s: &Judged) -> String {
 const SHOWN: usize = 8;
 
 pub(crate) fn time(s: f64) -> String {
-    match s {
+    // A sum of nothing is -0.
+    match s + 0.0 {
         s if s < 1e-3 => format!("{:.1} us", s * 1e6),
         s if s < 1.0 => format!("{:.2} ms", s * 1e3),
         s => format!("{s:.2} s"),
@@ -145,12 +146,11 @@ fn step(s: &Judged) -> String {
     let Some(step) = &s.step else { return String::new() };
     let bold = Style::new().bold();
     let mut out = format!("\n  {bold}a step{bold:#}\n");
-    let Work { flops, product_flops, bytes_accessed, intensity, .. } = step.work;
+    let Work { product_flops, bytes_accessed, intensity, .. } = step.work;
     let launches = many(step.launches, "launch").replace("launchs", "launches");
     let _ = writeln!(out, "    {launches} of {}", many(step.programs, "program"));
     if bytes_accessed > 0.0 {
-        // The compiler's estimate of all may be less than what is counted of some.
-        let (all, products) = (amount(flops.max(product_flops)), amount(product_flops));
+        let (all, products) = (amount(step.work.operations()), amount(product_flops));
         let _ = writeln!(out, "    {all}FLOP, of which {products}FLOP in products and convolutions");
         let moved = bytes(bytes_accessed as u64);
         let _ = writeln!(out, "    {moved} to and from memory, {intensity:.1} FLOP per byte");

@@ -46,6 +46,11 @@ pub(crate) fn passes(dtype: &str, precision: &str) -> f64 {
 }
 
 impl Work {
+    /// FLOPs, of which the compiler's estimate may be less than what is counted of some.
+    pub(crate) fn operations(&self) -> f64 {
+        self.flops.max(self.product_flops)
+    }
+
     pub(crate) fn add(&mut self, other: &Work, times: f64) {
         let sum = |a: Option<f64>, b: Option<f64>| Some(a.unwrap_or(0.0) + times * b?);
         self.flops += times * other.flops;

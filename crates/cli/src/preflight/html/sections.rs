@@ -268,7 +268,7 @@ fn roofline(s: &Judged) -> Option<Section> {
     let chart = Roofline::new(chip.device_flops(), chip.device_bytes_per_s(), dots)?;
     let mut lead = format!(
         "{}FLOP, of which {}FLOP in products and convolutions, and {} to and from memory: {:.1} FLOP for a byte.",
-        amount(work.flops),
+        amount(work.operations()),
         amount(work.product_flops),
         bytes(work.bytes_accessed as u64),
         work.intensity
