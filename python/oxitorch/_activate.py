@@ -202,7 +202,7 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _decompose, _default_backend, _env, _print, _share
+    from oxitorch import _checkpoint, _decompose, _default_backend, _env, _print, _share
 
     if _unavailable is None and _env.PREFLIGHT.read() is not None:
         from oxitorch import preflight
@@ -217,3 +217,4 @@ def _register(torch, module) -> None:
     _default_backend.install()
     if _unavailable is None:
         _decompose.install()
+        _checkpoint.install()

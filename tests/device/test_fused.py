@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from support import DEVICE
 from test_models import GPT, MLP, Recurrent, ResNet, batch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 STEPS = 9
 SETTLED = 2  # steps that may make programs: the first has no optimizer state, the second has
@@ -81,6 +82,26 @@ def test_a_training_loop_is_one_program_per_step(model, optimizer):
     settles(t.step)
     m = torch.tpu.metrics()
     assert m["launches"] == STEPS and m["flushes"] == {"step": STEPS}, m
+    t.check()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_programs_end_where_a_block_is_computed_again(reentrant):
+    class Checkpointed(MLP):
+        def forward(self, x):
+            for layer in self.layers:
+                # A reentrant checkpoint is one for inputs with gradients.
+                again = reentrant and not x.requires_grad
+                x = layer(x) if again else checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    Checkpointed.__name__ = "MLP"  # which says what its batches are
+    t = Trainer(Checkpointed)
+    blocks = len(t.models[DEVICE].layers) - reentrant
+    torch.tpu.synchronize()
+    torch.tpu.reset_metrics()
+    settles(t.step)
+    assert torch.tpu.metrics()["flushes"] == {"step": STEPS, "barrier": STEPS * blocks}
     t.check()
 
 
