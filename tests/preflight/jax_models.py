@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from importlib.metadata import version
+from functools import partial
 from itertools import pairwise
 
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
@@ -28,11 +29,12 @@ def array(*shape, dtype=jnp.float32):
 
 
 def linear(i, o, bias=True):
-    return {"w": array(i, o), "b": array(o)} if bias else {"w": array(i, o)}
+    # As PyTorch keeps them, the outputs first.
+    return {"w": array(o, i), "b": array(o)} if bias else {"w": array(o, i)}
 
 
 def apply(p, x):
-    y = x @ p["w"]
+    y = x @ p["w"].T
     return y + p["b"] if "b" in p else y
 
 
@@ -52,11 +54,13 @@ def rms_norm(p, x):
     return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype) * p["w"]
 
 
+# PyTorch's attention has scores in float32, and makes them again in the backward.
+@partial(jax.checkpoint, static_argnums=3)
 def attention(q, k, v, causal):
-    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=jnp.float32) / q.shape[-1] ** 0.5
     if causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
-    return jax.nn.softmax(scores.astype(jnp.float32)).astype(v.dtype) @ v
+    return jax.nn.softmax(scores).astype(v.dtype) @ v
 
 
 def heads_of(x, size):

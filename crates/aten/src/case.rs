@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::lower::{Config, lower};
 use crate::numbers::Numbers;
 use crate::table::{OpId, find, row};
-use oxitorch_hlo::{Builder, DType, Dims, TensorType};
+use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 
 /// A parsed line.
 #[derive(Clone, Debug)]
@@ -60,9 +60,18 @@ impl Case {
 
     /// Lowers the call into a module of its own and prints that.
     pub fn text(&self, config: &Config) -> Result<String, Error> {
+        self.text_of(config, |b| self.operands.iter().map(|ty| b.param(ty.clone())).collect())
+    }
+
+    /// The same with operands that something else has made.
+    pub fn text_of(
+        &self,
+        config: &Config,
+        operands: impl FnOnce(&Builder) -> Vec<Value>,
+    ) -> Result<String, Error> {
         self.check_numbers()?;
         let b = Builder::new();
-        let operands: Vec<_> = self.operands.iter().map(|ty| b.param(ty.clone())).collect();
+        let operands = operands(&b);
         let lowered = lower(self.op, &b, config, &self.args, &operands)?;
         let outputs: Vec<_> = lowered.outputs.into_iter().flatten().collect();
         let module = b.finish(&outputs).map_err(|e| crate::error::runtime(e.to_string()))?;

@@ -35,11 +35,20 @@ pub struct Config {
     /// then folds a transpose into them that the kernel cannot do.
     pub fenced_dots: bool,
     /// Whether one element of each row is picked by a mask and a sum, which fuse with what makes the rows, and not by a
-    /// gather, before which the rows have to be in memory.
+    /// gather, before which the rows have to be in memory. The logarithms of a softmax are made so that they do fuse.
     pub masked_picks: bool,
     /// Whether a product of 16-bit floats that is rounded to them at once is a product in that dtype: for a compiler that
     /// leaves products to a library, which sums in float32 and rounds what it writes.
     pub rounded_dots: bool,
+    /// Whether products of matrices whose rows were several dimensions are those of the tensors before: where memory is in
+    /// tiles, rows that are no multiple of a tile's are copied to be folded.
+    pub unfolded_products: bool,
+    /// Whether the backward of attention makes the scores again. Otherwise the compiler sees that they are those of the
+    /// forward and keeps these, all of them, until then.
+    pub fresh_scores: bool,
+    /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
+    /// adds up in float32 all the same, and a compiler that then fuses more.
+    pub rounded_products: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -53,6 +62,9 @@ impl Default for Config {
             fenced_dots: false,
             masked_picks: false,
             rounded_dots: false,
+            unfolded_products: false,
+            fresh_scores: false,
+            rounded_products: false,
             library: false,
         }
     }
@@ -270,6 +282,12 @@ impl<'a> Ctx<'a> {
 
     /// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
     pub fn to(&self, x: Value, to: DType) -> Value {
+        if self.config.rounded_products
+            && (self.dtype(x), to) == (DType::F32, DType::BF16)
+            && let Some(rounded) = self.rounded_product(x).filter(|y| self.dtype(*y) == to)
+        {
+            return rounded;
+        }
         cast(self, x, to)
     }
 

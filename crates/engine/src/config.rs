@@ -91,6 +91,12 @@ pub struct Switches {
     pub(crate) masked_picks: bool,
     /// See [`Config::rounded_dots`]; fixed when the engine starts.
     pub(crate) rounded_dots: bool,
+    /// See [`Config::unfolded_products`]; fixed when the engine starts.
+    pub(crate) unfolded_products: bool,
+    /// See [`Config::fresh_scores`]; fixed when the engine starts.
+    pub(crate) fresh_scores: bool,
+    /// See [`Config::rounded_products`]; fixed when the engine starts.
+    pub(crate) rounded_products: bool,
     /// See [`Config::library`]; fixed when the engine starts.
     pub(crate) library: bool,
 }
@@ -106,6 +112,9 @@ impl Default for Switches {
             fenced_dots: false,
             masked_picks: false,
             rounded_dots: false,
+            unfolded_products: false,
+            fresh_scores: false,
+            rounded_products: false,
             library: false,
         }
     }
@@ -114,8 +123,10 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let flags = [self.nan_trap, self.fenced_dots, self.library, self.masked_picks, self.rounded_dots];
-        let flags = flags.iter().enumerate().fold(0, |all, (bit, &on)| all | u64::from(on) << bit);
+        let own = [self.nan_trap, self.fenced_dots, self.library, self.rounded_dots];
+        let tpu = [self.masked_picks, self.unfolded_products, self.fresh_scores, self.rounded_products];
+        let flags = own.iter().chain(&tpu);
+        let flags = flags.enumerate().fold(0, |all, (bit, &on)| all | u64::from(on) << bit);
         u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
     }
 
@@ -127,8 +138,11 @@ impl Switches {
             nan_trap: flag(0),
             fenced_dots: flag(1),
             library: flag(2),
-            masked_picks: flag(3),
-            rounded_dots: flag(4),
+            masked_picks: flag(4),
+            rounded_dots: flag(3),
+            unfolded_products: flag(5),
+            fresh_scores: flag(6),
+            rounded_products: flag(7),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -151,6 +165,9 @@ impl Switches {
             fenced_dots: self.fenced_dots,
             masked_picks: self.masked_picks,
             rounded_dots: self.rounded_dots,
+            unfolded_products: self.unfolded_products,
+            fresh_scores: self.fresh_scores,
+            rounded_products: self.rounded_products,
             library: self.library,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }

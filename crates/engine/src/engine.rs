@@ -92,13 +92,17 @@ impl Engine {
         // XLA's CPU compiler leaves a bfloat16 product to its kernel library before it folds transposes into it.
         let fenced_dots = target.platform() == pjrt::Platform::Cpu;
         // A TPU gathers element by element, and the memory of the rows is missed most there.
-        let masked_picks = target.platform() == pjrt::Platform::Tpu;
+        // Its memory is in tiles, and scores are made sooner than they are read.
+        let tpu = target.platform() == pjrt::Platform::Tpu;
         // cuBLAS does products there.
         let rounded_dots = target.platform() == pjrt::Platform::Cuda;
         let switches = Switches {
             fenced_dots,
-            masked_picks,
             rounded_dots,
+            masked_picks: tpu,
+            unfolded_products: tpu,
+            fresh_scores: tpu,
+            rounded_products: tpu,
             library: options.library,
             ..Switches::default()
         };

@@ -127,10 +127,11 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
 }
 
 fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
-    let (grid, _) = grid(b, flat, levels, true);
-    let start: Dims = levels.iter().map(|l| l.start).collect();
-    let limit: Dims = levels.iter().map(|l| l.start + l.size).collect();
-    let part = b.slice(grid, &start, &limit, &Dims::from_elem(1, levels.len()));
+    let merged = merged(levels);
+    let (grid, _) = grid(b, flat, &merged, true);
+    let start: Dims = merged.iter().map(|l| l.start).collect();
+    let limit: Dims = merged.iter().map(|l| l.start + l.size).collect();
+    let part = b.slice(grid, &start, &limit, &Dims::from_elem(1, merged.len()));
     let kept: Vec<&Level> = levels.iter().filter(|l| l.dim.is_some()).collect();
     let part = b.reshape(part, &kept.iter().map(|l| l.size).collect::<Dims>());
     // Box order to the view's order, then the sizes 1 and the expanded dimensions.
@@ -139,6 +140,24 @@ fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
     let part = b.transpose(part, &order.iter().map(|&i| i as i64).collect::<Dims>());
     let dims: Dims = order.iter().filter_map(|&i| kept[i].dim).map(|d| d as i64).collect();
     b.broadcast_in_dim(part, &view.sizes, &dims)
+}
+
+/// The same box in fewer levels: a level that is whole is part of the one around it if that is cut, so that heads are cut
+/// out of a packed projection before it is split into heads, which a device with tiles may have to copy.
+fn merged(levels: &[Level]) -> Vec<Level> {
+    let mut merged: Vec<Level> = Vec::with_capacity(levels.len());
+    for &inner in levels {
+        if let [.., around, outer] = merged.as_mut_slice() {
+            let room = outer.stride / inner.stride;
+            let is_cut = outer.size < around.stride / outer.stride;
+            if is_cut && (inner.start, inner.size) == (0, room) {
+                *outer = Level { start: outer.start * room, size: outer.size * room, ..inner };
+                continue;
+            }
+        }
+        merged.push(inner);
+    }
+    merged
 }
 
 /// The storage as the grid of the levels. For reads the tail that no level needs is cut off; otherwise the storage is
@@ -336,6 +355,19 @@ mod tests {
         let levels = view(&[3], &[4], 1).levels().expect("a box");
         assert_eq!(levels.len(), 2);
         assert_eq!((levels[1].start, levels[1].size, levels[1].dim), (1, 1, None));
+    }
+
+    #[test]
+    fn heads_are_cut_out_before_they_are_split() {
+        // The second of three parts of 2 heads of 4 elements, for 5 places.
+        let heads = view(&[2, 5, 4], &[4, 24, 1], 8).levels().expect("a box");
+        let all: Vec<_> = merged(&heads).iter().map(|l| (l.stride, l.start, l.size)).collect();
+        assert_eq!(all, [(24, 0, 5), (1, 8, 8)]);
+        // Nothing is cut, or not from one side of the other.
+        for (sizes, strides) in [([5, 6, 4], [24, 4, 1]), ([5, 2, 3], [24, 4, 1])] {
+            let levels = view(&sizes, &strides, 0).levels().expect("a box");
+            assert_eq!(merged(&levels), levels);
+        }
     }
 
     #[test]

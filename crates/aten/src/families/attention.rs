@@ -298,6 +298,11 @@ fn backward(
         gradients.push(None);
         return Ok(gradients);
     }
+    // With keys that only are there when the gradient is.
+    let [grad, k] = match c.config.fresh_scores {
+        true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
+        false => [grad, k],
+    };
     let scale = a.scale(c, scale);
     let scores = a.scores(c, [q, k], bias.0, causal, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
@@ -335,4 +340,22 @@ fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
     let stretched = |&d: &usize| d < new || shape[d - new] == 1 && from[d] != 1;
     let dims: Dims = (0..from.len()).filter(stretched).map(|d| d as i64).collect();
     c.reshape(c.reduce_sum(x, &dims), shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::case::Case;
+
+    #[test]
+    fn scores_of_the_backward_are_not_those_of_the_forward() {
+        let case = "_scaled_dot_product_fused_attention_overrideable_backward f32[2,3,5,6] f32[2,3,5,4] f32[2,3,7,4] \
+                    f32[2,3,7,6] none [true,true,true,false] f32[2,3,5,6] f32[2,3,5]@pos i32[0] i32[0] 0 0 0.0 false \
+                    i64[] i64[] none";
+        let of = |fresh_scores| {
+            let config = Config { fresh_scores, ..Config::default() };
+            Case::parse(case).unwrap().text(&config).unwrap()
+        };
+        assert!(of(true).contains("stablehlo.optimization_barrier") && !of(false).contains("barrier"));
+    }
 }

@@ -16,7 +16,7 @@ pub static ROWS: &[Row] = &[
     op!("addmm", addmm).products(),
     op!("addmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         multipliable(c, "mat1", l, r)?;
-        accumulate(c, c.to(x, out), c.to(mm_acc(c, l, r)?, out), beta, alpha)
+        accumulate_folded(c, c.to(x, out), c.to(mm_acc(c, l, r)?, out), beta, alpha)
     }).products(),
     op!("_addmm_activation", addmm_activation).products(),
     op!("addmv", addmv).products(),
@@ -226,6 +226,33 @@ fn multipliable(c: &Ctx, first: &str, l: Value, r: Value) -> Result<()> {
     Ok(())
 }
 
+/// `l @ r` of matrices, with the rows of the result as the dimensions that they were folded from. A gradient of weights has
+/// two such matrices, and contracts their rows.
+fn product(c: &Ctx, l: Value, r: Value) -> Value {
+    if !c.config.unfolded_products {
+        return matmul(c, l, r);
+    }
+    if let Some(rows) = c.folded_rows(l) {
+        let last = rows.len() as i64;
+        return contract(c, c.unfold_rows(l, &rows), r, DotDims::new(&[], &[], &[last], &[0]));
+    }
+    if let Some(x) = c.transposed_matrix(l)
+        && let Some(rows) = c.folded_rows(x)
+        && c.folded_rows(r).as_ref() == Some(&rows)
+    {
+        let all: Dims = (0..rows.len() as i64).collect();
+        return contract(c, c.unfold_rows(x, &rows), c.unfold_rows(r, &rows), DotDims::new(&[], &[], &all, &all));
+    }
+    matmul(c, l, r)
+}
+
+/// A product with its rows folded again.
+fn folded(c: &Ctx, product: Value) -> Value {
+    let shape = c.shape(product);
+    let (columns, rows) = shape.split_last().unwrap_or((&1, &[]));
+    c.reshape(product, &[rows.iter().product(), *columns])
+}
+
 fn check_mm(c: &Ctx, l: Value, r: Value) -> Result<()> {
     multipliable(c, "self", l, r)?;
     let (a, b) = (c.dtype(l), c.dtype(r));
@@ -238,16 +265,19 @@ fn check_mm(c: &Ctx, l: Value, r: Value) -> Result<()> {
 
 fn mm_acc(c: &Ctx, l: Value, r: Value) -> Result<Value> {
     check_mm(c, l, r)?;
-    Ok(matmul(c, l, r))
+    Ok(product(c, l, r))
 }
 
 fn mm(c: &Ctx, l: Value, r: Value) -> Result<Value> {
     check_mm(c, l, r)?;
-    Ok(rounded_matmul(c, l, r))
+    if is_rounded(c, l) {
+        return Ok(rounded_matmul(c, l, r));
+    }
+    Ok(folded(c, c.to(product(c, l, r), c.dtype(l))))
 }
 
 fn mm_dtype(c: &Ctx, l: Value, r: Value, out: DType) -> Result<Value> {
-    Ok(c.to(mm_acc(c, l, r)?, out))
+    Ok(folded(c, c.to(mm_acc(c, l, r)?, out)))
 }
 
 fn check_bmm(c: &Ctx, l: Value, r: Value) -> Result<()> {
@@ -292,6 +322,20 @@ fn accumulate(c: &Ctx, x: Value, product: Value, beta: Alpha, alpha: Alpha) -> R
     Ok(c.to(c.add(c.times(product, alpha), y), dtype))
 }
 
+/// The same for a product of matrices, perhaps with unfolded rows.
+fn accumulate_folded(c: &Ctx, x: Value, product: Value, beta: Alpha, alpha: Alpha) -> Result<Value> {
+    let shape = c.shape(product);
+    let (columns, rows) = shape.split_last().unwrap_or((&1, &[]));
+    // One that is the same for all rows fits any.
+    let x = match c.shape(x).as_slice() {
+        _ if rows.len() == 1 => x,
+        [] | [_] => x,
+        [1, n] => c.reshape(x, &[*n]),
+        _ => c.reshape(c.expand(x, &[rows.iter().product(), *columns])?, &shape),
+    };
+    Ok(folded(c, accumulate(c, x, product, beta, alpha)?))
+}
+
 fn same_dtypes(c: &Ctx, x: Value, l: Value, r: Value) -> Result<()> {
     for (name, v) in [("self", x), ("mat1", l)] {
         let (a, b) = (scalar_name(c.dtype(v)), scalar_name(c.dtype(r)));
@@ -311,7 +355,7 @@ fn addmm(c: &Ctx, x: Value, l: Value, r: Value, beta: Alpha, alpha: Alpha) -> Re
         let y = rounded_matmul(c, l, r);
         return Ok(c.add(y, c.expand(x, &c.shape(y))?));
     }
-    accumulate(c, x, matmul(c, l, r), beta, alpha)
+    accumulate_folded(c, x, product(c, l, r), beta, alpha)
 }
 
 fn addmm_activation(
@@ -495,8 +539,18 @@ fn linear_backward(
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::Config;
     use crate::case::Case;
+    use oxitorch_hlo::Builder;
+
+    fn text(case: &str, config: &Config, operands: impl FnOnce(&Builder) -> Vec<Value>) -> String {
+        Case::parse(case).unwrap().text_of(config, operands).unwrap()
+    }
+
+    fn f32s(b: &Builder, shape: &[i64]) -> Value {
+        b.param(TensorType::new(DType::F32, shape))
+    }
 
     #[test]
     fn products_are_rounded_by_a_library_that_can() {
@@ -514,5 +568,49 @@ mod tests {
             let wide = |on| text(case, on).contains("f32");
             assert_eq!((wide(false), wide(true)), (true, !rounded), "{case}\n{}", text(case, true));
         }
+    }
+
+    #[test]
+    fn tokens_are_rows_only_where_folding_costs_nothing() {
+        let of = |unfolded_products| {
+            let config = Config { unfolded_products, ..Config::default() };
+            text("addmm f32[7] f32[6,5] f32[5,7] none none", &config, |b| {
+                let x = b.reshape(f32s(b, &[2, 3, 5]), &[6, 5]);
+                vec![f32s(b, &[7]), x, f32s(b, &[5, 7])]
+            })
+        };
+        let (folded, unfolded) = (of(false), of(true));
+        assert!(folded.contains("(tensor<6x5xf32>, tensor<5x7xf32>) -> tensor<6x7xf32>"), "{folded}");
+        assert!(unfolded.contains("(tensor<2x3x5xf32>, tensor<5x7xf32>) -> tensor<2x3x7xf32>"), "{unfolded}");
+        assert!(unfolded.contains("stablehlo.reshape") && !unfolded.contains("tensor<6x5xf32>"), "{unfolded}");
+    }
+
+    #[test]
+    fn a_gradient_of_weights_sums_over_unfolded_rows() {
+        let config = Config { unfolded_products: true, ..Config::default() };
+        let of = |rows: &[i64]| {
+            text("mm f32[4,6] f32[6,5]", &config, |b| {
+                let grad = b.reshape(f32s(b, &[2, 3, 4]), &[6, 4]);
+                let shape = [rows, &[5]].concat();
+                vec![b.transpose(grad, &[1, 0]), b.reshape(f32s(b, &shape), &[6, 5])]
+            })
+        };
+        let text = of(&[2, 3]);
+        assert!(text.contains("contracting_dims = [0, 1] x [0, 1]"), "{text}");
+        assert!(text.contains("(tensor<2x3x4xf32>, tensor<2x3x5xf32>) -> tensor<4x5xf32>"), "{text}");
+        let other = of(&[3, 2]);
+        assert!(other.contains("(tensor<4x6xf32>, tensor<6x5xf32>)"), "{other}");
+    }
+
+    #[test]
+    fn products_may_be_rounded_by_who_adds_them_up() {
+        let of = |case: &str, rounded_products| {
+            let config = Config { rounded_products, ..Config::default() };
+            Case::parse(case).unwrap().text(&config).unwrap()
+        };
+        let mm = "mm bf16[2,3] bf16[3,4]";
+        assert!(of(mm, false).contains("tensor<2x4xf32>") && !of(mm, true).contains("tensor<2x4xf32>"));
+        // What is added to it is added before.
+        assert!(of("addmm bf16[4] bf16[2,3] bf16[3,4] none none", true).contains("-> tensor<2x4xf32>"));
     }
 }

@@ -1,7 +1,7 @@
 //! Contractions and dense linear algebra: dot_general, convolution, cholesky, triangular_solve, fft.
 
 use super::Builder;
-use crate::ir::{Convolution, DotDims, FftType, Op, Precision, TriangularSolve, Value};
+use crate::ir::{Convolution, Def, DotDims, FftType, Op, Precision, TriangularSolve, Value};
 use crate::types::{DType, Dims, TensorType};
 
 impl Builder {
@@ -38,6 +38,26 @@ impl Builder {
     /// Any padding may be negative; dilations and groups are StableHLO's.
     pub fn convolution(&self, input: Value, kernel: Value, convolution: Convolution) -> Value {
         self.op(Op::Convolution(Box::new(convolution)), &[input, kernel])
+    }
+
+    /// A dot or convolution again, with results rounded to the type of its operands: for what was made in a wider type and
+    /// is then converted. Nothing if the value is no such product.
+    pub fn rounded_product(&self, product: Value) -> Option<Value> {
+        let (op, operands) = {
+            let inner = self.inner.borrow();
+            let Def::Op(op) = inner.arena.values.get(product.0 as usize)?.def else { return None };
+            let data = &inner.arena.ops[op as usize];
+            (data.op.clone(), data.operands.clone())
+        };
+        let dtype = self.dtype(*operands.first()?);
+        match op {
+            Op::DotGeneral(_) => Some(self.op_as(op, &operands, TensorType::scalar(dtype))),
+            Op::Convolution(mut conv) => {
+                conv.out_dtype = None;
+                Some(self.op(Op::Convolution(conv), &operands))
+            }
+            _ => None,
+        }
     }
 
     /// `stablehlo.cholesky` of the last two dimensions; the other triangle of the result is undefined.

@@ -10,6 +10,7 @@ mod index;
 mod reduce;
 mod shape;
 mod strided;
+mod unfold;
 
 pub(crate) use constant::decode_f8;
 pub use strided::Strided;
