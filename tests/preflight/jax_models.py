@@ -9,8 +9,8 @@ PYTHON is the interpreter of an environment with jax, optax and libtpu; a table 
 import json
 import os
 import sys
-from importlib.metadata import version
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
