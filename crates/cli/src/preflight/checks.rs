@@ -35,7 +35,14 @@ pub(crate) fn check<'a>(
         say(&format!("following advice for {}: {}", place.slice.name, advice.text));
         let place = Place { slice: &slice, ..place };
         let how = (effort, parallel.as_ref().or(session.parallel));
-        let (tried, _) = session.judge_so(place, &variant, how)?;
+        // What is known already is worth more than this.
+        let (tried, _) = match session.judge_so(place, &variant, how) {
+            Ok(answer) => answer,
+            Err(e) => {
+                say(&format!("it could not be followed: {e:#}"));
+                break;
+            }
+        };
         if tried.interrupted {
             judged.interrupted = true;
             break;
