@@ -15,18 +15,23 @@ EXTRAS := examples,test
 test test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py
+# The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
+# and what sets its mode itself is the same in both.
+SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm linalg numerics offsets ops profiler real_models refusals trace versions
+STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # XLA and PyTorch each start as many threads as there are cores, in each test process.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test bench conformance install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test bench conformance pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
 	@echo 'make test         everything that CI runs'
 	@echo 'make bench        measure against stock PyTorch on this machine'
 	@echo 'make conformance  run all samples of PyTorch'"'"'s databases'
+	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
 	@echo 'make docs         write the generated pages again'
 	@echo 'make clean        remove the virtual environments and build outputs'
 
@@ -43,6 +48,10 @@ bench: install
 
 conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance
+
+# DIR is the folder `test` of PyTorch's sources, near the version of torch that is installed.
+pytorch-tests: install
+	$(TEST_ENV) $(PY) -m tests.pytorch_tests $(DIR)
 
 # uv installs torch's gigabytes several times faster than pip.
 $(UV):
@@ -75,7 +84,7 @@ test-object-store:
 
 test-python: install
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
-	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal --mode strict tests/device
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal --mode strict $(STRICT_TESTS)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install

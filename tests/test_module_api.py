@@ -11,11 +11,13 @@ import torch
 NAMES = """
     Event Stream StreamContext amp can_device_access_peer current_device current_stream default_stream device
     device_count device_of empty_cache get_amp_supported_dtype get_device_capability get_device_name
-    get_device_properties get_rng_state get_rng_state_all init initial_seed is_available is_bf16_supported
-    is_initialized manual_seed manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory
+    get_device_properties get_per_process_memory_fraction get_rng_state get_rng_state_all init initial_seed
+    is_available is_bf16_supported is_initialized manual_seed manual_seed_all max_memory_allocated
+    max_memory_reserved mem_get_info memory
     memory_allocated memory_reserved memory_stats memory_summary random reset_accumulated_memory_stats
-    reset_peak_memory_stats seed seed_all set_device set_rng_state set_rng_state_all set_stream stream streams
-    synchronize _is_in_bad_fork _lazy_init _exchange_device _maybe_exchange_device
+    reset_peak_memory_stats seed seed_all set_device set_per_process_memory_fraction set_rng_state
+    set_rng_state_all set_stream stream streams synchronize _is_in_bad_fork _lazy_init
+    _exchange_device _maybe_exchange_device
     eager_mode set_eager_mode EagerMode precision Precision allow_excess_precision ops compiler nan_trap metrics
     reset_metrics
 """.split()  # noqa: SIM905
@@ -228,6 +230,29 @@ def test_memory_reports():
     free, total = torch.tpu.mem_get_info()
     assert 0 < free <= total
     del x
+
+
+def test_a_process_may_use_a_part_of_the_memory():
+    before = torch.tpu.get_per_process_memory_fraction()
+    assert before == pytest.approx(0.8 if torch.tpu.platform() == "cpu" else 1)
+    total = torch.tpu.mem_get_info()[1]
+    assert total == torch.tpu.get_device_properties().total_memory
+    with pytest.raises(TypeError, match="must be `float`"):
+        torch.tpu.set_per_process_memory_fraction(1)
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="Allowed range: 0~1"):
+            torch.tpu.set_per_process_memory_fraction(wrong)
+    try:
+        torch.tpu.set_per_process_memory_fraction(0.5, "tpu:0")
+        assert torch.tpu.get_per_process_memory_fraction(0) == pytest.approx(0.5)
+        free, still = torch.tpu.mem_get_info()
+        assert still == total and free + torch.tpu.memory_allocated() == pytest.approx(total / 2)
+        torch.tpu.set_per_process_memory_fraction(0.0)
+        with pytest.raises(torch.OutOfMemoryError, match=r"may use 0\.00 GiB"):
+            torch.ones(1 << 20, device="tpu").sum().item()
+    finally:
+        torch.tpu.set_per_process_memory_fraction(before)
+    assert torch.ones(3, device="tpu").sum().item() == 3
 
 
 # Streams and events

@@ -1,8 +1,9 @@
-"""The page of operations of this torch is what its generator writes."""
+"""The pages of operations and of PyTorch's own tests are what their generators write."""
 
 import pytest
 import torch
 from conformance import ops
+from pytorch_tests import page
 
 
 def test_the_page_of_operations_is_current():
@@ -14,3 +15,10 @@ def test_the_page_of_operations_is_current():
     assert page.read_text() == ops.page(source, entries), "run `python -m tests.conformance.ops`"
     if page.name == "ops.md":
         assert ops.headline(entries) in (ops.ROOT / "README.md").read_text()
+
+
+def test_the_page_of_pytorchs_tests_is_current():
+    origin, results = page.read()
+    assert page.PAGE.read_text() == page.text(origin, results), "run `python -m tests.pytorch_tests.page`"
+    _, unexplained, stale = page.explained(results)
+    assert not unexplained and not stale

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.util
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from oxitorch import _shim
+from oxitorch import _env, _shim
 
 FILES = {"shim.cpp": "int main;", "oxitorch_abi.h": "// empty"}
 
@@ -61,6 +62,42 @@ def test_builds_once_and_finds_it_again(setup, torch, tmp_path, monkeypatch, cap
     assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "shim.so"]
     assert path.parent.name.startswith("2.15.0+cpu-")
     assert _shim.state(torch)["where"] == "cache"
+
+
+def test_a_shim_is_the_users_alone_and_one_that_others_can_write_is_refused(setup, torch, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    setup(GOOD)
+    before = os.umask(0)
+    try:
+        path = _shim.find_or_build(torch)
+    finally:
+        os.umask(before)
+    root = Path(_env.cache_dir())
+    assert path.stat().st_mode & 0o777 == (path.parent / ".lock").stat().st_mode & 0o777 == 0o600
+    folders = [p for p in path.parents if p == root or root in p.parents]
+    assert [p.stat().st_mode & 0o777 for p in folders] == [0o700] * 3
+    for place in (path, *folders):
+        mode = place.stat().st_mode
+        for open_to in (0o020, 0o002):
+            place.chmod(mode | open_to)
+            for refused in (_shim.find, _shim.find_or_build):
+                with pytest.raises(_shim.ShimError, match=re.escape(f"chmod go-w {place}")):
+                    refused(torch)
+            assert _shim.state(torch)["where"] == "refused"
+        place.chmod(mode)
+    with monkeypatch.context() as m:
+        if os.getuid() == 0:
+            os.chown(root, 4711, -1)
+        else:
+            m.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(_shim.ShimError, match="belongs to user"):
+            _shim.find(torch)
+    os.chown(root, os.getuid(), -1)
+    assert _shim.find(torch) == path
+    moved = path.rename(path.with_name("other.so"))
+    path.symlink_to(moved)
+    with pytest.raises(_shim.ShimError, match="not a regular file"):
+        _shim.find(torch)
 
 
 def test_other_sources_or_another_torch_need_another_shim(setup, torch, monkeypatch):

@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,45 @@ def find(torch: Torch) -> Path | None:
             raise ShimError(f"OXITORCH_SHIM={override}: no such file")
         return path
     files = sources()
-    return next((p for p in (package_path(torch, files), cache_path(torch, files)) if p.is_file()), None)
+    packaged, built = package_path(torch, files), cache_path(torch, files)
+    if packaged.is_file():
+        return packaged
+    _check_private(built)
+    return built if built.is_file() else None
+
+
+def _check_private(path: Path) -> None:
+    """Refuses a path in the cache folder if anybody but this user and the administrator can write to it, to the cache
+    folder, or to a folder between: a shim is code. What is not there is well."""
+    root = Path(_env.cache_dir())
+    between = [p for p in path.parents if p == root or root in p.parents]
+    for place in [*reversed(between), path]:
+        try:
+            found = place.stat()
+            regular = place != path or stat.S_ISREG(place.lstat().st_mode)
+        except OSError:
+            return
+        why, cure = None, "remove it"
+        if not regular:
+            why = f"{place} is not a regular file"
+        elif found.st_uid not in (os.geteuid(), 0):
+            why = f"{place} belongs to user {found.st_uid}"
+        elif found.st_mode & 0o022:
+            why = f"other users may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
+            cure = f"`chmod go-w {place}`"
+        if why is not None:
+            other = "or set OXITORCH_CACHE_DIR to a folder of your own; what is in it runs as you"
+            raise ShimError(f"{why}\nhint: {cure}, {other}")
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, for this user alone, whatever the umask."""
+    if folder.is_dir():
+        return
+    _make_private(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o700)
 
 
 def find_or_build(torch: Torch) -> Path:
@@ -113,6 +152,7 @@ def find_or_build(torch: Torch) -> Path:
         return found
     files = sources()
     target = cache_path(torch, files)
+    _check_private(target.parent / "failed.txt")
     failure = _Failure(target.with_name("failed.txt"))
     compiler = find_compiler()
     earlier = failure.read(compiler)
@@ -120,6 +160,7 @@ def find_or_build(torch: Torch) -> Path:
         raise ShimError(f"{earlier}\nhint: this was the answer of an earlier try; `oxitorch shim build` tries again")
     try:
         with _lock(target.parent):
+            _check_private(target)
             if not target.is_file():
                 _say(f"oxitorch: building the C++ shim for torch {torch.version} (about 30 s, once per torch version)")
                 started = time.monotonic()
@@ -181,7 +222,7 @@ def compile_shim(torch: Torch, files: dict[str, str], target: Path, compiler: li
     """Compiles to a temporary name and renames: a reader never sees half a library."""
     if not (torch.root / "include" / "torch" / "library.h").is_file():
         raise ShimError(f"torch {torch.version} at {torch.root} came without its C++ headers\nhint: reinstall torch")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_private(target.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as tmp:
         folder = Path(tmp)
         for name, text in files.items():
@@ -191,6 +232,7 @@ def compile_shim(torch: Torch, files: dict[str, str], target: Path, compiler: li
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode != 0 or not out.is_file():
             raise ShimError(_compile_failure(argv, done.returncode, done.stdout))
+        out.chmod(0o600 if target.name == "shim.so" else 0o644)  # of the cache folder, or of a package for everybody
         os.replace(out, target)
 
 
@@ -229,17 +271,25 @@ class _Failure:
 
     def write(self, compiler: list[str], message: str) -> None:
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(f"{self._identity(compiler)}\n{message}")
+            _make_private(self.path.parent)
+            with open(self.path, "w", opener=_own) as f:
+                f.write(f"{self._identity(compiler)}\n{message}")
 
 
 @contextlib.contextmanager
 def _lock(folder: Path):
     """One builder at a time, across processes; the lock dies with its holder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as f:
+    _make_private(folder)
+    with open(folder / ".lock", "w", opener=_own) as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield
+
+
+def _own(path: str, flags: int) -> int:
+    """Opens a file for this user alone, and nothing that a link leads to."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
 
 
 def _say(line: str) -> None:
@@ -259,5 +309,10 @@ def state(torch: Torch) -> dict[str, str]:
     places = (("package", package_path(torch, files)), ("cache", cache_path(torch, files)))
     for where, path in places:
         if path.is_file():
+            try:
+                if where == "cache":
+                    _check_private(path)
+            except ShimError as e:
+                return {"where": "refused", "path": str(path), "error": str(e)}
             return {"where": where, "path": str(path)}
     return {"where": "missing", "path": str(places[1][1])}

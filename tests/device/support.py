@@ -33,6 +33,21 @@ def to_device(value):
     return value
 
 
+class NewGraphs:
+    """The graphs that come from now on."""
+
+    def __init__(self):
+        torch.tpu.synchronize()
+        self.last = (torch.tpu.graphs() or [None])[-1]
+
+    def take(self):
+        """Those that came since the last call."""
+        torch.tpu.synchronize()
+        graphs = torch.tpu.graphs(after=self.last)
+        self.last = (graphs or [self.last])[-1]
+        return graphs
+
+
 def tensors(value):
     """All tensors in nested containers, in order."""
     if isinstance(value, torch.Tensor):

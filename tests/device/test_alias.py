@@ -653,6 +653,9 @@ def test_set(device):
     assert a.tolist() == [1, 3]
     a.set_()
     assert a.shape == (0,) and a.untyped_storage().nbytes() == 0
+    part = torch.arange(5.0, device=device)[2:4]
+    part.set_()
+    assert part.shape == (0,) and part.storage_offset() == 0
 
 
 def test_resize(device):

@@ -1,6 +1,7 @@
 """Compiled programs on the disk: a second process compiles nothing, and nothing that is wrong with the folder stops work."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -95,6 +96,36 @@ def test_a_folder_that_cannot_be_used_is_one_warning(python, empty_cache):
     done = python(TINY, OXITORCH_CACHE_DIR=str(empty_cache))
     assert result(done)["values"] == [1, 3, 5, 7, 9, 11] and result(done)["compiles"] > 1
     assert done.stderr.count("UserWarning") == 1 and str(empty_cache) in done.stderr, done.stderr
+
+
+def test_what_others_can_write_is_not_used_and_what_is_made_is_the_users_alone(python, empty_cache):
+    python("import os; os.umask(0)\n" + TINY, OXITORCH_CACHE_DIR=str(empty_cache))
+    made = [p for p in empty_cache.rglob("*") if "shim" not in p.parts]
+    assert {p.stat().st_mode & 0o777 for p in made if p.is_dir()} == {0o700}
+    assert {p.stat().st_mode & 0o777 for p in made if p.is_file()} == {0o600}
+    (empty_cache / "programs").chmod(0o770)
+    done = python(TINY, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert result(done)["values"] == [1, 3, 5, 7, 9, 11] and result(done)["loads"] == 0
+    assert done.stderr.count("UserWarning") == 1 and "chmod go-w" in done.stderr, done.stderr
+    (empty_cache / "programs").chmod(0o700)
+    # What is no regular file is as good as damaged, and nobody waits for it.
+    first, second, third, *_ = entries(empty_cache)
+    content = second.read_bytes()
+    first.unlink(), second.unlink(), third.unlink()
+    os.mkfifo(first)
+    (empty_cache / "elsewhere").write_bytes(content)
+    second.symlink_to(empty_cache / "elsewhere")
+    third.symlink_to("/dev/zero")
+    again = result(python(TINY, OXITORCH_CACHE_DIR=str(empty_cache)))
+    assert again["values"] == [1, 3, 5, 7, 9, 11] and again["cache"]["damaged"] == again["compiles"] == 3
+    assert all(p.is_file() and not p.is_symlink() for p in (first, second, third))
+    # The shim is code too.
+    empty_cache.chmod(0o777)
+    code = "import torch\nprint(torch.tpu.is_available())\ntorch.ones(1, device='tpu')"
+    done = python(code, check=False, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert done.stdout == "False\n" and "chmod go-w" in done.stderr and str(empty_cache) in done.stderr
+    done = python("", "-m", "oxitorch", "doctor", check=False, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert done.returncode != 0 and done.stdout.count("chmod go-w") == 2, done.stdout
 
 
 def test_a_full_disk_is_one_warning(python, empty_cache):

@@ -672,6 +672,22 @@ def test_dynamic_shapes_are_accepted():
         assert_close(g(to_device(x)), cpu(x))
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_sizes_are_symbolic_while_attention_is_chosen(train):
+    cpu, device = pair(lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).train(train))
+    g = compiled(device, dynamic=True)
+    for batch, length in ((2, 5), (2, 9), (3, 17), (2, 5)):
+        x, mask = torch.randn(batch, length, 16), torch.ones(length, length).triu(1) > 0
+        with torch.set_grad_enabled(train):
+            expected, actual = cpu(x, src_mask=mask), g(to_device(x), src_mask=to_device(mask))
+        assert_close(actual, expected)
+        if train:
+            expected.sum().backward()
+            actual.sum().backward()
+    for a, b in zip(device.parameters() if train else (), cpu.parameters() if train else (), strict=True):
+        assert_close(a.grad, b.grad)
+
+
 def test_threads_share_a_compiled_model():
     cpu, device = pair(mlp)
     g = compiled(device)

@@ -102,6 +102,18 @@ WRONG = {
     "masked_fill overflow": (lambda d: ones(d, 3).to(torch.int8).masked_fill_(ones(d, 3).bool(), 300), "masked_fill_"),
     "clamp": (lambda d: torch.clamp(ones(d, 3)), "aten::clamp.Tensor(float32[3]"),
     "pow of ints": (lambda d: ones(d, 3).int() ** -1, "aten::pow.Tensor_Scalar(int32[3], -1)"),
+    "by zero": (lambda d: ones(d, 3).int() // 0, "aten::floor_divide(int32[3], int64[])"),
+    "by zero in place": (lambda d: ones(d, 3).int().floor_divide_(0), "aten::floor_divide_"),
+    "by zero truncated": (lambda d: torch.div(ones(d, 3).int(), 0, rounding_mode="trunc"), "aten::div"),
+    "by zero of the host": (
+        lambda d: ones(d, 3).int() // torch.tensor(0),
+        "aten::floor_divide(int32[3], int64[] on cpu)",
+    ),
+    "by zero of bools": (lambda d: ones(d, 3).bool() % 0, "aten::remainder"),
+    "by false": (lambda d: ones(d, 3).int() % False, "aten::remainder"),
+    "remainder by zero": (lambda d: ones(d, 3).int() % 0, "aten::remainder.Scalar(int32[3], 0)"),
+    "fmod by zero": (lambda d: ones(d, 3).int().fmod_(0), "aten::fmod_"),
+    "gcd of floats": (lambda d: torch.gcd(ones(d, 3) * float("nan"), ones(d, 3)), "aten::gcd(float32[3], float32[3])"),
     "tril of a vector": (lambda d: ones(d, 3).tril(), "aten::tril(float32[3]"),
     "trace": (lambda d: ones(d, 3).trace(), "aten::trace(float32[3])"),
     "flip": (lambda d: ones(d, 3).flip(2), "aten::flip(float32[3], [2])"),
@@ -149,6 +161,11 @@ WRONG = {
 }
 # Where the CPU has no error to compare with.
 OWN_CLASS = {"pinned": (RuntimeError,)}
+
+
+def test_float16_is_not_shown_as_complex32():
+    with pytest.raises(NotImplementedError, match="view_as_complex.*complex32"):
+        torch.view_as_complex(ones(DEVICE, 2, 2).half())
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -272,6 +289,36 @@ def test_wrong_values_do_not_crash_in_strict_mode(name):
     torch.tpu.synchronize()
     assert isinstance(got, torch.Tensor | None.__class__ | IndexError | RuntimeError)
     assert ones(DEVICE, 2).sum().item() == 2
+
+
+# What docs/errors.md says comes out where nothing is checked.
+UNCHECKED = {
+    "index": (lambda d: torch.arange(3.0, device=d)[ints(d, 5, -7)], [2, 0]),
+    "gather": (lambda d: torch.arange(3.0, device=d).gather(0, ints(d, 5, -7)), [2, 0]),
+    "index_select": (lambda d: torch.arange(3.0, device=d).index_select(0, ints(d, 5, -7)), [2, 0]),
+    "take": (lambda d: torch.arange(3.0, device=d).take(ints(d, 5, -7)), [2, 0]),
+    "embedding": (lambda d: F.embedding(ints(d, 5, -1), torch.arange(3.0, device=d)[:, None]), [[2], [0]]),
+    "index_put": (lambda d: ones(d, 3).index_put_((ints(d, 5, -7),), ones(d, 2)), [1, 1, 1]),
+    "scatter": (lambda d: ones(d, 3).scatter_(0, ints(d, 5, -7), 9.0), [1, 1, 1]),
+    "index_add": (lambda d: ones(d, 3).index_add_(0, ints(d, 5, -7), ones(d, 2)), [1, 1, 1]),
+    "index_copy": (lambda d: ones(d, 3).index_copy_(0, ints(d, 5, -7), ones(d, 2)), [1, 1, 1]),
+    "index_fill": (lambda d: ones(d, 3).index_fill_(0, ints(d, 5, -7), 9.0), [1, 1, 1]),
+    "one_hot": (lambda d: F.one_hot(ints(d, 1, 7), 3), [[0, 1, 0], [0, 0, 0]]),
+    "class too large": (lambda d: F.nll_loss(torch.arange(3.0, device=d)[None], ints(d, 7)), -2),
+    "class too small": (lambda d: F.nll_loss(torch.arange(3.0, device=d)[None], ints(d, -1)), 0),
+    "bernoulli": (lambda d: torch.bernoulli(torch.tensor([2.0, -1.0, float("nan")], device=d)), [1, 0, 0]),
+    "poisson": (lambda d: torch.poisson(-ones(d, 2)), [0, 0]),
+    "floor_divide": (lambda d: ints(d, 5, -5) // ints(d, 0, 0), [-1, -1]),
+    "remainder": (lambda d: ints(d, 5, -5) % ints(d, 0, 0), [5, -5]),
+    "convert": (lambda d: torch.tensor([float("nan"), 1e30, -1e30], device=d).int(), [0, 2**31 - 1, -(2**31)]),
+}
+
+
+@pytest.mark.parametrize("mode", ["fused", "strict"])
+def test_values_that_are_not_checked(mode):
+    with torch.tpu.set_eager_mode(mode):
+        got = {name: f(DEVICE).tolist() for name, (f, _) in UNCHECKED.items()}
+    assert got == {name: expected for name, (_, expected) in UNCHECKED.items()}
 
 
 def test_ignored_targets_are_no_error():
@@ -496,6 +543,7 @@ def test_out_of_memory(name):
     with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate [\d.]+ GiB") as e:
         f(DEVICE)
     assert names_the_line(e.value, f), e.value
+    assert name == "storage" or "in aten::" in str(e.value), e.value
     del e
     gc.collect()
     torch.tpu.synchronize()

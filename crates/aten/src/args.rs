@@ -6,7 +6,7 @@
 use crate::dtype;
 use crate::error::{Result, runtime, type_, unsupported};
 use crate::lower::Ctx;
-use oxitorch_hlo::{DType, Dims, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 
 /// A float as its bits, so that arguments can be compared and hashed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +102,10 @@ pub enum Arg {
     Str(String),
     /// A generator: the operand is u64\[2\], seed and offset in Philox blocks.
     Rng(u32),
+    /// The [`Offset`] with this number.
+    Offset(u32),
+    /// So many [`Offset`]s from this number on.
+    Offsets(u32, u32),
 }
 
 /// What the engine has to make of an argument for a parameter.
@@ -129,6 +133,10 @@ pub enum ParamKind {
     Ints,
     /// [`Arg::Rng`]
     Rng,
+    /// [`Arg::Offset`]
+    Offset,
+    /// [`Arg::Offsets`]
+    Offsets,
 }
 
 /// A Python number before it is known whether it becomes an operand.
@@ -139,6 +147,23 @@ pub enum Number {
     Int(i64),
     Float(f64),
     Complex(f64, f64),
+}
+
+impl Number {
+    /// The integer or bool in a 0-d tensor of the host; `None` for other dtypes.
+    pub fn read(dtype: DType, bytes: &[u8]) -> Option<Number> {
+        let bytes = bytes.get(..dtype.size_bytes())?;
+        if dtype == DType::Pred {
+            return Some(Number::Bool(bytes != [0]));
+        }
+        if !dtype.is_integral() {
+            return None;
+        }
+        let negative = dtype.is_signed() && bytes.last().is_some_and(|b| b & 0x80 != 0);
+        let mut wide = if negative { [0xff; 8] } else { [0; 8] };
+        wide[..bytes.len()].copy_from_slice(bytes);
+        Some(Number::Int(i64::from_le_bytes(wide)))
+    }
 }
 
 /// The attribute form of a number for this parameter, or `None` if it must be an operand.
@@ -351,6 +376,63 @@ impl FromArg for Const {
             Arg::Float(x) => Ok(Const(Number::Float(x.get()))),
             Arg::Complex(re, im) => Ok(Const(Number::Complex(re.get(), im.get()))),
             a => wrong("a number", a),
+        }
+    }
+}
+
+/// An `int` that says where and shapes nothing: the start of a slice, a shift, a diagonal. It is part of a program while it
+/// stays the same, and becomes an operand of the program when it was seen to change.
+#[derive(Clone, Copy, Debug)]
+pub enum Offset {
+    /// Known when the program is made.
+    Known(i64),
+    /// A 0-d s64.
+    Given(Value),
+}
+
+/// A row's check of its offsets, given the arguments: those that count from the end are made to count from the front.
+pub type PlaceOffsets = fn(&[Arg], &mut [i64]) -> Result<()>;
+
+impl Offset {
+    /// The number, if the program is made for it.
+    pub fn known(self) -> Option<i64> {
+        match self {
+            Offset::Known(n) => Some(n),
+            Offset::Given(_) => None,
+        }
+    }
+
+    /// As a 0-d value of an integer dtype.
+    pub fn value(self, b: &Builder, dtype: DType) -> Value {
+        match self {
+            Offset::Known(n) => b.scalar_i64(dtype, n),
+            Offset::Given(v) => b.convert(v, dtype),
+        }
+    }
+}
+
+impl FromArg for Offset {
+    const KIND: ParamKind = ParamKind::Offset;
+    fn accepts(ty: &str) -> bool {
+        ty == "int"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        match arg {
+            Arg::Offset(i) => c.offset(*i),
+            a => wrong("int", a),
+        }
+    }
+}
+
+impl FromArg for Vec<Offset> {
+    const KIND: ParamKind = ParamKind::Offsets;
+    fn accepts(ty: &str) -> bool {
+        ty == "int[]"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        match arg {
+            Arg::Offsets(first, n) => (*first..first + n).map(|i| c.offset(i)).collect(),
+            a => wrong("int[]", a),
         }
     }
 }

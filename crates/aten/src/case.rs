@@ -15,7 +15,7 @@
 //! | `rng` | a generator |
 //! | `none` | `None` |
 
-use crate::args::{Arg, NumKind, Number, ParamKind, ScalarArg, TensorArg, number_arg};
+use crate::args::{Arg, NumKind, Number, Offset, ParamKind, ScalarArg, TensorArg, number_arg};
 use crate::dtype;
 use crate::error::Error;
 use crate::lower::{Config, lower};
@@ -32,6 +32,8 @@ pub struct Case {
     pub args: Vec<Arg>,
     /// The types of the operands that the arguments refer to.
     pub operands: Vec<TensorType>,
+    /// The offsets that the arguments refer to.
+    pub offsets: Vec<i64>,
     /// The numbers among the arguments.
     pub numbers: Vec<Option<Number>>,
 }
@@ -48,7 +50,13 @@ impl Case {
             let rust: Vec<_> = params.iter().map(|p| format!("{p:?}")).collect();
             return Err(format!("`{name}` takes {} arguments: {}", params.len(), rust.join(", ")));
         }
-        let mut case = Case { op, args: Vec::new(), operands: Vec::new(), numbers: vec![None; tokens.len()] };
+        let mut case = Case {
+            op,
+            args: Vec::new(),
+            operands: Vec::new(),
+            offsets: Vec::new(),
+            numbers: vec![None; tokens.len()],
+        };
         for (i, (token, param)) in tokens.iter().zip(params).enumerate() {
             case.numbers[i] =
                 number(token).ok().or_else(|| dtype_of(token).map(|d| Number::Int(dtype::code(d))));
@@ -72,7 +80,12 @@ impl Case {
         self.check_numbers()?;
         let b = Builder::new();
         let operands = operands(&b);
-        let lowered = lower(self.op, &b, config, &self.args, &operands)?;
+        let mut offsets = self.offsets.clone();
+        if let Some(place) = row(self.op).place_offsets {
+            place(&self.args, &mut offsets)?;
+        }
+        let offsets: Vec<Offset> = offsets.into_iter().map(Offset::Known).collect();
+        let lowered = lower(self.op, &b, config, &self.args, &operands, &offsets)?;
         let outputs: Vec<_> = lowered.outputs.into_iter().flatten().collect();
         let module = b.finish(&outputs).map_err(|e| crate::error::runtime(e.to_string()))?;
         Ok(module.to_text())
@@ -83,7 +96,8 @@ impl Case {
         let row = row(self.op);
         let dtype =
             self.args.iter().find_map(|a| if let Arg::Tensor(t) = a { Some(t.ty.dtype) } else { None });
-        let numbers = Numbers { by_param: &self.numbers, dtype };
+        let text = self.args.iter().find_map(|a| if let Arg::Str(s) = a { Some(s.as_str()) } else { None });
+        let numbers = Numbers { by_param: &self.numbers, text, dtype };
         if let Some(check) = row.check_numbers {
             check(&numbers)?;
         }
@@ -115,6 +129,7 @@ impl Case {
             ParamKind::Tensor | ParamKind::OptTensor => self.tensor(token).map(Arg::Tensor),
             ParamKind::Tensors | ParamKind::OptTensors => self.tensors(token),
             ParamKind::Ints => self.integers(token),
+            ParamKind::Offset | ParamKind::Offsets => self.offset(token),
             _ => self.attribute(token, kind),
         }
     }
@@ -146,6 +161,22 @@ impl Case {
             return Err("no integers".into());
         };
         self.tensor(&format!("i64[{}]", list.len())).map(Arg::Tensor)
+    }
+
+    /// `1` or `[1,2]` as offsets.
+    fn offset(&mut self, token: &str) -> Result<Arg, String> {
+        let first = self.offsets.len() as u32;
+        match self.attribute(token, ParamKind::Attr)? {
+            Arg::Int(n) => {
+                self.offsets.push(n);
+                Ok(Arg::Offset(first))
+            }
+            Arg::Ints(list) => {
+                self.offsets.extend(&list);
+                Ok(Arg::Offsets(first, list.len() as u32))
+            }
+            _ => Err("no integers".into()),
+        }
     }
 
     fn attribute(&mut self, token: &str, kind: ParamKind) -> Result<Arg, String> {

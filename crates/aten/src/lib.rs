@@ -12,6 +12,7 @@
 pub mod args;
 pub mod case;
 pub mod derive;
+pub mod domain;
 pub mod dtype;
 pub mod error;
 pub mod families;

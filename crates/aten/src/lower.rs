@@ -1,6 +1,7 @@
 //! Running a row: the context that lowerings work in, and the door they are called through.
 
-use crate::args::{Alpha, Arg, FromArg, Param, Rng, Scalar, Tensor};
+use crate::args::{Alpha, Arg, FromArg, Offset, Param, Rng, Scalar, Tensor};
+use crate::domain::Operand;
 use crate::dtype::{self, Category, can_cast, category};
 use crate::error::{self, Error, ErrorKind, Result, runtime};
 use crate::out;
@@ -112,6 +113,7 @@ pub enum Dest {
 pub struct Ctx<'a> {
     builder: &'a Builder,
     operands: &'a [Value],
+    offsets: &'a [Offset],
     /// What the lowering may depend on besides its arguments.
     pub config: &'a Config,
     /// The row's name, for messages.
@@ -129,9 +131,15 @@ impl std::ops::Deref for Ctx<'_> {
 }
 
 impl<'a> Ctx<'a> {
-    fn new(row: &'static Row, builder: &'a Builder, config: &'a Config, operands: &'a [Value]) -> Self {
+    fn new(
+        row: &'static Row,
+        builder: &'a Builder,
+        config: &'a Config,
+        operands: &'a [Value],
+        offsets: &'a [Offset],
+    ) -> Self {
         let (rng_blocks, checks) = (Cell::new(0), RefCell::default());
-        Ctx { builder, operands, config, op: row.name, products: row.products, rng_blocks, checks }
+        Ctx { builder, operands, offsets, config, op: row.name, products: row.products, rng_blocks, checks }
     }
 
     /// Precision of float32 matrix products and convolutions. Callers know it only for rows that say `products()`.
@@ -143,6 +151,11 @@ impl<'a> Ctx<'a> {
     pub(crate) fn operand(&self, i: u32) -> Result<Value> {
         let missing = || runtime(format!("operand {i} of {} is not there", self.operands.len()));
         self.operands.get(i as usize).copied().ok_or_else(missing)
+    }
+
+    pub(crate) fn offset(&self, i: u32) -> Result<Offset> {
+        let missing = || runtime(format!("offset {i} of {} is not there", self.offsets.len()));
+        self.offsets.get(i as usize).copied().ok_or_else(missing)
     }
 
     /// Says that the program must not be trusted unless `ok` (0-d pred) holds.
@@ -472,8 +485,15 @@ fn arity(want: usize, got: usize) -> Error {
 }
 
 /// Lowers one recorded op.
-pub fn lower(op: OpId, b: &Builder, config: &Config, args: &[Arg], operands: &[Value]) -> Result<Lowered> {
-    lower_into(op, b, config, args, operands, &[])
+pub fn lower(
+    op: OpId,
+    b: &Builder,
+    config: &Config,
+    args: &[Arg],
+    operands: &[Value],
+    offsets: &[Offset],
+) -> Result<Lowered> {
+    lower_into(op, b, config, args, operands, offsets, &[])
 }
 
 /// Lowers one recorded op whose results go to these places (missing entries are new tensors).
@@ -483,17 +503,25 @@ pub fn lower_into(
     config: &Config,
     args: &[Arg],
     operands: &[Value],
+    offsets: &[Offset],
     dests: &[Dest],
 ) -> Result<Lowered> {
     let row = row(op);
-    let c = Ctx::new(row, b, config, operands);
+    let c = Ctx::new(row, b, config, operands, offsets);
     let cast = |d: &Dest| match d {
         Dest::Cast(dtype) | Dest::Resized(dtype) => Some(*dtype),
         Dest::Refill(ty) => Some(ty.dtype),
         _ => None,
     };
     let computed = dests.iter().find_map(cast).and_then(|dtype| out::computed_in(row, args, dtype));
+    let into = dests.iter().find_map(|d| if let Dest::Into(ty) = d { Some(ty.dtype) } else { None });
+    // Rows without a check may take tensors of dtypes that have nothing in common, such as indices.
+    let dtype = if row.check_dtype.is_some() { promoted(&c, args)? } else { None };
+    check_dtype(row, dtype, into)?;
     let mut outputs = run(row, &c, computed.as_deref().unwrap_or(args))?;
+    if dtype.is_none() {
+        check_dtype(row, outputs.first().copied().flatten().map(|v| c.dtype(v)), into)?;
+    }
     for (out, dest) in outputs.iter_mut().zip(dests) {
         *out = out.map(|v| deliver(row, &c, v, dest)).transpose()?;
     }
@@ -501,6 +529,22 @@ pub fn lower_into(
         return Err(misfit(row, &e.to_string(), args));
     }
     Ok(Lowered { outputs, rng_blocks: c.rng_blocks.get(), checks: c.checks.into_inner() })
+}
+
+/// Asks a row about the dtype of its tensors; of its result, if it takes none.
+fn check_dtype(row: &Row, dtype: Option<DType>, into: Option<DType>) -> Result<()> {
+    let (Some(check), Some(dtype)) = (row.check_dtype, dtype) else { return Ok(()) };
+    match into {
+        Some(to) if !can_cast(dtype, to) => Err(error::cast(dtype, to)),
+        _ => check(Operand { op: row.base(), dtype, in_place: into.is_some() }),
+    }
+}
+
+/// The dtype that the tensors among the arguments promote to.
+fn promoted(c: &Ctx, args: &[Arg]) -> Result<Option<DType>> {
+    let tensors = args.iter().filter(|a| matches!(a, Arg::Tensor(_)));
+    let tensors: Vec<Tensor> = tensors.map(|a| Tensor::from_arg(c, a)).collect::<Result<_>>()?;
+    if tensors.is_empty() { Ok(None) } else { c.result_type(&tensors).map(Some) }
 }
 
 /// An op that StableHLO does not have for an element type is one that torch has no kernel for.

@@ -8,8 +8,10 @@ use oxitorch_hlo::DType;
 /// The numbers of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbers<'a> {
-    /// By row parameter; `None` where there is no number.
+    /// By row parameter; `None` where there is no number. Integers that PyTorch wrapped into tensors count.
     pub by_param: &'a [Option<Number>],
+    /// The first string.
+    pub text: Option<&'a str>,
     /// The dtype of the first tensor argument.
     pub dtype: Option<DType>,
 }

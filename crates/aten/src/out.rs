@@ -134,7 +134,15 @@ pub(crate) fn check(row: &Row, result: DType, out: DType) -> Result<()> {
             cpp_name(result),
             cpp_name(out)
         ))),
-        _ => Err(runtime(format!("Found dtype {has} but expected {wants}"))),
+        _ => Err(runtime(match row.base() {
+            "nonzero" => {
+                format!("nonzero: Expected out tensor to have scalar type {wants} but got scalar type {has}")
+            }
+            "complex" | "polar" => {
+                format!("Expected object of scalar type {wants} but got scalar type {has} for argument 'out'")
+            }
+            _ => format!("Found dtype {has} but expected {wants}"),
+        })),
     }
 }
 

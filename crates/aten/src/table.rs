@@ -1,6 +1,7 @@
 //! The table: rows, and looking them up by name.
 
-use crate::args::{Param, Scalar, Tensor};
+use crate::args::{Param, PlaceOffsets, Scalar, Tensor};
+use crate::domain::CheckDtype;
 use crate::families::FAMILIES;
 use crate::lower::Lowering;
 use crate::numbers::{CheckNumbers, CountNumbers};
@@ -102,8 +103,20 @@ pub struct Row {
     pub counted_by: Option<CountNumbers>,
     /// Refuses numbers that torch refuses; the caller runs it on every call, before the numbers become operands.
     pub check_numbers: Option<CheckNumbers>,
+    /// Refuses offsets that torch refuses, and counts them from the front; the caller runs it on every call.
+    pub place_offsets: Option<PlaceOffsets>,
+    /// Refuses dtypes that torch refuses, and the lowering would not.
+    pub check_dtype: Option<CheckDtype>,
+    /// Positions of row parameters that may have no memory in common with what the op writes.
+    pub apart: &'static [usize],
+    /// Whether no tensor that it reads may overlap in part with what it writes.
+    pub iterated: bool,
+    /// Whether it may write to a tensor whose elements share memory: one value goes to many places.
+    pub fills: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
     pub products: bool,
+    /// Whether torch's kernel, where a program calls it, may find no solution.
+    pub may_fail: bool,
     /// Only other rows speak of it; there is no such overload.
     pub internal: bool,
 }
@@ -120,14 +133,21 @@ impl Row {
             sized_by: None,
             counted_by: None,
             check_numbers: None,
+            place_offsets: None,
+            check_dtype: None,
+            apart: &[],
+            iterated: false,
+            fills: false,
             products: false,
+            may_fail: false,
             internal: false,
         }
     }
 
     /// The same with other strides.
     pub const fn layout(self, layout: Layout) -> Row {
-        Row { layout, ..self }
+        let iterated = self.iterated || matches!(layout, Layout::Pointwise);
+        Row { layout, iterated, ..self }
     }
 
     /// The same for an op that overwrites these parameters without saying so in its schema.
@@ -155,9 +175,39 @@ impl Row {
         Row { check_numbers: Some(check), ..self }
     }
 
+    /// See [`Row::place_offsets`].
+    pub const fn place_offsets(self, place: PlaceOffsets) -> Row {
+        Row { place_offsets: Some(place), ..self }
+    }
+
+    /// The same for an op that does not take every dtype.
+    pub const fn dtypes(self, check: CheckDtype) -> Row {
+        Row { check_dtype: Some(check), ..self }
+    }
+
+    /// The same for an op that reads these parameters while it writes.
+    pub const fn apart(self, params: &'static [usize]) -> Row {
+        Row { apart: params, ..self }
+    }
+
+    /// The same for an op that PyTorch runs with TensorIterator though its results have other strides.
+    pub const fn iterated(self) -> Row {
+        Row { iterated: true, ..self }
+    }
+
+    /// The same for an op that may write one value to many places at once, as on PyTorch's other devices.
+    pub const fn fills(self) -> Row {
+        Row { fills: true, ..self }
+    }
+
     /// The same for an op whose matrix products or convolutions follow the precision that the user asked for.
     pub const fn products(self) -> Row {
         Row { products: true, ..self }
+    }
+
+    /// The same for an op of which torch's kernel may find no solution.
+    pub const fn may_fail(self) -> Row {
+        Row { may_fail: true, ..self }
     }
 
     /// The same for a row that is no overload.

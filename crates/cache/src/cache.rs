@@ -65,7 +65,7 @@ pub struct Shared {
 impl Shared {
     /// A cache folder on a network file system.
     pub fn folder(cache: &Path) -> Shared {
-        let folder = Folder::new(programs_folder(cache), Sharing::Network);
+        let folder = Folder::of_programs(cache, Sharing::Network);
         Shared { store: Arc::new(folder), place: cache.display().to_string() }
     }
 
@@ -121,11 +121,6 @@ impl std::fmt::Debug for Shared {
 pub const DISK_BYTES: u64 = 5 << 30;
 /// How long to wait for another process if nothing is said. Programs that take minutes exist; ten are more than any seen.
 pub const WAIT: Duration = Duration::from_secs(600);
-
-/// The folder of entries inside a cache folder. Other formats have other folders.
-pub fn programs_folder(cache: &Path) -> PathBuf {
-    cache.join("programs").join(format!("v{}", entry::FORMAT))
-}
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,7 +294,7 @@ impl Tiers {
     fn new(config: &Config) -> Tiers {
         let pace = |dead_after: Duration| Pace { beat: dead_after / 5, dead_after };
         let disk = config.disk.as_ref().map(|cache| {
-            let folder = Folder::new(programs_folder(cache), Sharing::Machine);
+            let folder = Folder::of_programs(cache, Sharing::Machine);
             Tier {
                 limit: Some(config.disk_bytes),
                 ..Tier::new(Arc::new(folder), cache.display(), Source::Disk, pace(config.dead_after))

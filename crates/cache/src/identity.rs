@@ -15,7 +15,7 @@ pub fn file_digest(file: &Path, cache: Option<&Path>) -> io::Result<String> {
     let times = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
     let identity = format!("{} {} {} {} {times:?}", file.display(), meta.dev(), meta.ino(), meta.size());
     let name = hex(blake3::hash(identity.as_bytes()).as_bytes());
-    let memo = cache.map(|c| Folder::new(c.join("digests"), Sharing::Machine));
+    let memo = cache.map(|c| Folder::within(c, c.join("digests"), Sharing::Machine));
     // A memo that cannot be read or written costs time and nothing else.
     let known = memo.as_ref().and_then(|m| m.read(&name).ok().flatten());
     if let Some(known) = known.and_then(|k| String::from_utf8(k).ok()).filter(|k| k.len() == 64) {

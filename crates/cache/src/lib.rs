@@ -21,9 +21,10 @@ mod owner;
 mod remote;
 mod stats;
 mod store;
+mod trust;
 mod uploads;
 
-pub use cache::{Cache, Config, DISK_BYTES, Recipe, Shared, Source, WAIT, Warn, programs_folder};
+pub use cache::{Cache, Config, DISK_BYTES, Recipe, Shared, Source, WAIT, Warn};
 pub use entry::{FORMAT, Meta};
 pub use identity::file_digest;
 pub use key::{Component, Difference, Digest, Key};
@@ -32,4 +33,4 @@ pub use memory::{Held, Limits, Memory};
 #[cfg(feature = "object-store")]
 pub use remote::Remote;
 pub use stats::Stats;
-pub use store::{Folder, Sharing, Store, Stored};
+pub use store::{Folder, Sharing, Store, Stored, programs_folder};

@@ -1,10 +1,11 @@
 //! Where files of the cache are kept: a folder, or anything that can do as much.
 
-use crate::entry::HITS_AT;
+use crate::entry::{FORMAT, HITS_AT};
 use crate::owner::{self, Owner};
-use std::fs::{self, File, OpenOptions};
+use crate::trust;
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -68,13 +69,23 @@ pub enum Sharing {
     Network,
 }
 
+/// The folder of entries inside a cache folder. Other formats have other folders.
+pub fn programs_folder(cache: &Path) -> PathBuf {
+    cache.join("programs").join(format!("v{FORMAT}"))
+}
+
 /// A folder of files.
+///
+/// One of a machine is of its user alone: it is made so, and another is refused. Whatever is in it that is not a regular
+/// file, and not of this user, has no content.
 ///
 /// Nothing is synchronised to the disk: the checksum of an entry finds what a power failure tore, and a process that is
 /// killed leaves what it has written to the kernel.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// The folders above it that are made with it.
+    above: Vec<PathBuf>,
     sharing: Sharing,
 }
 
@@ -85,7 +96,31 @@ const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 impl Folder {
     /// A folder that need not exist yet: the first write makes it.
     pub fn new(path: impl Into<PathBuf>, sharing: Sharing) -> Folder {
-        Folder { path: path.into(), sharing }
+        Folder { path: path.into(), above: Vec::new(), sharing }
+    }
+
+    /// The folder of entries inside a cache folder.
+    pub fn of_programs(cache: &Path, sharing: Sharing) -> Folder {
+        Folder::within(cache, programs_folder(cache), sharing)
+    }
+
+    /// A folder inside a cache folder.
+    pub(crate) fn within(cache: &Path, path: PathBuf, sharing: Sharing) -> Folder {
+        let above = path.ancestors().skip(1).take_while(|p| p.starts_with(cache)).map(Path::to_owned);
+        Folder { above: above.collect(), path, sharing }
+    }
+
+    /// Whether it may be used: an error that says who else can write to it, and what to do.
+    pub fn check(&self) -> io::Result<()> {
+        let check = match self.sharing {
+            Sharing::Machine => trust::check_private,
+            Sharing::Network => trust::check_not_public,
+        };
+        self.above.iter().chain([&self.path]).try_for_each(|folder| check(folder))
+    }
+
+    fn is_private(&self) -> bool {
+        self.sharing == Sharing::Machine
     }
 
     /// Where it is.
@@ -119,15 +154,14 @@ impl Folder {
 
     /// Runs a write; makes the folder if that is what is missing.
     fn writing<T>(&self, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        self.check()?;
         match write() {
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                let mut builder = fs::DirBuilder::new();
-                builder.recursive(true);
-                if self.sharing == Sharing::Machine {
-                    // Entries are code that will run: nobody else may put one there.
-                    builder.mode(0o700);
+                match self.sharing {
+                    Sharing::Machine => trust::make_private(&self.path)?,
+                    Sharing::Network => fs::create_dir_all(&self.path)?,
                 }
-                builder.create(&self.path)?;
+                self.check()?;
                 write()
             }
             other => other,
@@ -135,6 +169,7 @@ impl Folder {
     }
 
     fn files(&self) -> io::Result<Vec<Stored>> {
+        self.check()?;
         let entries = match fs::read_dir(&self.path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             other => other?,
@@ -164,12 +199,15 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 impl Store for Folder {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        found(fs::read(self.at(name)))
+        self.check()?;
+        found(trust::read(&self.at(name), self.is_private()))
     }
 
     fn read_start(&self, name: &str, len: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        self.check()?;
         let read = || {
-            let file = File::open(self.at(name))?;
+            let file = trust::open(&self.at(name), OpenOptions::new().read(true), self.is_private())?;
+            let Some(file) = file else { return Ok((Vec::new(), 0)) };
             let size = file.metadata()?.size();
             let mut start = Vec::new();
             file.take(len as u64).read_to_end(&mut start)?;
@@ -181,7 +219,7 @@ impl Store for Folder {
     fn publish(&self, name: &str, content: &[u8]) -> io::Result<()> {
         self.writing(|| {
             let temporary = self.at(&format!("{TEMPORARY}{}-{}", Owner::own().text(), owner::nonce()));
-            let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+            let mut file = trust::create_new(&temporary, self.is_private())?;
             let written = file.write_all(content).and_then(|()| {
                 drop(file); // a network file system reports a full disk here
                 fs::rename(&temporary, self.at(name))
@@ -197,7 +235,7 @@ impl Store for Folder {
     fn create(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         self.writing(|| {
             let path = self.at(name);
-            let mut file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+            let mut file = match trust::create_new(&path, self.is_private()) {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(false),
                 other => other?,
             };
@@ -211,7 +249,14 @@ impl Store for Folder {
     }
 
     fn remove(&self, name: &str) -> io::Result<bool> {
-        Ok(found(fs::remove_file(self.at(name)))?.is_some())
+        self.check()?;
+        let path = self.at(name);
+        let removed = match fs::remove_file(&path) {
+            // A folder in the place of a file: somebody else's, or nobody's.
+            Err(e) if e.kind() == ErrorKind::IsADirectory => fs::remove_dir(&path),
+            other => other,
+        };
+        Ok(found(removed)?.is_some())
     }
 
     fn list(&self) -> io::Result<Vec<Stored>> {
@@ -220,7 +265,9 @@ impl Store for Folder {
 
     fn used(&self, name: &str) {
         let count = || {
-            let file = OpenOptions::new().read(true).write(true).open(self.at(name))?;
+            let mut options = OpenOptions::new();
+            let file = trust::open(&self.at(name), options.read(true).write(true), self.is_private())?;
+            let Some(file) = file else { return Ok(()) };
             match self.sharing {
                 Sharing::Machine => {
                     let mut hits = [0; 8];
@@ -248,6 +295,7 @@ impl Store for Folder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn folder() -> (tempfile::TempDir, Folder) {
         let dir = tempfile::tempdir().unwrap();
@@ -265,10 +313,70 @@ mod tests {
     }
 
     #[test]
-    fn a_new_folder_is_its_users_alone() {
-        let (_dir, folder) = folder();
+    fn what_is_new_is_its_users_alone() {
+        let (dir, folder) = folder();
         folder.publish("x", b"1").unwrap();
-        assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o700);
+        folder.create("y", b"1").unwrap();
+        let mode = |path: &str| fs::metadata(dir.path().join(path)).unwrap().mode() & 0o777;
+        let modes = ["a", "a/b", "a/b/x", "a/b/y"].map(mode);
+        assert_eq!(modes, [0o700, 0o700, 0o600, 0o600]);
+    }
+
+    #[test]
+    fn what_others_can_write_is_neither_read_nor_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::of_programs(dir.path(), Sharing::Machine);
+        folder.publish("x", b"1").unwrap();
+        let chmod = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let folders = [dir.path(), folder.path().parent().unwrap(), folder.path()];
+        for path in folders {
+            for mode in [0o770, 0o702, 0o1777] {
+                chmod(path, mode);
+                let results = [
+                    folder.read("x").map(drop),
+                    folder.read_start("x", 1).map(drop),
+                    folder.publish("y", b"1"),
+                    folder.create("z", b"1").map(drop),
+                    folder.list().map(drop),
+                ];
+                for result in results {
+                    let e = result.unwrap_err().to_string();
+                    assert!(e.contains("chmod go-w") && e.contains(&path.display().to_string()), "{e}");
+                }
+            }
+            chmod(path, 0o700);
+        }
+        assert_eq!(folder.list().unwrap().len(), 1);
+        chmod(&folder.at("x"), 0o666);
+        assert_eq!(folder.read("x").unwrap().unwrap(), b"", "whoever wrote it");
+        // Machines share theirs with a group, and with nobody else.
+        let shared = Folder::new(folder.path(), Sharing::Network);
+        chmod(shared.path(), 0o770);
+        assert_eq!(shared.read("x").unwrap().unwrap(), b"1");
+        chmod(shared.path(), 0o777);
+        assert!(shared.read("x").unwrap_err().to_string().contains("chmod o-w"));
+    }
+
+    #[test]
+    fn only_regular_files_have_content_and_nothing_waits() {
+        let (dir, folder) = folder();
+        folder.publish("file", b"1").unwrap();
+        let at = |name: &str| folder.at(name);
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("nothing"), at("dangling")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap();
+        assert!(made.success());
+        fs::create_dir(at("folder")).unwrap();
+        for name in ["link", "dangling", "socket", "fifo", "folder"] {
+            assert_eq!(folder.read(name).unwrap().unwrap(), b"", "{name}");
+            assert_eq!(folder.read_start(name, 1).unwrap().unwrap(), (vec![], 0), "{name}");
+            folder.used(name);
+            assert!(!folder.create(name, b"2").unwrap(), "{name}");
+            folder.remove(name).unwrap();
+            assert_eq!(folder.read(name).unwrap(), None, "{name}");
+        }
+        assert_eq!(folder.read("file").unwrap().unwrap(), b"1");
     }
 
     #[test]

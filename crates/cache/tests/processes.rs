@@ -222,6 +222,8 @@ fn a_read_only_folder_is_read_and_warns() {
     fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
     [dir.path(), &folder, &folder.join("programs"), &exe].into_iter().for_each(|p| mode(p, 0o755));
     let programs = oxitorch_cache::programs_folder(&folder);
+    // An image that is made by root for another user says so: entries are their maker's alone.
+    fs::read_dir(&programs).unwrap().for_each(|e| mode(&e.unwrap().path(), 0o644));
     mode(&programs, 0o555);
     let inner = command(&folder, Some(&dir.path().join("absent")), 1000, 0, &[0]);
     let mut child = Command::new(&exe);
@@ -229,8 +231,9 @@ fn a_read_only_folder_is_read_and_warns() {
     // The log of what is made needs a place that can be written.
     let absent = dir.path().join("absent");
     fs::create_dir(&absent).unwrap();
-    mode(&absent, 0o777);
+    mode(&absent, 0o770);
     if is_root {
+        std::os::unix::fs::chown(&absent, None, Some(NOBODY)).unwrap();
         child.uid(NOBODY).gid(NOBODY);
     }
     let text = said(&child.output().unwrap());

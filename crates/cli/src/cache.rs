@@ -158,7 +158,7 @@ struct Place {
 impl Place {
     fn folder(cache: &Path, sharing: Sharing) -> Place {
         Place {
-            store: Arc::new(Folder::new(programs_folder(cache), sharing)),
+            store: Arc::new(Folder::of_programs(cache, sharing)),
             name: cache.display().to_string(),
             folder: Some(cache.to_owned()),
             sharing,
@@ -175,7 +175,7 @@ impl Place {
     }
 
     fn programs(&self, cache: &Path) -> Folder {
-        Folder::new(programs_folder(cache), self.sharing)
+        Folder::of_programs(cache, self.sharing)
     }
 
     fn unusable(&self) -> String {
@@ -469,7 +469,7 @@ fn warm(
 ) -> anyhow::Result<(String, i32)> {
     let mut out = String::new();
     if let Some(from) = from {
-        let source = Folder::new(programs_folder(from), Sharing::Network);
+        let source = Folder::of_programs(from, Sharing::Network);
         if !source.path().is_dir() {
             bail!("{} has no compiled programs of this version", from.display());
         }

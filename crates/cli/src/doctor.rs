@@ -86,7 +86,7 @@ fn programs_check(section: &'static str, facts: &Facts) -> Check {
         return Check::warn(section, NAME, "not kept: every process compiles its own")
             .hint("unset OXITORCH_CACHE, and --xla_dump flags in XLA_FLAGS");
     }
-    let store = Folder::new(&folder, Sharing::Machine);
+    let store = Folder::of_programs(&facts.cache_dir, Sharing::Machine);
     let probe = format!("probe-{}", std::process::id());
     let usable = store.publish(&probe, b"").and_then(|()| store.remove(&probe)).and_then(|_| store.list());
     match usable {
@@ -94,6 +94,9 @@ fn programs_check(section: &'static str, facts: &Facts) -> Check {
             let size = files.iter().map(|f| f.size).sum();
             let limit = facts.programs.bytes.unwrap_or(oxitorch_cache::DISK_BYTES);
             Check::ok(section, NAME, format!("{} of {} in {}", bytes(size), bytes(limit), folder.display()))
+        }
+        Err(e) if store.check().is_err() => {
+            Check::error(section, NAME, "not kept, and none is loaded").hint(e.to_string())
         }
         Err(e) => Check::warn(section, NAME, format!("cannot be kept in {}: {e}", folder.display()))
             .hint("set OXITORCH_CACHE_DIR to a folder that can be written"),
@@ -173,6 +176,8 @@ fn shim_section(facts: &Facts) -> Vec<Check> {
             "override" if ready => Check::ok(S, name, format!("set by OXITORCH_SHIM ({path})")),
             "override" => Check::error(S, name, format!("OXITORCH_SHIM={path}: no such file"))
                 .hint("unset OXITORCH_SHIM"),
+            "refused" => Check::error(S, name, format!("not loaded ({path})"))
+                .hint(shim.error.clone().unwrap_or_default()),
             "missing" => Check::warn(S, name, format!("not built yet for torch {}", torch.version))
                 .hint("the first `import torch` builds it in about 30 s; `oxitorch shim build` does it now"),
             other => Check::error(S, name, shim.error.clone().unwrap_or_else(|| other.into()))

@@ -8,6 +8,7 @@ use crate::inst::Key;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
 use crate::value::Value;
+use crate::view::Offsets;
 use oxitorch_aten::args::{Number, is_operand, number_arg};
 use oxitorch_aten::{self as aten, Arg, NumKind, ParamKind, ScalarArg, Source, TensorArg};
 use oxitorch_hlo::{DType, Dims, TensorType};
@@ -91,6 +92,8 @@ impl<'a> Item<'_, 'a> {
                     if t.is_defined() { encode(t, with_strides, key)? } else { key.word(0) }
                 }
             }
+            Item::Number(Number::Int(_)) if kind == ParamKind::Offset => encode_offsets(1, key),
+            Item::Ints(v) if kind == ParamKind::Offsets => encode_offsets(v.len(), key),
             Item::Number(n) => encode_number(*n, is_operand(kind, *n), key),
             Item::Ints(v) if kind == ParamKind::Ints => key.word(12 | (v.len() as u64) << 8),
             Item::Ints(v) => key.list(6, v),
@@ -107,6 +110,15 @@ impl<'a> Item<'_, 'a> {
             Item::Rng(_) => key.word(11),
         }
         Ok(())
+    }
+
+    /// Adds its offsets.
+    pub(crate) fn offsets(&self, kind: ParamKind, out: &mut Offsets) {
+        match self {
+            Item::Number(Number::Int(n)) if kind == ParamKind::Offset => out.push(*n),
+            Item::Ints(v) if kind == ParamKind::Offsets => out.extend_from_slice(v),
+            _ => {}
+        }
     }
 
     /// Adds its operands; views are read, which may record.
@@ -140,12 +152,10 @@ impl<'a> Item<'_, 'a> {
         Ok(())
     }
 
-    /// As the op table takes it; `next` counts operands.
-    pub(crate) fn arg(&self, kind: ParamKind, with_strides: bool, next: &mut u32) -> Result<Arg, Refusal> {
-        let mut operand = || {
-            *next += 1;
-            *next - 1
-        };
+    /// As the op table takes it.
+    pub(crate) fn arg(&self, kind: ParamKind, with_strides: bool, next: &mut Next) -> Result<Arg, Refusal> {
+        let Next { operand, offset } = next;
+        let mut operand = || take(operand, 1);
         let mut tensor = |t: &TensorRef<'_>| -> Result<TensorArg, Refusal> {
             let strides = if with_strides { Dims::from_slice(t.strides) } else { Dims::new() };
             Ok(TensorArg { operand: operand(), ty: t.ty()?, wrapped: t.wrapped, strides })
@@ -157,6 +167,10 @@ impl<'a> Item<'_, 'a> {
             Item::List(l) => {
                 let entry = |t: &TensorRef<'_>| if t.is_defined() { tensor(t).map(Some) } else { Ok(None) };
                 Arg::Tensors(l.iter().map(entry).collect::<Result<_, Refusal>>()?)
+            }
+            Item::Number(Number::Int(_)) if kind == ParamKind::Offset => Arg::Offset(take(offset, 1)),
+            Item::Ints(v) if kind == ParamKind::Offsets => {
+                Arg::Offsets(take(offset, v.len() as u32), v.len() as u32)
             }
             Item::Number(n) => match number_arg(kind, *n) {
                 Some(arg) => arg,
@@ -174,6 +188,23 @@ impl<'a> Item<'_, 'a> {
             Item::Rng(_) => Arg::Rng(operand()),
         })
     }
+}
+
+/// The numbers of the next operand and the next offset.
+#[derive(Default)]
+pub(crate) struct Next {
+    operand: u32,
+    offset: u32,
+}
+
+fn take(next: &mut u32, n: u32) -> u32 {
+    *next += n;
+    *next - n
+}
+
+/// Adds offsets to a key: their values are not part of it.
+pub(crate) fn encode_offsets(n: usize, key: &mut Key) {
+    key.word(13 | (n as u64) << 8);
 }
 
 /// The type of a list of integers that is an operand.

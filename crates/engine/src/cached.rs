@@ -239,12 +239,12 @@ impl Recipe for Build<'_> {
                 None => text,
             }
         };
-        let ops = self.graph.insts.iter().map(|i| i.name().to_owned()).collect();
+        let ops = self.graph.ops.insts.iter().map(|i| i.name().to_owned()).collect();
         let inputs = self.options.param_types.iter().flatten().map(pjrt::BufferType::to_string).collect();
         let count = |n: usize| n.to_string();
         let notes = [
             ("ops", join(ops)),
-            ("op count", count(self.graph.insts.len())),
+            ("op count", count(self.graph.ops.len())),
             ("inputs", join(inputs)),
             ("outputs", count(self.graph.live.len())),
             ("donated", format!("{:?}", self.graph.donated)),

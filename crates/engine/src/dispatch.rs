@@ -1,6 +1,6 @@
 //! One ATen call: from PyTorch's arguments to recorded instances and PyTorch's results.
 
-use crate::arguments::{Item, Operands, item, with_strides};
+use crate::arguments::{Item, Next, Operands, item, with_strides};
 use crate::config::Switches;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Refusal};
@@ -12,11 +12,11 @@ use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
-use crate::view::dense_order;
+use crate::view::{Offsets, dense_order};
 use oxitorch_aten::args::Number;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::numbers::Numbers;
-use oxitorch_aten::{self as aten, Binding, Form, ParamKind, Schema, Source, Write};
+use oxitorch_aten::{self as aten, Arg, Binding, Form, ParamKind, Schema, Source, Write};
 use oxitorch_hlo::TensorType;
 use smallvec::SmallVec;
 use std::fmt::Write as _;
@@ -146,7 +146,7 @@ impl Op {
         let row = aten::row(binding.op);
         let products = row.products;
         let in_order = (0..schema.args.len()).map(Source::Arg).eq(binding.params.iter().cloned());
-        let asked = row.counted_by.is_some() || row.sized_by.is_some() || row.check_numbers.is_some();
+        let asked = row.counted_by.is_some() || row.sized_by.is_some() || row.place_offsets.is_some();
         let one = matches!((&binding.form, &returns), (Form::Functional, r) if *r == [Return::New]);
         let plain = one && in_order && !asked && format.is_none();
         Some(Op { name: schema.name(), row, binding, returns, products, host_lists, format, plain })
@@ -254,6 +254,7 @@ impl<'a> Call<'_, 'a> {
         }
         let mode = self.switches.mode;
         let mut w = stream.lock(self.site);
+        drop(w.take_checked()); // of a call that has raised
         stream.make_room(&mut w, self.site, &self.switches)?;
         w.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
@@ -268,17 +269,18 @@ impl<'a> Call<'_, 'a> {
     fn result_size(&self, stream: &Stream, row: &str) -> Result<i64, Refusal> {
         let missing = || Error::runtime(format!("no row `{row}`; please report this"));
         let op = aten::find(row).ok_or_else(missing)?;
-        let held = {
+        let (held, checked) = {
             let mut w = stream.lock(self.site);
             w.spoil();
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
             stream.flush(&mut w, Reason::Read)?;
-            held
+            (held, w.take_checked())
         };
         let mut bytes = [0; 8];
         events::here(self.site);
         stream.fetch(held.value(), &mut bytes)?;
+        stream.verify(&checked)?;
         Ok(i64::from_le_bytes(bytes))
     }
 
@@ -418,7 +420,7 @@ impl<'a> Call<'_, 'a> {
                 Write::Into(p) => {
                     let ArgRef::Tensors(list) = &self.args[p] else { return Err(self.no_list(p)) };
                     let target = list.get(k).ok_or_else(|| self.no_list(p))?;
-                    refuse_overlap(target)?;
+                    self.written_each(target, p, k)?;
                     let results =
                         self.run_row(stream, w, self.op.binding.op, Some(k), &[Dest::Into(target.ty()?)])?;
                     w.write(self.target(target)?, target, results.first()?)?;
@@ -466,23 +468,20 @@ impl<'a> Call<'_, 'a> {
         }
     }
 
-    /// Refuses what PyTorch refuses: a destination that shows one place twice, or that overlaps an operand in part.
+    /// Refuses what PyTorch refuses: a destination that shows one place twice, or that overlaps an operand.
     fn written(&self, p: usize) -> Result<(), Refusal> {
-        let written = self.tensor(p)?;
-        if FILLS.contains(&self.op.row.base()) {
-            return Ok(());
+        let (row, written) = (self.op.row, self.tensor(p)?);
+        if !row.fills {
+            refuse_overlap(written)?;
         }
-        refuse_overlap(written)?;
-        if self.op.row.layout == aten::Layout::Pointwise {
-            for (i, arg) in self.args.iter().enumerate() {
-                if let ArgRef::Tensor(read) = arg
-                    && i != p
-                {
+        if row.iterated && !row.fills {
+            for arg in self.args.iter().enumerate().filter(|(i, _)| *i != p).map(|(_, arg)| arg) {
+                if let ArgRef::Tensor(read) = arg {
                     refuse_overlap_with(written, read, true)?;
                 }
             }
         }
-        if self.op.row.base() == "aminmax"
+        if row.base() == "aminmax"
             && let Form::Out(outs) = &self.op.binding.form
             && let [min, max] = outs[..]
             && refuse_overlap_with(self.tensor(min)?, self.tensor(max)?, false).is_err()
@@ -490,16 +489,29 @@ impl<'a> Call<'_, 'a> {
             let message = "aminmax(): the `min` and `max` out= tensors must not overlap.";
             return Err(Error::new(ErrorKind::Value, message).into());
         }
-        if APART.contains(&self.op.row.base()) {
-            let Form::Out(outs) = &self.op.binding.form else { return Ok(()) };
-            for (_, arg) in self.args.iter().enumerate().filter(|(i, _)| !outs.contains(i)) {
-                match arg {
-                    ArgRef::Tensor(read) => refuse_overlap_with(written, read, false)?,
-                    ArgRef::Tensors(list) => {
-                        list.iter().try_for_each(|read| refuse_overlap_with(written, read, false))?
-                    }
-                    _ => {}
+        row.apart.iter().try_for_each(|&param| match self.op.binding.params.get(param) {
+            Some(Source::Arg(at)) => match &self.args[*at] {
+                ArgRef::Tensor(read) => refuse_overlap_with(written, read, false),
+                ArgRef::Tensors(list) => {
+                    list.iter().try_for_each(|read| refuse_overlap_with(written, read, false))
                 }
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        })
+    }
+
+    /// The same for a tensor of a list, where the op runs on each.
+    fn written_each(&self, written: &TensorRef<'_>, p: usize, k: usize) -> Result<(), Refusal> {
+        if self.op.row.fills {
+            return Ok(());
+        }
+        refuse_overlap(written)?;
+        for arg in self.args.iter().enumerate().filter(|(i, _)| *i != p).map(|(_, arg)| arg) {
+            if let ArgRef::Tensors(list) = arg
+                && let Some(read) = list.get(k)
+            {
+                refuse_overlap_with(written, read, true)?;
             }
         }
         Ok(())
@@ -578,14 +590,23 @@ impl<'a> Call<'_, 'a> {
         for dest in dests {
             key.dest(dest);
         }
+        let mut offsets = Offsets::new();
+        items.iter().zip(params).for_each(|(item, param)| item.offsets(param.kind, &mut offsets));
+        let mut place = |args: &[Arg]| row.place_offsets.map_or(Ok(()), |place| place(args, &mut offsets));
         let inst = match w.known(&key) {
-            Some(inst) => inst,
+            Some(inst) => {
+                if let Kind::Row { args, .. } = &inst.kind {
+                    place(args).map_err(refusal)?;
+                }
+                inst
+            }
             None => {
-                let mut next = 0;
+                let mut next = Next::default();
                 let mut args = Vec::with_capacity(items.len());
                 for (item, param) in items.iter().zip(params) {
                     args.push(item.arg(param.kind, strided, &mut next)?);
                 }
+                place(&args).map_err(refusal)?;
                 let lowering = self.switches.lowering();
                 w.learn(&key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
             }
@@ -610,7 +631,7 @@ impl<'a> Call<'_, 'a> {
             }
             operands.values[place] = state;
         }
-        let outputs = w.record(inst, operands.values);
+        let outputs = w.record(inst, operands.values, &offsets);
         Ok(Results { inst, outputs })
     }
 
@@ -673,14 +694,18 @@ fn ask_numbers<T>(
     items: &[Item<'_, '_>],
     f: fn(&Numbers<'_>) -> Result<T, aten::Error>,
 ) -> Result<T, Refusal> {
-    let by_param: SmallVec<[Option<Number>; 8]> =
-        items.iter().map(|i| if let Item::Number(n) = i { Some(*n) } else { None }).collect();
+    let number = |i: &Item<'_, '_>| match i {
+        Item::Number(n) => Some(*n),
+        Item::Tensor(TensorRef { place: Place::Host(bytes), dtype: Some(dtype), sizes: [], .. }) => {
+            Number::read(*dtype, bytes)
+        }
+        _ => None,
+    };
+    let by_param: SmallVec<[Option<Number>; 8]> = items.iter().map(number).collect();
+    let text = items.iter().find_map(|i| if let Item::Str(s) = i { Some(*s) } else { None });
     let dtype = items.iter().find_map(|i| if let Item::Tensor(t) = i { t.dtype } else { None });
-    f(&Numbers { by_param: &by_param, dtype }).map_err(refusal)
+    f(&Numbers { by_param: &by_param, text, dtype }).map_err(refusal)
 }
-
-/// Ops that may write one value to many places at once, as on PyTorch's other devices.
-const FILLS: &[&str] = &["fill", "zero", "masked_fill", "index_put", "_index_put_impl_"];
 
 /// `at::assert_no_internal_overlap`
 fn refuse_overlap(t: &TensorRef<'_>) -> Result<(), Refusal> {
@@ -692,9 +717,6 @@ fn refuse_overlap(t: &TensorRef<'_>) -> Result<(), Refusal> {
     }
     Ok(())
 }
-
-/// Ops whose `out=` tensor may have nothing in common with what they read.
-const APART: &[&str] = &["cat", "gather", "index_select", "kthvalue", "masked_select", "nonzero", "take"];
 
 /// `at::assert_no_overlap`: two dense views of one storage that share elements. `same` allows two that are the same, as
 /// `at::assert_no_partial_overlap` does.

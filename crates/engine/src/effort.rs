@@ -45,9 +45,14 @@ impl Policy {
         self.on.store(on, Relaxed);
     }
 
+    /// Whether results must not depend on when a compiler is done.
+    pub(crate) fn is_deterministic(&self) -> bool {
+        (self.deterministic)()
+    }
+
     /// Whether programs may be compiled quickly now.
     pub(crate) fn allows_quick(&self) -> bool {
-        self.is_on() && !(self.deterministic)()
+        self.is_on() && !self.is_deterministic()
     }
 
     /// The effort for a program that nobody has compiled yet.
@@ -97,13 +102,13 @@ const BYTES_PER_OP: u64 = 1_000_000 * 2 / 3;
 
 /// Whether results are there earlier with a quick version.
 fn saves(platform: Platform, graph: &Graph) -> bool {
-    let ops = graph.insts.len();
+    let ops = graph.ops.len();
     if ops < FEW {
         return false;
     }
     match platform {
         Platform::Cpu => {
-            let bytes = graph.insts.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes));
+            let bytes = graph.ops.insts.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes));
             bytes / BYTES_PER_OP < ops as u64
         }
         // Programs take from seconds to minutes there.

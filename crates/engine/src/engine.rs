@@ -71,7 +71,7 @@ impl Engine {
             compiler.graphs.keep_in(folder);
         }
         let memory: fn(&Target) -> &'static Memory = |target| match target {
-            Target::Client(client) => Memory::new(memory_limit(client)),
+            Target::Client(client) => memory_of(client),
             Target::Absent(absent) => Memory::boundless(absent.device.memory),
         };
         let bounds = if target.absent().is_some() { Bounds::CAPTURING } else { Bounds::RUNNING };
@@ -208,14 +208,15 @@ impl Engine {
         self.metrics.events.stop(listener)
     }
 
-    /// What is known of each program without its executable, in the order in which they came, as JSON.
-    pub fn graphs(&self) -> Vec<Value> {
-        self.compiler.list()
+    /// What is known of the latest programs from this number on without their executables, in the order in which they came,
+    /// as JSON.
+    pub fn graphs(&self, from: usize) -> Vec<Value> {
+        self.compiler.list(from)
     }
 
-    /// All that is known of the program at this place in that order; waits for its executable. Nothing if it has none.
-    pub fn graph(&self, place: usize) -> Option<Shown> {
-        let program = self.compiler.graphs.all().get(place).cloned()?;
+    /// All that is known of the program with this number; waits for its executable. Nothing if it has none.
+    pub fn graph(&self, number: usize) -> Option<Shown> {
+        let program = self.compiler.graphs.get(number)?;
         self.compiler.show(&program)
     }
 
@@ -320,11 +321,21 @@ impl Engine {
     }
 }
 
-/// Bytes that a device may hold. The CPU platform shares the host's memory: its devices get what the host has.
-fn memory_limit(client: &Arc<pjrt::Client>) -> u64 {
+/// What of the host's memory tensors on the CPU platform may use if nobody says otherwise. There is nothing between the
+/// last byte and the end of the process: Linux promises memory that it does not have, and kills who touches it. The rest
+/// is for Python, tensors on the CPU, compilers and other processes.
+const OF_THE_HOST: f64 = 0.8;
+
+/// The memory of a device. The CPU platform shares the host's.
+fn memory_of(client: &Arc<pjrt::Client>) -> &'static Memory {
     let device = client.devices().first();
     let known = device.and_then(|d| d.memory_stats().ok().flatten()).and_then(|s| s.limit).filter(|&b| b > 0);
-    known.map_or_else(host_memory, |b| b as u64)
+    if let Some(bytes) = known {
+        return Memory::new(bytes as u64);
+    }
+    let memory = Memory::new(host_memory());
+    memory.set_fraction(OF_THE_HOST);
+    memory
 }
 
 /// The host's memory in bytes, or what the process's control group may use.

@@ -23,6 +23,8 @@ struct Known {
     sites: Vec<Site>,
     live: Vec<u32>,
     donated: usize,
+    /// Offsets that it is given.
+    given: usize,
     options: u32,
 }
 
@@ -117,16 +119,16 @@ impl Explainer {
         &self,
         graph: &Graph,
         program: &Arc<Program>,
-        sites: &[Site],
         cut: (Reason, Site),
     ) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
         let new = Known {
             number,
-            insts: graph.insts.clone(),
-            sites: sites.to_vec(),
+            insts: graph.ops.insts.clone(),
+            sites: graph.ops.sites.clone(),
             live: graph.live.to_vec(),
             donated: graph.donated.len(),
+            given: graph.given.len(),
             options: graph.options,
         };
         let mut known = self.known.lock();
@@ -205,6 +207,7 @@ enum Cause {
     OtherOp,
     Cut,
     Visible,
+    Offsets,
     Options,
     Other,
 }
@@ -220,6 +223,7 @@ impl Cause {
             Cause::OtherOp => "ops",
             Cause::Cut => "cut",
             Cause::Visible => "visible",
+            Cause::Offsets => "offsets",
             Cause::Options => "options",
             Cause::Other => "other",
         }
@@ -240,6 +244,7 @@ impl Cause {
             Cause::Visible => {
                 "a variable keeps a value of another round alive, or no longer does; this settles after a round"
             }
+            Cause::Offsets => "nothing: this program serves all other values of those offsets",
             Cause::First | Cause::Unlike | Cause::Options | Cause::Other => return None,
         })
     }
@@ -265,6 +270,7 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Bytes => "launched because the window had as many bytes as may be (torch.tpu.set_window)",
         Reason::Options => "launched because other compiler options came into force",
         Reason::Barrier => "launched because of a barrier",
+        Reason::Part => "a part of a window that has no program as a whole",
     };
     match describe(site) {
         Some(line) => format!("{why}, at {line}"),
@@ -336,6 +342,11 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
             }
             e.note(Cause::OtherOp);
         }
+    } else if differing.is_empty() && old.given != new.given {
+        let offsets = count(new.given, "offset");
+        let text = "differ in value and are operands from now on (starts of slices, indices, shifts)";
+        e.differences.push(format!("{offsets} {text}"));
+        e.note(Cause::Offsets);
     } else if differing.is_empty() {
         visible(old, new, e);
     }
@@ -422,10 +433,21 @@ fn difference(old: &Inst, new: &Inst, e: &mut Explanation) -> String {
     }
     match old.operands.iter().zip(&new.operands).find(|(a, b)| a != b) {
         Some((a, b)) => format!("it works on {}", tensors(a, b)),
-        None => {
-            e.note(Cause::Size);
-            "another view of its operand".to_owned()
+        None => another_view(&old.kind, &new.kind, e),
+    }
+}
+
+/// What differs between two views of one value.
+fn another_view(old: &Kind, new: &Kind, e: &mut Explanation) -> String {
+    match (old.shape(), new.shape()) {
+        (Some(a), Some(b)) if a.ty() != b.ty() => {
+            e.note(if a.ty().dtype == b.ty().dtype { Cause::Size } else { Cause::Dtype });
+            format!("its view is {}, was {}", tensor(&b.ty()), tensor(&a.ty()))
         }
+        (Some(a), Some(b)) if a.strides() != b.strides() => {
+            format!("its view has strides {:?}, had {:?}", b.strides(), a.strides())
+        }
+        _ => "another view of its operand".to_owned(),
     }
 }
 
@@ -450,5 +472,7 @@ fn shown(arg: &Arg) -> String {
         Arg::Bools(v) => format!("{v:?}"),
         Arg::Str(s) => format!("'{s}'"),
         Arg::Rng(_) => "a generator".to_owned(),
+        Arg::Offset(_) => "an offset".to_owned(),
+        Arg::Offsets(_, n) => count(*n as usize, "offset"),
     }
 }

@@ -4,7 +4,7 @@
 //! It makes the same key as the long way (`Call::attempt`), and records the same. Whatever is out of the ordinary, a view,
 //! a window that is over, an op that is new, it leaves to the long way before anything is recorded.
 
-use crate::arguments::{encode_number, encode_tensor, number, with_strides};
+use crate::arguments::{encode_number, encode_offsets, encode_tensor, number, with_strides};
 use crate::config::{Mode, Switches};
 use crate::dispatch::{Meta, Op};
 use crate::engine::Engine;
@@ -13,8 +13,10 @@ use crate::inst::{Inst, Key};
 use crate::site::Site;
 use crate::stream::{Operand, Window};
 use crate::value::Slot;
-use oxitorch_aten as aten;
+use crate::view::Offsets;
 use oxitorch_aten::args::{Number, is_operand};
+use oxitorch_aten::numbers::Numbers;
+use oxitorch_aten::{self as aten, ParamKind};
 use oxitorch_hlo::DType;
 use smallvec::SmallVec;
 
@@ -68,7 +70,7 @@ type Operands = SmallVec<[Operand; 4]>;
 impl Engine {
     /// Runs a call the short way; `None` if it has to go the long one.
     pub fn express(&self, call: &Express<'_, '_>) -> Option<Result<(Slot, Meta), Refusal>> {
-        if !call.op.is_plain() || call.switches.mode == Mode::Debug {
+        if !call.op.is_plain() || call.switches.mode == Mode::Debug || !call.takes_numbers() {
             return None;
         }
         let stream = self.stream(call.device as usize).ok()?;
@@ -77,13 +79,13 @@ impl Engine {
             return None;
         }
         let mut key = w.new_key(std::ptr::from_ref(call.op) as u64);
-        let mut operands = Operands::new();
-        let found = call.find(&mut w, &mut key, &mut operands);
+        let (mut operands, mut offsets) = (Operands::new(), Offsets::new());
+        let found = call.find(&mut w, &mut key, &mut operands, &mut offsets);
         w.keep_key(key);
         let inst = found?;
         stream.refuse_huge(inst).ok()?;
         w.options = call.switches.compiler_options;
-        let (value, out) = w.record_plain(inst, operands)?;
+        let (value, out) = w.record_plain(inst, operands, &offsets)?;
         let slot = Slot::with(out.bytes as usize, call.device, value);
         let ended = stream.end_call(&mut w, call.switches.mode);
         drop(w);
@@ -96,8 +98,33 @@ impl Engine {
 }
 
 impl Express<'_, '_> {
-    /// The instance that the call led to before, and its operands.
-    fn find(&self, w: &mut Window, key: &mut Key, operands: &mut Operands) -> Option<&'static Inst> {
+    /// Whether the row takes the numbers of the call; what is wrong with them, the long way says.
+    fn takes_numbers(&self) -> bool {
+        let Some(check) = aten::row(self.op.row_id()).check_numbers else { return true };
+        let (mut by_param, mut first) = ([None; 8], None);
+        for (number, arg) in by_param.iter_mut().zip(self.args) {
+            match *arg {
+                Plain::Number(n) => *number = Some(n),
+                Plain::Host { dtype, bytes, .. } => {
+                    *number = Number::read(dtype, bytes);
+                    first = first.or(Some(dtype));
+                }
+                Plain::Tensor { dtype, .. } => first = first.or(Some(dtype)),
+                Plain::None | Plain::Ints(_) => {}
+            }
+        }
+        self.args.len() <= by_param.len()
+            && check(&Numbers { by_param: &by_param[..self.args.len()], text: None, dtype: first }).is_ok()
+    }
+
+    /// The instance that the call led to before, its operands and its offsets.
+    fn find(
+        &self,
+        w: &mut Window,
+        key: &mut Key,
+        operands: &mut Operands,
+        offsets: &mut Offsets,
+    ) -> Option<&'static Inst> {
         let row = aten::row(self.op.row_id());
         let strided = with_strides(row);
         key.word(self.op.key_word(&self.switches));
@@ -114,6 +141,14 @@ impl Express<'_, '_> {
                 Plain::Host { dtype, bytes, wrapped } => {
                     operands.push(Operand::Value(w.host_number(dtype, bytes, wrapped)));
                     encode_tensor(dtype, wrapped, &[], None, key);
+                }
+                Plain::Number(Number::Int(n)) if param.kind == ParamKind::Offset => {
+                    encode_offsets(1, key);
+                    offsets.push(n);
+                }
+                Plain::Ints(v) if param.kind == ParamKind::Offsets => {
+                    encode_offsets(v.len(), key);
+                    offsets.extend_from_slice(v);
                 }
                 Plain::Number(n) => {
                     let operand = is_operand(param.kind, n);

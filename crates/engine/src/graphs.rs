@@ -2,7 +2,7 @@
 
 use crate::explain::tensor;
 use crate::flush::Reason;
-use crate::inst::Inst;
+use crate::ops::OpRef;
 use crate::program::{Compiler, Graph, Program};
 use crate::site::{Site, describe};
 use oxitorch_aten::dtype::torch_name;
@@ -11,6 +11,7 @@ use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -29,18 +30,27 @@ pub(crate) enum Origin {
 /// Where the ops of a graph come from.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
-    /// The Python line of each op.
-    pub(crate) sites: Box<[Site]>,
     /// Why the window ended, and where.
     pub(crate) cut: Option<(Reason, Site)>,
     /// Set when the executable is there, unless another program of this process has it.
     pub(crate) origin: OnceLock<Origin>,
 }
 
-/// The programs in the order in which they came.
+/// Programs that can be looked at: the latest ones, as a program that was forgotten can be made again.
+const MAX_GRAPHS: usize = 4096;
+
+/// The latest programs in the order in which they came.
+#[derive(Debug, Default)]
+struct Latest {
+    /// The number of the first, counted from the start of the process.
+    first: usize,
+    programs: VecDeque<Arc<Program>>,
+}
+
+/// The programs of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
-    programs: Mutex<Vec<Arc<Program>>>,
+    latest: Mutex<Latest>,
     /// Where each is written when it is compiled.
     folder: OnceLock<PathBuf>,
     /// What was written, for when the counts are known.
@@ -57,17 +67,32 @@ impl Graphs {
     }
 
     pub(crate) fn add(&self, program: &Arc<Program>) {
-        self.programs.lock().push(program.clone());
+        let mut latest = self.latest.lock();
+        if latest.programs.len() == MAX_GRAPHS {
+            latest.programs.pop_front();
+            latest.first += 1;
+        }
+        latest.programs.push_back(program.clone());
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Program>> {
-        self.programs.lock().clone()
+    /// The programs from this number on, with their numbers.
+    fn numbered(&self, from: usize) -> Vec<(usize, Arc<Program>)> {
+        let latest = self.latest.lock();
+        let gone = from.saturating_sub(latest.first);
+        (latest.first..).zip(latest.programs.iter().cloned()).skip(gone).collect()
+    }
+
+    /// The program with this number, if it is not too long ago.
+    pub(crate) fn get(&self, number: usize) -> Option<Arc<Program>> {
+        let latest = self.latest.lock();
+        latest.programs.get(number.checked_sub(latest.first)?).cloned()
     }
 
     /// A program has its executable, or has failed to get it.
     pub(crate) fn compiled(&self, compiler: &Compiler, program: &Program) {
         let Some(folder) = self.folder.get() else { return };
-        let Some(program) = self.programs.lock().iter().find(|p| std::ptr::eq(&***p, program)).cloned()
+        let Some(program) =
+            self.latest.lock().programs.iter().find(|p| std::ptr::eq(&***p, program)).cloned()
         else {
             return;
         };
@@ -139,28 +164,27 @@ fn usage(program: &Program) -> Map<String, Value> {
 
 /// Where the ops of a graph come from, for what the compiler makes of them: `aten::mm#17` is the 18th op.
 fn locations(graph: &Graph) -> Vec<Location> {
-    let place = |(i, inst): (usize, &&'static Inst)| {
-        let site = graph.source.sites.get(i).and_then(|&site| describe(site));
+    let place = |op: OpRef<'_>| {
+        let site = describe(op.site);
         // `file:line in function`
         let line =
             site.as_deref().and_then(|s| s.rsplit_once(" in ").map_or(Some(s), |(place, _)| Some(place)));
         let line =
             line.and_then(|s| s.rsplit_once(':')).and_then(|(f, n)| Some((f.to_owned(), n.parse().ok()?)));
-        Location { name: format!("aten::{}#{i}", inst.name()), line }
+        Location { name: format!("aten::{}#{}", op.inst.name(), op.at), line }
     };
-    graph.insts.iter().enumerate().map(place).collect()
+    graph.ops.iter().map(place).collect()
 }
 
 /// What is known of a graph without its executable.
 fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
     let mut results = Vec::new();
     let mut ops = Vec::new();
-    for (i, inst) in graph.insts.iter().enumerate() {
+    for op in graph.ops.iter() {
         let types: Vec<Option<String>> =
-            inst.outputs.iter().map(|o| o.as_ref().map(|o| tensor(&o.ty))).collect();
-        let site = graph.source.sites.get(i).copied().unwrap_or_default();
-        let (line, backward) = (describe(site), site.is_of_backward());
-        ops.push(json!({ "op": inst.name(), "results": types, "line": line, "backward": backward }));
+            op.inst.outputs.iter().map(|o| o.as_ref().map(|o| tensor(&o.ty))).collect();
+        let (line, backward) = (describe(op.site), op.site.is_of_backward());
+        ops.push(json!({ "op": op.inst.name(), "results": types, "line": line, "backward": backward }));
         results.extend(types);
     }
     let outputs: Vec<&Option<String>> = graph.live.iter().filter_map(|&i| results.get(i as usize)).collect();
@@ -193,8 +217,8 @@ fn products(graph: &Graph, module: &Module) -> Vec<Value> {
     let mut places: FxHashMap<String, usize> = FxHashMap::default();
     for p in module.products() {
         let at = p.location.map(|i| i as usize);
-        let op = at.and_then(|i| graph.insts.get(i)).map(|inst| inst.name());
-        let line = at.and_then(|i| graph.source.sites.get(i)).and_then(|&site| describe(site));
+        let op = at.and_then(|i| graph.ops.insts.get(i)).map(|inst| inst.name());
+        let line = at.and_then(|i| graph.ops.sites.get(i)).and_then(|&site| describe(site));
         let facts = json!({
             "dtype": torch_name(p.dtype).trim_start_matches("torch."),
             "precision": p.precision.name(),
@@ -273,7 +297,7 @@ impl Compiler {
     pub(crate) fn captured(&self, program: &Program) -> Option<Captured> {
         let (mut facts, _) = self.describe(program)?;
         let (_, task) = program.task()?;
-        let module = task.graph.built().ok()?;
+        let module = task.graph.built(self.target.platform()).ok()?;
         let text = module.to_text_with(PrintOptions { locations: &locations(&task.graph) });
         let options = self.options(task).overrides;
         let value = |v: &pjrt::OptionValue| match v {
@@ -289,7 +313,7 @@ impl Compiler {
         facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
         // Bytes of each result, and the op that makes it.
         let mut results = Vec::new();
-        for (i, inst) in task.graph.insts.iter().enumerate() {
+        for (i, inst) in task.graph.ops.insts.iter().enumerate() {
             results.extend(inst.outputs.iter().map(|o| (o.as_ref().map_or(0, |o| bytes(&o.stored)), i)));
         }
         let (sizes, makers): (Vec<i64>, Vec<usize>) =
@@ -299,8 +323,13 @@ impl Compiler {
         Some(Captured { facts, text })
     }
 
-    /// The programs so far, without what their executables say.
-    pub(crate) fn list(&self) -> Vec<Value> {
-        self.graphs.all().iter().filter_map(|p| Some(Value::from(self.describe(p)?.0))).collect()
+    /// The latest programs from this number on, without what their executables say.
+    pub(crate) fn list(&self, from: usize) -> Vec<Value> {
+        let described = |(number, program): (usize, Arc<Program>)| {
+            let (mut facts, _) = self.describe(&program)?;
+            facts.insert("number".into(), number.into());
+            Some(facts.into())
+        };
+        self.graphs.numbered(from).into_iter().filter_map(described).collect()
     }
 }

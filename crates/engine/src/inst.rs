@@ -5,7 +5,8 @@
 
 use crate::config::Lowering;
 use crate::error::{Error, ErrorKind, Refusal};
-use crate::view::{self, View, dense_order};
+use crate::view::{self, Offsets, Shape, View, dense_order};
+use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
 use oxitorch_hlo::{Builder, DType, Dims, Module, TensorType, Value};
@@ -18,9 +19,9 @@ pub(crate) enum Kind {
     /// A row of the op table. The arguments hold the types of the operands.
     Row { op: OpId, args: Vec<Arg>, dests: SmallVec<[Dest; 1]>, format: Format, lowering: Lowering },
     /// The elements of a view of a storage's value.
-    Read { base: TensorType, view: View },
+    Read { base: TensorType, shape: Shape },
     /// A storage's value with a view of it overwritten by operand 1.
-    Write { base: TensorType, view: View },
+    Write { base: TensorType, shape: Shape },
     /// A tensor that covers its storage, with its dimensions in the storage's order.
     Store { from: TensorType, order: Dims },
     /// A tensor in another dtype.
@@ -55,16 +56,40 @@ impl Format {
 }
 
 impl Kind {
+    /// The shape of the view that is read or written.
+    pub(crate) fn shape(&self) -> Option<&Shape> {
+        match self {
+            Kind::Read { shape, .. } | Kind::Write { shape, .. } => Some(shape),
+            _ => None,
+        }
+    }
+
     /// The types of the operands.
     fn operands(&self) -> Vec<TensorType> {
         match self {
             Kind::Row { args, .. } => row_operands(args),
             Kind::Read { base, .. } => vec![base.clone()],
-            Kind::Write { base, view } => vec![base.clone(), view.ty()],
+            Kind::Write { base, shape } => vec![base.clone(), shape.ty()],
             Kind::Store { from, .. } | Kind::Cast { from, .. } | Kind::Resize { from, .. } => {
                 vec![from.clone()]
             }
             Kind::Zeros(_) => Vec::new(),
+        }
+    }
+
+    /// How many offsets it takes.
+    fn offsets(&self) -> usize {
+        match self {
+            Kind::Row { args, .. } => {
+                let count = |a: &Arg| match a {
+                    Arg::Offset(_) => 1,
+                    Arg::Offsets(_, n) => *n as usize,
+                    _ => 0,
+                };
+                args.iter().map(count).sum()
+            }
+            Kind::Read { shape, .. } | Kind::Write { shape, .. } => shape.offsets(),
+            _ => 0,
         }
     }
 }
@@ -125,6 +150,8 @@ pub(crate) struct Inst {
     /// Its number; equal numbers are equal instances.
     pub(crate) id: u32,
     pub(crate) kind: Kind,
+    /// How many offsets it takes.
+    pub(crate) offsets: usize,
     /// Those that are recorded: without the [unused](Inst::is_unused) ones.
     pub(crate) operands: Vec<TensorType>,
     /// Operands that the lowering looks at the type of, and no more: by number.
@@ -169,6 +196,16 @@ impl Inst {
         }
     }
 
+    /// The types of its results as storages hold them.
+    pub(crate) fn stored_types(&self) -> impl Iterator<Item = Option<&TensorType>> {
+        self.outputs.iter().map(|o| o.as_ref().map(|o| &o.stored))
+    }
+
+    /// Whether it may fail when it runs: a kernel of torch's that may find no solution.
+    pub(crate) fn may_fail(&self) -> bool {
+        matches!(&self.kind, Kind::Row { op, lowering, .. } if lowering.config.library && aten::row(*op).may_fail)
+    }
+
     /// Whether every result is an operand, so that nothing has to be computed.
     pub(crate) fn is_identity(&self) -> bool {
         self.identity
@@ -184,8 +221,13 @@ impl Inst {
         self.plain
     }
 
-    /// Lowers the instance on these operands.
-    pub(crate) fn emit(&self, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
+    /// Lowers the instance on these operands, with these offsets.
+    pub(crate) fn emit(
+        &self,
+        b: &Builder,
+        operands: &[Value],
+        offsets: &[Offset],
+    ) -> Result<Emitted, aten::Error> {
         let mut all = operands.to_vec();
         if !self.unused.is_empty() {
             let types = self.kind.operands();
@@ -194,7 +236,7 @@ impl Inst {
                 all.insert(i as usize, b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape));
             }
         }
-        let mut e = emit(&self.kind, b, &all)?;
+        let mut e = emit(&self.kind, b, &all, offsets)?;
         for (v, out) in e.outputs.iter_mut().zip(&self.outputs) {
             if let (Some(v), Some(Out { order: Some(order), .. })) = (v, out) {
                 *v = b.transpose(*v, order);
@@ -204,13 +246,13 @@ impl Inst {
     }
 }
 
-fn emit(kind: &Kind, b: &Builder, operands: &[Value]) -> Result<Emitted, aten::Error> {
+fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Result<Emitted, aten::Error> {
     let value = match kind {
         Kind::Row { op, args, dests, lowering, .. } => {
-            return emit_row(b, *op, args, dests, lowering, operands);
+            return emit_row(b, *op, args, dests, lowering, operands, offsets);
         }
-        Kind::Read { view, .. } => view::read(b, operands[0], view),
-        Kind::Write { view, .. } => view::write(b, operands[0], operands[1], view),
+        Kind::Read { shape, .. } => shape.read(b, operands[0], offsets),
+        Kind::Write { shape, .. } => shape.write(b, operands[0], operands[1], offsets),
         Kind::Store { order, .. } => b.transpose(operands[0], order),
         Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
         Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
@@ -229,8 +271,9 @@ fn emit_row(
     dests: &[Dest],
     lowering: &Lowering,
     operands: &[Value],
+    offsets: &[Offset],
 ) -> Result<Emitted, aten::Error> {
-    let lowered = aten::lower_into(op, b, &lowering.config, args, operands, dests)?;
+    let lowered = aten::lower_into(op, b, &lowering.config, args, operands, offsets, dests)?;
     let mut checks: Vec<Value> = lowered.checks.iter().map(|c| c.ok).collect();
     let mut messages: Vec<_> = lowered.checks.into_iter().map(|c| (c.error.into(), c.message)).collect();
     if lowering.nan_trap {
@@ -504,6 +547,16 @@ pub(crate) struct Instances {
     by_kind: FxHashMap<Kind, &'static Inst>,
     /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
     by_key: FxHashMap<Box<[i64]>, &'static Inst>,
+    /// Reads and writes of views seen before, by everything but their offsets. Views of one key may lie in the grid of
+    /// their storage or across it, which are instances of their own.
+    views: FxHashMap<Box<[i64]>, SmallVec<[&'static Inst; 1]>>,
+}
+
+/// What is done to a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
 }
 
 impl Instances {
@@ -519,6 +572,34 @@ impl Instances {
         Ok(inst)
     }
 
+    /// The instance that reads or writes this view of a value, and its offsets.
+    pub(crate) fn view(
+        &mut self,
+        access: Access,
+        base: &TensorType,
+        view: &View,
+        mut key: Key,
+    ) -> Result<(&'static Inst, Offsets, Key), Refusal> {
+        key.ty(access as u64, base);
+        key.word(u64::from(view.conj) | u64::from(view.neg) << 1 | (view.dtype as u64) << 8);
+        key.list(0, &view.sizes);
+        key.ints(&view.strides);
+        let candidates = self.views.get(key.0.as_slice());
+        let placed = |inst: &&'static Inst| Some((*inst, inst.kind.shape()?.place(view.offset)?));
+        if let Some((inst, offsets)) = candidates.and_then(|all| all.iter().find_map(placed)) {
+            return Ok((inst, offsets, key));
+        }
+        let (base, shape) = (base.clone(), Shape::of(view, base));
+        let missing = || Error::runtime("a view has no place in its grid; please report this");
+        let offsets = shape.place(view.offset).ok_or_else(missing)?;
+        let inst = self.get(match access {
+            Access::Read => Kind::Read { base, shape },
+            Access::Write => Kind::Write { base, shape },
+        })?;
+        self.views.entry(key.0.as_slice().into()).or_default().push(inst);
+        Ok((inst, offsets, key))
+    }
+
     /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
     pub(crate) fn get(&mut self, kind: Kind) -> Result<&'static Inst, Refusal> {
         if let Some(inst) = self.by_kind.get(&kind) {
@@ -527,7 +608,8 @@ impl Instances {
         let b = Builder::new();
         let operands = kind.operands();
         let values: Vec<Value> = operands.iter().map(|ty| b.param(ty.clone())).collect();
-        let emitted = emit(&kind, &b, &values).map_err(refusal)?;
+        let offsets = any_offsets(&kind, &b);
+        let emitted = emit(&kind, &b, &values, &offsets).map_err(refusal)?;
         let outputs = emitted.outputs.iter().enumerate();
         let mut outputs: SmallVec<[Option<Out>; 1]> =
             outputs.map(|(i, v)| v.map(|v| out(&kind, i, &b, v, &values))).collect();
@@ -560,6 +642,7 @@ impl Instances {
             unused,
             unused_params,
             id: self.by_kind.len() as u32,
+            offsets: offsets.len(),
             kind: kind.clone(),
             operands,
             outputs,
@@ -570,6 +653,15 @@ impl Instances {
         self.by_kind.insert(kind, inst);
         Ok(inst)
     }
+}
+
+/// Offsets of which nothing is known. What a view shows is the same kind of thing wherever it begins.
+fn any_offsets(kind: &Kind, b: &Builder) -> Vec<Offset> {
+    let any = |_| match kind {
+        Kind::Row { .. } => Offset::Given(b.param(TensorType::scalar(DType::S64))),
+        _ => Offset::Known(0),
+    };
+    (0..kind.offsets()).map(any).collect()
 }
 
 /// The tensor operands of a row that no result depends on: their numbers, in order, and the bits of their parameters.

@@ -3,7 +3,8 @@
 
 use crate::error::{self, Error, Result};
 use crate::graphs::Source;
-use crate::program::{Compiler, Graph, PRODUCED, Task};
+use crate::ops::{OpRef, Ops, PRODUCED};
+use crate::program::{Compiler, Graph, Task};
 use oxitorch_pjrt as pjrt;
 use std::sync::Arc;
 
@@ -31,17 +32,18 @@ pub(crate) fn run(
     let graph = &*task.graph;
     let mut values = Values { uses: uses(graph), produced: Vec::new(), held: 0 };
     let mut out = Isolated::default();
-    let mut codes = graph.operands.as_slice();
-    for (i, inst) in graph.insts.iter().enumerate() {
-        let (own, rest) = codes.split_at(inst.operands.len());
-        codes = rest;
+    for op in graph.ops.iter() {
+        let (inst, own, site) = (op.inst, op.operands, op.site);
         let value = |&code: &u32| match code & PRODUCED {
             0 => inputs[code as usize].clone(),
             _ => values.get(code & !PRODUCED, inst.name()),
         };
-        let site = graph.source.sites.get(i).copied().unwrap_or_default();
-        let results = own.iter().map(value).collect::<Result<Vec<_>>>().and_then(|args| {
-            let single = Task { graph: Arc::new(single(graph, i)), device: task.device };
+        let single = single(graph, &op);
+        // Offsets that the program was given come last.
+        let offsets = inputs.last().filter(|_| !single.given.is_empty()).cloned();
+        let args = own.iter().map(value).chain(offsets).collect::<Result<Vec<_>>>();
+        let results = args.and_then(|args| {
+            let single = Task { graph: Arc::new(single), device: task.device };
             let results = may_run(values.held + inst.bytes).and_then(|()| one(compiler, &single, &args));
             out.launches += u64::from(results.is_ok());
             results.map_err(|e| e.at(site))
@@ -101,31 +103,36 @@ fn bytes(value: &Option<Got>) -> u64 {
 
 /// How often each result is wanted.
 fn uses(graph: &Graph) -> Vec<u32> {
-    let results = graph.insts.iter().map(|i| i.outputs.len()).sum();
-    let mut uses = vec![0; results];
-    let operands = graph.operands.iter().filter(|&code| code & PRODUCED != 0).map(|code| code & !PRODUCED);
+    let mut uses = vec![0; graph.ops.results()];
+    let operands =
+        graph.ops.operands.iter().filter(|&code| code & PRODUCED != 0).map(|code| code & !PRODUCED);
     operands.chain(graph.live.iter().copied()).for_each(|i| uses[i as usize] += 1);
     uses
 }
 
 /// The graph of one op, with all its results.
-fn single(graph: &Graph, i: usize) -> Graph {
-    let inst = &graph.insts[i];
-    let site = graph.source.sites.get(i).copied().unwrap_or_default();
+fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
+    let inst = op.inst;
+    let mut ops = Ops::default();
+    ops.push(op, 0..inst.operands.len() as u32);
+    let (first, last) = (op.first_offset as u32, (op.first_offset + inst.offsets) as u32);
+    let own = |&(at, i): &(u32, u32)| (first..last).contains(&at).then(|| (at - first, i));
+    let given: Box<[(u32, u32)]> = graph.given.iter().filter_map(own).collect();
+    let offsets = graph.inputs.last().filter(|_| !given.is_empty()).cloned();
     Graph {
-        insts: vec![*inst],
-        operands: (0..inst.operands.len() as u32).collect(),
-        inputs: inst.operands.clone(),
+        ops,
+        inputs: inst.operands.iter().cloned().chain(offsets).collect(),
+        given,
         donated: Default::default(),
         options: graph.options,
         live: (0..inst.outputs.len() as u32).filter(|&o| inst.outputs[o as usize].is_some()).collect(),
-        source: Source { sites: [site].into(), ..Source::default() },
+        source: Source::default(),
     }
 }
 
 /// Runs one op to its end.
 fn one(compiler: &Compiler, task: &Task, args: &[Arc<pjrt::Buffer>]) -> Result<Vec<pjrt::Buffer>> {
-    let name = task.graph.insts[0].name();
+    let name = task.graph.ops.insts[0].name();
     let (loaded, _) = compiler.compile(name, task)?;
     let args: Vec<&pjrt::Buffer> = args.iter().map(Arc::as_ref).collect();
     let failed = |e: pjrt::Error| error::device(name, &e);

@@ -6,6 +6,7 @@
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
 use crate::isolate;
+use crate::known::Places;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Program, element};
@@ -18,7 +19,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One execution of a program.
@@ -26,6 +27,8 @@ pub(crate) struct Launch {
     pub(crate) program: Arc<Program>,
     pub(crate) inputs: SmallVec<[Arc<Value>; 4]>,
     pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
+    /// The inputs that it may overwrite, where the program would overwrite others too.
+    pub(crate) donated: Option<Places>,
     /// Buffers of the checks go here.
     pub(crate) checks: Option<Arc<Checks>>,
     /// How many ops it runs.
@@ -41,6 +44,18 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
+    /// The inputs that it overwrites.
+    pub(crate) fn donated(&self) -> &[u32] {
+        self.donated.as_deref().unwrap_or(&self.program.donated)
+    }
+
+    /// The inputs that the program would overwrite, and this launch may not.
+    fn kept(&self) -> SmallVec<[i64; 4]> {
+        let Some(donated) = &self.donated else { return SmallVec::new() };
+        let kept = self.program.donated.iter().filter(|i| !donated.contains(i));
+        kept.map(|&i| i64::from(i)).collect()
+    }
+
     /// Whether launching it runs it, if its inputs are there.
     fn is_inline(&self, platform: pjrt::Platform) -> bool {
         let small = |v: &Arc<Value>| v.bytes() <= SMALL;
@@ -77,10 +92,14 @@ enum Job {
 
 /// Ops that Python may be ahead of the device.
 const MAX_AHEAD: u64 = 8192;
-/// Launches that may run at once. The CPU platform computes where Python does: more would only make Ctrl-C wait.
-fn max_in_flight(platform: pjrt::Platform) -> usize {
-    if platform == pjrt::Platform::Cpu { 2 } else { 32 }
+/// Launches that may run at once.
+const MAX_IN_FLIGHT: usize = 32;
+/// Long ones. The CPU platform computes where Python does: more would only make Ctrl-C wait.
+fn max_long_in_flight(platform: pjrt::Platform) -> usize {
+    if platform == pjrt::Platform::Cpu { 2 } else { MAX_IN_FLIGHT }
 }
+/// Those are long whose oldest was launched so long ago. To wait for each short one costs more than it runs.
+const LONG: Duration = Duration::from_millis(5);
 /// How long the launch thread looks for work before it sleeps: a wake-up costs about as much.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -92,7 +111,6 @@ const SHORT: u64 = 2;
 struct Runner {
     /// Taken from the queue.
     batch: VecDeque<Job>,
-    in_flight: VecDeque<Weak<pjrt::Buffer>>,
     /// When the job before in this batch ended, if that is known: the next one starts then.
     ended: Option<Instant>,
 }
@@ -106,6 +124,38 @@ impl Runner {
     }
 }
 
+/// A launch that the device may not have run yet. It holds none of its values: their memory goes when nobody wants them.
+struct Flight {
+    number: u64,
+    program: Arc<Program>,
+    /// The Python line to blame.
+    site: Site,
+    /// When it was launched.
+    start: Instant,
+    /// Happens when the device has run it.
+    done: pjrt::Event,
+}
+
+impl Flight {
+    /// Whether the device still runs it. What cannot be asked about is over.
+    fn is_running(&self) -> bool {
+        self.done.is_ready().is_ok_and(|ready| !ready)
+    }
+
+    /// Waits until the device has run it; what went wrong.
+    fn settle(&self) -> Option<Failure> {
+        let error = self.done.wait().err()?;
+        let error = error::device(&self.program.name, &error).at(self.site);
+        Some(Failure { error, launch: self.number })
+    }
+}
+
+/// What went wrong, and in which launch: 0 if the values that it should have made say so themselves.
+struct Failure {
+    error: Error,
+    launch: u64,
+}
+
 /// The queue of one device.
 pub(crate) struct Launcher {
     target: Target,
@@ -115,6 +165,8 @@ pub(crate) struct Launcher {
     queue: Mutex<VecDeque<Job>>,
     /// Of the one who runs jobs at the moment.
     runner: Mutex<Runner>,
+    /// Launches that the device may not have run yet, oldest first.
+    in_flight: Mutex<VecDeque<Flight>>,
     wake: Condvar,
     sleeping: AtomicBool,
     stopped: AtomicBool,
@@ -130,7 +182,7 @@ pub(crate) struct Launcher {
     /// The first job that a sleeping thread waits for: to be woken by each job before it would cost more than the jobs.
     wanted: AtomicU64,
     /// The first failure that nobody has seen yet.
-    failure: Mutex<Option<Error>>,
+    failure: Mutex<Option<Failure>>,
     /// What Python does between launches, and where the device's time goes.
     pub(crate) front: Front,
     pub(crate) timing: Arc<Timing>,
@@ -153,6 +205,7 @@ impl Launcher {
             metrics,
             queue: Mutex::default(),
             runner: Mutex::default(),
+            in_flight: Mutex::default(),
             wake: Condvar::new(),
             sleeping: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -276,9 +329,9 @@ impl Launcher {
         (left(&self.pushed, &self.done), left(&self.ops_pushed, &self.ops_done))
     }
 
-    /// Whether everything queued has been launched.
+    /// Whether the device has run everything queued.
     pub(crate) fn is_idle(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.last()
+        self.done.load(Ordering::Acquire) == self.last() && self.in_flight() == 0
     }
 
     /// This thread has waited for the device.
@@ -323,7 +376,8 @@ impl Launcher {
         while done() < number {
             runner.refill(&self.queue);
             // Behind as many launches as may run at once it would wait for the oldest, deaf to Ctrl-C.
-            let room = self.has_room(&mut runner.in_flight) && !self.held.load(Ordering::Acquire);
+            let room = self.in_flight() < max_long_in_flight(self.target.platform())
+                && !self.held.load(Ordering::Acquire);
             match runner.batch.front() {
                 Some(Job::Launch(l)) if room && l.program.is_at_hand() => {}
                 _ => return false,
@@ -333,10 +387,45 @@ impl Launcher {
         true
     }
 
-    /// Whether another launch may run beside those that do.
-    fn has_room(&self, in_flight: &mut VecDeque<Weak<pjrt::Buffer>>) -> bool {
-        in_flight.retain(is_running);
-        in_flight.len() < max_in_flight(self.target.platform())
+    /// How many launches the device still has to run.
+    fn in_flight(&self) -> usize {
+        let mut in_flight = self.in_flight.lock();
+        if in_flight.is_empty() {
+            return 0;
+        }
+        let (left, over) = in_flight.drain(..).partition(Flight::is_running);
+        *in_flight = left;
+        let left = in_flight.len();
+        drop(in_flight);
+        self.settle(over);
+        left
+    }
+
+    /// Waits for these launches, and keeps what went wrong for who synchronises.
+    fn settle(&self, flights: impl IntoIterator<Item = Flight>) {
+        flights.into_iter().filter_map(|flight| flight.settle()).for_each(|failure| self.keep(failure));
+    }
+
+    /// Waits until the device has run everything that was launched.
+    fn land(&self) {
+        let all = std::mem::take(&mut *self.in_flight.lock());
+        self.settle(all);
+    }
+
+    /// A launch is on its way; waits for the oldest if there are too many.
+    fn departs(&self, flight: Flight) {
+        let mut in_flight = self.in_flight.lock();
+        in_flight.push_back(flight);
+        let (count, long) = (in_flight.len(), max_long_in_flight(self.target.platform()));
+        let is_long = in_flight.front().is_some_and(|oldest| oldest.start.elapsed() > LONG);
+        let over = match count {
+            _ if count > MAX_IN_FLIGHT => count / 2, // not one by one: each wait is a wake-up
+            _ if count > long && is_long => count - long,
+            _ => 0,
+        };
+        let oldest: SmallVec<[Flight; 2]> = in_flight.drain(..over).collect();
+        drop(in_flight);
+        self.settle(oldest);
     }
 
     fn wait_sleeping(&self, number: u64, interrupt: Interrupt) -> Result<(), Error> {
@@ -366,13 +455,26 @@ impl Launcher {
 
     /// Takes the first failure that nobody has seen.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().take()
+        self.failure.lock().take().map(|failure| failure.error)
     }
 
     /// Says that the user has seen this failure.
     pub(crate) fn seen(&self, error: &Error) {
         let mut failure = self.failure.lock();
-        if failure.as_ref().is_some_and(|f| Arc::ptr_eq(&f.message, &error.message)) {
+        if failure.as_ref().is_some_and(|f| Arc::ptr_eq(&f.error.message, &error.message)) {
+            *failure = None;
+        }
+    }
+
+    /// Says that the user has seen that the device failed to run this launch.
+    pub(crate) fn seen_launch(&self, number: u64) {
+        let mut in_flight = self.in_flight.lock();
+        let at = in_flight.iter().position(|flight| flight.number == number);
+        let flight = at.and_then(|at| in_flight.remove(at));
+        drop(in_flight);
+        drop(flight.map(|flight| flight.settle())); // that is what was seen
+        let mut failure = self.failure.lock();
+        if failure.as_ref().is_some_and(|f| f.launch == number) {
             *failure = None;
         }
     }
@@ -402,12 +504,12 @@ impl Launcher {
                 self.ops_done.store(done, Ordering::Release);
             }
             Job::Mark(mark) => {
-                runner.in_flight.drain(..).for_each(|b| settle(&b));
+                self.land();
                 self.timing.rest();
                 runner.ended = None;
                 let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
             }
-            Job::Stop => runner.in_flight.drain(..).for_each(|b| settle(&b)),
+            Job::Stop => self.land(),
         }
         let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
         if self.wanted.load(Ordering::SeqCst) <= done {
@@ -452,37 +554,26 @@ impl Launcher {
         while self.held.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(50));
         }
-        let in_flight = &mut runner.in_flight;
         // Behind others its inputs may not be there: then it has not run when it is launched.
-        let inline = launch.is_inline(self.target.platform()) && {
-            in_flight.retain(is_running);
-            in_flight.is_empty()
-        };
+        let inline = launch.is_inline(self.target.platform()) && self.in_flight() == 0;
         let ended = &mut runner.ended;
-        let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, inline, ended));
+        let number = self.done.load(Ordering::Relaxed) + 1; // changes where jobs are run only
+        let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, number, inline, ended));
         let result = std::panic::catch_unwind(execute);
         let result =
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
-            Ok(mut buffers) => {
+            Ok((mut buffers, flight)) => {
                 let checks = buffers.split_off(launch.program.outputs);
-                let mut first = None;
                 for (value, buffer) in launch.outputs.iter().zip(buffers) {
                     self.memory.charge(value.bytes(), &value.charge);
-                    let buffer = Arc::new(buffer);
-                    if !inline && first.is_none() {
-                        first = Some(Arc::downgrade(&buffer));
-                    }
-                    *value.state.lock() = State::Ready(buffer);
+                    *value.state.lock() = State::Ready(Arc::new(buffer));
                 }
                 if let Some(slot) = &launch.checks {
                     let _ = slot.0.set(checks); // set once: each launch runs once
                 }
-                in_flight.extend(first);
-                if in_flight.len() > max_in_flight(self.target.platform())
-                    && let Some(oldest) = in_flight.pop_front()
-                {
-                    settle(&oldest);
+                if let Some(flight) = flight {
+                    self.departs(flight);
                 }
             }
             Err(e) => {
@@ -497,7 +588,11 @@ impl Launcher {
 
     /// Keeps the first failure for who synchronises.
     fn fail(&self, e: &Error) {
-        self.failure.lock().get_or_insert_with(|| e.clone());
+        self.keep(Failure { error: e.clone(), launch: 0 });
+    }
+
+    fn keep(&self, failure: Failure) {
+        self.failure.lock().get_or_insert(failure);
     }
 
     /// Runs a launch that failed op by op, so that only what depends on the op at fault fails. False if that is of no
@@ -506,9 +601,10 @@ impl Launcher {
         let Some((compiler, task)) = launch.program.task() else { return false };
         let given = |&i: &u32| matches!(*launch.inputs[i as usize].state.lock(), State::Donated);
         let closed = || self.stopped.load(Ordering::Acquire);
-        // What does not fit as a whole fits no better with all values in between.
         let full = e.kind == ErrorKind::OutOfMemory && !launch.program.is_broken();
-        if task.graph.insts.len() < 2 || full || closed() || launch.program.donated.iter().any(given) {
+        let ops = task.graph.ops.len();
+        let given = || launch.donated().iter().any(given);
+        if ops < 2 || full && ops > MOST || closed() || given() {
             return false;
         }
         self.metrics.count(&self.metrics.isolations);
@@ -547,9 +643,10 @@ impl Launcher {
     fn execute(
         &self,
         launch: &Launch,
+        number: u64,
         inline: bool,
         ended: &mut Option<Instant>,
-    ) -> Result<Vec<pjrt::Buffer>, Error> {
+    ) -> Result<(Vec<pjrt::Buffer>, Option<Flight>), Error> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(Error::runtime("the tpu device is closed"));
         }
@@ -561,38 +658,79 @@ impl Launcher {
         for input in &launch.inputs {
             args.push(self.buffer(input)?);
         }
-        let wanted_bytes = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
-        let given_bytes: u64 = program.donated.iter().map(|&i| launch.inputs[i as usize].bytes()).sum();
-        if !self.memory.fits(wanted_bytes.saturating_sub(given_bytes)) {
-            return Err(out_of_memory(self.memory, self.device, wanted_bytes).at(launch.site()));
-        }
-        let given: SmallVec<[Option<Arc<pjrt::Buffer>>; 4]> =
-            program.donated.iter().map(|&i| launch.inputs[i as usize].donate()).collect();
+        self.check_room(launch, &executable)?;
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
-        if !given.is_empty() {
-            self.metrics.donations.fetch_add(given.len() as u64, Ordering::Relaxed);
-            self.metrics.bytes_donated.fetch_add(given_bytes, Ordering::Relaxed);
-        }
         let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
         let run = Run::new(self, launch, wanted, start);
         if !inline {
             self.timing.starts(wanted, start, launch.before);
         }
-        let results = executable
-            .execute(&args, &pjrt::ExecuteArgs::default())
-            .map_err(|e| error::device(&program.name, &e).at(launch.site()));
+        let launched = launch_one(launch, &executable, &args, !inline || !program.prompt.is_sure());
+        self.give(launch, launched.is_ok());
+        let running = |done: &pjrt::Event| done.is_ready().is_ok_and(|ready| !ready);
+        let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(running));
         if inline {
+            program.prompt.learn(over);
+        }
+        if inline && over {
             let now = Instant::now();
             let time = self.timing.ran(wanted, start, launch.before, now, run.ends_step);
             run.report(program, &self.metrics, now, time);
             *ended = Some(now);
         } else {
+            if inline {
+                self.timing.starts(wanted, start, launch.before);
+            }
             let (program, timing) = (program.clone(), self.timing.clone());
             let running = Running { run, program, timing, metrics: self.metrics.clone() };
-            running.until(results.as_ref().ok().and_then(|buffers| buffers.first()));
+            if let Ok((_, Some(done))) = &launched
+                && !over
+            {
+                running.until(done);
+            }
         }
-        results
+        let failed = |e| error::device(&program.name, &e).at(launch.site());
+        let (results, done) = launched.map_err(failed)?;
+        let Some(done) = done else { return Ok((results, None)) };
+        if over {
+            done.wait().map_err(failed)?;
+            return Ok((results, None));
+        }
+        let flight = Flight { number, program: program.clone(), site: launch.site(), start, done };
+        Ok((results, Some(flight)))
+    }
+
+    /// An error if the results do not fit.
+    fn check_room(&self, launch: &Launch, executable: &pjrt::Executable) -> Result<(), Error> {
+        let results = launch.outputs.iter().map(|v| v.bytes()).fold(0, u64::saturating_add);
+        let given: u64 = launch.donated().iter().map(|&i| launch.inputs[i as usize].bytes()).sum();
+        // Other platforms look themselves whether there is room for temporaries.
+        let cpu = self.target.platform() == pjrt::Platform::Cpu;
+        let temporary = if cpu { executable.temp_bytes() } else { 0 };
+        if self.memory.fits(results.saturating_sub(given).saturating_add(temporary)) {
+            return Ok(());
+        }
+        let wanted = results.saturating_add(temporary);
+        Err(out_of_memory(self.memory, self.device, wanted).at(launch.site()))
+    }
+
+    /// The launch was accepted, or not: the inputs that it overwrites are gone. A plugin may have taken them and failed
+    /// then.
+    fn give(&self, launch: &Launch, accepted: bool) {
+        let donated = launch.donated();
+        if donated.is_empty() {
+            return;
+        }
+        let (mut count, mut bytes) = (0, 0);
+        for value in donated.iter().map(|&i| &launch.inputs[i as usize]) {
+            if accepted || is_deleted(value) {
+                value.donate();
+                (count, bytes) = (count + 1, bytes + value.bytes());
+            }
+        }
+        self.metrics.donations.fetch_add(count, Ordering::Relaxed);
+        self.metrics.bytes_donated.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The device buffer of a value, uploaded if it still is on the host.
@@ -658,14 +796,10 @@ struct Running {
 }
 
 impl Running {
-    /// It has run when this result is there.
-    fn until(self, result: Option<&pjrt::Buffer>) {
-        // Without an event, the program counts as run when its launch is over.
-        if let Some(Ok(event)) = result.map(pjrt::Buffer::ready_event)
-            && event.is_ready().is_ok_and(|ready| !ready)
-        {
-            let _ = event.on_ready(move |_| drop(self));
-        }
+    /// It has run when this event has happened.
+    fn until(self, done: &pjrt::Event) {
+        // A plugin that calls nobody back drops it: then the program counts as run when its launch is over.
+        let _ = done.on_ready(move |_| drop(self));
     }
 }
 
@@ -677,6 +811,10 @@ impl Drop for Running {
     }
 }
 
+/// What does not fit as a whole fits no better with all values in between, unless some of it is not needed for the rest:
+/// that may be so in windows of so many ops, and compiling more one by one would keep the error from its reader.
+const MOST: usize = 64;
+
 /// The CPU platform runs an op with results of so many bytes while it is launched.
 const SMALL: u64 = 64 << 10;
 
@@ -686,15 +824,19 @@ const STALL: Duration = Duration::from_micros(50);
 /// The error for so many bytes that do not fit.
 pub(crate) fn out_of_memory(memory: &Memory, device: usize, wanted: u64) -> Error {
     let gib = |b: u64| b as f64 / f64::from(1 << 30);
-    Error::new(
-        ErrorKind::OutOfMemory,
-        format!(
-            "tpu:{device} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
-            gib(wanted),
-            gib(memory.limit()),
-            gib(memory.bytes().current)
-        ),
-    )
+    let mut text = format!(
+        "tpu:{device} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
+        gib(wanted),
+        gib(memory.total()),
+        gib(memory.bytes().current)
+    );
+    if memory.limit() < memory.total() {
+        text += &format!(
+            "; this process may use {:.2} GiB (torch.tpu.set_per_process_memory_fraction)",
+            gib(memory.limit())
+        );
+    }
+    Error::new(ErrorKind::OutOfMemory, text)
 }
 
 /// Copies row-major bytes to a device.
@@ -709,17 +851,33 @@ pub(crate) fn upload(
         .map_err(|e| error::device("copy to the device", &e))
 }
 
-/// Whether a buffer is still waited for, and not there yet.
-fn is_running(buffer: &Weak<pjrt::Buffer>) -> bool {
-    let event = buffer.upgrade().and_then(|b| b.ready_event().ok());
-    event.is_some_and(|e| e.is_ready().is_ok_and(|ready| !ready))
+/// Launches a program; with the event of its end, if that is asked for. What may find no solution is waited for and keeps
+/// its inputs, so that its window can be run op by op.
+fn launch_one(
+    launch: &Launch,
+    executable: &pjrt::Executable,
+    args: &[&pjrt::Buffer],
+    ask: bool,
+) -> Result<(Vec<pjrt::Buffer>, Option<pjrt::Event>), pjrt::Error> {
+    if !launch.program.may_fail {
+        let kept = launch.kept();
+        let how = pjrt::ExecuteArgs { non_donatable: &kept, ..Default::default() };
+        if !ask {
+            return executable.execute(args, &how).map(|results| (results, None));
+        }
+        return executable.execute_with_event(args, &how).map(|(results, done)| (results, Some(done)));
+    }
+    let kept: SmallVec<[i64; 8]> = (0..args.len() as i64).collect();
+    let how = pjrt::ExecuteArgs { non_donatable: &kept, ..Default::default() };
+    let (results, done) = executable.execute_with_event(args, &how)?;
+    done.wait()?;
+    Ok((results, Some(done)))
 }
 
-/// Waits for a buffer if it still exists. An error in it belongs to whoever reads it.
-fn settle(buffer: &Weak<pjrt::Buffer>) {
-    if let Some(b) = buffer.upgrade()
-        && let Ok(event) = b.ready_event()
-    {
-        let _ = event.wait();
+/// Whether the plugin has taken a value's memory.
+fn is_deleted(value: &Value) -> bool {
+    match &*value.state.lock() {
+        State::Ready(buffer) => buffer.is_deleted().unwrap_or(true),
+        _ => false,
     }
 }

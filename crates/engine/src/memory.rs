@@ -74,7 +74,10 @@ impl Stat {
 pub struct Memory {
     bytes: Stat,
     buffers: Stat,
-    limit: u64,
+    /// Bytes that the device has.
+    total: u64,
+    /// Bytes of them that this process may use.
+    limit: AtomicU64,
     /// Whether there can be more than the limit: nothing is there.
     boundless: bool,
 }
@@ -91,22 +94,38 @@ impl Memory {
     }
 
     fn with(limit: u64, boundless: bool) -> &'static Memory {
-        Box::leak(Box::new(Memory { bytes: Stat::default(), buffers: Stat::default(), limit, boundless }))
+        let (bytes, buffers) = Default::default();
+        Box::leak(Box::new(Memory { bytes, buffers, total: limit, limit: limit.into(), boundless }))
     }
 
     /// Bytes that the device has in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes of them that this process may use.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Relaxed)
+    }
+
+    /// Lets this process use no more than this part of the device's memory, between 0 and 1. What is in use stays.
+    pub fn set_fraction(&self, fraction: f64) {
+        self.limit.store((self.total as f64 * fraction.clamp(0.0, 1.0)) as u64, Relaxed);
+    }
+
+    /// That part.
+    pub fn fraction(&self) -> f64 {
+        if self.total == 0 { 1.0 } else { self.limit() as f64 / self.total as f64 }
     }
 
     /// Whether `bytes` would fit if nothing else were there.
     pub fn has(&self, bytes: u64) -> bool {
-        self.boundless || bytes <= self.limit
+        self.boundless || bytes <= self.limit()
     }
 
     /// Whether `bytes` more would fit.
     pub fn fits(&self, bytes: u64) -> bool {
-        self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit
+        self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit()
     }
 
     /// Accounts for a buffer until the charge is released.
@@ -165,6 +184,21 @@ impl Drop for Charge {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fraction_bounds_what_fits_and_not_what_there_is() {
+        let m = Memory::new(1000);
+        m.set_fraction(0.25);
+        assert_eq!((m.total(), m.limit(), m.fraction()), (1000, 250, 0.25));
+        assert!(m.has(250) && !m.has(251));
+        let held = Charge::default();
+        m.charge(200, &held);
+        assert!(m.fits(50) && !m.fits(51));
+        m.set_fraction(0.1);
+        assert!(!m.fits(0) && m.bytes().current == 200);
+        m.set_fraction(1.0);
+        assert!(m.fits(800));
+    }
 
     #[test]
     fn peak_and_totals() {

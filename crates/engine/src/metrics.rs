@@ -47,6 +47,8 @@ counters! {
     programs,
     /// Windows that had been seen before: their programs were there.
     window_hits,
+    /// Windows that are launched in parts, since parts of them are known or repeat.
+    splits,
     /// Programs that went to the compiler.
     compiles,
     /// Time in the compiler, all threads together, in microseconds.

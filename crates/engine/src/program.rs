@@ -4,29 +4,28 @@ use crate::cached::{Build, CacheOptions, Loaded, Programs};
 use crate::effort::{Effort, FUSION_EMITTERS, Policy, WORTH_IT};
 use crate::error::{Error, ErrorKind};
 use crate::graphs::{Graphs, Source};
-use crate::inst::Inst;
 use crate::metrics::Metrics;
+use crate::ops::{Ops, PRODUCED};
 use crate::target::Target;
+use oxitorch_aten::args::Offset;
 use oxitorch_cache as cache;
 use oxitorch_hlo::{ArgAttr, Builder, DType, Module, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// In operand codes: the value is output number `code & !PRODUCED` of the window, not one of its inputs.
-pub(crate) const PRODUCED: u32 = 1 << 31;
-
-/// A closed window, ready to be lowered.
+/// Ops to be lowered as one program.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    pub(crate) insts: Vec<&'static Inst>,
-    /// The operands of all instances, one after another: input number, or [`PRODUCED`] and output number.
-    pub(crate) operands: Vec<u32>,
+    pub(crate) ops: Ops,
+    /// The types of the inputs. If offsets are [given](Graph::given), they are one more input at the end.
     pub(crate) inputs: Vec<TensorType>,
+    /// The offsets that the program is given at its launch: their place among those of the ops, and in that input.
+    pub(crate) given: Box<[(u32, u32)]>,
     /// Inputs that nothing can see any more.
     pub(crate) donated: SmallVec<[u32; 4]>,
     /// Number of the user's compiler options.
@@ -45,6 +44,10 @@ pub(crate) struct Program {
     pub(crate) donated: SmallVec<[u32; 4]>,
     /// What the results after those (0-d pred, false is an error) check.
     pub(crate) checks: Vec<(ErrorKind, String)>,
+    /// Whether it may fail when it runs, because of the values that it is given.
+    pub(crate) may_fail: bool,
+    /// Whether it has run when its launch returns.
+    pub(crate) prompt: Prompt,
     /// The ops in it, for messages.
     pub(crate) name: String,
     /// What running it took.
@@ -55,6 +58,32 @@ pub(crate) struct Program {
     executable: OnceLock<Mutex<Executable>>,
     /// From what it is made again then.
     task: OnceLock<(Weak<Compiler>, Task)>,
+}
+
+/// Whether a program has run when its launch returns, if its inputs are there. The CPU plugin decides that for each
+/// executable by what it costs, and says so only through the event of a launch, which costs a fifth of a small one: it is
+/// asked for a few times.
+#[derive(Debug, Default)]
+pub(crate) struct Prompt(AtomicU8);
+
+impl Prompt {
+    /// So many times in a row are no chance: where another thread runs it, that thread has yet to wake up.
+    const SURE: u8 = 8;
+    const LATE: u8 = u8::MAX;
+
+    /// Whether that is known.
+    pub(crate) fn is_sure(&self) -> bool {
+        self.0.load(Relaxed) == Self::SURE
+    }
+
+    /// It had run, or not.
+    pub(crate) fn learn(&self, over: bool) {
+        match self.0.load(Relaxed) {
+            n if over && n < Self::SURE => self.0.store(n + 1, Relaxed),
+            _ if !over => self.0.store(Self::LATE, Relaxed),
+            _ => {}
+        }
+    }
 }
 
 /// How often a program was launched, and how long it ran: the end of a run may be noted after its results were read.
@@ -97,13 +126,32 @@ impl Program {
         Arc::new(Program {
             outputs: graph.live.len(),
             donated: graph.donated.clone(),
-            checks: graph.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
+            checks: graph.ops.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
+            may_fail: graph.ops.insts.iter().any(|i| i.may_fail()),
+            prompt: Prompt::default(),
             name: graph.name(),
             ran: Ran::default(),
             told: AtomicBool::new(false),
             executable: OnceLock::new(),
             task: OnceLock::new(),
         })
+    }
+
+    /// A program of no ops.
+    #[cfg(test)]
+    pub(crate) fn of_nothing() -> Program {
+        Program {
+            outputs: 0,
+            donated: SmallVec::new(),
+            checks: Vec::new(),
+            may_fail: false,
+            prompt: Prompt::default(),
+            name: String::new(),
+            ran: Ran::default(),
+            told: AtomicBool::new(false),
+            executable: OnceLock::new(),
+            task: OnceLock::new(),
+        }
     }
 
     /// Whether the compiler is done.
@@ -184,7 +232,7 @@ impl Program {
 impl Graph {
     /// The ops by name, views left out unless there is nothing else.
     pub(crate) fn name(&self) -> String {
-        let ops: Vec<&str> = self.insts.iter().map(|i| i.name()).collect();
+        let ops: Vec<&str> = self.ops.insts.iter().map(|i| i.name()).collect();
         let real: Vec<&str> =
             ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
         let names = if real.is_empty() { &ops } else { &real };
@@ -196,38 +244,37 @@ impl Graph {
     }
 
     /// The text of the module that computes the window.
-    pub(crate) fn module(&self) -> Result<String, Error> {
-        Ok(self.built()?.to_text())
+    pub(crate) fn module(&self, platform: pjrt::Platform) -> Result<String, Error> {
+        Ok(self.built(platform)?.to_text())
     }
 
     /// The module that computes the window; the location of what is made of an instance is its number.
-    pub(crate) fn built(&self) -> Result<Module, Error> {
+    pub(crate) fn built(&self, platform: pjrt::Platform) -> Result<Module, Error> {
         let b = Builder::new();
+        // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
+        b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.set_name(&self.name());
         let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
         for &i in &self.donated {
             b.param_attr(inputs[i as usize], ArgAttr::Donor);
         }
+        let offsets = self.offsets(&b, &inputs);
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
-        let mut codes = self.operands.iter();
-        for (number, inst) in self.insts.iter().enumerate() {
-            b.set_location(Some(number as u32));
-            let operands: Option<Vec<Value>> = codes
-                .by_ref()
-                .take(inst.operands.len())
-                .map(|&c| {
-                    if c & PRODUCED == 0 {
-                        Some(inputs[c as usize])
-                    } else {
-                        produced[(c & !PRODUCED) as usize]
-                    }
-                })
-                .collect();
+        for op in self.ops.iter() {
+            let inst = op.inst;
+            b.set_location(Some(op.at as u32));
+            let value = |&c: &u32| match c & PRODUCED {
+                0 => Some(inputs[c as usize]),
+                _ => produced[(c & !PRODUCED) as usize],
+            };
+            let operands: Option<Vec<Value>> = op.operands.iter().map(value).collect();
             let operands = operands
                 .ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
-            let emitted =
-                inst.emit(&b, &operands).map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
+            let offsets = &offsets[op.first_offset..][..op.offsets.len()];
+            let emitted = inst
+                .emit(&b, &operands, offsets)
+                .map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
             produced.extend(emitted.outputs);
             checks.extend(emitted.checks);
         }
@@ -236,6 +283,17 @@ impl Graph {
         let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
         module.pair_donors();
         Ok(module)
+    }
+
+    /// The offsets of all ops: constants, but for those that the program is given.
+    fn offsets(&self, b: &Builder, inputs: &[Value]) -> Vec<Offset> {
+        let mut offsets: Vec<Offset> = self.ops.offsets.iter().map(|&n| Offset::Known(n)).collect();
+        if let Some(&all) = inputs.last() {
+            for &(at, i) in &self.given {
+                offsets[at as usize] = Offset::Given(b.index_dim(all, 0, i64::from(i)));
+            }
+        }
+        offsets
     }
 }
 
@@ -299,7 +357,7 @@ const STACK_BYTES: usize = 64 << 20;
 /// The compiler threads of one client.
 pub(crate) struct Compiler {
     own: Weak<Compiler>,
-    target: Target,
+    pub(crate) target: Target,
     programs: Programs,
     metrics: Arc<Metrics>,
     tasks: Mutex<Tasks>,
@@ -456,14 +514,14 @@ impl Compiler {
     /// From what a program is made: its graph, the module's text, and what its executable depends on.
     pub(crate) fn made_from<'p>(&self, program: &'p Program) -> Option<(&'p Graph, String, cache::Key)> {
         let (_, task) = program.task.get()?;
-        let text = task.graph.module().ok()?;
+        let text = task.graph.module(self.target.platform()).ok()?;
         let key = self.programs.key(&text, &self.options(task));
         Some((&task.graph, text, key))
     }
 
     /// The best version that is there, or else the one that is made first.
     pub(crate) fn compile(&self, name: &str, task: &Task) -> Result<(Arc<Loaded>, Effort), Error> {
-        let text: Arc<str> = task.graph.module()?.into();
+        let text: Arc<str> = task.graph.module(self.target.platform())?.into();
         let full = self.build(name, task, text.clone(), Effort::Full);
         if self.policy.first(&task.graph) == Effort::Quick {
             if let Some(loaded) = self.programs.find(&full) {
@@ -491,7 +549,7 @@ impl Compiler {
     fn replace(&self, program: &Program) {
         let Some((_, task)) = program.task.get() else { return };
         let compile = || -> Result<(), Error> {
-            let text: Arc<str> = task.graph.module()?.into();
+            let text: Arc<str> = task.graph.module(self.target.platform())?.into();
             let mut full = self.build(&program.name, task, text.clone(), Effort::Full);
             full.background = true;
             self.policy.stand_back(&mut full.options);
@@ -554,7 +612,7 @@ impl Compiler {
             // some of them before their last use.
             // The fast forms lose a NaN in the second operand of maximum and minimum.
             options.overrides.push(flag("xla_cpu_enable_fast_min_max", false));
-            if task.graph.insts.len() <= SMALL {
+            if task.graph.ops.len() <= SMALL {
                 // Halves the time of a one-op compile at equal run speed.
                 options.overrides.push(flag(FUSION_EMITTERS, false));
             }

@@ -116,6 +116,7 @@ pub struct Recipe {
     /// The Python line of each; unknown if it is the line that calls.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
+    pub(crate) offsets: Vec<i64>,
     pub(crate) numbers: Vec<Held>,
     /// Storages of the arguments that get other values.
     pub(crate) written: Vec<(u32, Source)>,
@@ -225,11 +226,14 @@ impl Stream {
         let results = Vec::with_capacity(recipe.insts.len());
         let mut values = Values { numbers: &recipe.numbers, random, before, hosts, results };
         let mut sources = recipe.operands.iter();
+        let mut offsets = recipe.offsets.as_slice();
         for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
             let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
             let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
             w.site = line(*at);
-            values.results.extend(w.record(inst, operands));
+            let (own, rest) = offsets.split_at(inst.offsets);
+            offsets = rest;
+            values.results.extend(w.record(inst, operands, own));
         }
         for (storage, source) in &recipe.written {
             if let Some(value) = values.of(*source) {

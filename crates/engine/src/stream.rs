@@ -5,19 +5,24 @@ use crate::error::{self, Error, Refusal, Result};
 use crate::events::{self, Stamp};
 use crate::explain::Explainer;
 use crate::flush::Reason;
-use crate::inst::{Inst, Instances, Key, Kind, Out};
+use crate::inst::{Access, Inst, Instances, Key, Kind, Out, row_major};
+use crate::known::Programs;
 use crate::launch::{Checks, Interrupt, Launcher, out_of_memory, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::program::{Compiler, PRODUCED, Program};
+use crate::ops::{Ops, PRODUCED};
+use crate::picked;
+use crate::program::{Compiler, Program};
 use crate::report::DeviceReport;
 use crate::site::Site;
+use crate::split::Sequences;
 use crate::tape::Tape;
 use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::value::{Held, Slot, State, Value};
-use crate::view::dense_order;
+use crate::view::{View, dense_order};
 use oxitorch_hlo::{DType, TensorType};
+use oxitorch_pjrt::{self as pjrt, Platform};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -27,6 +32,8 @@ use std::time::Instant;
 
 /// Values that are kept for their memory.
 const MAX_SPARE: usize = 256;
+/// Elsewhere than in host memory, views of storages of more bytes than this, and than four times theirs, are cut out there.
+const LEAST_APART: u64 = 64 << 10;
 /// Numbers that stay on the device, by dtype and bytes.
 const MAX_NUMBERS: usize = 4096;
 
@@ -34,14 +41,14 @@ const MAX_NUMBERS: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Window {
     instances: Instances,
-    pub(crate) programs: FxHashMap<Box<[u32]>, Arc<Program>>,
+    pub(crate) programs: Programs,
+    pub(crate) sequences: Sequences,
+    /// The number of the window that was launched in parts last.
+    pub(crate) last_split: u64,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,
     /// Counts windows; a value whose mark has another epoch is not in this one.
     pub(crate) epoch: u32,
-    pub(crate) insts: Vec<&'static Inst>,
-    /// The Python line of each.
-    pub(crate) sites: Vec<Site>,
-    pub(crate) operands: Vec<u32>,
+    pub(crate) ops: Ops,
     pub(crate) inputs: Vec<Arc<Value>>,
     pub(crate) produced: Vec<Option<Arc<Value>>>,
     /// Results of earlier windows that nobody wanted: most of a window's results are such, and freeing them one by one
@@ -100,11 +107,12 @@ impl Window {
         self.call = key;
     }
 
-    /// Appends an instance on these operands; gives its results.
+    /// Appends an instance on these operands, with these offsets; gives its results.
     pub(crate) fn record(
         &mut self,
         inst: &'static Inst,
         operands: impl IntoIterator<Item = Arc<Value>>,
+        offsets: &[i64],
     ) -> Outputs {
         if inst.is_identity() {
             let operands: SmallVec<[Arc<Value>; 6]> = operands.into_iter().collect();
@@ -114,7 +122,7 @@ impl Window {
         }
         for value in operands {
             let code = self.code(value);
-            self.operands.push(code);
+            self.ops.operands.push(code);
         }
         let mut outputs = Outputs::new();
         for out in &inst.outputs {
@@ -122,7 +130,7 @@ impl Window {
             self.produced.push(value.clone());
             outputs.push(value);
         }
-        self.append(inst);
+        self.append(inst, offsets);
         outputs
     }
 
@@ -131,6 +139,7 @@ impl Window {
         &mut self,
         inst: &'static Inst,
         operands: impl IntoIterator<Item = Operand>,
+        offsets: &[i64],
     ) -> Option<(Arc<Value>, &'static Out)> {
         let out = inst.outputs.first()?.as_ref()?;
         for operand in operands {
@@ -138,19 +147,21 @@ impl Window {
                 Operand::Code(code) => code,
                 Operand::Value(value) => self.code(value),
             };
-            self.operands.push(code);
+            self.ops.operands.push(code);
         }
         let value = self.result(out);
         self.produced.push(Some(value.clone()));
-        self.append(inst);
+        self.append(inst, offsets);
         Some((value, out))
     }
 
-    fn append(&mut self, inst: &'static Inst) {
+    fn append(&mut self, inst: &'static Inst, offsets: &[i64]) {
+        debug_assert_eq!(offsets.len(), inst.offsets, "{}", inst.name());
         self.bytes += inst.bytes;
         self.kept += inst.kept;
-        self.insts.push(inst);
-        self.sites.push(self.site);
+        self.ops.insts.push(inst);
+        self.ops.sites.push(self.site);
+        self.ops.offsets.extend_from_slice(offsets);
         if self.stamped {
             self.stamp(inst);
         }
@@ -227,7 +238,29 @@ impl Window {
         operands: [Arc<Value>; N],
     ) -> Result<Arc<Value>, Refusal> {
         let inst = self.instances.get(kind)?;
-        let value = self.record(inst, operands).pop().flatten();
+        self.record_one(inst, operands, &[])
+    }
+
+    /// Reads a view of `base`, or gives `base` with a view overwritten by the operand after it.
+    fn access<const N: usize>(
+        &mut self,
+        access: Access,
+        view: &View,
+        operands: [Arc<Value>; N],
+    ) -> Result<Arc<Value>, Refusal> {
+        let key = self.new_key(0);
+        let (inst, offsets, key) = self.instances.view(access, &operands[0].ty, view, key)?;
+        self.keep_key(key);
+        self.record_one(inst, operands, &offsets)
+    }
+
+    fn record_one<const N: usize>(
+        &mut self,
+        inst: &'static Inst,
+        operands: [Arc<Value>; N],
+        offsets: &[i64],
+    ) -> Result<Arc<Value>, Refusal> {
+        let value = self.record(inst, operands, offsets).pop().flatten();
         Ok(value.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", inst.name())))?)
     }
 
@@ -281,8 +314,7 @@ impl Window {
         if whole && Some(base.ty.dtype) == t.dtype && base.ty.shape.as_slice() == t.sizes {
             return Ok(base);
         }
-        let kind = Kind::Read { base: base.ty.clone(), view: t.view()? };
-        self.apply(kind, [base])
+        self.access(Access::Read, &t.view()?, [base])
     }
 
     /// A value in another dtype.
@@ -311,8 +343,7 @@ impl Window {
             return Ok(());
         }
         let base = self.slot_value(slot, view.dtype, &view.sizes)?;
-        let kind = Kind::Write { base: base.ty.clone(), view };
-        slot.bind(self.apply(kind, [base, value])?);
+        slot.bind(self.access(Access::Write, &view, [base, value])?);
         Ok(())
     }
 }
@@ -341,7 +372,7 @@ impl Stream {
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
         let launcher = Launcher::start(target.clone(), device, memory, metrics.clone())?;
-        let limits = Limits::of(target.platform(), memory.limit());
+        let limits = Limits::of(target.platform(), memory.total());
         let window = Mutex::new(Window { epoch: 1, limits, ..Window::default() });
         let device = device as u16;
         Ok(Stream { device, target, compiler, explainer, launcher, memory, metrics, interrupt, window })
@@ -350,6 +381,14 @@ impl Stream {
     /// The device's memory.
     pub fn memory(&self) -> &'static Memory {
         self.memory
+    }
+
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn platform(&self) -> Platform {
+        self.target.platform()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -361,7 +400,7 @@ impl Stream {
     pub(crate) fn lock(&self, site: Site) -> MutexGuard<'_, Window> {
         let mut window = self.window.lock();
         window.site = site;
-        if window.insts.is_empty() {
+        if window.ops.is_empty() {
             window.options = 0;
         }
         window
@@ -375,7 +414,7 @@ impl Stream {
 
     /// The bounds of a window that nobody set.
     pub fn default_limits(&self) -> Limits {
-        Limits::of(self.target.platform(), self.memory.limit())
+        Limits::of(self.target.platform(), self.memory.total())
     }
 
     /// The bounds of a window.
@@ -415,11 +454,26 @@ impl Stream {
         if mode != Mode::Debug {
             return self.launcher.throttle(self.interrupt);
         }
-        self.launcher.wait(self.launcher.last(), self.interrupt)?;
+        self.settle()?;
         if let Some(e) = self.launcher.take_failure() {
             return Err(e);
         }
+        self.verify(&checked)
+    }
+
+    /// After these launches: the first condition that does not hold, as its error.
+    pub(crate) fn verify(&self, checked: &[Checked]) -> Result<()> {
         checked.iter().try_for_each(Checked::verify)
+    }
+
+    /// Waits until the device has run what was launched.
+    fn settle(&self) -> Result<()> {
+        self.launcher.wait(self.launcher.last(), self.interrupt)?;
+        if self.launcher.is_idle() {
+            Ok(())
+        } else {
+            self.launcher.wait(self.launcher.mark().0, self.interrupt)
+        }
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.
@@ -493,29 +547,68 @@ impl Stream {
         let _ = self.launcher.wait(number, || Ok(()));
     }
 
-    /// Copies a device tensor to row-major host memory.
+    /// Copies a device tensor to row-major host memory. Where the storage can be reached, or is small, a view is picked
+    /// out of it on the host, so that reading makes no program.
     pub fn read_host(&self, tensor: &TensorRef<'_>, out: &mut [u8], site: Site) -> Result<(), Refusal> {
         if tensor.numel() == 0 {
             return Ok(());
         }
         events::here(site);
+        let (slot, view) = (tensor.device()?, tensor.view()?);
+        self.metrics.to_host(out.len());
+        let Some(value) = slot.value() else {
+            out.fill(0);
+            return Ok(());
+        };
+        let apart = self.platform() != Platform::Cpu && value.bytes() > LEAST_APART.max(4 * out.len() as u64);
         let held = {
             let mut w = self.lock(site);
             w.spoil();
-            let value = w.read(tensor.device()?, tensor)?;
-            let held = Held::new(value);
+            let held = Held::new(if apart { w.read(slot, tensor)? } else { value });
             if w.is_recorded(held.value()) {
                 self.flush(&mut w, Reason::Read)?;
             }
             held
         };
-        self.metrics.to_host(out.len());
-        Ok(self.fetch(held.value(), out)?)
+        let whole =
+            View { offset: 0, strides: row_major(&view.sizes), conj: false, neg: false, ..view.clone() };
+        let view = if apart { whole } else { view };
+        self.fetch_view(held.value(), &view, out)?;
+        if view.neg {
+            picked::negate(view.dtype, out);
+        }
+        if view.conj {
+            picked::conjugate(view.dtype, out);
+        }
+        Ok(())
     }
 
     /// Waits for a value and copies it out.
     pub(crate) fn fetch(&self, value: &Arc<Value>, out: &mut [u8]) -> Result<()> {
+        let sizes = value.ty.shape.clone();
+        let strides = row_major(&sizes);
+        let view = View { dtype: value.ty.dtype, sizes, strides, offset: 0, conj: false, neg: false };
+        self.fetch_view(value, &view, out)
+    }
+
+    /// Waits for the value of a storage and copies the stored elements of a view of it out.
+    fn fetch_view(&self, value: &Arc<Value>, view: &View, out: &mut [u8]) -> Result<()> {
         self.launcher.wait(value.launch.load(Relaxed), self.interrupt)?;
+        let item = view.dtype.size_bytes();
+        let pick = |bytes: &[u8], out: &mut [u8]| {
+            picked::copy(bytes, item, &view.sizes, &view.strides, view.offset, out);
+        };
+        // Copies the whole value by other means, and picks.
+        let is_whole = out.len() as u64 == value.bytes() && view.strides == row_major(&view.sizes);
+        let through = |out: &mut [u8], copy: &mut dyn FnMut(&mut [u8]) -> Result<()>| -> Result<()> {
+            if is_whole {
+                return copy(out);
+            }
+            let mut all = vec![0; value.bytes() as usize];
+            copy(&mut all)?;
+            pick(&all, out);
+            Ok(())
+        };
         let buffer = {
             let state = value.state.lock();
             match &*state {
@@ -523,12 +616,14 @@ impl Stream {
                 State::Absent(bytes) => {
                     let bytes = bytes.clone();
                     drop(state); // launches take the log first
-                    let absent = self.target.absent();
-                    absent.into_iter().for_each(|a| a.read(value, bytes.as_deref(), out));
-                    return Ok(());
+                    return through(out, &mut |all| {
+                        let absent = self.target.absent();
+                        absent.into_iter().for_each(|a| a.read(value, bytes.as_deref(), all));
+                        Ok(())
+                    });
                 }
                 State::Host(bytes) => {
-                    out.copy_from_slice(bytes);
+                    pick(bytes, out);
                     return Ok(());
                 }
                 State::Failed(e) => {
@@ -544,9 +639,15 @@ impl Stream {
         };
         self.launcher.wait_buffer(&buffer, self.interrupt)?;
         let start = Instant::now();
-        let result = buffer.to_host(out).map_err(|e| error::device("copy to the host", &e));
+        let failed = |e: pjrt::Error| {
+            self.launcher.seen_launch(value.launch.load(Relaxed));
+            error::device("copy to the host", &e).at(value.site)
+        };
+        if buffer.look(|bytes| pick(bytes, out)).map_err(failed)?.is_none() {
+            through(out, &mut |all| buffer.to_host(all).map_err(failed))?;
+        }
         self.metrics.events.to_host(start, self.device, out.len());
-        result
+        Ok(())
     }
 
     /// Copies row-major host memory into a device tensor.
@@ -575,12 +676,18 @@ impl Stream {
     /// A value from host memory.
     pub(crate) fn upload(&self, ty: TensorType, bytes: &[u8]) -> Result<Arc<Value>> {
         let size = ty.bytes().max(0) as u64;
+        if !self.memory.fits(size) && self.memory.has(size) {
+            // What is recorded or queued holds values that nobody else wants. Locked: this is part of an op.
+            let unwatched = self.window.try_lock().filter(|w| !w.is_watched());
+            unwatched.map_or(Ok(()), |mut w| self.flush(&mut w, Reason::Wait))?;
+            self.settle()?;
+        }
         if !self.memory.fits(size) {
             return Err(self.out_of_memory(size));
         }
         self.metrics.to_device(bytes.len());
         // Locked: this is part of an op.
-        let first = self.window.try_lock().is_some_and(|w| w.insts.is_empty());
+        let first = self.window.try_lock().is_some_and(|w| w.ops.is_empty());
         if let Some(absent) = self.target.absent() {
             let value = absent.uploaded(ty, bytes);
             self.memory.charge(size, &value.charge);

@@ -40,6 +40,7 @@ pub(crate) struct Tape {
     insts: Vec<&'static Inst>,
     sites: Vec<Site>,
     operands: Vec<Source>,
+    offsets: Vec<i64>,
     results: u32,
     numbers: Vec<Held>,
 }
@@ -64,6 +65,7 @@ impl Tape {
             insts: Vec::new(),
             sites: Vec::new(),
             operands: Vec::new(),
+            offsets: Vec::new(),
             results: 0,
             numbers: Vec::new(),
         }
@@ -194,6 +196,7 @@ impl Tape {
             insts: self.insts,
             sites: self.sites,
             operands: self.operands,
+            offsets: self.offsets,
             numbers: self.numbers,
             written,
             made,
@@ -276,12 +279,15 @@ impl Window {
         let site = self.site;
         let Some(mut tape) = self.tape.take() else { return };
         if tape.is_here() && !tape.spoiled {
-            for &code in &self.operands[self.operands.len() - inst.operands.len()..] {
+            let operands = &self.ops.operands;
+            for &code in &operands[operands.len() - inst.operands.len()..] {
                 match self.value(code).and_then(|v| tape.source(v)) {
                     Some(source) => tape.operands.push(source),
                     None => tape.spoiled = true,
                 }
             }
+            let offsets = &self.ops.offsets;
+            tape.offsets.extend_from_slice(&offsets[offsets.len() - inst.offsets..]);
             tape.insts.push(inst);
             tape.sites.push(if site == tape.site { Site::default() } else { site });
             for output in &self.produced[self.produced.len() - inst.outputs.len()..] {

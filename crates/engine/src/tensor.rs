@@ -1,6 +1,7 @@
 //! Tensors as PyTorch hands them over.
 
 use crate::error::{Error, Refusal};
+use crate::picked;
 use crate::value::Slot;
 use crate::view::View;
 use oxitorch_hlo::{DType, Dims, TensorType};
@@ -63,6 +64,10 @@ impl<'a> TensorRef<'a> {
     pub fn device(&self) -> Result<&'a Slot, Refusal> {
         match self.place {
             Place::Device(slot) => Ok(slot),
+            Place::Host(_) => Err(Error::runtime(
+                "expected all tensors to be on the same device, the tpu device, but found one on cpu",
+            )
+            .into()),
             _ => Err(Error::runtime("expected a tensor on the tpu device").into()),
         }
     }
@@ -109,22 +114,8 @@ impl<'a> TensorRef<'a> {
         let (Place::Host(bytes), Some(dtype)) = (self.place, self.dtype) else { return None };
         let item = dtype.size_bytes();
         let numel: usize = self.sizes.iter().map(|&n| n as usize).product();
-        if self.contiguous {
-            return Some(bytes[..numel * item].to_vec());
-        }
-        let mut out = Vec::with_capacity(numel * item);
-        let mut index = Dims::from_elem(0, self.sizes.len());
-        for _ in 0..numel {
-            let at: i64 = index.iter().zip(self.strides).map(|(i, s)| i * s).sum();
-            out.extend_from_slice(&bytes[at as usize * item..][..item]);
-            for d in (0..index.len()).rev() {
-                index[d] += 1;
-                if index[d] < self.sizes[d] {
-                    break;
-                }
-                index[d] = 0;
-            }
-        }
+        let mut out = vec![0; numel * item];
+        picked::copy(bytes, item, self.sizes, self.strides, 0, &mut out);
         Some(out)
     }
 }

@@ -94,6 +94,12 @@ impl Value {
         Self::new(TensorType::new(DType::U64, [2].as_slice()), State::Host(bytes.as_slice().into()))
     }
 
+    /// Offsets that a program takes.
+    pub(crate) fn offsets(numbers: &[i64]) -> Arc<Value> {
+        let bytes: Box<[u8]> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        Self::new(TensorType::new(DType::S64, [numbers.len() as i64].as_slice()), State::Host(bytes))
+    }
+
     /// Bytes that it takes on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.ty.bytes().max(0) as u64

@@ -1,10 +1,15 @@
 //! Strided views as StableHLO: reading one out of a storage's value, and writing one into it.
 //!
 //! A view whose strides nest (each divides the next larger one) is a box in the storage seen as a suitable grid: a read is
-//! reshape, slice, transpose, broadcast, and a write is a dynamic_update_slice at constant places. Everything else goes
-//! through flat indices, gather and scatter.
+//! reshape, slice, transpose, broadcast, and a write is a dynamic_update_slice. Everything else goes through flat indices,
+//! gather and scatter.
+//!
+//! A [`Shape`] is a view without its offset. Where it begins is told by [`Offset`]s: one for each level of the grid that
+//! is cut, or the place of the first element where there is no grid.
 
+use oxitorch_aten::args::Offset;
 use oxitorch_hlo::{Builder, DType, Dims, GatherDims, ScatterDims, ScatterFlags, TensorType, Value};
+use smallvec::SmallVec;
 
 /// A strided view of a storage: what PyTorch's tensor metadata says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +29,7 @@ pub struct View {
 }
 
 /// One dimension of the grid that a view is a box of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Level {
     /// Elements between neighbours.
     stride: i64,
@@ -87,6 +92,193 @@ impl View {
     }
 }
 
+/// A view without its offset: what an instance is made for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// The view at its storage's first element.
+    at_zero: View,
+    /// The grid that it is a box of, with starts of 0, outermost level first; none if it is no box.
+    grid: Option<Box<[Cut]>>,
+}
+
+/// A level of a grid, and whether it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Cut {
+    level: Level,
+    /// How long the grid is there.
+    extent: i64,
+}
+
+impl Cut {
+    /// Whether the box may begin at another place.
+    fn is_free(&self) -> bool {
+        self.level.size < self.extent
+    }
+}
+
+/// The offsets of one instance.
+pub(crate) type Offsets = SmallVec<[i64; 4]>;
+
+impl Shape {
+    /// The shape of a view of a value of this type.
+    pub(crate) fn of(view: &View, base: &TensorType) -> Shape {
+        let at_zero = View { offset: 0, ..view.clone() };
+        if view.numel() == 0 {
+            return Shape { at_zero, grid: None };
+        }
+        let grid = view.levels().map(|mut levels| {
+            if base.dtype == view.dtype {
+                refine(&mut levels, &crate::inst::row_major(&base.shape));
+            }
+            let n = base.bytes() / view.dtype.size_bytes() as i64;
+            let mut around = None;
+            let cut = |mut level: Level| {
+                level.start = 0;
+                let outer = around.replace(level.stride);
+                let extent = outer.map_or((n + level.stride - 1) / level.stride, |o| o / level.stride);
+                Cut { level, extent }
+            };
+            levels.into_iter().map(cut).collect()
+        });
+        Shape { at_zero, grid }
+    }
+
+    /// The view's type as a tensor.
+    pub(crate) fn ty(&self) -> TensorType {
+        self.at_zero.ty()
+    }
+
+    /// The view's strides in elements.
+    pub(crate) fn strides(&self) -> &[i64] {
+        &self.at_zero.strides
+    }
+
+    /// How many offsets say where it begins.
+    pub(crate) fn offsets(&self) -> usize {
+        match &self.grid {
+            Some(grid) => grid.iter().filter(|c| c.is_free()).count(),
+            None => usize::from(self.at_zero.numel() > 0),
+        }
+    }
+
+    /// The offsets of the view that begins at this element; none if that one is not a box of the grid.
+    pub(crate) fn place(&self, offset: i64) -> Option<Offsets> {
+        let Some(grid) = &self.grid else {
+            return Some(std::iter::repeat_n(offset, self.offsets()).collect());
+        };
+        let mut rest = offset;
+        let mut offsets = Offsets::new();
+        for cut in grid {
+            let start = rest / cut.level.stride;
+            rest %= cut.level.stride;
+            if start + cut.level.size > cut.extent {
+                return None;
+            }
+            if cut.is_free() {
+                offsets.push(start);
+            }
+        }
+        Some(offsets)
+    }
+
+    /// The view, if the program is made for its offsets.
+    fn known(&self, offsets: &[Offset]) -> Option<View> {
+        let mut offsets = offsets.iter();
+        let mut next = || offsets.next().and_then(|o| o.known());
+        let offset = match &self.grid {
+            _ if self.at_zero.numel() == 0 => 0,
+            Some(grid) => {
+                let free = grid.iter().filter(|c| c.is_free());
+                free.map(|c| Some(next()? * c.level.stride)).sum::<Option<i64>>()?
+            }
+            None => next()?,
+        };
+        Some(View { offset, ..self.at_zero.clone() })
+    }
+
+    fn levels(grid: &[Cut]) -> Vec<Level> {
+        grid.iter().map(|c| c.level).collect()
+    }
+
+    /// Where the box begins in each level.
+    fn starts(&self, b: &Builder, grid: &[Cut], offsets: &[Offset], dtype: DType) -> Vec<Value> {
+        let mut offsets = offsets.iter();
+        let start = |c: &Cut| {
+            let offset = if c.is_free() { offsets.next() } else { None };
+            offset.map_or_else(|| b.scalar_i64(dtype, 0), |o| o.value(b, dtype))
+        };
+        grid.iter().map(start).collect()
+    }
+
+    /// The elements of the view of a storage's value.
+    pub(crate) fn read(&self, b: &Builder, base: Value, offsets: &[Offset]) -> Value {
+        if let Some(view) = self.known(offsets) {
+            return read(b, base, &view);
+        }
+        let view = &self.at_zero;
+        let flat = flat(b, base, view.dtype);
+        let dtype = index_dtype(b.dim(flat, 0));
+        let shown = match &self.grid {
+            Some(cuts) => {
+                let levels = Self::levels(cuts);
+                let (grid, _) = grid(b, flat, &levels, false);
+                let starts = self.starts(b, cuts, offsets, dtype);
+                let part = b.dynamic_slice(grid, &starts, &levels.iter().map(|l| l.size).collect::<Dims>());
+                arrange(b, part, &levels, view)
+            }
+            None => read_indexed(b, flat, view, offsets[0].value(b, dtype)),
+        };
+        view.apply_bits(b, shown)
+    }
+
+    /// The storage's value after the view was overwritten.
+    pub(crate) fn write(&self, b: &Builder, base: Value, update: Value, offsets: &[Offset]) -> Value {
+        if let Some(view) = self.known(offsets) {
+            return write(b, base, update, &view);
+        }
+        let (base_ty, view) = (b.ty(base), &self.at_zero);
+        let update = view.apply_bits(b, update);
+        let flat = flat(b, base, view.dtype);
+        let dtype = index_dtype(b.dim(flat, 0));
+        let written = match &self.grid {
+            Some(cuts) if !view.is_expanded() => {
+                let starts = self.starts(b, cuts, offsets, dtype);
+                write_box(b, flat, update, view, &Self::levels(cuts), &starts)
+            }
+            // An expanded box: where its first element is.
+            Some(cuts) => {
+                let starts = self.starts(b, cuts, offsets, dtype);
+                let steps = starts.iter().zip(cuts.iter());
+                let steps = steps.map(|(&s, c)| b.mul(s, b.scalar_i64(dtype, c.level.stride)));
+                let first = steps.reduce(|x, y| b.add(x, y)).unwrap_or_else(|| b.scalar_i64(dtype, 0));
+                write_indexed(b, flat, update, view, first)
+            }
+            None => write_indexed(b, flat, update, view, offsets[0].value(b, dtype)),
+        };
+        restore(b, base, written, &base_ty)
+    }
+}
+
+/// Adds the storage's own strides to the levels, where the box does not cross them: so that the grid is the storage's value
+/// as it is, which a device with tiles would have to copy to see it otherwise.
+fn refine(levels: &mut Vec<Level>, strides: &[i64]) {
+    for &stride in strides {
+        let at = levels.partition_point(|l| l.stride > stride);
+        let around = at.checked_sub(1).map(|i| levels[i].stride);
+        let Some(inner) = levels.get(at).copied().filter(|l| l.stride < stride) else { continue };
+        let room = stride / inner.stride;
+        let fits = stride % inner.stride == 0 && inner.start % room + inner.size <= room;
+        if fits && around.is_none_or(|a| a % stride == 0) {
+            levels[at].start = inner.start % room;
+            levels.insert(at, Level { stride, start: inner.start / room, size: 1, dim: None });
+        }
+    }
+}
+
+fn index_dtype(extent: i64) -> DType {
+    if extent <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 }
+}
+
 /// The order of dimensions, slowest first, in which sizes and strides are row-major without gaps.
 pub(crate) fn dense_order(sizes: &[i64], strides: &[i64]) -> Option<Dims> {
     let mut order: Dims = (0..sizes.len() as i64).collect();
@@ -121,9 +313,14 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
     let flat = flat(b, base, view.dtype);
     let shown = match view.levels() {
         Some(levels) => read_box(b, flat, view, &levels),
-        None => read_indexed(b, flat, view),
+        None => read_indexed(b, flat, view, first(b, flat, view)),
     };
     view.apply_bits(b, shown)
+}
+
+/// The place of the view's first element.
+fn first(b: &Builder, flat: Value, view: &View) -> Value {
+    b.scalar_i64(index_dtype(b.dim(flat, 0)), view.offset)
 }
 
 fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
@@ -132,6 +329,11 @@ fn read_box(b: &Builder, flat: Value, view: &View, levels: &[Level]) -> Value {
     let start: Dims = merged.iter().map(|l| l.start).collect();
     let limit: Dims = merged.iter().map(|l| l.start + l.size).collect();
     let part = b.slice(grid, &start, &limit, &Dims::from_elem(1, merged.len()));
+    arrange(b, part, levels, view)
+}
+
+/// A box of the grid as the view shows it.
+fn arrange(b: &Builder, part: Value, levels: &[Level], view: &View) -> Value {
     let kept: Vec<&Level> = levels.iter().filter(|l| l.dim.is_some()).collect();
     let part = b.reshape(part, &kept.iter().map(|l| l.size).collect::<Dims>());
     // Box order to the view's order, then the sizes 1 and the expanded dimensions.
@@ -179,11 +381,11 @@ fn grid(b: &Builder, flat: Value, levels: &[Level], cut: bool) -> (Value, i64) {
     (b.reshape(whole, &shape), n)
 }
 
-/// Flat indices of the view's elements, in the view's shape.
-fn indices(b: &Builder, view: &View, extent: i64) -> Value {
-    let dtype = if extent <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 };
+/// Flat indices of the view's elements, in the view's shape, from the place of its first on.
+fn indices(b: &Builder, view: &View, first: Value) -> Value {
+    let dtype = b.dtype(first);
     let ty = TensorType::new(dtype, view.sizes.clone());
-    let mut sum = b.full(b.scalar_i64(dtype, view.offset), &view.sizes);
+    let mut sum = b.full(first, &view.sizes);
     for (d, &stride) in view.strides.iter().enumerate() {
         if view.sizes[d] != 1 && stride != 0 {
             let step = b.full(b.scalar_i64(dtype, stride), &view.sizes);
@@ -193,8 +395,8 @@ fn indices(b: &Builder, view: &View, extent: i64) -> Value {
     sum
 }
 
-fn read_indexed(b: &Builder, flat: Value, view: &View) -> Value {
-    let index = indices(b, view, b.dim(flat, 0));
+fn read_indexed(b: &Builder, flat: Value, view: &View, first: Value) -> Value {
+    let index = indices(b, view, first);
     let rank = view.sizes.len() as i64;
     let dims = GatherDims {
         collapsed_slice_dims: Dims::from_elem(0, 1),
@@ -214,13 +416,24 @@ pub(crate) fn write(b: &Builder, base: Value, update: Value, view: &View) -> Val
     let update = view.apply_bits(b, update);
     let flat = flat(b, base, view.dtype);
     let written = match view.levels() {
-        Some(levels) if !view.is_expanded() => write_box(b, flat, update, view, &levels),
-        _ => write_indexed(b, flat, update, view),
+        Some(levels) if !view.is_expanded() => {
+            let dtype = index_dtype(b.dim(flat, 0));
+            let starts: Vec<Value> = levels.iter().map(|l| b.scalar_i64(dtype, l.start)).collect();
+            write_box(b, flat, update, view, &levels, &starts)
+        }
+        _ => write_indexed(b, flat, update, view, first(b, flat, view)),
     };
     restore(b, base, written, &base_ty)
 }
 
-fn write_box(b: &Builder, flat: Value, update: Value, view: &View, levels: &[Level]) -> Value {
+fn write_box(
+    b: &Builder,
+    flat: Value,
+    update: Value,
+    view: &View,
+    levels: &[Level],
+    starts: &[Value],
+) -> Value {
     let order: Dims = levels.iter().filter_map(|l| l.dim).map(|d| d as i64).collect();
     let ones: Dims = (0..view.sizes.len() as i64).filter(|&d| view.sizes[d as usize] == 1).collect();
     let squeezed = b.squeeze(update, &ones);
@@ -229,21 +442,19 @@ fn write_box(b: &Builder, flat: Value, update: Value, view: &View, levels: &[Lev
     let part = b.transpose(squeezed, &order.iter().map(|&d| position(d)).collect::<Dims>());
     let part = b.reshape(part, &levels.iter().map(|l| l.size).collect::<Dims>());
     let (grid, n) = grid(b, flat, levels, false);
-    let dtype = if n <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 };
-    let start: Vec<Value> = levels.iter().map(|l| b.scalar_i64(dtype, l.start)).collect();
-    let written = b.dynamic_update_slice(grid, part, &start);
+    let written = b.dynamic_update_slice(grid, part, starts);
     let total = b.numel(written);
     b.slice_dim(b.reshape(written, &[total]), 0, 0, n, 1)
 }
 
-fn write_indexed(b: &Builder, flat: Value, update: Value, view: &View) -> Value {
+fn write_indexed(b: &Builder, flat: Value, update: Value, view: &View, first: Value) -> Value {
     let extent = b.dim(flat, 0);
-    let mut index = indices(b, view, extent);
+    let mut index = indices(b, view, first);
     if view.is_expanded() {
         // Several places of the view are one of the storage: those that stay as they are must not undo a change. A
         // scatter leaves places out of bounds alone.
         let nowhere = b.full(b.scalar_i64(b.dtype(index), extent), &view.sizes);
-        index = b.select(changed(b, read_indexed(b, flat, view), update), index, nowhere);
+        index = b.select(changed(b, read_indexed(b, flat, view, first), update), index, nowhere);
     }
     let dims = ScatterDims {
         inserted_window_dims: Dims::from_elem(0, 1),

@@ -619,6 +619,8 @@ pub(crate) struct ValueData {
     pub(crate) ty: TensorType,
     pub(crate) def: Def,
     pub(crate) block: BlockId,
+    /// Whether a compiler may find it to be a constant.
+    pub(crate) constant: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -141,17 +141,25 @@ impl Buffer {
 
     /// Copies the value to the host, row-major, and waits for it.
     pub fn to_host(&self, out: &mut [u8]) -> Result<()> {
-        if !out.is_empty() && out.len() == self.size_bytes() && self.is_host_memory() {
-            // The plugin would have another thread copy it: two thread switches, which cost more than most copies.
-            let reference = self.external_reference().map_err(|e| self.explain("to_host", e))?;
-            let memory = reference.address() as *const u8;
-            // SAFETY: the memory has the value's bytes, is pinned, and nobody writes a value that is computed.
-            unsafe { std::ptr::copy_nonoverlapping(memory, out.as_mut_ptr(), out.len()) };
+        // The plugin would have another thread copy it: two thread switches, which cost more than most copies.
+        if out.len() == self.size_bytes() && self.look(|bytes| out.copy_from_slice(bytes))?.is_some() {
             return Ok(());
         }
         // SAFETY: `out` outlives the wait.
         let copied = unsafe { self.to_host_async(out.as_mut_ptr(), out.len()) };
         copied.and_then(|event| event.wait()).map_err(|e| self.explain("to_host", e))
+    }
+
+    /// Waits for the value and shows its bytes, row-major, where they are; nothing if that is not in the host's memory.
+    pub fn look<T>(&self, f: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+        if self.size_bytes() == 0 || !self.is_host_memory() {
+            return Ok(None);
+        }
+        let reference = self.external_reference().map_err(|e| self.explain("to_host", e))?;
+        // SAFETY: the memory has the value's bytes, is pinned, and nobody writes a value that is computed.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(reference.address() as *const u8, self.size_bytes()) };
+        Ok(Some(f(bytes)))
     }
 
     /// Whether its memory is the host's, and holds it row-major as the host does.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use oxitorch_pjrt_sys as sys;
 use smallvec::SmallVec;
@@ -29,6 +29,7 @@ pub struct Executable {
     /// Indices of its devices, in the order of `execute_sharded`'s lists.
     devices: SmallVec<[usize; 1]>,
     portable: bool,
+    temp_bytes: OnceLock<u64>,
 }
 
 // SAFETY: PJRT loaded executables may be launched, asked and destroyed from any thread.
@@ -75,7 +76,7 @@ impl Executable {
         let home = Home::many(client, compiled.output_types()?)?;
         let params = params.map(Vec::into_boxed_slice);
         std::mem::forget(owned);
-        Ok(Executable { ptr, compiled, home, params, devices, portable })
+        Ok(Executable { ptr, compiled, home, params, devices, portable, temp_bytes: OnceLock::new() })
     }
 
     fn api(&self) -> &Api {
@@ -90,6 +91,12 @@ impl Executable {
     /// What can be asked of the program.
     pub fn compiled(&self) -> &Compiled {
         &self.compiled
+    }
+
+    /// Bytes that it needs besides arguments and results while it runs; 0 where the plugin does not say.
+    pub fn temp_bytes(&self) -> u64 {
+        let ask = || self.compiled.memory_stats().ok().and_then(|s| u64::try_from(s.temp).ok()).unwrap_or(0);
+        *self.temp_bytes.get_or_init(ask)
     }
 
     /// The types of the results on one device.

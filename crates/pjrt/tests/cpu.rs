@@ -443,3 +443,67 @@ fn a_rust_function_shares_its_work_with_the_threads_of_the_program() {
     assert_eq!(run(0.0).unwrap(), [0.0; 4]);
     assert!(run(9.0).unwrap_err().to_string().contains("panicked"));
 }
+
+/// The control word of SSE in this thread.
+#[cfg(target_arch = "x86_64")]
+fn control() -> u32 {
+    let mut word = 0u32;
+    // SAFETY: stores four bytes.
+    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack)) };
+    word
+}
+
+/// Sets it.
+#[cfg(target_arch = "x86_64")]
+fn set_control(word: u32) {
+    // SAFETY: loads four bytes, a word that was stored, with other bits for denormals.
+    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &word, options(nostack)) };
+}
+
+/// What docs/errors.md says of denormals on the CPU platform: the plugin flushes them in each thread that runs a program,
+/// and compiled code does what the thread says.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_plugin_flushes_denormals() {
+    const FLUSHES: u32 = 1 << 15 | 1 << 6;
+    let client = client(1);
+    let look = |call: &mut oxitorch_pjrt::HostCall<'_>| {
+        let elsewhere = AtomicUsize::new(0);
+        call.threads.share(8, &|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            elsewhere.fetch_or((control() & FLUSHES) as usize, Ordering::Relaxed);
+        });
+        let out = call.results[0].values_mut::<f32>().ok_or("not f32")?;
+        (out[0], out[1]) = ((control() & FLUSHES) as f32, elsewhere.into_inner() as f32);
+        if call.attributes.get("keep").and_then(|v| v.as_int()) == Some(1) {
+            set_control(control() & !FLUSHES);
+        }
+        Ok(())
+    };
+    client.plugin().register_host_fn("control", look).unwrap();
+    // The product depends on the call, which so comes first.
+    let run = |n: usize, keep: u32| {
+        let text = format!(
+            "module {{ func.func @main(%a: tensor<{n}xf32>) -> (tensor<2xf32>, tensor<{n}xf32>) {{
+               %0 = stablehlo.custom_call @oxitorch.host_call(%a) {{api_version = 4 : i32, backend_config =
+                 {{fn = \"control\", keep = {keep} : i64}}}} : (tensor<{n}xf32>) -> tensor<2xf32>
+               %1 = stablehlo.slice %0 [0:1] : (tensor<2xf32>) -> tensor<1xf32>
+               %2 = stablehlo.reshape %1 : (tensor<1xf32>) -> tensor<f32>
+               %3 = stablehlo.constant dense<1.0> : tensor<f32>
+               %4 = stablehlo.minimum %2, %3 : tensor<f32>
+               %5 = stablehlo.broadcast_in_dim %4, dims = [] : (tensor<f32>) -> tensor<{n}xf32>
+               %6 = stablehlo.multiply %a, %5 : tensor<{n}xf32>
+               return %0, %6 : tensor<2xf32>, tensor<{n}xf32> }} }}"
+        );
+        let program = compile(&client, &text, &[f32s(&[n as i64])]);
+        let out = program.execute(&[&put(&client, 0, &vec![1e-40; n], &[n as i64])], &HOW).unwrap();
+        let kept = get(&out[1]).iter().filter(|x| **x != 0.0).count();
+        (get(&out[0]), kept)
+    };
+    for n in [4, 1 << 22] {
+        assert_eq!(run(n, 0), (vec![FLUSHES as f32; 2], 0), "{n}");
+    }
+    // This thread runs a small program alone, and has its own word again afterwards.
+    assert_eq!(run(4, 1).1, 4);
+    assert_eq!(control() & FLUSHES, 0);
+}

@@ -15,6 +15,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -37,6 +38,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -97,6 +99,18 @@ struct Interrupted final : torch::PyTorchError {
 }
 inline void check(int32_t rc, const OxiError& e) {
   if (C10_UNLIKELY(rc != OXI_OK)) raise(e);
+}
+// What an op gives that asks for memory of this size; that there is none names the op.
+template <class F>
+auto naming(const char* op, c10::IntArrayRef size, F&& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const c10::OutOfMemoryError& e) {
+    std::string text = e.what_without_backtrace();
+    auto line = std::min(text.find("\n  called at"), text.size());
+    text.insert(line, c10::str("\n  in aten::", op, "(", size, ")"));
+    TORCH_CHECK_WITH(OutOfMemoryError, false, text);
+  }
 }
 
 // ---------------------------------------------------------------- storages
@@ -238,8 +252,10 @@ struct Generator final : c10::GeneratorImpl {
     return seed_;
   }
   void set_state(const c10::TensorImpl& s) override {
-    TORCH_CHECK(s.numel() == 16 && s.dtype() == caffe2::TypeMeta::Make<uint8_t>() && s.device().is_cpu() && s.is_contiguous(),
-                "RNG state must be a contiguous torch.ByteTensor of 16 bytes on the CPU");
+    TORCH_CHECK_TYPE(s.dtype() == caffe2::TypeMeta::Make<uint8_t>() && s.device().is_cpu() && s.is_contiguous(),
+                     "RNG state must be a contiguous torch.ByteTensor on the CPU");
+    TORCH_CHECK(s.numel() == 16,
+                "RNG state of the tpu device has 16 bytes, got ", s.numel());
     memcpy(&seed_, s.data(), 8);
     memcpy(&offset_, static_cast<const char*>(s.data()) + 8, 8);
   }
@@ -344,6 +360,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Allocator* getPinnedMemoryAllocator() const override { return &g_pinned; }
   bool isPinnedPtr(const void* p) const override { return PinnedAllocator::owns(p); }
   void resizePrivateUse1Bytes(const c10::Storage& s, size_t n) const override {
+    TORCH_CHECK(static_cast<int64_t>(n) >= 0, "a storage cannot have ", static_cast<int64_t>(n), " bytes");
     auto* impl = s.unsafeGetStorageImpl();
     int64_t offset_bytes;
     void* old = slot_of(impl->_mutable_data_ptr_no_checks(), offset_bytes);
@@ -408,6 +425,35 @@ Tensor wrap(const OxiOut& o) {
   return t;
 }
 
+// ---------------------------------------------------------------- version counters
+// Autograd finds by them that a saved tensor was written. PyTorch's ADInplaceOrView kernels count the writes of tensors
+// that an op returns. Ops that return nothing (lists) or that PyTorch composes of others have none of these kernels:
+// elsewhere what they are made of is counted, and here nothing is.
+// The positions of the arguments whose writes are left to us: of in-place and out= forms. Others that write (the running
+// averages of a batch norm) are counted nowhere.
+c10::SmallVector<size_t, 4> unversioned_writes(const c10::OperatorHandle& op) {
+  c10::SmallVector<size_t, 4> written;
+  auto& schema = op.schema();
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return written;
+  bool in_place = schema.name().back() == '_' || schema.name().rfind("aten::__i", 0) == 0;
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    auto& a = schema.arguments()[i];
+    if (a.alias_info() && a.alias_info()->isWrite() && (in_place || a.is_out())) written.push_back(i);
+  }
+  return written;
+}
+void bump(const Tensor& t) {
+  if (t.defined() && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+}
+void bump(const c10::IValue& v) {
+  if (v.isTensor()) {
+    bump(v.toTensor());
+  } else if (v.isTensorList()) {
+    auto list = v.toTensorList();
+    for (size_t k = 0; k < list.size(); k++) bump(list.get(k));
+  }
+}
+
 // ---------------------------------------------------------------- the CPU fallback
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const char* warning = nullptr;
@@ -416,11 +462,24 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
   check(g_core->fallback(full.c_str(), &warning, &e), e);
   if (warning) TORCH_WARN(warning);
-  at::native::cpu_fallback(op, stack);
+  const size_t nresults = op.schema().returns().size();
+  try {
+    at::native::cpu_fallback(op, stack);
+  } catch (c10::Error& e) {
+    e.add_context("in " + full + ", which runs on the CPU");
+    throw;
+  }
+  for (size_t i = stack->size() - nresults; i < stack->size(); i++) {
+    const c10::IValue& v = stack->at(i);
+    TORCH_CHECK_NOT_IMPLEMENTED(!v.isTensor() || !v.toTensor().defined() || v.toTensor().layout() == c10::kStrided, full,
+                                ": tpu tensors have the strided layout, got ", v.toTensor().layout());
+  }
 }
 bool decomposed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 struct Fallback final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const size_t first = stack->size() - op.schema().arguments().size();
+    for (size_t i : unversioned_writes(op)) bump(stack->at(first + i));
     if (!decomposed(op, stack)) cpu_fallback(op, stack);
   }
 };
@@ -442,6 +501,16 @@ struct Call {
   explicit Call(size_t n) {
     args.resize(n);
     tensors.resize(n);  // never grows: args point into it
+  }
+  static bool has_tensors(const c10::IValue& v) {
+    auto l = v.toListRef();
+    return !l.empty() && std::all_of(l.begin(), l.end(), [](const c10::IValue& x) { return x.isTensor() || x.isNone(); });
+  }
+  // Lists in which tensors may be left out are indices.
+  static void warn_of_byte_mask(const std::optional<Tensor>& t) {
+    if (t && t->defined() && t->scalar_type() == at::kByte) {
+      TORCH_WARN("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
+    }
   }
   void note(const OxiTensor& t) {
     if (t.device_type == OXI_DEVICE_SELF && device < 0) device = static_cast<DeviceIndex>(t.device_index);
@@ -509,6 +578,7 @@ struct Call {
       auto l = v.toOptionalTensorList();
       put_tensors(a, l, [&](size_t k, OxiTensor& o) {
         std::optional<Tensor> t = l.get(k);
+        warn_of_byte_mask(t);
         describe(o, t ? *t : Tensor());
       });
     } else if (v.isDevice()) {
@@ -520,7 +590,14 @@ struct Call {
       TORCH_CHECK(v.toGenerator().device().type() == kSelf, "Expected a 'tpu' device type for generator but found '",
                   v.toGenerator().device().type(), "'");
       a.tag = OXI_GENERATOR, a.u.p = v.toGenerator().unsafeGetGeneratorImpl();
-    } else if (v.isList()) {  // Scalar[], and lists whose static type is lost
+    } else if (v.isList() && has_tensors(v)) {  // TorchScript's, whose static type is lost
+      auto l = v.toListRef();
+      put_tensors(a, l, [&](size_t k, OxiTensor& o) {
+        auto t = l[k].to<std::optional<Tensor>>();
+        warn_of_byte_mask(t);
+        describe(o, t ? *t : Tensor());
+      });
+    } else if (v.isList()) {  // Scalar[], and others whose static type is lost
       auto l = v.toListRef();
       auto list = std::make_unique<std::vector<OxiArg>>(l.size());
       for (size_t k = 0; k < l.size(); k++) {
@@ -554,7 +631,8 @@ Tensor into_resized(const Tensor& out, const OxiOut& o) {
 
 struct Kernel final : c10::OperatorKernel {
   int32_t id;
-  explicit Kernel(int32_t i) : id(i) {}
+  c10::SmallVector<size_t, 4> written;  // see unversioned_writes
+  Kernel(int32_t i, const c10::OperatorHandle& op) : id(i), written(unversioned_writes(op)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t n = op.schema().arguments().size();
@@ -567,8 +645,12 @@ struct Kernel final : c10::OperatorKernel {
     }
     OxiResult r{};
     int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), static_cast<uint32_t>(n), &r);
-    if (C10_UNLIKELY(rc == OXI_FALLBACK)) return cpu_fallback(op, stack);
+    if (C10_UNLIKELY(rc == OXI_FALLBACK)) {
+      for (size_t i : written) bump(base[i]);
+      return cpu_fallback(op, stack);
+    }
     check(rc, r.error);
+    for (size_t i : written) bump(base[i]);
     if (C10_LIKELY(r.nouts == 1 && r.outs[0].kind == OXI_OUT_NEW)) {
       Tensor t = wrap(r.outs[0]);
       torch::jit::drop(*stack, n);
@@ -680,42 +762,61 @@ torch::CppFunction kernel_for(int32_t id, const c10::OperatorHandle& op) {
   if (s == "Tensor,Tensor,Scalar,->Tensor,") return typed<T, T, S>(id, op);
   if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(id, op);
   if (s == "Tensor,Tensor,Tensor,Scalar,Scalar,->Tensor,") return typed<T, T, T, S, S>(id, op);
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id));
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id, op));
 }
 
 // ---------------------------------------------------------------- memory kernels
+void check_copy(int32_t rc, const OxiError& e, const Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(rc == OXI_OK || e.kind != OXI_ERR_NOT_IMPLEMENTED, "aten::_copy_from(", t.scalar_type(),
+                              t.sizes(), "): ", e.message);
+  check(rc, e);
+}
 c10::Device device_or_current(std::optional<c10::Device> d) {
   return d && d->has_index() ? *d : c10::Device(kSelf, t_device);
+}
+// What nobody wrote reads as zeros here; with torch.use_deterministic_algorithms it is what PyTorch fills it with.
+bool fills_what_is_new() {
+  auto& context = at::globalContext();
+  return C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory());
+}
+Tensor filled(Tensor t) {
+  if (fills_what_is_new()) at::native::fill_empty_deterministic_(t);
+  return t;
 }
 Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "tpu tensors have the strided layout, got ", *layout);
   c10::DeviceGuard guard(device_or_current(device));
-  return at::detail::empty_generic(size, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+  return naming("empty.memory_format", size, [&]() -> Tensor {
+    return filled(at::detail::empty_generic(size, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                            c10::dtype_or_default(dtype), format));
+  });
 }
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                      std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(c10::layout_or_default(layout) == c10::kStrided, "tpu tensors have the strided layout, got ", *layout);
   c10::DeviceGuard guard(device_or_current(device));
-  return at::detail::empty_strided_generic(size, stride, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+  return naming("empty_strided", size, [&]() -> Tensor {
+    return filled(at::detail::empty_strided_generic(size, stride, &g_allocator,
+                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                    c10::dtype_or_default(dtype)));
+  });
 }
 void write_host(const Tensor& src, const Tensor& dst) {
   Tensor h = src.to(dst.scalar_type()).expand(dst.sizes()).resolve_conj().resolve_neg().contiguous();
   OxiTensor d;
   describe(d, dst);
   OxiError e{};
-  check(g_core->write(&d, h.const_data_ptr(), &e), e);
+  check_copy(g_core->write(&d, h.const_data_ptr(), &e), e, dst);
 }
 Tensor read_host(const Tensor& src) {
   Tensor h = at::detail::empty_cpu(src.sizes(), src.scalar_type(), false, std::nullopt);
   OxiTensor s;
   describe(s, src);
   OxiError e{};
-  check(g_core->read(&s, h.mutable_data_ptr(), &e), e);
+  check_copy(g_core->read(&s, h.mutable_data_ptr(), &e), e, src);
   return h;
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
@@ -734,7 +835,7 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
     describe(a, s);
     describe(b, dst);
     OxiError e{};
-    check(g_core->copy(&a, &b, &e), e);
+    check_copy(g_core->copy(&a, &b, &e), e, dst);
   } else if (to_self) {
     TORCH_CHECK(self.device().is_cpu() || self.device().is_cuda(), "cannot copy a ", self.device(), " tensor to the tpu device");
     write_host(self.to(at::kCPU), dst);
@@ -748,9 +849,13 @@ const Tensor& resize(const Tensor& self, c10::SymIntArrayRef size, std::optional
   auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   auto* impl = self.unsafeGetTensorImpl();
   if (impl->sizes() != sizes) {
+    size_t had = impl->unsafe_storage().nbytes();
     size_t need = at::detail::computeStorageNbytesContiguous(sizes, impl->itemsize(), impl->storage_offset());
-    if (need > impl->unsafe_storage().nbytes()) at::native::resize_bytes_nocuda(impl->unsafe_storage(), need);
+    if (need > had) {
+      naming("resize_", sizes, [&] { at::native::resize_bytes_nocuda(impl->unsafe_storage(), need); });
+    }
     impl->set_sizes_contiguous(sizes);
+    if (fills_what_is_new()) at::native::fill_resize_deterministic_(self, static_cast<int64_t>(had));
   }
   if (format && *format != c10::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
   return self;
@@ -791,6 +896,11 @@ Tensor reshape_alias(const Tensor& s, c10::SymIntArrayRef size, c10::SymIntArray
 Tensor unfold(const Tensor& s, int64_t dim, int64_t size, int64_t step) {
   return at::native::unfold(s, dim, size, step);
 }
+Tensor view_as_complex(const Tensor& s) {
+  TORCH_CHECK_NOT_IMPLEMENTED(s.scalar_type() != at::kHalf, "view_as_complex: the tpu device has no dtype complex32, which ",
+                              "float16 tensors are shown as");
+  return at::native::view_as_complex(s);
+}
 Tensor& set_tensor(Tensor& s, const Tensor& source) {
   return at::native::set_tensor_(s, source);
 }
@@ -807,19 +917,33 @@ Tensor& set_storage_offset(Tensor& s, at::Storage source, c10::SymInt offset, c1
 Tensor& set_empty(Tensor& s) {
   c10::DeviceGuard guard(s.device());
   s.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0, &g_allocator, true));
+  s.unsafeGetTensorImpl()->set_storage_offset(0);
   s.unsafeGetTensorImpl()->set_sizes_contiguous({0});
   return s;
+}
+// Values are never changed in place, so a clone shares its memory until one of the two is written.
+Tensor lazy_clone(const Tensor& s) {
+  return s.clone();
 }
 
 // ---------------------------------------------------------------- attention
 // Which implementation scaled_dot_product_attention takes: the core's fused one, unless PyTorch's composite must serve.
 int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>&, double, bool,
                          std::optional<double>, bool) {
-  auto dense = [](const Tensor& t) { return !t.is_nested() && t.dim() == 4 && t.numel() > 0; };
+  // Sizes are symbolic while a graph is captured; what is not known then is taken to be as the composite needs it.
+  auto dense = [](const Tensor& t) {
+    return !t.is_nested() && t.dim() == 4 && t.sym_numel().sym_gt(0).guard_or_false(__FILE__, __LINE__);
+  };
+  auto same = [](const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
+    return a.sym_size(i).sym_eq(b.sym_size(j)).guard_or_false(__FILE__, __LINE__);
+  };
+  auto divides = [](const c10::SymInt& n, const c10::SymInt& of) {
+    return (of % n).sym_eq(0).guard_or_false(__FILE__, __LINE__);
+  };
   bool fused = at::globalContext().userEnabledOverrideableSDP() && dense(q) && dense(k) && dense(v) &&
       at::isFloatingType(q.scalar_type()) && q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
-      q.size(0) == k.size(0) && q.size(0) == v.size(0) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0 &&
-      k.size(2) == v.size(2) && q.size(3) == k.size(3);
+      same(q, 0, k, 0) && same(q, 0, v, 0) && same(k, 1, v, 1) && divides(k.sym_size(1), q.sym_size(1)) &&
+      same(k, 2, v, 2) && same(q, 3, k, 3);
   return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
@@ -1021,11 +1145,12 @@ void register_memory_and_views() {
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("unfold", &unfold);
   m.impl("view_as_real", &at::native::view_as_real);
-  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("view_as_complex", &view_as_complex);
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_.source_Storage", &set_storage);
   m.impl("set_.source_Storage_storage_offset", &set_storage_offset);
   m.impl("set_", &set_empty);
+  m.impl("_lazy_clone", &lazy_clone);
 }
 void register_core_ops() {
   auto& m = library("aten");

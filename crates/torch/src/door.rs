@@ -604,7 +604,7 @@ unsafe extern "C" fn memory_info(device: i32, free_bytes: *mut usize, total_byte
         // SAFETY: the shim passes places for both.
         unsafe {
             *free_bytes = memory.limit().saturating_sub(memory.bytes().current) as usize;
-            *total_bytes = memory.limit() as usize;
+            *total_bytes = memory.total() as usize;
         }
         Ok(())
     });

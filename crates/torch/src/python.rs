@@ -387,7 +387,7 @@ mod _core {
     fn device_properties(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
         let s = started(py)?;
         let index = if device < 0 { current() } else { device } as usize;
-        let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().limit();
+        let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().total();
         s.engine.absent().into_iter().for_each(Absent::describe);
         let target = s.engine.target();
         let (platform, kind) = (target.platform(), target.kind(index));
@@ -716,6 +716,19 @@ mod _core {
     }
 
     #[pyfunction]
+    fn set_memory_fraction(py: Python<'_>, device: i32, fraction: f64) -> PyResult<()> {
+        on_stream(py, device, |s| {
+            s.memory().set_fraction(fraction);
+            Ok(())
+        })
+    }
+
+    #[pyfunction]
+    fn get_memory_fraction(py: Python<'_>, device: i32) -> PyResult<f64> {
+        on_stream(py, device, |s| Ok(s.memory().fraction()))
+    }
+
+    #[pyfunction]
     fn empty_cache(_py: Python<'_>) -> PyResult<()> {
         // The plugin's allocator keeps no cache that could be emptied; what is in use stays.
         Ok(())
@@ -726,7 +739,7 @@ mod _core {
         started(py)?.engine.absent().into_iter().for_each(Absent::describe);
         on_stream(py, device, |s| {
             let m = s.settled_memory(crate::sites::here())?;
-            Ok((m.limit().saturating_sub(m.bytes().current), m.limit()))
+            Ok((m.limit().saturating_sub(m.bytes().current), m.total()))
         })
     }
 
@@ -764,19 +777,19 @@ mod _core {
         Ok(())
     }
 
-    /// What is known of each program without its executable, as JSON.
+    /// What is known of the latest programs from this number on without their executables, as JSON.
     #[pyfunction]
-    fn graphs(py: Python<'_>) -> PyResult<Vec<String>> {
+    fn graphs(py: Python<'_>, from: usize) -> PyResult<Vec<String>> {
         let s = started(py)?;
-        Ok(py.detach(|| s.engine.graphs().iter().map(ToString::to_string).collect()))
+        Ok(py.detach(|| s.engine.graphs(from).iter().map(ToString::to_string).collect()))
     }
 
-    /// All that is known of a program, by its place in that list: facts as JSON, StableHLO, and the optimized program if
-    /// it can be shown. None if it could not be compiled.
+    /// All that is known of a program, by its number in that list: facts as JSON, StableHLO, and the optimized program if
+    /// it can be shown. None if it could not be compiled, or is none of the latest any more.
     #[pyfunction]
-    fn graph(py: Python<'_>, place: usize) -> PyResult<Option<(String, String, Option<String>)>> {
+    fn graph(py: Python<'_>, number: usize) -> PyResult<Option<(String, String, Option<String>)>> {
         let s = started(py)?;
-        let shown = py.detach(|| s.engine.graph(place));
+        let shown = py.detach(|| s.engine.graph(number));
         Ok(shown.map(|g| (g.facts.to_string(), g.stablehlo, g.optimized)))
     }
 

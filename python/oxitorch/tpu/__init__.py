@@ -40,6 +40,7 @@ from ._device import (
 )
 from .memory import (
     empty_cache,
+    get_per_process_memory_fraction,
     max_memory_allocated,
     max_memory_reserved,
     mem_get_info,
@@ -51,6 +52,7 @@ from .memory import (
     reset_accumulated_memory_stats,
     reset_max_memory_allocated,
     reset_peak_memory_stats,
+    set_per_process_memory_fraction,
 )
 from .modes import (
     EagerMode,
@@ -89,7 +91,8 @@ __all__ = [
     "can_device_access_peer",
     "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
     "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",
-    "get_device_name", "get_device_properties", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
+    "get_device_name", "get_device_properties",
+    "get_per_process_memory_fraction", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
     "graphs",
     "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
     "max_graphs", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated",
@@ -97,7 +100,8 @@ __all__ = [
     "metrics_summary", "metrics_text", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
     "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_background_compile", "set_device",
-    "set_eager_mode", "set_fallback", "set_nan_trap", "set_precision", "set_rng_state", "set_rng_state_all",
+    "set_eager_mode", "set_fallback", "set_nan_trap", "set_per_process_memory_fraction",
+    "set_precision", "set_rng_state", "set_rng_state_all",
     "set_stream", "set_window", "stream", "synchronize", "trace",
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Device memory: what tensors hold now, what they held at most, what the device has.
+"""Device memory: what tensors hold now, what they held at most, what the device has, how much of it a process may use.
 
 The numbers count the buffers that oxitorch owns on the device. The memory of XLA's own temporaries inside a running
-program is not among them.
+program is not among them; on the cpu platform a program is launched only if there is room for them too.
 """
 
 from collections import OrderedDict
@@ -12,9 +12,11 @@ from oxitorch import _activate
 from . import _device
 
 __all__ = [
-    "empty_cache", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
+    "empty_cache", "get_per_process_memory_fraction",
+    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary",
     "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
 ]  # fmt: skip
 
 
@@ -62,8 +64,29 @@ def max_memory_reserved(device: Any = None) -> int:
     return stats.get("reserved_bytes.all.peak", stats.get("allocated_bytes.all.peak", 0))
 
 
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    """Lets the tensors of this process use no more than this part of the device's memory; more is a
+    `torch.OutOfMemoryError`. What is in use stays. 1 at the start; on the cpu platform, where the memory is the host's,
+    0.8.
+
+    Args:
+        fraction: from 0 to 1.
+    """
+    index = _device._get_device_index(device, optional=True)
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    _activate.core().set_memory_fraction(index, fraction)
+
+
+def get_per_process_memory_fraction(device: Any = None) -> float:
+    """The part of the device's memory that this process may use."""
+    return _activate.core().get_memory_fraction(_device._get_device_index(device, optional=True))
+
+
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total memory of the device in bytes."""
+    """How much more this process may use, and what the device has, in bytes."""
     free, total = _activate.core().mem_get_info(_device._get_device_index(device, optional=True))
     return free, total
 

@@ -11,6 +11,7 @@ class Graph:
     """A program that was made from recorded operations.
 
     Attributes, all as they were when `torch.tpu.graphs()` was called:
+        number: counts the programs of the process, from 0.
         id: a name that stays the same as long as the program does; `oxitorch cache ls` knows it too.
         name: its first and last operation.
         ops: for each operation its name ("op"), the types of its results ("results") and its Python line ("line").
@@ -24,8 +25,8 @@ class Graph:
         launches, device_s: how often it ran, and how long in all.
     """
 
-    def __init__(self, place: int, facts: dict[str, Any]):
-        self._place = place
+    def __init__(self, number: int, facts: dict[str, Any]):
+        self.number = number
         self.id: str = facts["id"]
         self.name: str = facts["name"]
         self.ops: list[dict[str, Any]] = facts["ops"]
@@ -42,9 +43,9 @@ class Graph:
 
     @cached_property
     def _shown(self) -> tuple[dict[str, Any], str, str | None]:
-        shown = _activate.core().graph(self._place)
+        shown = _activate.core().graph(self.number)
         if shown is None:
-            raise RuntimeError(f"program {self.id} could not be compiled")
+            raise RuntimeError(f"program {self.id} could not be compiled, or 4096 others came after it")
         facts, stablehlo, optimized = shown
         return json.loads(facts), stablehlo, optimized
 
@@ -74,9 +75,12 @@ class Graph:
         return f"Graph({self.id}, {self.name}, {len(self.ops)} ops, {self.launches} launches, {self.device_s:.3f} s)"
 
 
-def graphs() -> list[Graph]:
-    """The programs that this process has made, in the order in which they came.
+def graphs(after: Graph | None = None) -> list[Graph]:
+    """The programs that this process has made, in the order in which they came: the latest 4096, or those of them that
+    came after a graph.
 
     Their texts, costs and memory are asked for when they are read, which waits for the compiler.
     """
-    return [Graph(place, json.loads(facts)) for place, facts in enumerate(_activate.core().graphs())]
+    first = 0 if after is None else after.number + 1
+    programs = map(json.loads, _activate.core().graphs(first))
+    return [Graph(facts.pop("number"), facts) for facts in programs]

@@ -1,4 +1,5 @@
 use crate::args::{Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
@@ -7,13 +8,13 @@ use crate::pointwise;
 use crate::table::Promote::{Float, Opmath};
 use crate::table::{Row, unary};
 use crate::{Layout, op};
-use oxitorch_hlo::{Builder, DType, Value};
+use oxitorch_hlo::{Builder, Value};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI, SQRT_2};
 
 /// The rows of this family. Derivatives take the gradient first, as ATen does.
 pub static ROWS: &[Row] = &[
-    pointwise!("celu", |c: &Ctx, x: Tensor, alpha: Scalar| celu(c, x, alpha)),
-    pointwise!("elu", elu),
+    pointwise!("celu", |c: &Ctx, x: Tensor, alpha: Scalar| celu(c, x, alpha)).dtypes(domain::floats),
+    pointwise!("elu", elu).dtypes(domain::floats),
     pointwise!("elu_backward", elu_backward),
     pointwise!("gelu", gelu),
     pointwise!("gelu_backward", gelu_backward),
@@ -21,15 +22,15 @@ pub static ROWS: &[Row] = &[
     op!("glu_backward", glu_backward).layout(Layout::LikeFirst),
     op!("glu_jvp", glu_jvp),
     op!("glu_backward_jvp", glu_backward_jvp),
-    pointwise!("hardshrink", hardshrink),
+    pointwise!("hardshrink", hardshrink).dtypes(domain::floats),
     pointwise!("hardshrink_backward", shrink_backward),
-    unary("hardsigmoid", Opmath, |b, x| b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))),
+    unary("hardsigmoid", Opmath, |b, x| b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))).dtypes(domain::floats),
     pointwise!("hardsigmoid_backward", hardsigmoid_backward),
-    unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0)))),
+    unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0)))).dtypes(domain::floats),
     pointwise!("hardswish_backward", hardswish_backward),
-    pointwise!("hardtanh", hardtanh),
+    pointwise!("hardtanh", hardtanh).dtypes(domain::rectified),
     pointwise!("hardtanh_backward", hardtanh_backward),
-    pointwise!("leaky_relu", |c: &Ctx, x: Tensor, slope: Scalar| leaky(c, x, x, slope)),
+    pointwise!("leaky_relu", |c: &Ctx, x: Tensor, slope: Scalar| leaky(c, x, x, slope)).dtypes(domain::floats),
     pointwise!("leaky_relu_backward", |c: &Ctx, g: Tensor, x: Tensor, slope: Scalar, _is_result: bool| {
         leaky(c, g, x, slope)
     }),
@@ -38,17 +39,17 @@ pub static ROWS: &[Row] = &[
         log_sigmoid_backward(c, g, x)
     }).layout(Layout::LikeFirst),
     pointwise!("logit_backward", logit_backward),
-    unary("mish", Opmath, |b, x| b.mul(x, b.tanh(b.log_plus_one(b.exponential(x))))),
+    unary("mish", Opmath, |b, x| b.mul(x, b.tanh(b.log_plus_one(b.exponential(x))))).dtypes(domain::floats),
     pointwise!("_prelu_kernel", prelu),
     pointwise!("_prelu_kernel_backward", prelu_backward),
     pointwise!("sigmoid_backward", |c: &Ctx, g: Tensor, y: Tensor| {
         pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.mul(b.sub(b.full_like(y, 1.0), y), y))))
     }),
-    unary("silu", Float, |b, x| b.mul(x, b.logistic(x))),
+    unary("silu", Float, |b, x| b.mul(x, b.logistic(x))).dtypes(domain::fractions),
     pointwise!("silu_backward", silu_backward),
-    pointwise!("softplus", softplus),
+    pointwise!("softplus", softplus).dtypes(domain::floats),
     pointwise!("softplus_backward", softplus_backward),
-    pointwise!("softshrink", softshrink).check_numbers(check_lambda),
+    pointwise!("softshrink", softshrink).dtypes(domain::floats).check_numbers(check_lambda),
     pointwise!("softshrink_backward", shrink_backward),
     pointwise!("tanh_backward", |c: &Ctx, g: Tensor, y: Tensor| {
         pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.sub(b.full_like(y, 1.0), b.mul(y, y)))))
@@ -59,7 +60,7 @@ pub static ROWS: &[Row] = &[
         x,
         at,
         Some(value)
-    )),
+    )).dtypes(domain::numbers),
     pointwise!("threshold_backward", |c: &Ctx, g: Tensor, x: Tensor, at: Scalar| threshold(
         c, g, x, at, None
     )),
@@ -120,9 +121,6 @@ fn hardswish_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {
 }
 
 fn hardtanh(c: &Ctx, x: Tensor, low: Scalar, high: Scalar) -> Result<Value> {
-    if x.dtype == DType::Pred {
-        return Err(runtime("Bool inputs not supported for hardtanh"));
-    }
     Ok(single(c, x, [low, high], |b, x, [low, high]| b.minimum(b.maximum(x, low), high)))
 }
 

@@ -1,6 +1,6 @@
 use crate::args::{Scalar, Tensor};
 use crate::dtype::category;
-use crate::error::{Result, runtime};
+use crate::error::{Result, runtime, type_};
 use crate::lower::Ctx;
 use crate::pointwise;
 use crate::table::{Row, compare, compare_scalar};
@@ -53,7 +53,7 @@ fn no(c: &Ctx, x: Value) -> Value {
 
 fn is_infinity(c: &Ctx, x: Tensor, name: &str, limit: f64) -> Result<Value> {
     if x.dtype.is_complex() {
-        return Err(runtime(format!("{name} does not support complex inputs.")));
+        return Err(type_(format!("{name} does not support complex inputs.")));
     }
     Ok(if x.dtype.is_float() { c.eq(x.value, c.like(x.value, limit)) } else { no(c, x.value) })
 }

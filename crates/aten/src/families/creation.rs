@@ -1,4 +1,5 @@
 use crate::args::{Alpha, Const, Integer, NumKind, Number, Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{Category, category, code, from_code, opmath};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
@@ -9,11 +10,11 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("zeros", zeros),
+    op!("zeros", zeros).fills(),
     // PyTorch's zeros without memory; here they take none until they are used.
     op!("_efficientzerotensor", zeros),
-    op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)),
-    op!("full", full).check_numbers(check_full),
+    op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)).fills(),
+    op!("full", full).fills().check_numbers(check_full),
     op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
         .layout(Layout::LikeFirst),
     op!("ones_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 1.0))
@@ -25,20 +26,20 @@ pub static ROWS: &[Row] = &[
     op!("scalar_tensor", |c: &Ctx, x: Scalar, dtype: Option<DType>| {
         c.number(x, dtype.unwrap_or(c.config.default_dtype))
     }),
-    op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value)))
+    op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value))).fills()
         .layout(Layout::LikeFirst)
         .check_numbers(|n| n.fits(1)),
-    op!("fill.Tensor", fill_tensor).layout(Layout::LikeFirst),
-    op!("zero", |c: &Ctx, x: Value| c.zeros_like(x)).layout(Layout::LikeFirst),
+    op!("fill.Tensor", fill_tensor).fills().layout(Layout::LikeFirst),
+    op!("zero", |c: &Ctx, x: Value| c.zeros_like(x)).fills().layout(Layout::LikeFirst),
     op!("arange", |c: &Ctx, end: Scalar, dtype: Option<DType>, n: i64| {
         let dtype = dtype.unwrap_or(natural(c, &[end.kind]));
         progression(c, None, Alpha::One, n, dtype)
-    })
+    }).dtypes(domain::numbers)
     .counted_by(|n| arange_size([Number::Int(0), n.number(0), Number::Int(1)], n.int(1))),
     op!("arange.start", |c: &Ctx, start: Scalar, end: Scalar, dtype: Option<DType>, n: i64| {
         let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind]));
         progression(c, Some(start), Alpha::One, n, dtype)
-    })
+    }).dtypes(domain::numbers)
     .counted_by(|n| arange_size([n.number(0), n.number(1), Number::Int(1)], n.int(2))),
     op!("arange.start_step", |c: &Ctx,
                               start: Scalar,
@@ -49,10 +50,10 @@ pub static ROWS: &[Row] = &[
         let by = if let Alpha::Times(s) = step { s.kind } else { NumKind::Int };
         let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind, by]));
         progression(c, Some(start), step, n, dtype)
-    })
+    }).dtypes(domain::numbers)
     .counted_by(|n| arange_size([n.number(0), n.number(1), n.number(2)], n.int(3))),
-    op!("linspace", linspace),
-    op!("logspace", logspace),
+    op!("linspace", linspace).dtypes(domain::no_bool),
+    op!("logspace", logspace).dtypes(domain::no_bool),
     op!("eye", |c: &Ctx, n: i64, dtype: Option<DType>| eye(c, n, n, dtype)),
     op!("eye.m", eye),
     op!("tril", |c: &Ctx, x: Value, k: Integer| triangle(c, x, k, "tril")),

@@ -13,8 +13,8 @@ use oxitorch_hlo::{Binary, DType, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("cumsum", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &SUM, x, dim, dtype)),
-    op!("cumprod", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &PROD, x, dim, dtype)),
+    op!("cumsum", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &SUM, x, dim, dtype)).iterated(),
+    op!("cumprod", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &PROD, x, dim, dtype)).iterated(),
     op!("cummax", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, true)),
     op!("cummin", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, false)),
     op!("_logcumsumexp", logcumsumexp),

@@ -1,4 +1,5 @@
 use super::scatter::scatter_rows;
+use crate::domain;
 use crate::dtype::scalar_name;
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -8,7 +9,7 @@ use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family. Distances between all rows of two tensors, `p` as in `p`-norm.
 pub static ROWS: &[Row] = &[
-    op!("_cdist_forward", cdist_forward),
+    op!("_cdist_forward", cdist_forward).dtypes(domain::distances),
     op!("_cdist_backward", cdist_backward),
     op!("_pdist_forward", pdist_forward),
     op!("_pdist_backward", pdist_backward),

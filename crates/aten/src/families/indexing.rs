@@ -10,13 +10,13 @@ use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, V
 pub static ROWS: &[Row] = &[
     op!("index.Tensor", index).layout(Layout::Indexed),
     op!("_unsafe_index.Tensor", index).layout(Layout::Indexed),
-    op!("index_put", index_put).layout(Layout::LikeFirst),
+    op!("index_put", index_put).apart(&[1, 2]).fills().layout(Layout::LikeFirst),
     op!("_unsafe_index_put", index_put).layout(Layout::LikeFirst),
-    op!("_index_put_impl", index_put_impl).layout(Layout::LikeFirst),
-    op!("index_select", index_select),
-    op!("gather", gather),
-    op!("take", take),
-    op!("put", put).layout(Layout::LikeFirst),
+    op!("_index_put_impl", index_put_impl).apart(&[1, 2]).fills().layout(Layout::LikeFirst),
+    op!("index_select", index_select).apart(&[0, 2]),
+    op!("gather", gather).apart(&[0]).iterated(),
+    op!("take", take).apart(&[0, 1]),
+    op!("put", put).apart(&[1, 2]).layout(Layout::LikeFirst),
 ];
 
 /// Checks `low <= index < high` for every index, where checks are on.
@@ -340,7 +340,7 @@ fn index_select(c: &Ctx, x: Value, dim: i64, index: Value) -> Result<Value> {
         return Ok(nothing(c, c.dtype(x), &shape));
     }
     if size == 0 {
-        return Err(index_error("index_select(): self indexing axis dim should be positive"));
+        return Err(runtime("index_select(): self indexing axis dim should be positive"));
     }
     let out = c.take_dim(full, index, dim as i64);
     Ok(if rank == 0 { c.reshape(out, &[]) } else { out })

@@ -21,7 +21,7 @@ pub static ROWS: &[Row] = &[
     op!("_addmm_activation", addmm_activation).products(),
     op!("addmv", addmv).products(),
     op!("mv", mv).products(),
-    op!("addr", addr).layout(Layout::LikeFirst).products(),
+    op!("addr", addr).iterated().layout(Layout::LikeFirst).products(),
     op!("baddbmm", baddbmm).products(),
     op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)

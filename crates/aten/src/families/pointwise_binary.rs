@@ -1,8 +1,10 @@
 use super::pointwise_unary::trunc;
-use crate::args::{Alpha, Exponent, NumKind, Scalar, Tensor};
+use crate::args::{Alpha, Exponent, NumKind, Number, Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, binary as run_binary};
+use crate::numbers::Numbers;
 use crate::{op, pointwise};
 use crate::table::Promote::{Float, Opmath, Same};
 use crate::table::{Row, binary};
@@ -21,42 +23,44 @@ pub static ROWS: &[Row] = &[
     pointwise!("mul.Scalar", |c: &Ctx, x: Tensor, y: Scalar| mul(c, x, y.tensor())),
     pointwise!("div.Tensor", div),
     pointwise!("div.Scalar", |c: &Ctx, x: Tensor, y: Scalar| div(c, x, y.tensor())),
-    pointwise!("div.Tensor_mode", div_mode),
+    pointwise!("div.Tensor_mode", div_mode).check_numbers(refuse_zero_in_mode),
     pointwise!("div.Scalar_mode", |c: &Ctx, x: Tensor, y: Scalar, mode: Option<String>| {
         div_mode(c, x, y.tensor(), mode)
-    }),
-    pointwise!("floor_divide", |c: &Ctx, x: Tensor, y: Tensor| div_mode(c, x, y, Some("floor".into()))),
+    })
+    .check_numbers(refuse_zero_in_mode),
+    pointwise!("floor_divide", |c: &Ctx, x: Tensor, y: Tensor| div_mode(c, x, y, Some("floor".into()))).check_numbers(refuse_zero),
     pointwise!("floor_divide.Scalar", |c: &Ctx, x: Tensor, y: Scalar| {
         div_mode(c, x, y.tensor(), Some("floor".into()))
-    }),
-    pointwise!("remainder.Tensor", remainder),
-    pointwise!("remainder.Scalar", |c: &Ctx, x: Tensor, y: Scalar| remainder(c, x, y.tensor())),
-    pointwise!("remainder.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor| remainder(c, x.tensor(), y)),
-    pointwise!("fmod.Tensor", fmod),
-    pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor())),
-    pointwise!("pow.Tensor_Tensor", pow),
+    })
+    .check_numbers(refuse_zero),
+    pointwise!("remainder.Tensor", remainder).check_numbers(refuse_zero),
+    pointwise!("remainder.Scalar", |c: &Ctx, x: Tensor, y: Scalar| remainder(c, x, y.tensor())).check_numbers(refuse_zero),
+    pointwise!("remainder.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor| remainder(c, x.tensor(), y)).check_numbers(refuse_zero),
+    pointwise!("fmod.Tensor", fmod).check_numbers(refuse_zero),
+    pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor())).check_numbers(refuse_zero),
+    pointwise!("pow.Tensor_Tensor", pow).dtypes(domain::no_bool),
     pointwise!("pow.Tensor_Scalar", pow_scalar),
     op!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
-    binary("atan2", Float, Builder::atan2),
-    binary("copysign.Tensor", Float, copysign),
-    binary("fmax", Same, |b, x, y| ignoring_nan(b, x, y, Builder::maximum)),
-    binary("fmin", Same, |b, x, y| ignoring_nan(b, x, y, Builder::minimum)),
-    binary("gcd", Same, gcd),
-    binary("lcm", Same, lcm),
+    binary("atan2", Float, Builder::atan2).dtypes(domain::ordered),
+    binary("copysign.Tensor", Float, copysign).dtypes(domain::ordered),
+    binary("fmax", Same, |b, x, y| ignoring_nan(b, x, y, Builder::maximum)).dtypes(domain::comparable),
+    binary("fmin", Same, |b, x, y| ignoring_nan(b, x, y, Builder::minimum)).dtypes(domain::comparable),
+    binary("gcd", Same, gcd).dtypes(domain::integers),
+    binary("lcm", Same, lcm).dtypes(domain::integers),
     pointwise!("heaviside", heaviside),
-    binary("hypot", Opmath, hypot),
+    binary("hypot", Opmath, hypot).dtypes(domain::ordered),
     pointwise!("logaddexp", |c: &Ctx, x: Tensor, y: Tensor| {
         log_sum(c, "logaddexp_cpu", x, y, |b, x, y| log_add(b, x, y, 1.0))
     }),
     pointwise!("logaddexp2", |c: &Ctx, x: Tensor, y: Tensor| {
         log_sum(c, "logaddexp2_cpu", x, y, |b, x, y| log_add(b, x, y, LN_2))
     }),
-    pointwise!("maximum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "maximum", x, y, Builder::maximum)),
-    pointwise!("minimum", |c: &Ctx, x: Tensor, y: Tensor| extreme(c, "minimum", x, y, Builder::minimum)),
+    binary("maximum", Same, Builder::maximum).dtypes(domain::comparable),
+    binary("minimum", Same, Builder::minimum).dtypes(domain::comparable),
     binary("nextafter", Same, Builder::next_after),
     binary("special_xlog1py", Float, |b, x, y| x_log(b, x, y, Builder::log_plus_one)),
     binary("special_zeta", Float, zeta),
-    binary("xlogy.Tensor", Float, |b, x, y| x_log(b, x, y, Builder::log)),
+    binary("xlogy.Tensor", Float, |b, x, y| x_log(b, x, y, Builder::log)).dtypes(domain::ordered),
 ];
 
 /// `at::native::alpha_check`.
@@ -164,12 +168,29 @@ fn div_mode(c: &Ctx, x: Tensor, y: Tensor, mode: Option<String>) -> Result<Value
     run_binary(c, Opmath, f, x, y)
 }
 
-/// Integers must not be divided by zero.
+/// What PyTorch says about an integer divided by zero. Where only the device knows the divisor, and does not check it, the
+/// quotient is -1 and the remainder the dividend.
+const BY_ZERO: &str = "ZeroDivisionError";
+
 fn check_zero(c: &Ctx, x: Tensor, y: Tensor) -> Result<()> {
-    if category(c.result_type(&[x, y])?) == Category::Int && category(y.dtype) == Category::Int {
-        c.check(ErrorKind::Runtime, "ZeroDivisionError", || c.all(c.ne(y.value, c.zeros_like(y.value))));
+    if category(c.result_type(&[x, y])?) == Category::Int {
+        c.check(ErrorKind::Runtime, BY_ZERO, || c.all(c.ne(y.value, c.zeros_like(y.value))));
     }
     Ok(())
+}
+
+/// The same where the divisor is a number.
+fn refuse_zero(n: &Numbers) -> Result<()> {
+    let zero = match n.get(1) {
+        Some(Number::Int(0)) => n.dtype.is_some_and(|d| category(d) <= Category::Int),
+        Some(Number::Bool(false)) => n.dtype.is_some_and(|d| category(d) == Category::Int),
+        _ => false,
+    };
+    if zero { Err(runtime(BY_ZERO)) } else { Ok(()) }
+}
+
+fn refuse_zero_in_mode(n: &Numbers) -> Result<()> {
+    if n.text.is_some() { refuse_zero(n) } else { Ok(()) }
 }
 
 /// The quotient of reduced floats is rounded before it is truncated, except by a 0-d divisor, as in torch's CPU kernels.
@@ -198,6 +219,7 @@ fn div_floor(b: &Builder, x: Value, y: Value) -> Value {
     let off = b.and(b.ne(rem, zero), signs_differ(b, rem, y));
     if !b.dtype(x).is_float() {
         let q = b.divide(x, y);
+        let off = b.and(off, b.ne(y, zero));
         return b.select(off, b.subtract(q, one), q);
     }
     // c10::div_floor_floating: exact where floor(x / y) would round up.
@@ -252,22 +274,9 @@ fn ignoring_nan(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value, Value) -
     b.select(b.is_nan(x), y, b.select(b.is_nan(y), x, f(b, x, y)))
 }
 
-fn extreme(
-    c: &Ctx,
-    name: &str,
-    x: Tensor,
-    y: Tensor,
-    f: fn(&Builder, Value, Value) -> Value,
-) -> Result<Value> {
-    if x.dtype.is_complex() || y.dtype.is_complex() {
-        return Err(runtime(format!("{name} not implemented for complex tensors.")));
-    }
-    run_binary(c, Same, f, x, y)
-}
-
 fn heaviside(c: &Ctx, x: Tensor, values: Tensor) -> Result<Value> {
     if x.dtype.is_complex() || values.dtype.is_complex() {
-        return Err(runtime("heaviside is not yet implemented for complex tensors."));
+        return Err(Error::NotImplemented("heaviside is not yet implemented for complex tensors.".into()));
     }
     if x.dtype != values.dtype {
         return Err(runtime("heaviside is not yet implemented for tensors with different dtypes."));
@@ -350,7 +359,7 @@ fn zeta(b: &Builder, x: Value, q: Value) -> Value {
     b.select(b.lt(x, one), b.full_like(x, f64::NAN), y)
 }
 
-/// Euclid's algorithm on all elements at once.
+/// Euclid's algorithm on all elements at once. It comes to an end with integers only.
 fn gcd(b: &Builder, x: Value, y: Value) -> Value {
     let size = |v| if b.dtype(v).is_signed() { b.abs(v) } else { v };
     let done = b.while_(
@@ -380,9 +389,6 @@ fn lcm(b: &Builder, x: Value, y: Value) -> Value {
 
 fn pow(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
     let dtype = c.result_type(&[x, y])?;
-    if dtype == DType::Pred {
-        return Err(runtime("\"pow\" not implemented for 'Bool'"));
-    }
     let [a, b] = c.align([x.value, y.value], dtype)?;
     if category(dtype) == Category::Int {
         if y.rank == 0 && y.wrapped {
@@ -410,7 +416,7 @@ const NEGATIVE_POWER: &str = "Integers to negative integer powers are not allowe
 /// A negative exponent gives 1 for 1, an alternating 1 for -1, and 0 for everything else.
 fn int_pow(c: &Ctx, x: Value, y: Value) -> Value {
     if !c.dtype(x).is_signed() {
-        return c.power(x, y);
+        return natural_pow(c, x, y);
     }
     let (zero, one) = (c.zeros_like(x), c.like(x, 1.0));
     let minus = c.like(x, -1.0);
@@ -419,7 +425,33 @@ fn int_pow(c: &Ctx, x: Value, y: Value) -> Value {
     let small = c.select(c.eq(x, minus), of_minus, zero);
     let small = c.select(c.eq(x, one), one, small);
     let negative = c.lt(y, zero);
-    c.select(negative, small, c.power(x, c.select(negative, zero, y)))
+    c.select(negative, small, natural_pow(c, x, c.select(negative, zero, y)))
+}
+
+/// The power of integers with exponents from 0 on, modulo the dtype's range. XLA looks at six bits of an exponent.
+fn natural_pow(b: &Builder, x: Value, y: Value) -> Value {
+    let large = b.gt(y, b.full_like(y, 63.0));
+    let dims: Vec<i64> = (0..b.rank(y) as i64).collect();
+    let any = b.reduce_any(large, &dims);
+    b.if_(any, |b| vec![power_by_squares(b, x, y)], |b| vec![b.power(x, y)])[0]
+}
+
+/// As many rounds as the largest exponent has bits.
+fn power_by_squares(b: &Builder, x: Value, y: Value) -> Value {
+    let one = b.ones_like(x);
+    let done = b.while_(
+        &[one, x, y],
+        |b, s| {
+            let dims: Vec<i64> = (0..b.rank(s[2]) as i64).collect();
+            b.reduce_any(b.ne(s[2], b.zeros_like(s[2])), &dims)
+        },
+        |b, s| {
+            let odd = b.eq(b.and(s[2], one), one);
+            let power = b.select(odd, b.multiply(s[0], s[1]), s[0]);
+            vec![power, b.multiply(s[1], s[1]), b.shift_right_logical(s[2], one)]
+        },
+    );
+    done[0]
 }
 
 fn pow_scalar(c: &Ctx, x: Tensor, exponent: Exponent) -> Result<Value> {

@@ -1,4 +1,5 @@
 use crate::args::{Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -11,7 +12,7 @@ use std::f64::consts::{LN_2, LN_10, PI};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    pointwise!("abs", abs),
+    pointwise!("abs", abs).dtypes(domain::sizes),
     unary("acos", Float, Builder::acos),
     unary("acosh", Float, Builder::acosh),
     op!("angle", angle).layout(Layout::RealPointwise),
@@ -22,7 +23,7 @@ pub static ROWS: &[Row] = &[
     unary("ceil", KeepInt, Builder::ceil),
     unary("cos", Float, Builder::cosine),
     unary("cosh", Float, Builder::cosh),
-    unary("deg2rad", Float, |b, x| b.multiply(x, b.full_like(x, PI / 180.0))),
+    unary("deg2rad", Float, |b, x| b.multiply(x, b.full_like(x, PI / 180.0))).dtypes(domain::ordered),
     unary("digamma", Float, digamma),
     unary("erf", Float, Builder::erf),
     unary("erfc", Float, Builder::erfc),
@@ -31,20 +32,20 @@ pub static ROWS: &[Row] = &[
     unary("exp2", Float, |b, x| b.exponential(b.multiply(x, b.full_like(x, LN_2)))),
     unary("expm1", Float, Builder::exponential_minus_one),
     unary("floor", KeepInt, Builder::floor),
-    unary("frac", Same, |b, x| b.subtract(x, trunc(b, x))),
+    unary("frac", Same, |b, x| b.subtract(x, trunc(b, x))).dtypes(domain::ordered),
     unary("lgamma", Float, Builder::lgamma),
     unary("log", Float, Builder::log),
     unary("log10", Float, |b, x| b.divide(b.log(x), b.full_like(x, LN_10))),
     unary("log1p", Float, Builder::log_plus_one),
     unary("log2", Float, |b, x| b.divide(b.log(x), b.full_like(x, LN_2))),
-    pointwise!("logit", logit),
+    pointwise!("logit", logit).dtypes(domain::ordered),
     pointwise!("nan_to_num", nan_to_num),
     pointwise!("neg", neg),
     pointwise!("polygamma", polygamma),
     unary("rad2deg", Float, |b, x| b.multiply(x, b.full_like(x, 180.0 / PI))),
     unary("reciprocal", Float, |b, x| b.divide(b.full_like(x, 1.0), x)),
     unary("round", KeepInt, Builder::round_nearest_even),
-    pointwise!("round.decimals", round_decimals),
+    pointwise!("round.decimals", round_decimals).dtypes(domain::floats),
     unary("rsqrt", Float, Builder::rsqrt),
     unary("sgn", Same, sgn),
     unary("sigmoid", Float, Builder::logistic),
@@ -59,8 +60,8 @@ pub static ROWS: &[Row] = &[
     unary("sqrt", Float, Builder::sqrt),
     unary("tan", Float, Builder::tan),
     unary("tanh", Float, Builder::tanh),
-    unary("trunc", KeepInt, trunc),
-    unary("relu", Opmath, relu),
+    unary("trunc", KeepInt, trunc).dtypes(domain::ordered),
+    unary("relu", Opmath, relu).dtypes(domain::rectified),
 ];
 
 fn abs(c: &Ctx, x: Tensor) -> Result<Value> {
@@ -114,7 +115,8 @@ pub(crate) fn sign(b: &Builder, x: Value) -> Value {
 
 fn sign_row(c: &Ctx, x: Tensor) -> Result<Value> {
     if x.dtype.is_complex() {
-        return Err(runtime("Unlike NumPy, torch.sign doesn't allow complex tensors"));
+        let message = "Unlike NumPy, torch.sign is not intended to support complex numbers. Please use torch.sgn instead.";
+        return Err(Error::NotImplemented(message.into()));
     }
     Ok(sign(c, x.value))
 }

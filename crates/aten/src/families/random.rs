@@ -1,7 +1,8 @@
 use super::philox;
 use crate::args::{Integer, Rng, Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
-use crate::error::{ErrorKind, Result, not_implemented, runtime};
+use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, int_range, show};
 use crate::table::Row;
@@ -43,10 +44,10 @@ pub static ROWS: &[Row] = &[
         let dtype = c.result_type(&[mean, std])?;
         normal_of(c, dtype, mean.value, std.value, rng)
     }),
-    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng)),
+    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng)).dtypes(domain::floats),
     op!("bernoulli.p", |c: &Ctx, x: Tensor, p: Scalar, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
-    })
+    }).dtypes(domain::ordered)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(
@@ -59,13 +60,13 @@ pub static ROWS: &[Row] = &[
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })
     .layout(Layout::LikeFirst),
-    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, rng)).layout(Layout::LikeFirst),
+    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, rng)).dtypes(domain::ordered).layout(Layout::LikeFirst),
     op!("random.to", |c: &Ctx, x: Tensor, to: Integer, rng: Rng| {
         random_between(c, x, Integer(c.scalar_i64(DType::S64, 0)), Some(to), rng)
-    })
+    }).dtypes(domain::bounded)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| check_range(n.dtype, 0, n.int(1))),
-    op!("random.from", random_between).layout(Layout::LikeFirst).check_numbers(|n| {
+    op!("random.from", random_between).dtypes(domain::bounded).layout(Layout::LikeFirst).check_numbers(|n| {
         n.int(1).map_or(Ok(()), |from| check_range(n.dtype, from, n.int(2)))
     }),
     op!("exponential", |c: &Ctx, x: Tensor, rate: Scalar, rng: Rng| {
@@ -73,7 +74,7 @@ pub static ROWS: &[Row] = &[
             let [rate] = numbers(c, [rate], dtype, shape);
             c.div(exponential(c, rng, dtype, shape), rate)
         })
-    })
+    }).dtypes(domain::continuous)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(
@@ -98,7 +99,7 @@ pub static ROWS: &[Row] = &[
             let u = c.sub(open_uniform(c, rng, dtype, shape), c.constant(TensorType::new(dtype, shape), 0.5));
             c.add(median, c.mul(sigma, c.tan(c.mul(u, c.like(u, PI)))))
         })
-    })
+    }).dtypes(domain::continuous)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(2, |x| x > 0.0, |x| format!("cauchy_ expects sigma > 0.0, but found sigma={}", show(x)))
@@ -110,10 +111,10 @@ pub static ROWS: &[Row] = &[
             |p| format!("geometric_ expects p to be in (0, 1), but got p={}", show(p)),
         )
     }),
-    op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype)),
-    op!("randperm.generator", randperm),
+    op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype)).dtypes(domain::numbers),
+    op!("randperm.generator", randperm).dtypes(domain::numbers),
     op!("multinomial", multinomial),
-    op!("native_dropout", dropout).layout(Layout::LikeFirst),
+    op!("native_dropout", dropout).dtypes(domain::scaled).layout(Layout::LikeFirst),
     op!("native_dropout_backward", dropout_backward).layout(Layout::LikeFirst),
     op!("rrelu_with_noise", |c: &Ctx,
                              x: Tensor,
@@ -124,7 +125,7 @@ pub static ROWS: &[Row] = &[
                              rng: Rng| {
         let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
         (noise, y)
-    }),
+    }).dtypes(domain::floats),
     op!("rrelu_with_noise_", |c: &Ctx,
                               x: Tensor,
                               noise: Tensor,
@@ -134,7 +135,7 @@ pub static ROWS: &[Row] = &[
                               rng: Rng| {
         let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
         (y, noise)
-    }),
+    }).dtypes(domain::floats),
 ];
 
 fn check_uniform(n: &Numbers) -> Result<()> {
@@ -244,8 +245,10 @@ fn normal_of(c: &Ctx, dtype: DType, mean: Value, std: Value, rng: Rng) -> Result
     if c.dtype(std).is_complex() {
         return Err(runtime("normal expects standard deviation to be non-complex"));
     }
-    if !dtype.is_float() {
-        return Err(not_implemented("normal", dtype));
+    match category(dtype) {
+        Category::Float => {}
+        Category::Complex => return Err(unsupported("normal numbers around complex ones")),
+        _ => return Err(not_implemented("normal", dtype)),
     }
     check_std(c, std);
     let [mean, std] = c.align([mean, std], opmath(dtype))?;
@@ -282,8 +285,13 @@ fn check_range(dtype: Option<DType>, from: i64, to: Option<i64>) -> Result<()> {
             "random_ expects 'from' to be less than 'to', but got from={from} >= to={to}"
         )));
     }
-    let (low, high) = if dtype == DType::Pred { (0, 1) } else { int_range(dtype) };
-    let fits = |x: i64| dtype.is_float() || (low..=high).contains(&i128::from(x));
+    let (low, high) = match dtype {
+        DType::Pred => (0, 1),
+        DType::F16 => (-65504, 65504),
+        t if t.is_float() => (i128::MIN, i128::MAX),
+        t => int_range(t),
+    };
+    let fits = |x: i64| (low..=high).contains(&i128::from(x));
     for (x, name) in [(from, "from"), (end, "to - 1")] {
         if !fits(x) {
             return Err(runtime(format!("{name} is out of bounds for {}", cpp_name(dtype))));
@@ -294,9 +302,6 @@ fn check_range(dtype: Option<DType>, from: i64, to: Option<i64>) -> Result<()> {
 
 /// What the dtype holds, from 0.
 fn random(c: &Ctx, x: Tensor, rng: Rng) -> Result<Value> {
-    if x.dtype.is_complex() {
-        return Err(not_implemented("random", x.dtype));
-    }
     let shape = c.shape(x.value);
     let span = largest(x.dtype) as u64 + 1;
     let dtype = if span <= u64::from(u32::MAX) { DType::U32 } else { DType::U64 };
@@ -307,9 +312,6 @@ fn random(c: &Ctx, x: Tensor, rng: Rng) -> Result<Value> {
 
 /// Integers in `from..to`; without `to` up to the largest of the dtype.
 fn random_between(c: &Ctx, x: Tensor, from: Integer, to: Option<Integer>, rng: Rng) -> Result<Value> {
-    if x.dtype.is_complex() {
-        return Err(not_implemented("random", x.dtype));
-    }
     let shape = c.shape(x.value);
     let word = |i: i64| c.scalar_i64(DType::S64, i);
     let last = to.map_or(word(largest(x.dtype)), |to| c.sub(to.0, word(1)));

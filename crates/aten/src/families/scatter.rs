@@ -9,17 +9,17 @@ use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("scatter.src", scatter_src),
-    op!("scatter.value", scatter_value).check_numbers(|n| n.fits(3)),
-    op!("scatter.reduce", scatter_src_reduce),
-    op!("scatter.value_reduce", scatter_value_reduce),
-    op!("scatter_add", scatter_add),
-    op!("scatter_reduce.two", scatter_reduce),
-    op!("index_add", index_add),
-    op!("index_copy", index_copy),
-    op!("index_fill.int_Scalar", index_fill_scalar).layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
-    op!("index_fill.int_Tensor", index_fill_tensor).layout(Layout::LikeFirst),
-    op!("index_reduce", index_reduce),
+    op!("scatter.src", scatter_src).apart(&[2, 3]),
+    op!("scatter.value", scatter_value).apart(&[2]).check_numbers(|n| n.fits(3)),
+    op!("scatter.reduce", scatter_src_reduce).apart(&[2, 3]),
+    op!("scatter.value_reduce", scatter_value_reduce).apart(&[2]),
+    op!("scatter_add", scatter_add).apart(&[2, 3]),
+    op!("scatter_reduce.two", scatter_reduce).apart(&[2, 3]),
+    op!("index_add", index_add).apart(&[2, 3]),
+    op!("index_copy", index_copy).apart(&[2, 3]),
+    op!("index_fill.int_Scalar", index_fill_scalar).apart(&[2]).fills().layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
+    op!("index_fill.int_Tensor", index_fill_tensor).apart(&[2]).fills().layout(Layout::LikeFirst),
+    op!("index_reduce", index_reduce).apart(&[2, 3]),
     op!("masked_scatter", masked_scatter),
     op!("masked_scatter_backward", masked_scatter_backward),
 ];

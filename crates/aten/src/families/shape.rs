@@ -1,4 +1,4 @@
-use crate::args::{Scalar, Tensor};
+use crate::args::{Arg, Offset, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, index, runtime, value};
 use crate::lower::Ctx;
@@ -8,18 +8,18 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("cat", cat).layout(Layout::ChannelsLast),
-    op!("stack", stack),
+    op!("cat", cat).apart(&[0]).layout(Layout::ChannelsLast),
+    op!("stack", stack).apart(&[0]),
     op!("repeat", repeat),
-    op!("roll", roll).layout(Layout::ChannelsLast),
+    op!("roll", roll).layout(Layout::ChannelsLast).place_offsets(place_roll),
     op!("flip", flip).layout(Layout::LikeFirst),
     op!("constant_pad_nd", constant_pad_nd).layout(Layout::ChannelsLast).check_numbers(|n| n.fits(2)),
     op!("diag_embed", diag_embed),
     op!("diagonal_backward", diagonal_backward),
-    op!("slice_backward", slice_backward),
-    op!("select_backward", select_backward),
-    op!("slice_scatter", slice_scatter).layout(Layout::LikeFirst),
-    op!("select_scatter", select_scatter).layout(Layout::LikeFirst),
+    op!("slice_backward", slice_backward).place_offsets(place_slice_backward),
+    op!("select_backward", select_backward).place_offsets(place_select_backward),
+    op!("slice_scatter", slice_scatter).layout(Layout::LikeFirst).place_offsets(place_slice_scatter),
+    op!("select_scatter", select_scatter).layout(Layout::LikeFirst).place_offsets(place_select_scatter),
     op!("diagonal_scatter", diagonal_scatter).layout(Layout::LikeFirst),
     op!("unfold_backward", unfold_backward),
     op!("channel_shuffle", channel_shuffle).layout(Layout::ChannelsLast),
@@ -114,11 +114,16 @@ fn repeat(c: &Ctx, x: Value, repeats: Dims) -> Result<Value> {
     Ok(c.reshape(c.broadcast_in_dim(x, &interleaved, &from), &result))
 }
 
-fn roll_one(c: &Ctx, x: Value, shift: i64, dim: i64) -> Value {
+fn roll_one(c: &Ctx, x: Value, shift: Offset, dim: i64) -> Value {
     let size = c.shape(x)[dim as usize];
     if size == 0 {
         return x;
     }
+    let Some(shift) = shift.known() else {
+        // A window of two copies side by side, which begins `shift` elements before the second one.
+        let ahead = c.sub(c.scalar_i64(DType::S64, size), shift.value(c, DType::S64));
+        return c.dynamic_slice(c.concatenate(&[x, x], dim), &starts(c, x, dim, ahead), &c.shape(x));
+    };
     let split = size - shift.rem_euclid(size);
     if split == size {
         return x;
@@ -126,7 +131,34 @@ fn roll_one(c: &Ctx, x: Value, shift: i64, dim: i64) -> Value {
     c.concatenate(&[c.slice_dim(x, dim, split, size, 1), c.slice_dim(x, dim, 0, split, 1)], dim)
 }
 
-fn roll(c: &Ctx, x: Value, shifts: Dims, dims: Dims) -> Result<Value> {
+/// The start of a slice that begins at `start` in one dimension and at 0 in the others.
+pub(super) fn starts(c: &Ctx, x: Value, dim: i64, start: Value) -> Vec<Value> {
+    let zero = c.scalar_i64(c.dtype(start), 0);
+    (0..c.rank(x) as i64).map(|d| if d == dim { start } else { zero }).collect()
+}
+
+/// The sizes of a tensor argument.
+fn sizes_of(arg: &Arg) -> &[i64] {
+    if let Arg::Tensor(t) = arg { &t.ty.shape } else { &[] }
+}
+
+/// The size of a dimension; 1 where there is no such dimension, which the lowering refuses.
+fn size_of(sizes: &[i64], dim: i64) -> i64 {
+    let dim = if dim < 0 { dim + sizes.len() as i64 } else { dim };
+    usize::try_from(dim).ok().and_then(|d| sizes.get(d)).copied().unwrap_or(1)
+}
+
+fn place_roll(args: &[Arg], shifts: &mut [i64]) -> Result<()> {
+    let [x, _, Arg::Ints(dims)] = args else { return Ok(()) };
+    let sizes = sizes_of(x);
+    for (i, shift) in shifts.iter_mut().enumerate() {
+        let size = dims.get(i).map_or_else(|| sizes.iter().product(), |&d| size_of(sizes, d));
+        *shift = shift.rem_euclid(size.max(1));
+    }
+    Ok(())
+}
+
+fn roll(c: &Ctx, x: Value, shifts: Vec<Offset>, dims: Dims) -> Result<Value> {
     let shape = c.shape(x);
     if shifts.is_empty() {
         return Err(runtime("`shifts` required"));
@@ -278,55 +310,69 @@ fn diagonal_scatter(c: &Ctx, x: Value, src: Value, offset: i64, dim1: i64, dim2:
     with_diagonal(c, x, src, offset, dim1, dim2)
 }
 
-/// Which elements of one dimension `x[start:end:step]` takes.
+/// Equally spaced elements of one dimension, as `x[start:end:step]` takes them.
 struct Range {
     dim: usize,
-    start: i64,
+    start: Offset,
     step: i64,
     length: i64,
     size: i64,
 }
 
 impl Range {
-    fn new(
-        c: &Ctx,
-        shape: &[i64],
-        dim: i64,
-        start: Option<i64>,
-        end: Option<i64>,
-        step: i64,
-    ) -> Result<Range> {
-        if shape.is_empty() {
-            return Err(index("slice() cannot be applied to a 0-dim tensor."));
-        }
+    /// So many elements of a dimension.
+    fn new(c: &Ctx, shape: &[i64], dim: i64, start: Offset, length: i64, step: i64) -> Result<Range> {
         let dim = c.dim(dim, shape.len())?;
-        if step <= 0 {
-            return Err(runtime("slice step must be positive"));
-        }
-        let size = shape[dim];
-        let clip = |x: i64| if x < 0 { (x + size).max(0) } else { x.min(size) };
-        let start = clip(start.unwrap_or(0));
-        let end = clip(end.unwrap_or(size)).max(start);
-        Ok(Range { dim, start, step, length: (end - start + step - 1) / step, size })
-    }
-
-    fn shape(&self, shape: &[i64]) -> Dims {
-        let mut out = Dims::from_slice(shape);
-        out[self.dim] = self.length;
-        out
+        Ok(Range { dim, start, step, length, size: shape[dim] })
     }
 
     /// Spreads a slice back over the whole dimension, `fill` between and around.
     fn spread(&self, c: &Ctx, x: Value, fill: Value) -> Value {
         let rank = c.rank(x);
-        let (mut low, mut high, mut interior) =
-            (Dims::from_elem(0, rank), Dims::from_elem(0, rank), Dims::from_elem(0, rank));
+        let zeros = Dims::from_elem(0, rank);
+        let (mut low, mut high, mut interior) = (zeros.clone(), zeros.clone(), zeros.clone());
         let reach = if self.length == 0 { 0 } else { (self.length - 1) * self.step + 1 };
-        low[self.dim] = self.start;
-        high[self.dim] = self.size - self.start - reach;
         interior[self.dim] = self.step - 1;
-        c.pad(x, fill, &low, &high, &interior)
+        if let Some(start) = self.start.known() {
+            (low[self.dim], high[self.dim]) = (start, self.size - start - reach);
+            return c.pad(x, fill, &low, &high, &interior);
+        }
+        let mut shape = c.shape(x);
+        shape[self.dim] = self.size;
+        let start = starts(c, x, self.dim as i64, self.start.value(c, DType::S64));
+        c.dynamic_update_slice(c.full(fill, &shape), c.pad(x, fill, &low, &high, &interior), &start)
     }
+}
+
+/// `x[start:end:step]` of a dimension of this size: where it starts, and its length.
+fn place_slice(size: i64, start: i64, end: i64, step: i64) -> Result<(i64, i64)> {
+    if step <= 0 {
+        return Err(runtime("slice step must be positive"));
+    }
+    let clip = |x: i64| if x < 0 { (x + size).max(0) } else { x.min(size) };
+    let start = clip(start);
+    let end = clip(end).max(start);
+    Ok((start, (end - start + step - 1) / step))
+}
+
+/// Places the start and the end of a slice that has as many elements as `src`.
+fn place_slice_of(sizes: &[i64], src: &[i64], dim: i64, offsets: &mut [i64], step: i64) -> Result<()> {
+    if sizes.is_empty() {
+        return Err(index("slice() cannot be applied to a 0-dim tensor."));
+    }
+    let [start, end] = offsets else { return Ok(()) };
+    let length;
+    (*start, length) = place_slice(size_of(sizes, dim), *start, *end, step)?;
+    let mut slice = Dims::from_slice(sizes);
+    if let Some(n) = slice.get_mut(dim.rem_euclid(sizes.len() as i64) as usize) {
+        *n = length;
+    }
+    same_slice(src, &slice)
+}
+
+fn place_slice_backward(args: &[Arg], offsets: &mut [i64]) -> Result<()> {
+    let [grad, Arg::Ints(sizes), Arg::Int(dim), _, _, Arg::Int(step)] = args else { return Ok(()) };
+    place_slice_of(sizes, sizes_of(grad), *dim, offsets, *step)
 }
 
 fn slice_backward(
@@ -334,13 +380,25 @@ fn slice_backward(
     grad: Value,
     sizes: Dims,
     dim: i64,
-    start: i64,
-    end: i64,
+    start: Offset,
+    _end: Offset,
     step: i64,
 ) -> Result<Value> {
-    let range = Range::new(c, &sizes, dim, Some(start), Some(end), step)?;
-    same_slice(&c.shape(grad), &range.shape(&sizes))?;
+    let length = size_of(&c.shape(grad), dim);
+    let range = Range::new(c, &sizes, dim, start, length, step)?;
     Ok(range.spread(c, grad, zero(c, c.dtype(grad))))
+}
+
+fn place_slice_scatter(args: &[Arg], offsets: &mut [i64]) -> Result<()> {
+    let [x, src, Arg::Int(dim), start, end, Arg::Int(step)] = args else { return Ok(()) };
+    let sizes = sizes_of(x);
+    let mut given = offsets.iter_mut();
+    let mut next = |arg: &Arg| if let Arg::Offset(_) = arg { given.next() } else { None };
+    let (start, end) = (next(start), next(end));
+    let mut all = [start.as_deref().copied().unwrap_or(0), end.as_deref().copied().unwrap_or(i64::MAX)];
+    place_slice_of(sizes, sizes_of(src), *dim, &mut all, *step)?;
+    start.into_iter().for_each(|s| *s = all[0]);
+    Ok(())
 }
 
 fn slice_scatter(
@@ -348,55 +406,76 @@ fn slice_scatter(
     x: Value,
     src: Value,
     dim: i64,
-    start: Option<i64>,
-    end: Option<i64>,
+    start: Option<Offset>,
+    _end: Option<Offset>,
     step: i64,
 ) -> Result<Value> {
     let shape = c.shape(x);
-    let range = Range::new(c, &shape, dim, start, end, step)?;
-    same_slice(&c.shape(src), &range.shape(&shape))?;
+    let length = size_of(&c.shape(src), dim);
+    let range = Range::new(c, &shape, dim, start.unwrap_or(Offset::Known(0)), length, step)?;
     let src = c.to(src, c.dtype(x));
-    if step == 1 {
-        let dim = range.dim as i64;
-        let before = c.slice_dim(x, dim, 0, range.start, 1);
-        let after = c.slice_dim(x, dim, range.start + range.length, range.size, 1);
-        let parts: Vec<Value> =
-            [before, src, after].into_iter().filter(|v| c.shape(*v)[range.dim] != 0).collect();
-        return Ok(if parts.is_empty() { x } else { c.concatenate(&parts, dim) });
+    if step != 1 {
+        let inside = c.full(c.scalar_bool(true), &c.shape(src));
+        let mask = range.spread(c, inside, c.scalar_bool(false));
+        return Ok(c.select(mask, range.spread(c, src, zero(c, c.dtype(x))), x));
     }
-    let inside = c.full(c.scalar_bool(true), &c.shape(src));
-    let mask = range.spread(c, inside, c.scalar_bool(false));
-    Ok(c.select(mask, range.spread(c, src, zero(c, c.dtype(x))), x))
+    let dim = range.dim as i64;
+    let Some(start) = range.start.known() else {
+        let start = starts(c, x, dim, range.start.value(c, DType::S64));
+        return Ok(c.dynamic_update_slice(x, src, &start));
+    };
+    let before = c.slice_dim(x, dim, 0, start, 1);
+    let after = c.slice_dim(x, dim, start + range.length, range.size, 1);
+    let parts: Vec<Value> =
+        [before, src, after].into_iter().filter(|v| c.shape(*v)[range.dim] != 0).collect();
+    Ok(if parts.is_empty() { x } else { c.concatenate(&parts, dim) })
 }
 
-/// One element of a dimension, counted from the front.
-fn pick(c: &Ctx, shape: &[i64], dim: i64, at: i64) -> Result<(usize, i64)> {
-    if shape.is_empty() {
+/// Places the index of one element of a dimension.
+fn place_index(sizes: &[i64], dim: i64, offsets: &mut [i64]) -> Result<()> {
+    if sizes.is_empty() {
         return Err(index("select() cannot be applied to a 0-dim tensor."));
     }
-    let dim = c.dim(dim, shape.len())?;
-    let size = shape[dim];
-    if !(-size..size).contains(&at) {
-        let shape = shape_text(shape);
-        let text = format!("select(): index {at} out of range for tensor of size {shape} at dimension {dim}");
-        return Err(index(text));
+    let size = size_of(sizes, dim);
+    for at in offsets {
+        if !(-size..size).contains(at) {
+            let shape = shape_text(sizes);
+            let text = format!("select(): index {at} out of range for tensor of size {shape} at dimension {dim}");
+            return Err(index(text));
+        }
+        *at = at.rem_euclid(size);
     }
-    Ok((dim, at.rem_euclid(size)))
+    Ok(())
 }
 
-fn select_backward(c: &Ctx, grad: Value, sizes: Dims, dim: i64, at: i64) -> Result<Value> {
-    let (dim, at) = pick(c, &sizes, dim, at)?;
-    let grad = c.unsqueeze(grad, dim as i64);
-    Ok(c.pad_dim(grad, zero(c, c.dtype(grad)), dim as i64, at, sizes[dim] - 1 - at))
+fn place_select_backward(args: &[Arg], offsets: &mut [i64]) -> Result<()> {
+    let [_, Arg::Ints(sizes), Arg::Int(dim), _] = args else { return Ok(()) };
+    place_index(sizes, *dim, offsets)
 }
 
-fn select_scatter(c: &Ctx, x: Value, src: Value, dim: i64, at: i64) -> Result<Value> {
-    let shape = c.shape(x);
-    let (dim, at) = pick(c, &shape, dim, at)?;
-    let mut slice = shape.clone();
+fn select_backward(c: &Ctx, grad: Value, sizes: Dims, dim: i64, at: Offset) -> Result<Value> {
+    if sizes.is_empty() {
+        return Err(index("select() cannot be applied to a 0-dim tensor."));
+    }
+    let range = Range::new(c, &sizes, dim, at, 1, 1)?;
+    let grad = c.unsqueeze(grad, range.dim as i64);
+    Ok(range.spread(c, grad, zero(c, c.dtype(grad))))
+}
+
+fn place_select_scatter(args: &[Arg], offsets: &mut [i64]) -> Result<()> {
+    let [x, _, Arg::Int(dim), _] = args else { return Ok(()) };
+    place_index(sizes_of(x), *dim, offsets)
+}
+
+fn select_scatter(c: &Ctx, x: Value, src: Value, dim: i64, at: Offset) -> Result<Value> {
+    let mut slice = c.shape(x);
+    if slice.is_empty() {
+        return Err(index("select() cannot be applied to a 0-dim tensor."));
+    }
+    let dim = c.dim(dim, slice.len())?;
     slice.remove(dim);
     same_slice(&c.shape(src), &slice)?;
-    slice_scatter(c, x, c.unsqueeze(src, dim as i64), dim as i64, Some(at), Some(at + 1), 1)
+    slice_scatter(c, x, c.unsqueeze(src, dim as i64), dim as i64, Some(at), None, 1)
 }
 
 /// The sum over all windows that an element was part of.
@@ -411,7 +490,7 @@ fn unfold_backward(c: &Ctx, grad: Value, sizes: Dims, dim: i64, size: i64, step:
     }
     let place = |k: i64| {
         let end = k + (windows - 1) * step + 1;
-        let range = Range { dim, start: k, step, length: windows, size: sizes[dim].max(end) };
+        let range = Range { dim, start: Offset::Known(k), step, length: windows, size: sizes[dim].max(end) };
         let whole = range.spread(c, c.index_dim(grad, last, k), zero(c, c.dtype(grad)));
         c.slice_dim(whole, dim as i64, 0, sizes[dim], 1)
     };
@@ -512,7 +591,7 @@ fn linalg_cross(c: &Ctx, x: Tensor, y: Tensor, dim: i64) -> Result<Value> {
         )));
     }
     let [x, y] = c.align([x.value, y.value], c.result_type(&[x, y])?)?;
-    let next = |v: Value, k: i64| roll_one(c, v, -k, at as i64);
+    let next = |v: Value, k: i64| roll_one(c, v, Offset::Known(-k), at as i64);
     let ahead = c.multiply(next(x, 1), next(y, 2));
     Ok(c.subtract(ahead, c.multiply(next(x, 2), next(y, 1))))
 }

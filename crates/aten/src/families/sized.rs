@@ -10,10 +10,10 @@ use oxitorch_hlo::{Binary, CompareKind, DType, Dims, Direction, TensorType, Valu
 /// The rows of this family: results whose size depends on values. The size is the last argument; the rows behind a dot
 /// compute it.
 pub static ROWS: &[Row] = &[
-    op!("nonzero", nonzero).layout(Layout::ColumnMajor).sized_by("nonzero.count"),
+    op!("nonzero", nonzero).apart(&[0]).layout(Layout::ColumnMajor).sized_by("nonzero.count"),
     op!("nonzero.count", |c: &Ctx, x: Value| count(c, c.to(x, DType::Pred))).internal(),
     op!("nonzero_static", nonzero_static),
-    op!("masked_select", masked_select).sized_by("masked_select.count"),
+    op!("masked_select", masked_select).apart(&[0, 1]).sized_by("masked_select.count"),
     op!("masked_select.count", masked_select_count).internal(),
     op!("repeat_interleave.Tensor", repeat_interleave).sized_by("repeat_interleave.count"),
     op!("repeat_interleave.count", repeat_interleave_count).internal(),
@@ -126,6 +126,8 @@ fn masked_select_count(c: &Ctx, x: Value, mask: Value) -> Result<Value> {
     Ok(count(c, aligned_mask(c, x, mask)?.1))
 }
 
+const NEGATIVE_REPEATS: &str = "repeats can not be negative";
+
 fn check_repeats(c: &Ctx, repeats: Value) -> Result<()> {
     if c.rank(repeats) != 1 {
         return Err(runtime("repeat_interleave only accept 1D vector as repeat"));
@@ -133,7 +135,7 @@ fn check_repeats(c: &Ctx, repeats: Value) -> Result<()> {
     if !matches!(c.dtype(repeats), DType::S32 | DType::S64) {
         return Err(not_implemented("repeat_interleave_cpu", c.dtype(repeats)));
     }
-    c.check(ErrorKind::Runtime, "repeats can not be negative", || {
+    c.check(ErrorKind::Runtime, NEGATIVE_REPEATS, || {
         c.all(c.ge(repeats, c.zeros_like(repeats)))
     });
     Ok(())
@@ -142,6 +144,9 @@ fn check_repeats(c: &Ctx, repeats: Value) -> Result<()> {
 /// Position `i` of the result belongs to as many entries as end at or before it.
 fn repeat_interleave(c: &Ctx, repeats: Value, output_size: Option<i64>, n: i64) -> Result<Value> {
     check_repeats(c, repeats)?;
+    if n < 0 {
+        return Err(runtime(NEGATIVE_REPEATS));
+    }
     if output_size.is_some_and(|size| size != n) {
         return Err(runtime("allocated size does not match required size"));
     }

@@ -2,7 +2,7 @@
 
 use super::cumulative::prefix;
 use super::reductions::{index_dtype, keep_dims, require_nonempty};
-use crate::args::{Scalar, Tensor};
+use crate::args::{Arg, Offset, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -16,7 +16,7 @@ pub static ROWS: &[Row] = &[
         .layout(Layout::LikeFirst),
     op!("sort.stable", sort).layout(Layout::LikeFirst),
     op!("topk", topk),
-    op!("kthvalue", kthvalue),
+    op!("kthvalue", kthvalue).apart(&[0]).place_offsets(place_kth),
     op!("median", |c: &Ctx, x: Tensor| median_all(c, x, false)),
     op!("nanmedian", |c: &Ctx, x: Tensor| median_all(c, x, true)),
     op!("median.dim", |c: &Ctx, x: Tensor, dim: i64, keep: bool| median_dim(c, x, dim, keep, false)),
@@ -127,14 +127,23 @@ fn require_order_statistic(kernel: &str, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-fn kthvalue(c: &Ctx, x: Tensor, k: i64, dim: i64, keep: bool) -> Result<(Value, Value)> {
+/// `k` counts from 1; an empty dimension is refused by the lowering.
+fn place_kth(args: &[Arg], k: &mut [i64]) -> Result<()> {
+    let ([Arg::Tensor(x), _, Arg::Int(dim), _], [k]) = (args, k) else { return Ok(()) };
+    let rank = x.ty.shape.len().max(1) as i64;
+    let dim = dim.rem_euclid(rank);
+    let size = x.ty.shape.get(dim as usize).copied().unwrap_or(1);
+    *k -= 1;
+    if size > 0 && !(0..size).contains(k) {
+        return Err(runtime(format!("kthvalue(): selected number k out of range for dimension {dim}")));
+    }
+    Ok(())
+}
+
+fn kthvalue(c: &Ctx, x: Tensor, k: Offset, dim: i64, keep: bool) -> Result<(Value, Value)> {
     let dim = c.dim(dim, x.rank)?;
     if x.rank > 0 {
         require_nonempty(c, "kthvalue()", x.value, &[dim as i64])?;
-    }
-    let size = c.shape(x.value).get(dim).copied().unwrap_or(1);
-    if k < 1 || k > size {
-        return Err(runtime(format!("kthvalue(): selected number k out of range for dimension {dim}")));
     }
     require_order_statistic("kthvalue_cpu", x.dtype)?;
     if x.rank == 0 {
@@ -142,7 +151,14 @@ fn kthvalue(c: &Ctx, x: Tensor, k: i64, dim: i64, keep: bool) -> Result<(Value, 
     }
     let (values, index) = sort_with_index(c, x.value, dim, false);
     let at = |v: Value| {
-        let one = c.slice_dim(v, dim as i64, k - 1, k, 1);
+        let one = match k {
+            Offset::Known(k) => c.slice_dim(v, dim as i64, k, k + 1, 1),
+            Offset::Given(k) => {
+                let mut sizes = c.shape(v);
+                sizes[dim] = 1;
+                c.dynamic_slice(v, &super::shape::starts(c, v, dim as i64, k), &sizes)
+            }
+        };
         if keep { one } else { c.squeeze(one, &[dim as i64]) }
     };
     Ok((at(values), c.to(at(index), DType::S64)))

@@ -1,5 +1,6 @@
 use super::cephes::*;
 use crate::args::Tensor;
+use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -15,7 +16,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("igamma", |c: &Ctx, a: Tensor, x: Tensor| incomplete_gamma(c, a, x, false)),
     pointwise!("igammac", |c: &Ctx, a: Tensor, x: Tensor| incomplete_gamma(c, a, x, true)),
     op!("mvlgamma", mvlgamma),
-    unary("i0", Float, i0),
+    unary("i0", Float, i0).dtypes(domain::ordered),
     unary("special_airy_ai", Float, airy_ai),
     unary("special_bessel_j0", Float, j0),
     unary("special_bessel_j1", Float, j1),

@@ -1,6 +1,7 @@
 use crate::args::{Alpha, Scalar, Tensor};
+use crate::domain;
 use crate::dtype::{Category, category, opmath, scalar_name};
-use crate::error::{Result, runtime};
+use crate::error::{Error, Result, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, int_range, show};
 use crate::{op, pointwise};
@@ -21,17 +22,17 @@ pub static ROWS: &[Row] = &[
     pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(bound(c, x, high))))
         .check_numbers(|n| check_bounds(n, None, Some(1))),
     pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high))),
-    pointwise!("addcmul", addcmul),
+    pointwise!("addcmul", addcmul).dtypes(domain::no_bool),
     pointwise!("addcdiv", addcdiv),
     pointwise!("lerp.Scalar", |c: &Ctx, x: Tensor, end: Tensor, weight: Scalar| {
         lerp(c, x, end, c.number(weight, opmath(x.dtype)))
-    }),
-    pointwise!("lerp.Tensor", lerp_tensor),
+    }).dtypes(domain::fractions),
+    pointwise!("lerp.Tensor", lerp_tensor).dtypes(domain::fractions),
     op!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
         masked_fill(c, x, mask, value.tensor())
-    })
+    }).fills()
     .check_numbers(|n| n.fits(2)),
-    op!("masked_fill.Tensor", masked_fill),
+    op!("masked_fill.Tensor", masked_fill).fills(),
     pointwise!("_masked_scale", |c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar| masked_scale(
         c, x, mask, scale
     )),
@@ -90,7 +91,7 @@ fn clamp(c: &Ctx, x: Tensor, low: Option<Tensor>, high: Option<Tensor>) -> Resul
     let mut all = vec![x];
     all.extend(&bounds);
     if all.iter().any(|t| t.dtype.is_complex()) {
-        return Err(runtime("clamp is not supported for complex types"));
+        return Err(Error::NotImplemented("clamp is not supported for complex types".into()));
     }
     let dtype = match bounds.iter().all(|b| b.wrapped) && x.dtype.is_float() {
         true => x.dtype,

@@ -29,7 +29,10 @@ pub(super) fn section(facts: &Facts) -> Vec<Check> {
 /// Programs that some process is compiling while others may wait for it.
 fn programs(facts: &Facts) -> Check {
     const NAME: &str = "programs";
-    let store = Folder::new(oxitorch_cache::programs_folder(&facts.cache_dir), Sharing::Machine);
+    let store = Folder::of_programs(&facts.cache_dir, Sharing::Machine);
+    if store.check().is_err() {
+        return Check::warn(SECTION, NAME, "not looked at: others can write to the cache folder");
+    }
     match listing::leases(&store) {
         Ok(l) => {
             let mut text = match l.held {

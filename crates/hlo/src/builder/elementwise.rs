@@ -1,7 +1,7 @@
 //! Elementwise ops. Operands are used as they are: nothing broadcasts or promotes by itself.
 
 use super::Builder;
-use crate::ir::{Binary, CompareKind, Direction, Op, Unary, Value};
+use crate::ir::{Binary, CompareKind, Def, Direction, Op, Unary, Value};
 use crate::types::{DType, TensorType};
 
 macro_rules! unary_methods {
@@ -84,7 +84,7 @@ binary_methods! {
     and And
     /// `stablehlo.atan2`: the angle of the point (rhs, lhs), so `atan2(y, x)`.
     atan2 Atan2
-    /// `stablehlo.divide`; integers round towards zero, division by zero gives -1.
+    /// `stablehlo.divide`; integers round towards zero, division by zero gives -1 (all bits set).
     divide Divide
     /// `stablehlo.maximum` of real numbers; NaN wins; logical or for `Pred`.
     maximum Maximum
@@ -96,7 +96,7 @@ binary_methods! {
     or Or
     /// `stablehlo.power`: lhs to the rhs.
     power Power
-    /// `stablehlo.remainder`: the sign follows lhs (C's `%` and `fmod`).
+    /// `stablehlo.remainder`: the sign follows lhs (C's `%` and `fmod`); the remainder of integers by zero is lhs.
     remainder Remainder
     /// `stablehlo.shift_left` of integers; shifting by the width or more gives 0.
     shift_left ShiftLeft
@@ -118,7 +118,15 @@ impl Builder {
 
     /// Any elementwise op of two operands of one type, chosen at run time.
     pub fn binary(&self, op: Binary, lhs: Value, rhs: Value) -> Value {
-        self.op(Op::Binary(op), &[lhs, rhs])
+        match op {
+            Binary::Divide | Binary::Remainder if self.dtype(lhs).is_integral() => {
+                self.divide_integers(op, lhs, rhs)
+            }
+            Binary::Maximum | Binary::Minimum if self.are_constant_floats(&[lhs, rhs]) => {
+                self.extreme_of_constants(op, lhs, rhs)
+            }
+            _ => self.op(Op::Binary(op), &[lhs, rhs]),
+        }
     }
 
     /// Short for [`Builder::multiply`].
@@ -199,11 +207,16 @@ impl Builder {
 
     /// `stablehlo.select`: elementwise `pred ? on_true : on_false`; `pred` is a scalar or has the others' shape.
     pub fn select(&self, pred: Value, on_true: Value, on_false: Value) -> Value {
-        self.op(Op::Select, &[pred, on_true, on_false])
+        self.moving(Op::Select, &[pred, on_true, on_false], 1..3)
     }
 
     /// `stablehlo.clamp` of integers and floats: min(max(x, min), max); bounds are scalars or have the operand's shape.
     pub fn clamp(&self, min: Value, x: Value, max: Value) -> Value {
+        if self.are_constant_floats(&[min, x, max]) {
+            let shape = self.shape(x);
+            let full = |bound| if self.rank(bound) == 0 { self.full(bound, &shape) } else { bound };
+            return self.minimum(self.maximum(full(min), x), full(max));
+        }
         self.op(Op::Clamp, &[min, x, max])
     }
 
@@ -231,6 +244,9 @@ impl Builder {
         if ty.dtype == dtype {
             return x;
         }
+        if let Some(before) = self.bitcast_from(x, dtype) {
+            return before;
+        }
         let (from, to) = (ty.dtype.bits(), dtype.bits());
         let mut shape = ty.shape;
         if from > to {
@@ -239,6 +255,18 @@ impl Builder {
             shape.pop();
         }
         self.op_as(Op::BitcastConvert, &[x], TensorType::new(dtype, shape))
+    }
+
+    /// What `x` was before it was a bitcast of the same shape from `dtype`.
+    fn bitcast_from(&self, x: Value, dtype: DType) -> Option<Value> {
+        let inner = self.inner.borrow();
+        let data = inner.arena.values.get(x.0 as usize)?;
+        let Def::Op(id) = data.def else { return None };
+        let op = &inner.arena.ops[id as usize];
+        let before = *op.operands.first()?;
+        let from = inner.arena.ty(before);
+        let same = matches!(op.op, Op::BitcastConvert) && from.dtype == dtype && from.shape == data.ty.shape;
+        same.then_some(before)
     }
 
     /// `stablehlo.reduce_precision`: rounds floats as if they had this many exponent and mantissa bits.

@@ -1,8 +1,8 @@
 //! Indexed reads and writes: gather, scatter, dynamic slices.
 
 use super::Builder;
-use crate::ir::{GatherDims, Op, ScatterDims, ScatterFlags, Value};
-use crate::types::Dims;
+use crate::ir::{BlockId, GatherDims, Op, ScatterDims, ScatterFlags, Value};
+use crate::types::{DType, Dims};
 
 impl Builder {
     /// `stablehlo.gather`: one slice of `slice_sizes` from `x` for every index vector in `indices`. Start indices are
@@ -16,7 +16,7 @@ impl Builder {
         sorted: bool,
     ) -> Value {
         let attrs = Box::new((dims.clone(), Dims::from_slice(slice_sizes)));
-        self.op(Op::Gather(attrs, sorted), &[x, indices])
+        self.moving(Op::Gather(attrs, sorted), &[x, indices], 0..1)
     }
 
     /// `stablehlo.scatter`: combines each update into `xs` at its index vector; updates that do not fit are dropped. The
@@ -39,22 +39,51 @@ impl Builder {
                 .collect();
         }
         let region = self.reducer(xs, combine);
+        if let ([x], [update]) = (xs, updates)
+            && let Some(bits) = self.moved_as(self.dtype(*x))
+            && self.replaces(region)
+        {
+            return vec![self.scatter_bits((*x, bits), indices, *update, dims, flags)];
+        }
         let operands: Vec<Value> = xs.iter().chain([&indices]).chain(updates).copied().collect();
         self.op_full(Op::Scatter(Box::new(dims.clone()), flags), &operands, &[], &[region]).values()
+    }
+
+    /// Whether a region of a scatter gives back what it is given as the update.
+    fn replaces(&self, region: BlockId) -> bool {
+        let inner = self.inner.borrow();
+        let block = &inner.arena.blocks[region as usize];
+        block.ops.is_empty() && block.returns.as_slice() == &block.args[block.args.len() / 2..]
+    }
+
+    /// A scatter that replaces elements, which are moved as integers.
+    fn scatter_bits(
+        &self,
+        (x, bits): (Value, DType),
+        indices: Value,
+        update: Value,
+        dims: &ScatterDims,
+        flags: ScatterFlags,
+    ) -> Value {
+        let (x_bits, update) = (self.bitcast_convert(x, bits), self.bitcast_convert(update, bits));
+        let region = self.reducer(&[x_bits], |_, _, updates| updates.to_vec());
+        let op = Op::Scatter(Box::new(dims.clone()), flags);
+        let found = self.op_full(op, &[x_bits, indices, update], &[], &[region]).values();
+        self.bitcast_convert(found[0], self.dtype(x))
     }
 
     /// `stablehlo.dynamic_slice`: `sizes` elements from `start`, one integer scalar per dimension, clamped so that the
     /// slice fits.
     pub fn dynamic_slice(&self, x: Value, start: &[Value], sizes: &[i64]) -> Value {
         let operands: Vec<Value> = [x].iter().chain(start).copied().collect();
-        self.op(Op::DynamicSlice(Dims::from_slice(sizes)), &operands)
+        self.moving(Op::DynamicSlice(Dims::from_slice(sizes)), &operands, 0..1)
     }
 
     /// `stablehlo.dynamic_update_slice`: `x` with `update` written at `start`, one integer scalar per dimension, clamped
     /// so that the update fits.
     pub fn dynamic_update_slice(&self, x: Value, update: Value, start: &[Value]) -> Value {
         let operands: Vec<Value> = [x, update].iter().chain(start).copied().collect();
-        self.op(Op::DynamicUpdateSlice, &operands)
+        self.moving(Op::DynamicUpdateSlice, &operands, 0..2)
     }
 
     /// The elements of dimension `dim` at integer `indices` of any shape, which takes the place of that dimension

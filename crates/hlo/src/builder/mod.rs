@@ -6,6 +6,7 @@ mod constant;
 mod contract;
 mod control;
 mod elementwise;
+mod fold;
 mod index;
 mod reduce;
 mod shape;
@@ -43,6 +44,8 @@ struct Inner {
     error: Option<Error>,
     /// What new ops get as their location; 0 is none.
     location: u32,
+    /// Whether narrow floats are moved as integers.
+    narrow_as_integers: bool,
 }
 
 /// The results of a pushed op: consecutive values.
@@ -70,7 +73,15 @@ impl Builder {
         let root = Block { captures: true, ..Block::default() };
         let arena = Arena { blocks: vec![root], ..Arena::default() };
         let open = SmallVec::from_elem(ROOT, 1);
-        Self { inner: RefCell::new(Inner { arena, name: "main".into(), open, error: None, location: 0 }) }
+        let name = "main".into();
+        let inner = Inner { arena, name, open, error: None, location: 0, narrow_as_integers: false };
+        Self { inner: RefCell::new(inner) }
+    }
+
+    /// Whether ops that move elements and compute nothing take floats of 8 and 16 bits as integers. For compilers that
+    /// compute in wider floats and go through them there too, which changes what a NaN carries.
+    pub fn move_narrow_as_integers(&self, on: bool) {
+        self.inner.borrow_mut().narrow_as_integers = on;
     }
 
     /// Sets the module's symbol name (shown by profilers); characters outside `[A-Za-z0-9_]` become `_`.
@@ -175,6 +186,27 @@ impl Builder {
 
     // ---- for the op families
 
+    /// The integer type as which elements of this type are moved, if that is another.
+    fn moved_as(&self, dtype: DType) -> Option<DType> {
+        let on = self.inner.borrow().narrow_as_integers && dtype.is_float();
+        match dtype.bits() {
+            8 if on => Some(DType::U8),
+            16 if on => Some(DType::U16),
+            _ => None,
+        }
+    }
+
+    /// Pushes an op with one result whose operands number `moved` are its elements, and are not computed with.
+    fn moving(&self, op: Op, operands: &[Value], moved: std::ops::Range<usize>) -> Value {
+        let dtype = operands.get(moved.start).map_or(DType::F32, |&v| self.dtype(v));
+        let Some(bits) = self.moved_as(dtype) else { return self.op(op, operands) };
+        let mut operands: SmallVec<[Value; 4]> = SmallVec::from_slice(operands);
+        for v in operands.iter_mut().take(moved.end).skip(moved.start).filter(|v| self.dtype(**v) == dtype) {
+            *v = self.bitcast_convert(*v, bits);
+        }
+        self.bitcast_convert(self.op(op, &operands), dtype)
+    }
+
     /// Pushes an op with one result.
     fn op(&self, op: Op, operands: &[Value]) -> Value {
         Value(self.inner.borrow_mut().push(op, operands, &[], &[]).first)
@@ -223,7 +255,8 @@ impl Inner {
         // Only what failed already can have one; arithmetic on sizes relies on there being none.
         ty.shape.iter_mut().for_each(|d| *d = (*d).max(0));
         let v = Value(self.arena.values.len() as u32);
-        self.arena.values.push(ValueData { ty, def, block });
+        let constant = matches!(def, Def::Constant(_)) || ty.numel() == 0;
+        self.arena.values.push(ValueData { ty, def, block, constant });
         v
     }
 
@@ -293,6 +326,10 @@ impl Inner {
         let id = self.arena.ops.len() as OpId;
         let block = self.current();
         let results = self.new_values(types, Def::Op(id), block);
+        if self.makes_constants(&op, &operands) {
+            let all = results.first as usize..(results.first + results.count) as usize;
+            self.arena.values[all].iter_mut().for_each(|v| v.constant = true);
+        }
         self.arena.ops.push(OpData {
             op,
             operands,

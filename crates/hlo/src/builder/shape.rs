@@ -133,7 +133,7 @@ impl Builder {
         }
         let dims = Dims::from_slice;
         let bounds = SliceBounds { start: dims(start), limit: dims(limit), strides: dims(stride) };
-        self.op(Op::Slice(Box::new(bounds)), &[x])
+        self.moving(Op::Slice(Box::new(bounds)), &[x], 0..1)
     }
 
     /// Slices one dimension, `start..limit` in steps of `stride`, and keeps the others whole.
@@ -163,7 +163,7 @@ impl Builder {
         }
         let dims = Dims::from_slice;
         let config = PadConfig { low: dims(low), high: dims(high), interior: dims(interior) };
-        self.op(Op::Pad(Box::new(config)), &[x, value])
+        self.moving(Op::Pad(Box::new(config)), &[x, value], 0..2)
     }
 
     /// Pads one dimension's edges with the scalar `value`.
@@ -184,7 +184,7 @@ impl Builder {
         {
             return *x;
         }
-        self.op(Op::Concatenate(dim), xs)
+        self.moving(Op::Concatenate(dim), xs, 0..xs.len())
     }
 
     /// `stablehlo.reverse`: reads the dimensions `dims` backwards.
@@ -192,7 +192,7 @@ impl Builder {
         if dims.is_empty() {
             return x;
         }
-        self.op(Op::Reverse(Dims::from_slice(dims)), &[x])
+        self.moving(Op::Reverse(Dims::from_slice(dims)), &[x], 0..1)
     }
 
     /// `stablehlo.iota`: every element is its position in dimension `dim`; any number type.

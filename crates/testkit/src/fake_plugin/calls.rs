@@ -8,8 +8,10 @@ use std::ptr::null_mut;
 
 use oxitorch_pjrt_sys as sys;
 
-use super::STATE;
+use parking_lot::Mutex;
+
 use super::objects::*;
+use super::{RELEASED, STATE};
 
 type Status = *mut sys::PJRT_Error;
 
@@ -78,7 +80,8 @@ fn enter(name: &'static str, given: usize, known: usize) -> Result<(), (u32, Str
             format!("unexpected size of the arguments of {name}: expected {wanted}, got {given}"),
         ));
     }
-    state.failures.get(name).cloned().map_or(Ok(()), Err)
+    let next = state.next_failures.remove(name);
+    next.or_else(|| state.failures.get(name).cloned()).map_or(Ok(()), Err)
 }
 
 unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {
@@ -112,6 +115,31 @@ fn new_event() -> *mut sys::PJRT_Event {
     give(Event { error })
 }
 
+/// A callback for when an event happens.
+struct Waiting {
+    callback: unsafe extern "C" fn(*mut sys::PJRT_Error, *mut std::ffi::c_void),
+    error: *mut sys::PJRT_Error,
+    argument: *mut std::ffi::c_void,
+}
+
+// SAFETY: callbacks are called on any thread.
+unsafe impl Send for Waiting {}
+
+static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+
+impl Waiting {
+    fn call(self) {
+        // SAFETY: the callback and its argument belong together; it is called once.
+        unsafe { (self.callback)(self.error, self.argument) };
+    }
+}
+
+/// Calls who waits for events.
+pub(super) fn call_back() {
+    let waiting = std::mem::take(&mut *WAITING.lock());
+    waiting.into_iter().for_each(Waiting::call);
+}
+
 fn invalid(message: &str) -> (u32, String) {
     (3, message.into())
 }
@@ -130,10 +158,13 @@ functions! {
         Ok(())
     }
     PJRT_Event_IsReady(a: PJRT_Event_IsReady_Args) {
-        a.is_ready = true;
+        a.is_ready = !STATE.lock().held;
         Ok(())
     }
     PJRT_Event_Await(a: PJRT_Event_Await_Args) {
+        let mut state = STATE.lock();
+        RELEASED.wait_while(&mut state, |s| s.held);
+        drop(state);
         // SAFETY: see the file's documentation.
         unsafe { get::<Event>(a.event) }.error.clone().map_or(Ok(()), Err)
     }
@@ -142,8 +173,13 @@ functions! {
         let event = unsafe { get::<Event>(a.event) };
         let error = event.error.clone().map_or(null_mut(), |(code, message)| give(Error { code, message }));
         let callback = a.callback.ok_or_else(|| invalid("null callback"))?;
-        // SAFETY: the callback and its argument belong together; it is called once.
-        unsafe { callback(error, a.user_arg) };
+        let waiting = Waiting { callback, error, argument: a.user_arg };
+        let held = STATE.lock().held;
+        if held {
+            WAITING.lock().push(waiting);
+        } else {
+            waiting.call();
+        }
         Ok(())
     }
     PJRT_Client_Create(a: PJRT_Client_Create_Args) {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Programs are any bytes; words in them say what the fake compiler makes: `output=f32[2,3]` a result (in order),
-//! `donate=0` an argument that is taken over. A result is zeros, or the bytes of the first argument of its size.
+//! `donate=0` an argument that is taken over. Of StableHLO text the types of `@main` say it. A result is zeros, or the bytes of the first argument of its size.
 //! Calls are checked as real plugins check them: an argument struct smaller than the plugin's own is refused.
 
 mod calls;
@@ -18,7 +18,7 @@ mod objects;
 use std::collections::BTreeMap;
 
 use oxitorch_pjrt_sys as sys;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The fake plugin. There is one in a process at a time: making a second waits for the first to be dropped.
 pub struct FakePlugin {
@@ -32,14 +32,20 @@ struct State {
     struct_growth: usize,
     /// Function name to status code and message.
     failures: BTreeMap<String, (u32, String)>,
+    /// The same, for one call.
+    next_failures: BTreeMap<String, (u32, String)>,
     /// If set, values fail to compute: their events carry this.
     failed_values: Option<(u32, String)>,
+    /// Whether what is launched does not end; see [`FakePlugin::hold`].
+    held: bool,
     calls: BTreeMap<&'static str, usize>,
     live: BTreeMap<&'static str, i64>,
 }
 
 static ONLY: Mutex<()> = Mutex::new(());
 static STATE: Mutex<State> = Mutex::new(State::new());
+/// What is held goes on.
+static RELEASED: Condvar = Condvar::new();
 
 impl State {
     const fn new() -> State {
@@ -47,7 +53,9 @@ impl State {
             devices: 1,
             struct_growth: 0,
             failures: BTreeMap::new(),
+            next_failures: BTreeMap::new(),
             failed_values: None,
+            held: false,
             calls: BTreeMap::new(),
             live: BTreeMap::new(),
         }
@@ -113,6 +121,11 @@ impl FakePlugin {
         STATE.lock().failures.insert(function.into(), (code, message.into()));
     }
 
+    /// Makes the next call of a function fail.
+    pub fn fail_once(&self, function: &str, code: u32, message: &str) {
+        STATE.lock().next_failures.insert(function.into(), (code, message.into()));
+    }
+
     /// Lets a function work again.
     pub fn heal(&self, function: &str) {
         STATE.lock().failures.remove(function);
@@ -121,6 +134,23 @@ impl FakePlugin {
     /// From now on values fail to compute: executions are accepted, and the error comes with the value's event.
     pub fn fail_values(&self, code: u32, message: &str) {
         STATE.lock().failed_values = Some((code, message.into()));
+    }
+
+    /// From now on values compute, whatever was said before.
+    pub fn heal_values(&self) {
+        STATE.lock().failed_values = None;
+    }
+
+    /// Lets what is launched from now on, and what was, run until [`FakePlugin::release`].
+    pub fn hold(&self) {
+        STATE.lock().held = true;
+    }
+
+    /// Lets everything end that was launched.
+    pub fn release(&self) {
+        STATE.lock().held = false;
+        RELEASED.notify_all();
+        calls::call_back();
     }
 
     /// How often a function was called.

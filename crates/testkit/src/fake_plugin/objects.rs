@@ -107,7 +107,11 @@ pub(super) fn new_device(id: i32) -> *mut sys::PJRT_Device {
 impl Program {
     pub(super) fn parse(code: &[u8]) -> Result<Program, String> {
         let mut program = Program { output_types: vec![], dims: vec![], ranks: vec![], donated: vec![] };
-        for word in String::from_utf8_lossy(code).split_whitespace() {
+        let text = String::from_utf8_lossy(code);
+        if let Some((_, main)) = text.split_once("@main(") {
+            return program.signature(main).map(|()| program).ok_or_else(|| "cannot read `@main`".into());
+        }
+        for word in text.split_whitespace() {
             if let Some(ty) = word.strip_prefix("output=") {
                 program.output(ty).ok_or_else(|| format!("bad type `{ty}`"))?;
             } else if let Some(index) = word.strip_prefix("donate=") {
@@ -117,6 +121,24 @@ impl Program {
             }
         }
         Ok(program)
+    }
+
+    /// Parameters and results of a StableHLO function.
+    fn signature(&mut self, main: &str) -> Option<()> {
+        let line = main.lines().next()?;
+        let (params, results) = line.split_once(" -> ")?;
+        for (i, param) in params.split("%arg").skip(1).enumerate() {
+            if param.contains("jax.buffer_donor") || param.contains("tf.aliasing_output") {
+                self.donated.push(i);
+            }
+        }
+        for ty in results.split("tensor<").skip(1) {
+            let (sizes, _) = ty.split_once('>')?;
+            let (dims, name) = sizes.rsplit_once('x').unwrap_or(("", sizes));
+            let name = if let Some(bits) = name.strip_prefix('i') { format!("s{bits}") } else { name.into() };
+            self.output(&format!("{name}[{}]", dims.replace('x', ",")))?;
+        }
+        Some(())
     }
 
     fn output(&mut self, ty: &str) -> Option<()> {

@@ -1,0 +1,247 @@
+//! What is known of a sequence of ops: its programs, by what they leave visible and overwrite, or the places where it is cut
+//! into parts that are programs of their own.
+
+use crate::family::{Choice, Family, Numbers};
+use crate::program::Program;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Numbers of results or of inputs, ascending.
+pub(crate) type Places = SmallVec<[u32; 8]>;
+
+/// A program serves this often where one that overwrites other inputs, or keeps fewer results, would be better: a checkpoint
+/// or an evaluation in the middle of training happens once, and a round of a loop that differs from the first one stays.
+const LENDS: u32 = 3;
+
+/// A sequence that was launched in parts this often is worth a program of its own; twice, if nothing else was launched in
+/// parts in between: then it is a loop that has settled.
+const WORTH_A_WHOLE: u32 = 8;
+
+/// Sequences of ops that a device remembers programs for. A sequence takes some kilobytes, and what was compiled for it is
+/// in the cache, which has bounds of its own.
+const MAX_KNOWN: usize = 8192;
+
+/// What is known of sequences of ops, by their keys. Of many, those that were launched last are kept.
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    known: FxHashMap<Box<[u32]>, Known>,
+    /// Counts lookups.
+    clock: u64,
+}
+
+impl Programs {
+    /// What is known of a sequence.
+    pub(crate) fn get_mut(&mut self, key: &[u32]) -> Option<&mut Known> {
+        self.clock += 1;
+        let known = self.known.get_mut(key)?;
+        known.used = self.clock;
+        Some(known)
+    }
+
+    /// The same, for one of which nothing is known yet too.
+    pub(crate) fn entry(&mut self, key: &[u32]) -> &mut Known {
+        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(key) {
+            self.forget_half();
+        }
+        self.clock += 1;
+        let known = self.known.entry(key.into()).or_default();
+        known.used = self.clock;
+        known
+    }
+
+    fn forget_half(&mut self) {
+        let mut used: Vec<u64> = self.known.values().map(|k| k.used).collect();
+        let (_, median, _) = used.select_nth_unstable(self.known.len() / 2);
+        let median = *median;
+        self.known.retain(|_, k| k.used > median);
+    }
+}
+
+/// What is known of a sequence of ops.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    variants: Vec<Variant>,
+    pub(crate) split: Option<Split>,
+    /// When it was looked for last.
+    used: u64,
+}
+
+/// Its programs with the same results that overwrite the same inputs.
+#[derive(Debug)]
+struct Variant {
+    live: Places,
+    donated: Places,
+    family: Family,
+    /// How often another variant's program ran instead.
+    borrowed: u32,
+}
+
+/// A sequence that is launched in parts.
+#[derive(Debug)]
+pub(crate) struct Split {
+    /// Its number among those of the device.
+    pub(crate) number: u64,
+    /// Where parts begin but for the first.
+    pub(crate) cuts: Arc<[usize]>,
+    /// How often it was launched so; none where it is never to be one program.
+    uses: Option<u32>,
+    whole: Option<Arc<Program>>,
+}
+
+impl Split {
+    /// `for_good`: it is too long for one program.
+    pub(crate) fn new(number: u64, cuts: Vec<usize>, for_good: bool) -> Split {
+        Split { number, cuts: cuts.into(), uses: (!for_good).then_some(0), whole: None }
+    }
+
+    /// Whether it is too long for one program.
+    pub(crate) fn is_for_good(&self) -> bool {
+        self.uses.is_none()
+    }
+
+    /// Counts a launch; whether this is the time to make one program of it. `last` is the number of the one that was
+    /// launched in parts before.
+    pub(crate) fn used(&mut self, last: u64) -> bool {
+        let Some(uses) = &mut self.uses else { return false };
+        *uses += 1;
+        let is_loop = *uses > 1 && last == self.number;
+        self.whole.is_none() && (is_loop || *uses == WORTH_A_WHOLE)
+    }
+
+    /// It has a program now.
+    pub(crate) fn set_whole(&mut self, program: Arc<Program>) {
+        self.whole = Some(program);
+    }
+
+    /// Whether it is launched as one program from now on.
+    pub(crate) fn is_over(&self, deterministic: bool) -> bool {
+        self.whole.as_ref().is_some_and(|p| deterministic || (p.is_done() && !p.is_broken()))
+    }
+}
+
+/// The program for a launch.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) program: Arc<Program>,
+    /// The offsets that it takes.
+    pub(crate) numbers: Numbers,
+    /// The results that it has, if they are more than were asked for.
+    pub(crate) live: Option<Places>,
+    /// The inputs that it may overwrite, if it would overwrite others too.
+    pub(crate) donated: Option<Places>,
+}
+
+/// What is wanted of a program.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Results that are visible.
+    pub(crate) live: &'a Places,
+    /// Inputs that it may overwrite.
+    pub(crate) donated: &'a Places,
+    pub(crate) offsets: &'a [i64],
+    /// Programs that may have constant offsets.
+    pub(crate) max_fixed: usize,
+    /// Whether another program may stand in.
+    pub(crate) may_lend: bool,
+}
+
+impl Known {
+    /// The program for a launch, or the offsets that a new one should take.
+    pub(crate) fn choose(&mut self, wanted: &Wanted<'_>) -> Result<Lent, Box<[u32]>> {
+        let same = |v: &Variant| v.live == *wanted.live && v.donated == *wanted.donated;
+        let own = self.variants.iter().position(same);
+        let given = match own.map(|i| self.variants[i].family.choose(wanted.offsets, wanted.max_fixed)) {
+            Some(Choice::Known(program, numbers)) => {
+                return Ok(Lent { program, numbers, live: None, donated: None });
+            }
+            Some(Choice::New(given)) => given,
+            None => Box::default(),
+        };
+        if !wanted.may_lend || own.is_some_and(|i| self.variants[i].borrowed >= LENDS) {
+            return Err(given);
+        }
+        let Some(lent) = self.variants.iter().find_map(|v| v.lend(wanted)) else { return Err(given) };
+        let own = own.unwrap_or_else(|| self.push(wanted));
+        self.variants[own].borrowed += 1;
+        Ok(lent)
+    }
+
+    /// Adds a program that takes the offsets at these places.
+    pub(crate) fn add(&mut self, wanted: &Wanted<'_>, given: &[u32], program: Arc<Program>) {
+        let same = |v: &Variant| v.live == *wanted.live && v.donated == *wanted.donated;
+        let own = self.variants.iter().position(same).unwrap_or_else(|| self.push(wanted));
+        self.variants[own].family.add(wanted.offsets, given, program);
+    }
+
+    fn push(&mut self, wanted: &Wanted<'_>) -> usize {
+        let (live, donated) = (wanted.live.clone(), wanted.donated.clone());
+        self.variants.push(Variant { live, donated, family: Family::default(), borrowed: 0 });
+        self.variants.len() - 1
+    }
+}
+
+impl Variant {
+    /// The program that computes all that is wanted, and perhaps more.
+    fn lend(&self, wanted: &Wanted<'_>) -> Option<Lent> {
+        if !wanted.live.iter().all(|i| self.live.binary_search(i).is_ok()) {
+            return None;
+        }
+        let Choice::Known(program, numbers) = self.family.choose(wanted.offsets, wanted.max_fixed) else {
+            return None;
+        };
+        let allowed: Places = self.donated.iter().filter(|i| wanted.donated.contains(i)).copied().collect();
+        let live = (self.live != *wanted.live).then(|| self.live.clone());
+        let donated = (allowed != self.donated).then_some(allowed);
+        Some(Lent { program, numbers, live, donated })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted<'a>(live: &'a Places, donated: &'a Places) -> Wanted<'a> {
+        Wanted { live, donated, offsets: &[], max_fixed: 1, may_lend: true }
+    }
+
+    #[test]
+    fn what_comes_again_becomes_a_whole() {
+        let mut split = Split::new(3, vec![40], false);
+        assert!(!split.used(2) && split.used(3), "a loop");
+        let mut split = Split::new(3, vec![40], false);
+        assert_eq!((0..9).position(|_| split.used(4)), Some(7), "among others");
+        let mut split = Split::new(3, vec![40], true);
+        assert!((0..9).all(|_| !split.used(3)), "too long");
+    }
+
+    #[test]
+    fn what_is_hot_is_kept() {
+        let mut programs = Programs::default();
+        for n in 0..3 * MAX_KNOWN as u32 {
+            programs.entry(&[n]);
+            programs.get_mut(&[7]);
+            assert!(programs.known.len() <= MAX_KNOWN);
+        }
+        assert!(programs.get_mut(&[7]).is_some() && programs.get_mut(&[8]).is_none());
+    }
+
+    #[test]
+    fn a_program_stands_in_for_a_while() {
+        let mut known = Known::default();
+        let (all, most) = (Places::from_slice(&[1, 4, 7]), Places::from_slice(&[0, 2]));
+        known.add(&wanted(&all, &most), &[], Arc::new(Program::of_nothing()));
+        let (fewer, one) = (Places::from_slice(&[4]), Places::from_slice(&[2]));
+        for _ in 0..LENDS {
+            let lent = known.choose(&wanted(&fewer, &one)).expect("a program");
+            assert_eq!((lent.live, lent.donated), (Some(all.clone()), Some(one.clone())));
+        }
+        assert!(known.choose(&wanted(&fewer, &one)).is_err(), "it comes again and again");
+        let own = known.choose(&wanted(&all, &most)).expect("its own program");
+        assert_eq!((own.live, own.donated), (None, None));
+        assert!(
+            known.choose(&wanted(&Places::from_slice(&[3]), &most)).is_err(),
+            "no program has that result"
+        );
+    }
+}

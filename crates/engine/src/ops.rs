@@ -1,0 +1,99 @@
+//! Recorded ops in their order: instances, the Python line of each, where its operands come from, and its offsets.
+
+use crate::inst::Inst;
+use crate::site::Site;
+
+/// In operand codes: the value is result number `code & !PRODUCED` of the ops, not one of their inputs.
+pub(crate) const PRODUCED: u32 = 1 << 31;
+
+/// A sequence of recorded ops.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ops {
+    pub(crate) insts: Vec<&'static Inst>,
+    /// The Python line of each.
+    pub(crate) sites: Vec<Site>,
+    /// The operands of all, one after another: input number, or [`PRODUCED`] and the number of a result.
+    pub(crate) operands: Vec<u32>,
+    /// The offsets of all, one after another; see [`oxitorch_aten::args::Offset`].
+    pub(crate) offsets: Vec<i64>,
+}
+
+/// One op of a sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct OpRef<'a> {
+    /// Its place.
+    pub(crate) at: usize,
+    pub(crate) inst: &'static Inst,
+    pub(crate) site: Site,
+    pub(crate) operands: &'a [u32],
+    pub(crate) offsets: &'a [i64],
+    /// The place of its first offset among all.
+    pub(crate) first_offset: usize,
+    /// The number of its first result.
+    pub(crate) first_result: usize,
+}
+
+impl OpRef<'_> {
+    /// The numbers of its results.
+    pub(crate) fn results(&self) -> std::ops::Range<usize> {
+        self.first_result..self.first_result + self.inst.outputs.len()
+    }
+}
+
+impl Ops {
+    pub(crate) fn len(&self) -> usize {
+        self.insts.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.insts.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.insts.clear();
+        self.sites.clear();
+        self.operands.clear();
+        self.offsets.clear();
+    }
+
+    /// The ops in their order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = OpRef<'_>> {
+        let (mut operand, mut offset, mut result) = (0, 0, 0);
+        self.insts.iter().zip(&self.sites).enumerate().map(move |(at, (&inst, &site))| {
+            let op = OpRef {
+                at,
+                inst,
+                site,
+                operands: &self.operands[operand..][..inst.operands.len()],
+                offsets: &self.offsets[offset..][..inst.offsets],
+                first_offset: offset,
+                first_result: result,
+            };
+            operand += op.operands.len();
+            offset += op.offsets.len();
+            result += inst.outputs.len();
+            op
+        })
+    }
+
+    /// Appends an op on other operands.
+    pub(crate) fn push(&mut self, op: &OpRef<'_>, operands: impl IntoIterator<Item = u32>) {
+        self.insts.push(op.inst);
+        self.sites.push(op.site);
+        self.operands.extend(operands);
+        self.offsets.extend_from_slice(op.offsets);
+    }
+
+    /// The places of all offsets of the ops that these offsets are of: who moves along one dimension soon moves along
+    /// another.
+    pub(crate) fn whole(&self, offsets: &[u32]) -> Box<[u32]> {
+        let all = |op: &OpRef<'_>| op.first_offset as u32..(op.first_offset + op.offsets.len()) as u32;
+        let moves = |range: &std::ops::Range<u32>| offsets.iter().any(|at| range.contains(at));
+        self.iter().map(|op| all(&op)).filter(moves).flatten().collect()
+    }
+
+    /// How many results they have.
+    pub(crate) fn results(&self) -> usize {
+        self.insts.iter().map(|i| i.outputs.len()).sum()
+    }
+}
