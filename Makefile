@@ -9,26 +9,32 @@ UV     := $(VENV)/bin/uv
 WHEELS := target/wheels
 # Use gets the core fully optimized; clippy, the Rust tests and the Python tests share one quick build with assertions.
 PROFILE := release
-test check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
+test test-full check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
 # What is installed besides; see pyproject.toml.
 EXTRAS := examples,test
-test test-python: EXTRAS := examples,models,test
+test test-full test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
 SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm linalg numerics offsets ops profiler real_models refusals trace versions
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
+# `make test` leaves out what takes long and says little more; `make test-full` takes all.
+SELECT := -m "not slow"
+test-full: SELECT :=
+# Programs that one run has compiled serve the next ones of the same `make`.
+TEST_CACHE := $(CURDIR)/target/test-cache
 # XLA and PyTorch each start as many threads as there are cores, in each test process.
-TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH=
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= OXITORCH_TEST_CACHE=$(TEST_CACHE)
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test bench conformance pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test test-full bench conformance pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
 	@echo 'make test         everything that CI runs'
+	@echo 'make test-full    the same with the tests that take long'
 	@echo 'make bench        measure against stock PyTorch on this machine'
 	@echo 'make conformance  run all samples of PyTorch'"'"'s databases'
 	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
@@ -40,7 +46,7 @@ demo: install
 	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
 	$(VENV)/bin/oxitorch doctor
 
-test: check test-rust test-object-store test-python test-conformance test-torch-oldest
+test test-full: check test-rust test-object-store test-python test-conformance test-torch-oldest
 
 bench: install
 	$(PY) benches/eager.py
@@ -83,8 +89,9 @@ test-object-store:
 	cargo test -q --profile quick -p oxitorch-cache --features object-store --locked
 
 test-python: install
-	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal tests
-	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal --mode strict $(STRICT_TESTS)
+	rm -rf $(TEST_CACHE)
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) tests
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) --mode strict $(STRICT_TESTS)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install
@@ -94,7 +101,7 @@ test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)
 	$(UV) pip install -q --python $(OLDEST)/bin/python 'torch==2.11.*' "$$(echo $(WHEELS)/oxitorch-*.whl)[examples,test]"
 	$(UV) pip install -q --python $(OLDEST)/bin/python --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
-	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(OLDEST_TESTS)
+	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(SELECT) $(OLDEST_TESTS)
 
 docs: $(UV)
 	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md

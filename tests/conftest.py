@@ -11,6 +11,7 @@ from pathlib import Path
 
 import objects
 import pytest
+from forked import Template
 from oxitorch import _core, _env
 
 REPO = Path(__file__).resolve().parent.parent
@@ -20,16 +21,22 @@ def cache_folder(folder: Path, shims: Path) -> str:
     """Makes a cache folder without programs; shims, which take half a minute to build, are those of another one."""
     shims.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "shim").symlink_to(shims)
+    if not (folder / "shim").is_symlink():
+        (folder / "shim").symlink_to(shims)
     return str(folder)
 
 
 def _own_cache() -> None:
-    """Gives this run a cache of its own, which its processes share, so that nothing depends on what ran before."""
+    """Gives this run a cache of its own, which its processes share, so that nothing depends on what ran before.
+
+    `OXITORCH_TEST_CACHE` names a folder that several runs share.
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's
-    folder = tempfile.mkdtemp(prefix="oxitorch-tests-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = os.environ.get("OXITORCH_TEST_CACHE")
+    if folder is None:
+        folder = tempfile.mkdtemp(prefix="oxitorch-tests-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["OXITORCH_CACHE_DIR"] = cache_folder(Path(folder) / "cache", Path(_env.cache_dir()) / "shim")
 
 
@@ -59,14 +66,31 @@ def environment():
 
 
 @pytest.fixture(scope="session")
-def python():
-    """`python("print(1)", NAME="value")` runs code in a child and returns the finished process with its text output."""
+def forked():
+    """A process that has imported PyTorch, for children of it."""
+    template = Template()
+    yield template
+    template.stop()
 
-    def run(code: str, *args: str, check: bool = True, timeout: float = 120, **env: str | None):
-        argv = [sys.executable, *(["-c", code] if code else []), *args]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout, env=child_environment(**env), cwd="/"
-        )
+
+# Variables that the interpreter, its libraries or PyTorch read when they start.
+AT_START = ("PYTHON", "LD_", "OMP_", "MALLOC_", "TORCH_")
+
+
+@pytest.fixture(scope="session")
+def python(forked):
+    """`python("print(1)", NAME="value")` runs code in a child and returns the finished process with its text output.
+
+    The child has imported PyTorch already, but not with `fresh=True`, nor with variables that are read before that.
+    """
+
+    def run(code: str, *args: str, check: bool = True, timeout: float = 120, fresh: bool = False, **env: str | None):
+        own = child_environment(**env)
+        if code and not fresh and not any(name.startswith(AT_START) for name in env):
+            done = forked.run(code, *args, env=own, timeout=timeout)
+        else:
+            argv = [sys.executable, *(["-c", code] if code else []), *args]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, env=own, cwd="/")
         if check:
             assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

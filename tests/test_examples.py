@@ -21,7 +21,10 @@ def losses(python, repo, tmp_path, example, device, *args):
     ("example", "args", "tolerance"),
     # Batch norm and AdamW's division by small second moments spread rounding differences over the steps: PyTorch with
     # one thread and with two are 1e-4 apart in the end, so the second half is only to stay near.
-    [("digits", (), 2e-3), ("charlm", ("--batch-size", "8", "--layers", "2", "--length", "20"), 2e-3)],
+    [
+        pytest.param("digits", (), 2e-3, marks=pytest.mark.slow),
+        ("charlm", ("--batch-size", "8", "--layers", "2", "--length", "20"), 2e-3),
+    ],
 )
 def test_the_first_losses_agree_with_the_cpu(python, repo, tmp_path, example, args, tolerance):
     here = losses(python, repo, tmp_path, example, "cpu", *args)

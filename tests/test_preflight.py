@@ -116,6 +116,7 @@ def test_ctrl_c_ends_the_script_and_not_the_report(environment, script):
     assert done.returncode == 2 and "the script was interrupted after 1 step" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_products_are_those_of_a_count_by_hand(python, repo, tmp_path):
     """charlm: per layer 24 T d^2 and 4 T t d for attention, 2 T d V for the letters; the backward pass twice that."""
     batch, block, dim, layers = 8, 64, 128, 2
@@ -151,6 +152,7 @@ sys.exit(_core.run_cli(["oxitorch", "preflight", "train.py", "--slice", "v5e-1"]
     assert done.returncode == 2 and "pip install libtpu" in done.stderr and "running" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_programs_are_those_of_a_run(python, script, tmp_path):
     def programs(folder):
         # What is captured says where each operation comes from besides.
@@ -205,6 +207,7 @@ def test_a_step_is_compiled_for_tpus(preflight, script):
     assert limits[0] == pytest.approx(16.9e9, rel=1e-2) and limits[1] == pytest.approx(33.5e9, rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("libtpu")
 def test_a_script_that_asks_for_the_device_runs_for_each(preflight, tmp_path):
     path = tmp_path / "asks.py"

@@ -55,6 +55,7 @@ def preflight(python, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_advice_is_followed_to_see_what_it_saves(preflight):
     judged, done = preflight(BLOCKS, "--effort", "fast", "--steps", "1", "--advice-minutes", "60")
     assert done.returncode == 1 and judged["verdict"] == "does_not_fit", done.stderr
@@ -82,6 +83,7 @@ def test_what_is_not_followed_is_an_estimate(preflight):
     assert advice["checkpoint"]["bytes"] >= 4 * 256 * 2**23
 
 
+@pytest.mark.slow
 def test_near_a_limit_full_effort_decides(preflight):
     fast, _ = preflight(PRODUCTS, "--effort", "fast")
     assert all(p["effort"] == "fast" and p["fast_need_bytes"] is None for p in fast["programs"])

@@ -58,6 +58,7 @@ def test_the_largest_batch_that_fits(fit):
     assert f"the largest batch that fits is {n}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_batch_is_marked_and_a_search_has_an_end(fit):
     report, done = fit("oxitorch.preflight.batch(3)", "--fit", "batch", "--fit-tries", "2", "x")
     found = report["slices"][0]["fit"]

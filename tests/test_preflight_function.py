@@ -30,6 +30,7 @@ def run(python, code: str, check: bool = True, **env):
     return python(BEGIN + code, check=check, timeout=600, **env)
 
 
+@pytest.mark.slow
 def test_functions_modules_and_compiled_functions_in_one_process(python, tmp_path):
     # A socket's address has 107 bytes at most.
     folder = tmp_path / ("long" * 30)
@@ -104,6 +105,7 @@ for call in (lambda: oxitorch.preflight(fails, slice="cpu"), lambda: oxitorch.pr
     assert unknown.startswith("ValueError slice `v5e-3` is unknown")
 
 
+@pytest.mark.slow
 def test_a_loop_without_an_optimizer_marks_its_steps(python, tmp_path):
     script, report = tmp_path / "predict.py", tmp_path / "report.json"
     script.write_text(
@@ -119,5 +121,5 @@ def test_a_loop_without_an_optimizer_marks_its_steps(python, tmp_path):
 
 @pytest.mark.parametrize("line", ["oxitorch.preflight.step()", "print(oxitorch.preflight.batch(32))"])
 def test_marks_mean_nothing_in_other_runs(python, line):
-    done = python(f"import sys, oxitorch\n{line}\nassert 'torch' not in sys.modules")
+    done = python(f"import sys, oxitorch\n{line}\nassert 'torch' not in sys.modules", fresh=True)
     assert done.stdout in ("", "32\n")

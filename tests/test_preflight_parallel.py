@@ -124,6 +124,7 @@ def last_program(judged):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("libtpu")
 def test_a_step_is_split_over_the_chips_of_a_slice(preflight):
     judged, done = preflight(1024, "--parallel", "dp")

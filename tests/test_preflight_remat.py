@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 SCRIPT = """
 import torch, torch.nn as nn
 
@@ -22,6 +24,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_blocks_are_checkpointed(python, tmp_path):
     script, report = tmp_path / "train.py", tmp_path / "report.json"
     script.write_text(SCRIPT)

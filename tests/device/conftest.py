@@ -14,8 +14,14 @@ HERE = Path(__file__).parent
 FAILED = pytest.StashKey[bool]()
 
 
+# A test with one of these sets its mode itself, or is about other processes.
+SAME_IN_ANY_MODE = {"fused", "mode", "python", "start_python", "repo"}
+
+
 def pytest_collection_modifyitems(config, items):
-    """Marks what `expected_failures.toml` names: it must fail, and a name must be a test's."""
+    """Marks what `expected_failures.toml` names: it must fail, and a name must be a test's. In strict mode, leaves out
+    what does not depend on the mode.
+    """
     groups = tomllib.loads((HERE / "expected_failures.toml").read_text()).get("expected", [])
     marks = {
         name: pytest.mark.xfail(reason=group["reason"], strict=not group.get("sometimes", False))
@@ -29,6 +35,10 @@ def pytest_collection_modifyitems(config, items):
             seen |= {case, case.partition("[")[0]}
             for name in {case, case.partition("[")[0]} & marks.keys():
                 item.add_marker(marks[name])
+    if config.getoption("--mode") == "strict":
+        same = [item for item in items if SAME_IN_ANY_MODE & {*item.fixturenames}]
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if item not in {*same}]
     if config.option.keyword or any("::" in arg for arg in config.args):
         return
     files = {name.partition("::")[0] for name in seen}

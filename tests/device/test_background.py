@@ -91,7 +91,9 @@ def test_the_next_process_finds_the_better_version(python, empty_cache):
     assert warm["loads"] == cold["compiles"]
 
 
-@pytest.mark.parametrize("how", ["variable", "setting", "deterministic", "options"])
+@pytest.mark.parametrize(
+    "how", ["variable", *(pytest.param(how, marks=pytest.mark.slow) for how in ("setting", "deterministic", "options"))]
+)
 def test_it_can_be_turned_off(python, empty_cache, how):
     before, env = "import torch\n", {}
     if how == "variable":
@@ -107,6 +109,7 @@ def test_it_can_be_turned_off(python, empty_cache, how):
     assert (first["losses"], first["values"]) == (second["losses"], second["values"])
 
 
+@pytest.mark.slow
 def test_turning_it_off_replaces_quick_versions_before_they_run(python, empty_cache):
     body = """
     for _ in range(2): step()
@@ -130,6 +133,7 @@ def test_exit_does_not_hang_or_crash(python, empty_cache):
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_forked_child_ends(python, empty_cache):
     body = """
     children = []

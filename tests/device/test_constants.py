@@ -83,7 +83,7 @@ print(compared)
 """
 
 
-@pytest.mark.parametrize("effort", ["quick", "full"])
+@pytest.mark.parametrize("effort", ["quick", pytest.param("full", marks=pytest.mark.slow)])
 def test_constants_fold_to_what_the_device_computes(python, effort):
     done = python(FOLDS, effort, timeout=120)
     assert int(done.stdout) == 5 * (18 + 8 * 7) + 2 * (22 + 8 * 8)

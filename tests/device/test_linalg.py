@@ -307,6 +307,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.slow
 def test_rotations(python):
     """Where there is no LAPACK, singular values and eigenvalues come from rotations of columns."""
     code = f"""
