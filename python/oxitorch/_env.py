@@ -257,6 +257,24 @@ LOADED_SIZE = Var(
     "0.1",
     "What compiled programs that a process keeps loaded may have together in memory, as far as it can be estimated.",
 )
+KNOWN_PROGRAMS = Var(
+    "OXITORCH_KNOWN_PROGRAMS",
+    "int",
+    "8192",
+    "0.1",
+    "For how many sequences of operations a device remembers the programs; those used least lately are put together again "
+    "when they come again, and loaded.",
+    minimum=2,
+)
+KNOWN_OPS = Var(
+    "OXITORCH_KNOWN_OPS",
+    "int",
+    "65536",
+    "0.1",
+    "How many operations a device remembers, each with its shapes, dtypes and attributes; those used least lately are "
+    "learned again when they come again, and what they are part of counts as a new program.",
+    minimum=2,
+)
 
 TABLE: tuple[Var, ...] = (
     PLATFORM,
@@ -283,6 +301,8 @@ TABLE: tuple[Var, ...] = (
     CACHE_WAIT,
     LOADED_PROGRAMS,
     LOADED_SIZE,
+    KNOWN_PROGRAMS,
+    KNOWN_OPS,
 )
 
 # What object stores are told: how to reach them, and who asks.
@@ -367,6 +387,8 @@ def core_config() -> dict[str, Any]:
         "cache_wait_s": CACHE_WAIT.read(),
         "loaded_programs": LOADED_PROGRAMS.read(),
         "loaded_bytes": LOADED_SIZE.read(),
+        "known_programs": KNOWN_PROGRAMS.read(),
+        "known_ops": KNOWN_OPS.read(),
         "compiler_environment": [(name, os.environ[name]) for name in COMPILER if os.environ.get(name)],
     }
 

@@ -63,6 +63,22 @@ impl Default for Limits {
     }
 }
 
+/// How much a device remembers of what it has recorded. Beyond it, what was not used lately is forgotten, and learned again
+/// when it comes again; executables come from the cache then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// Sequences of ops that have programs.
+    pub programs: usize,
+    /// Ops for different shapes, dtypes and attributes. A step of a large model has some hundreds.
+    pub ops: usize,
+}
+
+impl Default for Remembered {
+    fn default() -> Self {
+        Remembered { programs: 8192, ops: 1 << 16 }
+    }
+}
+
 /// Everything besides arguments that shapes a lowering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lowering {

@@ -74,21 +74,21 @@ pub enum Output {
 }
 
 /// dtype, sizes and strides of a new tensor.
-#[derive(Clone, Copy, Debug)]
-pub struct Meta(&'static Out);
+#[derive(Clone, Debug)]
+pub struct Meta(Arc<Out>);
 
 impl Meta {
-    pub(crate) fn new(out: &'static Out) -> Meta {
-        Meta(out)
+    pub(crate) fn new(out: &Arc<Out>) -> Meta {
+        Meta(out.clone())
     }
 
     /// dtype and sizes.
-    pub fn ty(&self) -> &'static TensorType {
+    pub fn ty(&self) -> &TensorType {
         &self.0.ty
     }
 
     /// Strides in elements.
-    pub fn strides(&self) -> &'static [i64] {
+    pub fn strides(&self) -> &[i64] {
         &self.0.strides
     }
 
@@ -612,13 +612,13 @@ impl<'a> Call<'_, 'a> {
             }
         };
         w.keep_key(key);
-        if let Some(dests) = self.resized(inst, dests) {
+        if let Some(dests) = self.resized(&inst, dests) {
             return self.run_row(stream, w, op, element, &dests);
         }
-        stream.refuse_huge(inst)?;
+        stream.refuse_huge(&inst)?;
         let mut operands = Operands::default();
         if inst.careful {
-            self.careful_operands(stream, w, inst, &items, params, &mut operands)?;
+            self.careful_operands(stream, w, &inst, &items, params, &mut operands)?;
         } else {
             for (item, param) in items.iter().zip(params) {
                 item.operands(self, stream, w, param.kind, &mut operands)?;
@@ -631,7 +631,7 @@ impl<'a> Call<'_, 'a> {
             }
             operands.values[place] = state;
         }
-        let outputs = w.record(inst, operands.values, &offsets);
+        let outputs = w.record(&inst, operands.values, &offsets);
         Ok(Results { inst, outputs })
     }
 
@@ -743,7 +743,7 @@ fn refuse_overlap_with(written: &TensorRef<'_>, read: &TensorRef<'_>, same: bool
 
 /// The results of a recorded row.
 struct Results {
-    inst: &'static Inst,
+    inst: Arc<Inst>,
     outputs: SmallVec<[Option<Arc<Value>>; 1]>,
 }
 
@@ -753,7 +753,7 @@ impl Results {
     }
 
     fn get(&self, i: usize) -> (Option<Arc<Value>>, Option<&Out>) {
-        let out = self.inst.outputs.get(i).and_then(|o| o.as_ref());
+        let out = self.inst.outputs.get(i).and_then(|o| o.as_deref());
         (self.outputs.get(i).cloned().flatten(), out)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::absent::{Absent, Capture};
 use crate::cached::CacheOptions;
-use crate::config::{Limits, Switches};
+use crate::config::{Limits, Remembered, Switches};
 use crate::effort::Policy;
 use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
@@ -276,7 +276,12 @@ impl Engine {
         }
     }
 
-    /// Those bounds.
+    /// Bounds what each device remembers of what it has recorded.
+    pub fn remember(&self, most: Remembered) {
+        self.streams.iter().for_each(|s| s.remember(most));
+    }
+
+    /// The bounds of what is recorded.
     pub fn window(&self) -> Limits {
         self.streams.first().map_or_else(Limits::default, Stream::limits)
     }

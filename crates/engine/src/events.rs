@@ -8,6 +8,7 @@ use crate::site::Site;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime};
 
@@ -31,7 +32,7 @@ pub(crate) struct Span {
 /// An op that was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
-    pub(crate) inst: &'static Inst,
+    pub(crate) inst: Arc<Inst>,
     pub(crate) site: Site,
     pub(crate) at: Instant,
 }

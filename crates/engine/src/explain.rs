@@ -19,7 +19,7 @@ const NAMED: usize = 3;
 /// A program as it is compared.
 struct Known {
     number: u64,
-    insts: Vec<&'static Inst>,
+    insts: Vec<Arc<Inst>>,
     sites: Vec<Site>,
     live: Vec<u32>,
     donated: usize,
@@ -286,7 +286,7 @@ struct Alignment {
 
 impl Alignment {
     fn of(old: &Known, new: &Known) -> Alignment {
-        let same = |(a, b): &(&&Inst, &&Inst)| a.name() == b.name();
+        let same = |(a, b): &(&Arc<Inst>, &Arc<Inst>)| a.name() == b.name();
         let start = old.insts.iter().zip(&new.insts).take_while(same).count();
         let rest = old.insts.len().min(new.insts.len()) - start;
         let end = old.insts.iter().rev().zip(new.insts.iter().rev()).take(rest).take_while(same).count();
@@ -320,7 +320,7 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
     let differing: Vec<(usize, usize)> =
         aligned.pairs(old, new).filter(|&(a, b)| old.insts[a].id != new.insts[b].id).collect();
     for &(a, b) in differing.iter().take(NAMED) {
-        let what = difference(old.insts[a], new.insts[b], e);
+        let what = difference(&old.insts[a], &new.insts[b], e);
         e.differences.push(format!("op {} {} at {}: {what}", b + 1, new.insts[b].name(), line(new.sites[b])));
     }
     if differing.len() > NAMED {

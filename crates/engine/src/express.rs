@@ -19,6 +19,7 @@ use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, ParamKind};
 use oxitorch_hlo::DType;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// An argument that may go the short way.
 #[derive(Clone, Copy, Debug)]
@@ -83,17 +84,18 @@ impl Engine {
         let found = call.find(&mut w, &mut key, &mut operands, &mut offsets);
         w.keep_key(key);
         let inst = found?;
-        stream.refuse_huge(inst).ok()?;
+        stream.refuse_huge(&inst).ok()?;
         w.options = call.switches.compiler_options;
-        let (value, out) = w.record_plain(inst, operands, &offsets)?;
+        let (value, out) = w.record_plain(&inst, operands, &offsets)?;
         let slot = Slot::with(out.bytes as usize, call.device, value);
+        let meta = Meta::new(out);
         let ended = stream.end_call(&mut w, call.switches.mode);
         drop(w);
         if let Err(e) = ended.and_then(|()| stream.after_op(call.switches.mode, Vec::new())) {
             return Some(Err(e.into()));
         }
         stream.metrics().count(&stream.metrics().ops);
-        Some(Ok((slot, Meta::new(out))))
+        Some(Ok((slot, meta)))
     }
 }
 
@@ -124,7 +126,7 @@ impl Express<'_, '_> {
         key: &mut Key,
         operands: &mut Operands,
         offsets: &mut Offsets,
-    ) -> Option<&'static Inst> {
+    ) -> Option<Arc<Inst>> {
         let row = aten::row(self.op.row_id());
         let strided = with_strides(row);
         key.word(self.op.key_word(&self.switches));

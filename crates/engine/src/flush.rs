@@ -419,6 +419,7 @@ impl Stream {
             result = self.launch(w, reason);
             w.ops.clear();
             w.clear_produced();
+            w.instances.tick();
             (w.bytes, w.kept) = (0, 0);
             w.stamps.clear();
             w.stamped = self.metrics().events.on();

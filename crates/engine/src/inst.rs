@@ -3,15 +3,20 @@
 //! Instances are interned, so that recording the same op again costs one hash and one comparison, and a window of ops is
 //! identified by the instances' numbers.
 
-use crate::config::Lowering;
+use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::view::{self, Offsets, Shape, View, dense_order};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
 use oxitorch_hlo::{Builder, DType, Dims, Module, TensorType, Value};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
+use std::borrow::Borrow;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// What an instance computes, and from what: equal kinds are one instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -144,7 +149,7 @@ impl Out {
     }
 }
 
-/// An interned op instance; never let go, so that recording an op counts no references.
+/// An interned op instance.
 #[derive(Debug)]
 pub(crate) struct Inst {
     /// Its number; equal numbers are equal instances.
@@ -162,7 +167,7 @@ pub(crate) struct Inst {
     pub(crate) careful: bool,
     /// Whether there is one result, which has to be computed, and nothing else.
     plain: bool,
-    pub(crate) outputs: SmallVec<[Option<Out>; 1]>,
+    pub(crate) outputs: SmallVec<[Option<Arc<Out>>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,
     /// Size of those that XLA does not fuse into what reads them.
@@ -172,6 +177,8 @@ pub(crate) struct Inst {
     /// What can be wrong with values, in the order in which the checks are emitted.
     pub(crate) checks: Vec<(ErrorKind, String)>,
     identity: bool,
+    /// When it was looked for last; see [`Instances::clock`].
+    used: AtomicU32,
 }
 
 /// What lowering an instance gave.
@@ -238,7 +245,7 @@ impl Inst {
         }
         let mut e = emit(&self.kind, b, &all, offsets)?;
         for (v, out) in e.outputs.iter_mut().zip(&self.outputs) {
-            if let (Some(v), Some(Out { order: Some(order), .. })) = (v, out) {
+            if let (Some(v), Some(order)) = (v, out.as_ref().and_then(|o| o.order.as_ref())) {
                 *v = b.transpose(*v, order);
             }
         }
@@ -541,15 +548,58 @@ fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
     out
 }
 
-/// All instances of a stream.
-#[derive(Debug, Default)]
+/// The instances of a stream. Of many, those that were looked for last are kept.
+#[derive(Debug)]
 pub(crate) struct Instances {
-    by_kind: FxHashMap<Kind, &'static Inst>,
+    by_kind: FxHashSet<ByKind>,
     /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
-    by_key: FxHashMap<Box<[i64]>, &'static Inst>,
+    by_key: FxHashMap<Box<[i64]>, Arc<Inst>>,
     /// Reads and writes of views seen before, by everything but their offsets. Views of one key may lie in the grid of
     /// their storage or across it, which are instances of their own.
-    views: FxHashMap<Box<[i64]>, SmallVec<[&'static Inst; 1]>>,
+    views: FxHashMap<Box<[i64]>, SmallVec<[Arc<Inst>; 1]>>,
+    /// The number of the next one.
+    next: u32,
+    /// Counts windows.
+    clock: u32,
+    /// How many there may be.
+    pub(crate) most: usize,
+}
+
+/// An instance that is found by its kind.
+#[derive(Debug)]
+struct ByKind(Arc<Inst>);
+
+impl Borrow<Kind> for ByKind {
+    fn borrow(&self) -> &Kind {
+        &self.0.kind
+    }
+}
+
+impl Hash for ByKind {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.kind.hash(state);
+    }
+}
+
+impl PartialEq for ByKind {
+    fn eq(&self, other: &ByKind) -> bool {
+        self.0.kind == other.0.kind
+    }
+}
+
+impl Eq for ByKind {}
+
+impl Default for Instances {
+    fn default() -> Instances {
+        Instances {
+            by_kind: FxHashSet::default(),
+            by_key: FxHashMap::default(),
+            views: FxHashMap::default(),
+            next: 0,
+            clock: 0,
+            most: Remembered::default().ops,
+        }
+    }
 }
 
 /// What is done to a view.
@@ -561,15 +611,44 @@ pub(crate) enum Access {
 
 impl Instances {
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<&'static Inst> {
-        self.by_key.get(key.0.as_slice()).copied()
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+        self.by_key.get(key.0.as_slice()).map(|inst| self.used(inst))
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<&'static Inst, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
         let inst = self.get(kind)?;
-        self.by_key.insert(key.0.as_slice().into(), inst);
+        self.by_key.insert(key.0.as_slice().into(), inst.clone());
         Ok(inst)
+    }
+
+    /// A window has ended.
+    pub(crate) fn tick(&mut self) {
+        self.clock = self.clock.wrapping_add(1);
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_kind.len()
+    }
+
+    fn used(&self, inst: &Arc<Inst>) -> Arc<Inst> {
+        inst.used.store(self.clock, Relaxed);
+        inst.clone()
+    }
+
+    /// Forgets those that were not looked for since a time that half of them are older than. Those of the open window stay.
+    fn forget_half(&mut self) {
+        let age = |inst: &Inst| self.clock.wrapping_sub(inst.used.load(Relaxed));
+        let mut ages: Vec<u32> = self.by_kind.iter().map(|k| age(&k.0)).collect();
+        let (_, median, _) = ages.select_nth_unstable(self.by_kind.len() / 2);
+        let median = (*median).max(1);
+        self.by_key.retain(|_, inst| age(inst) < median);
+        self.views.retain(|_, all| {
+            all.retain(|inst| age(inst) < median);
+            !all.is_empty()
+        });
+        self.by_kind.retain(|k| age(&k.0) < median);
     }
 
     /// The instance that reads or writes this view of a value, and its offsets.
@@ -579,13 +658,13 @@ impl Instances {
         base: &TensorType,
         view: &View,
         mut key: Key,
-    ) -> Result<(&'static Inst, Offsets, Key), Refusal> {
+    ) -> Result<(Arc<Inst>, Offsets, Key), Refusal> {
         key.ty(access as u64, base);
         key.word(u64::from(view.conj) | u64::from(view.neg) << 1 | (view.dtype as u64) << 8);
         key.list(0, &view.sizes);
         key.ints(&view.strides);
         let candidates = self.views.get(key.0.as_slice());
-        let placed = |inst: &&'static Inst| Some((*inst, inst.kind.shape()?.place(view.offset)?));
+        let placed = |inst: &Arc<Inst>| Some((self.used(inst), inst.kind.shape()?.place(view.offset)?));
         if let Some((inst, offsets)) = candidates.and_then(|all| all.iter().find_map(placed)) {
             return Ok((inst, offsets, key));
         }
@@ -596,14 +675,17 @@ impl Instances {
             Access::Read => Kind::Read { base, shape },
             Access::Write => Kind::Write { base, shape },
         })?;
-        self.views.entry(key.0.as_slice().into()).or_default().push(inst);
+        self.views.entry(key.0.as_slice().into()).or_default().push(inst.clone());
         Ok((inst, offsets, key))
     }
 
     /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
-    pub(crate) fn get(&mut self, kind: Kind) -> Result<&'static Inst, Refusal> {
-        if let Some(inst) = self.by_kind.get(&kind) {
-            return Ok(inst);
+    pub(crate) fn get(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+        if let Some(ByKind(inst)) = self.by_kind.get(&kind) {
+            return Ok(self.used(inst));
+        }
+        if self.by_kind.len() >= self.most {
+            self.forget_half();
         }
         let b = Builder::new();
         let operands = kind.operands();
@@ -634,23 +716,25 @@ impl Instances {
         let bytes = outputs.iter().flatten().map(|o| o.bytes).fold(0, u64::saturating_add);
         let careful = unused_params != 0 || factor(&kind);
         let one = matches!(outputs.as_slice(), [Some(_)]);
-        let inst: &'static Inst = Box::leak(Box::new(Inst {
+        let inst = Arc::new(Inst {
             bytes,
             kept: if is_fused { 0 } else { bytes },
             careful,
             plain: one && !careful && !identity && emitted.messages.is_empty() && emitted.rng_blocks == 0,
             unused,
             unused_params,
-            id: self.by_kind.len() as u32,
+            id: self.next,
             offsets: offsets.len(),
-            kind: kind.clone(),
+            kind,
             operands,
-            outputs,
+            outputs: outputs.into_iter().map(|o| o.map(Arc::new)).collect(),
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
             identity,
-        }));
-        self.by_kind.insert(kind, inst);
+            used: AtomicU32::new(self.clock),
+        });
+        self.next += 1;
+        self.by_kind.insert(ByKind(inst.clone()));
         Ok(inst)
     }
 }

@@ -1,6 +1,7 @@
 //! What is known of a sequence of ops: its programs, by what they leave visible and overwrite, or the places where it is cut
 //! into parts that are programs of their own.
 
+use crate::config::Remembered;
 use crate::family::{Choice, Family, Numbers};
 use crate::program::Program;
 use rustc_hash::FxHashMap;
@@ -18,19 +19,28 @@ const LENDS: u32 = 3;
 /// parts in between: then it is a loop that has settled.
 const WORTH_A_WHOLE: u32 = 8;
 
-/// Sequences of ops that a device remembers programs for. A sequence takes some kilobytes, and what was compiled for it is
-/// in the cache, which has bounds of its own.
-const MAX_KNOWN: usize = 8192;
-
 /// What is known of sequences of ops, by their keys. Of many, those that were launched last are kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Programs {
     known: FxHashMap<Box<[u32]>, Known>,
     /// Counts lookups.
     clock: u64,
+    /// How many there may be.
+    pub(crate) most: usize,
+}
+
+impl Default for Programs {
+    fn default() -> Programs {
+        Programs { known: FxHashMap::default(), clock: 0, most: Remembered::default().programs }
+    }
 }
 
 impl Programs {
+    /// Of how many sequences something is known.
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+
     /// What is known of a sequence.
     pub(crate) fn get_mut(&mut self, key: &[u32]) -> Option<&mut Known> {
         self.clock += 1;
@@ -41,7 +51,7 @@ impl Programs {
 
     /// The same, for one of which nothing is known yet too.
     pub(crate) fn entry(&mut self, key: &[u32]) -> &mut Known {
-        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(key) {
+        if self.known.len() >= self.most && !self.known.contains_key(key) {
             self.forget_half();
         }
         self.clock += 1;
@@ -217,11 +227,11 @@ mod tests {
 
     #[test]
     fn what_is_hot_is_kept() {
-        let mut programs = Programs::default();
-        for n in 0..3 * MAX_KNOWN as u32 {
+        let mut programs = Programs { most: 100, ..Programs::default() };
+        for n in 0..300 {
             programs.entry(&[n]);
             programs.get_mut(&[7]);
-            assert!(programs.known.len() <= MAX_KNOWN);
+            assert!(programs.known.len() <= 100);
         }
         assert!(programs.get_mut(&[7]).is_some() && programs.get_mut(&[8]).is_none());
     }

@@ -2,6 +2,7 @@
 
 use crate::inst::Inst;
 use crate::site::Site;
+use std::sync::Arc;
 
 /// In operand codes: the value is result number `code & !PRODUCED` of the ops, not one of their inputs.
 pub(crate) const PRODUCED: u32 = 1 << 31;
@@ -9,7 +10,7 @@ pub(crate) const PRODUCED: u32 = 1 << 31;
 /// A sequence of recorded ops.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ops {
-    pub(crate) insts: Vec<&'static Inst>,
+    pub(crate) insts: Vec<Arc<Inst>>,
     /// The Python line of each.
     pub(crate) sites: Vec<Site>,
     /// The operands of all, one after another: input number, or [`PRODUCED`] and the number of a result.
@@ -23,7 +24,7 @@ pub(crate) struct Ops {
 pub(crate) struct OpRef<'a> {
     /// Its place.
     pub(crate) at: usize,
-    pub(crate) inst: &'static Inst,
+    pub(crate) inst: &'a Arc<Inst>,
     pub(crate) site: Site,
     pub(crate) operands: &'a [u32],
     pub(crate) offsets: &'a [i64],
@@ -59,7 +60,7 @@ impl Ops {
     /// The ops in their order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = OpRef<'_>> {
         let (mut operand, mut offset, mut result) = (0, 0, 0);
-        self.insts.iter().zip(&self.sites).enumerate().map(move |(at, (&inst, &site))| {
+        self.insts.iter().zip(&self.sites).enumerate().map(move |(at, (inst, &site))| {
             let op = OpRef {
                 at,
                 inst,
@@ -78,7 +79,7 @@ impl Ops {
 
     /// Appends an op on other operands.
     pub(crate) fn push(&mut self, op: &OpRef<'_>, operands: impl IntoIterator<Item = u32>) {
-        self.insts.push(op.inst);
+        self.insts.push(op.inst.clone());
         self.sites.push(op.site);
         self.operands.extend(operands);
         self.offsets.extend_from_slice(op.offsets);

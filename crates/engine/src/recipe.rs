@@ -112,7 +112,7 @@ pub struct Recipe {
     pub(crate) arguments: Vec<Argument>,
     /// The types of the values in the arguments' storages.
     pub(crate) types: Vec<TensorType>,
-    pub(crate) insts: Vec<&'static Inst>,
+    pub(crate) insts: Vec<Arc<Inst>>,
     /// The Python line of each; unknown if it is the line that calls.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,

@@ -22,6 +22,10 @@ pub struct DeviceReport {
     pub memory_peak: u64,
     /// Bytes that it has.
     pub memory_limit: u64,
+    /// Sequences of ops whose programs are remembered.
+    pub known_programs: usize,
+    /// Ops for different shapes, dtypes and attributes that are remembered.
+    pub known_ops: usize,
 }
 
 // ---------------------------------------------------------------- Prometheus
@@ -186,6 +190,14 @@ impl Engine {
         out.metric(("memory_bytes", "gauge", "Device memory in use."), each(|d| d.memory));
         out.metric(("memory_peak_bytes", "gauge", "The most that was in use."), each(|d| d.memory_peak));
         out.metric(("memory_limit_bytes", "gauge", "Memory that there is."), each(|d| d.memory_limit));
+        out.metric(
+            ("known_programs", "gauge", "Sequences of operations whose programs are remembered."),
+            each(|d| d.known_programs as u64),
+        );
+        out.metric(
+            ("known_ops", "gauge", "Operations for different shapes that are remembered."),
+            each(|d| d.known_ops as u64),
+        );
         out.metric(("queue_launches", "gauge", "Launches that wait or run."), each(|d| d.queued_launches));
         out.metric(("queue_ops", "gauge", "Operations in those."), each(|d| d.queued_ops));
         out.metric(
@@ -362,6 +374,8 @@ mod tests {
             memory: 1 << 20,
             memory_peak: 2 << 20,
             memory_limit: 1 << 30,
+            known_programs: 3,
+            known_ops: 40,
         };
         let mut text = String::new();
         device(&mut text, 0, &report);

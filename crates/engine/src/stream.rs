@@ -1,6 +1,6 @@
 //! The op stream of a device: ops are recorded into a window, and a flush turns the window into a launch.
 
-use crate::config::{Limits, Mode};
+use crate::config::{Limits, Mode, Remembered};
 use crate::error::{self, Error, Refusal, Result};
 use crate::events::{self, Stamp};
 use crate::explain::Explainer;
@@ -40,7 +40,7 @@ const MAX_NUMBERS: usize = 4096;
 /// Ops recorded and not yet launched, and what was learned from earlier ones.
 #[derive(Default)]
 pub(crate) struct Window {
-    instances: Instances,
+    pub(crate) instances: Instances,
     pub(crate) programs: Programs,
     pub(crate) sequences: Sequences,
     /// The number of the window that was launched in parts last.
@@ -110,14 +110,15 @@ impl Window {
     /// Appends an instance on these operands, with these offsets; gives its results.
     pub(crate) fn record(
         &mut self,
-        inst: &'static Inst,
+        inst: &Arc<Inst>,
         operands: impl IntoIterator<Item = Arc<Value>>,
         offsets: &[i64],
     ) -> Outputs {
         if inst.is_identity() {
             let operands: SmallVec<[Arc<Value>; 6]> = operands.into_iter().collect();
-            let same =
-                |o: &Option<Out>| o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone());
+            let same = |o: &Option<Arc<Out>>| {
+                o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone())
+            };
             return inst.outputs.iter().map(same).collect();
         }
         for value in operands {
@@ -135,12 +136,12 @@ impl Window {
     }
 
     /// Appends an instance with one result on these operands; nothing if it has none.
-    pub(crate) fn record_plain(
+    pub(crate) fn record_plain<'i>(
         &mut self,
-        inst: &'static Inst,
+        inst: &'i Arc<Inst>,
         operands: impl IntoIterator<Item = Operand>,
         offsets: &[i64],
-    ) -> Option<(Arc<Value>, &'static Out)> {
+    ) -> Option<(Arc<Value>, &'i Arc<Out>)> {
         let out = inst.outputs.first()?.as_ref()?;
         for operand in operands {
             let code = match operand {
@@ -155,11 +156,11 @@ impl Window {
         Some((value, out))
     }
 
-    fn append(&mut self, inst: &'static Inst, offsets: &[i64]) {
+    fn append(&mut self, inst: &Arc<Inst>, offsets: &[i64]) {
         debug_assert_eq!(offsets.len(), inst.offsets, "{}", inst.name());
         self.bytes += inst.bytes;
         self.kept += inst.kept;
-        self.ops.insts.push(inst);
+        self.ops.insts.push(inst.clone());
         self.ops.sites.push(self.site);
         self.ops.offsets.extend_from_slice(offsets);
         if self.stamped {
@@ -171,8 +172,8 @@ impl Window {
     }
 
     #[cold]
-    fn stamp(&mut self, inst: &'static Inst) {
-        self.stamps.push(Stamp { inst, site: self.site, at: Instant::now() });
+    fn stamp(&mut self, inst: &Arc<Inst>) {
+        self.stamps.push(Stamp { inst: inst.clone(), site: self.site, at: Instant::now() });
     }
 
     /// Lets go of the results, and keeps some of those that nobody wants.
@@ -238,7 +239,7 @@ impl Window {
         operands: [Arc<Value>; N],
     ) -> Result<Arc<Value>, Refusal> {
         let inst = self.instances.get(kind)?;
-        self.record_one(inst, operands, &[])
+        self.record_one(&inst, operands, &[])
     }
 
     /// Reads a view of `base`, or gives `base` with a view overwritten by the operand after it.
@@ -251,12 +252,12 @@ impl Window {
         let key = self.new_key(0);
         let (inst, offsets, key) = self.instances.view(access, &operands[0].ty, view, key)?;
         self.keep_key(key);
-        self.record_one(inst, operands, &offsets)
+        self.record_one(&inst, operands, &offsets)
     }
 
     fn record_one<const N: usize>(
         &mut self,
-        inst: &'static Inst,
+        inst: &Arc<Inst>,
         operands: [Arc<Value>; N],
         offsets: &[i64],
     ) -> Result<Arc<Value>, Refusal> {
@@ -265,12 +266,12 @@ impl Window {
     }
 
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<&'static Inst> {
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
         self.instances.known(key)
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<&'static Inst, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
         self.instances.learn(key, kind)
     }
 
@@ -507,11 +508,24 @@ impl Stream {
         self.launcher.wait(number, self.interrupt)
     }
 
+    /// Bounds what is remembered.
+    pub(crate) fn remember(&self, most: Remembered) {
+        let mut w = self.window.lock();
+        w.programs.most = most.programs.max(2);
+        w.instances.most = most.ops.max(2);
+    }
+
     /// How the device stands.
     pub(crate) fn report(&self) -> DeviceReport {
         let (queued_launches, queued_ops) = self.launcher.queued();
         let bytes = self.memory.bytes();
+        let (known_programs, known_ops) = {
+            let w = self.window.lock();
+            (w.programs.len(), w.instances.len())
+        };
         DeviceReport {
+            known_programs,
+            known_ops,
             split: self.launcher.timing.split(),
             queued_launches,
             queued_ops,

@@ -37,7 +37,7 @@ pub(crate) struct Tape {
     known: FxHashMap<usize, Source>,
     /// Keeps what `known` names by address.
     kept: Vec<Arc<Value>>,
-    insts: Vec<&'static Inst>,
+    insts: Vec<Arc<Inst>>,
     sites: Vec<Site>,
     operands: Vec<Source>,
     offsets: Vec<i64>,
@@ -275,7 +275,7 @@ impl Window {
     }
 
     /// Notes the instance that was recorded last.
-    pub(crate) fn note(&mut self, inst: &'static Inst) {
+    pub(crate) fn note(&mut self, inst: &Arc<Inst>) {
         let site = self.site;
         let Some(mut tape) = self.tape.take() else { return };
         if tape.is_here() && !tape.spoiled {
@@ -288,7 +288,7 @@ impl Window {
             }
             let offsets = &self.ops.offsets;
             tape.offsets.extend_from_slice(&offsets[offsets.len() - inst.offsets..]);
-            tape.insts.push(inst);
+            tape.insts.push(inst.clone());
             tape.sites.push(if site == tape.site { Site::default() } else { site });
             for output in &self.produced[self.produced.len() - inst.outputs.len()..] {
                 if let Some(value) = output {

@@ -13,7 +13,7 @@ use oxitorch_engine::{
     Refusal, Slot, TensorRef,
 };
 use smallvec::SmallVec;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -62,12 +62,15 @@ pub(crate) static CORE: abi::Core = abi::Core {
 struct Kept {
     message: CString,
     outs: Vec<abi::Out>,
-    /// Owns the sizes and strides that `outs` point at.
+    /// These own the sizes and strides that `outs` point at.
+    metas: SmallVec<[Meta; 4]>,
     recipe: Option<Arc<Recipe>>,
 }
 
 thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
+    /// Owns the sizes and strides of a call's only result.
+    static LAST: Cell<Option<Meta>> = const { Cell::new(None) };
 }
 
 fn keep_message(text: &str) -> *const c_char {
@@ -328,24 +331,28 @@ fn keep_outputs(mut outputs: Outputs, device: i32, reply: &mut Reply) {
         && let Some(Output::New(slot, meta)) = outputs.pop()
     {
         reply.only = abi::Out { kind: out::NEW, device_index: device, ..abi::Out::default() };
-        fill_new(&mut reply.only, slot, meta);
+        fill_new(&mut reply.only, slot, &meta);
+        LAST.set(Some(meta));
         reply.outs = &raw const reply.only;
         reply.nouts = 1;
         return;
     }
     KEPT.with_borrow_mut(|k| {
         k.outs.clear();
+        k.metas.clear();
         for output in outputs {
             let mut o = abi::Out { device_index: device, ..abi::Out::default() };
             match output {
                 Output::New(slot, meta) => {
                     o.kind = out::NEW;
-                    fill_new(&mut o, slot, meta);
+                    fill_new(&mut o, slot, &meta);
+                    k.metas.push(meta);
                 }
                 Output::Resized { arg, slot, meta } => {
                     o.kind = out::RESIZED;
                     o.arg = arg as i32;
-                    fill_new(&mut o, slot, meta);
+                    fill_new(&mut o, slot, &meta);
+                    k.metas.push(meta);
                 }
                 Output::Arg(p) => {
                     o.kind = out::ARG;
@@ -369,7 +376,8 @@ fn keep_outputs(mut outputs: Outputs, device: i32, reply: &mut Reply) {
     });
 }
 
-fn fill_new(o: &mut abi::Out, slot: Slot, meta: Meta) {
+/// The caller keeps `meta` for as long as the shim reads the sizes.
+fn fill_new(o: &mut abi::Out, slot: Slot, meta: &Meta) {
     let (ty, strides) = (meta.ty(), meta.strides());
     o.dtype = dtype::code(ty.dtype) as i16;
     o.contiguous = u8::from(meta.is_contiguous());

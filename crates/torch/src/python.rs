@@ -4,7 +4,7 @@ use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state, storage};
 use oxitorch_engine::{
     Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
-    Parts, Reading, Reason, Refusal, SharedCache, Stream,
+    Parts, Reading, Reason, Refusal, Remembered, SharedCache, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
@@ -247,6 +247,8 @@ fn device_report<'py>(py: Python<'py>, d: &DeviceReport) -> PyResult<Bound<'py, 
     out.set_item("memory_bytes", d.memory)?;
     out.set_item("memory_peak_bytes", d.memory_peak)?;
     out.set_item("memory_limit_bytes", d.memory_limit)?;
+    out.set_item("known_programs", d.known_programs)?;
+    out.set_item("known_ops", d.known_ops)?;
     Ok(out)
 }
 
@@ -328,6 +330,10 @@ mod _core {
                 optional(config, "window_bytes")?,
                 optional(config, "window_kept_bytes")?,
             ),
+            remembered: Remembered {
+                programs: optional(config, "known_programs")?.unwrap_or(Remembered::default().programs),
+                ops: optional(config, "known_ops")?.unwrap_or(Remembered::default().ops),
+            },
             explain: optional(config, "explain")?.unwrap_or(false),
             max_graphs: optional(config, "max_graphs")?,
             trace: optional(config, "trace")?.unwrap_or(false),

@@ -5,7 +5,7 @@ use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
     Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Op, Options,
-    Recipe, Switches, Target, UserOptions,
+    Recipe, Remembered, Switches, Target, UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -36,6 +36,8 @@ pub(crate) struct Setup {
     pub(crate) mode: Mode,
     /// Bounds of a window: ops, bytes, and bytes of what is not fused; None: the engine's.
     pub(crate) window: (Option<usize>, Option<u64>, Option<u64>),
+    /// What each device remembers at most.
+    pub(crate) remembered: Remembered,
     /// Whether it is printed why a program is new.
     pub(crate) explain: bool,
     /// Programs that may be made.
@@ -202,6 +204,7 @@ fn start() -> Result<&'static State, Error> {
     };
     let engine = Engine::start(target, &options)?;
     engine.set_window(setup.window.0, setup.window.1, setup.window.2);
+    engine.remember(setup.remembered);
     engine.print_explanations(setup.explain);
     engine.allow_programs(setup.max_graphs);
     engine.set_switches(|s| {
