@@ -27,7 +27,7 @@ pub mod table;
 pub use args::{Arg, F64Bits, FromArg, NumKind, ParamKind, ScalarArg, TensorArg};
 pub use derive::{Binding, Form, Source, Write, bind};
 pub use error::{Error, ErrorKind, Result};
-pub use lower::{Check, Config, Ctx, Lowered, MatmulPrecision, lower, lower_into};
+pub use lower::{Check, Checks, Config, Ctx, Lowered, MatmulPrecision, lower, lower_into};
 pub use numbers::Numbers;
 pub use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 pub use schema::{Argument, Schema};

@@ -23,6 +23,23 @@ pub enum MatmulPrecision {
     Default,
 }
 
+/// Checks of values that a lowering emits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Checks {
+    /// None.
+    #[default]
+    None,
+    /// Those that PyTorch's CUDA kernels assert, where they cost next to nothing.
+    Asserts,
+    /// All.
+    All,
+}
+
+/// So many values are looked at in some microseconds.
+const FEW: i64 = 1 << 16;
+/// Elements moved for each value, of which looking at it is a small part.
+const MUCH: i64 = 16;
+
 /// What a lowering may depend on besides its arguments; part of every program key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -30,8 +47,8 @@ pub struct Config {
     pub default_dtype: DType,
     /// Precision of float32 matrix products and convolutions.
     pub matmul: MatmulPrecision,
-    /// Whether to emit value checks (index bounds and the like) into [`Lowered::checks`].
-    pub checks: bool,
+    /// Which checks of values (index bounds and the like) to emit into [`Lowered::checks`].
+    pub checks: Checks,
     /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
     /// then folds a transpose into them that the kernel cannot do.
     pub fenced_dots: bool,
@@ -59,7 +76,7 @@ impl Default for Config {
         Config {
             default_dtype: DType::F32,
             matmul: MatmulPrecision::Highest,
-            checks: false,
+            checks: Checks::None,
             fenced_dots: false,
             masked_picks: false,
             rounded_dots: false,
@@ -158,25 +175,38 @@ impl<'a> Ctx<'a> {
         self.offsets.get(i as usize).copied().ok_or_else(missing)
     }
 
-    /// Says that the program must not be trusted unless `ok` (0-d pred) holds.
+    /// Says that the program must not be trusted unless `ok` (0-d pred) holds. For what only the CPU looks at.
     pub fn check(&self, error: ErrorKind, message: impl Into<String>, ok: impl FnOnce() -> Value) {
-        if self.config.checks {
-            let check = Check { ok: ok(), error, message: message.into() };
-            self.checks.borrow_mut().push(check);
+        if self.config.checks == Checks::All {
+            self.push_check(error, message, ok());
         }
     }
 
-    /// Checks that every index lies in `-size..size` (`0..size` unless `wrap`).
-    pub fn check_index(&self, index: Value, size: i64, wrap: bool) {
-        let message = format!("index is out of bounds for dimension with size {size}");
-        self.check(ErrorKind::Index, message, || {
-            let dtype = self.dtype(index);
-            let shape = self.shape(index);
-            let bound = |x: i64| self.full(self.scalar_i64(dtype, x), &shape);
-            let low = self.ge(index, bound(if wrap { -size } else { 0 }));
-            let high = self.lt(index, bound(size));
-            self.all(self.and(low, high))
-        });
+    /// The same for what PyTorch's CUDA kernels assert, and for what costs as little.
+    pub fn assert(&self, error: ErrorKind, message: impl Into<String>, ok: impl FnOnce() -> Value) {
+        if self.config.checks != Checks::None {
+            self.push_check(error, message, ok());
+        }
+    }
+
+    /// The same beside an op that does so much, in elements moved, for each of the values that are looked at. Where it does
+    /// little for many, the assertion would take a good part of its time.
+    pub fn assert_beside(
+        &self,
+        (values, each): (Value, i64),
+        error: ErrorKind,
+        message: impl Into<String>,
+        ok: impl FnOnce() -> Value,
+    ) {
+        if self.numel(values) <= FEW || each >= MUCH {
+            self.assert(error, message, ok)
+        } else {
+            self.check(error, message, ok)
+        }
+    }
+
+    fn push_check(&self, error: ErrorKind, message: impl Into<String>, ok: Value) {
+        self.checks.borrow_mut().push(Check { ok, error, message: message.into() });
     }
 
     /// Whether all elements of a pred tensor hold, as a 0-d pred.

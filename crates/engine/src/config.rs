@@ -1,6 +1,6 @@
 //! What the engine is told at start, and the switches that may change while it runs.
 
-use oxitorch_aten::{Config, MatmulPrecision};
+use oxitorch_aten::{Checks, Config, MatmulPrecision};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 
@@ -177,7 +177,7 @@ impl Switches {
         let config = Config {
             default_dtype: self.default_dtype,
             matmul: self.matmul,
-            checks: debug,
+            checks: if debug { Checks::All } else { Checks::Asserts },
             fenced_dots: self.fenced_dots,
             masked_picks: self.masked_picks,
             rounded_dots: self.rounded_dots,

@@ -8,6 +8,7 @@ use crate::events;
 use crate::flush::Reason;
 use crate::inst::{Format, Inst, Kind, Out, refusal};
 use crate::masks;
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
@@ -75,11 +76,16 @@ pub enum Output {
 
 /// dtype, sizes and strides of a new tensor.
 #[derive(Clone, Debug)]
-pub struct Meta(Arc<Out>);
+pub struct Meta(Shared<Out>);
 
 impl Meta {
-    pub(crate) fn new(out: &Arc<Out>) -> Meta {
+    pub(crate) fn new(out: &Shared<Out>) -> Meta {
         Meta(out.clone())
+    }
+
+    /// Whether what it refers to is never let go.
+    pub fn is_for_ever(&self) -> bool {
+        matches!(self.0, Shared::Kept(_))
     }
 
     /// dtype and sizes.
@@ -254,14 +260,12 @@ impl<'a> Call<'_, 'a> {
         }
         let mode = self.switches.mode;
         let mut w = stream.lock(self.site);
-        drop(w.take_checked()); // of a call that has raised
         stream.make_room(&mut w, self.site, &self.switches)?;
         w.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
         stream.end_call(&mut w, mode)?;
-        let checked = w.take_checked();
         drop(w);
-        stream.after_op(mode, checked)?;
+        stream.after_op(mode)?;
         Ok(())
     }
 
@@ -269,18 +273,17 @@ impl<'a> Call<'_, 'a> {
     fn result_size(&self, stream: &Stream, row: &str) -> Result<i64, Refusal> {
         let missing = || Error::runtime(format!("no row `{row}`; please report this"));
         let op = aten::find(row).ok_or_else(missing)?;
-        let (held, checked) = {
+        let held = {
             let mut w = stream.lock(self.site);
             w.spoil();
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
             stream.flush(&mut w, Reason::Read)?;
-            (held, w.take_checked())
+            held
         };
         let mut bytes = [0; 8];
         events::here(self.site);
         stream.fetch(held.value(), &mut bytes)?;
-        stream.verify(&checked)?;
         Ok(i64::from_le_bytes(bytes))
     }
 
@@ -743,7 +746,7 @@ fn refuse_overlap_with(written: &TensorRef<'_>, read: &TensorRef<'_>, same: bool
 
 /// The results of a recorded row.
 struct Results {
-    inst: Arc<Inst>,
+    inst: Shared<Inst>,
     outputs: SmallVec<[Option<Arc<Value>>; 1]>,
 }
 

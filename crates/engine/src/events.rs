@@ -4,11 +4,11 @@
 
 use crate::flush::Reason;
 use crate::inst::Inst;
+use crate::shared::Shared;
 use crate::site::Site;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime};
 
@@ -32,7 +32,7 @@ pub(crate) struct Span {
 /// An op that was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
-    pub(crate) inst: Arc<Inst>,
+    pub(crate) inst: Shared<Inst>,
     pub(crate) site: Site,
     pub(crate) at: Instant,
 }

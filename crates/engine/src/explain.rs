@@ -3,6 +3,7 @@
 use crate::flush::Reason;
 use crate::inst::{Inst, Kind};
 use crate::program::{Compiler, Graph, Program};
+use crate::shared::Shared;
 use crate::site::{Site, describe};
 use oxitorch_aten::{Arg, dtype::torch_name};
 use oxitorch_hlo::TensorType;
@@ -19,7 +20,7 @@ const NAMED: usize = 3;
 /// A program as it is compared.
 struct Known {
     number: u64,
-    insts: Vec<Arc<Inst>>,
+    insts: Vec<Shared<Inst>>,
     sites: Vec<Site>,
     live: Vec<u32>,
     donated: usize,
@@ -286,7 +287,7 @@ struct Alignment {
 
 impl Alignment {
     fn of(old: &Known, new: &Known) -> Alignment {
-        let same = |(a, b): &(&Arc<Inst>, &Arc<Inst>)| a.name() == b.name();
+        let same = |(a, b): &(&Shared<Inst>, &Shared<Inst>)| a.name() == b.name();
         let start = old.insts.iter().zip(&new.insts).take_while(same).count();
         let rest = old.insts.len().min(new.insts.len()) - start;
         let end = old.insts.iter().rev().zip(new.insts.iter().rev()).take(rest).take_while(same).count();

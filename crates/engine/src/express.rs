@@ -10,6 +10,7 @@ use crate::dispatch::{Meta, Op};
 use crate::engine::Engine;
 use crate::error::Refusal;
 use crate::inst::{Inst, Key};
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::{Operand, Window};
 use crate::value::Slot;
@@ -19,7 +20,6 @@ use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, ParamKind};
 use oxitorch_hlo::DType;
 use smallvec::SmallVec;
-use std::sync::Arc;
 
 /// An argument that may go the short way.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ impl Engine {
         let meta = Meta::new(out);
         let ended = stream.end_call(&mut w, call.switches.mode);
         drop(w);
-        if let Err(e) = ended.and_then(|()| stream.after_op(call.switches.mode, Vec::new())) {
+        if let Err(e) = ended.and_then(|()| stream.after_op(call.switches.mode)) {
             return Some(Err(e.into()));
         }
         stream.metrics().count(&stream.metrics().ops);
@@ -126,7 +126,7 @@ impl Express<'_, '_> {
         key: &mut Key,
         operands: &mut Operands,
         offsets: &mut Offsets,
-    ) -> Option<Arc<Inst>> {
+    ) -> Option<Shared<Inst>> {
         let row = aten::row(self.op.row_id());
         let strided = with_strides(row);
         key.word(self.op.key_word(&self.switches));

@@ -16,13 +16,13 @@ use crate::events::What;
 use crate::family;
 use crate::graphs::Source;
 use crate::known::{Lent, Places, Split, Wanted};
-use crate::launch::{Checks, Launch};
+use crate::launch::Launch;
 use crate::ops::{Ops, PRODUCED};
 use crate::profile::running;
 use crate::program::{Graph, Program};
 use crate::site::Site;
 use crate::split::{self, Token};
-use crate::stream::{Checked, Stream, Window};
+use crate::stream::{Stream, Window};
 use crate::value::{State, Value};
 use oxitorch_hlo::{DType, TensorType};
 use rustc_hash::FxHashMap;
@@ -141,10 +141,6 @@ struct Part {
 }
 
 impl Part {
-    fn has_checks(&self) -> bool {
-        self.ops.insts.iter().any(|i| !i.checks.is_empty())
-    }
-
     fn fail(&self, e: &Error) {
         self.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
     }
@@ -302,7 +298,7 @@ fn needed(ops: &Ops, inputs: usize, live: &[u32]) -> Option<Needed> {
     for (i, inst) in ops.insts.iter().enumerate().rev() {
         operand -= inst.operands.len();
         result -= inst.outputs.len();
-        needed[i] = !inst.checks.is_empty() || used[result..][..inst.outputs.len()].contains(&true);
+        needed[i] = used[result..][..inst.outputs.len()].contains(&true);
         if needed[i] {
             for &code in &ops.operands[operand..][..inst.operands.len()] {
                 if code & PRODUCED != 0 {
@@ -439,7 +435,7 @@ impl Stream {
         };
         let mut part = w.take_part();
         let mut result = Ok(());
-        if !part.outputs.is_empty() || part.has_checks() {
+        if !part.outputs.is_empty() {
             self.metrics().count(&self.metrics().flushes[reason as usize]);
             result = self.launch_whole(w, &mut part, cut);
         }
@@ -467,7 +463,7 @@ impl Stream {
         let last = parts.len() - 1;
         let mut failed = None;
         for (i, part) in parts.iter_mut().enumerate() {
-            if part.outputs.is_empty() && !part.has_checks() {
+            if part.outputs.is_empty() {
                 continue;
             }
             match &failed {
@@ -528,8 +524,6 @@ impl Stream {
         if !lent.numbers.is_empty() {
             inputs.push(Value::offsets(&lent.numbers));
         }
-        let checks = part.has_checks().then(|| Arc::new(Checks::default()));
-        w.checked.extend(checks.iter().map(|c| Checked { checks: c.clone(), program: program.clone() }));
         let window = self.recorded(w, &program, cut, is_new);
         let ends_step = cut.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
@@ -539,8 +533,7 @@ impl Stream {
             None => std::mem::take(&mut part.outputs),
         };
         let donated = lent.donated;
-        let launch =
-            Launch { program, inputs, outputs, donated, checks, ops, first, window, before, ends_step };
+        let launch = Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step };
         self.launcher.launch(launch, cut.reason == Reason::Read);
         Ok(())
     }

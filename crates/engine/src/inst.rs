@@ -5,6 +5,7 @@
 
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
+use crate::shared::Shared;
 use crate::view::{self, Offsets, Shape, View, dense_order};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
@@ -14,7 +15,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -167,7 +167,7 @@ pub(crate) struct Inst {
     pub(crate) careful: bool,
     /// Whether there is one result, which has to be computed, and nothing else.
     plain: bool,
-    pub(crate) outputs: SmallVec<[Option<Arc<Out>>; 1]>,
+    pub(crate) outputs: SmallVec<[Option<Shared<Out>>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,
     /// Size of those that XLA does not fuse into what reads them.
@@ -548,15 +548,16 @@ fn broadcast_strides(sizes: &[i64], strides: &[i64], rank: usize) -> Dims {
     out
 }
 
-/// The instances of a stream. Of many, those that were looked for last are kept.
+/// The instances of a stream: the first half of what there may be for ever, and of the others those that were looked for
+/// last.
 #[derive(Debug)]
 pub(crate) struct Instances {
     by_kind: FxHashSet<ByKind>,
     /// Calls seen before, by a key that is cheap to make. Several keys may lead to one instance.
-    by_key: FxHashMap<Box<[i64]>, Arc<Inst>>,
+    by_key: FxHashMap<Box<[i64]>, Shared<Inst>>,
     /// Reads and writes of views seen before, by everything but their offsets. Views of one key may lie in the grid of
     /// their storage or across it, which are instances of their own.
-    views: FxHashMap<Box<[i64]>, SmallVec<[Arc<Inst>; 1]>>,
+    views: FxHashMap<Box<[i64]>, SmallVec<[Shared<Inst>; 1]>>,
     /// The number of the next one.
     next: u32,
     /// Counts windows.
@@ -567,7 +568,7 @@ pub(crate) struct Instances {
 
 /// An instance that is found by its kind.
 #[derive(Debug)]
-struct ByKind(Arc<Inst>);
+struct ByKind(Shared<Inst>);
 
 impl Borrow<Kind> for ByKind {
     fn borrow(&self) -> &Kind {
@@ -611,12 +612,12 @@ pub(crate) enum Access {
 
 impl Instances {
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+    pub(crate) fn known(&self, key: &Key) -> Option<Shared<Inst>> {
         self.by_key.get(key.0.as_slice()).map(|inst| self.used(inst))
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Shared<Inst>, Refusal> {
         let inst = self.get(kind)?;
         self.by_key.insert(key.0.as_slice().into(), inst.clone());
         Ok(inst)
@@ -632,23 +633,34 @@ impl Instances {
         self.by_kind.len()
     }
 
-    fn used(&self, inst: &Arc<Inst>) -> Arc<Inst> {
-        inst.used.store(self.clock, Relaxed);
+    fn used(&self, inst: &Shared<Inst>) -> Shared<Inst> {
+        if let Shared::Counted(inst) = inst {
+            inst.used.store(self.clock, Relaxed);
+        }
         inst.clone()
     }
 
-    /// Forgets those that were not looked for since a time that half of them are older than. Those of the open window stay.
+    /// Forgets counted ones that were not looked for since a time that half of them are older than. Those of the open
+    /// window stay.
     fn forget_half(&mut self) {
-        let age = |inst: &Inst| self.clock.wrapping_sub(inst.used.load(Relaxed));
-        let mut ages: Vec<u32> = self.by_kind.iter().map(|k| age(&k.0)).collect();
-        let (_, median, _) = ages.select_nth_unstable(self.by_kind.len() / 2);
-        let median = (*median).max(1);
-        self.by_key.retain(|_, inst| age(inst) < median);
+        let clock = self.clock;
+        let age = |inst: &Shared<Inst>| match inst {
+            Shared::Kept(_) => None,
+            Shared::Counted(inst) => Some(clock.wrapping_sub(inst.used.load(Relaxed))),
+        };
+        let mut ages: Vec<u32> = self.by_kind.iter().filter_map(|k| age(&k.0)).collect();
+        let middle = ages.len() / 2;
+        if ages.is_empty() {
+            return;
+        }
+        let median = (*ages.select_nth_unstable(middle).1).max(1);
+        let stays = |inst: &Shared<Inst>| age(inst).is_none_or(|age| age < median);
+        self.by_key.retain(|_, inst| stays(inst));
         self.views.retain(|_, all| {
-            all.retain(|inst| age(inst) < median);
+            all.retain(|inst| stays(inst));
             !all.is_empty()
         });
-        self.by_kind.retain(|k| age(&k.0) < median);
+        self.by_kind.retain(|k| stays(&k.0));
     }
 
     /// The instance that reads or writes this view of a value, and its offsets.
@@ -658,13 +670,13 @@ impl Instances {
         base: &TensorType,
         view: &View,
         mut key: Key,
-    ) -> Result<(Arc<Inst>, Offsets, Key), Refusal> {
+    ) -> Result<(Shared<Inst>, Offsets, Key), Refusal> {
         key.ty(access as u64, base);
         key.word(u64::from(view.conj) | u64::from(view.neg) << 1 | (view.dtype as u64) << 8);
         key.list(0, &view.sizes);
         key.ints(&view.strides);
         let candidates = self.views.get(key.0.as_slice());
-        let placed = |inst: &Arc<Inst>| Some((self.used(inst), inst.kind.shape()?.place(view.offset)?));
+        let placed = |inst: &Shared<Inst>| Some((self.used(inst), inst.kind.shape()?.place(view.offset)?));
         if let Some((inst, offsets)) = candidates.and_then(|all| all.iter().find_map(placed)) {
             return Ok((inst, offsets, key));
         }
@@ -680,10 +692,11 @@ impl Instances {
     }
 
     /// The instance of a kind; a new one is lowered on a scratch builder to learn its results.
-    pub(crate) fn get(&mut self, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn get(&mut self, kind: Kind) -> Result<Shared<Inst>, Refusal> {
         if let Some(ByKind(inst)) = self.by_kind.get(&kind) {
             return Ok(self.used(inst));
         }
+        let for_ever = (self.next as usize) < self.most / 2;
         if self.by_kind.len() >= self.most {
             self.forget_half();
         }
@@ -699,7 +712,9 @@ impl Instances {
         let identity = emitted.messages.is_empty() && outputs.iter().all(unchanged);
         let results: Vec<Value> = emitted.outputs.iter().flatten().chain(&emitted.checks).copied().collect();
         let module = b.finish(&results).ok();
-        let is_fused = module.as_ref().is_some_and(Module::is_fusible);
+        // Checks read the operands beside what is computed.
+        let computed = results.len() - emitted.checks.len();
+        let is_fused = module.as_ref().is_some_and(|m| m.is_fusible(computed));
         let (unused, unused_params) = module.map_or_else(Default::default, |m| unused(&kind, &m));
         for same in outputs.iter_mut().flatten().filter_map(|o| o.same_as.as_mut()) {
             *same -= unused.iter().filter(|&u| u < same).count() as u32;
@@ -716,23 +731,24 @@ impl Instances {
         let bytes = outputs.iter().flatten().map(|o| o.bytes).fold(0, u64::saturating_add);
         let careful = unused_params != 0 || factor(&kind);
         let one = matches!(outputs.as_slice(), [Some(_)]);
-        let inst = Arc::new(Inst {
+        let inst = Inst {
             bytes,
             kept: if is_fused { 0 } else { bytes },
             careful,
-            plain: one && !careful && !identity && emitted.messages.is_empty() && emitted.rng_blocks == 0,
+            plain: one && !careful && !identity && emitted.rng_blocks == 0,
             unused,
             unused_params,
             id: self.next,
             offsets: offsets.len(),
             kind,
             operands,
-            outputs: outputs.into_iter().map(|o| o.map(Arc::new)).collect(),
+            outputs: outputs.into_iter().map(|o| o.map(|o| Shared::new(o, for_ever))).collect(),
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
             identity,
             used: AtomicU32::new(self.clock),
-        });
+        };
+        let inst = Shared::new(inst, for_ever);
         self.next += 1;
         self.by_kind.insert(ByKind(inst.clone()));
         Ok(inst)

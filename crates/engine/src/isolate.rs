@@ -3,8 +3,10 @@
 
 use crate::error::{self, Error, Result};
 use crate::graphs::Source;
+use crate::inst::Inst;
 use crate::ops::{OpRef, Ops, PRODUCED};
-use crate::program::{Compiler, Graph, Task};
+use crate::program::{Compiler, Graph, Task, failed_check};
+use crate::site::Site;
 use oxitorch_pjrt as pjrt;
 use std::sync::Arc;
 
@@ -16,8 +18,8 @@ pub(crate) type Got = Result<Arc<pjrt::Buffer>>;
 pub(crate) struct Isolated {
     /// The results of the window.
     pub(crate) outputs: Vec<Got>,
-    /// What the checks of those ops gave that were run.
-    pub(crate) checks: Vec<pjrt::Buffer>,
+    /// The first check that failed, and the Python line of its op.
+    pub(crate) check: Option<(Error, Site)>,
     /// Programs that were launched.
     pub(crate) launches: u64,
 }
@@ -56,7 +58,8 @@ pub(crate) fn run(
                 let mut buffers = buffers.into_iter();
                 let mut next = || buffers.next().map(|b| Ok(Arc::new(b)));
                 inst.outputs.iter().for_each(|o| values.push(o.as_ref().and_then(|_| next())));
-                out.checks.extend(buffers);
+                let failed = buffers.next().and_then(|first| failed(inst, &first));
+                out.check = out.check.or(failed.map(|e| (e, site)));
             }
             Err(e) => inst.outputs.iter().for_each(|_| values.push(Some(Err(e.clone())))),
         }
@@ -127,6 +130,14 @@ fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
         options: graph.options,
         live: (0..inst.outputs.len() as u32).filter(|&o| inst.outputs[o as usize].is_some()).collect(),
         source: Source::default(),
+    }
+}
+
+/// The check of an op that has failed, by its number.
+fn failed(inst: &Inst, first: &pjrt::Buffer) -> Option<Error> {
+    match failed_check(first) {
+        Ok(failed) => inst.checks.get(failed?).map(|(kind, message)| Error::new(*kind, message)),
+        Err(e) => Some(error::device(inst.name(), &e)),
     }
 }
 

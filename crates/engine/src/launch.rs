@@ -9,7 +9,7 @@ use crate::isolate;
 use crate::known::Places;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::program::{Program, element};
+use crate::program::{Program, element, failed_check};
 use crate::site::Site;
 use crate::target::Target;
 use crate::timing::{Before, Front, Timing};
@@ -29,8 +29,6 @@ pub(crate) struct Launch {
     pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
     /// The inputs that it may overwrite, where the program would overwrite others too.
     pub(crate) donated: Option<Places>,
-    /// Buffers of the checks go here.
-    pub(crate) checks: Option<Arc<Checks>>,
     /// How many ops it runs.
     pub(crate) ops: u64,
     /// The Python line of the first.
@@ -68,10 +66,6 @@ impl Launch {
         self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
     }
 }
-
-/// The outcome of a program's checks.
-#[derive(Debug, Default)]
-pub(crate) struct Checks(pub(crate) OnceLock<Vec<pjrt::Buffer>>);
 
 /// A point in the queue: when the device reached it.
 #[derive(Debug, Default)]
@@ -134,6 +128,29 @@ struct Flight {
     start: Instant,
     /// Happens when the device has run it.
     done: pjrt::Event,
+    checked: Option<Checked>,
+}
+
+/// The outcome of a program's checks.
+struct Checked {
+    /// The number of the first that failed, or -1.
+    first: pjrt::Buffer,
+    /// The Python line of a program of one op, which runs for other lines too.
+    site: Option<Site>,
+}
+
+impl Checked {
+    /// What went wrong; waits for the device.
+    fn failure(&self, number: u64, program: &Program) -> Option<Failure> {
+        let (error, check) = match failed_check(&self.first) {
+            Ok(failed) => {
+                let check = program.checks.get(failed?)?;
+                (Error::new(check.kind, &check.message), Some(self.site.unwrap_or(check.site)))
+            }
+            Err(e) => (error::device(&program.name, &e), None),
+        };
+        Some(Failure { error, launch: number, check })
+    }
 }
 
 impl Flight {
@@ -144,9 +161,11 @@ impl Flight {
 
     /// Waits until the device has run it; what went wrong.
     fn settle(&self) -> Option<Failure> {
-        let error = self.done.wait().err()?;
-        let error = error::device(&self.program.name, &error).at(self.site);
-        Some(Failure { error, launch: self.number })
+        if let Err(error) = self.done.wait() {
+            let error = error::device(&self.program.name, &error).at(self.site);
+            return Some(Failure { error, launch: self.number, check: None });
+        }
+        self.checked.as_ref()?.failure(self.number, &self.program)
     }
 }
 
@@ -154,6 +173,18 @@ impl Flight {
 struct Failure {
     error: Error,
     launch: u64,
+    /// If a check has failed: the Python line of its op.
+    check: Option<Site>,
+}
+
+impl Failure {
+    /// The error with its line.
+    fn placed(self) -> Error {
+        match self.check {
+            Some(site) => self.error.at(site),
+            None => self.error,
+        }
+    }
 }
 
 /// The queue of one device.
@@ -455,7 +486,23 @@ impl Launcher {
 
     /// Takes the first failure that nobody has seen.
     pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().take().map(Failure::placed)
+    }
+
+    /// The same for who has just called the op.
+    pub(crate) fn take_failure_here(&self) -> Option<Error> {
         self.failure.lock().take().map(|failure| failure.error)
+    }
+
+    /// Takes a check that has failed in these launches, which the device has run.
+    pub(crate) fn take_failed_check(&self, up_to: u64) -> Option<Error> {
+        let mut in_flight = self.in_flight.lock();
+        let over = in_flight.partition_point(|flight| flight.number <= up_to);
+        let over: SmallVec<[Flight; 2]> = in_flight.drain(..over).collect();
+        drop(in_flight);
+        self.settle(over);
+        let is_meant = |f: &mut Failure| f.check.is_some() && f.launch <= up_to;
+        self.failure.lock().take_if(is_meant).map(Failure::placed)
     }
 
     /// Says that the user has seen this failure.
@@ -564,20 +611,23 @@ impl Launcher {
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
             Ok((mut buffers, flight)) => {
-                let checks = buffers.split_off(launch.program.outputs);
+                let first = buffers.split_off(launch.program.outputs).pop();
+                let site = (launch.ops == 1).then_some(launch.first);
+                let checked = first.map(|first| Checked { first, site });
                 for (value, buffer) in launch.outputs.iter().zip(buffers) {
                     self.memory.charge(value.bytes(), &value.charge);
                     *value.state.lock() = State::Ready(Arc::new(buffer));
                 }
-                if let Some(slot) = &launch.checks {
-                    let _ = slot.0.set(checks); // set once: each launch runs once
-                }
-                if let Some(flight) = flight {
-                    self.departs(flight);
+                match (flight, checked) {
+                    (Some(flight), checked) => self.departs(Flight { checked, ..flight }),
+                    (None, Some(checked)) => {
+                        checked.failure(number, &launch.program).into_iter().for_each(|f| self.keep(f));
+                    }
+                    (None, None) => {}
                 }
             }
             Err(e) => {
-                let isolated = std::panic::AssertUnwindSafe(|| self.isolate(&launch, &e));
+                let isolated = std::panic::AssertUnwindSafe(|| self.isolate(&launch, number, &e));
                 if !std::panic::catch_unwind(isolated).unwrap_or(false) {
                     self.fail(&e);
                     launch.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
@@ -588,7 +638,7 @@ impl Launcher {
 
     /// Keeps the first failure for who synchronises.
     fn fail(&self, e: &Error) {
-        self.keep(Failure { error: e.clone(), launch: 0 });
+        self.keep(Failure { error: e.clone(), launch: 0, check: None });
     }
 
     fn keep(&self, failure: Failure) {
@@ -597,7 +647,7 @@ impl Launcher {
 
     /// Runs a launch that failed op by op, so that only what depends on the op at fault fails. False if that is of no
     /// use: there is only one op, or inputs have been given away.
-    fn isolate(&self, launch: &Launch, e: &Error) -> bool {
+    fn isolate(&self, launch: &Launch, number: u64, e: &Error) -> bool {
         let Some((compiler, task)) = launch.program.task() else { return false };
         let given = |&i: &u32| matches!(*launch.inputs[i as usize].state.lock(), State::Donated);
         let closed = || self.stopped.load(Ordering::Acquire);
@@ -630,8 +680,8 @@ impl Launcher {
             };
             *value.state.lock() = state;
         }
-        if let Some(slot) = &launch.checks {
-            let _ = slot.0.set(isolated.checks); // set once: each launch runs once
+        if let Some((error, site)) = isolated.check {
+            self.keep(Failure { error, launch: number, check: Some(site) });
         }
         if whole && !launch.program.told.swap(true, Ordering::Relaxed) {
             compiler.programs().warn(&format!("{e}\nIts operations run one by one instead"));
@@ -697,7 +747,8 @@ impl Launcher {
             done.wait().map_err(failed)?;
             return Ok((results, None));
         }
-        let flight = Flight { number, program: program.clone(), site: launch.site(), start, done };
+        let flight =
+            Flight { number, program: program.clone(), site: launch.site(), start, done, checked: None };
         Ok((results, Some(flight)))
     }
 

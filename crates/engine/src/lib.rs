@@ -37,6 +37,7 @@ mod program;
 mod recipe;
 mod report;
 mod roles;
+mod shared;
 mod site;
 mod split;
 mod stream;

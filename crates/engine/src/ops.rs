@@ -1,8 +1,8 @@
 //! Recorded ops in their order: instances, the Python line of each, where its operands come from, and its offsets.
 
 use crate::inst::Inst;
+use crate::shared::Shared;
 use crate::site::Site;
-use std::sync::Arc;
 
 /// In operand codes: the value is result number `code & !PRODUCED` of the ops, not one of their inputs.
 pub(crate) const PRODUCED: u32 = 1 << 31;
@@ -10,7 +10,7 @@ pub(crate) const PRODUCED: u32 = 1 << 31;
 /// A sequence of recorded ops.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ops {
-    pub(crate) insts: Vec<Arc<Inst>>,
+    pub(crate) insts: Vec<Shared<Inst>>,
     /// The Python line of each.
     pub(crate) sites: Vec<Site>,
     /// The operands of all, one after another: input number, or [`PRODUCED`] and the number of a result.
@@ -24,7 +24,7 @@ pub(crate) struct Ops {
 pub(crate) struct OpRef<'a> {
     /// Its place.
     pub(crate) at: usize,
-    pub(crate) inst: &'a Arc<Inst>,
+    pub(crate) inst: &'a Shared<Inst>,
     pub(crate) site: Site,
     pub(crate) operands: &'a [u32],
     pub(crate) offsets: &'a [i64],

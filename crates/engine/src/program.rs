@@ -4,8 +4,11 @@ use crate::cached::{Build, CacheOptions, Loaded, Programs};
 use crate::effort::{Effort, FUSION_EMITTERS, Policy, WORTH_IT};
 use crate::error::{Error, ErrorKind};
 use crate::graphs::{Graphs, Source};
+use crate::inst::Inst;
 use crate::metrics::Metrics;
 use crate::ops::{Ops, PRODUCED};
+use crate::shared::Shared;
+use crate::site::Site;
 use crate::target::Target;
 use oxitorch_aten::args::Offset;
 use oxitorch_cache as cache;
@@ -42,8 +45,8 @@ pub(crate) struct Program {
     /// Results that are values.
     pub(crate) outputs: usize,
     pub(crate) donated: SmallVec<[u32; 4]>,
-    /// What the results after those (0-d pred, false is an error) check.
-    pub(crate) checks: Vec<(ErrorKind, String)>,
+    /// What it checks. If that is anything, one result more (0-d s32) is the number of the first check that fails, or -1.
+    pub(crate) checks: Vec<Check>,
     /// Whether it may fail when it runs, because of the values that it is given.
     pub(crate) may_fail: bool,
     /// Whether it has run when its launch returns.
@@ -58,6 +61,16 @@ pub(crate) struct Program {
     executable: OnceLock<Mutex<Executable>>,
     /// From what it is made again then.
     task: OnceLock<(Weak<Compiler>, Task)>,
+}
+
+/// A check of values.
+#[derive(Clone, Debug)]
+pub(crate) struct Check {
+    /// The error if it fails.
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+    /// The Python line of its op.
+    pub(crate) site: Site,
 }
 
 /// Whether a program has run when its launch returns, if its inputs are there. The CPU plugin decides that for each
@@ -126,7 +139,7 @@ impl Program {
         Arc::new(Program {
             outputs: graph.live.len(),
             donated: graph.donated.clone(),
-            checks: graph.ops.insts.iter().flat_map(|i| i.checks.iter().cloned()).collect(),
+            checks: graph.checks(),
             may_fail: graph.ops.insts.iter().any(|i| i.may_fail()),
             prompt: Prompt::default(),
             name: graph.name(),
@@ -243,6 +256,19 @@ impl Graph {
         }
     }
 
+    /// What is checked in it.
+    fn checks(&self) -> Vec<Check> {
+        let of = |(inst, &site): (&Shared<Inst>, &Site)| {
+            let check = move |(kind, message): &(ErrorKind, String)| Check {
+                kind: *kind,
+                message: message.clone(),
+                site,
+            };
+            inst.checks.iter().map(check).collect::<Vec<_>>()
+        };
+        self.ops.insts.iter().zip(&self.ops.sites).flat_map(of).collect()
+    }
+
     /// The text of the module that computes the window.
     pub(crate) fn module(&self, platform: pjrt::Platform) -> Result<String, Error> {
         Ok(self.built(platform)?.to_text())
@@ -279,7 +305,7 @@ impl Graph {
             checks.extend(emitted.checks);
         }
         let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
-        outputs.extend(checks);
+        outputs.extend(first_failed(&b, &checks));
         let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
         module.pair_donors();
         Ok(module)
@@ -295,6 +321,21 @@ impl Graph {
         }
         offsets
     }
+}
+
+/// The number of the first of these (0-d pred) that is false, or -1; nothing if there are none.
+fn first_failed(b: &Builder, checks: &[Value]) -> Option<Value> {
+    let number = |n: i64| b.scalar_i64(DType::S32, n);
+    let numbered = checks.iter().enumerate().rev();
+    let first = |later, (n, &ok): (usize, &Value)| b.select(ok, later, number(n as i64));
+    (!checks.is_empty()).then(|| numbered.fold(number(-1), first))
+}
+
+/// What that said: the number, if a check has failed. Waits for the device.
+pub(crate) fn failed_check(first: &pjrt::Buffer) -> pjrt::Result<Option<usize>> {
+    let mut number = [0; 4];
+    first.to_host(&mut number)?;
+    Ok(usize::try_from(i32::from_le_bytes(number)).ok())
 }
 
 /// The plugin's name for an element type.

@@ -3,6 +3,7 @@
 use crate::config::{Mode, Switches};
 use crate::error::Refusal;
 use crate::inst::Inst;
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tape::are_distinct;
@@ -112,7 +113,7 @@ pub struct Recipe {
     pub(crate) arguments: Vec<Argument>,
     /// The types of the values in the arguments' storages.
     pub(crate) types: Vec<TensorType>,
-    pub(crate) insts: Vec<Arc<Inst>>,
+    pub(crate) insts: Vec<Shared<Inst>>,
     /// The Python line of each; unknown if it is the line that calls.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
@@ -248,7 +249,7 @@ impl Stream {
         self.end_call(&mut w, switches.mode)?;
         drop(w);
         self.metrics().count(&self.metrics().replays);
-        self.after_op(switches.mode, Vec::new())?;
+        self.after_op(switches.mode)?;
         Ok(Some(made))
     }
 

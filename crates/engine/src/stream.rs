@@ -7,13 +7,14 @@ use crate::explain::Explainer;
 use crate::flush::Reason;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out, row_major};
 use crate::known::Programs;
-use crate::launch::{Checks, Interrupt, Launcher, out_of_memory, upload};
+use crate::launch::{Interrupt, Launcher, out_of_memory, upload};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::ops::{Ops, PRODUCED};
 use crate::picked;
-use crate::program::{Compiler, Program};
+use crate::program::Compiler;
 use crate::report::DeviceReport;
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::Sequences;
 use crate::tape::Tape;
@@ -70,8 +71,6 @@ pub(crate) struct Window {
     pub(crate) options: u32,
     /// The Python line of the current call.
     pub(crate) site: Site,
-    /// Launches of the current call whose checks have to be looked at.
-    pub(crate) checked: Vec<Checked>,
     /// Whether it is noted when each op was recorded: somebody listens.
     pub(crate) stamped: bool,
     pub(crate) stamps: Vec<Stamp>,
@@ -92,11 +91,6 @@ pub(crate) enum Operand {
 pub(crate) type Outputs = SmallVec<[Option<Arc<Value>>; 1]>;
 
 impl Window {
-    /// Takes the launches whose checks have to be looked at.
-    pub(crate) fn take_checked(&mut self) -> Vec<Checked> {
-        std::mem::take(&mut self.checked)
-    }
-
     /// An empty key that begins with a word; to be given back by [`Window::keep_key`].
     pub(crate) fn new_key(&mut self, word: u64) -> Key {
         std::mem::take(&mut self.call).anew(word)
@@ -110,13 +104,13 @@ impl Window {
     /// Appends an instance on these operands, with these offsets; gives its results.
     pub(crate) fn record(
         &mut self,
-        inst: &Arc<Inst>,
+        inst: &Shared<Inst>,
         operands: impl IntoIterator<Item = Arc<Value>>,
         offsets: &[i64],
     ) -> Outputs {
         if inst.is_identity() {
             let operands: SmallVec<[Arc<Value>; 6]> = operands.into_iter().collect();
-            let same = |o: &Option<Arc<Out>>| {
+            let same = |o: &Option<Shared<Out>>| {
                 o.as_ref().and_then(|o| o.same_as).map(|i| operands[i as usize].clone())
             };
             return inst.outputs.iter().map(same).collect();
@@ -138,10 +132,10 @@ impl Window {
     /// Appends an instance with one result on these operands; nothing if it has none.
     pub(crate) fn record_plain<'i>(
         &mut self,
-        inst: &'i Arc<Inst>,
+        inst: &'i Shared<Inst>,
         operands: impl IntoIterator<Item = Operand>,
         offsets: &[i64],
-    ) -> Option<(Arc<Value>, &'i Arc<Out>)> {
+    ) -> Option<(Arc<Value>, &'i Shared<Out>)> {
         let out = inst.outputs.first()?.as_ref()?;
         for operand in operands {
             let code = match operand {
@@ -156,7 +150,7 @@ impl Window {
         Some((value, out))
     }
 
-    fn append(&mut self, inst: &Arc<Inst>, offsets: &[i64]) {
+    fn append(&mut self, inst: &Shared<Inst>, offsets: &[i64]) {
         debug_assert_eq!(offsets.len(), inst.offsets, "{}", inst.name());
         self.bytes += inst.bytes;
         self.kept += inst.kept;
@@ -172,7 +166,7 @@ impl Window {
     }
 
     #[cold]
-    fn stamp(&mut self, inst: &Arc<Inst>) {
+    fn stamp(&mut self, inst: &Shared<Inst>) {
         self.stamps.push(Stamp { inst: inst.clone(), site: self.site, at: Instant::now() });
     }
 
@@ -257,7 +251,7 @@ impl Window {
 
     fn record_one<const N: usize>(
         &mut self,
-        inst: &Arc<Inst>,
+        inst: &Shared<Inst>,
         operands: [Arc<Value>; N],
         offsets: &[i64],
     ) -> Result<Arc<Value>, Refusal> {
@@ -266,12 +260,12 @@ impl Window {
     }
 
     /// The instance that a call led to before.
-    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inst>> {
+    pub(crate) fn known(&self, key: &Key) -> Option<Shared<Inst>> {
         self.instances.known(key)
     }
 
     /// The instance of a kind, to be found by the key from now on.
-    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Arc<Inst>, Refusal> {
+    pub(crate) fn learn(&mut self, key: &Key, kind: Kind) -> Result<Shared<Inst>, Refusal> {
         self.instances.learn(key, kind)
     }
 
@@ -451,20 +445,12 @@ impl Stream {
     }
 
     /// After the window is unlocked: waits as the mode asks.
-    pub(crate) fn after_op(&self, mode: Mode, checked: Vec<Checked>) -> Result<()> {
+    pub(crate) fn after_op(&self, mode: Mode) -> Result<()> {
         if mode != Mode::Debug {
             return self.launcher.throttle(self.interrupt);
         }
         self.settle()?;
-        if let Some(e) = self.launcher.take_failure() {
-            return Err(e);
-        }
-        self.verify(&checked)
-    }
-
-    /// After these launches: the first condition that does not hold, as its error.
-    pub(crate) fn verify(&self, checked: &[Checked]) -> Result<()> {
-        checked.iter().try_for_each(Checked::verify)
+        self.launcher.take_failure_here().map_or(Ok(()), Err)
     }
 
     /// Waits until the device has run what was launched.
@@ -661,7 +647,7 @@ impl Stream {
             through(out, &mut |all| buffer.to_host(all).map_err(failed))?;
         }
         self.metrics.events.to_host(start, self.device, out.len());
-        Ok(())
+        self.launcher.take_failed_check(value.launch.load(Relaxed)).map_or(Ok(()), Err)
     }
 
     /// Copies row-major host memory into a device tensor.
@@ -767,27 +753,6 @@ impl Stream {
         let value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
         self.end_call(&mut w, mode)?;
-        Ok(())
-    }
-}
-
-/// A launch whose checks have to be looked at.
-pub(crate) struct Checked {
-    pub(crate) checks: Arc<Checks>,
-    pub(crate) program: Arc<Program>,
-}
-
-impl Checked {
-    /// After the launch: the first condition that does not hold, as its error.
-    fn verify(&self) -> Result<()> {
-        let Some(buffers) = self.checks.0.get() else { return Ok(()) };
-        for (buffer, (kind, message)) in buffers.iter().zip(&self.program.checks) {
-            let mut ok = [0];
-            buffer.to_host(&mut ok).map_err(|e| error::device("debug check", &e))?;
-            if ok[0] == 0 {
-                return Err(Error::new(*kind, message));
-            }
-        }
         Ok(())
     }
 }

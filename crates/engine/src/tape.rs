@@ -12,6 +12,7 @@ use crate::error::{Refusal, Result};
 use crate::flush::Reason;
 use crate::inst::Inst;
 use crate::recipe::{Argument, GraphOutput, Home, Layout, Place as Where, Recipe, Source};
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
@@ -37,7 +38,7 @@ pub(crate) struct Tape {
     known: FxHashMap<usize, Source>,
     /// Keeps what `known` names by address.
     kept: Vec<Arc<Value>>,
-    insts: Vec<Arc<Inst>>,
+    insts: Vec<Shared<Inst>>,
     sites: Vec<Site>,
     operands: Vec<Source>,
     offsets: Vec<i64>,
@@ -275,7 +276,7 @@ impl Window {
     }
 
     /// Notes the instance that was recorded last.
-    pub(crate) fn note(&mut self, inst: &Arc<Inst>) {
+    pub(crate) fn note(&mut self, inst: &Shared<Inst>) {
         let site = self.site;
         let Some(mut tape) = self.tape.take() else { return };
         if tape.is_here() && !tape.spoiled {

@@ -71,9 +71,10 @@ impl Module {
 }
 
 impl Module {
-    /// Whether XLA fuses all of it into what reads the results, so that they need no memory of their own.
-    pub fn is_fusible(&self) -> bool {
-        let live = live_ops(&self.arena, &self.outputs);
+    /// Whether XLA fuses all that the first so many results need into what reads them, so that they need no memory of
+    /// their own.
+    pub fn is_fusible(&self, results: usize) -> bool {
+        let live = live_ops(&self.arena, &self.outputs[..results.min(self.outputs.len())]);
         self.arena.ops.iter().zip(live).all(|(op, live)| !live || op.op.is_fusible())
     }
 }

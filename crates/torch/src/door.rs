@@ -332,7 +332,9 @@ fn keep_outputs(mut outputs: Outputs, device: i32, reply: &mut Reply) {
     {
         reply.only = abi::Out { kind: out::NEW, device_index: device, ..abi::Out::default() };
         fill_new(&mut reply.only, slot, &meta);
-        LAST.set(Some(meta));
+        if !meta.is_for_ever() {
+            LAST.set(Some(meta));
+        }
         reply.outs = &raw const reply.only;
         reply.nouts = 1;
         return;

@@ -75,7 +75,7 @@ impl Trellis {
         let targets = c.to(targets, DType::S32);
         let (most, table) = padded(c, targets, target, batch, time)?;
         let limit = |what: &str, x: Value, most: i64| {
-            c.check(ErrorKind::Runtime, format!("Expected {what}_lengths to have value at most {most}"), || {
+            c.assert(ErrorKind::Runtime, format!("Expected {what}_lengths to have value at most {most}"), || {
                 c.all(c.le(x, c.full(c.scalar_i64(DType::S32, most), &[batch])))
             });
         };

@@ -1,4 +1,4 @@
-use super::indexing::check_range;
+use super::indexing::assert_range;
 use super::matmul::accumulator;
 use super::scatter::scatter_rows;
 use crate::args::Scalar;
@@ -41,7 +41,7 @@ fn embedding(
         return Err(runtime("'weight' must be 2-D"));
     }
     check_indices(c, indices, "#1")?;
-    check_range(c, ErrorKind::Index, "index out of range in self", indices, 0, shape[0]);
+    assert_range(c, ErrorKind::Index, "index out of range in self", indices, 0..shape[0], shape[1]);
     let mut result = c.shape(indices);
     result.push(shape[1]);
     if result.contains(&0) || shape[0] == 0 {

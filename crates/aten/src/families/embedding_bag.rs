@@ -1,5 +1,5 @@
 use super::embedding::{check_indices, occurrences};
-use super::indexing::check_range;
+use super::indexing::assert_range;
 use super::matmul::accumulator;
 use super::scatter::scatter_rows;
 use crate::error::{ErrorKind, Result, runtime, unsupported};
@@ -81,7 +81,7 @@ fn embedding_bag(
         )));
     }
     check_indices(c, indices, "#2")?;
-    check_range(c, ErrorKind::Index, "index out of range in self", indices, 0, classes);
+    assert_range(c, ErrorKind::Index, "index out of range in self", indices, 0..classes, width);
     let (count, starts) = (c.numel(indices), c.numel(offsets));
     let bags = if include_last_offset { (starts - 1).max(0) } else { starts };
     let (dtype, acc) = (c.dtype(weight), accumulator(c.dtype(weight)));

@@ -5,6 +5,7 @@ use crate::lower::{Ctx, broadcast_shapes};
 use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value, Window};
+use std::ops::Range;
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -19,9 +20,10 @@ pub static ROWS: &[Row] = &[
     op!("put", put).apart(&[1, 2]).layout(Layout::LikeFirst),
 ];
 
-/// Checks `low <= index < high` for every index, where checks are on.
-pub(super) fn check_range(c: &Ctx, kind: ErrorKind, message: &str, index: Value, low: i64, high: i64) {
-    c.check(kind, message, || {
+/// Asserts that every index, which moves `each` elements, lies in a range.
+pub(super) fn assert_range(c: &Ctx, kind: ErrorKind, message: &str, index: Value, range: Range<i64>, each: i64) {
+    let Range { start: low, end: high } = range;
+    c.assert_beside((index, each), kind, message, || {
         let bound = |x: i64| c.full(c.scalar_i64(c.dtype(index), x), &c.shape(index));
         c.all(c.and(c.ge(index, bound(low)), c.lt(index, bound(high))))
     });
@@ -99,13 +101,15 @@ fn picks(c: &Ctx, x: &[i64], indices: &[Option<Tensor>]) -> Result<Option<Picks>
     let mut column = Dims::from_slice(&shape);
     column.push(1);
     let mut columns = Vec::new();
+    let indexed: i64 = given.iter().map(|&(dim, _)| x[dim]).product();
+    let each = x.iter().product::<i64>() / indexed.max(1);
     for &(dim, t) in &given {
         let size = x[dim];
         if size == 0 && !shape.contains(&0) {
             return Err(index_error("index is out of bounds for dimension with size 0"));
         }
         let message = format!("index is out of bounds for dimension {dim} with size {size}");
-        check_range(c, ErrorKind::Index, &message, t.value, -size, size);
+        assert_range(c, ErrorKind::Index, &message, t.value, -size..size, each);
         let index = wrap(c, c.to(t.value, DType::S64), size);
         columns.push(c.reshape(c.expand(index, &shape)?, &column));
     }
@@ -335,7 +339,8 @@ fn index_select(c: &Ctx, x: Value, dim: i64, index: Value) -> Result<Value> {
     let (full, index) = (at_least_1d(c, x), at_least_1d(c, index));
     let mut shape = c.shape(full);
     let size = std::mem::replace(&mut shape[dim], count);
-    check_range(c, ErrorKind::Index, "index out of range in self", index, 0, size);
+    let each = c.numel(x) / size.max(1);
+    assert_range(c, ErrorKind::Index, "index out of range in self", index, 0..size, each);
     if shape.contains(&0) {
         return Ok(nothing(c, c.dtype(x), &shape));
     }
@@ -368,7 +373,7 @@ fn gather(c: &Ctx, x: Value, dim: i64, index: Value) -> Result<Value> {
         )));
     }
     let message = format!("index is out of bounds for dimension {dim} with size {}", xs[dim]);
-    check_range(c, ErrorKind::Runtime, &message, index, 0, xs[dim]);
+    assert_range(c, ErrorKind::Runtime, &message, index, 0..xs[dim], 1);
     if xs[dim] == 0 {
         return Err(runtime(message));
     }
@@ -385,7 +390,7 @@ fn flat_index(c: &Ctx, name: &str, x: Value, index: Value) -> Result<Value> {
     if n == 0 && c.numel(index) != 0 {
         return Err(index_error(format!("{name}(): tried to take from an empty tensor")));
     }
-    check_range(c, ErrorKind::Index, &format!("out of range: tensor has {n} elements"), index, -n, n);
+    assert_range(c, ErrorKind::Index, &format!("out of range: tensor has {n} elements"), index, -n..n, 1);
     Ok(wrap(c, index, n))
 }
 

@@ -195,7 +195,7 @@ fn binary_cross_entropy(
 ) -> Result<Value> {
     let dtype = x.dtype;
     let ([x, y], _) = aligned(c, "binary_cross_entropy", [x, target])?;
-    c.check(ErrorKind::Runtime, "all elements of input should be between 0 and 1", || {
+    c.assert_beside((x, 1), ErrorKind::Runtime, "all elements of input should be between 0 and 1", || {
         c.all(c.and(c.ge(x, c.zeros_like(x)), c.le(x, c.ones_like(x))))
     });
     // torch clamps logarithms so that a certain wrong answer has a finite loss.

@@ -77,7 +77,7 @@ impl MultiMargin {
             return Err(runtime(format!("inconsistent weight size, expected {classes} but got {got:?}")));
         }
         let index = c.to(c.reshape(target.value, &[n]), DType::S64);
-        c.check(ErrorKind::Runtime, "target out of range", || {
+        c.assert(ErrorKind::Runtime, "target out of range", || {
             let high = c.full(c.scalar_i64(DType::S64, classes), &[n]);
             c.all(c.and(c.ge(index, c.zeros_like(index)), c.lt(index, high)))
         });
@@ -172,7 +172,7 @@ fn labels(c: &Ctx, x: Tensor, scores: Value, target: Tensor) -> Result<Value> {
     }
     let shape = c.shape(scores);
     let target = c.reshape(c.to(target.value, DType::S64), &shape);
-    c.check(ErrorKind::Runtime, "argument #2 'target' is out of range", || {
+    c.assert(ErrorKind::Runtime, "argument #2 'target' is out of range", || {
         let high = c.full(c.scalar_i64(DType::S64, shape[1]), &shape);
         let low = c.full(c.scalar_i64(DType::S64, -1), &shape);
         c.all(c.and(c.ge(target, low), c.lt(target, high)))

@@ -60,7 +60,7 @@ impl Nll {
         let wide = opmath(dtype);
         let target = c.to(target, DType::S64);
         let valid = c.ne(target, c.full(c.scalar_i64(DType::S64, ignore_index), &c.shape(target)));
-        c.check(ErrorKind::Index, "Target is out of bounds.", || {
+        c.assert(ErrorKind::Index, "Target is out of bounds.", || {
             let low = c.ge(target, c.zeros_like(target));
             let high = c.lt(target, c.full(c.scalar_i64(DType::S64, classes), &c.shape(target)));
             c.all(c.or(c.not(valid), c.and(low, high)))

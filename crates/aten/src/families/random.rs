@@ -236,7 +236,7 @@ fn like(c: &Ctx, x: Tensor, name: &str, f: impl Fn(&Ctx, DType, &[i64]) -> Value
 }
 
 fn check_std(c: &Ctx, std: Value) {
-    c.check(ErrorKind::Runtime, "normal expects all elements of std >= 0.0", || {
+    c.assert_beside((std, 1), ErrorKind::Runtime, "normal expects all elements of std >= 0.0", || {
         c.all(c.ge(std, c.zeros_like(std)))
     });
 }
@@ -258,7 +258,7 @@ fn normal_of(c: &Ctx, dtype: DType, mean: Value, std: Value, rng: Rng) -> Result
 
 fn bernoulli(c: &Ctx, dtype: DType, shape: &[i64], p: Value, rng: Rng) -> Result<Value> {
     let compute = if c.dtype(p) == DType::F64 && c.rank(p) > 0 { DType::F64 } else { DType::F32 };
-    c.check(ErrorKind::Runtime, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", || {
+    c.assert_beside((p, 1), ErrorKind::Runtime, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", || {
         c.all(c.and(c.ge(p, c.zeros_like(p)), c.le(p, c.ones_like(p))))
     });
     let p = c.expand(c.to(p, compute), shape)?;
@@ -379,8 +379,8 @@ fn multinomial(c: &Ctx, p: Tensor, samples: i64, replacement: bool, rng: Rng) ->
 
 fn check_weights(c: &Ctx, w: Value) {
     let message = "probability tensor contains either `inf`, `nan` or element < 0";
-    c.check(ErrorKind::Runtime, message, || c.all(c.and(c.ge(w, c.zeros_like(w)), c.is_finite(w))));
-    c.check(ErrorKind::Runtime, "invalid multinomial distribution (sum of probabilities <= 0)", || {
+    c.assert(ErrorKind::Runtime, message, || c.all(c.and(c.ge(w, c.zeros_like(w)), c.is_finite(w))));
+    c.assert(ErrorKind::Runtime, "invalid multinomial distribution (sum of probabilities <= 0)", || {
         let total = c.reduce_sum(w, &[1]);
         c.all(c.gt(total, c.zeros_like(total)))
     });

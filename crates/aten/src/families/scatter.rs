@@ -1,4 +1,4 @@
-use super::indexing::{at_least_1d, check_range, integer_index, rank_in_mask, wrap};
+use super::indexing::{at_least_1d, assert_range, integer_index, rank_in_mask, wrap};
 use crate::args::{Alpha, Scalar, Tensor};
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
@@ -138,7 +138,7 @@ impl Scatter {
             return Err(runtime(text));
         }
         let message = format!("index is out of bounds for dimension {dim} with size {}", xs[dim]);
-        check_range(c, ErrorKind::Runtime, &message, index, 0, xs[dim]);
+        assert_range(c, ErrorKind::Runtime, &message, index, 0..xs[dim], 1);
         let ones = Dims::from_elem(1, is.len());
         let src = src.map(|s| c.slice(s, &Dims::from_elem(0, is.len()), &is, &ones));
         Ok(Scatter { x, dim, index, src, shape })
@@ -306,6 +306,11 @@ impl Rows {
         c.shape(self.x)[self.dim]
     }
 
+    /// Elements of a row.
+    fn each(&self, c: &Ctx) -> i64 {
+        c.numel(self.x) / self.size(c).max(1)
+    }
+
     fn run(&self, c: &Ctx, updates: Value, how: Combine) -> Value {
         c.reshape(scatter_rows(c, self.x, self.dim, self.index, updates, how), &self.shape)
     }
@@ -353,7 +358,7 @@ fn index_add(c: &Ctx, x: Value, dim: i64, index: Value, source: Value, alpha: Al
     let r = Rows::new(c, x, dim, index)?;
     let source = check_rows(c, "index_add_", &r, source)?;
     let message = format!("index out of range in self: dimension {} has size {}", r.dim, r.size(c));
-    check_range(c, ErrorKind::Index, &message, r.index, 0, r.size(c));
+    assert_range(c, ErrorKind::Index, &message, r.index, 0..r.size(c), r.each(c));
     Ok(r.run(c, c.times(source, alpha), Some(Binary::Add)))
 }
 
@@ -372,7 +377,7 @@ fn index_reduce(
     };
     let r = Rows::new(c, x, dim, index)?;
     let source = check_rows(c, "index_reduce_", &r, source)?;
-    check_range(c, ErrorKind::Index, "index out of range in self", r.index, 0, r.size(c));
+    assert_range(c, ErrorKind::Index, "index out of range in self", r.index, 0..r.size(c), r.each(c));
     let put = |x: Value, updates: Value, how: Combine| scatter_rows(c, x, r.dim, r.index, updates, how);
     Ok(c.reshape(reduction.apply(c, r.x, source, include_self, put), &r.shape))
 }
@@ -425,7 +430,7 @@ fn index_copy(c: &Ctx, x: Value, dim: i64, index: Value, source: Value) -> Resul
     }
     let message =
         format!("index_copy_(): index is out of bounds for dimension {} with size {}", r.dim, r.size(c));
-    check_range(c, ErrorKind::Index, &message, r.index, 0, r.size(c));
+    assert_range(c, ErrorKind::Index, &message, r.index, 0..r.size(c), r.each(c));
     Ok(r.run(c, source, None))
 }
 
@@ -440,7 +445,7 @@ fn index_fill(c: &Ctx, x: Value, dim: i64, index: Value, value: Value) -> Result
     let mut r = Rows::new(c, x, dim, index)?;
     let size = r.size(c);
     let message = format!("index is out of bounds for dimension {} with size {size}", r.dim);
-    check_range(c, ErrorKind::Index, &message, r.index, -size, size);
+    assert_range(c, ErrorKind::Index, &message, r.index, -size..size, r.each(c));
     r.index = wrap(c, r.index, size);
     let mut shape = c.shape(r.x);
     shape[r.dim] = c.numel(index);
