@@ -51,6 +51,7 @@ test test-full: check test-rust test-object-store test-python test-conformance t
 bench: install
 	$(PY) benches/eager.py
 	$(PY) benches/workloads.py
+	$(PY) benches/varying.py slices
 
 conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance

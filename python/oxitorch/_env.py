@@ -262,8 +262,8 @@ KNOWN_PROGRAMS = Var(
     "int",
     "8192",
     "0.1",
-    "For how many sequences of operations a device remembers the programs; those used least lately are put together again "
-    "when they come again, and loaded.",
+    "For how many sequences of operations a device remembers the programs; those used least lately are put together "
+    "again when they come again, and loaded.",
     minimum=2,
 )
 KNOWN_OPS = Var(

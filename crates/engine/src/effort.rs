@@ -93,7 +93,7 @@ pub(crate) const FUSION_EMITTERS: &str = "xla_cpu_use_fusion_emitters";
 /// costs some time for itself, and the code is the same.
 pub(crate) const SPLIT_COUNT: &str = "xla_cpu_parallel_codegen_split_count";
 
-/// Programs of fewer ops are compiled before anybody notices.
+/// Programs of fewer ops are compiled before anybody notices, if they do not go on to change.
 const FEW: usize = 32;
 /// On the cpu platform a quick compile saves a millisecond for each op, or more, and the quick version takes half a
 /// nanosecond longer for each byte of results; it runs about three times before the better one is there. Measured, see
@@ -103,7 +103,7 @@ const BYTES_PER_OP: u64 = 1_000_000 * 2 / 3;
 /// Whether results are there earlier with a quick version.
 fn saves(platform: Platform, graph: &Graph) -> bool {
     let ops = graph.ops.len();
-    if ops < FEW {
+    if ops < FEW && !graph.source.varies {
         return false;
     }
     match platform {

@@ -583,7 +583,7 @@ impl Stream {
             None if cut.repeats => (0..part.ops.offsets.len() as u32).collect(),
             None => Box::default(),
         };
-        let program = self.make(w, part, donated, &given, cut.reason)?;
+        let program = self.make(w, part, donated, &given, cut)?;
         if cut.reason != Reason::Mode {
             w.sequences.add(part.tokens(), cut.is_part);
         }
@@ -605,7 +605,7 @@ impl Stream {
         part: &Part,
         donated: &Places,
         given: &[u32],
-        reason: Reason,
+        Cut { reason, is_part, repeats, .. }: Cut,
     ) -> Result<Arc<Program>> {
         let numbers = TensorType::new(DType::S64, [given.len() as i64].as_slice());
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
@@ -616,7 +616,7 @@ impl Stream {
             donated: donated.iter().copied().collect(),
             options: w.options,
             live: part.live.clone(),
-            source: Source { cut: Some((reason, w.site)), ..Source::default() },
+            source: Source { cut: Some((reason, w.site)), varies: is_part && !repeats, ..Source::default() },
         };
         let program = Program::new(&graph);
         let explained = self.explainer.explain(&graph, &program, (reason, w.site));

@@ -32,6 +32,8 @@ pub(crate) enum Origin {
 pub(crate) struct Source {
     /// Why the window ended, and where.
     pub(crate) cut: Option<(Reason, Site)>,
+    /// Whether it is a part of a window that varies: it may never come again.
+    pub(crate) varies: bool,
     /// Set when the executable is there, unless another program of this process has it.
     pub(crate) origin: OnceLock<Origin>,
 }
