@@ -318,9 +318,10 @@ impl Engine {
     pub fn close(&self) {
         *self.closer.lock() = Some(std::thread::current().id());
         if !self.closed.swap(true, Ordering::SeqCst) {
-            self.compiler.graphs.finish();
             self.streams.iter().for_each(Stream::discard);
             self.compiler.close();
+            // After the compiler's threads, which write programs too.
+            self.compiler.graphs.finish();
             self.streams.iter().for_each(Stream::stop);
         }
     }
