@@ -77,7 +77,7 @@ def run_all(units: list[str], results: Path, jobs: int, timeout: float, options:
     for unit in units:
         waiting.put(unit)
     lock = threading.Lock()
-    bar = tqdm(total=len(units), unit="unit", smoothing=0.02)
+    bar = tqdm(total=len(units), unit="unit", smoothing=0.02, disable=None)  # a terminal alone has one
     bad = 0
 
     def work() -> None:
