@@ -20,7 +20,7 @@ REPO = Path(__file__).resolve().parent.parent
 def cache_folder(folder: Path, shims: Path) -> str:
     """Makes a cache folder without programs; shims, which take half a minute to build, are those of another one."""
     shims.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (folder / "shim").is_symlink():
         (folder / "shim").symlink_to(shims)
     return str(folder)
