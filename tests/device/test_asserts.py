@@ -110,7 +110,7 @@ def test_it_is_an_error_when_the_device_is_waited_for(case, mode):
         assert message == str(expected).partition("\n")[0]
         assert f"{__file__}:{case.__code__.co_firstlineno + 1}" in line or f" in {case.__name__}" in line
         torch.tpu.synchronize()  # it was told
-        assert torch.isfinite(result.float()).sum().item() >= 0 and beside.tolist() == [2, 2, 2]
+        assert result.cpu().shape == result.shape and beside.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,8 @@ def test_it_is_an_error_when_the_device_is_waited_for(case, mode):
 def test_whoever_waits_is_told(fused, wait):
     loss = classified(DEVICE)
     assert isinstance(error_of(lambda: wait(loss)), IndexError)
-    assert wait(loss) is None or True
+    wait(loss)  # it was told
+    assert torch.isfinite(loss).item()
 
 
 def test_a_value_of_before_is_read_without_it(fused):

@@ -156,9 +156,9 @@ impl Buffer {
             return Ok(None);
         }
         let reference = self.external_reference().map_err(|e| self.explain("to_host", e))?;
+        let memory = reference.address() as *const u8;
         // SAFETY: the memory has the value's bytes, is pinned, and nobody writes a value that is computed.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(reference.address() as *const u8, self.size_bytes()) };
+        let bytes = unsafe { std::slice::from_raw_parts(memory, self.size_bytes()) };
         Ok(Some(f(bytes)))
     }
 
