@@ -261,7 +261,7 @@ impl<'a> Call<'_, 'a> {
         let mode = self.switches.mode;
         let mut w = stream.lock(self.site);
         stream.make_room(&mut w, self.site, &self.switches)?;
-        w.options = self.switches.compiler_options;
+        w.thread.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
         stream.end_call(&mut w, mode)?;
         drop(w);

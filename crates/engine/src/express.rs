@@ -85,7 +85,7 @@ impl Engine {
         w.keep_key(key);
         let inst = found?;
         stream.refuse_huge(&inst).ok()?;
-        w.options = call.switches.compiler_options;
+        w.thread.options = call.switches.compiler_options;
         let (value, out) = w.record_plain(&inst, operands, &offsets)?;
         let slot = Slot::with(out.bytes as usize, call.device, value);
         let meta = Meta::new(out);

@@ -209,7 +209,7 @@ impl Stream {
             return Ok(None);
         }
         self.make_room(&mut w, first, switches)?;
-        w.options = switches.compiler_options;
+        w.thread.options = switches.compiler_options;
         let mut before = SmallVec::new();
         for (slot, ty) in slots.iter().zip(&recipe.types) {
             let value = w.slot_value(slot, ty.dtype, &ty.shape)?;

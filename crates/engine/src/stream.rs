@@ -20,6 +20,7 @@ use crate::split::Sequences;
 use crate::tape::Tape;
 use crate::target::Target;
 use crate::tensor::TensorRef;
+use crate::threads::{Others, Thread, Whose};
 use crate::value::{Held, Slot, State, Value};
 use crate::view::{View, dense_order};
 use oxitorch_hlo::{DType, TensorType};
@@ -55,20 +56,14 @@ pub(crate) struct Window {
     /// Results of earlier windows that nobody wanted: most of a window's results are such, and freeing them one by one
     /// costs as much as recording them.
     spare: Vec<Arc<Value>>,
-    /// Size of all results, and of those that XLA does not fuse into what reads them.
-    pub(crate) bytes: u64,
-    pub(crate) kept: u64,
     pub(crate) limits: Limits,
-    /// If a bound cut the window before: the Python line where this round began, and the ops that were launched since.
-    pub(crate) round: Option<(Site, usize)>,
-    /// The Python line of the first copy from the host.
-    pub(crate) first_upload: Option<Site>,
+    /// The thread whose turn it is, and the others.
+    pub(crate) thread: Thread,
+    pub(crate) others: Others,
     /// Scratch for program keys.
     pub(crate) key: Vec<u32>,
     /// Scratch for the keys of calls.
     call: Key,
-    /// Number of the compiler options that the recorded ops are to be compiled with.
-    pub(crate) options: u32,
     /// The Python line of the current call.
     pub(crate) site: Site,
     /// Whether it is noted when each op was recorded: somebody listens.
@@ -152,8 +147,8 @@ impl Window {
 
     fn append(&mut self, inst: &Shared<Inst>, offsets: &[i64]) {
         debug_assert_eq!(offsets.len(), inst.offsets, "{}", inst.name());
-        self.bytes += inst.bytes;
-        self.kept += inst.kept;
+        self.thread.bytes += inst.bytes;
+        self.thread.kept += inst.kept;
         self.ops.insts.push(inst.clone());
         self.ops.sites.push(self.site);
         self.ops.offsets.extend_from_slice(offsets);
@@ -195,6 +190,22 @@ impl Window {
 
     fn mark(&self, code: u32) -> u64 {
         u64::from(self.epoch) << 32 | u64::from(code)
+    }
+
+    /// No value is in the window any more.
+    pub(crate) fn next_epoch(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+    }
+
+    /// The values of the window have other codes than before.
+    pub(crate) fn mark_all(&mut self) {
+        self.next_epoch();
+        let codes = |flag: u32| (0u32..).map(move |n| flag | n);
+        let produced = self.produced.iter().zip(codes(PRODUCED));
+        let produced = produced.filter_map(|(value, code)| Some((value.as_ref()?, code)));
+        for (value, code) in self.inputs.iter().zip(codes(0)).chain(produced) {
+            value.mark.store(self.mark(code), Relaxed);
+        }
     }
 
     /// Whether a value is the result of an op that was not launched yet.
@@ -395,16 +406,15 @@ impl Stream {
     pub(crate) fn lock(&self, site: Site) -> MutexGuard<'_, Window> {
         let mut window = self.window.lock();
         window.site = site;
-        if window.ops.is_empty() {
-            window.options = 0;
-        }
+        window.enter();
         window
     }
 
-    /// Launches what was recorded.
+    /// Launches what the running thread recorded; what all recorded, if somebody waits for the device.
     pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
         events::here(site);
-        self.flush(&mut self.lock(site), reason)
+        let whose = if reason == Reason::Wait { Whose::All } else { Whose::Own };
+        self.flush_for(&mut self.lock(site), &whose, reason)
     }
 
     /// The bounds of a window that nobody set.
@@ -473,19 +483,21 @@ impl Stream {
 
     /// Waits for everything; failures stay for who reads their values.
     pub(crate) fn rest(&self, site: Site) -> Result<()> {
-        let (number, _) = self.mark(site)?;
+        self.cut(Reason::Wait, site)?;
+        let (number, _) = self.launcher.mark();
         self.launcher.wait(number, self.interrupt)
     }
 
-    /// Whether everything recorded has been launched; whoever asks wants it to be.
+    /// Whether everything that the running thread recorded has been launched; whoever asks wants it to be.
     pub fn is_idle(&self, site: Site) -> Result<bool> {
-        self.cut(Reason::Wait, site)?;
+        self.flush(&mut self.lock(site), Reason::Wait)?;
         Ok(self.launcher.is_idle())
     }
 
-    /// A mark at the end of the queue.
+    /// A mark at the end of the queue, after what the running thread recorded.
     pub fn mark(&self, site: Site) -> Result<(u64, Arc<crate::launch::Mark>)> {
-        self.cut(Reason::Wait, site)?;
+        events::here(site);
+        self.flush(&mut self.lock(site), Reason::Wait)?;
         Ok(self.launcher.mark())
     }
 
@@ -556,17 +568,20 @@ impl Stream {
         events::here(site);
         let (slot, view) = (tensor.device()?, tensor.view()?);
         self.metrics.to_host(out.len());
-        let Some(value) = slot.value() else {
+        let Some(mut held) = slot.held() else {
             out.fill(0);
             return Ok(());
         };
-        let apart = self.platform() != Platform::Cpu && value.bytes() > LEAST_APART.max(4 * out.len() as u64);
+        let least = LEAST_APART.max(4 * out.len() as u64);
+        let apart = self.platform() != Platform::Cpu && held.value().bytes() > least;
         let held = {
             let mut w = self.lock(site);
             w.spoil();
-            let held = Held::new(if apart { w.read(slot, tensor)? } else { value });
+            if apart {
+                held = Held::new(w.read(slot, tensor)?);
+            }
             if w.is_recorded(held.value()) {
-                self.flush(&mut w, Reason::Read)?;
+                self.flush_for(&mut w, &Whose::Value(held.value()), Reason::Read)?;
             }
             held
         };
@@ -679,7 +694,7 @@ impl Stream {
         if !self.memory.fits(size) && self.memory.has(size) {
             // What is recorded or queued holds values that nobody else wants. Locked: this is part of an op.
             let unwatched = self.window.try_lock().filter(|w| !w.is_watched());
-            unwatched.map_or(Ok(()), |mut w| self.flush(&mut w, Reason::Wait))?;
+            unwatched.map_or(Ok(()), |mut w| self.flush_for(&mut w, &Whose::All, Reason::Wait))?;
             self.settle()?;
         }
         if !self.memory.fits(size) {

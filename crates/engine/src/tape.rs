@@ -311,7 +311,7 @@ impl Stream {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;
-        w.options = switches.compiler_options;
+        w.thread.options = switches.compiler_options;
         let tape = Tape::new(self.device, args, &mut w)?.unwrap_or_else(|| Tape::spoiled(site));
         w.tape = Some(Box::new(tape));
         Ok(true)

@@ -179,6 +179,11 @@ impl Slot {
         self.value.lock().as_ref().map(|h| h.value().clone())
     }
 
+    /// The current value, held: a thread that binds another one at the same time does not give it away.
+    pub(crate) fn held(&self) -> Option<Held> {
+        self.look(|value| Held::new(value.clone()))
+    }
+
     /// Makes this the current value.
     pub(crate) fn bind(&self, value: Arc<Value>) {
         let old = self.value.lock().replace(Held::new(value));

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 8
+#define OXI_ABI_VERSION 9
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -179,6 +179,14 @@ typedef struct OxiCore {
 } OxiCore;
 
 // ---- implemented by the shim ----
+// A thread, by PyTorch's count of threads, and the backward that runs in it (-1: none). `forward`: the thread that made the
+// running node; 0: there is none, or it accumulates into a leaf, which belongs to no thread.
+typedef struct OxiCaller {
+  uint64_t thread;
+  int64_t task;
+  uint64_t forward;
+} OxiCaller;
+
 typedef struct OxiShim {
   uint32_t abi_version;
   // Reserves `blocks` Philox blocks of a generator (null: the device's default one).
@@ -189,6 +197,7 @@ typedef struct OxiShim {
   // thread; these numbers are the process's: the thread above bit 40, below it one more than the count.
   uint64_t (*last_node)(void);
   uint64_t (*running_node)(void);
+  void (*caller)(OxiCaller* caller);
   int32_t (*current_device)(void);
   void (*set_device)(int32_t device);
   // What a lowering depends on besides its arguments: the default dtype, and the precision of float32 products

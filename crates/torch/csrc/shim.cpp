@@ -35,6 +35,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -1275,6 +1276,12 @@ const OxiShim kShim = {
     []() -> uint64_t {
       auto node = torch::autograd::get_current_node();
       return node ? node_number(node->thread_id(), node->sequence_nr() + 1) : 0;
+    },
+    [](OxiCaller* caller) {
+      static thread_local const uint64_t thread = at::RecordFunction::currentThreadId();
+      auto node = torch::autograd::get_current_node();
+      bool is_of_leaf = node && node->sequence_nr() == UINT64_MAX;
+      *caller = {thread, torch::autograd::get_current_graph_task_id(), node && !is_of_leaf ? node->thread_id() : 0};
     },
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },

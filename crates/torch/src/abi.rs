@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 8;
+pub(crate) const ABI_VERSION: u32 = 9;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -202,6 +202,7 @@ const _: () = {
     assert!(size_of::<Out>() == 64);
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
+    assert!(size_of::<Caller>() == 24);
 };
 
 /// `OxiCore`: what the shim may call.
@@ -242,6 +243,15 @@ pub(crate) struct Core {
         unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void, *const Span), *mut c_void),
 }
 
+/// `OxiCaller`
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub(crate) struct Caller {
+    pub(crate) thread: u64,
+    pub(crate) task: i64,
+    pub(crate) forward: u64,
+}
+
 /// `OxiShim`: what the core may call.
 #[repr(C)]
 pub(crate) struct Shim {
@@ -251,6 +261,7 @@ pub(crate) struct Shim {
     pub(crate) rng_set: unsafe extern "C" fn(i32, u64, u64),
     pub(crate) last_node: unsafe extern "C" fn() -> u64,
     pub(crate) running_node: unsafe extern "C" fn() -> u64,
+    pub(crate) caller: unsafe extern "C" fn(*mut Caller),
     pub(crate) current_device: unsafe extern "C" fn() -> i32,
     pub(crate) set_device: unsafe extern "C" fn(i32),
     pub(crate) default_dtype: unsafe extern "C" fn() -> i32,

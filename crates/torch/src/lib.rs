@@ -16,3 +16,4 @@ mod python;
 mod sites;
 mod state;
 mod storage;
+mod threads;

@@ -346,6 +346,7 @@ mod _core {
             ops: std::mem::take(&mut *door::BOUND.lock()),
         });
         sites::set_shim(shim);
+        crate::threads::start(shim);
         oxitorch_engine::set_running(crate::profile::running);
         Ok(())
     }

@@ -1,0 +1,287 @@
+//! Recorded ops that are launched together: what goes in, what comes out, and how a sequence is cut into such parts.
+
+use crate::error::Error;
+use crate::known::Places;
+use crate::ops::{Ops, PRODUCED};
+use crate::split::Token;
+use crate::stream::Window;
+use crate::value::{State, Value};
+use oxitorch_hlo::TensorType;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Ops with what goes in and what comes out: what one program computes.
+#[derive(Default)]
+pub(crate) struct Part {
+    pub(crate) ops: Ops,
+    pub(crate) inputs: Vec<Arc<Value>>,
+    /// Whether later parts of the window need an input; empty if there are none.
+    needed_later: Vec<bool>,
+    /// Numbers of the results that somebody can see, and their values.
+    pub(crate) live: Places,
+    pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
+    /// The numbers of the results in the window, unless they are the same.
+    results: Option<Vec<u32>>,
+    /// Number of the compiler options.
+    pub(crate) options: u32,
+}
+
+impl Part {
+    /// Nobody will compute its results.
+    pub(crate) fn fail(&self, e: &Error) {
+        self.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
+    }
+
+    /// Its ops, to be compared with others.
+    pub(crate) fn tokens(&self) -> Box<[Token]> {
+        self.ops.insts.iter().map(|i| Token::new(i.id, i.name())).collect()
+    }
+
+    fn is_needed_later(&self, input: u32) -> bool {
+        self.needed_later.get(input as usize).copied().unwrap_or(false)
+    }
+
+    /// Inputs that nobody can see or needs any more, and whose memory some result can take.
+    pub(crate) fn donated(&self) -> Places {
+        let mut out = Places::new();
+        // How many results of a size are still without a donor; made when the first donor is found.
+        let mut wanting: Option<FxHashMap<i64, usize>> = None;
+        for (i, input) in self.inputs.iter().enumerate() {
+            let bytes = input.ty.bytes();
+            let needed = input.is_visible() || self.is_needed_later(i as u32);
+            if needed || bytes <= 0 || matches!(*input.state.lock(), State::Host(_)) {
+                continue;
+            }
+            let wanting = wanting.get_or_insert_with(|| {
+                let mut sizes = FxHashMap::default();
+                self.outputs.iter().for_each(|o| *sizes.entry(o.ty.bytes()).or_default() += 1);
+                sizes
+            });
+            if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {
+                *n -= 1;
+                out.push(i as u32);
+            }
+        }
+        out
+    }
+
+    /// The results of a program that has more than were asked for: nobody wants the others.
+    pub(crate) fn outputs_among(&mut self, live: &[u32]) -> SmallVec<[Arc<Value>; 2]> {
+        let types: Vec<Option<&TensorType>> = self.ops.insts.iter().flat_map(|i| i.stored_types()).collect();
+        let unwanted = |at: u32| Some(Value::new(types[at as usize]?.clone(), State::Pending));
+        let mut own = self.live.iter().copied().zip(self.outputs.drain(..)).peekable();
+        let value = |&at: &u32| own.next_if(|(i, _)| *i == at).map(|(_, v)| v).or_else(|| unwanted(at));
+        live.iter().filter_map(value).collect()
+    }
+}
+
+/// The values of a window's results.
+pub(crate) struct Results<'a> {
+    pub(crate) part: &'a Part,
+    pub(crate) produced: &'a [Option<Arc<Value>>],
+}
+
+impl Results<'_> {
+    /// The number in the window.
+    fn number(&self, i: u32) -> u32 {
+        self.part.results.as_ref().map_or(i, |r| r[i as usize])
+    }
+
+    /// The value of a result of the part.
+    pub(crate) fn get(&self, i: u32) -> Option<Arc<Value>> {
+        match self.part.live.binary_search(&i) {
+            Ok(at) => Some(self.part.outputs[at].clone()),
+            Err(_) => self.produced[self.number(i) as usize].clone(),
+        }
+    }
+}
+
+/// The last part that needs each input, and each result, of a window that is cut.
+struct LastUses {
+    inputs: Vec<u32>,
+    results: Vec<u32>,
+}
+
+impl LastUses {
+    fn new(whole: &Part, part_of: &[u32]) -> LastUses {
+        let (inputs, results) = (vec![0; whole.inputs.len()], vec![0; whole.ops.results()]);
+        let mut uses = LastUses { inputs, results };
+        for op in whole.ops.iter() {
+            for &code in op.operands {
+                let last = uses.of(code);
+                *last = part_of[op.at].max(*last);
+            }
+        }
+        uses
+    }
+
+    fn of(&mut self, code: u32) -> &mut u32 {
+        let at = (code & !PRODUCED) as usize;
+        if code & PRODUCED == 0 { &mut self.inputs[at] } else { &mut self.results[at] }
+    }
+}
+
+/// The part of each op of a sequence that is cut at these places.
+pub(crate) fn between(cuts: &[usize], ops: usize) -> Vec<u32> {
+    (0..ops).map(|op| cuts.partition_point(|&cut| cut <= op) as u32).collect()
+}
+
+/// A part that is being made.
+#[derive(Default)]
+struct Building {
+    part: Part,
+    /// Operand codes of the whole in the part.
+    codes: FxHashMap<u32, u32>,
+    results: Vec<u32>,
+}
+
+/// Cuts a window into so many parts, which are to be launched in their order; `part_of` says where each op goes, never
+/// before an op that it needs.
+pub(crate) fn parts(values: &Results<'_>, part_of: &[u32], count: usize) -> Vec<Part> {
+    let whole = values.part;
+    let mut uses = LastUses::new(whole, part_of);
+    let mut parts: Vec<Building> = (0..count).map(|_| Building::default()).collect();
+    for op in whole.ops.iter() {
+        let number = part_of[op.at];
+        let Building { part, codes, results } = &mut parts[number as usize];
+        let mut operands: SmallVec<[u32; 6]> = SmallVec::new();
+        for &code in op.operands {
+            let new = *codes.entry(code).or_insert(part.inputs.len() as u32);
+            if new as usize == part.inputs.len() && new & PRODUCED == 0 {
+                let at = code & !PRODUCED;
+                // Whoever reads a result knows that there is one.
+                let (value, needed_after) = if code & PRODUCED == 0 {
+                    (Some(whole.inputs[at as usize].clone()), whole.is_needed_later(at))
+                } else {
+                    (values.get(at), whole.live.binary_search(&at).is_ok())
+                };
+                part.inputs.extend(value);
+                part.needed_later.push(needed_after || *uses.of(code) > number);
+            }
+            operands.push(new);
+        }
+        part.ops.push(&op, operands);
+        for i in op.results().map(|i| i as u32) {
+            let new = results.len() as u32;
+            results.push(values.number(i));
+            codes.insert(PRODUCED | i, PRODUCED | new);
+            let is_wanted = *uses.of(PRODUCED | i) > number || whole.live.binary_search(&i).is_ok();
+            if let Some(value) = values.get(i).filter(|_| is_wanted) {
+                part.live.push(new);
+                part.outputs.push(value);
+            }
+        }
+    }
+    let built = |b: Building| Part { results: Some(b.results), options: whole.options, ..b.part };
+    parts.into_iter().map(built).collect()
+}
+
+/// What of some ops is needed for the live results: which ops, and their operands, inputs and live results numbered anew.
+/// Nothing where all ops are needed.
+fn needed(ops: &Ops, inputs: usize, live: &[u32]) -> Option<Needed> {
+    let mut used = vec![false; ops.results()];
+    live.iter().for_each(|&i| used[i as usize] = true);
+    let mut needed = vec![false; ops.len()];
+    let (mut operand, mut result) = (ops.operands.len(), used.len());
+    for (i, inst) in ops.insts.iter().enumerate().rev() {
+        operand -= inst.operands.len();
+        result -= inst.outputs.len();
+        needed[i] = used[result..][..inst.outputs.len()].contains(&true);
+        if needed[i] {
+            for &code in &ops.operands[operand..][..inst.operands.len()] {
+                if code & PRODUCED != 0 {
+                    used[(code & !PRODUCED) as usize] = true;
+                }
+            }
+        }
+    }
+    if !needed.contains(&false) {
+        return None;
+    }
+    let mut kept = Ops::default();
+    let mut numbers = Renumbered::new(inputs, used.len());
+    for op in ops.iter().filter(|op| needed[op.at]) {
+        kept.push(&op, op.operands.iter().map(|&code| numbers.operand(code)));
+        op.results().for_each(|i| numbers.result(i));
+    }
+    let live = live.iter().map(|&i| numbers.results[i as usize]).collect();
+    Some(Needed { ops: kept, needed, inputs: numbers.taken, live, results: numbers.kept })
+}
+
+/// What of some ops is needed.
+struct Needed {
+    ops: Ops,
+    /// Of all ops, whether they are among these.
+    needed: Vec<bool>,
+    /// The inputs that they take.
+    inputs: Vec<u32>,
+    live: Places,
+    /// The results that they have.
+    results: Vec<u32>,
+}
+
+/// New numbers for the inputs and results of some ops of a sequence, in the order in which they come.
+struct Renumbered {
+    inputs: Vec<u32>,
+    results: Vec<u32>,
+    /// The inputs that have one, by it.
+    taken: Vec<u32>,
+    /// The results that have one, by it.
+    kept: Vec<u32>,
+}
+
+impl Renumbered {
+    const NONE: u32 = u32::MAX;
+
+    fn new(inputs: usize, results: usize) -> Renumbered {
+        Renumbered {
+            inputs: vec![Self::NONE; inputs],
+            results: vec![Self::NONE; results],
+            taken: Vec::with_capacity(inputs),
+            kept: Vec::with_capacity(results),
+        }
+    }
+
+    fn operand(&mut self, code: u32) -> u32 {
+        if code & PRODUCED != 0 {
+            return PRODUCED | self.results[(code & !PRODUCED) as usize];
+        }
+        let new = &mut self.inputs[code as usize];
+        if *new == Self::NONE {
+            *new = self.taken.len() as u32;
+            self.taken.push(code);
+        }
+        *new
+    }
+
+    fn result(&mut self, i: usize) {
+        self.results[i] = self.kept.len() as u32;
+        self.kept.push(i as u32);
+    }
+}
+
+impl Window {
+    /// Takes what was recorded, without what nobody can see any more. Says which ops these are, if they are not all.
+    pub(crate) fn take_part(&mut self) -> (Part, Option<Vec<bool>>) {
+        let ops = std::mem::take(&mut self.ops);
+        let mut part = Part { ops, options: self.thread.options, ..Part::default() };
+        part.inputs = std::mem::take(&mut self.inputs);
+        for (i, value) in self.produced.iter_mut().enumerate() {
+            if let Some(value) = value.take_if(|v| v.is_visible()) {
+                part.live.push(i as u32);
+                part.outputs.push(value);
+            }
+        }
+        if part.ops.len() > 1
+            && let Some(needed) = needed(&part.ops, part.inputs.len(), &part.live)
+        {
+            self.ops = std::mem::replace(&mut part.ops, needed.ops);
+            part.inputs = needed.inputs.into_iter().map(|i| part.inputs[i as usize].clone()).collect();
+            part.live = needed.live;
+            part.results = Some(needed.results);
+            return (part, Some(needed.needed));
+        }
+        (part, None)
+    }
+}

@@ -1,0 +1,317 @@
+//! Threads that record: what each has in the window, and what of it is launched when one of them reads or waits.
+//!
+//! Threads share a device and its window, and take turns in it as the scheduler likes. If what one of them does ended the
+//! window of all, each interleaving would be a program. So each thread has its own bounds and its own round of a loop, and
+//! a window ends for the thread that ends it: its ops are launched with what they need of the others', each thread's
+//! as programs of their own, and the rest stays recorded. Only who waits for the device launches all.
+//!
+//! The thread that autograd runs a backward in records for the thread whose forward that was.
+
+use crate::error::Result;
+use crate::flush::Reason;
+use crate::ops::PRODUCED;
+use crate::part::{Part, Results, parts};
+use crate::site::Site;
+use crate::stream::{Stream, Window};
+use crate::value::Value;
+use rustc_hash::FxHashMap;
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+/// Threads that have nothing in the window, and whose rounds are remembered.
+const MAX_IDLE: usize = 64;
+/// Ops of all threads together, as a multiple of those that one may have; and bytes.
+const CROWD: usize = 4;
+
+/// For whom the running thread records.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// The number of a thread, not 0.
+    pub thread: u64,
+    /// Whether it may be another one in the next call.
+    pub varies: bool,
+}
+
+static CALLER: OnceLock<fn() -> Caller> = OnceLock::new();
+
+/// Installs the function that says for whom the running thread records. The first call wins; without one, it is for
+/// itself.
+pub fn set_caller(f: fn() -> Caller) {
+    CALLER.get_or_init(|| f);
+}
+
+/// The number of the thread for which this one records.
+pub(crate) fn here() -> u64 {
+    const UNKNOWN: u64 = 0;
+    thread_local! {
+        static HERE: Cell<u64> = const { Cell::new(UNKNOWN) };
+        static OWN: Cell<u64> = const { Cell::new(UNKNOWN) };
+    }
+    static COUNT: AtomicU64 = AtomicU64::new(1 << 63);
+    let known = HERE.get();
+    if known != UNKNOWN {
+        return known;
+    }
+    let Some(caller) = CALLER.get() else {
+        if OWN.get() == UNKNOWN {
+            OWN.set(COUNT.fetch_add(1, Relaxed));
+        }
+        return OWN.get();
+    };
+    let Caller { thread, varies } = caller();
+    if !varies {
+        HERE.set(thread);
+    }
+    thread
+}
+
+/// A thread that records.
+#[derive(Debug, Default)]
+pub(crate) struct Thread {
+    number: u64,
+    /// While it is not its turn: its ops in the window.
+    ops: usize,
+    /// Size of all results, and of those that XLA does not fuse into what reads them.
+    pub(crate) bytes: u64,
+    pub(crate) kept: u64,
+    /// If a bound cut its window before: the Python line where this round began, and the ops that were launched since.
+    pub(crate) round: Option<(Site, usize)>,
+    /// The Python line of the first copy from the host.
+    pub(crate) first_upload: Option<Site>,
+    /// Number of the compiler options that its ops are to be compiled with.
+    pub(crate) options: u32,
+}
+
+/// From this op on, until the next turn, a thread recorded.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    first: usize,
+    thread: u64,
+}
+
+/// The threads of a window.
+#[derive(Debug, Default)]
+pub(crate) struct Others {
+    /// Those whose turn it is not.
+    threads: Vec<Thread>,
+    /// Their ops in the window.
+    pub(crate) ops: usize,
+    /// Who recorded what; empty while it was one thread.
+    turns: Vec<Turn>,
+}
+
+/// What of a window is launched.
+pub(crate) enum Whose<'a> {
+    /// What the running thread recorded.
+    Own,
+    /// What all recorded.
+    All,
+    /// What makes a value; all of the running thread's, if it recorded that.
+    Value(&'a Arc<Value>),
+}
+
+impl Window {
+    /// How many ops the running thread has in the window.
+    pub(crate) fn own_ops(&self) -> usize {
+        self.ops.len() - self.others.ops
+    }
+
+    /// It is the running thread's turn.
+    pub(crate) fn enter(&mut self) {
+        let number = here();
+        if self.thread.number != number {
+            self.turn(number);
+        }
+        if self.own_ops() == 0 {
+            self.thread.options = 0;
+        }
+    }
+
+    #[cold]
+    fn turn(&mut self, number: u64) {
+        let total = self.ops.len();
+        self.thread.ops = self.own_ops();
+        let others = &mut self.others;
+        if others.threads.len() > MAX_IDLE {
+            others.threads.retain(|t| t.ops > 0);
+        }
+        let known = others.threads.iter().position(|t| t.number == number);
+        let next = match known {
+            Some(at) => others.threads.swap_remove(at),
+            None => Thread { number, ..Thread::default() },
+        };
+        let before = std::mem::replace(&mut self.thread, next);
+        if total > 0 {
+            if others.turns.is_empty() {
+                others.turns.push(Turn { first: 0, thread: before.number });
+            }
+            others.turns.pop_if(|t| t.first == total);
+            others.turns.push(Turn { first: total, thread: number });
+        }
+        others.ops = total - self.thread.ops;
+        if before.ops > 0 || before.round.is_some() {
+            others.threads.push(before);
+        }
+    }
+
+    /// The Python line of the running thread's first op in the window.
+    pub(crate) fn first_site(&self) -> Site {
+        self.first_site_of(self.thread.number)
+    }
+
+    fn first_site_of(&self, thread: u64) -> Site {
+        let first = self.others.turns.iter().find(|t| t.thread == thread).map_or(0, |t| t.first);
+        self.ops.sites.get(first).copied().unwrap_or_default()
+    }
+
+    /// Whether all threads together have too much in the window.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let bytes =
+            || self.others.threads.iter().fold(self.thread.bytes, |sum, t| sum.saturating_add(t.bytes));
+        self.others.ops > 0
+            && (self.ops.len() / CROWD >= self.limits.ops || bytes() / CROWD as u64 >= self.limits.bytes)
+    }
+
+    /// The thread of each op.
+    fn owners(&self) -> Vec<u64> {
+        let turns = &self.others.turns;
+        let ends = turns.iter().skip(1).map(|t| t.first).chain([self.ops.len()]);
+        let mut owners = Vec::with_capacity(self.ops.len());
+        turns.iter().zip(ends).for_each(|(turn, end)| owners.resize(end, turn.thread));
+        owners
+    }
+
+    /// The running thread's round of a loop once all that it recorded is launched: it goes on if a bound is the reason.
+    pub(crate) fn round_after(&self, reason: Reason) -> Option<(Site, usize)> {
+        let (began, before) = self.thread.round.unwrap_or((self.first_site(), 0));
+        let bound = matches!(reason, Reason::Ops | Reason::Bytes);
+        // Else the bounds would cut each round of a loop elsewhere, and each cut makes new programs.
+        bound.then_some((began, before + self.own_ops()))
+    }
+
+    /// Nothing is recorded any more.
+    pub(crate) fn clear_threads(&mut self) {
+        (self.thread.bytes, self.thread.kept) = (0, 0);
+        self.others.turns.clear();
+    }
+
+    /// Puts back what stays recorded, and by whom. `began`: the line of each thread's first op before.
+    fn put_back(&mut self, stays: Part, produced: Vec<Option<Arc<Value>>>, owners: &[u64], began: &Began) {
+        self.ops = stays.ops;
+        self.inputs = stays.inputs;
+        self.produced = produced;
+        self.mark_all();
+        self.others.turns.clear();
+        let next = self.thread.number;
+        for (first, &thread) in owners.iter().chain((!owners.is_empty()).then_some(&next)).enumerate() {
+            if self.others.turns.last().is_none_or(|t| t.thread != thread) {
+                self.others.turns.push(Turn { first, thread });
+            }
+        }
+        let Window { ops, others, thread: own, .. } = self;
+        for thread in others.threads.iter_mut().chain([&mut *own]) {
+            let number = thread.number;
+            let left = || owners.iter().zip(&ops.insts).filter(|(owner, _)| **owner == number);
+            let before = std::mem::replace(&mut thread.ops, left().count());
+            thread.bytes = left().map(|(_, inst)| inst.bytes).sum();
+            thread.kept = left().map(|(_, inst)| inst.kept).sum();
+            if let Some(&began) = began.get(&number).filter(|_| thread.ops > 0) {
+                let (began, launched) = thread.round.unwrap_or((began, 0));
+                thread.round = Some((began, launched + before - thread.ops));
+            }
+        }
+        others.ops = ops.len() - own.ops;
+    }
+}
+
+/// The Python line of the first op of each thread.
+type Began = FxHashMap<u64, Site>;
+
+/// The parts that wanted ops are launched in, by [`Place`], and nothing for the others. What a thread recorded is one part,
+/// without what others need of it, and that is one, without what it needs of others, and so on: as late as possible, so
+/// that little depends on how threads took turns.
+fn places(values: &Results<'_>, owners: &[u64], mut wanted: Vec<bool>) -> Vec<Option<Place>> {
+    let ops: Vec<_> = values.part.ops.iter().collect();
+    let mut made_by = Vec::with_capacity(values.part.ops.results());
+    ops.iter().for_each(|op| made_by.resize(op.results().end, op.at));
+    let mut before_end = vec![0; ops.len()];
+    for op in ops.iter().rev() {
+        if !wanted[op.at] {
+            continue;
+        }
+        for code in op.operands.iter().filter(|&code| code & PRODUCED != 0) {
+            let maker = made_by[(code & !PRODUCED) as usize];
+            let least = before_end[op.at] + u32::from(owners[maker] != owners[op.at]);
+            before_end[maker] = least.max(before_end[maker]);
+            wanted[maker] = true;
+        }
+    }
+    let place = |at: usize| wanted[at].then(|| (Reverse(before_end[at]), owners[at]));
+    (0..ops.len()).map(place).collect()
+}
+
+/// How many parts come between a part and the end of a window at least, and the thread that recorded it.
+type Place = (Reverse<u32>, u64);
+
+/// Which ops are wanted, by the threads that recorded them.
+fn chosen(values: &Results<'_>, owners: &[u64], own: u64, whose: &Whose<'_>) -> Vec<bool> {
+    let all_own = || owners.iter().map(|&owner| owner == own).collect();
+    match whose {
+        Whose::All => vec![true; owners.len()],
+        Whose::Own => all_own(),
+        Whose::Value(value) => {
+            let is_it = |i: usize| values.get(i as u32).is_some_and(|v| Arc::ptr_eq(&v, value));
+            let maker = values.part.ops.iter().find(|op| op.results().any(is_it)).map(|op| op.at);
+            match maker {
+                Some(at) if owners[at] == own => all_own(),
+                _ => (0..owners.len()).map(|at| Some(at) == maker).collect(),
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Launches some of what several threads recorded.
+    pub(crate) fn flush_some(&self, w: &mut Window, whose: &Whose<'_>, reason: Reason) -> Result<()> {
+        let own = w.thread.number;
+        w.thread.ops = w.own_ops();
+        let threads = || w.others.threads.iter().chain([&w.thread]);
+        let began: Began = threads().map(|t| (t.number, w.first_site_of(t.number))).collect();
+        let options: FxHashMap<u64, u32> = threads().map(|t| (t.number, t.options)).collect();
+        let round = w.round_after(reason);
+        let mut owners = w.owners();
+        let (whole, needed) = w.take_part();
+        if let Some(needed) = needed {
+            let mut needed = needed.into_iter();
+            owners.retain(|_| needed.next().unwrap_or_default());
+        }
+        let produced = std::mem::take(&mut w.produced);
+        let values = Results { part: &whole, produced: &produced };
+        let places = places(&values, &owners, chosen(&values, &owners, own, whose));
+        let mut numbers: BTreeMap<Place, u32> = places.iter().flatten().map(|place| (*place, 0)).collect();
+        numbers.values_mut().zip(0..).for_each(|(number, n)| *number = n);
+        // What is not wanted comes after all that is.
+        let count = numbers.len();
+        let number = |place: &Option<Place>| place.map_or(count as u32, |place| numbers[&place]);
+        let part_of: Vec<u32> = places.iter().map(number).collect();
+        let mut parts = parts(&values, &part_of, count + 1);
+        let stays = parts.pop().unwrap_or_default();
+        let staying = || whole.ops.iter().filter(|op| places[op.at].is_none());
+        let produced_still = staying().flat_map(|op| op.results()).map(|i| values.get(i as u32)).collect();
+        let owners_still: Vec<u64> = staying().map(|op| owners[op.at]).collect();
+        w.put_back(stays, produced_still, &owners_still, &began);
+        if w.thread.ops == 0 {
+            (w.thread.round, w.thread.first_upload) = (round, None);
+        }
+        let mut result = Ok(());
+        for (i, (part, (_, thread))) in parts.iter_mut().zip(numbers.keys()).enumerate() {
+            part.options = options.get(thread).copied().unwrap_or_default();
+            let reason = if i + 1 == count { reason } else { Reason::Part };
+            result = result.and(self.launch_window(w, part, &produced, reason));
+        }
+        result
+    }
+}
