@@ -18,9 +18,6 @@ pub(crate) enum Effort {
     Full,
 }
 
-/// A quickly compiled program is worth all effort when it is launched for this time.
-pub(crate) const WORTH_IT: u32 = 2;
-
 /// When programs are compiled quickly first.
 #[derive(Debug)]
 pub(crate) struct Policy {
@@ -63,6 +60,12 @@ impl Policy {
         } else {
             Effort::Full
         }
+    }
+
+    /// A quickly compiled program is worth all effort when it is launched for this time. One of few ops gains microseconds
+    /// in a launch.
+    pub(crate) fn worth_it(graph: &Graph) -> u32 {
+        if graph.ops.len() < FEW { 100 } else { 2 }
     }
 
     /// Turns the options for all effort into those for a quick version.

@@ -218,15 +218,15 @@ impl Stream {
         let cuts = match w.programs.get_mut(&w.key) {
             Some(known) => {
                 let split = known.split.as_ref().filter(|s| !s.is_over(deterministic));
-                split.map(|s| (s.cuts.clone(), s.is_for_good()))
+                split.map(|s| (s.part_of.clone(), s.is_for_good()))
             }
             None => self.cuts(w, whole, cut),
         };
-        let Some((cuts, repeats)) = cuts else { return self.launch_part(w, whole, cut) };
+        let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
-        let part_of = between(&cuts, whole.ops.len());
-        let mut parts = parts(&Results { part: whole, produced }, &part_of, cuts.len() + 1);
-        let last = parts.len() - 1;
+        let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
+        let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
+        let last = count.saturating_sub(1);
         let mut failed = None;
         for (i, part) in parts.iter_mut().enumerate() {
             if part.outputs.is_empty() {
@@ -246,19 +246,20 @@ impl Stream {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Where to cut a window that was not seen before, and whether its parts repeat. One that is captured to be looked at
-    /// stays whole.
-    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut) -> Option<(Arc<[usize]>, bool)> {
+    /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
+    /// be looked at stays whole.
+    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut) -> Option<(Arc<[u32]>, bool)> {
         if cut.reason == Reason::Mode || !self.compiles() {
             return None;
         }
         let tokens = part.tokens();
         let number = self.metrics().splits.load(Relaxed) + 1;
-        let split = match split::cuts_of_long(&tokens) {
-            Some(cuts) => Split::new(number, cuts, true),
-            None => Split::new(number, w.sequences.cuts(&tokens)?, false),
+        let (cuts, for_good) = match split::cuts_of_long(&tokens) {
+            Some(cuts) => (cuts, true),
+            None => (w.sequences.cuts(&tokens)?, false),
         };
-        let cuts = (split.cuts.clone(), split.is_for_good());
+        let split = Split::new(number, between(&cuts, tokens.len()), for_good);
+        let cuts = (split.part_of.clone(), for_good);
         self.metrics().count(&self.metrics().splits);
         w.programs.entry(&w.key).split = Some(split);
         Some(cuts)

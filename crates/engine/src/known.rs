@@ -17,7 +17,7 @@ const LENDS: u32 = 3;
 
 /// A sequence that was launched in parts this often is worth a program of its own; twice, if nothing else was launched in
 /// parts in between: then it is a loop that has settled.
-const WORTH_A_WHOLE: u32 = 8;
+const WORTH_A_WHOLE: u32 = 64;
 
 /// What is known of sequences of ops, by their keys. Of many, those that were launched last are kept.
 #[derive(Debug)]
@@ -92,8 +92,8 @@ struct Variant {
 pub(crate) struct Split {
     /// Its number among those of the device.
     pub(crate) number: u64,
-    /// Where parts begin but for the first.
-    pub(crate) cuts: Arc<[usize]>,
+    /// The part of each op.
+    pub(crate) part_of: Arc<[u32]>,
     /// How often it was launched so; none where it is never to be one program.
     uses: Option<u32>,
     whole: Option<Arc<Program>>,
@@ -101,8 +101,8 @@ pub(crate) struct Split {
 
 impl Split {
     /// `for_good`: it is too long for one program.
-    pub(crate) fn new(number: u64, cuts: Vec<usize>, for_good: bool) -> Split {
-        Split { number, cuts: cuts.into(), uses: (!for_good).then_some(0), whole: None }
+    pub(crate) fn new(number: u64, part_of: Vec<u32>, for_good: bool) -> Split {
+        Split { number, part_of: part_of.into(), uses: (!for_good).then_some(0), whole: None }
     }
 
     /// Whether it is too long for one program.
@@ -220,9 +220,9 @@ mod tests {
         let mut split = Split::new(3, vec![40], false);
         assert!(!split.used(2) && split.used(3), "a loop");
         let mut split = Split::new(3, vec![40], false);
-        assert_eq!((0..9).position(|_| split.used(4)), Some(7), "among others");
+        assert_eq!((0..70).position(|_| split.used(4)), Some(63), "among others");
         let mut split = Split::new(3, vec![40], true);
-        assert!((0..9).all(|_| !split.used(3)), "too long");
+        assert!((0..70).all(|_| !split.used(3)), "too long");
     }
 
     #[test]

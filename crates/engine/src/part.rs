@@ -2,13 +2,15 @@
 
 use crate::error::Error;
 use crate::known::Places;
-use crate::ops::{Ops, PRODUCED};
+use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::split::Token;
 use crate::stream::Window;
 use crate::value::{State, Value};
 use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Ops with what goes in and what comes out: what one program computes.
@@ -125,6 +127,35 @@ impl LastUses {
 /// The part of each op of a sequence that is cut at these places.
 pub(crate) fn between(cuts: &[usize], ops: usize) -> Vec<u32> {
     (0..ops).map(|op| cuts.partition_point(|&cut| cut <= op) as u32).collect()
+}
+
+/// Where an op is to be launched: a stretch, and a group within it.
+pub(crate) type Place = (u32, u64);
+
+/// The part of each op, and the place of each part. A stretch comes after the one before. A group of a stretch is one part,
+/// but for what ops of other groups need: that comes before those, in as few parts as can be. So each op is in as late a
+/// part as can be.
+pub(crate) fn grouped(ops: &Ops, places: &[Place]) -> (Vec<u32>, Vec<Place>) {
+    let mut made_by = Vec::with_capacity(ops.results());
+    ops.iter().for_each(|op| made_by.resize(op.results().end, op.at));
+    // How many parts of its stretch come after that of an op, at least.
+    let mut after = vec![0; ops.len()];
+    let all: Vec<OpRef<'_>> = ops.iter().collect();
+    for op in all.iter().rev() {
+        let (stretch, group) = places[op.at];
+        for code in op.operands.iter().filter(|&code| code & PRODUCED != 0) {
+            let maker = made_by[(code & !PRODUCED) as usize];
+            if places[maker].0 == stretch {
+                let least = after[op.at] + u32::from(places[maker].1 != group);
+                after[maker] = least.max(after[maker]);
+            }
+        }
+    }
+    let order = |at: usize| (places[at].0, Reverse(after[at]), places[at].1);
+    let mut numbers: BTreeMap<_, u32> = (0..ops.len()).map(|at| (order(at), 0)).collect();
+    numbers.values_mut().zip(0..).for_each(|(number, n)| *number = n);
+    let part_of = (0..ops.len()).map(|at| numbers[&order(at)]).collect();
+    (part_of, numbers.into_keys().map(|(stretch, _, group)| (stretch, group)).collect())
 }
 
 /// A part that is being made.

@@ -1,7 +1,7 @@
 //! From a window of recorded ops to an executable: module text, compile options, compiler threads.
 
 use crate::cached::{Build, CacheOptions, Loaded, Programs};
-use crate::effort::{Effort, FUSION_EMITTERS, Policy, WORTH_IT};
+use crate::effort::{Effort, FUSION_EMITTERS, Policy};
 use crate::error::{Error, ErrorKind};
 use crate::graphs::{Graphs, Source};
 use crate::inst::Inst;
@@ -217,12 +217,12 @@ impl Program {
 
     /// Whether the quick version will do; asks for a better one when that is worth it.
     fn may_be_quick(self: &Arc<Self>, place: &mut Executable) -> bool {
-        let Some((compiler, _)) = self.task() else { return true };
+        let Some((compiler, task)) = self.task() else { return true };
         if !compiler.policy.allows_quick() {
             return false; // the caller replaces it now
         }
         place.launches = place.launches.saturating_add(1);
-        if place.launches == WORTH_IT {
+        if place.launches == Policy::worth_it(&task.graph) {
             compiler.improve(self.clone());
         }
         true

@@ -10,14 +10,12 @@
 use crate::error::Result;
 use crate::flush::Reason;
 use crate::ops::PRODUCED;
-use crate::part::{Part, Results, parts};
+use crate::part::{Part, Place, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::value::Value;
 use rustc_hash::FxHashMap;
 use std::cell::Cell;
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -230,31 +228,19 @@ impl Window {
 /// The Python line of the first op of each thread.
 type Began = FxHashMap<u64, Site>;
 
-/// The parts that wanted ops are launched in, by [`Place`], and nothing for the others. What a thread recorded is one part,
-/// without what others need of it, and that is one, without what it needs of others, and so on: as late as possible, so
-/// that little depends on how threads took turns.
-fn places(values: &Results<'_>, owners: &[u64], mut wanted: Vec<bool>) -> Vec<Option<Place>> {
+/// Of all ops, those that are wanted with all that they need.
+fn with_needs(values: &Results<'_>, mut wanted: Vec<bool>) -> Vec<bool> {
+    let mut needed = vec![false; values.part.ops.results()];
     let ops: Vec<_> = values.part.ops.iter().collect();
-    let mut made_by = Vec::with_capacity(values.part.ops.results());
-    ops.iter().for_each(|op| made_by.resize(op.results().end, op.at));
-    let mut before_end = vec![0; ops.len()];
     for op in ops.iter().rev() {
-        if !wanted[op.at] {
-            continue;
-        }
-        for code in op.operands.iter().filter(|&code| code & PRODUCED != 0) {
-            let maker = made_by[(code & !PRODUCED) as usize];
-            let least = before_end[op.at] + u32::from(owners[maker] != owners[op.at]);
-            before_end[maker] = least.max(before_end[maker]);
-            wanted[maker] = true;
+        wanted[op.at] |= op.results().any(|i| needed[i]);
+        if wanted[op.at] {
+            let results = op.operands.iter().filter(|&code| code & PRODUCED != 0);
+            results.for_each(|code| needed[(code & !PRODUCED) as usize] = true);
         }
     }
-    let place = |at: usize| wanted[at].then(|| (Reverse(before_end[at]), owners[at]));
-    (0..ops.len()).map(place).collect()
+    wanted
 }
-
-/// How many parts come between a part and the end of a window at least, and the thread that recorded it.
-type Place = (Reverse<u32>, u64);
 
 /// Which ops are wanted, by the threads that recorded them.
 fn chosen(values: &Results<'_>, owners: &[u64], own: u64, whose: &Whose<'_>) -> Vec<bool> {
@@ -290,16 +276,14 @@ impl Stream {
         }
         let produced = std::mem::take(&mut w.produced);
         let values = Results { part: &whole, produced: &produced };
-        let places = places(&values, &owners, chosen(&values, &owners, own, whose));
-        let mut numbers: BTreeMap<Place, u32> = places.iter().flatten().map(|place| (*place, 0)).collect();
-        numbers.values_mut().zip(0..).for_each(|(number, n)| *number = n);
-        // What is not wanted comes after all that is.
-        let count = numbers.len();
-        let number = |place: &Option<Place>| place.map_or(count as u32, |place| numbers[&place]);
-        let part_of: Vec<u32> = places.iter().map(number).collect();
-        let mut parts = parts(&values, &part_of, count + 1);
-        let stays = parts.pop().unwrap_or_default();
-        let staying = || whole.ops.iter().filter(|op| places[op.at].is_none());
+        let is_wanted = with_needs(&values, chosen(&values, &owners, own, whose));
+        // What is not wanted is another stretch.
+        let place = |(wanted, owner): (&bool, &u64)| if *wanted { (0, *owner) } else { (1, 0) };
+        let places: Vec<Place> = is_wanted.iter().zip(&owners).map(place).collect();
+        let (part_of, places) = grouped(&whole.ops, &places);
+        let mut parts = parts(&values, &part_of, places.len());
+        let stays = parts.pop_if(|_| places.last() == Some(&(1, 0))).unwrap_or_default();
+        let staying = || whole.ops.iter().filter(|op| !is_wanted[op.at]);
         let produced_still = staying().flat_map(|op| op.results()).map(|i| values.get(i as u32)).collect();
         let owners_still: Vec<u64> = staying().map(|op| owners[op.at]).collect();
         w.put_back(stays, produced_still, &owners_still, &began);
@@ -307,9 +291,10 @@ impl Stream {
             (w.thread.round, w.thread.first_upload) = (round, None);
         }
         let mut result = Ok(());
-        for (i, (part, (_, thread))) in parts.iter_mut().zip(numbers.keys()).enumerate() {
+        let last = parts.len().saturating_sub(1);
+        for (i, (part, (_, thread))) in parts.iter_mut().zip(&places).enumerate() {
             part.options = options.get(thread).copied().unwrap_or_default();
-            let reason = if i + 1 == count { reason } else { Reason::Part };
+            let reason = if i == last { reason } else { Reason::Part };
             result = result.and(self.launch_window(w, part, &produced, reason));
         }
         result
