@@ -19,15 +19,20 @@ def python(python):
     [
         ("import torch", "1"),
         ("import torch, oxitorch", "1"),
-        ("import oxitorch, torch", "1"),
         ("import torch, oxitorch", "0"),
         ("import oxitorch; oxitorch.activate(); import torch", "0"),
-        ("import oxitorch; oxitorch.tpu; import torch", "0"),
-        ("import oxitorch.tpu, torch", "0"),
-        ("import oxitorch.tpu, torch; assert torch.tpu is oxitorch.tpu", "1"),
-        ("from oxitorch import tpu; import torch; assert torch.tpu is tpu", "1"),
         ("import torch; import torch.tpu.random as a, oxitorch.tpu.random as b; assert a is b", "1"),
-        ("import torch; torch.set_num_threads(1); import oxitorch; oxitorch.activate()", "0"),
+        *(
+            pytest.param(code, autoload, marks=pytest.mark.slow)
+            for code, autoload in [
+                ("import oxitorch, torch", "1"),
+                ("import oxitorch; oxitorch.tpu; import torch", "0"),
+                ("import oxitorch.tpu, torch", "0"),
+                ("import oxitorch.tpu, torch; assert torch.tpu is oxitorch.tpu", "1"),
+                ("from oxitorch import tpu; import torch; assert torch.tpu is tpu", "1"),
+                ("import torch; torch.set_num_threads(1); import oxitorch; oxitorch.activate()", "0"),
+            ]
+        ),
     ],
 )
 def test_any_order_of_imports_gives_the_device(python, code, autoload):

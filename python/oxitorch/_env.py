@@ -15,8 +15,8 @@ from typing import Any
 class Var:
     """One environment variable.
 
-    kind is one of: "choice" (one of `choices`), "int" (at least `minimum`), "bool" (0 or 1), "size" (in bytes),
-    "path", "place" (a path or a URL), "text".
+    kind is one of: "choice" (one of `choices`), "int" (at least `minimum`), "ints" (several, each once), "fraction"
+    (above 0, at most 1), "bool" (0 or 1), "size" (in bytes), "path", "place" (a path or a URL), "text".
     """
 
     name: str
@@ -40,6 +40,15 @@ class Var:
             if not text.isdecimal() or int(text) < self.minimum:
                 raise ValueError(f"{self.name}={text}: expected a whole number of at least {self.minimum}")
             return int(text)
+        if self.kind == "ints":
+            parts = [part.strip() for part in text.split(",")]
+            if not all(part.isdecimal() for part in parts) or len({int(part) for part in parts}) < len(parts):
+                raise ValueError(f"{self.name}={text}: expected different whole numbers, such as 0,2")
+            return [int(part) for part in parts]
+        if self.kind == "fraction":
+            if not re.fullmatch(r"\d*\.?\d+", text) or not 0 < float(text) <= 1:
+                raise ValueError(f"{self.name}={text}: expected a number above 0 and at most 1")
+            return float(text)
         if self.kind == "size":
             return self._size(text)
         if self.kind == "bool":
@@ -60,6 +69,8 @@ class Var:
         return {
             "choice": ", ".join(f"`{c}`" for c in self.choices),
             "int": f"a whole number, at least {self.minimum}",
+            "ints": "whole numbers with commas between them, each once",
+            "fraction": "a number above 0, at most 1",
             "bool": "`0` or `1`",
             "size": "bytes, with `K`, `M`, `G` or `T` for multiples of 1024",
             "path": "a path",
@@ -83,6 +94,27 @@ CPU_DEVICES = Var(
     "0.1",
     "How many virtual devices the cpu platform shows, to try multi-device programs on one machine.",
     minimum=1,
+)
+CUDA_DEVICES = Var(
+    "OXITORCH_CUDA_DEVICES",
+    "ints",
+    "all that the driver shows",
+    "0.1",
+    "Which GPUs the process takes, by the driver's numbers; they are `tpu:0`, `tpu:1` and so on in this order.",
+)
+CUDA_MEMORY_FRACTION = Var(
+    "OXITORCH_CUDA_MEMORY_FRACTION",
+    "fraction",
+    "0.75",
+    "0.1",
+    "The part of each GPU's memory that the process may take.",
+)
+CUDA_PREALLOCATE = Var(
+    "OXITORCH_CUDA_PREALLOCATE",
+    "bool",
+    "1",
+    "0.1",
+    "Whether it takes that memory at the start, so that nobody else can and it does not come to lie in pieces.",
 )
 EAGER_MODE = Var(
     "OXITORCH_EAGER_MODE",
@@ -279,6 +311,9 @@ KNOWN_OPS = Var(
 TABLE: tuple[Var, ...] = (
     PLATFORM,
     CPU_DEVICES,
+    CUDA_DEVICES,
+    CUDA_MEMORY_FRACTION,
+    CUDA_PREALLOCATE,
     EAGER_MODE,
     WINDOW_OPS,
     WINDOW_BYTES,
@@ -367,6 +402,9 @@ def core_config() -> dict[str, Any]:
         **_preflight(),
         "platform": PLATFORM.read(),
         "cpu_devices": CPU_DEVICES.read(),
+        "cuda_visible_devices": CUDA_DEVICES.read(),
+        "cuda_memory_fraction": CUDA_MEMORY_FRACTION.read(),
+        "cuda_preallocate": CUDA_PREALLOCATE.read(),
         "eager_mode": EAGER_MODE.read() or "fused",
         "window_ops": WINDOW_OPS.read(),
         "window_bytes": WINDOW_BYTES.read(),

@@ -170,6 +170,7 @@ def test_an_interrupt_ends_the_loop(environment, empty_cache):
     assert child.returncode == -signal.SIGINT and "KeyboardInterrupt" in err, err
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_a_cache_that_works(python, environment, empty_cache):
     child = start(environment, empty_cache, BUSY + "print('busy', flush=True)\nwhile True: step()")
     assert child.stdout.readline() == "busy\n"

@@ -244,7 +244,11 @@ def quiet():
         yield
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Others of a kind that is there already.
+SLOW = {"SegFormer", "Swin", "MobileNetV3"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in MODELS])
 def test_training(name, no_fallback):
     case = MODELS[name]
     torch.manual_seed(0)

@@ -37,6 +37,8 @@ pub struct CacheOptions {
     pub max_loaded: usize,
     /// Bytes of programs that the process keeps loaded.
     pub max_loaded_bytes: u64,
+    /// Compiler options that say where something is on this machine: the executable does not depend on them.
+    pub places: Vec<(String, pjrt::OptionValue)>,
     /// Variables that the plugin's compiler reads, with their values.
     pub environment: Vec<(String, String)>,
     /// Told once about what keeps a folder from being used.
@@ -52,6 +54,7 @@ impl Default for CacheOptions {
             wait: cache::WAIT,
             max_loaded: MAX_LOADED,
             max_loaded_bytes: MAX_LOADED_BYTES,
+            places: Vec::new(),
             environment: Vec::new(),
             warn: |_| (),
         }
@@ -272,7 +275,9 @@ impl Recipe for Build<'_> {
         self.programs.check_open()?;
         let start = Instant::now();
         let client = self.programs.target.client()?;
-        let result = client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &self.options);
+        let mut options = self.options.clone();
+        options.overrides.extend_from_slice(&self.programs.options.places);
+        let result = client.compile(&pjrt::Program::mlir(self.text.as_bytes()), &options);
         if self.background {
             self.metrics.improved(self.name, start);
         } else {

@@ -116,9 +116,23 @@ fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
         wait: wait.map_or(default.wait, Duration::from_secs),
         max_loaded: optional(config, "loaded_programs")?.unwrap_or(default.max_loaded),
         max_loaded_bytes: optional(config, "loaded_bytes")?.unwrap_or(default.max_loaded_bytes),
+        places: default.places,
         environment: optional(config, "compiler_environment")?.unwrap_or_default(),
         warn: state::warn,
     })
+}
+
+/// Options of a client for GPUs, by the plugin's names.
+fn cuda_options(config: &Bound<'_, PyDict>) -> PyResult<Vec<(String, pjrt::Value)>> {
+    let visible: Option<Vec<i64>> = optional(config, "cuda_visible_devices")?;
+    let fraction: Option<f32> = optional(config, "cuda_memory_fraction")?;
+    let preallocate: Option<bool> = optional(config, "cuda_preallocate")?;
+    let options = [
+        ("visible_devices", visible.map(pjrt::Value::Ints)),
+        ("memory_fraction", fraction.map(pjrt::Value::Float)),
+        ("preallocate", preallocate.map(pjrt::Value::Bool)),
+    ];
+    Ok(options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
 }
 
 /// The device that is not there, if the configuration describes one.
@@ -322,6 +336,8 @@ mod _core {
             capture: optional(config, "capture")?,
             platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
+            cuda: cuda_options(config)?,
+            shim_dir: std::path::Path::new(&path).parent().map(Into::into),
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
             cache: cache_options(config)?,
             mode: mode.as_deref().map_or(Ok(Mode::default()), eager_mode)?,

@@ -31,6 +31,10 @@ pub(crate) struct Setup {
     /// None: the first platform that has hardware.
     pub(crate) platform: Option<pjrt::Platform>,
     pub(crate) cpu_devices: usize,
+    /// Options of a client for GPUs.
+    pub(crate) cuda: Vec<(String, pjrt::Value)>,
+    /// The folder of the shim, which is the user's.
+    pub(crate) shim_dir: Option<PathBuf>,
     /// 0: one per core.
     pub(crate) compile_threads: usize,
     pub(crate) mode: Mode,
@@ -193,9 +197,13 @@ fn start() -> Result<&'static State, Error> {
         }
         _ => false,
     };
+    let mut cache = setup.cache.clone();
+    if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
+        cache.places = cuda_places(setup)?;
+    }
     let options = Options {
         compile_threads: setup.compile_threads,
-        cache: setup.cache.clone(),
+        cache,
         graphs: setup.graphs.clone(),
         background_compile: setup.background_compile,
         deterministic,
@@ -230,7 +238,23 @@ fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
     let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load)?;
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
-    pjrt::Client::new(plugin, &pjrt::ClientOptions { cpu_devices, ..Default::default() })
+    let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
+    pjrt::Client::new(plugin, &pjrt::ClientOptions { cpu_devices, extra })
+}
+
+/// Where XLA finds `ptxas` and `libdevice`, without which no program with `tanh` compiles. Who says so in `XLA_FLAGS` is
+/// believed, and where nothing is found, XLA says what it misses.
+fn cuda_places(setup: &Setup) -> Result<Vec<(String, pjrt::OptionValue)>, Error> {
+    let own = setup.cache.environment.iter().any(|(_, flags)| flags.contains(pjrt::CudaTools::OPTION));
+    let (false, Some(tools), Some(scratch)) = (own, pjrt::CudaTools::find(&setup.site_dirs), &setup.shim_dir)
+    else {
+        return Ok(Vec::new());
+    };
+    let folder = tools.folder(scratch).map_err(|e| {
+        Error::runtime(format!("cannot link ptxas and libdevice into {}: {e}", scratch.display()))
+    })?;
+    let folder = folder.display().to_string();
+    Ok(vec![(pjrt::CudaTools::OPTION.to_owned(), pjrt::OptionValue::String(folder))])
 }
 
 /// Writes what was asked of a device that is not there, the first time: a file of facts and one for each program.
