@@ -2,6 +2,9 @@
 device computes, and no constant makes the compiler trap."""
 
 import pytest
+import torch
+import torch.nn.functional as F
+from support import DEVICE, assert_same
 
 FOLDS = """
 import sys, torch
@@ -87,3 +90,16 @@ print(compared)
 def test_constants_fold_to_what_the_device_computes(python, effort):
     done = python(FOLDS, effort, timeout=120)
     assert int(done.stdout) == 5 * (18 + 8 * 7) + 2 * (22 + 8 * 8)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.5, 2.0])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_constant_keeps_the_order_of_its_elements(mode, scale):
+    """XLA computes the whole program, in which products of tables have operands in different layouts."""
+    values = {}
+    for device in ("cpu", DEVICE):
+        x = torch.ones(2, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
+        y = F.interpolate(x, scale_factor=scale, mode=mode)
+        values[device] = (y, y + 1, y.contiguous())
+    for device, cpu in zip(values[DEVICE], values["cpu"], strict=True):
+        assert_same(device, cpu)

@@ -648,6 +648,10 @@ impl Compiler {
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));
+        // It gives the operands of an elementwise op different layouts, which XLA forgets where it computes constants:
+        // their elements change places.
+        let passes = pjrt::OptionValue::String("reshape-mover".to_owned());
+        options.overrides.push(("xla_disable_hlo_passes".to_owned(), passes));
         if self.target.platform() == pjrt::Platform::Cpu {
             // Not `xla_cpu_copy_insertion_use_region_analysis`: it spares copies of weights, but lets a step overwrite
             // some of them before their last use.
