@@ -9,6 +9,7 @@ import copy
 import io
 import itertools
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -735,6 +736,39 @@ def test_out_resizes_and_aliases(device):
     with pytest.warns(UserWarning, match="resized"):
         torch.add(torch.ones(3, device=device), 1, out=m)
     assert m.tolist() == [2, 2, 2]
+
+
+EXPANDED = {
+    "index_put_": lambda x, i, v: x.index_put_((i,), v),
+    "index_put_ that adds": lambda x, i, v: x.index_put_((i,), v, accumulate=True),
+    "index_fill_": lambda x, i, v: x.index_fill_(0, i, 5.0),
+    "index_fill_ of a tensor": lambda x, i, v: x.index_fill_(0, i, v[0]),
+    "masked_fill_": lambda x, i, v: x.masked_fill_(x > 0, 5.0),
+    "masked_fill_ of a tensor": lambda x, i, v: x.masked_fill_(x > 0, v[0]),
+    "x[i] = v": lambda x, i, v: x.__setitem__(i, v),
+    "x[mask] = number": lambda x, i, v: x.__setitem__(x > 0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_indexed_writes_to_expanded_tensors_are_warned_of(name):
+    """As on the CPU, and only for these tensors."""
+    seen = {}
+    torch.set_warn_always(True)
+    try:
+        for device in ("cpu", DEVICE):
+            for expanded in (True, False):
+                x = torch.ones(1, device=device).expand(3)
+                x = x if expanded else x.contiguous()
+                i, v = torch.tensor([0, 2], device=device), torch.tensor([2.0, 2.0], device=device)
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    EXPANDED[name](x, i, v)
+                seen[device, expanded] = [str(w.message).split(" (Triggered")[0] for w in caught]
+    finally:
+        torch.set_warn_always(False)
+    assert seen["cpu", True] and not seen["cpu", False]
+    assert [seen[DEVICE, e] for e in (True, False)] == [seen["cpu", e] for e in (True, False)]
 
 
 @pytest.mark.filterwarnings("ignore:Use of")

@@ -157,16 +157,34 @@ WRONG = {
     "inverse": (lambda d: torch.linalg.inv(torch.zeros(3, 3, device=d)), None),
     "cholesky": (lambda d: torch.linalg.cholesky(-torch.eye(3, device=d)), None),
     "foreach lengths": (lambda d: torch._foreach_add([ones(d, 2)], [ones(d, 2), ones(d, 2)]), None),
+    "addr beta": (
+        lambda d: torch.addr(ints(d, [1]), ints(d, 1), ints(d, 1), beta=2.0),
+        "argument beta must not be a floating",
+    ),
+    "addr alpha": (lambda d: torch.addr(ones(d, 2, 2), ones(d, 2), ones(d, 2), alpha=True), "Boolean alpha only"),
+    "foreach numbers": (
+        lambda d: torch._foreach_mul([ones(d, 2)] * 2, [1.0]),
+        "same number of elements as scalar list",
+    ),
+    "foreach numbers in place": (
+        lambda d: torch._foreach_pow_([ones(d, 2)], []),
+        "same number of elements as scalar list",
+    ),
+    "foreach packed numbers": (
+        lambda d: torch._foreach_addcmul(*[[ones(d, 2)] * 2] * 3, torch.ones(3)),
+        "Expected length of scalars to match input of length 2 but got 3 instead.",
+    ),
+    "foreach packed rank": (
+        lambda d: torch._foreach_addcmul(*[[ones(d, 2)] * 2] * 3, torch.ones(2, 2)),
+        "Expected packed scalar Tensor to be of dimension 1. Got 2 instead.",
+    ),
+    "foreach complex maximum": (lambda d: torch._foreach_maximum(*[[ones(d, 2) * 1j]] * 2), "complex"),
+    "foreach complex minimum": (lambda d: torch._foreach_minimum_(*[[ones(d, 2) * 1j]] * 2), "complex"),
     "foreach shapes": (lambda d: torch._foreach_add([ones(d, 2)], [ones(d, 3)]), "_foreach_add"),
     "pinned": (lambda d: torch.empty(2, device=d, pin_memory=True) if d != "cpu" else [][1], None),
 }
 # Where the CPU has no error to compare with.
 OWN_CLASS = {"pinned": (RuntimeError,)}
-
-
-def test_float16_is_not_shown_as_complex32():
-    with pytest.raises(NotImplementedError, match="view_as_complex.*complex32"):
-        torch.view_as_complex(ones(DEVICE, 2, 2).half())
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -242,6 +260,10 @@ def test_what_may_be_mixed():
     x.copy_(torch.zeros(4))
     assert x.tolist() == [0, 0, 0, 0]
     assert torch.where(x == 0, x, torch.tensor(1.0)).tolist() == [0, 0, 0, 0]
+    assert x.index_fill(0, torch.tensor([3, -3]), 5.0).tolist() == [0, 5, 0, 5]
+    assert x.index_fill_(0, torch.tensor([0]), torch.tensor(6)).tolist() == [6, 0, 0, 0]
+    with pytest.raises(IndexError, match="out of bounds"):
+        x.index_fill(0, torch.tensor([4]), 1.0).tolist()
 
 
 # ---------------------------------------------------------------- values that are wrong, in debug mode

@@ -53,6 +53,23 @@ pub fn from_code(code: i64) -> Option<DType> {
     BY_CODE.get(usize::try_from(code).ok()?).copied().flatten()
 }
 
+/// The code of the dtype as which the device keeps elements of a dtype with so many bytes: itself, or an integer of that
+/// size, which copies and views move as they are. Quantised dtypes need more than their elements and are not kept.
+pub fn kept_as(code: i64, bytes: usize) -> Option<i64> {
+    const QUANTISED: &[i64] = &[12, 13, 14, 16, 17];
+    if from_code(code).is_some() {
+        return Some(code);
+    }
+    let same_size = match bytes {
+        1 => DType::U8,
+        2 => DType::U16,
+        4 => DType::U32,
+        8 => DType::U64,
+        _ => return None,
+    };
+    (!QUANTISED.contains(&code)).then(|| self::code(same_size))
+}
+
 /// torch's `ScalarType` code.
 pub fn code(dtype: DType) -> i64 {
     entry(dtype).1

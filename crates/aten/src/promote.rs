@@ -2,7 +2,7 @@
 
 use crate::args::Tensor;
 use crate::dtype::{Category, category, promote};
-use crate::error::Result;
+use crate::error::{Result, unsupported};
 use oxitorch_hlo::DType;
 
 /// Whether a tensor has dimensions, has none, or is a Python number in tensor's clothing decides its priority.
@@ -21,7 +21,7 @@ impl ResultType {
     /// Adds an operand. Wrapped numbers count with the default dtype of their category.
     pub fn add(&mut self, rank: usize, dtype: DType, wrapped: bool, default: DType) -> Result<()> {
         let dtype = match category(dtype) {
-            Category::Complex if wrapped => complex_of(default),
+            Category::Complex if wrapped => complex_of(default)?,
             Category::Float if wrapped => default,
             _ => dtype,
         };
@@ -40,11 +40,12 @@ impl ResultType {
     }
 }
 
-/// The complex dtype that holds a float dtype.
-pub fn complex_of(dtype: DType) -> DType {
+/// The complex dtype that holds a float dtype. That of float16 is complex32, which StableHLO has not.
+pub fn complex_of(dtype: DType) -> Result<DType> {
     match dtype {
-        DType::F64 | DType::C128 => DType::C128,
-        _ => DType::C64,
+        DType::F16 => Err(unsupported("complex32")),
+        DType::F64 | DType::C128 => Ok(DType::C128),
+        _ => Ok(DType::C64),
     }
 }
 
@@ -52,7 +53,7 @@ fn combine(higher: Option<DType>, lower: Option<DType>) -> Result<Option<DType>>
     let (Some(high), Some(low)) = (higher, lower) else { return Ok(higher.or(lower)) };
     Ok(Some(match (category(high), category(low)) {
         (Category::Complex, _) => high,
-        (Category::Float, Category::Complex) => complex_of(high),
+        (Category::Float, Category::Complex) => complex_of(high)?,
         (Category::Float, _) => high,
         (Category::Bool, _) | (_, Category::Float | Category::Complex) => promote(high, low)?,
         _ => high,

@@ -113,6 +113,10 @@ pub struct Row {
     pub iterated: bool,
     /// Whether it may write to a tensor whose elements share memory: one value goes to many places.
     pub fills: bool,
+    /// What is warned of where its in-place form writes to such a tensor all the same.
+    pub warns_of_expanded: Option<&'static str>,
+    /// Whether its index may be in host memory, as those of `x[i]` may.
+    pub takes_host_index: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
     pub products: bool,
     /// Whether torch's kernel, where a program calls it, may find no solution.
@@ -138,6 +142,8 @@ impl Row {
             apart: &[],
             iterated: false,
             fills: false,
+            warns_of_expanded: None,
+            takes_host_index: false,
             products: false,
             may_fail: false,
             internal: false,
@@ -198,6 +204,16 @@ impl Row {
     /// The same for an op that may write one value to many places at once, as on PyTorch's other devices.
     pub const fn fills(self) -> Row {
         Row { fills: true, ..self }
+    }
+
+    /// See [`Row::warns_of_expanded`].
+    pub const fn warns_of_expanded(self, text: &'static str) -> Row {
+        Row { warns_of_expanded: Some(text), ..self }
+    }
+
+    /// See [`Row::takes_host_index`].
+    pub const fn takes_host_index(self) -> Row {
+        Row { takes_host_index: true, ..self }
     }
 
     /// The same for an op whose matrix products or convolutions follow the precision that the user asked for.

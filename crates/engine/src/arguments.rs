@@ -131,11 +131,19 @@ impl<'a> Item<'_, 'a> {
         out: &mut Operands,
     ) -> Result<(), Refusal> {
         match self {
+            Item::Tensor(t) if call.op.takes_host_index() => {
+                out.values.push(index_value(call, stream, w, t)?)
+            }
             Item::Tensor(t) => out.values.push(value(call, w, t)?),
             Item::Element(t, k) => out.values.push(value(call, w, &element(t, *k)?)?),
             Item::List(l) => {
                 for t in l.iter().filter(|t| t.is_defined()) {
-                    out.values.push(list_entry(call, stream, w, t)?);
+                    let indices = call.op.takes_indices();
+                    out.values.push(if indices {
+                        index_value(call, stream, w, t)?
+                    } else {
+                        value(call, w, t)?
+                    });
                 }
             }
             Item::Number(n) if is_operand(kind, *n) => out.values.push(number(w, *n)),
@@ -259,23 +267,21 @@ fn value(call: &Call<'_, '_>, w: &mut Window, t: &TensorRef<'_>) -> Result<Arc<V
     }
 }
 
-/// An entry of a list; index lists may hold host tensors, as with PyTorch's other devices.
-fn list_entry(
+/// The value of an index or of an entry of a list of them, which may be in host memory.
+fn index_value(
     call: &Call<'_, '_>,
     stream: &Stream,
     w: &mut Window,
     t: &TensorRef<'_>,
 ) -> Result<Arc<Value>, Refusal> {
-    if let Place::Host(place) = t.place
-        && call.op.takes_indices()
-        && !t.sizes.is_empty()
-    {
-        let bytes = t.host_bytes().ok_or_else(|| Error::runtime("an index tensor without elements"))?;
-        let value = stream.upload(t.ty()?, &bytes)?;
-        w.note_upload(&value, place);
-        return Ok(value);
-    }
-    value(call, w, t)
+    let place = match t.place {
+        Place::Host(place) if !t.sizes.is_empty() => place,
+        _ => return value(call, w, t),
+    };
+    let bytes = t.host_bytes().ok_or_else(|| Error::runtime("an index tensor without elements"))?;
+    let value = stream.upload(t.ty()?, &bytes)?;
+    w.note_upload(&value, place);
+    Ok(value)
 }
 
 /// Element `k` of a 1-d tensor as a 0-d one.

@@ -179,9 +179,36 @@ impl Op {
         key_word(self.binding.op, Format::Preserve, switches)
     }
 
+    /// What is warned of where it is told to write to a tensor whose elements share memory: its first argument.
+    pub fn warns_of_expanded(&self) -> Option<&'static str> {
+        let first = matches!(self.binding.form, Form::InPlace(0));
+        self.row.warns_of_expanded.filter(|_| first)
+    }
+
+    /// Whether its index may be in host memory.
+    pub(crate) fn takes_host_index(&self) -> bool {
+        self.row.takes_host_index
+    }
+
     /// Whether it takes a list of index tensors.
     pub(crate) fn takes_indices(&self) -> bool {
         self.host_lists
+    }
+}
+
+/// Why a tensor holds no scalars for the entries of a list.
+fn packed_scalars(rank: usize) -> String {
+    format!("Expected packed scalar Tensor to be of dimension 1. Got {rank} instead.")
+}
+
+/// Why a list does not go with one of `n` tensors.
+fn other_length(list: &ArgRef<'_>, n: usize, len: usize) -> String {
+    match list {
+        ArgRef::Tensors(_) => format!("Tensor lists must have the same number of tensors, got {n} and {len}"),
+        ArgRef::Tensor(_) => {
+            format!("Expected length of scalars to match input of length {n} but got {len} instead.")
+        }
+        _ => "Tensor list must have same number of elements as scalar list.".to_owned(),
     }
 }
 
@@ -449,14 +476,15 @@ impl<'a> Call<'_, 'a> {
                 ArgRef::Numbers(l) => l.len(),
                 ArgRef::Floats(l) => l.len(),
                 ArgRef::Ints(l) => l.len(),
-                ArgRef::Tensor(t) => t.sizes.first().copied().unwrap_or(0) as usize,
+                ArgRef::Tensor(t) => match t.sizes {
+                    [n] => *n as usize,
+                    sizes => return Err(Error::runtime(packed_scalars(sizes.len())).into()),
+                },
                 _ => return Err(self.no_list(*p)),
             };
             match common {
                 Some(n) if n != len => {
-                    let message =
-                        format!("Tensor lists must have the same number of tensors, got {n} and {len}");
-                    return Err(Error::runtime(message).into());
+                    return Err(Error::runtime(other_length(&self.args[*p], n, len)).into());
                 }
                 _ => common = Some(len),
             }

@@ -134,6 +134,8 @@ typedef struct OxiCore {
   uint32_t abi_version;
   // The id under which the core serves this overload, or -1. `composite`: the op has a CompositeImplicitAutograd kernel.
   int32_t (*bind)(const char* schema, int32_t composite);
+  // What to warn of where this overload's first argument, which it writes to, has elements that share memory; or null.
+  const char* (*warns_of_expanded)(int32_t id);
   // Whether the core has a row under this base name ("add"): spares printing the other schemas.
   int32_t (*knows)(const char* base_name);
   int32_t (*dispatch)(int32_t id, int32_t device, const OxiArg* args, uint32_t nargs, OxiResult* result);
@@ -146,6 +148,8 @@ typedef struct OxiCore {
   void* (*find)(uintptr_t address, int64_t* offset_bytes);    // the inverse, also for addresses inside a storage
   void* (*resized)(void* slot, size_t nbytes, OxiError* error);  // a new slot with the old bytes, cut or zero-padded
   // Copies. Host memory is contiguous in `dst`/`src`'s logical order.
+  // `kept_as`: the dtype whose place the bytes of a dtype have in these, or -1 if the device does not keep it.
+  int32_t (*kept_as)(int32_t dtype, size_t itemsize);
   int32_t (*write)(const OxiTensor* dst, const void* host, OxiError* error);
   int32_t (*read)(const OxiTensor* src, void* host, OxiError* error);
   int32_t (*copy)(const OxiTensor* src, const OxiTensor* dst, OxiError* error);  // converts dtypes and devices

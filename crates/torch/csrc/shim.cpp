@@ -456,6 +456,17 @@ void bump(const c10::IValue& v) {
 }
 
 // ---------------------------------------------------------------- the CPU fallback
+Tensor without_conj_of_bits(const Tensor& t);
+// PyTorch resolves lazy conjugations by cloning, which for bits comes here: they are resolved before.
+void resolve_bits(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t n = op.schema().arguments().size();
+  for (size_t i = 0; i < n; i++) {
+    c10::IValue& v = stack->at(stack->size() - n + i);
+    if (!v.isTensor() || !v.toTensor().defined() || !v.toTensor().is_conj()) continue;
+    auto* alias = op.schema().arguments()[i].alias_info();
+    if (!alias || !alias->isWrite()) v = without_conj_of_bits(v.toTensor());
+  }
+}
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const char* warning = nullptr;
   OxiError e{};
@@ -464,6 +475,7 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   check(g_core->fallback(full.c_str(), &warning, &e), e);
   if (warning) TORCH_WARN(warning);
   const size_t nresults = op.schema().returns().size();
+  resolve_bits(op, stack);
   try {
     at::native::cpu_fallback(op, stack);
   } catch (c10::Error& e) {
@@ -633,13 +645,18 @@ Tensor into_resized(const Tensor& out, const OxiOut& o) {
 struct Kernel final : c10::OperatorKernel {
   int32_t id;
   c10::SmallVector<size_t, 4> written;  // see unversioned_writes
-  Kernel(int32_t i, const c10::OperatorHandle& op) : id(i), written(unversioned_writes(op)) {}
+  const char* expanded;  // what to warn of where the first argument's elements share memory, if anything
+  Kernel(int32_t i, const c10::OperatorHandle& op)
+      : id(i), written(unversioned_writes(op)), expanded(g_core->warns_of_expanded(i)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t n = op.schema().arguments().size();
     c10::IValue* base = stack->data() + (stack->size() - n);
     Call call(n);
     for (size_t i = 0; i < n; i++) call.put(i, base[i]);
+    if (C10_UNLIKELY(expanded != nullptr) && at::has_internal_overlap(base[0].toTensor()) == at::MemOverlap::Yes) {
+      TORCH_WARN(expanded);
+    }
     // PyTorch's way of walking lists, one op for each entry, as on CUDA. The CPU's kernels are just that.
     if (C10_UNLIKELY(call.spread) && op.schema().name().rfind("aten::_foreach_", 0) == 0) {
       return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -714,6 +731,8 @@ struct TypedCall {
       auto c = v.toComplexDouble();
       complex[i][0] = c.real(), complex[i][1] = c.imag();
       a.tag = OXI_COMPLEX, a.u.doubles = complex[i];
+    } else if (v.type() == at::kUInt64 && v.toUInt64() >> 63) {
+      a.tag = OXI_OTHER;  // the core has no such number, boxed or not
     } else {
       a.tag = v.isBoolean() ? OXI_BOOL : OXI_INT, a.u.i = v.toLong();
     }
@@ -805,20 +824,36 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
                                                     c10::dtype_or_default(dtype)));
   });
 }
+// Dtypes that StableHLO has not (complex32, some of 8 bits and less) are kept as integers of their size: bits, which are
+// copied and shown, and computed with on the CPU alone. A lazy conjugation is theirs and not the integers'.
+bool is_bits(const Tensor& t) {
+  auto code = static_cast<int32_t>(t.scalar_type());
+  return C10_UNLIKELY(g_core->kept_as(code, t.itemsize()) != code);
+}
+void describe_kept(OxiTensor& o, const Tensor& t) {
+  describe(o, t);
+  int32_t kept = g_core->kept_as(o.dtype, t.itemsize());
+  if (C10_LIKELY(kept == o.dtype)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(kept >= 0, "aten::_copy_from(", t.scalar_type(), t.sizes(), "): a dtype that the tpu device has not");
+  o.dtype = static_cast<int16_t>(kept);
+  o.flags &= ~OXI_CONJ;
+}
 void write_host(const Tensor& src, const Tensor& dst) {
-  Tensor h = src.to(dst.scalar_type()).expand(dst.sizes()).resolve_conj().resolve_neg().contiguous();
+  Tensor h = src.to(dst.scalar_type()).expand(dst.sizes());
+  if (dst.is_conj() && is_bits(dst)) h = h.conj();
+  h = h.resolve_conj().resolve_neg().contiguous();
   OxiTensor d;
-  describe(d, dst);
+  describe_kept(d, dst);
   OxiError e{};
   check_copy(g_core->write(&d, h.const_data_ptr(), &e), e, dst);
 }
 Tensor read_host(const Tensor& src) {
   Tensor h = at::detail::empty_cpu(src.sizes(), src.scalar_type(), false, std::nullopt);
   OxiTensor s;
-  describe(s, src);
+  describe_kept(s, src);
   OxiError e{};
   check_copy(g_core->read(&s, h.mutable_data_ptr(), &e), e, src);
-  return h;
+  return src.is_conj() && is_bits(src) ? h.conj() : h;
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
   if (dst.numel() == 0) {
@@ -830,11 +865,14 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
     at::assert_no_internal_overlap(dst);
     if (from_self) at::assert_no_partial_overlap(dst, self);
   }
-  if (from_self && to_self) {
+  bool same = self.scalar_type() == dst.scalar_type() && self.is_conj() == dst.is_conj();
+  if (from_self && to_self && !same && (is_bits(self) || is_bits(dst))) {
+    write_host(read_host(self), dst);
+  } else if (from_self && to_self) {
     OxiTensor a, b;
     Tensor s = self.expand(dst.sizes());
-    describe(a, s);
-    describe(b, dst);
+    describe_kept(a, s);
+    describe_kept(b, dst);
     OxiError e{};
     check_copy(g_core->copy(&a, &b, &e), e, dst);
   } else if (to_self) {
@@ -844,6 +882,10 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
     dst.copy_(read_host(self));
   }
   return dst;
+}
+Tensor without_conj_of_bits(const Tensor& t) {
+  if (t.device().type() != kSelf || !is_bits(t)) return t;
+  return copy_from(t, empty_strided(t.sizes(), t.strides(), t.scalar_type(), std::nullopt, t.device(), std::nullopt), false);
 }
 const Tensor& resize(const Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> format) {
   // at::native::resize_ would memcpy between data pointers.
@@ -896,11 +938,6 @@ Tensor reshape_alias(const Tensor& s, c10::SymIntArrayRef size, c10::SymIntArray
 }
 Tensor unfold(const Tensor& s, int64_t dim, int64_t size, int64_t step) {
   return at::native::unfold(s, dim, size, step);
-}
-Tensor view_as_complex(const Tensor& s) {
-  TORCH_CHECK_NOT_IMPLEMENTED(s.scalar_type() != at::kHalf, "view_as_complex: the tpu device has no dtype complex32, which ",
-                              "float16 tensors are shown as");
-  return at::native::view_as_complex(s);
 }
 Tensor& set_tensor(Tensor& s, const Tensor& source) {
   return at::native::set_tensor_(s, source);
@@ -1146,7 +1183,7 @@ void register_memory_and_views() {
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("unfold", &unfold);
   m.impl("view_as_real", &at::native::view_as_real);
-  m.impl("view_as_complex", &view_as_complex);
+  m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_.source_Storage", &set_storage);
   m.impl("set_.source_Storage_storage_offset", &set_storage_offset);

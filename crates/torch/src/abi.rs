@@ -210,6 +210,7 @@ const _: () = {
 pub(crate) struct Core {
     pub(crate) abi_version: u32,
     pub(crate) bind: unsafe extern "C" fn(*const c_char, i32) -> i32,
+    pub(crate) warns_of_expanded: unsafe extern "C" fn(i32) -> *const c_char,
     pub(crate) knows: unsafe extern "C" fn(*const c_char) -> i32,
     pub(crate) dispatch: unsafe extern "C" fn(i32, i32, *const Arg, u32, *mut Reply) -> i32,
     pub(crate) fallback: unsafe extern "C" fn(*const c_char, *mut *const c_char, *mut Error) -> i32,
@@ -218,6 +219,7 @@ pub(crate) struct Core {
     pub(crate) address: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(crate) find: unsafe extern "C" fn(usize, *mut i64) -> *mut c_void,
     pub(crate) resized: unsafe extern "C" fn(*mut c_void, usize, *mut Error) -> *mut c_void,
+    pub(crate) kept_as: unsafe extern "C" fn(i32, usize) -> i32,
     pub(crate) write: unsafe extern "C" fn(*const Tensor, *const c_void, *mut Error) -> i32,
     pub(crate) read: unsafe extern "C" fn(*const Tensor, *mut c_void, *mut Error) -> i32,
     pub(crate) copy: unsafe extern "C" fn(*const Tensor, *const Tensor, *mut Error) -> i32,

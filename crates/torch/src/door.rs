@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,6 +26,7 @@ mod graphs;
 pub(crate) static CORE: abi::Core = abi::Core {
     abi_version: abi::ABI_VERSION,
     bind,
+    warns_of_expanded,
     knows,
     dispatch,
     fallback,
@@ -34,6 +35,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     address,
     find,
     resized,
+    kept_as,
     write,
     read,
     copy,
@@ -261,6 +263,12 @@ unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
     bound.unwrap_or(-1)
 }
 
+/// The text stays for ever: the shim asks once for each op that it binds.
+unsafe extern "C" fn warns_of_expanded(id: i32) -> *const c_char {
+    let text = BOUND.lock().get(id as usize).and_then(Op::warns_of_expanded);
+    text.and_then(|text| CString::new(text).ok()).map_or(null(), |text| text.into_raw().cast_const())
+}
+
 /// The ops that the shim bound while it was loaded.
 pub(crate) static BOUND: parking_lot::Mutex<Vec<Op>> = parking_lot::Mutex::new(Vec::new());
 
@@ -474,6 +482,10 @@ unsafe extern "C" fn resized(raw: *mut c_void, nbytes: usize, error: *mut abi::E
         Ok(())
     });
     new
+}
+
+unsafe extern "C" fn kept_as(code: i32, itemsize: usize) -> i32 {
+    dtype::kept_as(i64::from(code), itemsize).map_or(-1, |code| code as i32)
 }
 
 /// Bytes of a tensor's elements, row-major.

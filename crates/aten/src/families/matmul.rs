@@ -1,5 +1,6 @@
 use crate::args::{Alpha, Tensor};
 use crate::dtype::{Category, category, scalar_name};
+use crate::families::pointwise_binary::check_factor;
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::{Ctx, MatmulPrecision};
 use crate::library::{Item, Outcome, Parts};
@@ -430,6 +431,8 @@ fn addr(c: &Ctx, x: Tensor, u: Tensor, v: Tensor, beta: Alpha, alpha: Alpha) -> 
         }
     }
     let dtype = c.result_type(&[x, u, v])?;
+    check_factor(dtype, "beta", beta)?;
+    check_factor(dtype, "alpha", alpha)?;
     let shape = [c.numel(u.value), c.numel(v.value)];
     if category(dtype) == Category::Bool {
         return Err(crate::error::unsupported("addr of bool"));

@@ -63,21 +63,28 @@ pub static ROWS: &[Row] = &[
     binary("xlogy.Tensor", Float, |b, x, y| x_log(b, x, y, Builder::log)).dtypes(domain::ordered),
 ];
 
-/// `at::native::alpha_check`.
-fn check_alpha(dtype: DType, alpha: Alpha) -> Result<()> {
-    let Alpha::Times(s) = alpha else { return Ok(()) };
+/// What `at::native::alpha_check` and `check_addr_scalar` have in common.
+pub(super) fn check_factor(dtype: DType, name: &str, factor: Alpha) -> Result<()> {
+    let Alpha::Times(s) = factor else { return Ok(()) };
     if s.kind == NumKind::Bool && dtype != DType::Pred {
-        return Err(runtime("Boolean alpha only supported for Boolean results."));
+        return Err(runtime(format!("Boolean {name} only supported for Boolean results.")));
     }
     if matches!(s.kind, NumKind::Float | NumKind::Complex) && category(dtype) <= Category::Int {
-        return Err(runtime(
-            "For integral input tensors, argument alpha must not be a floating point number.",
-        ));
-    }
-    if s.kind == NumKind::Complex && category(dtype) <= Category::Float {
-        return Err(runtime("For non-complex input tensors, argument alpha must not be a complex number."));
+        let text = format!("For integral input tensors, argument {name} must not be a floating point number.");
+        return Err(runtime(text));
     }
     Ok(())
+}
+
+/// The same for sums, which also refuse a complex factor of real tensors.
+fn check_alpha(dtype: DType, alpha: Alpha) -> Result<()> {
+    check_factor(dtype, "alpha", alpha)?;
+    match alpha {
+        Alpha::Times(s) if s.kind == NumKind::Complex && category(dtype) <= Category::Float => {
+            Err(runtime("For non-complex input tensors, argument alpha must not be a complex number."))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `x + alpha * y` with the product kept in opmath, `alpha` rounded to the result's dtype.

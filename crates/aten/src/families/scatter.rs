@@ -7,6 +7,9 @@ use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, Value};
 
+const EXPANDED: &str = "Use of index_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
+     operation. This also applies to advanced indexing e.g. tensor[mask] = scalar";
+
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("scatter.src", scatter_src).apart(&[2, 3]),
@@ -17,8 +20,8 @@ pub static ROWS: &[Row] = &[
     op!("scatter_reduce.two", scatter_reduce).apart(&[2, 3]),
     op!("index_add", index_add).apart(&[2, 3]),
     op!("index_copy", index_copy).apart(&[2, 3]),
-    op!("index_fill.int_Scalar", index_fill_scalar).apart(&[2]).fills().layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
-    op!("index_fill.int_Tensor", index_fill_tensor).apart(&[2]).fills().layout(Layout::LikeFirst),
+    op!("index_fill.int_Scalar", index_fill_scalar).apart(&[2]).fills().warns_of_expanded(EXPANDED).takes_host_index().layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
+    op!("index_fill.int_Tensor", index_fill_tensor).apart(&[2]).fills().warns_of_expanded(EXPANDED).takes_host_index().layout(Layout::LikeFirst),
     op!("index_reduce", index_reduce).apart(&[2, 3]),
     op!("masked_scatter", masked_scatter),
     op!("masked_scatter_backward", masked_scatter_backward),

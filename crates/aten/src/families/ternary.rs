@@ -8,6 +8,9 @@ use crate::{op, pointwise};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Value};
 
+const EXPANDED: &str = "Use of masked_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
+     operation. This also applies to advanced indexing e.g. tensor[mask] = scalar";
+
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     pointwise!("where.self", where_self),
@@ -30,9 +33,9 @@ pub static ROWS: &[Row] = &[
     pointwise!("lerp.Tensor", lerp_tensor).dtypes(domain::fractions),
     op!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
         masked_fill(c, x, mask, value.tensor())
-    }).fills()
+    }).fills().warns_of_expanded(EXPANDED)
     .check_numbers(|n| n.fits(2)),
-    op!("masked_fill.Tensor", masked_fill).fills(),
+    op!("masked_fill.Tensor", masked_fill).fills().warns_of_expanded(EXPANDED),
     pointwise!("_masked_scale", |c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar| masked_scale(
         c, x, mask, scale
     )),
