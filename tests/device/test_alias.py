@@ -906,3 +906,38 @@ def test_clone_cuts(device):
     a.zero_()
     assert b.sum().item() == c.sum().item() == d.sum().item() == 15
     assert a.contiguous() is a and a.to(torch.float32) is a
+
+
+LAZY_WRITES = {
+    "add_": lambda t: t.add_(1),
+    "fill_": lambda t: t.fill_(7),
+    "copy_": lambda t: t.copy_(torch.arange(4.0) + 9),
+    "view": lambda t: t.view(2, 2)[1].mul_(3),
+    "setitem": lambda t: t.__setitem__(2, 8.0),
+    "out=": lambda t: torch.add(t, 1, out=t),
+    "foreach": lambda t: torch._foreach_mul_([t, t.new_ones(2)], 2.0),
+    "resize_": lambda t: t.resize_(3).fill_(1),
+    "random": lambda t: t.bernoulli_(1.0),
+    "on the CPU": lambda t: torch.nn.init.uniform_(t, 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("original", [True, False])
+@pytest.mark.parametrize("name", LAZY_WRITES)
+def test_a_write_to_a_lazy_clone_is_its_own(name, original):
+    """The other storage, and what was computed of either, keep their values; both may be written in turn."""
+    found = {}
+    for device in ("cpu", DEVICE):
+        t = torch.arange(4.0, device=device)
+        clone = t._lazy_clone()
+        second = clone._lazy_clone()
+        before = clone + t
+        assert torch._C._is_cow_tensor(t) and torch._C._is_cow_tensor(clone)
+        first, then = (t, clone) if original else (clone, t)
+        LAZY_WRITES[name](first)
+        assert not torch._C._is_cow_tensor(first) and torch._C._is_cow_tensor(then)
+        LAZY_WRITES["add_"](then)
+        LAZY_WRITES["add_"](second)
+        found[device] = [first.cpu(), then.cpu(), second.cpu(), before.cpu()]
+    for device, cpu in zip(found[DEVICE], found["cpu"], strict=True):
+        assert torch.equal(device, cpu), name

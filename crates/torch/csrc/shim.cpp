@@ -18,6 +18,7 @@
 #include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_lazy_clone_native.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -32,6 +33,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/COW.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
@@ -139,8 +141,19 @@ struct Allocator final : c10::DeviceAllocator {
     return data_ptr(slot, t_device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data and context differ
-  void copy_data(void*, const void*, size_t) const override {
-    TORCH_CHECK(false, "the memory of a tpu tensor has no address: copy the tensor instead");
+  void copy_data(void* dest, const void* src, size_t n) const override {
+    const int64_t size = static_cast<int64_t>(n), stride = 1;
+    auto bytes = [&](const void* p) {
+      OxiTensor o{};
+      o.slot = g_core->find(reinterpret_cast<uintptr_t>(p), &o.offset);
+      TORCH_CHECK(o.slot, "the memory of a tpu tensor has no address: copy the tensor instead");
+      o.sizes = &size, o.strides = &stride, o.ndim = 1, o.dtype = static_cast<int16_t>(at::kByte);
+      o.flags = OXI_CONTIGUOUS, o.device_type = OXI_DEVICE_SELF, o.device_index = t_device;
+      return o;
+    };
+    OxiTensor from = bytes(src), to = bytes(dest);
+    OxiError e{};
+    if (n > 0) check(g_core->copy(&from, &to, &e), e);
   }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t = {0, 0}) override {}
@@ -443,6 +456,15 @@ c10::SmallVector<size_t, 4> unversioned_writes(const c10::OperatorHandle& op) {
   }
   return written;
 }
+// The positions of all arguments that the op says it writes.
+c10::SmallVector<size_t, 4> writes(const c10::OperatorHandle& op) {
+  c10::SmallVector<size_t, 4> written;
+  for (size_t i = 0; i < op.schema().arguments().size(); i++) {
+    auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias && alias->isWrite()) written.push_back(i);
+  }
+  return written;
+}
 void bump(const Tensor& t) {
   if (t.defined() && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
 }
@@ -452,6 +474,27 @@ void bump(const c10::IValue& v) {
   } else if (v.isTensorList()) {
     auto list = v.toTensorList();
     for (size_t k = 0; k < list.size(); k++) bump(list.get(k));
+  }
+}
+
+// ---------------------------------------------------------------- lazy clones
+// Whether another storage has the same slot until one of the two is written; see lazy_clone.
+bool is_shared(const Tensor& t) {
+  if (!t.defined() || t.device().type() != kSelf || !t.has_storage()) return false;
+  const auto& p = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return C10_UNLIKELY(p.get_deleter() != &drop_slot) && c10::impl::cow::is_cow_data_ptr(p);
+}
+void make_own(const Tensor& t) {
+  if (C10_LIKELY(!is_shared(t))) return;
+  c10::DeviceGuard guard(t.device());
+  t.storage().mutable_data();
+}
+void make_own(const c10::IValue& v) {
+  if (v.isTensor()) {
+    make_own(v.toTensor());
+  } else if (v.isTensorList()) {
+    auto list = v.toTensorList();
+    for (size_t k = 0; k < list.size(); k++) make_own(list.get(k));
   }
 }
 
@@ -645,13 +688,15 @@ Tensor into_resized(const Tensor& out, const OxiOut& o) {
 struct Kernel final : c10::OperatorKernel {
   int32_t id;
   c10::SmallVector<size_t, 4> written;  // see unversioned_writes
+  c10::SmallVector<size_t, 4> owned;    // see writes
   const char* expanded;  // what to warn of where the first argument's elements share memory, if anything
   Kernel(int32_t i, const c10::OperatorHandle& op)
-      : id(i), written(unversioned_writes(op)), expanded(g_core->warns_of_expanded(i)) {}
+      : id(i), written(unversioned_writes(op)), owned(writes(op)), expanded(g_core->warns_of_expanded(i)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t n = op.schema().arguments().size();
     c10::IValue* base = stack->data() + (stack->size() - n);
+    for (size_t i : owned) make_own(base[i]);
     Call call(n);
     for (size_t i = 0; i < n; i++) call.put(i, base[i]);
     if (C10_UNLIKELY(expanded != nullptr) && at::has_internal_overlap(base[0].toTensor()) == at::MemOverlap::Yes) {
@@ -860,6 +905,7 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
     (void)self.expand(dst.sizes());  // refuses sizes that do not fit
     return dst;
   }
+  make_own(dst);
   bool from_self = self.device().type() == kSelf, to_self = dst.device().type() == kSelf;
   if (to_self) {
     at::assert_no_internal_overlap(dst);
@@ -959,9 +1005,21 @@ Tensor& set_empty(Tensor& s) {
   s.unsafeGetTensorImpl()->set_sizes_contiguous({0});
   return s;
 }
-// Values are never changed in place, so a clone shares its memory until one of the two is written.
+// PyTorch counts the storages that share what was cloned lazily; a write gives one its own. What it counts is a pointer
+// that is also its context.
+void drop_address(void* address) {
+  int64_t offset;
+  if (void* slot = g_core->find(reinterpret_cast<uintptr_t>(address), &offset)) drop_slot(slot);
+}
 Tensor lazy_clone(const Tensor& s) {
-  return s.clone();
+  auto* storage = s.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  auto& p = storage->_mutable_data_ptr_no_checks();
+  if (p.get_deleter() == &drop_slot) {
+    void* address = p.get();
+    p.release_context();
+    storage->set_data_ptr_noswap({address, address, &drop_address, s.device()});
+  }
+  return at::native::_lazy_clone(s);
 }
 
 // ---------------------------------------------------------------- attention
@@ -990,12 +1048,12 @@ int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, cons
 struct Described {
   c10::SmallVector<OxiTensor, 16> tensors;
   int32_t device = -1;
-  bool plain = true;  // no tensors that are handled in Python, whose storages are not ours
+  bool plain = true;  // no tensors that are handled in Python, whose storages are not ours, and no lazy clones
 
   explicit Described(at::TensorList list) {
     tensors.resize(list.size());
     for (size_t i = 0; i < list.size(); i++) {
-      if (list[i].key_set().has(c10::DispatchKey::Python)) {
+      if (list[i].key_set().has(c10::DispatchKey::Python) || is_shared(list[i])) {
         plain = false;
         return;
       }
