@@ -180,6 +180,11 @@ WRONG = {
     ),
     "foreach complex maximum": (lambda d: torch._foreach_maximum(*[[ones(d, 2) * 1j]] * 2), "complex"),
     "foreach complex minimum": (lambda d: torch._foreach_minimum_(*[[ones(d, 2) * 1j]] * 2), "complex"),
+    "two sizes": (lambda d: ones(d, 2, 3) + ones(d, 4, 5), "at non-singleton dimension 1"),
+    "foreach two sizes": (
+        lambda d: torch._foreach_clamp_min(*[[ones(d, n, n)] for n in (2, 3)]),
+        "singleton dimension 1",
+    ),
     "foreach shapes": (lambda d: torch._foreach_add([ones(d, 2)], [ones(d, 3)]), "_foreach_add"),
     "pinned": (lambda d: torch.empty(2, device=d, pin_memory=True) if d != "cpu" else [][1], None),
 }

@@ -395,7 +395,8 @@ pub fn broadcast_shapes(shapes: &[Dims]) -> Result<Dims> {
     let mut out = Dims::from_elem(1, rank);
     for shape in shapes {
         let skip = rank - shape.len();
-        for (i, &size) in shape.iter().enumerate() {
+        // From the end, as torch names the last dimension that does not fit.
+        for (i, &size) in shape.iter().enumerate().rev() {
             let have = &mut out[skip + i];
             if *have == 1 {
                 *have = size;
