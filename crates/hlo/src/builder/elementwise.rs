@@ -258,7 +258,7 @@ impl Builder {
     }
 
     /// What `x` was before it was a bitcast of the same shape from `dtype`.
-    fn bitcast_from(&self, x: Value, dtype: DType) -> Option<Value> {
+    pub(super) fn bitcast_from(&self, x: Value, dtype: DType) -> Option<Value> {
         let inner = self.inner.borrow();
         let data = inner.arena.values.get(x.0 as usize)?;
         let Def::Op(id) = data.def else { return None };

@@ -65,7 +65,7 @@ impl Builder {
         dims: &ScatterDims,
         flags: ScatterFlags,
     ) -> Value {
-        let (x_bits, update) = (self.bitcast_convert(x, bits), self.bitcast_convert(update, bits));
+        let (x_bits, update) = (self.as_bits(x, bits), self.as_bits(update, bits));
         let region = self.reducer(&[x_bits], |_, _, updates| updates.to_vec());
         let op = Op::Scatter(Box::new(dims.clone()), flags);
         let found = self.op_full(op, &[x_bits, indices, update], &[], &[region]).values();

@@ -172,6 +172,7 @@ impl Builder {
 
     /// Ends the function with these results.
     pub fn finish(self, outputs: &[Value]) -> Result<Module, Error> {
+        let outputs: Vec<Value> = outputs.iter().map(|&v| self.result(v)).collect();
         let mut inner = self.inner.into_inner();
         for (index, &v) in outputs.iter().enumerate() {
             if let Err(reason) = inner.visible(v) {
@@ -180,7 +181,7 @@ impl Builder {
         }
         match inner.error {
             Some(error) => Err(error),
-            None => Ok(Module { name: inner.name, arena: inner.arena, outputs: outputs.to_vec() }),
+            None => Ok(Module { name: inner.name, arena: inner.arena, outputs }),
         }
     }
 
@@ -202,9 +203,41 @@ impl Builder {
         let Some(bits) = self.moved_as(dtype) else { return self.op(op, operands) };
         let mut operands: SmallVec<[Value; 4]> = SmallVec::from_slice(operands);
         for v in operands.iter_mut().take(moved.end).skip(moved.start).filter(|v| self.dtype(**v) == dtype) {
-            *v = self.bitcast_convert(*v, bits);
+            *v = self.as_bits(*v, bits);
         }
         self.bitcast_convert(self.op(op, &operands), dtype)
+    }
+
+    /// A value as integers of the same bits. What reshaped, transposed or repeated it does so with the integers: these ops are not
+    /// [`Builder::moving`], as a product that follows one would have its operand copied.
+    fn as_bits(&self, x: Value, bits: DType) -> Value {
+        let Some((op, before)) = self.rearranged(x) else { return self.bitcast_convert(x, bits) };
+        let before = self.as_bits(before, bits);
+        self.op_as(op, &[before], TensorType::new(bits, self.shape(x)))
+    }
+
+    /// The op that reshaped, transposed or repeated a value, and what it took.
+    fn rearranged(&self, x: Value) -> Option<(Op, Value)> {
+        let inner = self.inner.borrow();
+        let Def::Op(id) = inner.arena.values.get(x.0 as usize)?.def else { return None };
+        let op = &inner.arena.ops[id as usize];
+        let rearranges = matches!(op.op, Op::Reshape | Op::Transpose(_) | Op::BroadcastInDim(_));
+        Some((op.op.clone(), *op.operands.first()?)).filter(|_| rearranges)
+    }
+
+    /// A result of the function. One that was only moved on its way from the parameters is moved as integers.
+    fn result(&self, x: Value) -> Value {
+        let dtype = self.dtype(x);
+        let (Some(bits), Some((_, mut from))) = (self.moved_as(dtype), self.rearranged(x)) else { return x };
+        while let Some((_, before)) = self.rearranged(from) {
+            from = before;
+        }
+        let is_param = || {
+            let inner = self.inner.borrow();
+            inner.arena.values.get(from.0 as usize).is_some_and(|v| matches!(v.def, Def::Param(_)))
+        };
+        let was_moved = is_param() || self.bitcast_from(from, bits).is_some();
+        if was_moved { self.bitcast_convert(self.as_bits(x, bits), dtype) } else { x }
     }
 
     /// Pushes an op with one result.
