@@ -17,7 +17,7 @@ test test-full test-python: EXTRAS := examples,models,test
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm linalg numerics offsets ops profiler real_models refusals trace versions
+SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm linalg numerics offsets ops profiler real_models refusals threads trace versions
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
 SELECT := -m "not slow"
