@@ -8,49 +8,18 @@ for by name, inductor's code generator for the device is one that raises what to
 Dynamo and inductor are slow to import, so all this is done when they are imported.
 """
 
-import importlib.abc
-import importlib.util
-import sys
+from oxitorch import _after_import
 
 
 def install() -> None:
     """Does it now for what is imported, else when it is."""
-    actions = {
-        "torch._dynamo.trace_rules": _skip_modules,
-        "torch._dynamo.backends.registry": _set_default,
-        "torch._inductor.codegen.common": _refuse_inductor,
-    }
-    later = {}
-    for name, action in actions.items():
-        module = sys.modules.get(name)
-        if module is None:
-            later[name] = action
-        else:
-            action(module)
-    if later:
-        sys.meta_path.insert(0, _After(later))
-
-
-class _After(importlib.abc.MetaPathFinder):
-    """Calls a function with each of these modules when it has been imported."""
-
-    def __init__(self, actions):
-        self._actions = actions
-
-    def find_spec(self, name, path, target=None):
-        action = self._actions.pop(name, None)
-        if action is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def then(module):
-                execute(module)
-                action(module)
-
-            spec.loader.exec_module = then
-        return spec
+    _after_import.call(
+        {
+            "torch._dynamo.trace_rules": _skip_modules,
+            "torch._dynamo.backends.registry": _set_default,
+            "torch._inductor.codegen.common": _refuse_inductor,
+        }
+    )
 
 
 def _skip_modules(trace_rules) -> None:
