@@ -113,10 +113,18 @@ def _start_core() -> None:
     config["site_dirs"] = site_dirs()
     # Frames of these folders are not the user's.
     config["library_dirs"] = [str(torch.root), os.path.dirname(__file__)]
+    config["on_start"] = _on_start
     _core.init(config)
     atexit.register(_core.shutdown)
     if config["trace"]:
         atexit.register(_write_trace)  # before the device is shut down: exit functions run in reverse
+
+
+def _on_start() -> None:
+    """Called when the device was started, by the thread that did."""
+    from oxitorch import integrations
+
+    integrations.look_back()
 
 
 def _write_trace() -> None:
@@ -202,7 +210,7 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _checkpoint, _decompose, _default_backend, _env, _print, _share
+    from oxitorch import _checkpoint, _decompose, _default_backend, _env, _print, _share, integrations
 
     if _unavailable is None and _env.PREFLIGHT.read() is not None:
         from oxitorch import preflight
@@ -218,3 +226,4 @@ def _register(torch, module) -> None:
     if _unavailable is None:
         _decompose.install()
         _checkpoint.install()
+        integrations.install()

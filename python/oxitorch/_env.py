@@ -349,6 +349,10 @@ FOREIGN: tuple[tuple[str, str], ...] = (
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "PyTorch's: `0` keeps `import torch` from loading oxitorch; `import oxitorch` after it still does.",
     ),
+    (
+        "ACCELERATE_TORCH_DEVICE",
+        "Accelerate's: the device that it uses, whatever a program says; see `docs/libraries.md`.",
+    ),
     ("CXX", "The C++ compiler that builds the shim; default `g++`, then `c++`, then `clang++`."),
     ("XDG_CACHE_HOME", "The parent of the cache folder; default `~/.cache`."),
     ("XLA_FLAGS", "XLA's options; compiled programs depend on it."),

@@ -360,6 +360,7 @@ mod _core {
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
             ops: std::mem::take(&mut *door::BOUND.lock()),
+            on_start: optional(config, "on_start")?,
         });
         sites::set_shim(shim);
         crate::threads::start(shim);

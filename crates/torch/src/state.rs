@@ -60,6 +60,8 @@ pub(crate) struct Setup {
     pub(crate) shim: &'static Shim,
     /// Ops in the order in which the shim bound them.
     pub(crate) ops: Vec<Op>,
+    /// What Python does when the device was started.
+    pub(crate) on_start: Option<Py<PyAny>>,
 }
 
 /// The process's only engine and what belongs to it.
@@ -158,8 +160,23 @@ pub(crate) fn get() -> Result<&'static State, Error> {
     }
     match STATE.get() {
         Some(state) => Ok(state),
-        None => start(),
+        None => start().inspect(|_| tell_python()),
     }
+}
+
+/// Lets Python know that the device was started: once, by the first that comes here, who holds no lock.
+#[cold]
+fn tell_python() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let Some(on_start) = SETUP.get().and_then(|s| s.on_start.as_ref()) else { return };
+    if TOLD.swap(true, Relaxed) {
+        return;
+    }
+    crate::gil::with(|py| {
+        if let Err(e) = on_start.call0(py) {
+            e.write_unraisable(py, None); // a warning that is an error; the op that started the device goes on
+        }
+    });
 }
 
 /// The state, if the device was started.
