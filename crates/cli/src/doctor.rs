@@ -1,5 +1,6 @@
 //! `oxitorch doctor`: a row of functions, one for each section, that look and give their lines.
 
+mod libraries;
 mod locks;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ pub(crate) fn examine(facts: &Facts) -> Report {
         plugin_section(facts),
         locks::section(facts),
         conflict_section(&packages),
+        libraries::section(facts, &packages),
         settings_section(facts),
     ];
     Report::new(sections.into_iter().flatten().collect())
