@@ -1,8 +1,8 @@
 """Hugging Face Accelerate, and the Trainer of transformers, which runs on it.
 
 Accelerate asks for each device that it knows whether it is there, and takes the CPU otherwise. It has one setting for
-others, the variable ACCELERATE_TORCH_DEVICE. That is not set here: it is stronger than `Accelerator(cpu=True)` and
-`TrainingArguments(use_cpu=True)`, and child processes that do not have the device inherit it.
+others, the variable ACCELERATE_TORCH_DEVICE. That is not set for everybody: it is stronger than
+`Accelerator(cpu=True)` and `TrainingArguments(use_cpu=True)`, and child processes without the device inherit it.
 """
 
 import functools
@@ -33,7 +33,7 @@ def follow(state) -> None:
 
 
 def _agree_with_old_transformers() -> None:
-    """Where TrainingArguments does not know the device, it reads this variable, after Accelerate chose."""
+    """Where TrainingArguments does not know the device (transformers 4), it reads this after Accelerate chose."""
     arguments = sys.modules.get("transformers.training_args")
     if arguments is not None and not hasattr(arguments, "is_torch_tpu_available"):
         os.environ.setdefault(_SETTING, _activate.NAME)

@@ -23,6 +23,7 @@ def follow(connector) -> None:
     cls = getattr(connector, "_AcceleratorConnector", None) or connector._Connector
     theirs = cls.__init__
     signature = inspect.signature(theirs)
+    _check(connector, cls, signature)
     accelerator_class = _accelerator(connector.Accelerator)
 
     @functools.wraps(theirs)
@@ -44,6 +45,15 @@ def follow(connector) -> None:
         integrations.tell_of_cpu_platform("Lightning", _CPU)
 
     cls.__init__ = __init__
+
+
+def _check(connector, cls, signature) -> None:
+    """AttributeError where this version has not what is used here, so that nothing fails later."""
+    for name in ("SingleDeviceStrategy", "MixedPrecision", "XLAAccelerator", "_convert_precision_to_unified_args"):
+        getattr(connector, name)
+    missing = {"accelerator", "strategy", "devices", "num_nodes", "precision", "plugins"} - set(signature.parameters)
+    if missing or not hasattr(cls, "_choose_auto_accelerator"):
+        raise AttributeError(f"`{cls.__name__}` has no {', '.join(sorted(missing)) or '_choose_auto_accelerator'}")
 
 
 def _is_wanted(cls, connector, accelerator) -> bool:
