@@ -103,3 +103,11 @@ def test_a_constant_keeps_the_order_of_its_elements(mode, scale):
         values[device] = (y, y + 1, y.contiguous())
     for device, cpu in zip(values[DEVICE], values["cpu"], strict=True):
         assert_same(device, cpu)
+
+
+def test_passes_that_a_user_turns_off_come_on_top():
+    with torch.tpu.compiler.custom_compiler_options({"xla_disable_hlo_passes": "dce"}):
+        x = torch.ones(2, 3, 8, 8, device=DEVICE).contiguous(memory_format=torch.channels_last)
+        got = F.interpolate(x, scale_factor=1.5, mode="bicubic")
+    x = torch.ones(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert_same(got, F.interpolate(x, scale_factor=1.5, mode="bicubic"))

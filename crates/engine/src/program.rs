@@ -648,10 +648,8 @@ impl Compiler {
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));
-        // It gives the operands of an elementwise op different layouts, which XLA forgets where it computes constants:
-        // their elements change places.
-        let passes = pjrt::OptionValue::String("reshape-mover".to_owned());
-        options.overrides.push(("xla_disable_hlo_passes".to_owned(), passes));
+        let passes = pjrt::OptionValue::String(RESHAPE_MOVER.to_owned());
+        options.overrides.push((DISABLED_PASSES.to_owned(), passes));
         if self.target.platform() == pjrt::Platform::Cpu {
             // Not `xla_cpu_copy_insertion_use_region_analysis`: it spares copies of weights, but lets a step overwrite
             // some of them before their last use.
@@ -665,9 +663,20 @@ impl Compiler {
         let user = self.user_options.lock()[task.graph.options as usize].clone();
         options.overrides.retain(|(name, _)| user.iter().all(|(n, _)| n != name));
         options.overrides.extend(user);
+        if let Some((_, pjrt::OptionValue::String(passes))) =
+            options.overrides.iter_mut().find(|(name, _)| name == DISABLED_PASSES)
+            && !passes.split(',').any(|pass| pass == RESHAPE_MOVER)
+        {
+            *passes = format!("{passes},{RESHAPE_MOVER}"); // the user's, and ours
+        }
         options
     }
 }
+
+/// The option that turns passes of XLA off, and the pass that is off in every program: it gives the operands of an
+/// elementwise op different layouts, which XLA forgets where it computes constants, and their elements change places.
+const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
+const RESHAPE_MOVER: &str = "reshape-mover";
 
 /// Programs of so few ops compile with the options for small ones.
 const SMALL: usize = 4;

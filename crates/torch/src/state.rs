@@ -216,7 +216,7 @@ fn start() -> Result<&'static State, Error> {
     };
     let mut cache = setup.cache.clone();
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
-        cache.places = cuda_places(setup)?;
+        cache.places = cuda_places(setup);
     }
     let options = Options {
         compile_threads: setup.compile_threads,
@@ -261,17 +261,27 @@ fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
 
 /// Where XLA finds `ptxas` and `libdevice`, without which no program with `tanh` compiles. Who says so in `XLA_FLAGS` is
 /// believed, and where nothing is found, XLA says what it misses.
-fn cuda_places(setup: &Setup) -> Result<Vec<(String, pjrt::OptionValue)>, Error> {
+fn cuda_places(setup: &Setup) -> Vec<(String, pjrt::OptionValue)> {
     let own = setup.cache.environment.iter().any(|(_, flags)| flags.contains(pjrt::CudaTools::OPTION));
     let (false, Some(tools), Some(scratch)) = (own, pjrt::CudaTools::find(&setup.site_dirs), &setup.shim_dir)
     else {
-        return Ok(Vec::new());
+        return Vec::new();
     };
-    let folder = tools.folder(scratch).map_err(|e| {
-        Error::runtime(format!("cannot link ptxas and libdevice into {}: {e}", scratch.display()))
-    })?;
-    let folder = folder.display().to_string();
-    Ok(vec![(pjrt::CudaTools::OPTION.to_owned(), pjrt::OptionValue::String(folder))])
+    match tools.folder(scratch) {
+        Ok(folder) => {
+            let folder = pjrt::OptionValue::String(folder.display().to_string());
+            vec![(pjrt::CudaTools::OPTION.to_owned(), folder)]
+        }
+        // A shim in a folder that is read only, for one. Programs may still compile: XLA looks in places of its own.
+        Err(e) => {
+            let (folder, option) = (scratch.display(), pjrt::CudaTools::OPTION);
+            warn(&format!(
+                "cannot link ptxas and libdevice into {folder}: {e}\n\
+                 hint: XLA_FLAGS=--{option}=DIR names a folder of CUDA, or install nvidia-cuda-nvcc and nvidia-nvvm"
+            ));
+            Vec::new()
+        }
+    }
 }
 
 /// Writes what was asked of a device that is not there, the first time: a file of facts and one for each program.

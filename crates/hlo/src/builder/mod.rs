@@ -208,8 +208,8 @@ impl Builder {
         self.bitcast_convert(self.op(op, &operands), dtype)
     }
 
-    /// A value as integers of the same bits. What reshaped, transposed or repeated it does so with the integers: these ops are not
-    /// [`Builder::moving`], as a product that follows one would have its operand copied.
+    /// A value as integers of the same bits. What reshaped, transposed or repeated it does so with the integers: these
+    /// ops are not [`Builder::moving`], as a product that follows one would have its operand copied.
     fn as_bits(&self, x: Value, bits: DType) -> Value {
         let Some((op, before)) = self.rearranged(x) else { return self.bitcast_convert(x, bits) };
         let before = self.as_bits(before, bits);
