@@ -24,6 +24,14 @@ def install() -> None:
     global _library
     _library = torch.library.Library("oxitorch", "IMPL")
     _library.impl("_decompose", _decompose, "CompositeExplicitAutograd")
+    _library.impl("_sparse", _run_sparse, "CompositeExplicitAutograd")
+
+
+def _run_sparse(name: str, args: list) -> list:
+    """An operation on sparse tensors; most programs have none, and are spared the import."""
+    from oxitorch import _sparse
+
+    return _sparse.run(name, args)
 
 
 def _decompose(name: str, kind: str, given: list) -> tuple[int, list | None]:

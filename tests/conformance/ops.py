@@ -39,7 +39,8 @@ KINDS = {
     "PyTorch": "PyTorch's own composition of other ops",
     "recipe": "PyTorch's decomposition in Python, once for each kind of arguments; then what was recorded then",
     "CPU": "a copy to the CPU, PyTorch's kernel there, and back; warned about and counted",
-    "none": "nothing: sparse, quantized and nested tensors, and kernels of one vendor's library",
+    "sparse": "on sparse tensors: PyTorch's kernel on top of ops on their parts, a function of ours, or the CPU's",
+    "none": "nothing: quantized and nested tensors, and kernels of one vendor's library",
 }
 RENAMED = {"normal": "normal_functional", "bernoulli": "bernoulli", "conj_physical": "_conj_physical"}
 
@@ -96,6 +97,8 @@ def served() -> dict[str, str]:
             return "CPU" if forms else "PyTorch"
         if decomposed(names[name]):
             return "recipe"
+        if has(name, "SparsePrivateUse1") or has(name, "SparseCsrPrivateUse1"):
+            return "sparse"
         return "CPU" if has(name, "CPU") else "none"
 
     def kind_of_out(name: str) -> bool:

@@ -9,11 +9,19 @@ import warnings
 import zlib
 from pathlib import Path
 
+import oxitorch._sparse  # noqa: F401 (what it defines)
 import pytest
 import torch
 from support import TOLERANCE, assert_same, outcome, tensors, to_device
 
 GOLDENS = Path(__file__).parents[2] / "crates" / "aten" / "goldens"
+
+
+@torch.library.impl("oxitorch::_spmm", "CPU")
+def spmm(rows, columns, values, dense, size):
+    """The referee for what PyTorch has under another name."""
+    return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (size, dense.shape[0])).to_dense() @ dense
+
 
 DTYPES = {
     "bool": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
@@ -155,9 +163,10 @@ def argument(token, seed):
 def call(line):
     """(schema, a function of positional and keyword arguments, those arguments on the CPU, whether it is random)"""
     name, *tokens = line.split()
-    base, _, overload = name.partition(".")
-    schema = torch._C._get_schema(f"aten::{base}", overload)
-    f = getattr(getattr(torch.ops.aten, base), overload or "default")
+    namespace, base = name.split("::") if "::" in name else ("aten", name)
+    base, _, overload = base.partition(".")
+    schema = torch._C._get_schema(f"{namespace}::{base}", overload)
+    f = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
     given = [argument(t, zlib.crc32(f"{line} {i}".encode())) for i, t in enumerate(tokens) if t != "rng"]
     args, kwargs = [], {}
     for a in schema.arguments:

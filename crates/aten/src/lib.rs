@@ -22,6 +22,7 @@ pub mod numbers;
 pub mod out;
 pub mod promote;
 pub mod schema;
+pub mod sparse;
 pub mod table;
 
 pub use args::{Arg, F64Bits, FromArg, NumKind, ParamKind, ScalarArg, TensorArg};

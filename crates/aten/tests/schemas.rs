@@ -30,7 +30,8 @@ fn schemas() -> BTreeMap<String, Known> {
 fn every_row_is_an_overload_that_reaches_the_device() {
     let schemas = schemas();
     let mut wrong = Vec::new();
-    for (_, row) in rows().filter(|(_, r)| !r.internal) {
+    // Ops of other libraries have a namespace, and no schema here.
+    for (_, row) in rows().filter(|(_, r)| !r.internal && !r.name.contains("::")) {
         let Some(known) = schemas.get(row.name) else {
             wrong.push(format!("{}: no such overload", row.name));
             continue;

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 9
+#define OXI_ABI_VERSION 10
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -132,13 +132,16 @@ typedef struct OxiSpan {   // something that took time; texts live during the ca
 // ---- implemented by the core; every function may be called from any thread, without the GIL ----
 typedef struct OxiCore {
   uint32_t abi_version;
-  // The id under which the core serves this overload, or -1. `composite`: the op has a CompositeImplicitAutograd kernel.
-  int32_t (*bind)(const char* schema, int32_t composite);
+  // By what the core serves this overload, for good; or null. `composite`: it has a CompositeImplicitAutograd kernel.
+  const void* (*bind)(const char* schema, int32_t composite);
   // What to warn of where this overload's first argument, which it writes to, has elements that share memory; or null.
-  const char* (*warns_of_expanded)(int32_t id);
+  const char* (*warns_of_expanded)(const void* op);
   // Whether the core has a row under this base name ("add"): spares printing the other schemas.
   int32_t (*knows)(const char* base_name);
-  int32_t (*dispatch)(int32_t id, int32_t device, const OxiArg* args, uint32_t nargs, OxiResult* result);
+  // Who serves this overload ("add.out") of ops on sparse tensors: 0 whoever serves it otherwise, 1 PyTorch's CPU kernel,
+  // 2 Python. `layout`: 0 strided, 1 COO, 2 compressed.
+  int32_t (*sparse)(int32_t layout, const char* overload);
+  int32_t (*dispatch)(const void* op, int32_t device, const OxiArg* args, uint32_t nargs, OxiResult* result);
   // Counts an op that goes to the CPU. OXI_ERROR under OXITORCH_FALLBACK=error. `warn` receives a message the first time.
   int32_t (*fallback)(const char* op_name, const char** warn, OxiError* error);
   // Storages. `alloc` fails (null, error set) when the device has no room.

@@ -51,6 +51,7 @@
 
 #include "oxitorch_abi.h"
 #include "profiler.h"
+#include "sparse.h"
 
 // Of the libraries that PyTorch's kernels use, if this build of it has them.
 extern "C" {
@@ -686,12 +687,12 @@ Tensor into_resized(const Tensor& out, const OxiOut& o) {
 }
 
 struct Kernel final : c10::OperatorKernel {
-  int32_t id;
+  const void* served;  // what the core bound
   c10::SmallVector<size_t, 4> written;  // see unversioned_writes
   c10::SmallVector<size_t, 4> owned;    // see writes
   const char* expanded;  // what to warn of where the first argument's elements share memory, if anything
-  Kernel(int32_t i, const c10::OperatorHandle& op)
-      : id(i), written(unversioned_writes(op)), owned(writes(op)), expanded(g_core->warns_of_expanded(i)) {}
+  Kernel(const void* served, const c10::OperatorHandle& op)
+      : served(served), written(unversioned_writes(op)), owned(writes(op)), expanded(g_core->warns_of_expanded(served)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t n = op.schema().arguments().size();
@@ -707,7 +708,7 @@ struct Kernel final : c10::OperatorKernel {
       return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     }
     OxiResult r{};
-    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args.data(), static_cast<uint32_t>(n), &r);
+    int32_t rc = g_core->dispatch(served, call.device < 0 ? t_device : call.device, call.args.data(), static_cast<uint32_t>(n), &r);
     if (C10_UNLIKELY(rc == OXI_FALLBACK)) {
       for (size_t i : written) bump(base[i]);
       return cpu_fallback(op, stack);
@@ -785,7 +786,7 @@ struct TypedCall {
 };
 template <class... Args>
 struct TypedKernel {
-  int32_t id;
+  const void* served;  // what the core bound
   const c10::OperatorHandle* op;  // lives as long as the registration: for ever
 
   Tensor operator()(Args... args) const {
@@ -793,7 +794,7 @@ struct TypedKernel {
     size_t i = 0;
     (call.put(i++, args), ...);
     OxiResult r;
-    int32_t rc = g_core->dispatch(id, call.device < 0 ? t_device : call.device, call.args, sizeof...(Args), &r);
+    int32_t rc = g_core->dispatch(served, call.device < 0 ? t_device : call.device, call.args, sizeof...(Args), &r);
     if (C10_LIKELY(rc == OXI_OK && r.nouts == 1 && r.outs[0].kind == OXI_OUT_NEW)) return wrap(r.outs[0]);
     if (rc == OXI_FALLBACK) {
       torch::jit::Stack stack;
@@ -815,19 +816,19 @@ std::string signature(const c10::FunctionSchema& schema) {
   return s;
 }
 template <class... Args>
-torch::CppFunction typed(int32_t id, const c10::OperatorHandle& op) {
-  return torch::CppFunction(TypedKernel<Args...>{id, new c10::OperatorHandle(op)});
+torch::CppFunction typed(const void* served, const c10::OperatorHandle& op) {
+  return torch::CppFunction(TypedKernel<Args...>{served, new c10::OperatorHandle(op)});
 }
 // A typed kernel if the signature has one, else the boxed one.
-torch::CppFunction kernel_for(int32_t id, const c10::OperatorHandle& op) {
+torch::CppFunction kernel_for(const void* served, const c10::OperatorHandle& op) {
   auto s = signature(op.schema());
-  if (s == "Tensor,->Tensor,") return typed<T>(id, op);
-  if (s == "Tensor,Tensor,->Tensor,") return typed<T, T>(id, op);
-  if (s == "Tensor,Scalar,->Tensor,") return typed<T, S>(id, op);
-  if (s == "Tensor,Tensor,Scalar,->Tensor,") return typed<T, T, S>(id, op);
-  if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(id, op);
-  if (s == "Tensor,Tensor,Tensor,Scalar,Scalar,->Tensor,") return typed<T, T, T, S, S>(id, op);
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(id, op));
+  if (s == "Tensor,->Tensor,") return typed<T>(served, op);
+  if (s == "Tensor,Tensor,->Tensor,") return typed<T, T>(served, op);
+  if (s == "Tensor,Scalar,->Tensor,") return typed<T, S>(served, op);
+  if (s == "Tensor,Tensor,Scalar,->Tensor,") return typed<T, T, S>(served, op);
+  if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(served, op);
+  if (s == "Tensor,Tensor,Tensor,Scalar,Scalar,->Tensor,") return typed<T, T, T, S, S>(served, op);
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(served, op));
 }
 
 // ---------------------------------------------------------------- memory kernels
@@ -1248,21 +1249,28 @@ void register_memory_and_views() {
   m.impl("set_", &set_empty);
   m.impl("_lazy_clone", &lazy_clone);
 }
-void register_core_ops() {
-  auto& m = library("aten");
+// The overloads of one namespace that the core has rows for.
+void bind_ops(const std::string& ns) {
+  auto& m = library(ns.c_str());
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0 || !g_core->knows(name.name.c_str() + 6)) continue;
+    if (name.name.compare(0, ns.size() + 2, ns + "::") != 0) continue;
+    const bool aten = ns == "aten";
+    const std::string base = name.name.substr(ns.size() + 2);
+    if (!g_core->knows((aten ? base : name.name).c_str())) continue;
     auto op = dispatcher.findSchema(name);
     if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
     bool composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     std::ostringstream schema;
     schema << op->schema();
-    int32_t id = g_core->bind(schema.str().c_str(), composite);
-    if (id < 0) continue;
-    std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    m.impl(full.c_str(), kernel_for(id, *op));
+    const void* served = g_core->bind(schema.str().c_str(), composite);
+    if (!served) continue;
+    std::string full = base + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    m.impl(full.c_str(), kernel_for(served, *op));
   }
+}
+void register_core_ops() {
+  bind_ops("aten");
   library("_").fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>()));
 }
 
@@ -1274,6 +1282,8 @@ void register_graphs() {
   m.def("_watch(Tensor[] args) -> bool", &watch);
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
   m.def("_decompose(str name, str kind, Any[] args) -> (int, Tensor?[]?)");
+  m.def("_sparse(str name, Any[] args) -> Any[]");
+  m.def("_bind(str namespace) -> ()", [](std::string ns) { bind_ops(ns); });
 }
 
 // ---------------------------------------------------------------- calls of PyTorch's CPU kernels by programs
@@ -1459,6 +1469,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     register_memory_and_views();
     register_core_ops();
     register_graphs();
+    oxi_sparse::install(core, libraries());
     oxi_profiler::install(core);
     return &kShim;
   } catch (const std::exception& e) {

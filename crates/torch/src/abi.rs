@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 9;
+pub(crate) const ABI_VERSION: u32 = 10;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
@@ -209,10 +209,11 @@ const _: () = {
 #[repr(C)]
 pub(crate) struct Core {
     pub(crate) abi_version: u32,
-    pub(crate) bind: unsafe extern "C" fn(*const c_char, i32) -> i32,
-    pub(crate) warns_of_expanded: unsafe extern "C" fn(i32) -> *const c_char,
+    pub(crate) bind: unsafe extern "C" fn(*const c_char, i32) -> *const c_void,
+    pub(crate) warns_of_expanded: unsafe extern "C" fn(*const c_void) -> *const c_char,
     pub(crate) knows: unsafe extern "C" fn(*const c_char) -> i32,
-    pub(crate) dispatch: unsafe extern "C" fn(i32, i32, *const Arg, u32, *mut Reply) -> i32,
+    pub(crate) sparse: unsafe extern "C" fn(i32, *const c_char) -> i32,
+    pub(crate) dispatch: unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut Reply) -> i32,
     pub(crate) fallback: unsafe extern "C" fn(*const c_char, *mut *const c_char, *mut Error) -> i32,
     pub(crate) alloc: unsafe extern "C" fn(usize, i32, *mut Error) -> *mut c_void,
     pub(crate) drop_slot: unsafe extern "C" fn(*mut c_void),

@@ -8,6 +8,7 @@ use crate::state::{self, Event, State};
 use crate::storage;
 use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
+use oxitorch_aten::sparse::{Layout, Server, server};
 use oxitorch_engine::{
     Absent, ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Recipe,
     Refusal, Slot, TensorRef,
@@ -28,6 +29,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     bind,
     warns_of_expanded,
     knows,
+    sparse,
     dispatch,
     fallback,
     alloc,
@@ -249,34 +251,50 @@ unsafe extern "C" fn knows(base: *const c_char) -> i32 {
     i32::from(known.unwrap_or(false))
 }
 
-unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> i32 {
+unsafe extern "C" fn sparse(layout: i32, overload: *const c_char) -> i32 {
+    // SAFETY: a C string from the shim.
+    let overload = unsafe { CStr::from_ptr(overload) };
+    let layout = match layout {
+        0 => Layout::Strided,
+        1 => Layout::Coo,
+        _ => Layout::Compressed,
+    };
+    match overload.to_str().ok().and_then(|name| server(layout, name)) {
+        None => 0,
+        Some(Server::Shared) => 1,
+        Some(Server::Python) => 2,
+    }
+}
+
+/// Ops stay for ever: libraries that are imported later bring more of them.
+unsafe extern "C" fn bind(schema: *const c_char, composite: i32) -> *const c_void {
     // SAFETY: a C string from the shim.
     let schema = unsafe { CStr::from_ptr(schema) };
     let bound = catch_unwind(|| {
-        let Some(op) = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0)) else {
-            return -1;
-        };
-        let mut ops = BOUND.lock();
-        ops.push(op);
-        ops.len() as i32 - 1
+        let op = schema.to_str().ok().and_then(|text| crate::ops::bind(text, composite != 0));
+        op.map_or(null(), |op| std::ptr::from_ref::<Op>(Box::leak(Box::new(op))).cast())
     });
-    bound.unwrap_or(-1)
+    bound.unwrap_or(null())
 }
 
 /// The text stays for ever: the shim asks once for each op that it binds.
-unsafe extern "C" fn warns_of_expanded(id: i32) -> *const c_char {
-    let text = BOUND.lock().get(id as usize).and_then(Op::warns_of_expanded);
+unsafe extern "C" fn warns_of_expanded(op: *const c_void) -> *const c_char {
+    // SAFETY: what `bind` returned.
+    let text = unsafe { &*op.cast::<Op>() }.warns_of_expanded();
     text.and_then(|text| CString::new(text).ok()).map_or(null(), |text| text.into_raw().cast_const())
 }
 
-/// The ops that the shim bound while it was loaded.
-pub(crate) static BOUND: parking_lot::Mutex<Vec<Op>> = parking_lot::Mutex::new(Vec::new());
-
-unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32, reply: *mut Reply) -> i32 {
-    // SAFETY: the shim passes a reply to fill and `nargs` arguments that live during the call.
-    let (reply, args) = unsafe { (&mut *reply, slice(args, nargs as usize)) };
+unsafe extern "C" fn dispatch(
+    op: *const c_void,
+    device: i32,
+    args: *const Arg,
+    nargs: u32,
+    reply: *mut Reply,
+) -> i32 {
+    // SAFETY: the shim passes what `bind` returned, a reply to fill and `nargs` arguments that live during the call.
+    let (op, reply, args) = unsafe { (&*op.cast::<Op>(), &mut *reply, slice(args, nargs as usize)) };
     let mut outputs = Outputs::new();
-    match enter(|s| run(s, id, device, args, &mut outputs)) {
+    match enter(|s| run(s, op, device, args, &mut outputs)) {
         Ok(()) => {
             keep_outputs(outputs, device, reply);
             OK
@@ -289,9 +307,13 @@ unsafe extern "C" fn dispatch(id: i32, device: i32, args: *const Arg, nargs: u32
     }
 }
 
-fn run(s: &'static State, id: i32, device: i32, args: &[Arg], out: &mut Outputs) -> Result<(), Refusal> {
-    let unknown = || Error::runtime("an op was called before the device was ready");
-    let op: &Op = s.ops.get(id as usize).ok_or_else(unknown)?;
+fn run(
+    s: &'static State,
+    op: &'static Op,
+    device: i32,
+    args: &[Arg],
+    out: &mut Outputs,
+) -> Result<(), Refusal> {
     let (site, switches) = (crate::sites::here(), s.switches(op.has_products()));
     let mut plain: SmallVec<[Plain<'_>; 6]> = SmallVec::new();
     // SAFETY: the arguments live during this call.
@@ -402,21 +424,7 @@ unsafe extern "C" fn fallback(name: *const c_char, warn: *mut *const c_char, err
     enter_code(error, |s| {
         // SAFETY: a C string from the shim.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        let site = crate::sites::here();
-        if s.refuse_fallback.load(Relaxed) {
-            let message = format!(
-                "{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU"
-            );
-            return Err(Error::new(ErrorKind::NotImplemented, message).at(site).into());
-        }
-        s.engine.fell_back(&name, site);
-        if s.warned.lock().insert(name.clone().into_owned()) {
-            let place = Error::runtime("").at(site).message.trim().to_owned();
-            let text = format!(
-                "{name} has no lowering for the tpu device and runs on the CPU ({}). Counted in \
-                 torch.tpu.metrics()[\"fallbacks\"]; OXITORCH_FALLBACK=error makes it an error",
-                if place.is_empty() { "called from an unknown line" } else { &place }
-            );
+        if let Some(text) = s.fall_back(&name, crate::sites::here())? {
             // SAFETY: the shim passes a place for the message.
             unsafe { *warn = keep_message(&text) };
         }

@@ -14,6 +14,7 @@ mod ops;
 mod profile;
 mod python;
 mod sites;
+mod spmm;
 mod state;
 mod storage;
 mod threads;

@@ -285,6 +285,7 @@ mod _core {
         let out = PyDict::new(py);
         out.set_item("shim.cpp", include_str!("../csrc/shim.cpp"))?;
         out.set_item("profiler.h", include_str!("../csrc/profiler.h"))?;
+        out.set_item("sparse.h", include_str!("../csrc/sparse.h"))?;
         out.set_item("oxitorch_abi.h", include_str!("../csrc/oxitorch_abi.h"))?;
         Ok(out)
     }
@@ -359,7 +360,6 @@ mod _core {
             library: optional(config, "library")?.unwrap_or(true),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
-            ops: std::mem::take(&mut *door::BOUND.lock()),
             on_start: optional(config, "on_start")?,
         });
         sites::set_shim(shim);
@@ -706,6 +706,12 @@ mod _core {
     #[pyfunction]
     fn get_fallback(py: Python<'_>) -> PyResult<&'static str> {
         Ok(if started(py)?.refuse_fallback.load(Relaxed) { "error" } else { "warn" })
+    }
+
+    /// Counts an op that goes to the CPU; a warning if it is to be given.
+    #[pyfunction]
+    fn fall_back(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
+        started(py)?.fall_back(name, sites::here()).map_err(|e| raise(py, e))
     }
 
     #[pyfunction]

@@ -1,11 +1,11 @@
-//! What there is once per process: the engine, the bound ops, the switches that are not the engine's.
+//! What there is once per process: the engine, the switches that are not the engine's.
 
 use crate::abi::Shim;
 use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Op, Options,
-    Recipe, Remembered, Switches, Target, UserOptions,
+    Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options,
+    Recipe, Remembered, Site, Switches, Target, UserOptions,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -58,8 +58,6 @@ pub(crate) struct Setup {
     /// Whether programs may call torch's kernels where they run in host memory.
     pub(crate) library: bool,
     pub(crate) shim: &'static Shim,
-    /// Ops in the order in which the shim bound them.
-    pub(crate) ops: Vec<Op>,
     /// What Python does when the device was started.
     pub(crate) on_start: Option<Py<PyAny>>,
 }
@@ -67,8 +65,6 @@ pub(crate) struct Setup {
 /// The process's only engine and what belongs to it.
 pub(crate) struct State {
     pub(crate) engine: Engine,
-    /// Ops in the order in which the shim bound them.
-    pub(crate) ops: &'static [Op],
     pub(crate) shim: &'static Shim,
     /// Whether an op without a lowering is an error.
     pub(crate) refuse_fallback: AtomicBool,
@@ -209,7 +205,9 @@ fn start() -> Result<&'static State, Error> {
     // Programs that are compiled elsewhere cannot call what is registered here.
     let library = match &target {
         Target::Client(client) if setup.library && client.platform() == pjrt::Platform::Cpu => {
-            library::register(client.plugin(), setup.shim).map_err(|e| Error::runtime(e.to_string()))?;
+            library::register(client.plugin(), setup.shim)
+                .and_then(|()| crate::spmm::register(client.plugin()))
+                .map_err(|e| Error::runtime(e.to_string()))?;
             true
         }
         _ => false,
@@ -325,7 +323,6 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
         let process = process.map(|number| (number, engine.listen())).collect();
         State {
             engine,
-            ops: &setup.ops,
             shim: setup.shim,
             refuse_fallback: AtomicBool::new(setup.refuse_fallback),
             warned: Mutex::default(),
@@ -390,6 +387,26 @@ pub(crate) fn interruption(py: Python<'_>, message: String) -> PyErr {
 }
 
 impl State {
+    /// Counts an op that goes to the CPU, or forbids it; what to warn of, the first time.
+    pub(crate) fn fall_back(&self, name: &str, site: Site) -> Result<Option<String>, Error> {
+        if self.refuse_fallback.load(Relaxed) {
+            let message = format!(
+                "{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU"
+            );
+            return Err(Error::new(ErrorKind::NotImplemented, message).at(site));
+        }
+        self.engine.fell_back(name, site);
+        if !self.warned.lock().insert(name.to_owned()) {
+            return Ok(None);
+        }
+        let place = Error::runtime("").at(site).message.trim().to_owned();
+        Ok(Some(format!(
+            "{name} has no lowering for the tpu device and runs on the CPU ({}). Counted in \
+             torch.tpu.metrics()[\"fallbacks\"]; OXITORCH_FALLBACK=error makes it an error",
+            if place.is_empty() { "called from an unknown line" } else { &place }
+        )))
+    }
+
     /// The switches at this moment, those that PyTorch keeps among them: the precision of products only on demand.
     pub(crate) fn switches(&self, products: bool) -> Switches {
         let mut switches = self.engine.switches();

@@ -2,7 +2,7 @@ use super::embedding::{check_indices, occurrences};
 use super::indexing::assert_range;
 use super::matmul::accumulator;
 use super::scatter::scatter_rows;
-use crate::error::{ErrorKind, Result, runtime, unsupported};
+use crate::error::{ErrorKind, Result, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -12,7 +12,6 @@ use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, V
 pub static ROWS: &[Row] = &[
     op!("_embedding_bag", embedding_bag),
     op!("_embedding_bag_forward_only", embedding_bag),
-    op!("_embedding_bag_backward", backward),
     op!("_embedding_bag_dense_backward", dense_backward),
     op!("_embedding_bag_per_sample_weights_backward", per_sample_weights_backward),
 ];
@@ -133,42 +132,6 @@ fn maxima(c: &Ctx, values: Value, of: Value, used: Value, sizes: Value) -> (Valu
     let first = scatter_rows(c, first, 0, to, at, Some(Binary::Minimum));
     let none = empty(c, sizes, &[bags, width]);
     (c.select(none, c.zeros_like(top), top), first)
-}
-
-#[allow(clippy::too_many_arguments)] // the schema's
-fn backward(
-    c: &Ctx,
-    grad: Value,
-    indices: Value,
-    _offsets: Value,
-    offset2bag: Value,
-    bag_size: Value,
-    maximum_indices: Value,
-    classes: i64,
-    scale_grad_by_freq: bool,
-    mode: i64,
-    sparse: bool,
-    per_sample_weights: Option<Value>,
-    padding_idx: i64,
-) -> Result<Value> {
-    if sparse {
-        return Err(unsupported("sparse gradients"));
-    }
-    let (weights, scale) = (per_sample_weights, scale_grad_by_freq);
-    let winners = maximum_indices;
-    dense_backward(
-        c,
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        winners,
-        classes,
-        scale,
-        mode,
-        weights,
-        padding_idx,
-    )
 }
 
 #[allow(clippy::too_many_arguments)] // the schema's

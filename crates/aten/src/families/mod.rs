@@ -62,5 +62,6 @@ families! {
     embedding_bag: "Sums, means and maxima of embeddings.",
     sized: "Results whose size depends on values.",
     sorting: "Sort, top-k and search.",
+    sparse: "Sparse matrices by their parts.",
     shape: "Joining, padding and rearranging.",
 }

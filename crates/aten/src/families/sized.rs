@@ -1,5 +1,6 @@
 use super::indexing::running_sum;
 use super::scatter::scatter_rows;
+use super::sorting::library_sort;
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
@@ -227,6 +228,12 @@ impl Groups {
         };
         if columns.iter().any(|&v| c.dtype(v).is_complex()) {
             return Err(not_implemented("unique", c.dtype(first)));
+        }
+        if let [column] = *columns
+            && !c.dtype(column).is_float()
+            && let Some((values, origin)) = library_sort(c, column, 0, false)
+        {
+            return Ok(Groups { origin: Some(origin), ..Groups::consecutive(c, &[values])? });
         }
         let mut operands: Vec<Value> = columns.iter().map(|&v| sortable(c, v)).collect();
         operands.push(positions(c, c.numel(first)));

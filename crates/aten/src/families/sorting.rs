@@ -5,6 +5,7 @@ use super::reductions::{index_dtype, keep_dims, require_nonempty};
 use crate::args::{Arg, Offset, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
+use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::{Layout, Row};
@@ -39,8 +40,37 @@ pub static ROWS: &[Row] = &[
     op!("histc", histc),
 ];
 
+/// Elements from which PyTorch's own sort is worth a call: compiled code takes ten times as long for each.
+const WORTH_A_CALL: i64 = 1 << 10;
+
+/// Values along `dim` in order and the positions (int64) that they came from, by PyTorch's own kernel. Stable; NaN is the
+/// largest.
+pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> Option<(Value, Value)> {
+    let (ty, numel) = (c.ty(x), c.numel(x));
+    let known = matches!(
+        ty.dtype,
+        DType::F32 | DType::F64 | DType::S32 | DType::S64
+    );
+    if !c.config.library || !known || numel < WORTH_A_CALL {
+        return None;
+    }
+    let index = TensorType::new(DType::S64, ty.shape.clone());
+    let args = [Item::Tensor(x), Item::Bool(true), Item::Int(dim as i64), Item::Bool(descending)];
+    let results = [ty, index].map(|ty| Some(Outcome::row_major(ty)));
+    let cut = i64::from(dim == 0);
+    let parts = Parts { args: &[cut, -1, -1, -1], results: &[cut, cut], step: 1 };
+    let parts = (c.rank(x) > 1).then_some(&parts);
+    match c.call_library_in_parts("sort.values_stable", &args, &results, parts)[..] {
+        [Some(values), Some(index)] => Some((values, index)),
+        _ => None,
+    }
+}
+
 /// Values along `dim` in order and the positions they came from, as `index_dtype` has them. Stable.
 pub(super) fn sort_with_index(c: &Ctx, x: Value, dim: usize, descending: bool) -> (Value, Value) {
+    if let Some((values, index)) = library_sort(c, x, dim, descending) {
+        return (values, c.to(index, index_dtype(c.shape(x)[dim])));
+    }
     let index = c.iota_dim(x, index_dtype(c.shape(x)[dim]), dim as i64);
     let float = c.dtype(x).is_float();
     let out = c.sort(&[x, index], dim as i64, true, |b, l, r| {
@@ -235,7 +265,7 @@ fn mode(c: &Ctx, x: Tensor, dim: i64, keep: bool) -> Result<(Value, Value)> {
 }
 
 /// Number of elements of each sorted row of `sequence` \[rows, n\] that come before each of `x` \[rows, m\].
-fn lower_bound(c: &Ctx, sequence: Value, x: Value, right: bool) -> Value {
+pub(super) fn lower_bound(c: &Ctx, sequence: Value, x: Value, right: bool) -> Value {
     let (rows, n) = (c.shape(sequence)[0], c.shape(sequence)[1]);
     let shape = c.shape(x);
     let dtype = index_dtype(rows.saturating_mul(n + 1));
