@@ -52,6 +52,7 @@ bench: install
 	$(PY) benches/eager.py
 	$(PY) benches/workloads.py
 	$(PY) benches/varying.py slices
+	$(PY) benches/sparse.py --check
 
 conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance

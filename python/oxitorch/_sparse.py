@@ -37,6 +37,11 @@ class _NotHere(Exception):
 def run(name: str, args: list) -> list:
     """Runs an overload ("aten::add.out") with all arguments of its schema, in order; returns the results."""
     op = _overload(name)
+    # A number in place of a tensor comes as one.
+    args = [
+        torch.tensor(a) if str(p.type) == "Tensor" and isinstance(a, (bool, int, float, complex)) else a
+        for p, a in zip(op._schema.arguments, args, strict=True)
+    ]
     function = _functions.get(name.removeprefix("aten::"))
     results = None
     if function is not None:
@@ -245,10 +250,6 @@ def _mul_out(self, other, out):
     dtype = torch.result_type(self, other)
     if not torch.can_cast(dtype, out.dtype):
         raise RuntimeError(f"Can't convert result type {dtype} to output {out.dtype} in mul operation")
-    if not isinstance(self, torch.Tensor):
-        self, other = other, self
-    if not isinstance(other, torch.Tensor):  # a number comes as one
-        return _assign(out, _like(self, self._values() * other).to(out.dtype))
     if self.layout == torch.strided:
         self, other = other, self
     if self.layout != torch.sparse_coo or other.layout not in (torch.sparse_coo, torch.strided):
