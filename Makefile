@@ -14,10 +14,10 @@ test test-full check test-rust test-python test-conformance test-torch-oldest: P
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
-OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py
+OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_sparse.py tests/device/test_interchange.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm linalg numerics offsets ops profiler real_models refusals threads trace versions
+SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
 SELECT := -m "not slow"

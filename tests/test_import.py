@@ -161,3 +161,17 @@ def test_a_platform_that_is_not_there(python):
     done = python(code, check=False, OXITORCH_PLATFORM="cuda", CUDA_VISIBLE_DEVICES="")
     assert done.stdout == "False\n"
     assert "RuntimeError" in done.stderr and "cuda" in done.stderr.splitlines()[-1] + done.stderr
+
+
+def test_looking_for_a_module_is_not_importing_it(python):
+    """Whoever asks whether a library is there must not keep it from being adapted when it is imported."""
+    done = python(
+        "import importlib.util, json, sys\n"
+        "from oxitorch import _after_import\n"
+        "seen = []\n"
+        "_after_import.call({'wave': lambda m: seen.append(m.__name__), 'json': lambda m: seen.append(m.__name__)})\n"
+        "importlib.util.find_spec('wave'); importlib.util.find_spec('wave')\n"
+        "import wave; importlib.reload(wave)\n"
+        "print(seen)\n"
+    )
+    assert done.stdout == "['json', 'wave']\n"

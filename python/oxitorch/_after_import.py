@@ -3,6 +3,7 @@
 import importlib.abc
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 
@@ -25,18 +26,25 @@ class _After(importlib.abc.MetaPathFinder):
 
     def __init__(self, actions):
         self._actions = actions
+        self._here = threading.local()  # the module that this thread looks for in the other finders
 
     def find_spec(self, name, path, target=None):
-        action = self._actions.pop(name, None)
-        if action is None:
+        # Looking for a module does not mean to import it.
+        if name not in self._actions or getattr(self._here, "name", None) == name:
             return None
-        spec = importlib.util.find_spec(name)
+        self._here.name = name
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._here.name = None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def then(module):
                 execute(module)
-                action(module)
+                action = self._actions.pop(name, None)
+                if action is not None:
+                    action(module)
 
             spec.loader.exec_module = then
         return spec

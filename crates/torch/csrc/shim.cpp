@@ -50,6 +50,7 @@
 #include <sstream>
 
 #include "oxitorch_abi.h"
+#include "accelerator.h"
 #include "profiler.h"
 #include "sparse.h"
 
@@ -201,6 +202,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = kSelf;
   static c10::Stream only(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::DeviceType type() const override { return kSelf; }
+#ifdef OXI_HAS_CAPABILITY
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return oxi_accelerator::capability(); }
+#endif
   c10::Device exchangeDevice(c10::Device d) const override {
     c10::Device old(kSelf, t_device);
     setDevice(d);
@@ -1469,6 +1473,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     register_memory_and_views();
     register_core_ops();
     register_graphs();
+    oxi_accelerator::refuse_graphs(kSelf);
     oxi_sparse::install(core, libraries());
     oxi_profiler::install(core);
     return &kShim;

@@ -284,6 +284,7 @@ mod _core {
     fn shim_sources(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let out = PyDict::new(py);
         out.set_item("shim.cpp", include_str!("../csrc/shim.cpp"))?;
+        out.set_item("accelerator.h", include_str!("../csrc/accelerator.h"))?;
         out.set_item("profiler.h", include_str!("../csrc/profiler.h"))?;
         out.set_item("sparse.h", include_str!("../csrc/sparse.h"))?;
         out.set_item("oxitorch_abi.h", include_str!("../csrc/oxitorch_abi.h"))?;
