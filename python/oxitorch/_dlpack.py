@@ -1,6 +1,7 @@
 """DLPack: a tensor of the device goes to other libraries as a copy on the host, and what they give is copied to it.
 
 The protocol has no number for such a device, and its memory is not the host's. https://dmlc.github.io/dlpack
+A capsule of the older `torch.utils.dlpack.to_dlpack` stays on the device: PyTorch alone can read it.
 """
 
 import functools
@@ -17,7 +18,6 @@ def install() -> None:
     tensor.__dlpack__ = _export(tensor.__dlpack__)
     for module in (torch, torch.utils.dlpack):
         module.from_dlpack = _import(module.from_dlpack)
-        module.to_dlpack = _capsule(module.to_dlpack)
 
 
 def _is_ours(x) -> bool:
@@ -71,11 +71,3 @@ def _import(theirs):
         return ext_tensor.to(device)
 
     return from_dlpack
-
-
-def _capsule(theirs):
-    @functools.wraps(theirs)
-    def to_dlpack(tensor):
-        return theirs(tensor.cpu() if _is_ours(tensor) else tensor)
-
-    return to_dlpack

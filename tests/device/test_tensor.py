@@ -217,12 +217,11 @@ def test_numpy():
     assert (y * np.float32(2)).tolist() == [0, 2, 4, 6] and (np.float64(2) * torch.ones(1)).item() == 2
 
 
-def test_dlpack_stays_on_the_device():
+def test_a_dlpack_capsule_stays_on_the_device():
     # The capsule says that its memory is an extension device's: nobody else may read it, PyTorch finds the storage again.
     y = torch.arange(6.0, device=DEVICE)
     capsule = torch.utils.dlpack.to_dlpack(y.view(2, 3).t()[1:])
-    for f in (lambda: np.from_dlpack(y), lambda: torch.from_dlpack(y), lambda: y.__dlpack_device__(),
-              lambda: y.__cuda_array_interface__, lambda: y.__array_interface__, lambda: np.asarray(y)):  # fmt: skip
+    for f in (lambda: y.__cuda_array_interface__, lambda: y.__array_interface__, lambda: np.asarray(y)):
         assert isinstance(outcome(f), (BufferError, RuntimeError, AttributeError, TypeError, ValueError)), f
     alias = torch.from_dlpack(capsule)
     assert alias.is_tpu and alias.stride() == (1, 3)
