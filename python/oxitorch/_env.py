@@ -212,6 +212,15 @@ LIBRARY = Var(
     "On the cpu platform, let programs call PyTorch's own kernels for large matrix products, convolutions and "
     "attention of float32 and float64; `0` leaves all of them to XLA.",
 )
+LOWER_FOR = Var(
+    "OXITORCH_LOWER_FOR",
+    "choice",
+    "the platform that runs",
+    "0.1",
+    "For tests: lower operations as for this platform, whichever runs them, so that what only TPUs or GPUs get can be run "
+    "on a CPU.",
+    choices=("cpu", "cuda", "tpu"),
+)
 COMPILE_THREADS = Var(
     "OXITORCH_COMPILE_THREADS",
     "int",
@@ -326,6 +335,7 @@ TABLE: tuple[Var, ...] = (
     FALLBACK,
     NAN_TRAP,
     LIBRARY,
+    LOWER_FOR,
     COMPILE_THREADS,
     BACKGROUND_COMPILE,
     SHIM,
@@ -420,6 +430,7 @@ def core_config() -> dict[str, Any]:
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "library": LIBRARY.read(),
+        "lower_for": LOWER_FOR.read(),
         "compile_threads": COMPILE_THREADS.read(),
         "background_compile": BACKGROUND_COMPILE.read(),
         "cache_dir": cache_dir() if caches() else None,

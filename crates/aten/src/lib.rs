@@ -24,6 +24,7 @@ pub mod promote;
 pub mod schema;
 pub mod sparse;
 pub mod table;
+pub mod target;
 
 pub use args::{Arg, F64Bits, FromArg, NumKind, ParamKind, ScalarArg, TensorArg};
 pub use derive::{Binding, Form, Source, Write, bind};
@@ -32,4 +33,5 @@ pub use lower::{Check, Checks, Config, Ctx, Lowered, MatmulPrecision, lower, low
 pub use numbers::Numbers;
 pub use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 pub use schema::{Argument, Schema};
-pub use table::{Layout, OpId, Promote, Row, Rule, find, row, rows};
+pub use table::{Layout, OpId, Promote, Row, Rule, find, qualified, row, rows};
+pub use target::TargetOptions;

@@ -7,6 +7,7 @@ use crate::error::{self, Error, ErrorKind, Result, runtime};
 use crate::out;
 use crate::promote::result_type;
 use crate::table::{OpId, Promote, Row, Rule, row};
+use crate::target::TargetOptions;
 use oxitorch_hlo::{Builder, DType, Dims, Direction, TensorType, Value};
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -49,26 +50,8 @@ pub struct Config {
     pub matmul: MatmulPrecision,
     /// Which checks of values (index bounds and the like) to emit into [`Lowered::checks`].
     pub checks: Checks,
-    /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
-    /// then folds a transpose into them that the kernel cannot do.
-    pub fenced_dots: bool,
-    /// Whether one element of each row is picked by a mask and a sum, which fuse with what makes the rows, and not by a
-    /// gather, before which the rows have to be in memory. The logarithms of a softmax are made so that they do fuse.
-    pub masked_picks: bool,
-    /// Whether a product of 16-bit floats that is rounded to them at once is a product in that dtype: for a compiler that
-    /// leaves products to a library, which sums in float32 and rounds what it writes.
-    pub rounded_dots: bool,
-    /// Whether products of matrices whose rows were several dimensions are those of the tensors before: where memory is in
-    /// tiles, rows that are no multiple of a tile's are copied to be folded.
-    pub unfolded_products: bool,
-    /// Whether the backward of attention makes the scores again. Otherwise the compiler sees that they are those of the
-    /// forward and keeps these, all of them, until then.
-    pub fresh_scores: bool,
-    /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
-    /// adds up in float32 all the same, and a compiler that then fuses more.
-    pub rounded_products: bool,
-    /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
-    pub library: bool,
+    /// What the platform's compiler wants.
+    pub target: TargetOptions,
 }
 
 impl Default for Config {
@@ -77,13 +60,7 @@ impl Default for Config {
             default_dtype: DType::F32,
             matmul: MatmulPrecision::Highest,
             checks: Checks::None,
-            fenced_dots: false,
-            masked_picks: false,
-            rounded_dots: false,
-            unfolded_products: false,
-            fresh_scores: false,
-            rounded_products: false,
-            library: false,
+            target: TargetOptions::NONE,
         }
     }
 }
@@ -325,7 +302,7 @@ impl<'a> Ctx<'a> {
 
     /// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
     pub fn to(&self, x: Value, to: DType) -> Value {
-        if self.config.rounded_products
+        if self.config.target.rounded_products
             && (self.dtype(x), to) == (DType::F32, DType::BF16)
             && let Some(rounded) = self.rounded_product(x).filter(|y| self.dtype(*y) == to)
         {

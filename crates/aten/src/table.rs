@@ -7,6 +7,7 @@ use crate::lower::Lowering;
 use crate::numbers::{CheckNumbers, CountNumbers};
 use oxitorch_hlo::{Builder, Direction, Value};
 use rustc_hash::FxHashMap;
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 /// How dtypes go in and come out of a regular row.
@@ -276,6 +277,11 @@ macro_rules! pointwise {
     ($name:literal, $f:expr) => {
         $crate::op!($name, $f).layout($crate::Layout::Pointwise)
     };
+}
+
+/// An op with its namespace, as messages name it: `aten::mm`, `torchvision::nms`.
+pub fn qualified(name: &str) -> Cow<'_, str> {
+    if name.contains("::") { name.into() } else { format!("aten::{name}").into() }
 }
 
 /// A row's index. Stable within one build, not across builds.

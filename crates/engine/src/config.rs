@@ -1,6 +1,6 @@
 //! What the engine is told at start, and the switches that may change while it runs.
 
-use oxitorch_aten::{Checks, Config, MatmulPrecision};
+use oxitorch_aten::{Checks, Config, MatmulPrecision, TargetOptions};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 
@@ -79,6 +79,15 @@ impl Default for Remembered {
     }
 }
 
+/// What a platform's compiler wants of lowerings.
+pub fn target_options(platform: Platform) -> TargetOptions {
+    match platform {
+        Platform::Cpu => TargetOptions::CPU,
+        Platform::Cuda => TargetOptions::CUDA,
+        Platform::Tpu => TargetOptions::TPU,
+    }
+}
+
 /// Everything besides arguments that shapes a lowering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lowering {
@@ -101,20 +110,8 @@ pub struct Switches {
     pub default_dtype: DType,
     /// Compiler options, by the number that [`Engine::compiler_options`](crate::Engine::compiler_options) gave; 0 is none.
     pub compiler_options: u32,
-    /// See [`Config::fenced_dots`]; fixed when the engine starts.
-    pub(crate) fenced_dots: bool,
-    /// See [`Config::masked_picks`]; fixed when the engine starts.
-    pub(crate) masked_picks: bool,
-    /// See [`Config::rounded_dots`]; fixed when the engine starts.
-    pub(crate) rounded_dots: bool,
-    /// See [`Config::unfolded_products`]; fixed when the engine starts.
-    pub(crate) unfolded_products: bool,
-    /// See [`Config::fresh_scores`]; fixed when the engine starts.
-    pub(crate) fresh_scores: bool,
-    /// See [`Config::rounded_products`]; fixed when the engine starts.
-    pub(crate) rounded_products: bool,
-    /// See [`Config::library`]; fixed when the engine starts.
-    pub(crate) library: bool,
+    /// What the platform's compiler wants; fixed when the engine starts.
+    pub(crate) target: TargetOptions,
 }
 
 impl Default for Switches {
@@ -125,13 +122,7 @@ impl Default for Switches {
             matmul: MatmulPrecision::Highest,
             default_dtype: DType::F32,
             compiler_options: 0,
-            fenced_dots: false,
-            masked_picks: false,
-            rounded_dots: false,
-            unfolded_products: false,
-            fresh_scores: false,
-            rounded_products: false,
-            library: false,
+            target: TargetOptions::NONE,
         }
     }
 }
@@ -139,26 +130,16 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let own = [self.nan_trap, self.fenced_dots, self.library, self.rounded_dots];
-        let tpu = [self.masked_picks, self.unfolded_products, self.fresh_scores, self.rounded_products];
-        let flags = own.iter().chain(&tpu);
-        let flags = flags.enumerate().fold(0, |all, (bit, &on)| all | u64::from(on) << bit);
+        let flags = u64::from(self.nan_trap) | u64::from(self.target.bits()) << 1;
         u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
     }
 
     /// The inverse of [`Switches::pack`].
     pub(crate) fn unpack(word: u64) -> Switches {
-        let flag = |bit: u32| word >> (8 + bit) & 1 != 0;
         Switches {
             mode: Mode::ALL[(word & 0xff) as usize],
-            nan_trap: flag(0),
-            fenced_dots: flag(1),
-            library: flag(2),
-            masked_picks: flag(4),
-            rounded_dots: flag(3),
-            unfolded_products: flag(5),
-            fresh_scores: flag(6),
-            rounded_products: flag(7),
+            nan_trap: word >> 8 & 1 != 0,
+            target: TargetOptions::from_bits((word >> 9) as u8 & 0x7f),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -178,13 +159,7 @@ impl Switches {
             default_dtype: self.default_dtype,
             matmul: self.matmul,
             checks: if debug { Checks::All } else { Checks::Asserts },
-            fenced_dots: self.fenced_dots,
-            masked_picks: self.masked_picks,
-            rounded_dots: self.rounded_dots,
-            unfolded_products: self.unfolded_products,
-            fresh_scores: self.fresh_scores,
-            rounded_products: self.rounded_products,
-            library: self.library,
+            target: self.target,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }
     }

@@ -258,7 +258,7 @@ impl<'a> Call<'_, 'a> {
         if e.is_placed() || e.kind == ErrorKind::Interrupted {
             return e.into();
         }
-        let mut text = format!("{}\n  in aten::{}(", e.message, self.op.name);
+        let mut text = format!("{}\n  in {}(", e.message, aten::qualified(&self.op.name));
         for (i, arg) in self.args.iter().enumerate() {
             if i > 0 {
                 text.push_str(", ");

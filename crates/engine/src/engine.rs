@@ -16,6 +16,7 @@ use crate::program::{Compiler, UserOptions};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::target::Target;
+use oxitorch_aten::TargetOptions;
 use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -39,8 +40,9 @@ pub struct Options {
     pub background_compile: bool,
     /// Whether results must not depend on when a compiler is done.
     pub deterministic: fn() -> bool,
-    /// Whether programs may call torch's kernels: the host function of that name is registered with the plugin.
-    pub library: bool,
+    /// What the platform's compiler wants of lowerings. Those that call torch's kernels want the host functions of that name
+    /// registered with the plugin.
+    pub target: TargetOptions,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
 }
@@ -89,23 +91,7 @@ impl Engine {
         };
         let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
-        // XLA's CPU compiler leaves a bfloat16 product to its kernel library before it folds transposes into it.
-        let fenced_dots = target.platform() == pjrt::Platform::Cpu;
-        // A TPU gathers element by element, and the memory of the rows is missed most there.
-        // Its memory is in tiles, and scores are made sooner than they are read.
-        let tpu = target.platform() == pjrt::Platform::Tpu;
-        // cuBLAS does products there.
-        let rounded_dots = target.platform() == pjrt::Platform::Cuda;
-        let switches = Switches {
-            fenced_dots,
-            rounded_dots,
-            masked_picks: tpu,
-            unfolded_products: tpu,
-            fresh_scores: tpu,
-            rounded_products: tpu,
-            library: options.library,
-            ..Switches::default()
-        };
+        let switches = Switches { target: options.target, ..Switches::default() };
         Ok(Engine {
             target,
             streams,

@@ -173,7 +173,7 @@ fn locations(graph: &Graph) -> Vec<Location> {
             site.as_deref().and_then(|s| s.rsplit_once(" in ").map_or(Some(s), |(place, _)| Some(place)));
         let line =
             line.and_then(|s| s.rsplit_once(':')).and_then(|(f, n)| Some((f.to_owned(), n.parse().ok()?)));
-        Location { name: format!("aten::{}#{}", op.inst.name(), op.at), line }
+        Location { name: format!("{}#{}", oxitorch_aten::qualified(op.inst.name()), op.at), line }
     };
     graph.ops.iter().map(place).collect()
 }

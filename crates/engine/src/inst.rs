@@ -210,7 +210,7 @@ impl Inst {
 
     /// Whether it may fail when it runs: a kernel of torch's that may find no solution.
     pub(crate) fn may_fail(&self) -> bool {
-        matches!(&self.kind, Kind::Row { op, lowering, .. } if lowering.config.library && aten::row(*op).may_fail)
+        matches!(&self.kind, Kind::Row { op, lowering, .. } if lowering.config.target.library && aten::row(*op).may_fail)
     }
 
     /// Whether every result is an operand, so that nothing has to be computed.

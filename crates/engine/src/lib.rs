@@ -54,7 +54,7 @@ mod view;
 
 pub use absent::{Absent, AbsentDevice, Capture};
 pub use cached::{CacheOptions, MAX_LOADED, MAX_LOADED_BYTES};
-pub use config::{Limits, Lowering, Mode, Remembered, Switches};
+pub use config::{Limits, Lowering, Mode, Remembered, Switches, target_options};
 pub use dispatch::{ArgRef, Call, Meta, Op, Output, Outputs, Rng};
 pub use engine::{Engine, Options};
 pub use error::{Error, ErrorKind, Refusal, Result};

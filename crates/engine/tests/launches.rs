@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use oxitorch_aten::TargetOptions;
 use oxitorch_engine::{
     CacheOptions, Engine, ErrorKind, Mode, Options, Place, Reason, Site, Slot, Stream, Target, TensorRef,
 };
@@ -25,7 +26,7 @@ fn engine(fake: &FakePlugin) -> Engine {
         graphs: None,
         background_compile: false,
         deterministic: || false,
-        library: false,
+        target: TargetOptions::NONE,
         interrupt: || Ok(()),
     };
     Engine::start(Target::Client(client), &options).unwrap()

@@ -327,6 +327,7 @@ mod _core {
         }
         sites::start(py, optional(config, "library_dirs")?.unwrap_or_default());
         let platform: Option<String> = optional(config, "platform")?;
+        let lower_for: Option<String> = optional(config, "lower_for")?;
         let mode: Option<String> = optional(config, "eager_mode")?;
         let fallback: Option<String> = optional(config, "fallback")?;
         let path: String =
@@ -337,6 +338,7 @@ mod _core {
             absent: absent_device(config)?,
             capture: optional(config, "capture")?,
             platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
+            lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
             cuda: cuda_options(config)?,
             shim_dir: std::path::Path::new(&path).parent().map(Into::into),

@@ -5,7 +5,7 @@ use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
     Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options,
-    Recipe, Remembered, Site, Switches, Target, UserOptions,
+    Recipe, Remembered, Site, Switches, Target, UserOptions, target_options,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -57,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) refuse_fallback: bool,
     /// Whether programs may call torch's kernels where they run in host memory.
     pub(crate) library: bool,
+    /// Whose lowerings, if another platform's than the one that runs.
+    pub(crate) lower_for: Option<pjrt::Platform>,
     pub(crate) shim: &'static Shim,
     /// What Python does when the device was started.
     pub(crate) on_start: Option<Py<PyAny>>,
@@ -202,16 +204,21 @@ fn start() -> Result<&'static State, Error> {
         Some(device) => Target::Absent(Arc::new(Absent::new(device.clone()))),
         None => Target::Client(open_client(setup).map_err(|e| Error::runtime(e.to_string()))?),
     };
+    let mut wanted = target_options(target.platform());
+    if let Some(platform) = setup.lower_for {
+        wanted = wanted.and(target_options(platform));
+    }
     // Programs that are compiled elsewhere cannot call what is registered here.
-    let library = match &target {
-        Target::Client(client) if setup.library && client.platform() == pjrt::Platform::Cpu => {
-            library::register(client.plugin(), setup.shim)
-                .and_then(|()| crate::spmm::register(client.plugin()))
-                .map_err(|e| Error::runtime(e.to_string()))?;
-            true
-        }
-        _ => false,
-    };
+    if let Target::Client(client) = &target
+        && client.platform() == pjrt::Platform::Cpu
+        && setup.library
+        && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
+    {
+        library::register(client.plugin(), setup.shim)
+            .and_then(|()| crate::spmm::register(client.plugin()))
+            .map_err(|e| Error::runtime(e.to_string()))?;
+        wanted.library = true;
+    }
     let mut cache = setup.cache.clone();
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
         cache.places = cuda_places(setup);
@@ -222,7 +229,7 @@ fn start() -> Result<&'static State, Error> {
         graphs: setup.graphs.clone(),
         background_compile: setup.background_compile,
         deterministic,
-        library,
+        target: wanted,
         interrupt,
     };
     let engine = Engine::start(target, &options)?;

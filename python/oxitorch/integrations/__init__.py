@@ -15,6 +15,7 @@ from oxitorch import _activate, _after_import, _env
 # What is adapted, when it is imported: the module, and the function here that gets it.
 _ADAPTED = {
     "safetensors": ("safetensors", "follow"),
+    "torchvision.extension": ("torchvision", "follow"),
     "accelerate.state": ("accelerate", "follow"),
     "accelerate.accelerator": ("accelerate", "allow_fp16"),
     "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning", "follow"),

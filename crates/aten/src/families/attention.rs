@@ -299,7 +299,7 @@ fn backward(
         return Ok(gradients);
     }
     // With keys that only are there when the gradient is.
-    let [grad, k] = match c.config.fresh_scores {
+    let [grad, k] = match c.config.target.fresh_scores {
         true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
         false => [grad, k],
     };
@@ -344,7 +344,7 @@ fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::{Config, TargetOptions};
     use crate::case::Case;
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
                     f32[2,3,7,6] none [true,true,true,false] f32[2,3,5,6] f32[2,3,5]@pos i32[0] i32[0] 0 0 0.0 false \
                     i64[] i64[] none";
         let of = |fresh_scores| {
-            let config = Config { fresh_scores, ..Config::default() };
+            let config = Config { target: TargetOptions { fresh_scores, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(of(true).contains("stablehlo.optimization_barrier") && !of(false).contains("barrier"));

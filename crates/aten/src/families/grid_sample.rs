@@ -46,12 +46,12 @@ struct Corner<const N: usize> {
     taps: [Tap; N],
 }
 
-struct Sampler<const N: usize> {
+pub(super) struct Sampler<const N: usize> {
     /// Sizes of the sampled dimensions.
     sizes: [i64; N],
     n: i64,
     channels: i64,
-    /// Sizes of the grid without batch and coordinates.
+    /// Sizes of the points, of which each batch has so many.
     points: Dims,
     interpolation: Interpolation,
     padding: Padding,
@@ -59,8 +59,18 @@ struct Sampler<const N: usize> {
     wide: DType,
 }
 
+/// Where the points lie in each dimension, in elements, and what that changes with the number it is made of: all
+/// `[n, points]`.
+pub(super) type Places<const N: usize> = [(Value, Value); N];
+
 impl<const N: usize> Sampler<N> {
-    fn new(
+    /// Linear interpolation between elements, with zeros outside, of planes of `sizes`: `n` of `channels` each.
+    pub(super) fn linear(sizes: [i64; N], n: i64, channels: i64, points: Dims, wide: DType) -> Self {
+        let (interpolation, padding) = (Interpolation::Linear, Padding::Zeros);
+        Sampler { sizes, n, channels, points, interpolation, padding, align_corners: false, wide }
+    }
+
+    fn of_grid(
         c: &Ctx,
         input: Tensor,
         grid: Tensor,
@@ -130,8 +140,13 @@ impl<const N: usize> Sampler<N> {
         self.points.iter().product()
     }
 
-    fn number(&self, c: &Ctx, x: f64) -> Value {
+    pub(super) fn number(&self, c: &Ctx, x: f64) -> Value {
         c.constant(TensorType::new(self.wide, [self.n, self.count()].as_slice()), x)
+    }
+
+    /// Where the numbers of a grid lead.
+    fn places(&self, c: &Ctx, grid: Value) -> Places<N> {
+        std::array::from_fn(|d| self.coordinate(c, grid, d))
     }
 
     /// The coordinate of every point along dimension `d`, in elements, and its derivative by the grid's number.
@@ -189,8 +204,7 @@ impl<const N: usize> Sampler<N> {
     }
 
     /// The taps along dimension `d`.
-    fn taps(&self, c: &Ctx, grid: Value, d: usize) -> Vec<Tap> {
-        let (x, scale) = self.coordinate(c, grid, d);
+    fn taps(&self, c: &Ctx, (x, scale): (Value, Value), d: usize) -> Vec<Tap> {
         let one = self.number(c, 1.0);
         match self.interpolation {
             Interpolation::Nearest => {
@@ -226,8 +240,8 @@ impl<const N: usize> Sampler<N> {
     }
 
     /// All combinations of taps.
-    fn corners(&self, c: &Ctx, grid: Value) -> Vec<Corner<N>> {
-        let taps: [Vec<Tap>; N] = std::array::from_fn(|d| self.taps(c, grid, d));
+    fn corners(&self, c: &Ctx, places: &Places<N>) -> Vec<Corner<N>> {
+        let taps: [Vec<Tap>; N] = std::array::from_fn(|d| self.taps(c, places[d], d));
         let mut picks: Vec<Vec<Tap>> = vec![Vec::new()];
         for list in &taps {
             picks = picks.iter().flat_map(|p| list.iter().map(|&t| [p.as_slice(), &[t]].concat())).collect();
@@ -273,8 +287,56 @@ impl<const N: usize> Sampler<N> {
     }
 
     /// The input as `[n, channels, plane]`.
-    fn planes(&self, c: &Ctx, input: Value) -> Value {
+    pub(super) fn planes(&self, c: &Ctx, input: Value) -> Value {
         c.reshape(c.to(input, self.wide), &[self.n, self.channels, self.sizes.iter().product()])
+    }
+
+    /// What is at the points: `[n, channels, points]`.
+    pub(super) fn sample(&self, c: &Ctx, planes: Value, places: &Places<N>) -> Value {
+        let mut sum = c.constant(TensorType::new(self.wide, [self.n, self.channels, self.count()].as_slice()), 0.0);
+        for corner in self.corners(c, places) {
+            let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
+            sum = c.add(sum, c.mul(self.values(c, planes, &corner), self.per_channel(c, weight)));
+        }
+        sum
+    }
+
+    /// The gradients of the planes, if wanted, and of the numbers that the places are made of, from that of the samples.
+    pub(super) fn backward(
+        &self,
+        c: &Ctx,
+        planes: Value,
+        places: &Places<N>,
+        grad: Value,
+        wants_planes: bool,
+    ) -> (Option<Value>, [Value; N]) {
+        let dims = ScatterDims {
+            update_window_dims: Dims::from_slice(&[1]),
+            inserted_window_dims: Dims::from_slice(&[2]),
+            input_batching_dims: Dims::from_slice(&[0]),
+            scatter_indices_batching_dims: Dims::from_slice(&[0]),
+            scatter_dims_to_operand_dims: Dims::from_slice(&[2]),
+            index_vector_dim: 2,
+        };
+        let mut of_planes = wants_planes.then(|| c.zeros_like(planes));
+        let mut slopes: [Value; N] = [self.number(c, 0.0); N];
+        for corner in self.corners(c, places) {
+            let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
+            if let Some(sum) = of_planes {
+                let weight = c.select(corner.inside, weight, c.zeros_like(weight));
+                let updates = c.mul(grad, self.per_channel(c, weight));
+                let add = |b: &oxitorch_hlo::Builder, old: &[Value], new: &[Value]| vec![b.add(old[0], new[0])];
+                let out = c.scatter(&[sum], corner.index, &[updates], &dims, ScatterFlags::default(), add);
+                of_planes = out.first().copied();
+            }
+            let pull = c.reduce_sum(c.mul(grad, self.values(c, planes, &corner)), &[1]);
+            for (d, slope) in slopes.iter_mut().enumerate() {
+                let factors = corner.taps.iter().enumerate().map(|(i, t)| if i == d { t.slope } else { t.weight });
+                let Some(weight) = product(c, factors) else { continue };
+                *slope = c.add(*slope, c.mul(pull, weight));
+            }
+        }
+        (of_planes, slopes)
     }
 }
 
@@ -304,13 +366,8 @@ fn sample<const N: usize>(
     padding: i64,
     align_corners: bool,
 ) -> Result<Value> {
-    let s = Sampler::<N>::new(c, input, grid, interpolation, padding, align_corners)?;
-    let planes = s.planes(c, input.value);
-    let mut sum = c.constant(TensorType::new(s.wide, [s.n, s.channels, s.count()].as_slice()), 0.0);
-    for corner in s.corners(c, grid.value) {
-        let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
-        sum = c.add(sum, c.mul(s.values(c, planes, &corner), s.per_channel(c, weight)));
-    }
+    let s = Sampler::<N>::of_grid(c, input, grid, interpolation, padding, align_corners)?;
+    let sum = s.sample(c, s.planes(c, input.value), &s.places(c, grid.value));
     let shape: Dims = [s.n, s.channels].into_iter().chain(s.points.iter().copied()).collect();
     Ok(c.to(c.reshape(sum, &shape), input.dtype))
 }
@@ -326,38 +383,12 @@ fn sample_backward<const N: usize>(
     align_corners: bool,
     mask: Vec<bool>,
 ) -> Result<(Option<Value>, Option<Value>)> {
-    let s = Sampler::<N>::new(c, input, grid, interpolation, padding, align_corners)?;
-    let planes = s.planes(c, input.value);
+    let s = Sampler::<N>::of_grid(c, input, grid, interpolation, padding, align_corners)?;
     let g = c.reshape(c.to(grad.value, s.wide), &[s.n, s.channels, s.count()]);
-    let dims = ScatterDims {
-        update_window_dims: Dims::from_slice(&[1]),
-        inserted_window_dims: Dims::from_slice(&[2]),
-        input_batching_dims: Dims::from_slice(&[0]),
-        scatter_indices_batching_dims: Dims::from_slice(&[0]),
-        scatter_dims_to_operand_dims: Dims::from_slice(&[2]),
-        index_vector_dim: 2,
-    };
-    let mut grad_input = mask.first().copied().unwrap_or(false).then(|| c.zeros_like(planes));
-    let mut slopes: [Value; N] = [s.number(c, 0.0); N];
-    for corner in s.corners(c, grid.value) {
-        let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
-        if let Some(sum) = grad_input {
-            let weight = c.select(corner.inside, weight, c.zeros_like(weight));
-            let updates = c.mul(g, s.per_channel(c, weight));
-            let add = |b: &oxitorch_hlo::Builder, old: &[Value], new: &[Value]| vec![b.add(old[0], new[0])];
-            let out = c.scatter(&[sum], corner.index, &[updates], &dims, ScatterFlags::default(), add);
-            grad_input = out.first().copied();
-        }
-        let pull = c.reduce_sum(c.mul(g, s.values(c, planes, &corner)), &[1]);
-        for (d, slope) in slopes.iter_mut().enumerate() {
-            let factors =
-                corner.taps.iter().enumerate().map(|(i, t)| if i == d { t.slope } else { t.weight });
-            let Some(weight) = product(c, factors) else { continue };
-            *slope = c.add(*slope, c.mul(pull, weight));
-        }
-    }
-    let column = |v: &Value| c.unsqueeze(*v, 2);
-    let columns: Vec<Value> = slopes.iter().rev().map(column).collect();
+    let wants_input = mask.first().copied().unwrap_or(false);
+    let (grad_input, slopes) =
+        s.backward(c, s.planes(c, input.value), &s.places(c, grid.value), g, wants_input);
+    let columns: Vec<Value> = slopes.iter().rev().map(|v| c.unsqueeze(*v, 2)).collect();
     let grad_grid = c.reshape(c.concatenate(&columns, 2), &c.shape(grid.value));
     let grad_input = grad_input.map(|v| c.to(c.reshape(v, &c.shape(input.value)), input.dtype));
     let wants_grid = mask.get(1).copied().unwrap_or(true);

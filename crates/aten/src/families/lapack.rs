@@ -31,7 +31,7 @@ fn result(dtype: DType, shape: &[i64], matrices: bool) -> Option<Outcome> {
 
 /// The results of torch's own kernel.
 fn call(c: &Ctx, op: &str, args: &[Item<'_>], results: &[Option<Outcome>]) -> Result<Vec<Value>> {
-    if !c.config.library {
+    if !c.config.target.library {
         return Err(unsupported("this platform's compiler has no such decomposition"));
     }
     Ok(c.call_library(op, args, results).into_iter().flatten().collect())
@@ -70,7 +70,7 @@ fn reflections(c: &Ctx, x: Value, m: &Matrix) -> Result<Reflections> {
     if c.numel(x) == 0 {
         return Ok(Reflections { packed: x, tau: zeros(c, dtype, &tau_shape) });
     }
-    if c.config.library {
+    if c.config.target.library {
         let results = [result(dtype, &c.shape(x), true), result(dtype, &tau_shape, false)];
         let out = call(c, "geqrf.a", &[Item::Tensor(x)], &results)?;
         return Ok(Reflections { packed: out[0], tau: out[1] });
@@ -201,7 +201,7 @@ fn product(c: &Ctx, r: &Reflections, m: &Matrix, columns: i64) -> Result<Value> 
         return Ok(whole);
     }
     let steps = c.shape(r.tau).last().copied().unwrap_or(0);
-    if c.config.library && steps > 0 && columns <= m.rows {
+    if c.config.target.library && steps > 0 && columns <= m.rows {
         // LAPACK makes as many columns as the packed matrix has.
         let last = c.rank(r.packed) as i64 - 1;
         let have = c.shape(r.packed)[last as usize];
@@ -306,7 +306,7 @@ fn ormqr(c: &Ctx, packed: Value, tau: Value, other: Value, left: bool, transpose
     if shape.contains(&0) || steps == 0 {
         return Ok(other);
     }
-    if c.config.library && m.columns <= m.rows {
+    if c.config.target.library && m.columns <= m.rows {
         let args = [
             Item::Tensor(packed),
             Item::Tensor(tau),
@@ -384,7 +384,7 @@ pub(super) fn eigh(c: &Ctx, x: Value, uplo: String, compute_v: bool) -> Result<(
     if c.numel(x) == 0 {
         return Ok((zeros(c, real_of(dtype), &values), if compute_v { x } else { none }));
     }
-    if !c.config.library {
+    if !c.config.target.library {
         let whole = jacobi::hermitian(c, flat(c, x, 2), is_upper(&uplo)?);
         let (sizes, vectors) = jacobi::eigen(c, whole);
         return Ok((c.reshape(sizes, &values), if compute_v { c.reshape(vectors, &shape) } else { none }));
@@ -427,7 +427,7 @@ pub(super) fn svd(c: &Ctx, x: Value, full: bool, compute_uv: bool, driver: Optio
         let (u, v) = (eye(c, dtype, &left), eye(c, dtype, &right));
         return Ok(if compute_uv { vec![u, sizes, v] } else { vec![none, sizes, none] });
     }
-    if !c.config.library {
+    if !c.config.target.library {
         return singular(c, x, &m, rows, columns, compute_uv);
     }
     let vectors = |shape: &[i64]| {
@@ -574,7 +574,7 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: Option<String>
         result(DType::S64, &ranks, false),
         result(real_of(dtype), &singular, false),
     ];
-    let mut out = if c.config.library {
+    let mut out = if c.config.target.library {
         let rcond = rcond.map_or(Item::None, Item::Float);
         let args = [Item::Tensor(a), Item::Tensor(rhs), rcond, Item::Str(&driver)];
         call(c, "linalg_lstsq.out", &args, &results)?
@@ -594,7 +594,11 @@ fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: &str) 
     let &[u, sizes, vh] = parts.as_slice() else { return Err(runtime("torch.linalg.lstsq: no decomposition")) };
     let real = c.dtype(sizes);
     let epsilon = if real == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
-    let rcond = rcond.unwrap_or(epsilon * m.rows.max(m.columns) as f64);
+    // "gels" takes the rank to be full and looks at no `rcond`.
+    let rcond = match driver {
+        "gels" => 0.0,
+        _ => rcond.unwrap_or(epsilon * m.rows.max(m.columns) as f64),
+    };
     let last = c.rank(sizes) as i64 - 1;
     let batch: Vec<i64> = (0..last).collect();
     let shape = c.shape(sizes);

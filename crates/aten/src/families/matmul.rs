@@ -61,7 +61,7 @@ pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     if let Some(y) = library_product(c, l, r, &dims) {
         return y;
     }
-    if c.config.fenced_dots && dtype == DType::BF16 {
+    if c.config.target.fenced_dots && dtype == DType::BF16 {
         return fenced_dot(c, l, r, &dims);
     }
     c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
@@ -183,7 +183,7 @@ fn rounded_matmul(c: &Ctx, l: Value, r: Value) -> Value {
 
 /// Whether a product with this operand is rounded by who does it.
 fn is_rounded(c: &Ctx, l: Value) -> bool {
-    c.config.rounded_dots && matches!(c.dtype(l), DType::BF16 | DType::F16)
+    c.config.target.rounded_dots && matches!(c.dtype(l), DType::BF16 | DType::F16)
 }
 
 fn arithmetic(kernel: &str, dtype: DType) -> Result<()> {
@@ -230,7 +230,7 @@ fn multipliable(c: &Ctx, first: &str, l: Value, r: Value) -> Result<()> {
 /// `l @ r` of matrices, with the rows of the result as the dimensions that they were folded from. A gradient of weights has
 /// two such matrices, and contracts their rows.
 fn product(c: &Ctx, l: Value, r: Value) -> Value {
-    if !c.config.unfolded_products {
+    if !c.config.target.unfolded_products {
         return matmul(c, l, r);
     }
     if let Some(rows) = c.folded_rows(l) {
@@ -543,7 +543,7 @@ fn linear_backward(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::{Config, TargetOptions};
     use crate::case::Case;
     use oxitorch_hlo::Builder;
 
@@ -558,7 +558,7 @@ mod tests {
     #[test]
     fn products_are_rounded_by_a_library_that_can() {
         let text = |case: &str, rounded_dots| {
-            let config = Config { rounded_dots, ..Config::default() };
+            let config = Config { target: TargetOptions { rounded_dots, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         for (case, rounded) in [
@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn tokens_are_rows_only_where_folding_costs_nothing() {
         let of = |unfolded_products| {
-            let config = Config { unfolded_products, ..Config::default() };
+            let config = Config { target: TargetOptions { unfolded_products, ..TargetOptions::NONE }, ..Config::default() };
             text("addmm f32[7] f32[6,5] f32[5,7] none none", &config, |b| {
                 let x = b.reshape(f32s(b, &[2, 3, 5]), &[6, 5]);
                 vec![f32s(b, &[7]), x, f32s(b, &[5, 7])]
@@ -590,7 +590,7 @@ mod tests {
 
     #[test]
     fn a_gradient_of_weights_sums_over_unfolded_rows() {
-        let config = Config { unfolded_products: true, ..Config::default() };
+        let config = Config { target: TargetOptions { unfolded_products: true, ..TargetOptions::NONE }, ..Config::default() };
         let of = |rows: &[i64]| {
             text("mm f32[4,6] f32[6,5]", &config, |b| {
                 let grad = b.reshape(f32s(b, &[2, 3, 4]), &[6, 4]);
@@ -608,7 +608,7 @@ mod tests {
     #[test]
     fn products_may_be_rounded_by_who_adds_them_up() {
         let of = |case: &str, rounded_products| {
-            let config = Config { rounded_products, ..Config::default() };
+            let config = Config { target: TargetOptions { rounded_products, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         let mm = "mm bf16[2,3] bf16[3,4]";

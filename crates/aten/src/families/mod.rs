@@ -61,7 +61,10 @@ families! {
     embedding: "Embeddings and their gradients.",
     embedding_bag: "Sums, means and maxima of embeddings.",
     sized: "Results whose size depends on values.",
+    segments: "Runs of rows whose lengths are values.",
     sorting: "Sort, top-k and search.",
+    histogram: "Counts of what lies between edges.",
     sparse: "Sparse matrices by their parts.",
+    vision: "Boxes and deformable convolutions, of torchvision.",
     shape: "Joining, padding and rearranging.",
 }

@@ -86,7 +86,7 @@ impl Nll {
 
     /// Loss per element or reduced, and the sum of the weights.
     fn forward(&self, c: &Ctx, dtype: DType) -> (Value, Value) {
-        let picked = if c.config.masked_picks {
+        let picked = if c.config.target.masked_picks {
             c.reduce_sum(c.select(self.is_target(c), self.scores, c.zeros_like(self.scores)), &[1])
         } else {
             c.squeeze(c.take_along_dim(self.scores, c.unsqueeze(self.target, 1), 1), &[1])
@@ -259,14 +259,14 @@ fn nll_loss2d_backward(
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::{Config, TargetOptions};
     use crate::case::Case;
 
     #[test]
     fn rows_that_are_masked_need_not_be_in_memory() {
         let case = "nll_loss_forward f32[2,3] i64[2]@<3 none 1 -100";
         let text = |masked_picks| {
-            let config = Config { masked_picks, ..Config::default() };
+            let config = Config { target: TargetOptions { masked_picks, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(text(false).contains("stablehlo.gather"));

@@ -7,6 +7,7 @@ use oxitorch_hlo::{DType, Precision, TensorType, Value};
 
 /// The rows of this family: products with weights of few bits.
 pub static ROWS: &[Row] = &[
+    op!("_scaled_mm", scaled_product),
     op!("_weight_int8pack_mm", int8_product),
     op!("_convert_weight_to_int4pack_for_cpu", int4_pack),
     op!("_weight_int4pack_mm_for_cpu", int4_product),
@@ -45,9 +46,55 @@ fn int8_product(c: &Ctx, x: Value, weight: Value, scales: Value) -> Result<Value
     Ok(c.to(c.multiply(product, scales), dtype))
 }
 
+/// `(a * scale_a) @ (b * scale_b)` of float8, with one scale each or one for each row of `a` and column of `b`.
+fn scaled_product(
+    c: &Ctx,
+    a: Value,
+    b: Value,
+    scale_a: Value,
+    scale_b: Value,
+    bias: Option<Value>,
+    scale_result: Option<Value>,
+    out_dtype: Option<DType>,
+    _fast: bool,
+) -> Result<Value> {
+    let (&[m, k], &[depth, n]) = (c.shape(a).as_slice(), c.shape(b).as_slice()) else {
+        return Err(runtime("_scaled_mm: expected mat1 and mat2 to be matrices"));
+    };
+    if k != depth {
+        return Err(runtime(format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {depth}x{n})")));
+    }
+    let out = out_dtype.unwrap_or(c.dtype(a));
+    // A scale of one element, or of one for each row (column) of the result.
+    let scale = |v: Value, at: i64, size: i64| -> Result<Value> {
+        if c.dtype(v) != DType::F32 {
+            return Err(runtime("_scaled_mm: expected scales of float32"));
+        }
+        match c.numel(v) {
+            1 => Ok(c.full(c.reshape(v, &[]), &[m, n])),
+            count if count == size => Ok(c.broadcast_in_dim(c.reshape(v, &[size]), &[m, n], &[at])),
+            _ => Err(unsupported("scales of blocks")),
+        }
+    };
+    let (of_rows, of_columns) = (scale(scale_a, 0, m)?, scale(scale_b, 1, n)?);
+    let wide = |v: Value| c.to(v, DType::F32);
+    let product = c.matmul(wide(a), wide(b), Precision::Highest, None);
+    let mut y = c.multiply(c.multiply(product, of_rows), of_columns);
+    if let Some(bias) = bias {
+        if c.shape(bias)[..] != [n] {
+            return Err(runtime(format!("Bias must be size {n} but got {}", c.numel(bias))));
+        }
+        y = c.add(y, c.broadcast_in_dim(wide(bias), &[m, n], &[1]));
+    }
+    if let Some(scale) = scale_result {
+        y = c.multiply(y, c.full(c.reshape(wide(scale), &[]), &[m, n]));
+    }
+    Ok(c.to(y, out))
+}
+
 /// A call of torch's kernel: how it packs depends on the processor, and nobody else can read it.
 fn host(c: &Ctx, op: &str, args: &[Item<'_>], ty: TensorType) -> Result<Value> {
-    if !c.config.library {
+    if !c.config.target.library {
         return Err(unsupported("weights packed for the host's processor"));
     }
     let out = c.call_library(op, args, &[Some(Outcome::row_major(ty))]);

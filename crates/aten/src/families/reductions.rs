@@ -14,6 +14,7 @@ use oxitorch_hlo::{Binary, DType, Dims, TensorType, Value};
 pub static ROWS: &[Row] = &[
     op!("sum", |c: &Ctx, x: Tensor, dtype: Option<DType>| sum(c, x, None, false, dtype)),
     op!("sum.dim_IntList", sum),
+    op!("hash_tensor", hash_tensor),
     op!("nansum", nansum),
     op!("mean", |c: &Ctx, x: Tensor, dtype: Option<DType>| mean(c, x, None, false, dtype)),
     op!("mean.dim", mean),
@@ -144,6 +145,31 @@ fn sum(c: &Ctx, x: Tensor, dims: Option<Dims>, keep: bool, dtype: Option<DType>)
     let wide = c.to(c.to(x.value, out), acc_of("sum_cpu", out)?);
     let sum = c.to(c.reduce_sum(wide, &dims), out);
     Ok(keep_dims(c, sum, &c.shape(x.value), &dims, keep))
+}
+
+/// The exclusive or of what elements are as 64 bits: integers as such, floats as float64.
+fn hash_tensor(c: &Ctx, x: Tensor, dims: Dims, keep: bool, mode: i64) -> Result<Value> {
+    if mode != 0 {
+        return Err(runtime(format!("Unknown hash_tensor mode: {mode}")));
+    }
+    let shape = c.shape(x.value);
+    if dims.is_empty() && c.numel(x.value) == 0 {
+        return Err(runtime(
+            "hash_tensor: Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the \
+             'dim' argument.",
+        ));
+    }
+    let dims = c.dims(&dims, x.rank)?;
+    if let Some(d) = dims.iter().find(|&&d| shape.get(d as usize) == Some(&0)) {
+        return Err(index(format!("hash_tensor: Expected reduction dim {d} to have non-zero size.")));
+    }
+    let bits = match category(x.dtype) {
+        Category::Complex => return Err(not_implemented("xor_sum_cpu", x.dtype)),
+        Category::Float => c.bitcast_convert(c.to(x.value, DType::F64), DType::U64),
+        _ => c.bitcast_convert(c.to(x.value, DType::S64), DType::U64),
+    };
+    let hash = c.reduce1(bits, c.scalar_i64(DType::U64, 0), &dims, |b, x, y| b.xor(x, y));
+    Ok(keep_dims(c, hash, &shape, &dims, keep))
 }
 
 fn nansum(c: &Ctx, x: Tensor, dims: Option<Dims>, keep: bool, dtype: Option<DType>) -> Result<Value> {

@@ -58,13 +58,13 @@ fn flatten(c: &Ctx, x: Value) -> Value {
 }
 
 /// How many elements of a pred tensor are true: 0-d s64.
-fn count(c: &Ctx, mask: Value) -> Value {
+pub(super) fn count(c: &Ctx, mask: Value) -> Value {
     let all: Dims = (0..c.rank(mask) as i64).collect();
     c.reduce_sum(c.to(mask, DType::S64), &all)
 }
 
 /// The positions of the first `n` true elements of a pred vector, in order; `fill` where there are fewer.
-fn true_positions(c: &Ctx, mask: Value, n: i64, fill: i64) -> Value {
+pub(super) fn true_positions(c: &Ctx, mask: Value, n: i64, fill: i64) -> Value {
     let size = c.numel(mask);
     let ones = c.to(mask, DType::S64);
     let before = c.subtract(running_sum(c, ones), ones);

@@ -3,13 +3,13 @@
 use super::cumulative::prefix;
 use super::reductions::{index_dtype, keep_dims, require_nonempty};
 use crate::args::{Arg, Offset, Scalar, Tensor};
-use crate::dtype::{Category, category, opmath, scalar_name};
+use crate::dtype::{opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
 use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::{Layout, Row};
-use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
+use oxitorch_hlo::{Binary, DType, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -37,10 +37,9 @@ pub static ROWS: &[Row] = &[
     op!("bucketize.Scalar", |c: &Ctx, x: Scalar, boundaries: Tensor, out_int32: bool, right: bool| {
         bucketize(c, x.tensor(), boundaries, out_int32, right)
     }),
-    op!("histc", histc),
 ];
 
-/// Elements from which PyTorch's own sort is worth a call: compiled code takes ten times as long for each.
+/// Elements from which PyTorch's own sort is worth a call: compiled code takes eight times as long for each.
 const WORTH_A_CALL: i64 = 1 << 10;
 
 /// Values along `dim` in order and the positions (int64) that they came from, by PyTorch's own kernel. Stable; NaN is the
@@ -51,7 +50,7 @@ pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> O
         ty.dtype,
         DType::F32 | DType::F64 | DType::S32 | DType::S64
     );
-    if !c.config.library || !known || numel < WORTH_A_CALL {
+    if !c.config.target.library || !known || numel < WORTH_A_CALL {
         return None;
     }
     let index = TensorType::new(DType::S64, ty.shape.clone());
@@ -382,55 +381,4 @@ fn bucketize(c: &Ctx, x: Tensor, boundaries: Tensor, out_int32: bool, right: boo
         return Err(runtime(format!("boundaries tensor must be 1 dimension, but got dim({rank})")));
     }
     searchsorted(c, boundaries, x, out_int32, right, None, None)
-}
-
-/// Counts of `bins` equal intervals from `min` to `max`, or over the range of the data where both are equal.
-fn histc(c: &Ctx, x: Tensor, bins: i64, min: Scalar, max: Scalar) -> Result<Value> {
-    if bins <= 0 {
-        return Err(runtime(format!("torch.histogram(): bins must be > 0, but got {bins} for dimension 0")));
-    }
-    // Of whole numbers, which CUDA counts and the CPU does not: routers of experts are written for that.
-    let whole = category(x.dtype) == Category::Int;
-    if category(x.dtype) != Category::Float && !whole {
-        return Err(not_implemented("histogram_cpu", x.dtype));
-    }
-    let n = c.numel(x.value);
-    let wide = if whole { DType::S64 } else { opmath(x.dtype) };
-    let x_wide = c.reshape(c.to(x.value, wide), &[n]);
-    let (low, high) = (c.number(min, wide), c.number(max, wide));
-    c.check(ErrorKind::Runtime, "torch.histc: max must be larger than min", || c.le(low, high));
-    let pick = |p: Value, a: Value, b: Value| c.select(p, a, b);
-    let (mut low, mut high) = (low, high);
-    if n > 0 {
-        let auto = c.eq(low, high);
-        let (least, most) = (c.reduce_min(x_wide, &[0]), c.reduce_max(x_wide, &[0]));
-        (low, high) = (pick(auto, least, low), pick(auto, most, high));
-    }
-    if !whole {
-        c.check(ErrorKind::Runtime, "torch.histc: range is not finite", || {
-            c.and(c.is_finite(low), c.is_finite(high))
-        });
-    }
-    let flat = c.eq(low, high);
-    let one = c.scalar_f64(wide, 1.0);
-    (low, high) = (pick(flat, c.sub(low, one), low), pick(flat, c.add(high, one), high));
-    let along = |v: Value| c.full(v, &[n]);
-    let inside = c.and(c.ge(x_wide, along(low)), c.le(x_wide, along(high)));
-    let scaled = c.mul(c.sub(x_wide, along(low)), c.like(x_wide, bins as f64));
-    let bin = c.to(c.div(scaled, along(c.sub(high, low))), DType::S32);
-    let bin = c.minimum(bin, c.like(bin, (bins - 1) as f64));
-    // Out of range on purpose: scatter drops it.
-    let bin = c.select(inside, bin, c.like(bin, bins as f64));
-    let counts = c.constant(TensorType::new(wide, [bins].as_slice()), 0.0);
-    let dims = ScatterDims {
-        inserted_window_dims: Dims::from_slice(&[0]),
-        scatter_dims_to_operand_dims: Dims::from_slice(&[0]),
-        index_vector_dim: 1,
-        ..ScatterDims::default()
-    };
-    let ones = c.ones_like(x_wide);
-    let out = c.scatter(&[counts], bin, &[ones], &dims, ScatterFlags::default(), |b, old, new| {
-        vec![b.add(old[0], new[0])]
-    });
-    Ok(c.to(out.first().copied().unwrap_or(counts), x.dtype))
 }

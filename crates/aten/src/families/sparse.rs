@@ -29,7 +29,7 @@ fn out_dtype(out_int32: bool) -> DType {
 
 /// What PyTorch's own kernel gives, where programs can call it.
 fn of_library(c: &Ctx, op: &str, args: &[Item<'_>], ty: TensorType) -> Option<Value> {
-    let worth = c.config.library && ty.shape.iter().product::<i64>() > SMALL;
+    let worth = c.config.target.library && ty.shape.iter().product::<i64>() > SMALL;
     let results = worth.then(|| c.call_library(&format!("{op}.out"), args, &[Some(Outcome::row_major(ty))]));
     results?.into_iter().flatten().next()
 }
@@ -88,7 +88,7 @@ fn spmm(c: &Ctx, rows: Value, columns: Value, values: Value, dense: Value, size:
         return Err(runtime("mm: expected a matrix"));
     };
     let dtype = c.dtype(dense);
-    if c.config.library && matches!(dtype, DType::F32 | DType::F64) && c.dtype(values) == dtype {
+    if c.config.target.library && matches!(dtype, DType::F32 | DType::F64) && c.dtype(values) == dtype {
         let config = format!("fn = \"{SPMM}\"");
         let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
         let numbers = [rows, columns].map(|v| c.to(v, DType::S64));
