@@ -17,7 +17,9 @@ test test-full test-python: EXTRAS := examples,models,test
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_sparse.py tests/device/test_interchange.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions
+SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions vision
+# What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same.
+LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_linalg.py tests/device/test_real_models.py tests/device/test_vision.py
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
 SELECT := -m "not slow"
@@ -94,10 +96,13 @@ test-python: install
 	rm -rf $(TEST_CACHE)
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) tests
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) --mode strict $(STRICT_TESTS)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=cuda $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance --smoke --jobs 2
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m tests.conformance --smoke --jobs 2
 
 test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)

@@ -165,7 +165,7 @@ def test_a_version_that_is_not_known_is_told_and_works(python, tmp_path):
     code = "import sys, torch; sys.path.insert(0, sys.argv[1]); import accelerate.state as s; print(s.PartialState())"
     done = python(code, str(tmp_path))
     assert done.stdout == "theirs\n"
-    assert "this version of accelerate is not known, and may choose the CPU" in done.stderr
+    assert "this version of accelerate is not known, and does not follow the device" in done.stderr
 
 
 def test_import_torch_imports_none_of_them(python):

@@ -217,8 +217,8 @@ LOWER_FOR = Var(
     "choice",
     "the platform that runs",
     "0.1",
-    "For tests: lower operations as for this platform, whichever runs them, so that what only TPUs or GPUs get can be run "
-    "on a CPU.",
+    "For tests: lower operations as for this platform, whichever runs them, so that what only TPUs or GPUs get can be "
+    "run on a CPU.",
     choices=("cpu", "cuda", "tpu"),
 )
 COMPILE_THREADS = Var(

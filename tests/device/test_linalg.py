@@ -1,5 +1,7 @@
 """Linear algebra: decompositions run inside programs and give the CPU's results, strides, dtypes and errors."""
 
+import os
+
 import pytest
 import torch
 from support import DEVICE, assert_same, outcome, tensors, to_device
@@ -9,11 +11,11 @@ L = torch.linalg
 
 
 def calls_the_library():
-    return torch.tpu.platform() == "cpu"
+    return torch.tpu.platform() == "cpu" and os.environ.get("OXITORCH_LOWER_FOR", "cpu") == "cpu"
 
 
 library_only = pytest.mark.skipif(
-    torch.tpu.platform() != "cpu", reason="only programs that run in host memory can call LAPACK"
+    not calls_the_library(), reason="only programs that run in host memory can call LAPACK"
 )
 
 
@@ -100,17 +102,25 @@ CLOSE = {
 }
 
 
-@library_only
+def skip_what_only_the_host_has(name):
+    if name in HOST_ONLY and not calls_the_library():
+        pytest.skip("only programs that run in host memory can call LAPACK")
+
+
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_the_cpus(no_fallback, name, dtype):
+    skip_what_only_the_host_has(name)
     f, make = CALLS[name]
     for batch in ((), (2,), (2, 3)):
         args = make(batch, dtype)
         expected, actual = tensors(f(*args)), tensors(f(*to_device(args)))
         assert len(expected) == len(actual) > 0
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(a, e, f"{name} of {batch}, result {i}", **CLOSE[dtype])
+            if name in SIGNED and e.ndim > 1 + len(batch) and not calls_the_library():
+                assert (a.shape, a.stride()) == (e.shape, e.stride())
+            else:
+                assert_same(a, e, f"{name} of {batch}, result {i}", **CLOSE[dtype])
 
 
 # Functions of which every gradient is defined, and that are the same for all choices of signs.
@@ -129,9 +139,9 @@ GRADIENTS = {
 }
 
 
-@library_only
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_are_the_cpus(no_fallback, name):
+    skip_what_only_the_host_has(name)
     f, make = GRADIENTS[name]
     args = [x.detach().requires_grad_() for x in make((2,), torch.float64)]
     moved = to_device(args)
@@ -188,7 +198,6 @@ ERRORS = {
 }
 
 
-@library_only
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_are_of_the_same_class(name):
     f, x = ERRORS[name]
@@ -337,7 +346,11 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
             half = x.tril(-1) / size
             whole = half + half.mH + torch.diag_embed(x.diagonal(dim1=-2, dim2=-1).real / size).to(dtype)
             near(whole @ v, v * (values / size)[..., None, :].to(dtype), tol)
-assert torch.linalg.svdvals(torch.full((3, 3), float("nan")).to("tpu")).isnan().all()
+try:
+    torch.linalg.svdvals(torch.full((3, 3), float("nan")).to("tpu")).cpu()
+    raise AssertionError("no error")
+except torch.linalg.LinAlgError:
+    pass
 assert torch.tpu.metrics()["fallbacks"] == {{}} and torch.tpu.metrics()["library_calls"] == 0
 print("done")
 """

@@ -19,6 +19,8 @@ pub enum ErrorKind {
     Value,
     /// `NotImplementedError`
     NotImplemented,
+    /// `torch.linalg.LinAlgError`
+    LinAlg,
 }
 
 /// A failed lowering: the message is torch's own, without the op's name in front.

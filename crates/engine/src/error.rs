@@ -34,6 +34,7 @@ impl From<OpError> for ErrorKind {
             OpError::Type => ErrorKind::Type,
             OpError::Value => ErrorKind::Value,
             OpError::NotImplemented => ErrorKind::NotImplemented,
+            OpError::LinAlg => ErrorKind::LinAlg,
         }
     }
 }

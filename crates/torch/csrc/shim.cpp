@@ -1317,8 +1317,7 @@ c10::OperatorHandle overload(const char* op) {
   if (it == known->end()) {
     std::string name(op), suffix;
     if (auto dot = name.find('.'); dot != name.npos) suffix = name.substr(dot + 1), name.resize(dot);
-    if (name.find("::") == name.npos) name.insert(0, "aten::");
-    auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), suffix.c_str());
+    auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name).c_str(), suffix.c_str());
     it = known->emplace(op, handle).first;
   }
   return it->second;

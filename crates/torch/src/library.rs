@@ -4,7 +4,7 @@
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
 use crate::state;
 use oxitorch_aten::library::{CALL, FUNCTION, NO_SOLUTION, OP, word};
-use oxitorch_aten::{DType, dtype, qualified};
+use oxitorch_aten::{DType, dtype};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_void};
@@ -18,9 +18,8 @@ pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Resu
 
 fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     let op = call.attributes.get(OP).and_then(Value::as_str).ok_or("a call without a name")?;
-    let shown = qualified(op);
     let Some(Value::Ints(words)) = call.attributes.get(CALL) else {
-        return Err(format!("{shown}: a call without arguments"));
+        return Err(format!("aten::{op}: a call without arguments"));
     };
     let memory = |at: *const u8, bytes: usize, dtype| Memory { at: at.cast(), bytes, dtype };
     let results = call.results.iter_mut().map(|r| memory(r.bytes.as_mut_ptr(), r.bytes.len(), r.dtype));
@@ -31,14 +30,15 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     let cut = reader.cut();
     let parsed = reader.args(&operands, &call.args).zip(reader.results(&results));
     let (args, results) =
-        parsed.ok_or_else(|| format!("{shown}: arguments that this version does not understand"))?;
+        parsed.ok_or_else(|| format!("aten::{op}: arguments that this version does not understand"))?;
     if let Some(state) = state::started() {
         state.engine.metrics().library_calls.fetch_add(1, Relaxed);
     }
     let op = CString::new(op).map_err(|e| e.to_string())?;
     let whole = Call { shim, op: &op, args: &args, results: &results };
     let Some(cut) = cut else { return whole.run(false) };
-    let size = whole.size(&cut).ok_or_else(|| format!("{shown}: parts that do not fit"))?;
+    let size =
+        whole.size(&cut).ok_or_else(|| format!("aten::{}: parts that do not fit", op.to_string_lossy()))?;
     let threads = call.threads.count();
     let part = size.div_ceil(threads).next_multiple_of(cut.step.max(1));
     if part >= size {
@@ -132,7 +132,7 @@ impl Call<'_> {
         // SAFETY: set with an error, and valid until this thread's next call.
         let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
         let class = if error.kind == abi::ERROR_LINALG { NO_SOLUTION } else { "" };
-        Err(format!("{}: {class}{message}", qualified(&self.op.to_string_lossy())))
+        Err(format!("aten::{}: {class}{message}", self.op.to_string_lossy()))
     }
 }
 

@@ -1,9 +1,10 @@
-"""Libraries that choose a device themselves, and do not know one that comes from outside.
+"""Libraries that choose a device themselves, or have a list of those they know.
 
 `torch.accelerator.current_accelerator()` is "tpu" where this package is active, on all platforms. What asks PyTorch
 that way follows by itself, as transformers does. Accelerate and Lightning have lists of the devices they know and take
 the CPU where none of these is there; the modules here put the device in the place of that answer when the library is
-imported. Nothing else of them is changed, and what the user chose stands. `docs/libraries.md` is for users.
+imported. safetensors gets files to the device, torchvision's ops are bound. Nothing else of them is changed, and what
+the user chose stands. `docs/libraries.md` is for users.
 """
 
 import importlib
@@ -43,9 +44,10 @@ def _adapter(module: str, function: str):
         try:
             getattr(importlib.import_module(f"oxitorch.integrations.{module}"), function)(theirs)
         except (AttributeError, TypeError) as e:  # another version of theirs, which must be importable all the same
+            library = theirs.__name__.partition(".")[0]
             tell(
                 module,
-                f"this version of {theirs.__name__.partition('.')[0]} is not known, and may choose the CPU: {e}",
+                f"this version of {library} is not known, and does not follow the device: {e}",
                 "docs/libraries.md says what can be set by hand",
             )
 

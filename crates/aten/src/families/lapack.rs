@@ -1,6 +1,6 @@
 use super::jacobi;
 use super::linalg::{diagonal, Matrix, adjoint, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros};
-use crate::error::{Result, runtime, unsupported};
+use crate::error::{ErrorKind, Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::table::Row;
@@ -374,6 +374,14 @@ fn is_upper(uplo: &str) -> Result<bool> {
     }
 }
 
+/// As LAPACK does, rotations find nothing where a number is none.
+fn require_finite(c: &Ctx, name: &str, x: Value) {
+    let text = format!(
+        "{name}: The algorithm failed to converge because the input matrix contained non-finite values."
+    );
+    c.assert(ErrorKind::LinAlg, text, || c.all(c.is_finite(c.abs(x))));
+}
+
 pub(super) fn eigh(c: &Ctx, x: Value, uplo: String, compute_v: bool) -> Result<(Value, Value)> {
     let m = Matrix::square(c, "linalg.eigh", x)?;
     is_upper(&uplo)?;
@@ -385,6 +393,7 @@ pub(super) fn eigh(c: &Ctx, x: Value, uplo: String, compute_v: bool) -> Result<(
         return Ok((zeros(c, real_of(dtype), &values), if compute_v { x } else { none }));
     }
     if !c.config.target.library {
+        require_finite(c, "linalg.eigh", x);
         let whole = jacobi::hermitian(c, flat(c, x, 2), is_upper(&uplo)?);
         let (sizes, vectors) = jacobi::eigen(c, whole);
         return Ok((c.reshape(sizes, &values), if compute_v { c.reshape(vectors, &shape) } else { none }));
@@ -428,6 +437,7 @@ pub(super) fn svd(c: &Ctx, x: Value, full: bool, compute_uv: bool, driver: Optio
         return Ok(if compute_uv { vec![u, sizes, v] } else { vec![none, sizes, none] });
     }
     if !c.config.target.library {
+        require_finite(c, "linalg.svd", x);
         return singular(c, x, &m, rows, columns, compute_uv);
     }
     let vectors = |shape: &[i64]| {

@@ -1,4 +1,4 @@
-//! The ops of torchvision that detectors are made of. Where programs can call them, its own kernels compute them.
+//! The ops of torchvision that detectors are made of.
 //!
 //! What is computed is said in the documentation of `torchvision.ops`: RoIAlign is from He et al., "Mask R-CNN" (2017),
 //! deformable convolution from Dai et al. (2017), with its mask from Zhu et al. (2018).
@@ -11,7 +11,6 @@ use super::sorting::sort_with_index;
 use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -29,15 +28,6 @@ pub static ROWS: &[Row] = &[
 
 fn require_float(x: &Tensor, kernel: &str) -> Result<()> {
     if category(x.dtype) == Category::Float { Ok(()) } else { Err(not_implemented(kernel, x.dtype)) }
-}
-
-/// What torchvision's own kernels give, where programs can call them and they have the dtype.
-fn of_library(c: &Ctx, op: &str, dtype: DType, args: &[Item<'_>], results: &[TensorType]) -> Option<Vec<Value>> {
-    let serves = c.config.target.library
-        && matches!(dtype, DType::F32 | DType::F64)
-        && results.iter().all(|ty| !ty.shape.contains(&0));
-    let outcomes: Vec<_> = results.iter().map(|ty| Some(Outcome::row_major(ty.clone()))).collect();
-    serves.then(|| c.call_library(op, args, &outcomes).into_iter().flatten().collect())
 }
 
 // ---------------------------------------------------------------- nms
@@ -134,21 +124,17 @@ struct Between {
     weights: [Value; 2],
 }
 
-/// Boxes are cut to numbers that are finite, and to planes that exist, so that kernels that look at neither can be given
-/// them. A coordinate beyond this is outside of every plane.
+/// A coordinate beyond this is outside of every plane.
 const FAR: f64 = (1 << 24) as f64;
 
-/// The boxes `[boxes, 5]` as kernels may see them.
+/// The boxes `[boxes, 5]` with numbers that are finite, of planes that exist.
 fn safe_boxes(c: &Ctx, boxes: Value, batch: i64) -> Value {
-    let shape = c.shape(boxes);
     let column = c.iota_dim(boxes, DType::S32, 1);
     let is_plane = c.eq(column, c.zeros_like(column));
     let number = |x: f64| c.like(boxes, x);
     let low = c.select(is_plane, number(0.0), number(-FAR));
     let high = c.select(is_plane, number((batch - 1) as f64), number(FAR));
-    let known = c.select(c.is_nan(boxes), c.zeros_like(boxes), boxes);
-    debug_assert_eq!(c.shape(low), shape);
-    c.clamp(low, known, high)
+    c.clamp(low, c.select(c.is_nan(boxes), c.zeros_like(boxes), boxes), high)
 }
 
 fn check_boxes(c: &Ctx, rois: &Tensor, input: [i64; 4]) -> Result<()> {
@@ -177,21 +163,23 @@ impl Regions {
         aligned: bool,
     ) -> Regions {
         let count = c.shape(boxes)[0];
-        let boxes = c.to(boxes, wide);
         let number = |x: f64| c.full(c.scalar_f64(wide, x), &[count]);
         let column = |i: i64| c.index_dim(boxes, 1, i);
         let edge = |i: i64| c.sub(c.mul(column(i), number(scale)), number(if aligned { 0.5 } else { 0.0 }));
-        let axis = |low: i64, high: i64, bins: i64| {
+        let axis = |low: i64, high: i64, bins: i64, side: i64| {
             let start = edge(low);
             let mut size = c.sub(edge(high), start);
             if !aligned {
                 size = c.maximum(size, number(1.0));
             }
             let bin = c.div(size, number(bins as f64));
-            let samples = if ratio > 0 { number(ratio as f64) } else { c.ceil(bin) };
+            // Of a bin that is larger than the plane only so many are looked at, as in torchvision's code for GPUs that
+            // gives the same in each run: there is a loop over them.
+            let samples =
+                if ratio > 0 { number(ratio as f64) } else { c.minimum(c.ceil(bin), number(side as f64)) };
             [start, bin, samples]
         };
-        let axes = [axis(2, 4, bins[0]), axis(1, 3, bins[1])];
+        let axes = [axis(2, 4, bins[0], input[2]), axis(1, 3, bins[1], input[3])];
         Regions { input, boxes: count, bins, ratio, wide, plane: c.to(column(0), DType::S32), axes }
     }
 
@@ -301,22 +289,8 @@ fn roi_align(
     if height < 1 || width < 1 || boxes == 0 {
         return Ok(c.full(c.scalar_f64(input.dtype, 0.0), &shape));
     }
-    let rois = safe_boxes(c, rois.value, n);
-    let args = [
-        Item::Tensor(input.value),
-        Item::Tensor(rois),
-        Item::Float(scale),
-        Item::Int(height),
-        Item::Int(width),
-        Item::Int(ratio),
-        Item::Bool(aligned),
-    ];
-    let ty = TensorType::new(input.dtype, shape.as_slice());
-    let both = if c.dtype(rois) == input.dtype { input.dtype } else { DType::BF16 };
-    if let Some(out) = of_library(c, "torchvision::roi_align", both, &args, &[ty]) {
-        return Ok(out[0]);
-    }
     let wide = opmath(input.dtype);
+    let rois = safe_boxes(c, c.to(rois.value, wide), n);
     let r = Regions::new(c, rois, sizes, wide, scale, [height, width], ratio, aligned);
     let (elements, bins) = r.rows();
     let table = c.reshape(c.transpose(c.to(input.value, wide), &[0, 2, 3, 1]), &[elements, channels]);
@@ -348,22 +322,14 @@ fn roi_align_backward(
     let sizes = [n, channels, h, w];
     check_boxes(c, &rois, sizes)?;
     let boxes = c.shape(rois.value)[0];
-    let ty = TensorType::new(grad.dtype, sizes.as_slice());
     if height < 1 || width < 1 || boxes == 0 {
-        return Ok(c.constant(ty, 0.0));
+        return Ok(c.full(c.scalar_f64(grad.dtype, 0.0), &sizes));
     }
     if c.shape(grad.value)[..] != [boxes, channels, height, width] {
         return Err(runtime("roi_align: the gradient has not the shape of the result"));
     }
-    let rois = safe_boxes(c, rois.value, n);
-    let mut args = vec![Item::Tensor(grad.value), Item::Tensor(rois), Item::Float(scale)];
-    args.extend([height, width, n, channels, h, w, ratio].map(Item::Int));
-    args.push(Item::Bool(aligned));
-    let both = if c.dtype(rois) == grad.dtype { grad.dtype } else { DType::BF16 };
-    if let Some(out) = of_library(c, "torchvision::_roi_align_backward", both, &args, &[ty]) {
-        return Ok(out[0]);
-    }
     let wide = opmath(grad.dtype);
+    let rois = safe_boxes(c, c.to(rois.value, wide), n);
     let r = Regions::new(c, rois, sizes, wide, scale, [height, width], ratio, aligned);
     let (elements, bins) = r.rows();
     let all = |b: &Builder, v: Value| b.broadcast_in_dim(v, &[bins, channels], &[0]);
@@ -405,13 +371,6 @@ struct Settings {
     dilation: [i64; 2],
     groups: i64,
     offset_groups: i64,
-}
-
-impl Settings {
-    fn items(&self) -> impl Iterator<Item = Item<'static>> {
-        let pairs = self.stride.into_iter().chain(self.pad).chain(self.dilation);
-        pairs.chain([self.groups, self.offset_groups]).map(Item::Int)
-    }
 }
 
 impl Deformed {
@@ -561,12 +520,6 @@ fn deform_conv(
         return Err(runtime(format!("deform_conv2d: expected a bias of {} elements", d.out)));
     }
     let shape = [d.n, d.out, d.size[0], d.size[1]];
-    let ty = TensorType::new(input.dtype, shape.as_slice());
-    let tensors = [input, weight, offset, mask, bias].map(|t| Item::Tensor(t.value));
-    let args: Vec<Item<'_>> = tensors.into_iter().chain(s.items()).chain([Item::Bool(use_mask)]).collect();
-    if let Some(out) = of_library(c, "torchvision::deform_conv2d", input.dtype, &args, &[ty]) {
-        return Ok(out[0]);
-    }
     let samples = d.masked(c, d.sampler.sample(c, d.planes, &d.places));
     // \[groups, out / groups, n, positions\]
     let product = per_group(c, d.weight(c, weight.value), d.columns(c, samples), (&[2], &[2]));
@@ -607,12 +560,6 @@ fn deform_conv_backward(
     }
     let inputs = [input, weight, offset, mask, bias];
     let types = inputs.map(|t| TensorType::new(input.dtype, c.shape(t.value)));
-    let tensors = [grad].into_iter().chain(inputs).map(|t| Item::Tensor(t.value));
-    let args: Vec<Item<'_>> = tensors.chain(s.items()).chain([Item::Bool(use_mask)]).collect();
-    let found = of_library(c, "torchvision::_deform_conv2d_backward", input.dtype, &args, &types);
-    if let Some(grads) = found {
-        return Ok(grads);
-    }
     let (taps, positions) = d.counts();
     let samples = d.sampler.sample(c, d.planes, &d.places);
     let g = d.grouped(c, grad.value);
