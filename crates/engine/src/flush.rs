@@ -213,6 +213,7 @@ impl Stream {
         self.metrics().count(&self.metrics().flushes[reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
         let cut = Cut { reason, is_part: false, repeats: false, began };
+        whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole);
         let deterministic = self.compiler.policy.is_deterministic();
         let cuts = match w.programs.get_mut(&w.key) {

@@ -457,6 +457,20 @@ impl Compiler {
         }) as u32
     }
 
+    /// The number of these options and what makes results the same in each run, if that is asked for and the platform does
+    /// not do so anyway: on GPUs scatters and some kernels of libraries add up in the order in which threads come.
+    pub(crate) fn in_force(&self, number: u32) -> u32 {
+        if self.target.platform() != pjrt::Platform::Cuda || !self.policy.is_deterministic() {
+            return number;
+        }
+        let mut options = self.user_options.lock()[number as usize].clone();
+        if options.iter().any(|(name, _)| name == DETERMINISTIC) {
+            return number; // the user's word
+        }
+        options.push((DETERMINISTIC.to_owned(), pjrt::OptionValue::Bool(true)));
+        self.options_number(options)
+    }
+
     /// The compiled programs.
     pub(crate) fn programs(&self) -> &Programs {
         &self.programs
@@ -677,6 +691,9 @@ impl Compiler {
 /// elementwise op different layouts, which XLA forgets where it computes constants, and their elements change places.
 const DISABLED_PASSES: &str = "xla_disable_hlo_passes";
 const RESHAPE_MOVER: &str = "reshape-mover";
+
+/// The option with which programs for GPUs give the same in each run.
+const DETERMINISTIC: &str = "xla_gpu_deterministic_ops";
 
 /// Programs of so few ops compile with the options for small ones.
 const SMALL: usize = 4;

@@ -17,15 +17,19 @@ const HERE: Site = Site(0);
 const N: usize = 4;
 
 fn engine(fake: &FakePlugin) -> Engine {
+    engine_on(fake, Platform::Tpu, || false)
+}
+
+fn engine_on(fake: &FakePlugin, platform: Platform, deterministic: fn() -> bool) -> Engine {
     // SAFETY: the fake's table honours the headers and lives for ever.
-    let plugin = unsafe { Plugin::from_api(Platform::Tpu, fake.table(), Path::new("fake")) }.unwrap();
+    let plugin = unsafe { Plugin::from_api(platform, fake.table(), Path::new("fake")) }.unwrap();
     let client = Client::new(plugin, &ClientOptions::default()).unwrap();
     let options = Options {
         compile_threads: 1,
         cache: CacheOptions::default(),
         graphs: None,
         background_compile: false,
-        deterministic: || false,
+        deterministic,
         target: TargetOptions::NONE,
         interrupt: || Ok(()),
     };
@@ -200,4 +204,25 @@ fn what_fits_survives_what_does_not() {
     let again = uploaded(stream, DType::F32, 2);
     assert!(read(stream, &again, DType::F32).is_ok());
     engine.close();
+}
+
+#[test]
+fn deterministic_algorithms_are_asked_of_the_compiler_for_gpus() {
+    static WANTED: AtomicBool = AtomicBool::new(false);
+    let fake = FakePlugin::new();
+    for platform in [Platform::Cuda, Platform::Tpu] {
+        let before = fake.compiled_with("x").len();
+        let engine = engine_on(&fake, platform, || WANTED.load(Ordering::SeqCst));
+        let stream = engine.stream(0).unwrap();
+        // The same op each time; what it was compiled for before is not run where the switch says otherwise.
+        for wanted in [false, true, true, false] {
+            WANTED.store(wanted, Ordering::SeqCst);
+            launch_and_forget(stream);
+            stream.synchronize(HERE).unwrap();
+        }
+        let compiled = &fake.compiled_with("xla_gpu_deterministic_ops")[before..];
+        let expected: &[bool] = if platform == Platform::Cuda { &[false, true] } else { &[false] };
+        assert_eq!(compiled, expected, "{platform}");
+        engine.close();
+    }
 }

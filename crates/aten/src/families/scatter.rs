@@ -5,7 +5,7 @@ use crate::error::{ErrorKind, Result, index as index_error, runtime};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, Value};
+use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
 
 const EXPANDED: &str = "Use of index_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
      operation. This also applies to advanced indexing e.g. tensor[mask] = scalar";
@@ -31,7 +31,19 @@ pub static ROWS: &[Row] = &[
 type Combine = Option<Binary>;
 
 fn scatter_with(c: &Ctx, x: Value, index: Value, updates: Value, dims: &ScatterDims, how: Combine) -> Value {
-    let out = c.scatter(&[x], index, &[updates], dims, ScatterFlags::default(), |b, old, new| {
+    scatter_flagged(c, x, index, updates, dims, how, ScatterFlags::default())
+}
+
+fn scatter_flagged(
+    c: &Ctx,
+    x: Value,
+    index: Value,
+    updates: Value,
+    dims: &ScatterDims,
+    how: Combine,
+    flags: ScatterFlags,
+) -> Value {
+    let out = c.scatter(&[x], index, &[updates], dims, flags, |b, old, new| {
         vec![match how {
             Some(op) => b.binary(op, old[0], new[0]),
             None => new[0],
@@ -65,6 +77,23 @@ pub(super) fn scatter_rows(
         return x;
     }
     scatter_with(c, x, index, updates, &rows_dims(dim, c.rank(x)), how)
+}
+
+/// Elements of a vector to places of another, each to its own: no two of `index` are equal, so that no compiler has to care
+/// who comes first. What lies out of bounds is left out.
+pub(super) fn move_to(c: &Ctx, x: Value, index: Value, elements: Value) -> Value {
+    if c.numel(elements) == 0 {
+        return x;
+    }
+    let flags = ScatterFlags { unique_indices: true, ..ScatterFlags::default() };
+    scatter_flagged(c, x, index, elements, &rows_dims(0, 1), None, flags)
+}
+
+/// `x` where `mask` holds, and elsewhere its position behind `end`: places that are all different, if those of `x` are.
+pub(super) fn or_behind(c: &Ctx, mask: Value, x: Value, end: i64) -> Value {
+    let n = c.numel(x);
+    let behind = c.iota(TensorType::new(c.dtype(x), [n].as_slice()), 0);
+    c.select(mask, x, c.add(behind, c.like(behind, end as f64)))
 }
 
 /// One update for each entry of `index`, which has the rank of `x`: `x[index[i][j]][j] = updates[i][j]`.
@@ -499,10 +528,10 @@ fn masked_scatter(c: &Ctx, x: Value, mask: Value, source: Value) -> Result<Value
 fn masked_scatter_backward(c: &Ctx, grad: Value, mask: Value, sizes: Dims) -> Result<Value> {
     let count: i64 = sizes.iter().product();
     let mask = c.expand(mask, &c.shape(grad))?;
-    let behind = c.full(c.scalar_i64(DType::S64, count), &c.shape(mask));
-    let at = c.select(mask, rank_in_mask(c, mask), behind);
     let n = c.numel(grad);
+    let flat = |v: Value| c.reshape(v, &[n]);
+    let at = or_behind(c, flat(mask), flat(rank_in_mask(c, mask)), count.max(n));
     let zeros = c.full(c.scalar_i64(c.dtype(grad), 0), &[count]);
-    let out = scatter_rows(c, zeros, 0, c.reshape(at, &[n]), c.reshape(grad, &[n]), None);
+    let out = move_to(c, zeros, at, flat(grad));
     Ok(c.reshape(out, &sizes))
 }

@@ -1,5 +1,5 @@
 use super::indexing::running_sum;
-use super::scatter::scatter_rows;
+use super::scatter::{move_to, or_behind, scatter_rows};
 use super::sorting::library_sort;
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
@@ -69,8 +69,8 @@ pub(super) fn true_positions(c: &Ctx, mask: Value, n: i64, fill: i64) -> Value {
     let ones = c.to(mask, DType::S64);
     let before = c.subtract(running_sum(c, ones), ones);
     // Updates that point behind the end are dropped.
-    let to = c.select(mask, before, constant(c, n, &[size]));
-    scatter_rows(c, constant(c, fill, &[n]), 0, to, positions(c, size), None)
+    let to = or_behind(c, mask, before, n.max(size));
+    move_to(c, constant(c, fill, &[n]), to, positions(c, size))
 }
 
 /// Flat positions as one coordinate for each dimension of `shape`: `[n, rank]`.
@@ -283,7 +283,7 @@ impl Groups {
         let size = c.numel(self.first);
         let run = c.subtract(running_sum(c, c.to(self.first, DType::S64)), constant(c, 1, &[size]));
         let inverse = match self.origin {
-            Some(origin) => scatter_rows(c, constant(c, 0, &[size]), 0, origin, run, None),
+            Some(origin) => move_to(c, constant(c, 0, &[size]), origin, run),
             None => run,
         };
         let ones = constant(c, 1, &[size]);

@@ -259,10 +259,12 @@ functions! {
             return Err(invalid("empty options"));
         }
         // SAFETY: see the file's documentation.
-        let (client, code) = unsafe {
+        let (client, code, options) = unsafe {
             let p = &*a.program;
-            (get::<Client>(a.client), std::slice::from_raw_parts(p.code.cast::<u8>(), p.code_size))
+            let options = std::slice::from_raw_parts(a.compile_options.cast::<u8>(), a.compile_options_size);
+            (get::<Client>(a.client), std::slice::from_raw_parts(p.code.cast::<u8>(), p.code_size), options)
         };
+        super::STATE.lock().compile_options.push(options.to_vec());
         let program = Program::parse(code).map_err(|e| invalid(&e))?;
         a.executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
         Ok(())

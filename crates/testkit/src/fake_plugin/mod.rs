@@ -39,6 +39,8 @@ struct State {
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
     held: bool,
     calls: BTreeMap<&'static str, usize>,
+    /// The serialized options of each compile.
+    compile_options: Vec<Vec<u8>>,
     live: BTreeMap<&'static str, i64>,
 }
 
@@ -57,6 +59,7 @@ impl State {
             failed_values: None,
             held: false,
             calls: BTreeMap::new(),
+            compile_options: Vec::new(),
             live: BTreeMap::new(),
         }
     }
@@ -156,6 +159,12 @@ impl FakePlugin {
     /// How often a function was called.
     pub fn calls(&self, function: &str) -> usize {
         STATE.lock().calls.get(function).copied().unwrap_or(0)
+    }
+
+    /// Whether each program was compiled with an option of this name, in the order of compiles.
+    pub fn compiled_with(&self, option: &str) -> Vec<bool> {
+        let has = |bytes: &Vec<u8>| bytes.windows(option.len()).any(|w| w == option.as_bytes());
+        STATE.lock().compile_options.iter().map(has).collect()
     }
 
     /// Objects that were made and not destroyed, by kind. A kind is absent when all are gone; negative is a double
