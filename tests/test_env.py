@@ -102,3 +102,15 @@ def test_programs_depend_on_what_compilers_read(monkeypatch):
     assert _env.core_config()["compiler_environment"] == []
     monkeypatch.setenv("NPROC", "3")
     assert _env.core_config()["compiler_environment"] == [("NPROC", "3")]
+
+
+def test_the_hosts_of_a_tpu_are_named_for_people():
+    assert _env.tpu_hosts({}) == []
+    assert _env.tpu_hosts({"TPU_WORKER_HOSTNAMES": "one"}) == []
+    assert _env.tpu_hosts({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}) == [
+        "TPU_WORKER_HOSTNAMES has 2, this is number 1: a, b"
+    ]
+    (text,) = _env.tpu_hosts({"TPU_PROCESS_ADDRESSES": "a:1,b:2,c:3"})
+    assert "has 3, and CLOUD_TPU_TASK_ID does not say which" in text
+    (text,) = _env.tpu_hosts({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "x:8080"})
+    assert text == "2 slices meet at x:8080, MEGASCALE_SLICE_ID is not set"

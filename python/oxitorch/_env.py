@@ -116,6 +116,15 @@ CUDA_PREALLOCATE = Var(
     "0.1",
     "Whether it takes that memory at the start, so that nobody else can and it does not come to lie in pieces.",
 )
+START_TIMEOUT = Var(
+    "OXITORCH_START_TIMEOUT",
+    "int",
+    "600",
+    "0.1",
+    "After so many seconds a TPU that does not start is an error. One of several hosts starts when all of them are there; "
+    "after 30 s a warning says what it waits for.",
+    minimum=1,
+)
 EAGER_MODE = Var(
     "OXITORCH_EAGER_MODE",
     "choice",
@@ -323,6 +332,7 @@ TABLE: tuple[Var, ...] = (
     CUDA_DEVICES,
     CUDA_MEMORY_FRACTION,
     CUDA_PREALLOCATE,
+    START_TIMEOUT,
     EAGER_MODE,
     WINDOW_OPS,
     WINDOW_BYTES,
@@ -367,6 +377,9 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ("XDG_CACHE_HOME", "The parent of the cache folder; default `~/.cache`."),
     ("XLA_FLAGS", "XLA's options; compiled programs depend on it."),
     ("LIBTPU_INIT_ARGS", "libtpu's options; compiled programs depend on it."),
+    ("TPU_WORKER_HOSTNAMES", "libtpu's: the hosts of a TPU, which are named where it does not start."),
+    ("TPU_PROCESS_ADDRESSES", "The same for processes that share a TPU."),
+    ("MEGASCALE_*", "The same for slices that work together."),
     ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
     *(
         (f"{prefix}*", "Where an object store is and who asks it, if `OXITORCH_CACHE_SHARED` is one.")
@@ -410,6 +423,22 @@ def _preflight() -> dict[str, Any]:
         return {"absent": json.load(f), "capture": None if multiprocessing.parent_process() else folder}
 
 
+def tpu_hosts(environ=os.environ) -> list[str]:
+    """What libtpu is told of other hosts that a TPU has, for people: without these it starts alone."""
+    found = []
+    for names, number in (("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"), ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID")):
+        others = [name for name in environ.get(names, "").split(",") if name]
+        if len(others) > 1:
+            mine = environ.get(number)
+            this = f", this is number {mine}" if mine else f", and {number} does not say which of them this is"
+            found.append(f"{names} has {len(others)}{this}: {', '.join(others)}")
+    if environ.get("MEGASCALE_NUM_SLICES", "1") != "1":
+        where = environ.get("MEGASCALE_COORDINATOR_ADDRESS", "an address that is not set")
+        mine = environ.get("MEGASCALE_SLICE_ID", "not set")
+        found.append(f"{environ['MEGASCALE_NUM_SLICES']} slices meet at {where}, MEGASCALE_SLICE_ID is {mine}")
+    return found
+
+
 def core_config() -> dict[str, Any]:
     """What the environment says, as the core takes it (without the shim and the site folders)."""
     return {
@@ -419,6 +448,8 @@ def core_config() -> dict[str, Any]:
         "cuda_visible_devices": CUDA_DEVICES.read(),
         "cuda_memory_fraction": CUDA_MEMORY_FRACTION.read(),
         "cuda_preallocate": CUDA_PREALLOCATE.read(),
+        "start_timeout": START_TIMEOUT.read(),
+        "tpu_hosts": tpu_hosts(),
         "eager_mode": EAGER_MODE.read() or "fused",
         "window_ops": WINDOW_OPS.read(),
         "window_bytes": WINDOW_BYTES.read(),

@@ -7,6 +7,7 @@
 //! It knows no op and no StableHLO: it carries calls between PyTorch and the engine.
 
 mod abi;
+mod client;
 mod door;
 mod gil;
 mod library;

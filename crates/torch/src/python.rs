@@ -338,6 +338,8 @@ mod _core {
             absent: absent_device(config)?,
             capture: optional(config, "capture")?,
             platform: platform.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
+            start_timeout: optional(config, "start_timeout")?.unwrap_or(600),
+            tpu_hosts: optional(config, "tpu_hosts")?.unwrap_or_default(),
             lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
             cuda: cuda_options(config)?,

@@ -57,6 +57,10 @@ pub(crate) struct Setup {
     pub(crate) refuse_fallback: bool,
     /// Whether programs may call torch's kernels where they run in host memory.
     pub(crate) library: bool,
+    /// Seconds until a TPU that does not start is an error.
+    pub(crate) start_timeout: u64,
+    /// The hosts of a TPU as the environment names them, for people.
+    pub(crate) tpu_hosts: Vec<String>,
     /// Whose lowerings, if another platform's than the one that runs.
     pub(crate) lower_for: Option<pjrt::Platform>,
     pub(crate) shim: &'static Shim,
@@ -202,7 +206,7 @@ fn start() -> Result<&'static State, Error> {
     }
     let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {
         Some(device) => Target::Absent(Arc::new(Absent::new(device.clone()))),
-        None => Target::Client(open_client(setup).map_err(|e| Error::runtime(e.to_string()))?),
+        None => Target::Client(crate::client::open(setup, interrupt)?),
     };
     let mut wanted = target_options(target.platform());
     if let Some(platform) = setup.lower_for {
@@ -250,18 +254,6 @@ fn start() -> Result<&'static State, Error> {
         }
     }
     Ok(state)
-}
-
-/// Opens the plugin that was asked for, or the best one that has hardware.
-fn open_client(setup: &Setup) -> pjrt::Result<Arc<pjrt::Client>> {
-    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
-    let found = pjrt::discover(&options);
-    let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present)?;
-    let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load)?;
-    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
-    let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
-    pjrt::Client::new(plugin, &pjrt::ClientOptions { cpu_devices, extra })
 }
 
 /// Where XLA finds `ptxas` and `libdevice`, without which no program with `tanh` compiles. Who says so in `XLA_FLAGS` is

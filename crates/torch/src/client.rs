@@ -1,0 +1,166 @@
+//! Opening the plugin and its client.
+
+use crate::state::{Setup, warn};
+use oxitorch_engine::Error;
+use oxitorch_pjrt as pjrt;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// A client of the plugin that was asked for, or of the best one that has hardware.
+pub(crate) fn open(
+    setup: &Setup,
+    interrupt: impl Fn() -> Result<(), Error>,
+) -> Result<Arc<pjrt::Client>, Error> {
+    let failed = |e: pjrt::Error| Error::runtime(e.to_string());
+    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
+    let found = pjrt::discover(&options);
+    let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present).map_err(failed)?;
+    let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
+    let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load).map_err(failed)?;
+    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
+    let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
+    let options = pjrt::ClientOptions { cpu_devices, extra };
+    if chosen.platform != pjrt::Platform::Tpu {
+        return pjrt::Client::new(plugin, &options).map_err(failed);
+    }
+    // A TPU of several hosts begins when all of them are there, and libtpu waits without a word.
+    static STARTING: Start<pjrt::Result<Arc<pjrt::Client>>> = Start::new();
+    let patience = Patience { tell: TELL, limit: Duration::from_secs(setup.start_timeout), poll: POLL };
+    let told = || warn(&format!("the TPU is not ready after {} s\n{}", TELL.as_secs(), waits_for(setup)));
+    let client = STARTING.run(&patience, move || pjrt::Client::new(plugin, &options), told, interrupt)?;
+    let late = || {
+        let limit = setup.start_timeout;
+        let hint = "hint: the same program has to run on every host; OXITORCH_START_TIMEOUT sets the seconds to wait";
+        Error::runtime(format!("the TPU did not start within {limit} s\n{}\n{hint}", waits_for(setup)))
+    };
+    client.ok_or_else(late)?.map_err(failed)
+}
+
+/// After this time it is said what is waited for.
+const TELL: Duration = Duration::from_secs(30);
+/// How often signals are looked at.
+const POLL: Duration = Duration::from_millis(100);
+
+fn waits_for(setup: &Setup) -> String {
+    match setup.tpu_hosts.as_slice() {
+        [] => {
+            "libtpu is starting it; another process may hold it (`oxitorch doctor` looks for one)".to_owned()
+        }
+        hosts => format!("it waits for all of its hosts: {}", hosts.join("; ")),
+    }
+}
+
+/// How long something is waited for.
+struct Patience {
+    tell: Duration,
+    limit: Duration,
+    poll: Duration,
+}
+
+/// What is done once, by a thread of its own, since it cannot be stopped: who asks again waits for the same.
+struct Start<T>(Mutex<Option<Receiver<T>>>);
+
+impl<T: Send + 'static> Start<T> {
+    const fn new() -> Self {
+        Start(Mutex::new(None))
+    }
+
+    /// What `work` gives; nothing if that takes too long, and then it goes on.
+    fn run(
+        &self,
+        patience: &Patience,
+        work: impl FnOnce() -> T + Send + 'static,
+        tell: impl Fn(),
+        interrupt: impl Fn() -> Result<(), Error>,
+    ) -> Result<Option<T>, Error> {
+        let mut begun = self.0.lock();
+        if begun.is_none() {
+            let (send, receive) = channel();
+            let thread = std::thread::Builder::new().name("oxi-start".to_owned());
+            // Nobody may be there any more to get it.
+            let work = move || drop(send.send(work()));
+            thread.spawn(work).map_err(|e| Error::runtime(format!("cannot start a thread: {e}")))?;
+            *begun = Some(receive);
+        }
+        let (since, mut told) = (Instant::now(), false);
+        while let Some(receive) = begun.as_ref() {
+            match receive.recv_timeout(patience.poll) {
+                Ok(done) => {
+                    *begun = None;
+                    return Ok(Some(done));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    *begun = None;
+                    return Err(Error::runtime(
+                        "the thread that starts the TPU panicked; please report this",
+                    ));
+                }
+                Err(RecvTimeoutError::Timeout) => interrupt()?,
+            }
+            if !told && since.elapsed() >= patience.tell {
+                told = true;
+                tell();
+            }
+            if since.elapsed() >= patience.limit {
+                break;
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxitorch_engine::ErrorKind;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const SHORT: Patience = Patience {
+        tell: Duration::from_millis(20),
+        limit: Duration::from_millis(60),
+        poll: Duration::from_millis(5),
+    };
+
+    #[test]
+    fn what_is_soon_done_is_given_without_a_word() {
+        let start = Start::new();
+        let done = start.run(&SHORT, || 7, || panic!("told"), || Ok(()));
+        assert_eq!(done.unwrap(), Some(7));
+    }
+
+    #[test]
+    fn what_takes_too_long_is_told_of_once_and_waited_for_again() {
+        let (start, told, begun) = (Start::new(), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let (release, held) = channel::<()>();
+        let counts = begun.clone();
+        let work = move || {
+            counts.fetch_add(1, Ordering::SeqCst);
+            held.recv().is_ok()
+        };
+        let tell = || _ = told.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(start.run(&SHORT, work, tell, || Ok(())).unwrap(), None);
+        assert_eq!(told.load(Ordering::SeqCst), 1);
+        release.send(()).unwrap();
+        let again = start.run(&SHORT, || panic!("begun twice"), tell, || Ok(()));
+        assert_eq!((again.unwrap(), begun.load(Ordering::SeqCst)), (Some(true), 1));
+    }
+
+    #[test]
+    fn a_signal_ends_the_wait() {
+        let (start, (_release, held)) = (Start::new(), channel::<()>());
+        let signal = || Err(Error::new(ErrorKind::Interrupted, "Ctrl-C"));
+        let ended = start.run(&SHORT, move || held.recv().is_ok(), || (), signal);
+        assert_eq!(ended.unwrap_err().kind, ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let start: Start<()> = Start::new();
+        // Writing the panic down takes its time.
+        let patience = Patience { limit: Duration::from_secs(60), tell: Duration::from_secs(60), ..SHORT };
+        let failed = start.run(&patience, || panic!("on purpose"), || (), || Ok(()));
+        assert!(failed.unwrap_err().message.contains("panicked"));
+    }
+}
