@@ -22,8 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     from oxitorch import _core
 
     os.environ["OXITORCH_CLI_FACTS"] = json.dumps(facts())
-    if argv[:1] == ["aot"]:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a compiler does not listen
+    if argv[:1] in (["aot"], ["selftest"]):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a compiler does not listen; a test ends with its child
     if argv[:1] in (["trace"], ["graphs"], ["cache"], ["preflight"]):
         # Ctrl-C is for the script that these may run; they end after it, with what it left.
         signal.signal(signal.SIGINT, lambda *_: None)

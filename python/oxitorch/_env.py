@@ -121,8 +121,8 @@ START_TIMEOUT = Var(
     "int",
     "600",
     "0.1",
-    "After so many seconds a TPU that does not start is an error. One of several hosts starts when all of them are there; "
-    "after 30 s a warning says what it waits for.",
+    "After so many seconds a TPU that does not start is an error. One of several hosts starts when all of them are "
+    "there; after 30 s a warning says what it waits for.",
     minimum=1,
 )
 EAGER_MODE = Var(

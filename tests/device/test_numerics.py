@@ -166,3 +166,15 @@ def test_what_moves_elements_changes_no_bits(dtype):
     # Many, so that several threads do it.
     many = x.view(dtype).repeat(4000).to(DEVICE).view(2, -1).t().contiguous()
     assert torch.equal(bits(many), bits(x.repeat(4000).view(2, -1).t()))
+
+
+@pytest.mark.parametrize("to", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("scale", [1e-5, 1e-2, 1.0, 300.0, 1e5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_float8_is_rounded_once(dtype, scale, to):
+    """XLA goes by float16, which rounds twice, and makes what is too large any number."""
+    g = torch.Generator().manual_seed(1)
+    x = (torch.randn(20000, generator=g, dtype=torch.float64) * scale).to(dtype)
+    ties = torch.tensor([448, 464, 480, 511, 1e4, 57344, 61440, 2**-9, 2**-10, 2**-17, -0.0], dtype=torch.float64)
+    x = torch.cat([x, ties.to(dtype), -ties.to(dtype)])
+    assert torch.equal(x.to("tpu").to(to).cpu().view(torch.uint8), x.to(to).view(torch.uint8))

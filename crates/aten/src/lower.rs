@@ -363,7 +363,30 @@ pub fn cast(b: &Builder, x: Value, to: DType) -> Value {
     if b.dtype(x).is_float() && to.is_integral() && to.size_bytes() < 4 {
         return b.convert(b.convert(x, DType::S32), to);
     }
-    b.convert(x, to)
+    match to {
+        DType::F8E4M3FN => to_float8(b, x, to, 3, -6, Some(448.0)),
+        DType::F8E5M2 => to_float8(b, x, to, 2, -14, None),
+        _ => b.convert(x, to),
+    }
+}
+
+/// Rounds once, to the nearest number with so many bits behind the first, or of the spacing below `2^least`; XLA rounds to
+/// float16 before, and numbers that are too large become any. What is beyond `largest` becomes that, as in PyTorch.
+fn to_float8(b: &Builder, x: Value, to: DType, bits: u32, least: i32, largest: Option<f64>) -> Value {
+    if matches!(b.dtype(x), DType::F8E4M3FN | DType::F8E5M2) && largest.is_none() {
+        return b.convert(x, to); // float16 holds all of it, so that it is rounded once
+    }
+    let x = b.convert(x, DType::F32);
+    let number = |v: f64| b.full_like(x, v);
+    let spacing = f64::from(least - bits as i32).exp2();
+    let small = b.multiply(b.round_nearest_even(b.multiply(x, number(1.0 / spacing))), number(spacing));
+    let is_small = b.lt(b.abs(x), number(f64::from(least).exp2()));
+    let mut y = b.select(is_small, small, b.reduce_precision(x, 8, bits));
+    if let Some(largest) = largest {
+        let cut = b.clamp(number(-largest), y, number(largest));
+        y = b.select(b.is_nan(x), x, cut);
+    }
+    b.convert(y, to)
 }
 
 /// The shape that several shapes broadcast to, or torch's error.

@@ -17,6 +17,7 @@ mod plugins;
 mod preflight;
 mod report;
 mod script;
+mod selftest;
 mod trace;
 
 use std::ffi::OsString;
@@ -90,6 +91,10 @@ enum Command {
     /// and it ends after some steps. libtpu compiles its programs for the slice. The exit status is 0 if it fits, 1 if
     /// not, 2 if that could not be told.
     Preflight(preflight::Preflight),
+    /// Test what works on the hardware that is there, how fast it is, and how far off preflight is
+    ///
+    /// Takes a minute with --quick, else at most ten. The exit status is 0 if all is well and 1 if not.
+    Selftest(selftest::Selftest),
     /// Write a timeline of a script: what Python recorded, compiled, copied, waited for, and what the device ran
     Trace {
         #[command(subcommand)]
@@ -173,6 +178,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             print(&text)?;
             Ok(status)
         }
+        Command::Selftest(args) => selftest::run(&args, &facts(None)?),
         Command::Aot(work) => preflight::aot::compile(&work).map(|()| 0),
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
