@@ -18,8 +18,9 @@ OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_example
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
 SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions vision
-# What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same.
-LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_linalg.py tests/device/test_real_models.py tests/device/test_vision.py
+# What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
+LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_real_models.py
+LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
 SELECT := -m "not slow"
@@ -97,7 +98,7 @@ test-python: install
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) tests
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) --mode strict $(STRICT_TESTS)
 	$(TEST_ENV) OXITORCH_LOWER_FOR=cuda $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
-	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS) $(LOWERED_ONCE)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install
