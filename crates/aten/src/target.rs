@@ -22,6 +22,9 @@ pub struct TargetOptions {
     /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
     /// adds up in float32 all the same, and a compiler that then fuses more.
     pub rounded_products: bool,
+    /// Whether products of 64-bit integers are multiplications and sums: for a compiler that keeps such a number as two and
+    /// has products of neither. Convolutions of them are left to the CPU.
+    pub summed_int64: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -35,6 +38,7 @@ impl TargetOptions {
         unfolded_products: false,
         fresh_scores: false,
         rounded_products: false,
+        summed_int64: false,
         library: false,
     };
 
@@ -52,6 +56,7 @@ impl TargetOptions {
         unfolded_products: true,
         fresh_scores: true,
         rounded_products: true,
+        summed_int64: true,
         ..Self::NONE
     };
 
@@ -70,6 +75,7 @@ impl TargetOptions {
             fresh_scores,
             rounded_products,
             library,
+            summed_int64,
         } = self;
         fenced_dots as u8
             | (masked_picks as u8) << 1
@@ -78,6 +84,7 @@ impl TargetOptions {
             | (fresh_scores as u8) << 4
             | (rounded_products as u8) << 5
             | (library as u8) << 6
+            | (summed_int64 as u8) << 7
     }
 
     /// The inverse of [`TargetOptions::bits`].
@@ -90,6 +97,7 @@ impl TargetOptions {
             fresh_scores: bits & 1 << 4 != 0,
             rounded_products: bits & 1 << 5 != 0,
             library: bits & 1 << 6 != 0,
+            summed_int64: bits & 1 << 7 != 0,
         }
     }
 }
@@ -100,7 +108,7 @@ mod tests {
 
     #[test]
     fn bits_come_back() {
-        for bits in 0..1 << 7 {
+        for bits in 0..=u8::MAX {
             assert_eq!(TargetOptions::from_bits(bits).bits(), bits);
         }
         let both = TargetOptions::TPU.and(TargetOptions::CPU);

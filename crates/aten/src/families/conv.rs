@@ -5,7 +5,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{ConvDims, Convolution, Dims, Padding, TensorType, Value};
+use oxitorch_hlo::{DType, ConvDims, Convolution, Dims, Padding, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -361,6 +361,9 @@ fn convolution(
     let dtype = c.dtype(x);
     if category(dtype) == Category::Bool {
         return Err(crate::error::not_implemented("slow_conv2d_cpu", dtype));
+    }
+    if c.config.target.summed_int64 && dtype == DType::S64 {
+        return Err(crate::error::unsupported("convolutions of 64-bit integers on this platform"));
     }
     let sizes = g.output(&xs[2..], &ws[2..]);
     if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {

@@ -64,6 +64,9 @@ pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     if c.config.target.fenced_dots && dtype == DType::BF16 {
         return fenced_dot(c, l, r, &dims);
     }
+    if c.config.target.summed_int64 && matches!(dtype, DType::S64 | DType::U64) {
+        return summed_dot(c, l, r, &dims);
+    }
     c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
 }
 
@@ -151,6 +154,17 @@ fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value>
     let items = [Item::Tensor(a), Item::Tensor(b)];
     let y = c.call_library_in_parts(op, &items, &[Some(result)], Some(&parts));
     Some(c.reshape(y[0]?, &p.result))
+}
+
+/// The same as multiplications and sums, which compilers do without the products in memory.
+fn summed_dot(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
+    let p = Matrices::of(c, l, r, dims);
+    let all = [p.count, p.m, p.k, p.n];
+    let a = c.reshape(c.transpose(l, &p.orders[0]), &[p.count, p.m, p.k]);
+    let b = c.reshape(c.transpose(r, &p.orders[1]), &[p.count, p.k, p.n]);
+    let a = c.broadcast_in_dim(a, &all, &[0, 1, 2]);
+    let b = c.broadcast_in_dim(b, &all, &[0, 2, 3]);
+    c.reshape(c.reduce_sum(c.multiply(a, b), &[2]), &p.result)
 }
 
 /// A product of bfloat16 tensors in float32, as one of matrices (or batches of them) that are row-major and stay so.
@@ -553,6 +567,20 @@ mod tests {
 
     fn f32s(b: &Builder, shape: &[i64]) -> Value {
         b.param(TensorType::new(DType::F32, shape))
+    }
+
+    #[test]
+    fn products_of_wide_integers_are_sums_where_there_are_none() {
+        let of = |summed_int64| {
+            let target = TargetOptions { summed_int64, ..TargetOptions::NONE };
+            let config = Config { target, ..Config::default() };
+            let case = Case::parse("bmm i64[2,3,4] i64[2,4,5]").unwrap();
+            case.text(&config).unwrap()
+        };
+        assert!(of(false).contains("dot_general"));
+        let text = of(true);
+        assert!(!text.contains("dot_general") && text.contains("stablehlo.reduce"), "{text}");
+        assert!(text.contains("-> (tensor<2x3x5xi64>)"), "{text}");
     }
 
     #[test]
