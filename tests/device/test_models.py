@@ -230,6 +230,10 @@ NUMBERS = {
     "normalize": lambda x, n: F.normalize(x, dim=0, eps=n),
     "sdpa scale": lambda x, n: F.scaled_dot_product_attention(x.view(1, 2, 2), x.view(1, 2, 2), x.view(1, 2, 2), scale=n),
     "label_smoothing": lambda x, n: F.cross_entropy(x.view(2, 2), torch.tensor([0, 1], device=x.device), label_smoothing=n / 100),
+    "sdpa dropout": lambda x, n: F.scaled_dot_product_attention(x.view(1, 2, 2), x.view(1, 2, 2), x.view(1, 2, 2), dropout_p=n / 100),
+    "histogram range": lambda x, n: torch.histogram(x, 3, range=(0, n)),
+    "jagged padding": lambda x, n: torch.ops.aten._jagged_to_padded_dense_forward(x.view(4, 1), [torch.tensor([0, 1, 4], device=x.device)], [3], n),
+    "lstsq rcond": lambda x, n: torch.linalg.lstsq(x.view(2, 2), x.view(2, 2), rcond=n / 100),
     "clip_grad_norm": lambda x, n: nn.utils.get_total_norm([x]) * n,
 }  # fmt: skip
 

@@ -178,3 +178,14 @@ def test_float8_is_rounded_once(dtype, scale, to):
     ties = torch.tensor([448, 464, 480, 511, 1e4, 57344, 61440, 2**-9, 2**-10, 2**-17, -0.0], dtype=torch.float64)
     x = torch.cat([x, ties.to(dtype), -ties.to(dtype)])
     assert torch.equal(x.to("tpu").to(to).cpu().view(torch.uint8), x.to(to).view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype, scale", [(torch.float32, torch.float32), (torch.float8_e4m3fn, torch.float64)])
+def test_scaled_products_refuse_what_the_cpu_refuses(dtype, scale):
+    def product(device):
+        a, one = torch.ones(16, 16, device=device).to(dtype), torch.ones((), dtype=scale, device=device)
+        return torch._scaled_mm(a, a.t(), one, one, out_dtype=torch.float32)
+
+    for device in ("cpu", DEVICE):
+        with pytest.raises(ValueError, match="Invalid scaling configuration"):
+            product(device)

@@ -37,6 +37,25 @@ def test_nms_keeps_what_the_cpu_keeps(n, threshold):
     assert_alike(lambda d: [nms(b.to(d), scores.to(d), threshold)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [3, 5, 6, 7])
+def test_nms_of_an_overlap_that_is_the_threshold(dtype, width):
+    # As a float32 it may lie on either side of the double.
+    b = torch.tensor([[0, 0, 10, 10], [0, 0, 10, width]], dtype=dtype)
+    scores = torch.tensor([1.0, 0.5], dtype=dtype)
+    assert_alike(lambda d: [nms(b.to(d), scores.to(d), width / 10)])
+
+
+@pytest.mark.parametrize("f", [lambda b, s, x, n: nms(b, s, n / 10), lambda b, s, x, n: roi_align(x, [b], 2, n / 4)])
+def test_a_new_number_compiles_nothing(f):
+    g = torch.Generator().manual_seed(0)
+    b, scores, x = boxes(6, g).to("tpu"), torch.rand(6, generator=g).to("tpu"), torch.rand(1, 2, 8, 8).to("tpu")
+    f(b, scores, x, 1.5).cpu(), f(b, scores, x, 2.5).cpu()
+    before = torch.tpu.metrics()["compiles"]
+    f(b, scores, x, 1.25).cpu(), f(b, scores, x, 1.75).cpu()
+    assert torch.tpu.metrics()["compiles"] == before
+
+
 def test_nms_of_a_chain_in_which_each_beats_the_next():
     n = 64
     b = torch.stack([torch.arange(n) * 1.0, torch.zeros(n), torch.arange(n) + 10.0, torch.full((n,), 10.0)], 1)

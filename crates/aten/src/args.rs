@@ -129,8 +129,10 @@ pub enum ParamKind {
     Exponent,
     /// Part of the program: [`Arg::Int`], [`Arg::Float`], [`Arg::Bool`], [`Arg::Ints`], ..., [`Arg::None`]
     Attr,
-    /// [`Arg::Tensor`], s64 and 1-d: a list of integers that is an operand
-    Ints,
+    /// [`Arg::None`] for the number 0, else [`Arg::Scalar`]; see [`number_arg`]
+    Rate,
+    /// [`Arg::Tensor`], 1-d and s64 or f64, or [`Arg::None`]: a list of numbers that is an operand
+    Numbers,
     /// [`Arg::Rng`]
     Rng,
     /// [`Arg::Offset`]
@@ -179,6 +181,8 @@ pub fn number_arg(kind: ParamKind, number: Number) -> Option<Arg> {
         // `alpha=1.0` on integers is an error that torch reports, so a float 1 stays visible.
         (ParamKind::Alpha, Number::Int(1)) => Some(Arg::None),
         (ParamKind::Alpha, _) => None,
+        (ParamKind::Rate, Number::Float(0.0) | Number::Int(0)) => Some(Arg::None),
+        (ParamKind::Rate, _) => None,
         (ParamKind::Exponent, Number::Int(-2..=8)) => Some(attribute()),
         (ParamKind::Exponent, Number::Float(x)) if EXPONENTS.contains(&x) => Some(attribute()),
         (ParamKind::Exponent, _) => None,
@@ -302,6 +306,34 @@ impl FromArg for Integer {
     }
 }
 
+/// Integers that do not shape the program: s64 `[n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Integers(pub Value);
+
+/// Floats that do not shape the program, other than by how many they are: f64 `[n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Floats(pub Value);
+
+impl FromArg for Integers {
+    const KIND: ParamKind = ParamKind::Numbers;
+    fn accepts(ty: &str) -> bool {
+        ty == "int[]"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        Value::from_arg(c, arg).map(Integers)
+    }
+}
+
+impl FromArg for Floats {
+    const KIND: ParamKind = ParamKind::Numbers;
+    fn accepts(ty: &str) -> bool {
+        ty == "float[]"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        Value::from_arg(c, arg).map(Floats)
+    }
+}
+
 /// A factor that is nearly always 1 and then not there at all.
 #[derive(Clone, Copy, Debug)]
 pub enum Alpha {
@@ -320,6 +352,28 @@ impl FromArg for Alpha {
         match arg {
             Arg::None => Ok(Alpha::One),
             a => Scalar::from_arg(c, a).map(Alpha::Times),
+        }
+    }
+}
+
+/// A probability that is nearly always 0, and then what it is for is not there at all.
+#[derive(Clone, Copy, Debug)]
+pub enum Rate {
+    /// The number 0.
+    Zero,
+    /// Anything else.
+    Of(Scalar),
+}
+
+impl FromArg for Rate {
+    const KIND: ParamKind = ParamKind::Rate;
+    fn accepts(ty: &str) -> bool {
+        ty == "float"
+    }
+    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
+        match arg {
+            Arg::None => Ok(Rate::Zero),
+            a => Scalar::from_arg(c, a).map(Rate::Of),
         }
     }
 }
@@ -476,7 +530,6 @@ attributes! {
     bool: "bool", Arg::Bool(x) => *x;
     Dims: "int[]", Arg::Ints(v) => v.clone();
     Vec<i64>: "int[]", Arg::Ints(v) => v.to_vec();
-    Vec<f64>: "float[]", Arg::Floats(v) => v.iter().map(|x| x.get()).collect();
     Vec<bool>: "bool[]", Arg::Bools(v) => v.clone();
     String: "str", Arg::Str(s) => s.clone();
 }

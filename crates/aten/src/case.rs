@@ -128,7 +128,7 @@ impl Case {
         match kind {
             ParamKind::Tensor | ParamKind::OptTensor => self.tensor(token).map(Arg::Tensor),
             ParamKind::Tensors | ParamKind::OptTensors => self.tensors(token),
-            ParamKind::Ints => self.integers(token),
+            ParamKind::Numbers => self.numbers(token),
             ParamKind::Offset | ParamKind::Offsets => self.offset(token),
             _ => self.attribute(token, kind),
         }
@@ -155,12 +155,14 @@ impl Case {
         Ok(Arg::Tensors(list))
     }
 
-    /// `[1,2]` as an operand.
-    fn integers(&mut self, token: &str) -> Result<Arg, String> {
-        let Arg::Ints(list) = self.attribute(token, ParamKind::Attr)? else {
-            return Err("no integers".into());
+    /// `[1,2]` or `[0.5,2.0]` as an operand.
+    fn numbers(&mut self, token: &str) -> Result<Arg, String> {
+        let ty = match self.attribute(token, ParamKind::Attr)? {
+            Arg::Ints(list) => format!("i64[{}]", list.len()),
+            Arg::Floats(list) => format!("f64[{}]", list.len()),
+            _ => return Err("no numbers".into()),
         };
-        self.tensor(&format!("i64[{}]", list.len())).map(Arg::Tensor)
+        self.tensor(&ty).map(Arg::Tensor)
     }
 
     /// `1` or `[1,2]` as offsets.

@@ -370,8 +370,9 @@ pub fn cast(b: &Builder, x: Value, to: DType) -> Value {
     }
 }
 
-/// Rounds once, to the nearest number with so many bits behind the first, or of the spacing below `2^least`; XLA rounds to
-/// float16 before, and numbers that are too large become any. What is beyond `largest` becomes that, as in PyTorch.
+/// Rounds once: to `bits` bits behind the first, and below `2^least` to the spacing that numbers have there. XLA would round
+/// to float16 before, and gives no particular number for those that are too large. What is beyond `largest` becomes that,
+/// as in PyTorch.
 fn to_float8(b: &Builder, x: Value, to: DType, bits: u32, least: i32, largest: Option<f64>) -> Value {
     if matches!(b.dtype(x), DType::F8E4M3FN | DType::F8E5M2) && largest.is_none() {
         return b.convert(x, to); // float16 holds all of it, so that it is rounded once

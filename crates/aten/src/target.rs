@@ -22,9 +22,9 @@ pub struct TargetOptions {
     /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
     /// adds up in float32 all the same, and a compiler that then fuses more.
     pub rounded_products: bool,
-    /// Whether products of 64-bit integers are multiplications and sums: for a compiler that keeps such a number as two and
-    /// has products of neither. Convolutions of them are left to the CPU.
-    pub summed_int64: bool,
+    /// Whether the compiler keeps a number of 64 bits as two of 32, and has no products of integers: they are multiplications
+    /// and sums then. Convolutions of such integers, and the bits of a float64, are left to the CPU.
+    pub split_64: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -38,7 +38,7 @@ impl TargetOptions {
         unfolded_products: false,
         fresh_scores: false,
         rounded_products: false,
-        summed_int64: false,
+        split_64: false,
         library: false,
     };
 
@@ -56,12 +56,12 @@ impl TargetOptions {
         unfolded_products: true,
         fresh_scores: true,
         rounded_products: true,
-        summed_int64: true,
+        split_64: true,
         ..Self::NONE
     };
 
-    /// What both want, for a compiler that is given the programs of another.
-    pub const fn and(self, other: TargetOptions) -> TargetOptions {
+    /// What either of the two wants: for programs of one platform that the compiler of another has to take.
+    pub const fn union(self, other: TargetOptions) -> TargetOptions {
         Self::from_bits(self.bits() | other.bits())
     }
 
@@ -75,7 +75,7 @@ impl TargetOptions {
             fresh_scores,
             rounded_products,
             library,
-            summed_int64,
+            split_64,
         } = self;
         fenced_dots as u8
             | (masked_picks as u8) << 1
@@ -84,7 +84,7 @@ impl TargetOptions {
             | (fresh_scores as u8) << 4
             | (rounded_products as u8) << 5
             | (library as u8) << 6
-            | (summed_int64 as u8) << 7
+            | (split_64 as u8) << 7
     }
 
     /// The inverse of [`TargetOptions::bits`].
@@ -97,7 +97,7 @@ impl TargetOptions {
             fresh_scores: bits & 1 << 4 != 0,
             rounded_products: bits & 1 << 5 != 0,
             library: bits & 1 << 6 != 0,
-            summed_int64: bits & 1 << 7 != 0,
+            split_64: bits & 1 << 7 != 0,
         }
     }
 }
@@ -111,7 +111,7 @@ mod tests {
         for bits in 0..=u8::MAX {
             assert_eq!(TargetOptions::from_bits(bits).bits(), bits);
         }
-        let both = TargetOptions::TPU.and(TargetOptions::CPU);
+        let both = TargetOptions::TPU.union(TargetOptions::CPU);
         assert!(both.masked_picks && both.fenced_dots && !both.rounded_dots && !both.library);
     }
 }

@@ -64,6 +64,34 @@ fn parameters_are_the_schema() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Floats are operands, as each new one would be a new program, but for those that are another formula.
+#[test]
+fn floats_that_make_a_program() {
+    const FORMULAS: &[&str] = &[
+        "p", // the exponent of a norm, a distance or a margin
+        "ord",
+        "norm_type",
+        "scales", // sizes over sizes, from which the weights of neighbours come
+    ];
+    let mut wrong = Vec::new();
+    for (name, known) in schemas() {
+        let Some(row) = find(&name).map(oxitorch_aten::row) else { continue };
+        for (param, argument) in row.params().iter().zip(&known.schema.args) {
+            let float = matches!(argument.ty.trim_end_matches('?'), "float" | "Scalar" | "float[]");
+            let formula = FORMULAS.contains(&argument.name.as_str()) || argument.name.starts_with("scales");
+            if float && !formula && param.kind == ParamKind::Attr {
+                wrong.push(format!("{name}: {} {}", argument.ty, argument.name));
+            }
+        }
+    }
+    // Ops of other libraries have no schema here, and no formulas.
+    for (_, row) in rows().filter(|(_, r)| r.name.contains("::")) {
+        let float = |p: &&oxitorch_aten::args::Param| (p.accepts)("float") && p.kind == ParamKind::Attr;
+        wrong.extend(row.params().iter().filter(float).map(|_| row.name.to_owned()));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn sizes_come_from_rows_with_the_same_parameters() {
     for (_, row) in rows() {

@@ -95,7 +95,8 @@ impl<'a> Item<'_, 'a> {
             Item::Number(Number::Int(_)) if kind == ParamKind::Offset => encode_offsets(1, key),
             Item::Ints(v) if kind == ParamKind::Offsets => encode_offsets(v.len(), key),
             Item::Number(n) => encode_number(*n, is_operand(kind, *n), key),
-            Item::Ints(v) if kind == ParamKind::Ints => key.word(12 | (v.len() as u64) << 8),
+            Item::Ints(v) if kind == ParamKind::Numbers => key.word(12 | (v.len() as u64) << 8),
+            Item::Floats(v) if kind == ParamKind::Numbers => key.word(14 | (v.len() as u64) << 8),
             Item::Ints(v) => key.list(6, v),
             Item::Floats(v) => {
                 key.word(7 | (v.len() as u64) << 8);
@@ -147,9 +148,13 @@ impl<'a> Item<'_, 'a> {
                 }
             }
             Item::Number(n) if is_operand(kind, *n) => out.values.push(number(w, *n)),
-            Item::Ints(v) if kind == ParamKind::Ints => {
+            Item::Ints(v) if kind == ParamKind::Numbers => {
                 let bytes: Vec<u8> = v.iter().flat_map(|n| n.to_le_bytes()).collect();
-                out.values.push(stream.upload(integers(v), &bytes)?);
+                out.values.push(stream.upload(list(DType::S64, v), &bytes)?);
+            }
+            Item::Floats(v) if kind == ParamKind::Numbers => {
+                let bytes: Vec<u8> = v.iter().flat_map(|n| n.to_le_bytes()).collect();
+                out.values.push(stream.upload(list(DType::F64, v), &bytes)?);
             }
             Item::Rng(generator) => {
                 out.rng = Some((out.values.len(), *generator));
@@ -184,9 +189,11 @@ impl<'a> Item<'_, 'a> {
                 Some(arg) => arg,
                 None => Arg::Scalar(ScalarArg { kind: number_kind(*n), operand: operand() }),
             },
-            Item::Ints(v) if kind == ParamKind::Ints => {
-                let strides = if with_strides { Dims::from_slice(&[1]) } else { Dims::new() };
-                Arg::Tensor(TensorArg { operand: operand(), ty: integers(v), wrapped: false, strides })
+            Item::Ints(v) if kind == ParamKind::Numbers => {
+                list_arg(operand(), list(DType::S64, v), with_strides)
+            }
+            Item::Floats(v) if kind == ParamKind::Numbers => {
+                list_arg(operand(), list(DType::F64, v), with_strides)
             }
             Item::Ints(v) => Arg::Ints(Dims::from_slice(v)),
             Item::Floats(v) => Arg::Floats(v.iter().map(|&x| x.into()).collect()),
@@ -215,9 +222,14 @@ pub(crate) fn encode_offsets(n: usize, key: &mut Key) {
     key.word(13 | (n as u64) << 8);
 }
 
-/// The type of a list of integers that is an operand.
-fn integers(list: &[i64]) -> TensorType {
-    TensorType::new(DType::S64, [list.len() as i64].as_slice())
+/// The type of a list of numbers that is an operand.
+fn list<T>(dtype: DType, list: &[T]) -> TensorType {
+    TensorType::new(dtype, [list.len() as i64].as_slice())
+}
+
+fn list_arg(operand: u32, ty: TensorType, with_strides: bool) -> Arg {
+    let strides = if with_strides { Dims::from_slice(&[1]) } else { Dims::new() };
+    Arg::Tensor(TensorArg { operand, ty, wrapped: false, strides })
 }
 
 fn encode(t: &TensorRef<'_>, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {

@@ -18,18 +18,22 @@ pub(crate) fn open(
     let found = pjrt::discover(&options);
     let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present).map_err(failed)?;
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let plugin = pjrt::Plugin::load(chosen.platform, &chosen.path, &load).map_err(failed)?;
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
     let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
     let options = pjrt::ClientOptions { cpu_devices, extra };
-    if chosen.platform != pjrt::Platform::Tpu {
-        return pjrt::Client::new(plugin, &options).map_err(failed);
+    let (platform, path) = (chosen.platform, chosen.path.clone());
+    let begin = move || {
+        let plugin = pjrt::Plugin::load(platform, &path, &load)?;
+        pjrt::Client::new(plugin, &options)
+    };
+    if platform != pjrt::Platform::Tpu {
+        return begin().map_err(failed);
     }
     // A TPU of several hosts begins when all of them are there, and libtpu waits without a word.
     static STARTING: Start<pjrt::Result<Arc<pjrt::Client>>> = Start::new();
     let patience = Patience { tell: TELL, limit: Duration::from_secs(setup.start_timeout), poll: POLL };
     let told = || warn(&format!("the TPU is not ready after {} s\n{}", TELL.as_secs(), waits_for(setup)));
-    let client = STARTING.run(&patience, move || pjrt::Client::new(plugin, &options), told, interrupt)?;
+    let client = STARTING.run(&patience, begin, told, interrupt)?;
     let late = || {
         let limit = setup.start_timeout;
         let hint = "hint: the same program has to run on every host; OXITORCH_START_TIMEOUT sets the seconds to wait";

@@ -210,7 +210,8 @@ fn start() -> Result<&'static State, Error> {
     };
     let mut wanted = target_options(target.platform());
     if let Some(platform) = setup.lower_for {
-        wanted = wanted.and(target_options(platform));
+        // The compiler is still this platform's, and wants what it wants.
+        wanted = wanted.union(target_options(platform));
     }
     // Programs that are compiled elsewhere cannot call what is registered here.
     if let Target::Client(client) = &target

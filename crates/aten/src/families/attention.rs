@@ -1,6 +1,6 @@
 use super::matmul::{accumulator, contract};
 use super::philox;
-use crate::args::{Arg, FromArg, ParamKind, Rng, Scalar, Tensor};
+use crate::args::{Arg, FromArg, ParamKind, Rate, Rng, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts};
@@ -80,10 +80,11 @@ impl Attention {
     }
 
     /// Whether torch's own kernel computes it, which knows no dropout, no shared key heads, and one width.
-    fn is_for_library(&self, c: &Ctx, dropout_p: f64) -> bool {
+    fn is_for_library(&self, c: &Ctx, dropout: Rate) -> bool {
         let sizes = [self.batch, self.heads, self.queries, self.keys, self.width];
         let operations = sizes.iter().fold(4i64, |all, &n| all.saturating_mul(n));
-        let known = dropout_p == 0.0 && self.heads == self.key_heads && self.width == self.value_width;
+        let plain = matches!(dropout, Rate::Zero);
+        let known = plain && self.heads == self.key_heads && self.width == self.value_width;
         known && c.is_for_library(self.dtype, operations)
     }
 
@@ -200,14 +201,18 @@ impl Attention {
     }
 
     /// What dropout multiplies the probabilities with: 0, or 1 / (1 - p).
-    fn dropout(&self, c: &Ctx, state: Value, p: f64) -> Value {
+    fn dropout(&self, c: &Ctx, state: Value, p: Scalar) -> Value {
         let shape = self.scores_shape();
         let ty = TensorType::new(DType::U32, shape.as_slice());
         let random = philox::bits(c, state, &ty);
-        let threshold = (p * 4_294_967_296.0).round().clamp(0.0, f64::from(u32::MAX)) as i64;
-        let keep = c.ge(random, c.full(c.scalar_i64(DType::U32, threshold), &shape));
-        let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-        let kept = c.full(c.scalar_f64(self.acc, factor), &shape);
+        let p = c.number(p, DType::F64);
+        let number = |x: f64| c.scalar_f64(DType::F64, x);
+        let most = f64::from(u32::MAX);
+        let threshold = c.clamp(number(0.0), c.multiply(p, number(most + 1.0)), number(most));
+        let keep = c.ge(random, c.full(c.to(threshold, DType::U32), &shape));
+        let share = c.subtract(number(1.0), p);
+        let factor = c.select(c.gt(share, number(0.0)), c.divide(number(1.0), share), number(0.0));
+        let kept = c.full(c.to(factor, self.acc), &shape);
         c.select(keep, kept, c.zeros_like(kept))
     }
 }
@@ -223,7 +228,7 @@ fn forward(
     k: Value,
     v: Value,
     bias: Option<Value>,
-    dropout_p: f64,
+    dropout: Rate,
     causal: bool,
     _debug_mask: bool,
     scale: Option<Scalar>,
@@ -242,7 +247,7 @@ fn forward(
         Ok(results)
     };
     if bias.is_none()
-        && a.is_for_library(c, dropout_p)
+        && a.is_for_library(c, dropout)
         && let Some([output, logsumexp]) = a.library_forward(c, [q, k, v], causal, scale)
     {
         return results(output, logsumexp);
@@ -256,9 +261,9 @@ fn forward(
     let empty = c.eq(sum, c.zeros_like(sum));
     let divisor = c.select(empty, c.ones_like(sum), sum);
     let mut p = c.divide(exp, a.by_row(c, divisor));
-    if dropout_p > 0.0 {
+    if let Rate::Of(rate) = dropout {
         let state = c.rng_take(rng, a.dropout_blocks());
-        p = c.multiply(p, a.dropout(c, state, dropout_p));
+        p = c.multiply(p, a.dropout(c, state, rate));
     }
     let output = c.to(a.times(c, p, v), a.dtype);
     // An infinite logsumexp turns every probability of an empty row into zero again in the backward.
@@ -282,7 +287,7 @@ fn backward(
     _cum_seq_k: Undefinable,
     _max_q: i64,
     _max_k: i64,
-    dropout_p: f64,
+    dropout: Rate,
     causal: bool,
     seed: Undefinable,
     offset: Undefinable,
@@ -292,7 +297,7 @@ fn backward(
         return Err(runtime("grad_input_mask must have 4 entries"));
     };
     let a = Attention::new(c, q, k, v)?;
-    if bias.0.is_none() && a.is_for_library(c, dropout_p) {
+    if bias.0.is_none() && a.is_for_library(c, dropout) {
         let mut gradients = a.library_backward(c, [grad, q, k, v, out, logsumexp], causal, scale);
         gradients.iter_mut().zip(&mask).for_each(|(g, wanted)| *g = g.filter(|_| *wanted));
         gradients.push(None);
@@ -306,13 +311,13 @@ fn backward(
     let scale = a.scale(c, scale);
     let scores = a.scores(c, [q, k], bias.0, causal, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
-    let factor = if dropout_p > 0.0 {
+    let factor = if let Rate::Of(rate) = dropout {
         let (Some(seed), Some(offset)) = (seed.0, offset.0) else {
             return Err(runtime("the backward of attention with dropout needs its seed and offset"));
         };
         let words = [seed, offset].map(|w| c.reshape(w, &[1]));
         let state = c.bitcast_convert(c.concatenate(&words, 0), DType::U64);
-        Some(a.dropout(c, state, dropout_p))
+        Some(a.dropout(c, state, rate))
     } else {
         None
     };

@@ -1,11 +1,11 @@
 use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
-use crate::error::{Error, Result, runtime};
+use crate::error::{Error, Result, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{DType, ConvDims, Convolution, Dims, Padding, TensorType, Value};
+use oxitorch_hlo::{ConvDims, DType, Convolution, Dims, Padding, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -362,8 +362,8 @@ fn convolution(
     if category(dtype) == Category::Bool {
         return Err(crate::error::not_implemented("slow_conv2d_cpu", dtype));
     }
-    if c.config.target.summed_int64 && dtype == DType::S64 {
-        return Err(crate::error::unsupported("convolutions of 64-bit integers on this platform"));
+    if c.config.target.split_64 && dtype == DType::S64 {
+        return Err(unsupported("convolutions of 64-bit integers on this platform"));
     }
     let sizes = g.output(&xs[2..], &ws[2..]);
     if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {

@@ -1,5 +1,5 @@
-use crate::args::{Arg, FromArg, ParamKind};
-use crate::error::{ErrorKind, Result, not_implemented, runtime, type_};
+use crate::args::Integers;
+use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -12,22 +12,6 @@ pub static ROWS: &[Row] = &[
     op!("_ctc_loss_backward", gradient_of_lists),
     op!("_ctc_loss_backward.Tensor", gradient),
 ];
-
-/// Integers that do not shape the program: s64 `[n]`.
-struct Lengths(Value);
-
-impl FromArg for Lengths {
-    const KIND: ParamKind = ParamKind::Ints;
-    fn accepts(ty: &str) -> bool {
-        ty == "int[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Tensor(t) => c.operand(t.operand).map(Lengths),
-            _ => Err(type_(format!("expected int[], got {arg:?}"))),
-        }
-    }
-}
 
 /// The labels with a blank before, between and after them, and what follows from them. `L` is twice the most labels that
 /// there can be, and one more.
@@ -239,8 +223,8 @@ fn loss_of_lists(
     c: &Ctx,
     log: Value,
     targets: Value,
-    input: Lengths,
-    target: Lengths,
+    input: Integers,
+    target: Integers,
     blank: i64,
     zero_infinity: bool,
 ) -> Result<(Value, Value)> {
@@ -270,8 +254,8 @@ fn gradient_of_lists(
     grad: Value,
     log: Value,
     targets: Value,
-    input: Lengths,
-    target: Lengths,
+    input: Integers,
+    target: Integers,
     likelihood: Value,
     alpha: Value,
     blank: i64,

@@ -2,7 +2,7 @@
 
 use super::scatter::scatter_rows;
 use super::sorting::lower_bound;
-use crate::args::{Scalar, Tensor};
+use crate::args::{Floats, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -18,20 +18,20 @@ pub static ROWS: &[Row] = &[
     op!("_histogramdd_bin_edges", |c: &Ctx,
                                    x: Tensor,
                                    bins: Vec<i64>,
-                                   range: Option<Vec<f64>>,
+                                   range: Option<Floats>,
                                    weight: Option<Tensor>,
                                    _density: bool| {
         let points = Points::new(c, &x, weight.as_ref(), bins.len())?;
-        points.equal_edges(c, &bins, range.as_deref())
+        points.equal_edges(c, &bins, range)
     }),
     op!("_histogramdd_from_bin_cts", |c: &Ctx,
                                       x: Tensor,
                                       bins: Vec<i64>,
-                                      range: Option<Vec<f64>>,
+                                      range: Option<Floats>,
                                       weight: Option<Tensor>,
                                       density: bool| {
         let points = Points::new(c, &x, weight.as_ref(), bins.len())?;
-        let edges = points.equal_edges(c, &bins, range.as_deref())?;
+        let edges = points.equal_edges(c, &bins, range)?;
         Ok::<_, crate::Error>(points.count(c, &edges, density))
     }),
     op!("_histogramdd_from_bin_tensors", |c: &Ctx,
@@ -147,56 +147,51 @@ impl Points {
     }
 
     /// Edges of bins of one width in each dimension: over the range that is given, or over that of the data.
-    fn equal_edges(&self, c: &Ctx, bins: &[i64], range: Option<&[f64]>) -> Result<Vec<Value>> {
+    fn equal_edges(&self, c: &Ctx, bins: &[i64], range: Option<Floats>) -> Result<Vec<Value>> {
         if let Some(i) = bins.iter().position(|&n| n <= 0) {
             return Err(runtime(format!(
                 "torch.histogram(): bins must be > 0, but got {} for dimension {i}",
                 bins[i]
             )));
         }
-        if let Some(range) = range
-            && range.len() != 2 * bins.len()
+        let (d, ends) = (bins.len(), 2 * bins.len() as i64);
+        if let Some(Floats(range)) = range
+            && c.numel(range) != ends
         {
-            let (d, n) = (bins.len(), 2 * bins.len());
             return Err(runtime(format!(
-                "torch.histogramdd: for a {d}-dimensional histogram range should have {n} elements, but got {}",
-                range.len()
+                "torch.histogramdd: for a {d}-dimensional histogram range should have {ends} elements, but got {}",
+                c.numel(range)
             )));
         }
         let edges = bins.iter().enumerate().map(|(i, &n)| {
-            let given = range.map(|r| (r[2 * i], r[2 * i + 1]));
-            self.range(c, i, given).map(|(low, high)| self.between(c, low, high, n))
+            let (low, high) = self.range(c, i, range);
+            self.between(c, low, high, n)
         });
-        edges.collect()
+        Ok(edges.collect())
     }
 
     /// From where to where the bins of a dimension go, both 0-d.
-    fn range(&self, c: &Ctx, dim: usize, given: Option<(f64, f64)>) -> Result<(Value, Value)> {
+    fn range(&self, c: &Ctx, dim: usize, given: Option<Floats>) -> (Value, Value) {
         let number = |x: f64| c.scalar_f64(self.dtype(c), x);
         let (low, high) = match given {
-            Some((low, high)) if !(low.is_finite() && high.is_finite()) => {
-                return Err(runtime(format!(
-                    "torch.histogramdd: dimension {dim}'s range [{low}, {high}] is not finite"
-                )));
+            Some(Floats(range)) => {
+                let end = |i: usize| c.index_dim(range, 0, (2 * dim + i) as i64);
+                let (low, high) = (end(0), end(1));
+                let message = format!("torch.histogramdd: min should not exceed max for dimension {dim}");
+                c.assert(ErrorKind::Runtime, message, || c.not(c.gt(low, high)));
+                (c.to(low, self.dtype(c)), c.to(high, self.dtype(c)))
             }
-            Some((low, high)) if low > high => {
-                return Err(runtime(format!(
-                    "torch.histogramdd: min should not exceed max, but got min {low} max {high} for dimension {dim}"
-                )));
-            }
-            Some((low, high)) => (number(low), number(high)),
             None if c.numel(self.weights) == 0 => (number(0.0), number(1.0)),
             None => {
                 let x = c.index_dim(self.x, 1, dim as i64);
-                let (low, high) = (c.reduce_min(x, &[0]), c.reduce_max(x, &[0]));
-                let message = format!("torch.histogramdd: dimension {dim}'s range is not finite");
-                c.assert(ErrorKind::Runtime, message, || c.and(c.is_finite(low), c.is_finite(high)));
-                (low, high)
+                (c.reduce_min(x, &[0]), c.reduce_max(x, &[0]))
             }
         };
+        let message = format!("torch.histogramdd: dimension {dim}'s range is not finite");
+        c.assert(ErrorKind::Runtime, message, || c.and(c.is_finite(low), c.is_finite(high)));
         let flat = c.eq(low, high);
         let half = number(0.5);
-        Ok((c.select(flat, c.sub(low, half), low), c.select(flat, c.add(high, half), high)))
+        (c.select(flat, c.sub(low, half), low), c.select(flat, c.add(high, half), high))
     }
 
     /// `n + 1` edges, as `torch.linspace` makes them: from both ends to the middle.
@@ -278,12 +273,12 @@ fn histogram_of_counts(
     c: &Ctx,
     x: Tensor,
     bins: i64,
-    range: Option<Vec<f64>>,
+    range: Option<Floats>,
     weight: Option<Tensor>,
     density: bool,
 ) -> Result<(Value, Value)> {
     let points = Points::flat(c, &x, weight.as_ref())?;
-    let edges = points.equal_edges(c, &[bins], range.as_deref())?;
+    let edges = points.equal_edges(c, &[bins], range)?;
     Ok((points.count(c, &edges, density), edges[0]))
 }
 

@@ -1,5 +1,6 @@
 use super::jacobi;
 use super::linalg::{diagonal, Matrix, adjoint, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros};
+use crate::args::Scalar;
 use crate::error::{ErrorKind, Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
@@ -537,7 +538,7 @@ fn ldl_solve(c: &Ctx, factors: Value, pivots: Value, b: Value, hermitian: bool) 
 }
 
 /// Solutions, residuals, ranks and singular values, of which each driver gives some.
-fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: Option<String>) -> Result<Vec<Value>> {
+fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: Option<String>) -> Result<Vec<Value>> {
     let name = "torch.linalg.lstsq";
     let m = Matrix::some(c, name, a)?;
     let driver = driver.unwrap_or_else(|| "gelsy".into());
@@ -585,7 +586,7 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: Option<String>
         result(real_of(dtype), &singular, false),
     ];
     let mut out = if c.config.target.library {
-        let rcond = rcond.map_or(Item::None, Item::Float);
+        let rcond = rcond.map_or(Item::None, |r| Item::Number(c.number(r, DType::F64)));
         let args = [Item::Tensor(a), Item::Tensor(rhs), rcond, Item::Str(&driver)];
         call(c, "linalg_lstsq.out", &args, &results)?
     } else {
@@ -598,22 +599,23 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: Option<String>
 }
 
 /// The same by singular values: those up to `rcond` times the largest count as zero.
-fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<f64>, driver: &str) -> Result<Vec<Value>> {
+fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: &str) -> Result<Vec<Value>> {
     let m = Matrix::some(c, "torch.linalg.lstsq", a)?;
     let parts = svd(c, a, false, true, None)?;
     let &[u, sizes, vh] = parts.as_slice() else { return Err(runtime("torch.linalg.lstsq: no decomposition")) };
     let real = c.dtype(sizes);
     let epsilon = if real == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
     // "gels" takes the rank to be full and looks at no `rcond`.
-    let rcond = match driver {
-        "gels" => 0.0,
-        _ => rcond.unwrap_or(epsilon * m.rows.max(m.columns) as f64),
+    let rcond = match rcond {
+        _ if driver == "gels" => c.scalar_f64(real, 0.0),
+        Some(given) => c.number(given, real),
+        None => c.scalar_f64(real, epsilon * m.rows.max(m.columns) as f64),
     };
     let last = c.rank(sizes) as i64 - 1;
     let batch: Vec<i64> = (0..last).collect();
     let shape = c.shape(sizes);
     let largest = c.broadcast_in_dim(c.reduce_max(sizes, &[last]), &shape, &batch);
-    let counts = c.gt(sizes, c.multiply(largest, c.like(sizes, rcond)));
+    let counts = c.gt(sizes, c.multiply(largest, c.full(rcond, &shape)));
     let inverse = c.select(counts, c.divide(c.ones_like(sizes), sizes), c.zeros_like(sizes));
     let product = |x: Value, y: Value| c.matmul(x, y, Precision::Highest, None);
     let inner = product(adjoint(c, u), b);

@@ -64,7 +64,7 @@ pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     if c.config.target.fenced_dots && dtype == DType::BF16 {
         return fenced_dot(c, l, r, &dims);
     }
-    if c.config.target.summed_int64 && matches!(dtype, DType::S64 | DType::U64) {
+    if c.config.target.split_64 && matches!(dtype, DType::S64 | DType::U64) {
         return summed_dot(c, l, r, &dims);
     }
     c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
@@ -156,7 +156,7 @@ fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value>
     Some(c.reshape(y[0]?, &p.result))
 }
 
-/// The same as multiplications and sums, which compilers do without the products in memory.
+/// A product as multiplications and a sum, which compilers fuse, so that the factors multiplied are never in memory.
 fn summed_dot(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
     let p = Matrices::of(c, l, r, dims);
     let all = [p.count, p.m, p.k, p.n];
@@ -571,8 +571,8 @@ mod tests {
 
     #[test]
     fn products_of_wide_integers_are_sums_where_there_are_none() {
-        let of = |summed_int64| {
-            let target = TargetOptions { summed_int64, ..TargetOptions::NONE };
+        let of = |split_64| {
+            let target = TargetOptions { split_64, ..TargetOptions::NONE };
             let config = Config { target, ..Config::default() };
             let case = Case::parse("bmm i64[2,3,4] i64[2,4,5]").unwrap();
             case.text(&config).unwrap()

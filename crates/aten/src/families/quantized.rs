@@ -1,4 +1,4 @@
-use crate::error::{Result, runtime, unsupported};
+use crate::error::{Result, runtime, unsupported, value};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
 use crate::op;
@@ -65,10 +65,14 @@ fn scaled_product(
         return Err(runtime(format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {depth}x{n})")));
     }
     let out = out_dtype.unwrap_or(c.dtype(a));
+    let invalid = |why: &str| value(format!("Invalid scaling configuration: {why}"));
+    if ![a, b].iter().all(|&v| matches!(c.dtype(v), DType::F8E4M3FN | DType::F8E5M2)) {
+        return Err(invalid("expected matrices of float8_e4m3fn or float8_e5m2"));
+    }
     // A scale of one element, or of one for each row (column) of the result.
     let scale = |v: Value, at: i64, size: i64| -> Result<Value> {
         if c.dtype(v) != DType::F32 {
-            return Err(runtime("_scaled_mm: expected scales of float32"));
+            return Err(invalid("expected scales of float32"));
         }
         match c.numel(v) {
             1 => Ok(c.full(c.reshape(v, &[]), &[m, n])),

@@ -4,7 +4,7 @@
 
 use crate::args::{Const, Number, Scalar, Tensor};
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
-use crate::error::{Error, Result, index, not_implemented, runtime};
+use crate::error::{Error, Result, index, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -165,6 +165,7 @@ fn hash_tensor(c: &Ctx, x: Tensor, dims: Dims, keep: bool, mode: i64) -> Result<
     }
     let bits = match category(x.dtype) {
         Category::Complex => return Err(not_implemented("xor_sum_cpu", x.dtype)),
+        Category::Float if c.config.target.split_64 => return Err(unsupported("the bits of float64 on this platform")),
         Category::Float => c.bitcast_convert(c.to(x.value, DType::F64), DType::U64),
         _ => c.bitcast_convert(c.to(x.value, DType::S64), DType::U64),
     };

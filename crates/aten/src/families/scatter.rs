@@ -89,7 +89,8 @@ pub(super) fn move_to(c: &Ctx, x: Value, index: Value, elements: Value) -> Value
     scatter_flagged(c, x, index, elements, &rows_dims(0, 1), None, flags)
 }
 
-/// `x` where `mask` holds, and elsewhere its position behind `end`: places that are all different, if those of `x` are.
+/// `x` where `mask` holds, and `end` plus its position elsewhere: places that are all different if those of `x` are, and
+/// below `end`.
 pub(super) fn or_behind(c: &Ctx, mask: Value, x: Value, end: i64) -> Value {
     let n = c.numel(x);
     let behind = c.iota(TensorType::new(c.dtype(x), [n].as_slice()), 0);

@@ -222,7 +222,7 @@ fn one_level(c: &Ctx, offsets: &[Tensor]) -> Result<(Value, i64)> {
 }
 
 /// Rows \[all, ...\] as \[runs, longest, ...\], with a number behind the end of each run.
-fn jagged_to_padded(c: &Ctx, values: Tensor, offsets: Vec<Tensor>, longest: Vec<i64>, padding: f64) -> Result<Value> {
+fn jagged_to_padded(c: &Ctx, values: Tensor, offsets: Vec<Tensor>, longest: Vec<i64>, padding: Scalar) -> Result<Value> {
     let (offsets, runs) = one_level(c, &offsets)?;
     let shape = c.shape(values.value);
     let (&[longest], Some((&all, inner))) = (longest.as_slice(), shape.split_first()) else {
@@ -230,7 +230,7 @@ fn jagged_to_padded(c: &Ctx, values: Tensor, offsets: Vec<Tensor>, longest: Vec<
     };
     let mut out = vec![runs, longest];
     out.extend_from_slice(inner);
-    let filled = c.full(c.scalar_f64(values.dtype, padding), &out);
+    let filled = c.number_like(padding, values.dtype, &out);
     if all == 0 || out.contains(&0) {
         return Ok(filled);
     }

@@ -8,7 +8,7 @@ use super::matmul::precision;
 use super::scatter::scatter_rows;
 use super::sized::{count, true_positions};
 use super::sorting::sort_with_index;
-use crate::args::Tensor;
+use crate::args::{Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
@@ -33,7 +33,7 @@ fn require_float(x: &Tensor, kernel: &str) -> Result<()> {
 // ---------------------------------------------------------------- nms
 
 /// Which boxes (x1, y1, x2, y2) stay, from the highest score to the lowest, and the place of each: \[n\].
-fn survivors(c: &Ctx, boxes: &Tensor, scores: &Tensor, threshold: f64) -> Result<(Value, Value)> {
+fn survivors(c: &Ctx, boxes: &Tensor, scores: &Tensor, threshold: Scalar) -> Result<(Value, Value)> {
     require_float(boxes, "nms_kernel")?;
     let shape = c.shape(boxes.value);
     if shape.len() != 2 {
@@ -69,7 +69,9 @@ fn survivors(c: &Ctx, boxes: &Tensor, scores: &Tensor, threshold: f64) -> Result
     let union = c.sub(c.add(earlier(areas), later(areas)), inter);
     let square = TensorType::new(DType::S32, [n, n].as_slice());
     let before = c.lt(c.iota(square.clone(), 0), c.iota(square, 1));
-    let beats = c.and(before, c.gt(c.div(inter, union), c.full(c.scalar_f64(wide, threshold), &[n, n])));
+    // The threshold is a double, also where the boxes are not.
+    let share = c.to(c.div(inter, union), DType::F64);
+    let beats = c.and(before, c.gt(share, c.number_like(threshold, DType::F64, &[n, n])));
     // A box stays unless one that stays beats it. Who stays is found from the front: after k rounds the first k are
     // right, and where a round changes nothing all are. Rounds are as many as boxes that beat each other in a chain.
     let all = c.constant(TensorType::new(DType::Pred, [n].as_slice()), 1.0);
@@ -88,7 +90,7 @@ fn survivors(c: &Ctx, boxes: &Tensor, scores: &Tensor, threshold: f64) -> Result
     Ok((found[1], order))
 }
 
-fn nms(c: &Ctx, boxes: Tensor, scores: Tensor, threshold: f64, n: i64) -> Result<Value> {
+fn nms(c: &Ctx, boxes: Tensor, scores: Tensor, threshold: Scalar, n: i64) -> Result<Value> {
     let (keep, order) = survivors(c, &boxes, &scores, threshold)?;
     if n == 0 {
         return Ok(c.full(c.scalar_i64(DType::S64, 0), &[0]));
@@ -96,7 +98,7 @@ fn nms(c: &Ctx, boxes: Tensor, scores: Tensor, threshold: f64, n: i64) -> Result
     Ok(c.to(c.take_dim(order, true_positions(c, keep, n, 0), 0), DType::S64))
 }
 
-fn nms_count(c: &Ctx, boxes: Tensor, scores: Tensor, threshold: f64) -> Result<Value> {
+fn nms_count(c: &Ctx, boxes: Tensor, scores: Tensor, threshold: Scalar) -> Result<Value> {
     Ok(count(c, survivors(c, &boxes, &scores, threshold)?.0))
 }
 
@@ -157,7 +159,7 @@ impl Regions {
         boxes: Value,
         input: [i64; 4],
         wide: DType,
-        scale: f64,
+        scale: Scalar,
         bins: [i64; 2],
         ratio: i64,
         aligned: bool,
@@ -165,7 +167,8 @@ impl Regions {
         let count = c.shape(boxes)[0];
         let number = |x: f64| c.full(c.scalar_f64(wide, x), &[count]);
         let column = |i: i64| c.index_dim(boxes, 1, i);
-        let edge = |i: i64| c.sub(c.mul(column(i), number(scale)), number(if aligned { 0.5 } else { 0.0 }));
+        let (scale, shift) = (c.number_like(scale, wide, &[count]), number(if aligned { 0.5 } else { 0.0 }));
+        let edge = |i: i64| c.sub(c.mul(column(i), scale), shift);
         let axis = |low: i64, high: i64, bins: i64, side: i64| {
             let start = edge(low);
             let mut size = c.sub(edge(high), start);
@@ -272,7 +275,7 @@ fn roi_align(
     c: &Ctx,
     input: Tensor,
     rois: Tensor,
-    scale: f64,
+    scale: Scalar,
     height: i64,
     width: i64,
     ratio: i64,
@@ -308,7 +311,7 @@ fn roi_align_backward(
     c: &Ctx,
     grad: Tensor,
     rois: Tensor,
-    scale: f64,
+    scale: Scalar,
     height: i64,
     width: i64,
     n: i64,
@@ -371,6 +374,18 @@ struct Settings {
     dilation: [i64; 2],
     groups: i64,
     offset_groups: i64,
+}
+
+impl Settings {
+    fn new([stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w]: [i64; 6], groups: i64, offset_groups: i64) -> Self {
+        Settings {
+            stride: [stride_h, stride_w],
+            pad: [pad_h, pad_w],
+            dilation: [dilation_h, dilation_w],
+            groups,
+            offset_groups,
+        }
+    }
 }
 
 impl Deformed {
@@ -508,13 +523,7 @@ fn deform_conv(
     offset_groups: i64,
     use_mask: bool,
 ) -> Result<Value> {
-    let s = Settings {
-        stride: [stride_h, stride_w],
-        pad: [pad_h, pad_w],
-        dilation: [dilation_h, dilation_w],
-        groups,
-        offset_groups,
-    };
+    let s = Settings::new([stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w], groups, offset_groups);
     let d = Deformed::new(c, &input, &weight, &offset, use_mask.then_some(mask.value), &s)?;
     if c.shape(bias.value)[..] != [d.out] {
         return Err(runtime(format!("deform_conv2d: expected a bias of {} elements", d.out)));
@@ -547,13 +556,7 @@ fn deform_conv_backward(
     offset_groups: i64,
     use_mask: bool,
 ) -> Result<Vec<Value>> {
-    let s = Settings {
-        stride: [stride_h, stride_w],
-        pad: [pad_h, pad_w],
-        dilation: [dilation_h, dilation_w],
-        groups,
-        offset_groups,
-    };
+    let s = Settings::new([stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w], groups, offset_groups);
     let d = Deformed::new(c, &input, &weight, &offset, use_mask.then_some(mask.value), &s)?;
     if c.shape(grad.value)[..] != [d.n, d.out, d.size[0], d.size[1]] || c.shape(bias.value)[..] != [d.out] {
         return Err(runtime("deform_conv2d: the gradient or the bias has not the shape of the result"));
