@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = Path(sys.executable).parent / "oxitorch"
 
 
@@ -35,3 +37,33 @@ def test_a_device_that_does_not_start_is_said_once(tmp_path, environment):
     assert status["devices"] == "fail" and status["cache"] == "fail"
     assert status["training"] == status["launches"] == "skip"
     assert "cuda" in next(c["found"] for c in report["checks"] if c["name"] == "devices")
+
+
+COUNTS = """
+import sys
+import torch
+from oxitorch.selftest import memory
+
+real, calls = torch.tpu.memory_stats, []
+
+
+def stats():
+    calls.append(1)
+    return real() | {"plugin_bytes.current": int(sys.argv[1]) * memory.MIB if len(calls) == 2 else 0}
+
+
+torch.tpu.memory_stats = stats
+torch.ones(1, device="tpu").cpu()
+try:
+    print(memory.accounts().text)
+except AssertionError as e:
+    print(e)
+"""
+
+
+@pytest.mark.parametrize(
+    "counted, said", [("64", "64.0 (the plugin)"), ("0", "the plugin: a tensor of 67108864 bytes is counted as 0")]
+)
+def test_what_the_plugin_counts_is_compared(python, counted, said):
+    """The plugin of the CPU counts nothing; here one is made up."""
+    assert said in python(COUNTS, counted).stdout

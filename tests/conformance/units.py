@@ -328,6 +328,24 @@ def wrong_by_itself(results, plain) -> bool:
     return any(not torch.allclose(a.to(b.dtype), b, equal_nan=True) for a, b in pairs if a.shape == b.shape)
 
 
+def gradients_of(op: OpInfo, s: SampleInput, double: bool) -> tuple:
+    """The gradients of a sample's inputs, or theirs."""
+    torch.manual_seed(0)
+    inputs = [x for x in leaves((s.input, s.args, s.kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+    result = op(s.input, *s.args, **s.kwargs)
+    if s.output_process_fn_grad is not None:
+        result = s.output_process_fn_grad(result)
+    results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    seeds = [cotangent(x) for x in results]
+    first = torch.autograd.grad(results, inputs, seeds, allow_unused=True, create_graph=double)
+    if not double:
+        return first
+    again = [g for g in first if g is not None and g.requires_grad]
+    if not again:
+        return first
+    return torch.autograd.grad(again, inputs, [cotangent(g) for g in again], allow_unused=True)
+
+
 def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcome:
     """Gradients (and theirs) of every sample that PyTorch differentiates, against the CPU's."""
     out = Outcome()
@@ -335,35 +353,19 @@ def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcom
         out.skipped = "not differentiable"
         return out
 
-    def run(s: SampleInput):
-        torch.manual_seed(0)
-        inputs = [x for x in leaves((s.input, s.args, s.kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
-        result = op(s.input, *s.args, **s.kwargs)
-        if s.output_process_fn_grad is not None:
-            result = s.output_process_fn_grad(result)
-        results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
-        seeds = [cotangent(x) for x in results]
-        first = torch.autograd.grad(results, inputs, seeds, allow_unused=True, create_graph=double)
-        if not double:
-            return first
-        again = [g for g in first if g is not None and g.requires_grad]
-        if not again:
-            return first
-        return torch.autograd.grad(again, inputs, [cotangent(g) for g in again], allow_unused=True)
-
     for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=True)):
         moved = sample_on_device(sample, op)
         moved.output_process_fn_grad = sample.output_process_fn_grad
-        want, refused = attempt(lambda: run(sample))
+        want, refused = attempt(lambda: gradients_of(op, sample, double))
         if refused is not None:
             continue
-        got, failed = attempt(lambda: run(moved))
+        got, failed = attempt(lambda: gradients_of(op, moved, double))
         if failed is not None:
             out.add(number, [("error", text_of(failed))])
             continue
         random = attempt(lambda: is_random(op, sample))[0]
         found, e = attempt(lambda: differences(got, want, values=not random))
-        found = forgiven(found, got, want, lambda: run(widened(sample)))
+        found = forgiven(found, got, want, lambda: gradients_of(op, widened(sample), double))
         out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
     return out
 
@@ -415,93 +417,115 @@ def refusals(op: OpInfo, out: Outcome) -> None:
             out.add(number, [("class", f"{text_of(raised)} instead of {text_of(refused)}")])
 
 
-def module(info, dtype: torch.dtype) -> Outcome:
-    """A module of `torch.nn`: its output and its gradients."""
-    out = Outcome()
+@dataclass
+class ModuleCase:
+    """A module of `torch.nn` with the arguments of a call, on the CPU."""
+
+    made: torch.nn.Module
+    args: tuple
+    kwargs: dict
+
+    def on_device(self) -> "ModuleCase":
+        kwargs = on_device_kwargs(to_device(self.kwargs))
+        return ModuleCase(copy.deepcopy(self.made).to(DEVICE), to_device(self.args), kwargs)
+
+    def run(self) -> tuple:
+        """The output, and the gradients of parameters and arguments."""
+        torch.manual_seed(0)
+        result = self.made(*self.args, **self.kwargs)
+        results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        inputs = [p for p in self.made.parameters() if p.requires_grad]
+        inputs += [x for x in leaves((self.args, self.kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if not results or not inputs:
+            return result, []
+        return result, torch.autograd.grad(results, inputs, [cotangent(r) for r in results], allow_unused=True)
+
+
+def module_cases(info, dtype: torch.dtype, out: Outcome) -> Iterator[ModuleCase]:
+    """Those of the database that can be made."""
     for training in (True, False):
         cases = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
         for case in some(list(cases)):
-            number, out.samples = out.samples, out.samples + 1
-            if case.forward_input is None:
+            out.samples += 1
+            made, given = case.constructor_input, case.forward_input
+            if given is None:
                 continue
-            made, e = attempt(
-                lambda c=case: seeded(lambda: info.module_cls(*c.constructor_input.args, **c.constructor_input.kwargs))
-            )
+            host, e = attempt(lambda m=made: seeded(lambda: info.module_cls(*m.args, **m.kwargs)))
             if e is not None:
                 continue
-            host = made.to(dtype).train(training)
+            host = host.to(dtype).train(training)
             if any(map(is_lazy, host.parameters())):  # their first call makes random parameters
-                attempt(lambda h=host, i=case.forward_input: seeded(lambda: h(*i.args, **i.kwargs)))
-            moved = copy.deepcopy(host).to(DEVICE)
+                attempt(lambda h=host, i=given: seeded(lambda: h(*i.args, **i.kwargs)))
+            yield ModuleCase(host, given.args, given.kwargs)
 
-            def run(m, args, kwargs):
-                torch.manual_seed(0)
-                result = m(*args, **kwargs)
-                results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
-                inputs = [p for p in m.parameters() if p.requires_grad]
-                inputs += [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
-                grads = []
-                if results and inputs:
-                    grads = torch.autograd.grad(results, inputs, [cotangent(r) for r in results], allow_unused=True)
-                return result, grads
 
-            args, kwargs = case.forward_input.args, case.forward_input.kwargs
-            want, refused = attempt(lambda h=host, a=args, k=kwargs: run(h, a, k))
-            if refused is not None:
-                continue
-            got, failed = attempt(
-                lambda m=moved, a=args, k=kwargs: run(m, to_device(a), on_device_kwargs(to_device(k)))
-            )
-            if failed is not None:
-                out.add(number, [("error", text_of(failed))])
-                continue
-            random = "Dropout" in info.name or "RReLU" in info.name
-            found, e = attempt(lambda g=got, w=want: differences(g, w, values=not random))
-            out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
+def module(info, dtype: torch.dtype) -> Outcome:
+    """A module of `torch.nn`: its output and its gradients."""
+    out = Outcome()
+    for case in module_cases(info, dtype, out):
+        number, moved = out.samples - 1, case.on_device()
+        want, refused = attempt(case.run)
+        if refused is not None:
+            continue
+        got, failed = attempt(moved.run)
+        if failed is not None:
+            out.add(number, [("error", text_of(failed))])
+            continue
+        random = "Dropout" in info.name or "RReLU" in info.name
+        found, e = attempt(lambda g=got, w=want: differences(g, w, values=not random))
+        out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
     if not out.samples:
         out.skipped = "no samples"
     return out
 
 
+def optimizer_cases(info, out: Outcome) -> Iterator[tuple]:
+    """Each set of options, as single tensors and as lists."""
+    for case in some(list(info.optim_inputs_func(device="cpu"))):
+        for foreach in (False, True) if "foreach" in info.supported_impls else (False,):
+            out.samples += 1
+            yield case, foreach
+
+
+def optimized(info, dtype: torch.dtype, case, foreach: bool, device: str) -> list[torch.Tensor]:
+    """Parameters after five steps."""
+    weights = [cotangent(torch.empty(n, 3, dtype=dtype)).to(device).requires_grad_() for n in (2, 5)]
+    kwargs = dict(case.kwargs)
+    for key in ("lr", "betas"):
+        kwargs[key] = to_device(kwargs[key]) if device == DEVICE and key in kwargs else kwargs.get(key)
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    if foreach and not kwargs.get("fused") and not kwargs.get("differentiable"):
+        kwargs["foreach"] = True
+    opt = info.optim_cls(weights, **kwargs)
+
+    def closure():
+        opt.zero_grad()
+        loss = sum((w.sin() ** 2).sum() for w in weights)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        if info.step_requires_closure:
+            opt.step(closure)
+        else:
+            closure()
+            opt.step()
+    return [w.detach() for w in weights]
+
+
 def optimizer(info, dtype: torch.dtype) -> Outcome:
     """An optimizer with every set of options: parameters after five steps."""
     out = Outcome()
-    for case in some(list(info.optim_inputs_func(device="cpu"))):
-        for foreach in (False, True) if "foreach" in info.supported_impls else (False,):
-            number, out.samples = out.samples, out.samples + 1
-
-            def run(device: str, case=case, foreach=foreach):
-                weights = [cotangent(torch.empty(n, 3, dtype=dtype)).to(device).requires_grad_() for n in (2, 5)]
-                kwargs = dict(case.kwargs)
-                for key in ("lr", "betas"):
-                    kwargs[key] = to_device(kwargs[key]) if device == DEVICE and key in kwargs else kwargs.get(key)
-                kwargs = {k: v for k, v in kwargs.items() if v is not None}
-                if foreach and not kwargs.get("fused") and not kwargs.get("differentiable"):
-                    kwargs["foreach"] = True
-                opt = info.optim_cls(weights, **kwargs)
-
-                def closure():
-                    opt.zero_grad()
-                    loss = sum((w.sin() ** 2).sum() for w in weights)
-                    loss.backward()
-                    return loss
-
-                for _ in range(5):
-                    if info.step_requires_closure:
-                        opt.step(closure)
-                    else:
-                        closure()
-                        opt.step()
-                return [w.detach() for w in weights]
-
-            want, refused = attempt(lambda: run("cpu"))
-            if refused is not None:
-                continue
-            got, failed = attempt(lambda: run(DEVICE))
-            if failed is not None:
-                out.add(number, [("error", f"{case.desc}: {text_of(failed)}")])
-                continue
-            out.add(number, [(k, f"{case.desc}: {t}") for k, t in differences(got, want)])
+    for case, foreach in optimizer_cases(info, out):
+        number = out.samples - 1
+        want, refused = attempt(lambda c=case, f=foreach: optimized(info, dtype, c, f, "cpu"))
+        if refused is not None:
+            continue
+        got, failed = attempt(lambda c=case, f=foreach: optimized(info, dtype, c, f, DEVICE))
+        if failed is not None:
+            out.add(number, [("error", f"{case.desc}: {text_of(failed)}")])
+            continue
+        out.add(number, [(k, f"{case.desc}: {t}") for k, t in differences(got, want)])
     return out
 
 

@@ -103,6 +103,9 @@ enum Command {
     /// Compile captured programs for devices that are not there; `preflight` runs this as a child
     #[command(hide = true)]
     Aot(preflight::aot::Work),
+    /// Compile the programs of a folder for a slice, and say for each whether that was possible
+    #[command(hide = true)]
+    AotFolder(preflight::folder::Folder),
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
     Probe {
@@ -180,6 +183,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
         }
         Command::Selftest(args) => selftest::run(&args, &facts(None)?),
         Command::Aot(work) => preflight::aot::compile(&work).map(|()| 0),
+        Command::AotFolder(work) => preflight::folder::compile(&work, &facts(None)?).map(|()| 0),
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)

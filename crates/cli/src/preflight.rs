@@ -15,6 +15,7 @@ pub(crate) mod cuda;
 mod dumps;
 mod effort;
 mod fit;
+pub(crate) mod folder;
 mod gpus;
 mod html;
 mod ici;

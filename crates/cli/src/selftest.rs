@@ -1,7 +1,6 @@
 //! `oxitorch selftest`: runs the checks of `python/oxitorch/selftest` in a child, which a plugin may abort or hang.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -142,23 +141,23 @@ impl Report {
         let bad = self.checks.iter().filter(|c| c.is_bad()).count();
         let count = |status| self.checks.iter().filter(|c| c.status == status).count();
         let style = if bad > 0 { AnsiColor::Red.on_default().bold() } else { AnsiColor::Green.on_default() };
-        let mut out = String::from("\n");
-        if let Some(name) = self.device.get("name").and_then(Value::as_str) {
-            let _ = write!(out, "{name}: ");
-        }
-        let passed = format!("{} well", count(Status::Pass));
-        let verdict = if bad > 0 { format!("{bad} of {} failed", self.checks.len()) } else { passed };
-        let _ = write!(out, "{style}{verdict}{style:#}");
-        if count(Status::Skip) > 0 {
-            let _ = write!(out, ", {} skipped", count(Status::Skip));
-        }
-        let _ = write!(out, ", in {}", duration(Duration::from_secs_f64(self.elapsed_s)));
-        match &args.json {
-            Some(file) => drop(write!(out, "\nwritten to {}", file.display())),
-            None if bad > 0 => out += "\nhint: --json FILE writes all of it down, for a report",
-            None => {}
-        }
-        out
+        let device = self.device.get("name").and_then(Value::as_str);
+        let device = device.map_or(String::new(), |name| format!("{name}: "));
+        let verdict = match bad {
+            0 => format!("{} well", count(Status::Pass)),
+            _ => format!("{bad} of {} failed", self.checks.len()),
+        };
+        let skipped = match count(Status::Skip) {
+            0 => String::new(),
+            n => format!(", {n} skipped"),
+        };
+        let took = duration(Duration::from_secs_f64(self.elapsed_s));
+        let more = match &args.json {
+            Some(file) => format!("\nwritten to {}", file.display()),
+            None if bad > 0 => "\nhint: --json FILE writes all of it down, for a report".to_owned(),
+            None => String::new(),
+        };
+        format!("\n{device}{style}{verdict}{style:#}{skipped}, in {took}{more}")
     }
 }
 
@@ -258,7 +257,8 @@ fn ended(status: ExitStatus) -> String {
     }
 }
 
-/// Its children hold its pipes, so they go too where they can be told: what they wait for is gone.
+/// Children of the child go on to hold its pipes, which nobody reads any more; those that the checks start end by themselves
+/// in little more than a minute.
 fn stop(child: &mut Child) {
     let _ = child.kill(); // an error: it has ended
     let _ = child.wait();

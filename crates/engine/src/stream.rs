@@ -389,6 +389,13 @@ impl Stream {
         self.memory
     }
 
+    /// What the plugin counts of the device's memory, if it does.
+    pub fn plugin_memory(&self) -> Result<Option<pjrt::MemoryStats>> {
+        let Target::Client(client) = &self.target else { return Ok(None) };
+        let device = &client.devices()[usize::from(self.device)];
+        device.memory_stats().map_err(|e| Error::runtime(e.to_string()))
+    }
+
     pub(crate) fn target(&self) -> &Target {
         &self.target
     }

@@ -721,9 +721,9 @@ mod _core {
 
     #[pyfunction]
     fn memory_stats(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
-        let (bytes, buffers) = on_stream(py, device, |s| {
+        let (bytes, buffers, plugin) = on_stream(py, device, |s| {
             let memory = s.settled_memory(crate::sites::here())?;
-            Ok((memory.bytes(), memory.buffers()))
+            Ok((memory.bytes(), memory.buffers(), s.plugin_memory()?))
         })?;
         let out = PyDict::new(py);
         reading(&out, "allocated_bytes", bytes)?;
@@ -731,6 +731,11 @@ mod _core {
         reading(&out, "active_bytes", bytes)?;
         reading(&out, "allocation", buffers)?;
         out.set_item("num_ooms", 0)?;
+        if let Some(plugin) = plugin {
+            out.set_item("plugin_bytes.current", plugin.in_use)?;
+            let further = [("plugin_bytes.peak", plugin.peak_in_use), ("plugin_bytes.limit", plugin.limit)];
+            further.into_iter().try_for_each(|(name, n)| n.map_or(Ok(()), |n| out.set_item(name, n)))?;
+        }
         Ok(out)
     }
 

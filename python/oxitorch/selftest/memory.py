@@ -31,22 +31,27 @@ def donation() -> Found:
 
 @check("accounts")
 def accounts() -> Found:
-    """What the device says of its memory goes with what is counted here."""
+    """What is counted here, and what the plugin counts, if it does, go with what is allocated."""
     gc.collect()
-    torch.tpu.synchronize()
     size = 64 * MIB
-    before, (free, total) = torch.tpu.memory_allocated(), torch.tpu.mem_get_info()
+    before, (free, total) = torch.tpu.memory_stats(), torch.tpu.mem_get_info()
     x = torch.ones(size, dtype=torch.uint8, device="tpu")
-    torch.tpu.synchronize()
-    held, (less, _) = torch.tpu.memory_allocated() - before, torch.tpu.mem_get_info()
+    full = torch.tpu.memory_stats()
     del x
-    torch.tpu.synchronize()
-    left = torch.tpu.memory_allocated() - before
-    assert size <= held <= size + 4 * MIB, f"a tensor of {size} bytes is counted as {held}"
-    assert left <= 0, f"{left} bytes are still counted when it is gone"
+    after = torch.tpu.memory_stats()
     assert 0 < free <= total, f"{free} free of {total}"
-    text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} free; a tensor of 64 MiB takes {held / MIB:.1f}"
-    return Found(text, {"total_bytes": total, "free_bytes": free, "device_free_less_bytes": free - less})
+    text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} free; a tensor of 64 MiB takes"
+    measured = {"total_bytes": total, "free_bytes": free}
+    for who, key in (("here", "allocated_bytes.all.current"), ("the plugin", "plugin_bytes.current")):
+        if key not in before:
+            text += f", {who} does not count"
+            continue
+        held, left = full[key] - before[key], after[key] - before[key]
+        assert size <= held <= size + 4 * MIB, f"{who}: a tensor of {size} bytes is counted as {held}"
+        assert left <= 4 * MIB, f"{who}: {left} bytes are still counted when it is gone"
+        text += f" {held / MIB:.1f} ({who})"
+        measured |= {f"{key}.held": held, f"{key}.left": left}
+    return Found(text, measured)
 
 
 @check("out of memory")

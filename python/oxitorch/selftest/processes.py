@@ -10,6 +10,7 @@ import tempfile
 import torch
 
 from oxitorch import _shim
+from oxitorch._env import CACHE_SHARED
 from oxitorch.selftest import Found, Skip, check
 
 _PROGRAM = """
@@ -28,9 +29,11 @@ _PATIENCE_S = 75
 
 def _start(**env: str) -> subprocess.Popen:
     shim = _shim.state(_shim.find_torch())["path"]
+    # Programs that others have compiled would be found there.
+    inherited = {name: value for name, value in os.environ.items() if name != CACHE_SHARED.name}
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
-        env={"OXITORCH_START_TIMEOUT": str(_PATIENCE_S - 15), **os.environ, "OXITORCH_SHIM": str(shim), **env},
+        env={"OXITORCH_START_TIMEOUT": str(_PATIENCE_S - 15), **inherited, "OXITORCH_SHIM": str(shim), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,9 @@ __all__ = [
 
 def memory_stats(device: Any = None) -> "OrderedDict[str, int]":
     """All counters, under the names of `torch.cuda.memory_stats`: "allocated_bytes.all.current", ".peak", ".allocated"
-    and ".freed" in bytes, "allocation.all.*" as counts of buffers, and so on. Empty before the first use of the device.
+    and ".freed" in bytes, "allocation.all.*" as counts of buffers, and so on. Where the plugin counts for itself, as
+    on GPUs and TPUs, "plugin_bytes.current", ".peak" and ".limit" are its numbers, which include the temporaries of
+    programs. Empty before the first use of the device.
     """
     index = _device._get_device_index(device, optional=True)
     if not _device.is_initialized():

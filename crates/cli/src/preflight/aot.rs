@@ -200,7 +200,14 @@ fn compile_one(maker: &Maker, program: Captured, work: &Work, plan: Option<&Plan
         text = dumps::named(&text, &program.id);
     }
     let products = program.products.iter().map(|p| p.flops).sum();
-    let mut outcome = match maker.make(text.as_bytes(), &options, products) {
+    let quicker = (cuda::QUICKER.to_owned(), OptionValue::Bool(false));
+    options.overrides.extend(work.is_for_gpus().then_some(quicker));
+    let mut made = maker.make(text.as_bytes(), &options, products);
+    if made.as_ref().is_err_and(|e| e.to_string().contains(cuda::QUICKER)) {
+        options.overrides.pop();
+        made = maker.make(text.as_bytes(), &options, products);
+    }
+    let mut outcome = match made {
         Ok(outcome) => outcome,
         Err(e) => Outcome {
             out_of_memory: matches!(e, Error::OutOfMemory { .. }) || is_full(&e.to_string()),
@@ -234,8 +241,8 @@ fn say(what: &Said) -> anyhow::Result<()> {
 
 /// A captured program, as far as the compiler wants to know it.
 #[derive(Deserialize)]
-struct Captured {
-    id: String,
+pub(super) struct Captured {
+    pub(super) id: String,
     options: serde_json::Map<String, serde_json::Value>,
     #[serde(default)]
     products: Vec<Products>,
@@ -248,7 +255,7 @@ struct Products {
 }
 
 /// The programs of a folder, each once.
-fn programs(folder: &Path) -> anyhow::Result<Vec<Captured>> {
+pub(super) fn programs(folder: &Path) -> anyhow::Result<Vec<Captured>> {
     #[derive(Deserialize)]
     struct Capture {
         programs: Vec<Captured>,
@@ -394,12 +401,12 @@ pub(crate) struct Compiling {
 }
 
 impl Compiling {
-    /// Starts a child.
+    /// Starts a child. With `dumps` XLA writes what it makes of the memory.
     pub(crate) fn start(
         facts: &Facts,
         (platform, library): (Platform, &Path),
         topology: Option<&str>,
-        folder: &Path,
+        (folder, dumps): (&Path, bool),
         plan: Option<&Path>,
         (effort, only): (Effort, &[String]),
     ) -> anyhow::Result<Compiling> {
@@ -411,13 +418,22 @@ impl Compiling {
         }
         command.arg(if effort == Effort::Fast { "--effort=fast" } else { "--effort=full" });
         command.args(only.iter().map(|id| format!("--only={id}")));
-        let (flags, dumps) = dumps::flags(&cuda::own_flags(), folder);
+        let mut flags = cuda::own_flags();
+        if dumps {
+            let (with_dumps, to) = dumps::flags(&flags, folder);
+            flags = with_dumps;
+            command.arg("--dumps").arg(to);
+        }
         let flags = match platform {
             Platform::Cuda => cuda::flags(&flags, &facts.site_dirs, folder)?,
             _ => flags,
         };
-        command.env("XLA_FLAGS", flags).arg("--dumps").arg(dumps);
-        command.arg("--attached").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .env("XLA_FLAGS", flags)
+            .arg("--attached")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start the compiler's process")?;
         let (Some(out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) else {
             bail!("a child without pipes")

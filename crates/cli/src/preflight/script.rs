@@ -254,7 +254,8 @@ impl Run {
             }
             None => None,
         };
-        let mut child = Compiling::start(facts, what, slice.topology(), folder, file.as_deref(), work)?;
+        let mut child =
+            Compiling::start(facts, what, slice.topology(), (folder, true), file.as_deref(), work)?;
         let all = if work.1.is_empty() { self.distinct() } else { work.1.len() };
         let mut n = 0;
         let ticker = Ticker::start("compiling", format!(" for {}", slice.name), all);
