@@ -34,9 +34,9 @@ DEVICES = {
     "tpu": {"platform": "tpu", "kind": "TPU v5 lite", "memory_bytes": 16_909_336_064},
     "cuda": {"platform": "cuda", "kind": "NVIDIA H200", "memory_bytes": 150_000_000_000},
 }
-QUESTIONS = ("forward", "grad", "gradgrad", "module", "optimizer", "step")
+QUESTIONS = ("forward", "grad", "module", "optimizer", "step")
 # Units of one process: it starts in seconds, and what it holds it holds to its end.
-CHUNK = 60
+CHUNK = 120
 # Of each unit, evenly spread over all.
 SAMPLES = 8
 SMOKE_SAMPLES = 2

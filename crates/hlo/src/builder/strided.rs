@@ -31,6 +31,10 @@ struct Walk {
     base: Value,
     offset: i64,
     dims: Vec<Runs>,
+    /// The value of another type that was passed: what is behind it has as many elements.
+    converted: Option<Value>,
+    /// Whether those are in another order.
+    reordered: bool,
 }
 
 impl Builder {
@@ -39,15 +43,24 @@ impl Builder {
         Strided { base: value, offset: 0, strides: row_major(&self.shape(value)) }
     }
 
-    /// Looks through transposes, slices, reshapes and broadcasts for the value whose elements these are.
+    /// Looks through transposes, slices, reshapes and broadcasts for the value whose elements these are. A transposed value
+    /// that was converted is converted as it was before: quantized weights are, on their way to a product.
     pub fn strided(&self, value: Value) -> Strided {
+        let (found, converted) = self.walk(value);
+        match converted {
+            Some(to) => Strided { base: self.convert(found.base, self.dtype(to)), ..found },
+            None => found,
+        }
+    }
+
+    fn walk(&self, value: Value) -> (Strided, Option<Value>) {
         let inner = self.inner.borrow();
         let shape = self.shape(value);
         let steps = row_major(&shape);
         let runs = |(&size, &stride): (&i64, &i64)| SmallVec::from_elem(Run { size, stride }, 1);
         let dims = shape.iter().zip(&steps).map(runs).collect();
-        let mut walk = Walk { base: value, offset: 0, dims };
-        let mut found = Strided { base: value, offset: 0, strides: steps };
+        let mut walk = Walk { base: value, offset: 0, dims, converted: None, reordered: false };
+        let mut found = (Strided { base: value, offset: 0, strides: steps }, None);
         if shape.contains(&0) {
             return found;
         }
@@ -56,8 +69,11 @@ impl Builder {
             if inner.visible(walk.base).is_err() {
                 break;
             }
-            if let Some(strides) = walk.strides() {
-                found = Strided { base: walk.base, offset: walk.offset, strides };
+            // A conversion alone would be the same again.
+            if (walk.converted.is_none() || walk.reordered)
+                && let Some(strides) = walk.strides()
+            {
+                found = (Strided { base: walk.base, offset: walk.offset, strides }, walk.converted);
             }
         }
         found
@@ -98,9 +114,12 @@ impl Walk {
         let steps = row_major(&arena.ty(from).shape);
         // Where each dimension of the base begins in the operand, and how far apart its elements are there.
         let places: SmallVec<[(i64, i64); 6]> = match &op.op {
-            Op::Reshape => {
-                return Some(Walk { base: from, offset: self.offset, dims: self.dims.clone() });
+            Op::Reshape => return Some(Walk { base: from, dims: self.dims.clone(), ..*self }),
+            Op::Convert if self.converted.is_none() => {
+                let converted = Some(self.base);
+                return Some(Walk { base: from, dims: self.dims.clone(), converted, ..*self });
             }
+            Op::Slice(_) | Op::BroadcastInDim(_) if self.converted.is_some() => return None,
             Op::Transpose(order) => order.iter().map(|&d| (0, steps[d as usize])).collect(),
             Op::Slice(s) => {
                 let dims = s.start.iter().zip(&s.strides).zip(&steps);
@@ -114,7 +133,8 @@ impl Walk {
             }
             _ => return None,
         };
-        self.through(from, shape, &places)
+        let reordered = self.reordered || self.converted.is_some();
+        Some(Walk { reordered, ..self.through(from, shape, &places)? })
     }
 
     /// The view with the dimensions of the base replaced by these places in another value.
@@ -159,7 +179,7 @@ impl Walk {
             dims.push(moved);
         }
         let inside = last.iter().zip(shape).all(|(&at, &n)| at < n);
-        inside.then_some(Walk { base: from, offset, dims })
+        inside.then_some(Walk { base: from, offset, dims, ..*self })
     }
 }
 
@@ -184,6 +204,20 @@ mod tests {
         check(&[4], |b, x| b.broadcast_in_dim(x, &[3, 4], &[1]), 0, &[0, 1]);
         check(&[3, 1], |b, x| b.broadcast_in_dim(x, &[3, 4], &[0, 1]), 0, &[1, 0]);
         check(&[2, 3, 4], |b, x| b.reshape(b.transpose(x, &[2, 0, 1]), &[4, 6]), 0, &[1, 4]);
+    }
+
+    #[test]
+    fn what_is_converted_is_converted_in_its_own_order() {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(DType::S8, [2, 3].as_slice()));
+        let wide = |v| b.convert(v, DType::F32);
+        let turned = b.strided(wide(b.transpose(x, &[1, 0])));
+        assert_eq!((b.dtype(turned.base), b.shape(turned.base).as_slice()), (DType::F32, [2, 3].as_slice()));
+        assert_eq!((turned.offset, turned.strides.as_slice()), (0, [1, 3].as_slice()));
+        // A part of it would be converted as a whole, and what has its order stays.
+        for y in [wide(b.slice(x, &[0, 0], &[1, 3], &[1, 1])), wide(b.reshape(x, &[3, 2])), wide(x)] {
+            assert_eq!(b.strided(y), b.unviewed(y));
+        }
     }
 
     #[test]
