@@ -19,7 +19,7 @@ OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_example
 # and what sets its mode itself is the same in both.
 SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions vision
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
-LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_real_models.py
+LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
@@ -33,7 +33,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test test-full bench conformance pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -41,6 +41,7 @@ help:
 	@echo 'make test-full    the same with the tests that take long'
 	@echo 'make bench        measure against stock PyTorch on this machine'
 	@echo 'make conformance  run all samples of PyTorch'"'"'s databases'
+	@echo 'make conformance-aot  compile those samples for TPUs and GPUs that need not be there'
 	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
 	@echo 'make docs         write the generated pages again'
 	@echo 'make clean        remove the virtual environments and build outputs'
@@ -60,6 +61,10 @@ bench: install
 
 conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance
+
+# What they make, compiled for TPUs and GPUs that need not be there: hours on two cores.
+conformance-aot: install
+	$(TEST_ENV) $(PY) -m tests.conformance.ahead
 
 # DIR is the folder `test` of PyTorch's sources, near the version of torch that is installed.
 pytorch-tests: install
@@ -105,6 +110,7 @@ test-python: install
 test-conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance --smoke --jobs 2
 	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m tests.conformance --smoke --jobs 2
+	$(TEST_ENV) $(PY) -m tests.conformance.ahead --smoke --jobs 2
 
 test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)

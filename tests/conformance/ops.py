@@ -4,6 +4,7 @@ of their own.
 python -m tests.conformance.ops                              # from results.txt, which is kept
 python -m tests.conformance.ops conformance-2.15.0.jsonl     # makes results.txt of a run first
 python -m tests.conformance.ops --part again.jsonl           # puts what was run again into results.txt first
+python -m tests.conformance.ops --ahead ahead-2.15.0.jsonl   # makes ahead.txt, what compiles for TPUs and GPUs, first
 """
 
 import argparse
@@ -18,6 +19,10 @@ ROOT = HERE.parent.parent
 # Older versions of torch with a page of their own.
 OLDER = ("2.11",)
 SIGNS = {"pass": "+", "skip": "~"}
+# Of what was compiled ahead of time: "!" runs in part on the CPU there.
+AHEAD_SIGNS = {**SIGNS, "cpu": "!"}
+# What was compiled for, by the platform's name on the page.
+AHEAD = {"tpu": ("v5e-1", "v6e-1"), "cuda": ("cuda:h200",)}
 SHORT = {
     "float32": "f32",
     "float64": "f64",
@@ -46,11 +51,11 @@ KINDS = {
 RENAMED = {"normal": "normal_functional", "bernoulli": "bernoulli", "conj_physical": "_conj_physical"}
 
 
-def files(torch_version: str) -> tuple[Path, Path]:
-    """The kept results, and the page, of a version of torch."""
+def files(torch_version: str) -> tuple[Path, Path, Path]:
+    """The kept results, those of compiling ahead of time, and the page, of a version of torch."""
     minor = ".".join(torch_version.split(".")[:2])
     suffix = f"-{minor}" if minor in OLDER else ""
-    return HERE / f"results{suffix}.txt", ROOT / "docs" / f"ops{suffix}.md"
+    return HERE / f"results{suffix}.txt", HERE / f"ahead{suffix}.txt", ROOT / "docs" / f"ops{suffix}.md"
 
 
 def rows() -> set[str]:
@@ -127,6 +132,57 @@ def words_of(known: dict[str, dict]) -> dict[str, list[str]]:
     return entries
 
 
+def ahead_words_of(known: dict[str, dict]) -> dict[str, list[str]]:
+    """What compiling ahead of time found of each entry, with the slice in front: `v5e-1+float32/forward`."""
+    entries: dict[str, list[str]] = {}
+    for unit, record in known.items():
+        slice_name, rest = unit.split("/", 1)
+        entry, dtype, question = rest.rsplit("/", 2)
+        sign = AHEAD_SIGNS.get(record["status"], "-")
+        entries.setdefault(entry, []).append(f"{slice_name}{sign}{dtype}/{question}")
+    return entries
+
+
+def compiled(words: list[str], platform: str) -> dict[str, str]:
+    """The worst sign of each dtype, over slices and questions; dtypes with nothing to compile are left out."""
+    found: dict[str, str] = {}
+    for word in words:
+        for slice_name in AHEAD[platform]:
+            if word.startswith(slice_name):
+                sign, dtype = word[len(slice_name)], word[len(slice_name) + 1 :].split("/")[0]
+                if sign != "~":
+                    found[dtype] = min(found.get(dtype, "+"), sign, key="-!+".index)
+    return found
+
+
+def ahead_cells(words: list[str]) -> list[str]:
+    """What compiles for each platform, and what runs on the CPU there."""
+    cells, on_cpu = [], []
+    for platform in AHEAD:
+        found = compiled(words, platform)
+        of = {sign: " ".join(SHORT[d] for d in SHORT if found.get(d) == sign) for sign in "+-!"}
+        cells.append(f"{of['+']} (fails: {of['-']})".strip() if of["-"] else of["+"])
+        on_cpu += [f"{platform}: {of['!']}"] if of["!"] else []
+    return [*cells, "; ".join(on_cpu)]
+
+
+def ahead_totals(entries: dict[str, list[str]]) -> list[str]:
+    counts: dict[tuple[str, str, str], collections.Counter] = {}
+    for entry, words in entries.items():
+        for word in words:
+            slice_name = next(s for slices in AHEAD.values() for s in slices if word.startswith(s))
+            sign, (dtype, question) = word[len(slice_name)], word[len(slice_name) + 1 :].split("/")
+            key = slice_name, f"{entry.split('/')[0]} {question}", dtype
+            counts.setdefault(key, collections.Counter())[sign] += 1
+    slices, dtypes = [s for of in AHEAD.values() for s in of], list(SHORT)
+    rows = sorted(counts.items(), key=lambda x: (slices.index(x[0][0]), x[0][1], dtypes.index(x[0][2])))
+    lines = ["| slice | question | dtype | compile | of | in part on the CPU |", "|---|---|---|---|---|---|"]
+    for (slice_name, question, dtype), c in rows:
+        of = c["+"] + c["-"] + c["!"]
+        lines += [f"| {slice_name} | {question} | {dtype} | {c['+']} | {of} | {c['!'] or ''} |"] if of else []
+    return lines
+
+
 def put_in(entries: dict[str, list[str]], found: dict[str, list[str]]) -> None:
     """Replaces what was known of the units that were run again."""
     for entry, words in found.items():
@@ -146,6 +202,11 @@ def parse(text: str) -> tuple[str, dict[str, list[str]]]:
     header, *lines = text.splitlines()
     split = (line.split(" ") for line in lines)
     return header.split(": ", 1)[1], {entry: words for entry, *words in split}
+
+
+def kept_ahead(file: Path) -> tuple[str, dict[str, list[str]]]:
+    """What was compiled ahead of time with this version of torch, if it was."""
+    return parse(file.read_text()) if file.exists() else ("", {})
 
 
 def totals(entries: dict[str, list[str]]) -> list[str]:
@@ -186,7 +247,22 @@ def cell(words: list[str], question: str) -> str:
     return f"{right} (wrong: {' '.join(found['-'])})".strip() if found["-"] else right
 
 
-def page(source: str, entries: dict[str, list[str]]) -> str:
+def ahead_section(source: str, entries: dict[str, list[str]]) -> list[str]:
+    if not entries:
+        return []
+    return [
+        "",
+        "## Compiled for TPUs and GPUs",
+        "",
+        f"What `make conformance-aot` found ({source}): XLA's compilers for TPUs and GPUs, without either.",
+        "A unit compiles when all programs of its samples do and none of its operations runs on the CPU there.",
+        "Why units fail is in `tests/conformance/ahead.toml`.",
+        "",
+        *ahead_totals(entries),
+    ]
+
+
+def page(source: str, entries: dict[str, list[str]], ahead: tuple[str, dict[str, list[str]]]) -> str:
     from torch.testing._internal.common_methods_invocations import op_db
 
     from .units import entry_name
@@ -222,6 +298,7 @@ def page(source: str, entries: dict[str, list[str]]) -> str:
         f"{len({e for es in fallbacks.values() for e in es})} float32 entries run in part on the CPU:",
         "",
         *(f"- `{op}`: {', '.join(sorted(names))}" for op, names in sorted(fallbacks.items())),
+        *ahead_section(*ahead),
         "",
         "## How overloads are served",
         "",
@@ -232,10 +309,11 @@ def page(source: str, entries: dict[str, list[str]]) -> str:
         "",
         "## Ops",
         "",
-        "Overloads by what serves them; then the dtypes whose samples are right, where a database has the op.",
+        "Overloads by what serves them; then, where a database has the op, the dtypes whose samples are right.",
+        "Behind them are those for which forward and gradient compile, and those that run in part on the CPU there.",
         "",
-        "| op | served | forward | gradient | `out=` | in place |",
-        "|---|---|---|---|---|---|",
+        "| op | served | forward | gradient | `out=` | in place | compiles for tpu | for cuda | on the CPU there |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     ops = collections.defaultdict(collections.Counter)
     for name, kind in kinds.items():
@@ -247,6 +325,7 @@ def page(source: str, entries: dict[str, list[str]]) -> str:
             variant = entry.partition(":")[2]
             name = f"`{base}`" + (f" ({variant})" if variant else "")
             cells = [cell(words, q) for q in ("forward", "grad", "out", "inplace")]
+            cells += ahead_cells(ahead[1].get(entry, []))
             out.append(f"| {name} | {how} | " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"
 
@@ -259,10 +338,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.ops", description=__doc__.split("\n\n")[0])
     parser.add_argument("--note", default="", help="what else there is to say about where the results are from")
     parser.add_argument("results", nargs="?", type=Path, help="JSON lines of a run, to be summed up first")
+    parser.add_argument("--ahead", type=Path, help="JSON lines of `tests.conformance.ahead`, to be summed up first")
     parser.add_argument("--part", action="store_true", help="the run was of some units: the others stay as they are")
     args = parser.parse_args()
     version = torch.__version__.split("+")[0]
-    results, written = files(version)
+    results, ahead, written = files(version)
+    if args.ahead:
+        day = datetime.date.fromtimestamp(args.ahead.stat().st_mtime).isoformat()
+        source = ", ".join(filter(None, (f"torch {version}", day, args.note)))
+        ahead.write_text(summary(source, ahead_words_of(load(args.ahead))))
     if args.results:
         found = words_of(load(args.results))
         day = datetime.date.fromtimestamp(args.results.stat().st_mtime).isoformat()
@@ -272,7 +356,7 @@ def main() -> int:
             put_in(entries, found)
             found = entries
         results.write_text(summary(source, found))
-    written.write_text(page(*parse(results.read_text())))
+    written.write_text(page(*parse(results.read_text()), kept_ahead(ahead)))
     return 0
 
 

@@ -1,6 +1,7 @@
 """What numbers may be relied on: choices among rounded logits, and the largest of many."""
 
 import contextlib
+import math
 import re
 
 import pytest
@@ -44,6 +45,19 @@ def test_topk_is_exact(no_fallback, dtype, largest):
     assert all(len(set(row)) == 300 for row in indices.tolist())
     if dtype != torch.bfloat16:  # no two are equal
         assert indices.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_topk_orders_what_is_no_number(no_fallback, largest):
+    """NaN, of either sign, is larger than infinity, and that than the largest numbers."""
+    most, nan, inf = torch.finfo(torch.float32).max, math.nan, math.inf
+    x = torch.tensor([1.0, -inf, nan, most, 0.0, inf, -most, math.copysign(nan, -1.0), inf, -1.0, -inf])
+    for k in (1, 4, len(x)):
+        values, indices = x.to(DEVICE).topk(k, largest=largest)
+        expected = x.topk(k, largest=largest).values
+        assert_same(values, expected)
+        torch.testing.assert_close(x[indices.cpu()], expected, rtol=0, atol=0, equal_nan=True)
+        assert len(set(indices.tolist())) == k
 
 
 # What the operands of a product say, by the ways to ask for it.

@@ -316,6 +316,16 @@ impl<'a> Ctx<'a> {
         self.to(s.value, dtype)
     }
 
+    /// The distance from 1 to the next number of float32 or float64, as this platform's compiler keeps it.
+    pub fn epsilon(&self, dtype: DType) -> f64 {
+        match dtype {
+            // Of the two float32 that it is kept as, each has 24 bits; the last ones are lost in products.
+            DType::F64 if self.config.target.split_64 => 2f64.powi(-44),
+            DType::F64 => f64::EPSILON,
+            _ => f32::EPSILON.into(),
+        }
+    }
+
     /// A runtime number as a tensor of this dtype and shape.
     pub fn number_like(&self, s: Scalar, dtype: DType, shape: &[i64]) -> Value {
         self.full(self.number(s, dtype), shape)

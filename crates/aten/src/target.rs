@@ -25,6 +25,9 @@ pub struct TargetOptions {
     /// Whether the compiler keeps a number of 64 bits as two of 32, and has no products of integers: they are multiplications
     /// and sums then. Convolutions of such integers, and the bits of a float64, are left to the CPU.
     pub split_64: bool,
+    /// Whether the largest elements are looked for among numbers alone: for a compiler whose top-k does not say where NaN
+    /// comes.
+    pub numbers_alone: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -39,6 +42,7 @@ impl TargetOptions {
         fresh_scores: false,
         rounded_products: false,
         split_64: false,
+        numbers_alone: false,
         library: false,
     };
 
@@ -47,7 +51,7 @@ impl TargetOptions {
     pub const CPU: TargetOptions = TargetOptions { fenced_dots: true, ..Self::NONE };
 
     /// XLA's for NVIDIA GPUs, where cuBLAS does products.
-    pub const CUDA: TargetOptions = TargetOptions { rounded_dots: true, ..Self::NONE };
+    pub const CUDA: TargetOptions = TargetOptions { rounded_dots: true, numbers_alone: true, ..Self::NONE };
 
     /// XLA's for TPUs, which gather element by element. Memory is in tiles there, and scores are made sooner than they are
     /// read.
@@ -57,6 +61,7 @@ impl TargetOptions {
         fresh_scores: true,
         rounded_products: true,
         split_64: true,
+        numbers_alone: true,
         ..Self::NONE
     };
 
@@ -66,7 +71,7 @@ impl TargetOptions {
     }
 
     /// One bit for each.
-    pub const fn bits(self) -> u8 {
+    pub const fn bits(self) -> u16 {
         let TargetOptions {
             fenced_dots,
             masked_picks,
@@ -76,19 +81,21 @@ impl TargetOptions {
             rounded_products,
             library,
             split_64,
+            numbers_alone,
         } = self;
-        fenced_dots as u8
-            | (masked_picks as u8) << 1
-            | (rounded_dots as u8) << 2
-            | (unfolded_products as u8) << 3
-            | (fresh_scores as u8) << 4
-            | (rounded_products as u8) << 5
-            | (library as u8) << 6
-            | (split_64 as u8) << 7
+        fenced_dots as u16
+            | (masked_picks as u16) << 1
+            | (rounded_dots as u16) << 2
+            | (unfolded_products as u16) << 3
+            | (fresh_scores as u16) << 4
+            | (rounded_products as u16) << 5
+            | (library as u16) << 6
+            | (split_64 as u16) << 7
+            | (numbers_alone as u16) << 8
     }
 
     /// The inverse of [`TargetOptions::bits`].
-    pub const fn from_bits(bits: u8) -> TargetOptions {
+    pub const fn from_bits(bits: u16) -> TargetOptions {
         TargetOptions {
             fenced_dots: bits & 1 != 0,
             masked_picks: bits & 1 << 1 != 0,
@@ -98,6 +105,7 @@ impl TargetOptions {
             rounded_products: bits & 1 << 5 != 0,
             library: bits & 1 << 6 != 0,
             split_64: bits & 1 << 7 != 0,
+            numbers_alone: bits & 1 << 8 != 0,
         }
     }
 }
@@ -108,7 +116,7 @@ mod tests {
 
     #[test]
     fn bits_come_back() {
-        for bits in 0..=u8::MAX {
+        for bits in 0..1 << 9 {
             assert_eq!(TargetOptions::from_bits(bits).bits(), bits);
         }
         let both = TargetOptions::TPU.union(TargetOptions::CPU);

@@ -139,7 +139,7 @@ impl Switches {
         Switches {
             mode: Mode::ALL[(word & 0xff) as usize],
             nan_trap: word >> 8 & 1 != 0,
-            target: TargetOptions::from_bits((word >> 9) as u8),
+            target: TargetOptions::from_bits((word >> 9) as u16),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }

@@ -615,7 +615,7 @@ impl Launcher {
                 let site = (launch.ops == 1).then_some(launch.first);
                 let checked = first.map(|first| Checked { first, site });
                 for (value, buffer) in launch.outputs.iter().zip(buffers) {
-                    self.memory.charge(value.bytes(), &value.charge);
+                    self.memory.charge(self.bytes_there(value, &buffer), &value.charge);
                     *value.state.lock() = State::Ready(Arc::new(buffer));
                 }
                 match (flight, checked) {
@@ -669,7 +669,7 @@ impl Launcher {
         for (value, got) in launch.outputs.iter().zip(isolated.outputs) {
             let state = match got {
                 Ok(buffer) => {
-                    self.memory.charge(value.bytes(), &value.charge);
+                    self.memory.charge(self.bytes_there(value, &buffer), &value.charge);
                     State::Ready(buffer)
                 }
                 Err(e) => {
@@ -750,6 +750,15 @@ impl Launcher {
         let flight =
             Flight { number, program: program.clone(), site: launch.site(), start, done, checked: None };
         Ok((results, Some(flight)))
+    }
+
+    /// What a value takes on the device: TPUs keep tensors in tiles, and fill those up.
+    fn bytes_there(&self, value: &Value, buffer: &pjrt::Buffer) -> u64 {
+        let padded = match self.target.platform() {
+            pjrt::Platform::Cpu => None,
+            _ => buffer.on_device_bytes().ok(), // not every plugin says it
+        };
+        padded.map_or(value.bytes(), |n| value.bytes().max(n as u64))
     }
 
     /// An error if the results do not fit.

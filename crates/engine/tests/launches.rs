@@ -175,6 +175,23 @@ fn inputs_are_given_away_when_the_launch_is_accepted() {
 }
 
 #[test]
+fn memory_is_counted_with_its_padding() {
+    let fake = FakePlugin::new().tile(4096);
+    let engine = engine(&fake);
+    let stream = engine.stream(0).unwrap();
+    let x = uploaded(stream, DType::F32, 1);
+    stream.synchronize(HERE).unwrap();
+    let before = stream.memory().bytes().current;
+    let y = cast(stream, (&x, DType::F32), DType::F64, Mode::Strict);
+    stream.synchronize(HERE).unwrap();
+    assert_eq!(stream.memory().bytes().current - before, 4096);
+    drop(y);
+    stream.synchronize(HERE).unwrap();
+    assert_eq!(stream.memory().bytes().current, before);
+    engine.close();
+}
+
+#[test]
 fn what_fits_survives_what_does_not() {
     let fake = FakePlugin::new();
     let engine = engine(&fake);

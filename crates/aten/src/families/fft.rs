@@ -1,5 +1,5 @@
 use crate::dtype::scalar_name;
-use crate::error::{Result, runtime};
+use crate::error::{Result, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::{Layout, op};
 use crate::table::Row;
@@ -64,6 +64,14 @@ fn ordered(c: &Ctx, dims: &[i64], rank: usize) -> Result<Dims> {
     Ok(dims)
 }
 
+/// Compilers that keep a float64 as two float32 have no transforms of them.
+fn transformable(c: &Ctx, x: Value) -> Result<()> {
+    if c.config.target.split_64 && matches!(c.dtype(x), DType::F64 | DType::C128) {
+        return Err(unsupported("Fourier transforms of float64 on this platform"));
+    }
+    Ok(())
+}
+
 fn fft_c2c(c: &Ctx, x: Value, dims: Dims, normalization: i64, forward: bool) -> Result<Value> {
     if !c.dtype(x).is_complex() {
         let dtype = scalar_name(c.dtype(x));
@@ -72,6 +80,7 @@ fn fft_c2c(c: &Ctx, x: Value, dims: Dims, normalization: i64, forward: bool) -> 
     if dims.is_empty() {
         return Ok(x);
     }
+    transformable(c, x)?;
     let dims = ordered(c, &dims, c.rank(x))?;
     let factor = norm(normalization, size(c, x, &dims))?;
     Ok(scale(c, unscaled(c, x, &dims, forward), factor))
@@ -86,6 +95,7 @@ fn real_input(c: &Ctx, x: Value) -> Result<()> {
 
 fn fft_r2c(c: &Ctx, x: Value, dims: Dims, normalization: i64, onesided: bool) -> Result<Value> {
     real_input(c, x)?;
+    transformable(c, x)?;
     let dims = ordered(c, &dims, c.rank(x))?;
     let Some((&last, rest)) = dims.split_last() else { return Err(runtime("FFT dims must not be empty")) };
     let factor = norm(normalization, size(c, x, &dims))?;
@@ -105,6 +115,7 @@ fn fft_c2r(c: &Ctx, x: Value, dims: Dims, normalization: i64, last_size: i64) ->
     }
     let dims = ordered(c, &dims, c.rank(x))?;
     let Some((&last, rest)) = dims.split_last() else { return Err(runtime("FFT dims must not be empty")) };
+    transformable(c, x)?;
     if last_size < 1 {
         return Err(runtime(format!("Invalid number of data points ({last_size}) specified")));
     }

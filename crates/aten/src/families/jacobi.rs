@@ -53,8 +53,7 @@ pub(super) fn rotate(c: &Ctx, x: Value) -> Rotated {
 
 fn sweeps(c: &Ctx, pairs: &[Value; 2], rows: i64, players: i64) -> Vec<Value> {
     let real = real_dtype(c.dtype(pairs[0]));
-    let epsilon = if real == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
-    let tolerance = c.scalar_f64(real, epsilon * players as f64);
+    let tolerance = c.scalar_f64(real, c.epsilon(real) * players as f64);
     let count = c.scalar_i64(DType::S32, 0);
     let start = [count, c.scalar_f64(real, f64::INFINITY), pairs[0], pairs[1]];
     let go_on = |b: &Builder, s: &[Value]| {

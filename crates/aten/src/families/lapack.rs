@@ -604,12 +604,11 @@ fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: &st
     let parts = svd(c, a, false, true, None)?;
     let &[u, sizes, vh] = parts.as_slice() else { return Err(runtime("torch.linalg.lstsq: no decomposition")) };
     let real = c.dtype(sizes);
-    let epsilon = if real == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
     // "gels" takes the rank to be full and looks at no `rcond`.
     let rcond = match rcond {
         _ if driver == "gels" => c.scalar_f64(real, 0.0),
         Some(given) => c.number(given, real),
-        None => c.scalar_f64(real, epsilon * m.rows.max(m.columns) as f64),
+        None => c.scalar_f64(real, c.epsilon(real) * m.rows.max(m.columns) as f64),
     };
     let last = c.rank(sizes) as i64 - 1;
     let batch: Vec<i64> = (0..last).collect();

@@ -128,14 +128,24 @@ fn topk(c: &Ctx, x: Tensor, k: i64, dim: i64, largest: bool, _sorted: bool) -> R
 fn top_k_f32(c: &Ctx, x: Tensor, k: i64, dim: usize, largest: bool) -> (Value, Value) {
     let last = x.rank - 1;
     let wide = c.swap_dims(c.to(x.value, DType::F32), dim as i64, last as i64);
-    // It orders NaNs by their sign: positive ones are the largest, negative ones the smallest.
     let key = if largest { wide } else { c.negate(wide) };
+    let back = |v: Value| c.swap_dims(v, dim as i64, last as i64);
+    if c.config.target.numbers_alone {
+        // NaN is beyond infinity, so it takes the place of that, and that the place of the largest number, which becomes the
+        // one before it.
+        let end = |x: f32| c.like(key, f64::from(if largest { x } else { -x }));
+        let ends = [f32::INFINITY, f32::MAX, f32::MAX.next_down()].map(end);
+        let moved = ends.windows(2).fold(key, |moved, e| c.select(c.eq(key, e[0]), e[1], moved));
+        let (_, index) = c.top_k(c.select(c.is_nan(key), ends[0], moved), k);
+        let values = c.take_along_dim(wide, index, last as i64);
+        return (c.to(back(values), x.dtype), c.to(back(index), DType::S64));
+    }
+    // It orders NaNs by their sign: positive ones are the largest, negative ones the smallest.
     let nan = f32::NAN.copysign(if largest { 1.0 } else { -1.0 });
     let nan = c.full(c.dense(TensorType::scalar(DType::F32), nan.to_le_bytes().to_vec()), &c.shape(key));
     let key = c.select(c.is_nan(key), nan, key);
     let (values, index) = c.top_k(key, k);
     let values = if largest { values } else { c.negate(values) };
-    let back = |v: Value| c.swap_dims(v, dim as i64, last as i64);
     (c.to(back(values), x.dtype), c.to(back(index), DType::S64))
 }
 

@@ -505,13 +505,15 @@ fn gamma_series(c: &Ctx, a: Value, x: Value) -> Value {
 
 /// `1 / (x+1-a - 1(1-a) / (x+3-a - 2(2-a) / (x+5-a - ..)))`, by Lentz's method.
 fn gamma_fraction(c: &Ctx, a: Value, x: Value) -> Value {
-    let (one, tiny) = (c.like(a, 1.0), 1e-300);
+    // What is kept as two float32 ends where those end.
+    let tiny = if c.config.target.split_64 { 1e-30 } else { 1e-300 };
+    let (one, near) = (c.like(a, 1.0), c.epsilon(DType::F64) / 2.0);
     let b0 = c.add(c.sub(x, a), one);
     let d0 = c.div(one, b0);
     let out = c.while_(
         &[c.scalar_f64(DType::F64, 1.0), b0, c.like(a, 1.0 / tiny), d0, d0, c.like(a, 2.0)],
         |b, s| {
-            let open = b.gt(b.abs(b.sub(s[5], b.full_like(s[5], 1.0))), b.full_like(s[5], 1e-16));
+            let open = b.gt(b.abs(b.sub(s[5], b.full_like(s[5], 1.0))), b.full_like(s[5], near));
             let dims: Vec<i64> = (0..b.rank(open) as i64).collect();
             b.and(b.reduce_any(open, &dims), b.lt(s[0], b.scalar_f64(DType::F64, GAMMA_TERMS)))
         },

@@ -339,6 +339,15 @@ functions! {
         a.is_deleted = unsafe { get::<Buffer>(a.buffer) }.deleted.get();
         Ok(())
     }
+    PJRT_Buffer_OnDeviceSizeInBytes(a: PJRT_Buffer_OnDeviceSizeInBytes_Args) {
+        // SAFETY: see the file's documentation.
+        let bytes = unsafe { get::<Buffer>(a.buffer) }.bytes.len();
+        a.on_device_size_in_bytes = match STATE.lock().tile {
+            0 => bytes,
+            tile => bytes.next_multiple_of(tile),
+        };
+        Ok(())
+    }
     PJRT_Buffer_ReadyEvent(a: PJRT_Buffer_ReadyEvent_Args) {
         a.event = new_event();
         Ok(())

@@ -38,6 +38,8 @@ struct State {
     failed_values: Option<(u32, String)>,
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
     held: bool,
+    /// Buffers take a multiple of so many bytes on the device; 0 for what they have.
+    tile: usize,
     calls: BTreeMap<&'static str, usize>,
     /// The serialized options of each compile.
     compile_options: Vec<Vec<u8>>,
@@ -58,6 +60,7 @@ impl State {
             next_failures: BTreeMap::new(),
             failed_values: None,
             held: false,
+            tile: 0,
             calls: BTreeMap::new(),
             compile_options: Vec::new(),
             live: BTreeMap::new(),
@@ -142,6 +145,12 @@ impl FakePlugin {
     /// From now on values compute, whatever was said before.
     pub fn heal_values(&self) {
         STATE.lock().failed_values = None;
+    }
+
+    /// Buffers take a multiple of so many bytes on the device.
+    pub fn tile(self, bytes: usize) -> Self {
+        STATE.lock().tile = bytes;
+        self
     }
 
     /// Lets what is launched from now on, and what was, run until [`FakePlugin::release`].
