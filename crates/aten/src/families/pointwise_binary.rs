@@ -343,17 +343,21 @@ fn x_log(b: &Builder, x: Value, y: Value, f: fn(&Builder, Value) -> Value) -> Va
 /// Hurwitz's zeta function; infinite at q = 0, -1, .., NaN for x below 1.
 fn zeta(b: &Builder, x: Value, q: Value) -> Value {
     let (zero, one) = (b.zeros_like(x), b.full_like(x, 1.0));
-    let above = |q: Value| {
-        let large = b.ge(x, b.full_like(x, 1000.0));
-        b.select(large, b.power(q, b.negate(x)), b.zeta(x, q))
-    };
     // The terms with a negative base are those from 1 - (q's fraction) up to -q, with the sign of (-1)^x.
     let below = b.lt(q, zero);
     let opposite = b.negate(q);
     let fraction = |q: Value| b.sub(q, b.floor(q));
-    let rest = above(b.select(below, fraction(q), q));
-    let first = above(b.select(below, fraction(opposite), one));
-    let after = above(b.select(below, b.add(opposite, one), one));
+    // All at once: the function is long, and compilers take their time for each.
+    let starts = [
+        b.select(below, fraction(q), q),
+        b.select(below, fraction(opposite), one),
+        b.select(below, b.add(opposite, one), one),
+    ];
+    let many = b.concatenate(&starts.map(|q| b.unsqueeze(q, 0)), 0);
+    let exponents = b.concatenate(&[b.unsqueeze(x, 0); 3], 0);
+    let large = b.ge(exponents, b.full_like(exponents, 1000.0));
+    let values = b.select(large, b.power(many, b.negate(exponents)), b.zeta(exponents, many));
+    let [rest, first, after] = [0, 1, 2].map(|i| b.index_dim(values, 0, i));
     let terms = b.sub(first, after);
     let half = b.mul(x, b.full_like(x, 0.5));
     let terms = b.select(b.eq(half, b.floor(half)), terms, b.negate(terms));
