@@ -574,6 +574,7 @@ HUGE = {
 def test_out_of_memory(name):
     f = HUGE[name]
     before = torch.tpu.memory_allocated()
+    ooms = torch.tpu.memory_stats()["num_ooms"]
     with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate [\d.]+ GiB") as e:
         f(DEVICE)
     assert names_the_line(e.value, f), e.value
@@ -582,6 +583,7 @@ def test_out_of_memory(name):
     gc.collect()
     torch.tpu.synchronize()
     assert torch.tpu.memory_allocated() <= before + 64
+    assert torch.tpu.memory_stats()["num_ooms"] == ooms + 1
     assert (ones(DEVICE, 3) + 1).tolist() == [2, 2, 2]
 
 

@@ -108,11 +108,6 @@ pub fn cpp_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The dtype of a name as Python (`float32`) or StableHLO (`f32`) writes it.
-pub fn from_name(name: &str) -> Option<DType> {
-    DTYPES.iter().find(|e| e.3 == name || e.0.hlo_name() == name).map(|e| e.0)
-}
-
 /// Every dtype that torch and the device share.
 pub fn all() -> impl Iterator<Item = DType> {
     DTYPES.iter().map(|e| e.0)

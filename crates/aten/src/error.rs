@@ -1,6 +1,6 @@
 //! What can go wrong in a lowering, with the words and the class that torch uses.
 
-use crate::dtype::{scalar_name, shape_text, torch_name};
+use crate::dtype::{scalar_name, shape_text};
 use oxitorch_hlo::DType;
 
 /// The result of a lowering.
@@ -145,9 +145,4 @@ pub fn expand(from: &[i64], to: &[i64]) -> Error {
         shape_text(to),
         shape_text(from)
     ))
-}
-
-/// Two dtypes that had to be equal.
-pub fn dtype_mismatch(what: &str, want: DType, got: DType) -> Error {
-    runtime(format!("{what}: expected {} but got {}", torch_name(want), torch_name(got)))
 }

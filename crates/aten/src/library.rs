@@ -1,7 +1,7 @@
 //! Calls of torch's own CPU kernels from inside a program, for what they do much faster than compiled code: a
 //! `custom_call` of the host function [`FUNCTION`] that names an ATen overload and spells out its arguments.
 //!
-//! A lowering asks [`Ctx::library`] and goes on as usual when it gets nothing. Operands are handed over as strided views
+//! A lowering asks [`Ctx::is_for_library`], and goes on as usual if it is not. Operands are handed over as strided views
 //! of what there is in memory, so that nothing is copied for a transpose or a slice.
 
 use crate::lower::{Ctx, MatmulPrecision};

@@ -642,7 +642,12 @@ impl Launcher {
     }
 
     fn keep(&self, failure: Failure) {
-        self.failure.lock().get_or_insert(failure);
+        let full = failure.error.kind == ErrorKind::OutOfMemory;
+        let mut first = self.failure.lock();
+        if first.is_none() && full {
+            self.memory.count_oom();
+        }
+        first.get_or_insert(failure);
     }
 
     /// Runs a launch that failed op by op, so that only what depends on the op at fault fails. False if that is of no

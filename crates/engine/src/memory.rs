@@ -74,6 +74,8 @@ impl Stat {
 pub struct Memory {
     bytes: Stat,
     buffers: Stat,
+    /// Errors for want of memory.
+    ooms: AtomicU64,
     /// Bytes that the device has.
     total: u64,
     /// Bytes of them that this process may use.
@@ -94,8 +96,8 @@ impl Memory {
     }
 
     fn with(limit: u64, boundless: bool) -> &'static Memory {
-        let (bytes, buffers) = Default::default();
-        Box::leak(Box::new(Memory { bytes, buffers, total: limit, limit: limit.into(), boundless }))
+        let (bytes, buffers, ooms) = Default::default();
+        Box::leak(Box::new(Memory { bytes, buffers, ooms, total: limit, limit: limit.into(), boundless }))
     }
 
     /// Bytes that the device has in all.
@@ -128,6 +130,15 @@ impl Memory {
         self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit()
     }
 
+    /// Errors for want of memory that somebody has got, or will at the next wait.
+    pub fn ooms(&self) -> u64 {
+        self.ooms.load(Relaxed)
+    }
+
+    pub(crate) fn count_oom(&self) {
+        self.ooms.fetch_add(1, Relaxed);
+    }
+
     /// Accounts for a buffer until the charge is released.
     pub(crate) fn charge(&'static self, bytes: u64, charge: &Charge) {
         if charge.0.set((self, bytes, AtomicBool::new(true))).is_ok() {
@@ -154,6 +165,7 @@ impl Memory {
 
     /// Lets the totals start again from zero.
     pub fn reset_accumulated(&self) {
+        self.ooms.store(0, Relaxed);
         self.bytes.reset_accumulated();
         self.buffers.reset_accumulated();
     }

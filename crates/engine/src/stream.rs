@@ -446,6 +446,7 @@ impl Stream {
 
     /// The error for so many bytes that do not fit.
     pub fn out_of_memory(&self, wanted: u64) -> Error {
+        self.memory.count_oom();
         out_of_memory(self.memory, self.device as usize, wanted)
     }
 

@@ -721,16 +721,15 @@ mod _core {
 
     #[pyfunction]
     fn memory_stats(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyDict>> {
-        let (bytes, buffers, plugin) = on_stream(py, device, |s| {
-            let memory = s.settled_memory(crate::sites::here())?;
-            Ok((memory.bytes(), memory.buffers(), s.plugin_memory()?))
-        })?;
+        let (memory, plugin) =
+            on_stream(py, device, |s| Ok((s.settled_memory(crate::sites::here())?, s.plugin_memory()?)))?;
+        let (bytes, buffers) = (memory.bytes(), memory.buffers());
         let out = PyDict::new(py);
         reading(&out, "allocated_bytes", bytes)?;
         reading(&out, "reserved_bytes", bytes)?;
         reading(&out, "active_bytes", bytes)?;
         reading(&out, "allocation", buffers)?;
-        out.set_item("num_ooms", 0)?;
+        out.set_item("num_ooms", memory.ooms())?;
         if let Some(plugin) = plugin {
             out.set_item("plugin_bytes.current", plugin.in_use)?;
             let further = [("plugin_bytes.peak", plugin.peak_in_use), ("plugin_bytes.limit", plugin.limit)];
