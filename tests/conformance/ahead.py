@@ -121,8 +121,9 @@ def run_chunk(units: list[str], slices: list[str], samples: int, timeout: float)
         if again := [u for u, r in first.items() if r["problems"]]:
             second = record(again, slices[0], ones, samples, timeout, 1.0)
         for unit in again:
-            is_no_better = len(second[unit]["problems"]) >= len(first[unit]["problems"])
-            del (second if is_no_better else first)[unit]
+            one, other = first[unit], second[unit]
+            crashed, fewer = other["step"] is None, len(other["problems"]) < len(one["problems"])
+            del (first if fewer and not crashed else second)[unit]
         both = [Recorded(zeros, first), Recorded(ones, second)]
         return [result for s in slices for recorded in both for result in recorded.compiled(s)]
 
