@@ -25,6 +25,8 @@ pub struct TargetOptions {
     /// Whether the compiler keeps a number of 64 bits as two of 32, and has no products of integers: they are multiplications
     /// and sums then. Convolutions of such integers, and the bits of a float64, are left to the CPU.
     pub split_64: bool,
+    /// Whether only floats are convolved, as in cuDNN. Convolutions of integers are left to the CPU.
+    pub float_convolutions: bool,
     /// Whether the largest elements are looked for among numbers alone: for a compiler whose top-k does not say where NaN
     /// comes.
     pub numbers_alone: bool,
@@ -43,6 +45,7 @@ impl TargetOptions {
         rounded_products: false,
         split_64: false,
         numbers_alone: false,
+        float_convolutions: false,
         library: false,
     };
 
@@ -51,7 +54,8 @@ impl TargetOptions {
     pub const CPU: TargetOptions = TargetOptions { fenced_dots: true, ..Self::NONE };
 
     /// XLA's for NVIDIA GPUs, where cuBLAS does products.
-    pub const CUDA: TargetOptions = TargetOptions { rounded_dots: true, numbers_alone: true, ..Self::NONE };
+    pub const CUDA: TargetOptions =
+        TargetOptions { rounded_dots: true, numbers_alone: true, float_convolutions: true, ..Self::NONE };
 
     /// XLA's for TPUs, which gather element by element. Memory is in tiles there, and scores are made sooner than they are
     /// read.
@@ -82,6 +86,7 @@ impl TargetOptions {
             library,
             split_64,
             numbers_alone,
+            float_convolutions,
         } = self;
         fenced_dots as u16
             | (masked_picks as u16) << 1
@@ -92,6 +97,7 @@ impl TargetOptions {
             | (library as u16) << 6
             | (split_64 as u16) << 7
             | (numbers_alone as u16) << 8
+            | (float_convolutions as u16) << 9
     }
 
     /// The inverse of [`TargetOptions::bits`].
@@ -106,6 +112,7 @@ impl TargetOptions {
             library: bits & 1 << 6 != 0,
             split_64: bits & 1 << 7 != 0,
             numbers_alone: bits & 1 << 8 != 0,
+            float_convolutions: bits & 1 << 9 != 0,
         }
     }
 }
@@ -116,7 +123,7 @@ mod tests {
 
     #[test]
     fn bits_come_back() {
-        for bits in 0..1 << 9 {
+        for bits in 0..1 << 10 {
             assert_eq!(TargetOptions::from_bits(bits).bits(), bits);
         }
         let both = TargetOptions::TPU.union(TargetOptions::CPU);

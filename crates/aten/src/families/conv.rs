@@ -362,8 +362,10 @@ fn convolution(
     if category(dtype) == Category::Bool {
         return Err(crate::error::not_implemented("slow_conv2d_cpu", dtype));
     }
-    if c.config.target.split_64 && dtype == DType::S64 {
-        return Err(unsupported("convolutions of 64-bit integers on this platform"));
+    let target = c.config.target;
+    let is_int = category(dtype) == Category::Int;
+    if is_int && target.float_convolutions || dtype == DType::S64 && target.split_64 {
+        return Err(unsupported("convolutions of such integers on this platform"));
     }
     let sizes = g.output(&xs[2..], &ws[2..]);
     if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {
