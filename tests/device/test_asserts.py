@@ -72,6 +72,14 @@ def counted(device):
     return torch.poisson(-rows(device))
 
 
+def binned(device):
+    return torch.histogram(rows(device), 3, range=(3.0, 1.0)).hist
+
+
+def binned_without_end(device):
+    return torch.histogram(rows(device), 3, range=(0.0, float("inf"))).hist
+
+
 CASES = [
     embedded,
     picked,
@@ -86,6 +94,8 @@ CASES = [
     tossed,
     spread,
     counted,
+    binned,
+    binned_without_end,
 ]  # fmt: skip
 
 
