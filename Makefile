@@ -64,7 +64,7 @@ conformance: install
 
 # What they make, compiled for TPUs and GPUs that need not be there: hours on two cores.
 conformance-aot: install
-	$(TEST_ENV) $(PY) -m tests.conformance.ahead
+	$(TEST_ENV) $(PY) -m tests.conformance.aot
 
 # DIR is the folder `test` of PyTorch's sources, near the version of torch that is installed.
 pytorch-tests: install
@@ -110,7 +110,7 @@ test-python: install
 test-conformance: install
 	$(TEST_ENV) $(PY) -m tests.conformance --smoke --jobs 2
 	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m tests.conformance --smoke --jobs 2
-	$(TEST_ENV) $(PY) -m tests.conformance.ahead --smoke --jobs 2 --slice v5e-1 --slice cuda:h200
+	$(TEST_ENV) $(PY) -m tests.conformance.aot --smoke --jobs 2 --slice v5e-1 --slice cuda:h200
 
 test-torch-oldest: install
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv --without-pip $(OLDEST)

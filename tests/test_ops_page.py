@@ -2,19 +2,27 @@
 
 import pytest
 import torch
-from conformance import ops
+from conformance import kept, ops
 from pytorch_tests import page
 
 
 def test_the_page_of_operations_is_current():
     version = torch.__version__.split("+")[0]
-    results, ahead, page = ops.files(version)
-    source, entries = ops.parse(results.read_text())
+    results, aot, page = kept.files(version)
+    source, entries = kept.parse(results.read_text())
     if f"torch {version}," not in source:
         pytest.skip(f"the page is of {source}, this is torch {version}")
-    assert page.read_text() == ops.page(source, entries, ops.kept_ahead(ahead)), "run `python -m tests.conformance.ops`"
+    assert page.read_text() == ops.page(source, entries, kept.read(aot)), "run `python -m tests.conformance.ops`"
     if page.name == "ops.md":
-        assert ops.headline(entries) in (ops.ROOT / "README.md").read_text()
+        assert ops.headline(entries) in (kept.ROOT / "README.md").read_text()
+
+
+def test_units_that_were_run_again_replace_what_was_known_of_them():
+    entries = {"op/mm": ["+float32/forward", "!aten::mm", "v5e-1-float32/forward", "v5e-1+float32/grad"]}
+    kept.put_in(entries, {"op/mm": ["v5e-1+float32/forward"]})
+    assert sorted(entries["op/mm"]) == ["!aten::mm", "+float32/forward", "v5e-1+float32/forward", "v5e-1+float32/grad"]
+    kept.put_in(entries, {"op/mm": ["-float32/forward"]})
+    assert sorted(entries["op/mm"]) == ["-float32/forward", "v5e-1+float32/forward", "v5e-1+float32/grad"]
 
 
 def test_the_page_of_pytorchs_tests_is_current():

@@ -111,9 +111,9 @@ def load(results: Path) -> dict[str, dict]:
     return {r["unit"]: r for r in map(json.loads, results.read_text().splitlines())}
 
 
-def exceptions() -> dict[str, str]:
+def exceptions(file: str = "exceptions.toml") -> dict[str, str]:
     """Patterns of units that may fail, with the reason."""
-    groups = tomllib.loads((HERE / "exceptions.toml").read_text()).get("expected", [])
+    groups = tomllib.loads((HERE / file).read_text()).get("expected", [])
     return {pattern: group["reason"] for group in groups for pattern in group["units"]}
 
 

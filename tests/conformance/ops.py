@@ -4,7 +4,7 @@ of their own.
 python -m tests.conformance.ops                              # from results.txt, which is kept
 python -m tests.conformance.ops conformance-2.15.0.jsonl     # makes results.txt of a run first
 python -m tests.conformance.ops --part again.jsonl           # puts what was run again into results.txt first
-python -m tests.conformance.ops --ahead ahead-2.15.0.jsonl   # makes ahead.txt, what compiles for TPUs and GPUs, first
+python -m tests.conformance.ops --aot aot-2.15.0.jsonl           # makes aot.txt, what compiles for TPUs and GPUs, first
 """
 
 import argparse
@@ -14,15 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-# Older versions of torch with a page of their own.
-OLDER = ("2.11",)
-SIGNS = {"pass": "+", "skip": "~"}
-# Of what was compiled ahead of time: "!" runs in part on the CPU there.
-AHEAD_SIGNS = {**SIGNS, "cpu": "!"}
+from .kept import OLDER, ROOT, aot_words_of, files, ops_on_cpu, parse, put_in, read, summary, units, words_of
+
 # What was compiled for, by the platform's name on the page.
-AHEAD = {"tpu": ("v5e-1", "v6e-1"), "cuda": ("cuda:h200",)}
+AOT = {"tpu": ("v5e-1", "v6e-1"), "cuda": ("cuda:h200",)}
 SHORT = {
     "float32": "f32",
     "float64": "f64",
@@ -49,13 +44,6 @@ KINDS = {
     "none": "nothing: quantized and nested tensors, and kernels of one vendor's library",
 }
 RENAMED = {"normal": "normal_functional", "bernoulli": "bernoulli", "conj_physical": "_conj_physical"}
-
-
-def files(torch_version: str) -> tuple[Path, Path, Path]:
-    """The kept results, those of compiling ahead of time, and the page, of a version of torch."""
-    minor = ".".join(torch_version.split(".")[:2])
-    suffix = f"-{minor}" if minor in OLDER else ""
-    return HERE / f"results{suffix}.txt", HERE / f"ahead{suffix}.txt", ROOT / "docs" / f"ops{suffix}.md"
 
 
 def rows() -> set[str]:
@@ -120,45 +108,19 @@ def served() -> dict[str, str]:
     return {n: k for n, k in kinds.items() if k is not None}
 
 
-def words_of(known: dict[str, dict]) -> dict[str, list[str]]:
-    """What a run found of each entry: + right, - wrong, ~ nothing to check; ! ran on the CPU in float32 forward."""
-    entries: dict[str, list[str]] = {}
-    for unit, record in known.items():
-        entry, dtype, question = unit.rsplit("/", 2)
-        words = entries.setdefault(entry, [])
-        words.append(f"{SIGNS.get(record['status'], '-')}{dtype}/{question}")
-        if (dtype, question) == ("float32", "forward"):
-            words += [f"!{op}" for op in sorted(record.get("fallbacks") or {})]
-    return entries
-
-
-def ahead_words_of(known: dict[str, dict]) -> dict[str, list[str]]:
-    """What compiling ahead of time found of each entry, with the slice in front: `v5e-1+float32/forward`."""
-    entries: dict[str, list[str]] = {}
-    for unit, record in known.items():
-        slice_name, rest = unit.split("/", 1)
-        entry, dtype, question = rest.rsplit("/", 2)
-        sign = AHEAD_SIGNS.get(record["status"], "-")
-        entries.setdefault(entry, []).append(f"{slice_name}{sign}{dtype}/{question}")
-    return entries
-
-
 def compiled(words: list[str], platform: str) -> dict[str, str]:
     """The worst sign of each dtype, over slices and questions; dtypes with nothing to compile are left out."""
     found: dict[str, str] = {}
-    for word in words:
-        for slice_name in AHEAD[platform]:
-            if word.startswith(slice_name):
-                sign, dtype = word[len(slice_name)], word[len(slice_name) + 1 :].split("/")[0]
-                if sign != "~":
-                    found[dtype] = min(found.get(dtype, "+"), sign, key="-!+".index)
+    for slice_name, sign, dtype, _ in units(words):
+        if slice_name in AOT[platform] and sign != "~":
+            found[dtype] = min(found.get(dtype, "+"), sign, key="-!+".index)
     return found
 
 
-def ahead_cells(words: list[str]) -> list[str]:
+def aot_cells(words: list[str]) -> list[str]:
     """What compiles for each platform, and what runs on the CPU there."""
     cells, on_cpu = [], []
-    for platform in AHEAD:
+    for platform in AOT:
         found = compiled(words, platform)
         of = {sign: " ".join(SHORT[d] for d in SHORT if found.get(d) == sign) for sign in "+-!"}
         cells.append(f"{of['+']} (fails: {of['-']})".strip() if of["-"] else of["+"])
@@ -166,15 +128,13 @@ def ahead_cells(words: list[str]) -> list[str]:
     return [*cells, "; ".join(on_cpu)]
 
 
-def ahead_totals(entries: dict[str, list[str]]) -> list[str]:
+def aot_totals(entries: dict[str, list[str]]) -> list[str]:
     counts: dict[tuple[str, str, str], collections.Counter] = {}
     for entry, words in entries.items():
-        for word in words:
-            slice_name = next(s for slices in AHEAD.values() for s in slices if word.startswith(s))
-            sign, (dtype, question) = word[len(slice_name)], word[len(slice_name) + 1 :].split("/")
+        for slice_name, sign, dtype, question in units(words):
             key = slice_name, f"{entry.split('/')[0]} {question}", dtype
             counts.setdefault(key, collections.Counter())[sign] += 1
-    slices, dtypes = [s for of in AHEAD.values() for s in of], list(SHORT)
+    slices, dtypes = [s for of in AOT.values() for s in of], list(SHORT)
     rows = sorted(counts.items(), key=lambda x: (slices.index(x[0][0]), x[0][1], dtypes.index(x[0][2])))
     lines = ["| slice | question | dtype | compile | of | in part on the CPU |", "|---|---|---|---|---|---|"]
     for (slice_name, question, dtype), c in rows:
@@ -183,39 +143,11 @@ def ahead_totals(entries: dict[str, list[str]]) -> list[str]:
     return lines
 
 
-def put_in(entries: dict[str, list[str]], found: dict[str, list[str]]) -> None:
-    """Replaces what was known of the units that were run again."""
-    for entry, words in found.items():
-        units = {w[1:] for w in words if w[0] != "!"}
-        old = [w for w in entries.get(entry, []) if w[1:] not in units]
-        entries[entry] = [w for w in old if w[0] != "!" or "float32/forward" not in units] + words
-
-
-def summary(source: str, entries: dict[str, list[str]]) -> str:
-    """Results as text, a line per entry."""
-    lines = [f"{entry} {' '.join(words)}" for entry, words in sorted(entries.items())]
-    return "\n".join([f"# generated by `python -m tests.conformance.ops`: {source}", *lines, ""])
-
-
-def parse(text: str) -> tuple[str, dict[str, list[str]]]:
-    """What `summary` wrote: where it is from, and the words of each entry."""
-    header, *lines = text.splitlines()
-    split = (line.split(" ") for line in lines)
-    return header.split(": ", 1)[1], {entry: words for entry, *words in split}
-
-
-def kept_ahead(file: Path) -> tuple[str, dict[str, list[str]]]:
-    """What was compiled ahead of time with this version of torch, if it was."""
-    return parse(file.read_text()) if file.exists() else ("", {})
-
-
 def totals(entries: dict[str, list[str]]) -> list[str]:
     counts: dict[tuple[str, str, str], collections.Counter] = {}
     for entry, words in entries.items():
-        for word in words:
-            if word[0] != "!":
-                dtype, question = word[1:].split("/")
-                counts.setdefault((entry.split("/")[0], question, dtype), collections.Counter())[word[0]] += 1
+        for _, sign, dtype, question in units(words):
+            counts.setdefault((entry.split("/")[0], question, dtype), collections.Counter())[sign] += 1
     dtypes = list(SHORT)
     rows = sorted(counts.items(), key=lambda x: (x[0][0] != "op", x[0][1], dtypes.index(x[0][2])))
     lines = ["| database | question | dtype | right | of | share |", "|---|---|---|---|---|---|"]
@@ -232,7 +164,7 @@ def headline(entries: dict[str, list[str]]) -> str:
         found = [w[0] for entry, words in entries.items() if entry.startswith("op/") for w in words if w[1:] == unit]
         return f"{found.count('+')} of {found.count('+') + found.count('-')}"
 
-    on_cpu = sum(any(w[0] == "!" for w in words) for words in entries.values())
+    on_cpu = sum(bool(ops_on_cpu(words)) for words in entries.values())
     return (
         "| PyTorch's own samples on the cpu platform, all of an entry ([docs/ops.md](docs/ops.md)) | "
         f"float32: {right('float32/forward')} entries right, gradients {right('float32/grad')}; "
@@ -247,7 +179,7 @@ def cell(words: list[str], question: str) -> str:
     return f"{right} (wrong: {' '.join(found['-'])})".strip() if found["-"] else right
 
 
-def ahead_section(source: str, entries: dict[str, list[str]]) -> list[str]:
+def aot_section(source: str, entries: dict[str, list[str]]) -> list[str]:
     if not entries:
         return []
     return [
@@ -256,13 +188,13 @@ def ahead_section(source: str, entries: dict[str, list[str]]) -> list[str]:
         "",
         f"What `make conformance-aot` found ({source}): XLA's compilers for TPUs and GPUs, without either.",
         "A unit compiles when all programs of its samples do and none of its operations runs on the CPU there.",
-        "Why units fail is in `tests/conformance/ahead.toml`.",
+        "Why units fail is in `tests/conformance/aot.toml`.",
         "",
-        *ahead_totals(entries),
+        *aot_totals(entries),
     ]
 
 
-def page(source: str, entries: dict[str, list[str]], ahead: tuple[str, dict[str, list[str]]]) -> str:
+def page(source: str, entries: dict[str, list[str]], aot: tuple[str, dict[str, list[str]]]) -> str:
     from torch.testing._internal.common_methods_invocations import op_db
 
     from .units import entry_name
@@ -276,9 +208,8 @@ def page(source: str, entries: dict[str, list[str]], ahead: tuple[str, dict[str,
     of_kind = collections.Counter(kinds.values())
     fallbacks = collections.defaultdict(list)
     for entry, words in entries.items():
-        for word in words:
-            if word[0] == "!":
-                fallbacks[word[1:]].append(entry.removeprefix("op/"))
+        for op in ops_on_cpu(words):
+            fallbacks[op].append(entry.removeprefix("op/"))
     out = [
         "<!-- generated by `python -m tests.conformance.ops`; a test compares it with what is there -->",
         f"# Operations ({source.split(', ')[0]})",
@@ -298,7 +229,7 @@ def page(source: str, entries: dict[str, list[str]], ahead: tuple[str, dict[str,
         f"{len({e for es in fallbacks.values() for e in es})} float32 entries run in part on the CPU:",
         "",
         *(f"- `{op}`: {', '.join(sorted(names))}" for op, names in sorted(fallbacks.items())),
-        *ahead_section(*ahead),
+        *aot_section(*aot),
         "",
         "## How overloads are served",
         "",
@@ -325,7 +256,7 @@ def page(source: str, entries: dict[str, list[str]], ahead: tuple[str, dict[str,
             variant = entry.partition(":")[2]
             name = f"`{base}`" + (f" ({variant})" if variant else "")
             cells = [cell(words, q) for q in ("forward", "grad", "out", "inplace")]
-            cells += ahead_cells(ahead[1].get(entry, []))
+            cells += aot_cells(aot[1].get(entry, []))
             out.append(f"| {name} | {how} | " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"
 
@@ -338,25 +269,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.ops", description=__doc__.split("\n\n")[0])
     parser.add_argument("--note", default="", help="what else there is to say about where the results are from")
     parser.add_argument("results", nargs="?", type=Path, help="JSON lines of a run, to be summed up first")
-    parser.add_argument("--ahead", type=Path, help="JSON lines of `tests.conformance.ahead`, to be summed up first")
+    parser.add_argument("--aot", type=Path, help="JSON lines of `tests.conformance.aot`, to be summed up first")
     parser.add_argument("--part", action="store_true", help="the run was of some units: the others stay as they are")
     args = parser.parse_args()
     version = torch.__version__.split("+")[0]
-    results, ahead, written = files(version)
-    if args.ahead:
-        day = datetime.date.fromtimestamp(args.ahead.stat().st_mtime).isoformat()
-        source = ", ".join(filter(None, (f"torch {version}", day, args.note)))
-        ahead.write_text(summary(source, ahead_words_of(load(args.ahead))))
-    if args.results:
-        found = words_of(load(args.results))
-        day = datetime.date.fromtimestamp(args.results.stat().st_mtime).isoformat()
+    results, aot, written = files(version)
+    for file, run, words in ((results, args.results, words_of), (aot, args.aot, aot_words_of)):
+        if run is None:
+            continue
+        found = words(load(run))
+        day = datetime.date.fromtimestamp(run.stat().st_mtime).isoformat()
         source = ", ".join(filter(None, (f"torch {version}", day, args.note)))
         if args.part:
-            source, entries = parse(results.read_text())
+            before, entries = read(file)
             put_in(entries, found)
-            found = entries
-        results.write_text(summary(source, found))
-    written.write_text(page(*parse(results.read_text()), kept_ahead(ahead)))
+            source, found = before if not args.note else source, entries
+        file.write_text(summary(source, found))
+    written.write_text(page(*parse(results.read_text()), read(aot)))
     return 0
 
 

@@ -7,6 +7,7 @@ the message has to name.
 import concurrent.futures
 import contextlib
 import gc
+import math
 import re
 import sys
 import threading
@@ -154,6 +155,18 @@ WRONG = {
     "grad shape": (lambda d: (ones(d, 3).requires_grad_() * 2).backward(ones(d, 2)), None),
     "backward twice": (lambda d: [(y := ones(d, 3).requires_grad_().exp().sum()).backward(), y.backward()], None),
     "dropout": (lambda d: F.dropout(ones(d, 3), 1.5), None),
+    "attention dropout": (
+        lambda d: F.scaled_dot_product_attention(*[ones(d, 1, 1, 2, 4)] * 3, dropout_p=1.5),
+        "got 1.5",
+    ),
+    "attention dropout -1": (
+        lambda d: F.scaled_dot_product_attention(*[ones(d, 1, 1, 2, 4)] * 3, dropout_p=-1),
+        "got -1",
+    ),
+    "attention dropout nan": (
+        lambda d: F.scaled_dot_product_attention(*[ones(d, 1, 1, 2, 4)] * 3, dropout_p=math.nan),
+        "probability has to be between 0 and 1, but got",
+    ),
     "inverse": (lambda d: torch.linalg.inv(torch.zeros(3, 3, device=d)), None),
     "cholesky": (lambda d: torch.linalg.cholesky(-torch.eye(3, device=d)), None),
     "foreach lengths": (lambda d: torch._foreach_add([ones(d, 2)], [ones(d, 2), ones(d, 2)]), None),

@@ -29,7 +29,7 @@ pub struct TargetOptions {
     pub float_convolutions: bool,
     /// Whether the largest elements are looked for among numbers alone: for a compiler whose top-k does not say where NaN
     /// comes.
-    pub numbers_alone: bool,
+    pub top_k_without_nan: bool,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     pub library: bool,
 }
@@ -44,7 +44,7 @@ impl TargetOptions {
         fresh_scores: false,
         rounded_products: false,
         split_64: false,
-        numbers_alone: false,
+        top_k_without_nan: false,
         float_convolutions: false,
         library: false,
     };
@@ -55,7 +55,7 @@ impl TargetOptions {
 
     /// XLA's for NVIDIA GPUs, where cuBLAS does products.
     pub const CUDA: TargetOptions =
-        TargetOptions { rounded_dots: true, numbers_alone: true, float_convolutions: true, ..Self::NONE };
+        TargetOptions { rounded_dots: true, top_k_without_nan: true, float_convolutions: true, ..Self::NONE };
 
     /// XLA's for TPUs, which gather element by element. Memory is in tiles there, and scores are made sooner than they are
     /// read.
@@ -65,7 +65,7 @@ impl TargetOptions {
         fresh_scores: true,
         rounded_products: true,
         split_64: true,
-        numbers_alone: true,
+        top_k_without_nan: true,
         ..Self::NONE
     };
 
@@ -85,7 +85,7 @@ impl TargetOptions {
             rounded_products,
             library,
             split_64,
-            numbers_alone,
+            top_k_without_nan,
             float_convolutions,
         } = self;
         fenced_dots as u16
@@ -96,7 +96,7 @@ impl TargetOptions {
             | (rounded_products as u16) << 5
             | (library as u16) << 6
             | (split_64 as u16) << 7
-            | (numbers_alone as u16) << 8
+            | (top_k_without_nan as u16) << 8
             | (float_convolutions as u16) << 9
     }
 
@@ -111,7 +111,7 @@ impl TargetOptions {
             rounded_products: bits & 1 << 5 != 0,
             library: bits & 1 << 6 != 0,
             split_64: bits & 1 << 7 != 0,
-            numbers_alone: bits & 1 << 8 != 0,
+            top_k_without_nan: bits & 1 << 8 != 0,
             float_convolutions: bits & 1 << 9 != 0,
         }
     }

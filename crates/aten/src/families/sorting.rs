@@ -130,7 +130,7 @@ fn top_k_f32(c: &Ctx, x: Tensor, k: i64, dim: usize, largest: bool) -> (Value, V
     let wide = c.swap_dims(c.to(x.value, DType::F32), dim as i64, last as i64);
     let key = if largest { wide } else { c.negate(wide) };
     let back = |v: Value| c.swap_dims(v, dim as i64, last as i64);
-    if c.config.target.numbers_alone {
+    if c.config.target.top_k_without_nan {
         // NaN is beyond infinity, so it takes the place of that, and that the place of the largest number, which becomes the
         // one before it.
         let end = |x: f32| c.like(key, f64::from(if largest { x } else { -x }));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use oxitorch_pjrt::{DiscoverOptions, Platform, discover};
 
-use super::aot::{Compiling, Effort, Outcome, Said, programs};
+use super::aot::{Compiling, Effort, Interrupted, Outcome, Said, programs};
 use super::plugin;
 use super::slices::Slice;
 use crate::facts::Facts;
@@ -60,11 +60,11 @@ impl Place<'_> {
     ) -> anyhow::Result<()> {
         let mut waiting = all;
         while !waiting.is_empty() {
-            let running = self.child(&mut waiting, effort, &mut ended)?;
-            // Which of those it was that ended the process, each of them tells alone.
-            for id in running.0 {
-                let alone = self.child(&mut BTreeSet::from([id.clone()]), effort, &mut ended)?;
-                if let Some(error) = alone.1 {
+            let (suspects, _) = self.child(&mut waiting, effort, &mut ended)?;
+            // Which of them ended the process, each tells alone.
+            for id in suspects {
+                let (_, died) = self.child(&mut BTreeSet::from([id.clone()]), effort, &mut ended)?;
+                if let Some(error) = died {
                     ended(&Outcome { id, error: Some(error), ..Outcome::default() })?;
                 }
             }
@@ -97,7 +97,7 @@ impl Place<'_> {
                 Ok(Some(Said::Failed(why))) => anyhow::bail!(why),
                 Ok(Some(Said::Device { .. })) => {}
                 Ok(None) => return Ok((running, None)),
-                Err(e) if running.is_empty() => return Err(e),
+                Err(e) if running.is_empty() || e.is::<Interrupted>() => return Err(e),
                 Err(e) => {
                     *waiting = left;
                     return Ok((running, Some(format!("{e:#}"))));
