@@ -4,6 +4,7 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,10 @@ from forked import Template
 from oxitorch import _core, _env
 
 REPO = Path(__file__).resolve().parent.parent
+
+# A shell that runs this in the background has it ignore Ctrl-C, and so would every child, some of which are tested by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def cache_folder(folder: Path, shims: Path) -> str:

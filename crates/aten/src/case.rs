@@ -281,7 +281,7 @@ const SHORT: &[(&str, DType)] = &[
 ];
 
 fn dtype_of(token: &str) -> Option<DType> {
-    dtype::all().find(|&d| dtype::torch_name(d).strip_prefix("torch.") == Some(token))
+    DType::from_torch_name(token)
 }
 
 fn tensor_type(token: &str) -> Result<TensorType, String> {

@@ -3,25 +3,25 @@
 use crate::error::{Result, runtime};
 use oxitorch_hlo::DType;
 
-/// Dtype, torch's `ScalarType` code, its C++ name, its Python name.
-const DTYPES: &[(DType, i64, &str, &str)] = &[
-    (DType::U8, 0, "Byte", "uint8"),
-    (DType::S8, 1, "Char", "int8"),
-    (DType::S16, 2, "Short", "int16"),
-    (DType::S32, 3, "Int", "int32"),
-    (DType::S64, 4, "Long", "int64"),
-    (DType::F16, 5, "Half", "float16"),
-    (DType::F32, 6, "Float", "float32"),
-    (DType::F64, 7, "Double", "float64"),
-    (DType::C64, 9, "ComplexFloat", "complex64"),
-    (DType::C128, 10, "ComplexDouble", "complex128"),
-    (DType::Pred, 11, "Bool", "bool"),
-    (DType::BF16, 15, "BFloat16", "bfloat16"),
-    (DType::F8E5M2, 23, "Float8_e5m2", "float8_e5m2"),
-    (DType::F8E4M3FN, 24, "Float8_e4m3fn", "float8_e4m3fn"),
-    (DType::U16, 27, "UInt16", "uint16"),
-    (DType::U32, 28, "UInt32", "uint32"),
-    (DType::U64, 29, "UInt64", "uint64"),
+/// Dtype, torch's `ScalarType` code, its C++ name.
+const DTYPES: &[(DType, i64, &str)] = &[
+    (DType::U8, 0, "Byte"),
+    (DType::S8, 1, "Char"),
+    (DType::S16, 2, "Short"),
+    (DType::S32, 3, "Int"),
+    (DType::S64, 4, "Long"),
+    (DType::F16, 5, "Half"),
+    (DType::F32, 6, "Float"),
+    (DType::F64, 7, "Double"),
+    (DType::C64, 9, "ComplexFloat"),
+    (DType::C128, 10, "ComplexDouble"),
+    (DType::Pred, 11, "Bool"),
+    (DType::BF16, 15, "BFloat16"),
+    (DType::F8E5M2, 23, "Float8_e5m2"),
+    (DType::F8E4M3FN, 24, "Float8_e4m3fn"),
+    (DType::U16, 27, "UInt16"),
+    (DType::U32, 28, "UInt32"),
+    (DType::U64, 29, "UInt64"),
 ];
 
 /// By `ScalarType` code and by dtype: ops are recorded through these.
@@ -44,7 +44,7 @@ const ENTRIES: [u8; 32] = {
     table
 };
 
-fn entry(dtype: DType) -> &'static (DType, i64, &'static str, &'static str) {
+fn entry(dtype: DType) -> &'static (DType, i64, &'static str) {
     &DTYPES[ENTRIES[dtype as usize] as usize]
 }
 
@@ -78,11 +78,6 @@ pub fn code(dtype: DType) -> i64 {
 /// The C++ name: `Float`.
 pub fn scalar_name(dtype: DType) -> &'static str {
     entry(dtype).2
-}
-
-/// The Python name: `torch.float32`.
-pub fn torch_name(dtype: DType) -> String {
-    format!("torch.{}", entry(dtype).3)
 }
 
 /// The C++ type, as `caffe2::TypeMeta` prints it: `unsigned char`, `c10::Half`.

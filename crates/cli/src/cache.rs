@@ -13,8 +13,8 @@ use oxitorch_cache::{DISK_BYTES, Folder, Listed, Shared, Sharing, Store, Stored,
 use serde_json::json;
 
 use crate::facts::{Facts, Programs};
-use crate::report::{bytes, cut, duration, many};
 use crate::script;
+use oxitorch_format::{bytes, cut, duration, many};
 
 /// Which cache.
 #[derive(Args)]

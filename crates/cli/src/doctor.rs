@@ -18,8 +18,9 @@ use crate::facts::Facts;
 use crate::machine;
 use crate::packages::{Package, Packages, meets, release};
 use crate::plugins::{self, Answer, Aot};
-use crate::preflight::cuda;
-use crate::report::{Check, Report, bytes};
+use crate::report::{Check, Report};
+use oxitorch_format::bytes;
+use oxitorch_preflight::compile::cuda;
 
 /// The versions of torch that one core serves.
 const TORCH: &str = ">=2.11,<2.16";

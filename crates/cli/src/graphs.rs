@@ -1,7 +1,6 @@
 //! `oxitorch graphs`: the programs that a run has captured.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +8,10 @@ use std::path::{Path, PathBuf};
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use oxitorch_capture::{Cost, Graph, Op, Origin, Reason, TensorType};
+use oxitorch_format::{amount, bytes, cut, duration, many, short};
 
 use crate::facts::Facts;
-use crate::report::{bytes, cut, duration, many};
 use crate::script;
 
 /// The folder if nothing else says one.
@@ -90,45 +89,15 @@ pub(crate) enum Part {
     Hlo,
 }
 
-/// An operation.
-#[derive(Deserialize, Serialize)]
-struct Op {
-    op: String,
-    results: Vec<Option<String>>,
-    line: Option<String>,
+/// Whether its id begins with this, or its name, an op or a line has it.
+fn mentions(g: &Graph, text: &str) -> bool {
+    let in_op = |o: &Op| o.op.contains(text) || o.line.as_ref().is_some_and(|l| l.contains(text));
+    g.id.starts_with(text) || g.name.contains(text) || g.ops.iter().any(in_op)
 }
 
-/// A captured program, as the engine writes it.
-#[derive(Deserialize, Serialize)]
-struct Captured {
-    id: String,
-    name: String,
-    first_line: Option<String>,
-    ended_by: Option<String>,
-    ended_at: Option<String>,
-    from: String,
-    compile_s: f64,
-    inputs: Vec<String>,
-    outputs: Vec<Option<String>>,
-    donated: Vec<u32>,
-    ops: Vec<Op>,
-    launches: u64,
-    device_s: f64,
-    #[serde(default)]
-    cost: BTreeMap<String, serde_json::Value>,
-    #[serde(default)]
-    memory_bytes: BTreeMap<String, i64>,
-}
-
-impl Captured {
-    fn mentions(&self, text: &str) -> bool {
-        let in_op = |o: &Op| o.op.contains(text) || o.line.as_ref().is_some_and(|l| l.contains(text));
-        self.id.starts_with(text) || self.name.contains(text) || self.ops.iter().any(in_op)
-    }
-
-    fn memory(&self, what: &str) -> u64 {
-        self.memory_bytes.get(what).copied().unwrap_or(0).max(0) as u64
-    }
+/// The bytes of its temporaries, as far as they are known.
+fn temporaries(g: &Graph) -> u64 {
+    g.memory_bytes.map_or(0, |m| m.temporaries.max(0) as u64)
 }
 
 /// Runs a subcommand; what it says and the exit status.
@@ -138,7 +107,7 @@ pub(crate) fn run(which: &Which, what: Option<Do>, facts: &Facts) -> anyhow::Res
     let text = match what {
         Do::Ls { text, sort, json } => {
             let mut found = read(&folder)?;
-            found.retain(|g| text.as_ref().is_none_or(|t| g.mentions(t)));
+            found.retain(|g| text.as_ref().is_none_or(|t| mentions(g, t)));
             sort.apply(&mut found);
             if json { serde_json::to_string_pretty(&found)? + "\n" } else { table(&found) }
         }
@@ -172,27 +141,20 @@ impl Which {
     }
 }
 
-fn read(folder: &Path) -> anyhow::Result<Vec<Captured>> {
+fn read(folder: &Path) -> anyhow::Result<Vec<Graph>> {
     let unusable = || {
         format!(
             "no captured programs in {} (capture some with `oxitorch graphs record SCRIPT`)",
             folder.display()
         )
     };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).with_context(unusable)? {
-        let path = entry?.path();
-        let is_fact = path.extension().is_some_and(|e| e == "json");
-        if is_fact && !path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.')) {
-            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let graph = serde_json::from_str(&text);
-            found.push(graph.with_context(|| format!("{} is no captured program", path.display()))?);
-        }
+    if !folder.is_dir() {
+        bail!(unusable());
     }
-    Ok(found)
+    Ok(Graph::read_all(folder)?)
 }
 
-fn find(folder: &Path, id: &str) -> anyhow::Result<Captured> {
+fn find(folder: &Path, id: &str) -> anyhow::Result<Graph> {
     let mut found = read(folder)?;
     found.retain(|g| g.id.starts_with(id));
     match found.len() {
@@ -203,7 +165,7 @@ fn find(folder: &Path, id: &str) -> anyhow::Result<Captured> {
 }
 
 impl Sort {
-    fn apply(self, graphs: &mut [Captured]) {
+    fn apply(self, graphs: &mut [Graph]) {
         let micros = |s: f64| (s * 1e6) as u64;
         graphs.sort_by_key(|g| {
             let by = match self {
@@ -211,7 +173,7 @@ impl Sort {
                 Sort::Launches => g.launches,
                 Sort::Compile => micros(g.compile_s),
                 Sort::Ops => g.ops.len() as u64,
-                Sort::Memory => g.memory("temporaries"),
+                Sort::Memory => temporaries(g),
             };
             (Reverse(by), g.id.clone())
         });
@@ -222,21 +184,7 @@ fn seconds(s: f64) -> String {
     duration(std::time::Duration::from_secs_f64(s.max(0.0)))
 }
 
-/// 1234567 -> "1.2 M".
-pub(crate) fn amount(n: f64) -> String {
-    let units = ["", " k", " M", " G", " T", " P"];
-    let unit = if n >= 1000.0 { ((n.log10() / 3.0) as usize).min(units.len() - 1) } else { 0 };
-    let n = n / 1000f64.powi(unit as i32);
-    if unit == 0 { format!("{n:.0}") } else { format!("{n:.1}{}", units[unit]) }
-}
-
-/// `train.py:8` of `/home/me/train.py:8 in step`.
-pub(crate) fn short(line: &str) -> &str {
-    let place = line.split(" in ").next().unwrap_or(line);
-    place.rsplit('/').next().unwrap_or(place)
-}
-
-fn table(graphs: &[Captured]) -> String {
+fn table(graphs: &[Graph]) -> String {
     let bold = Style::new().bold();
     let dim = Style::new().dimmed();
     let name = AnsiColor::Cyan.on_default();
@@ -247,8 +195,8 @@ fn table(graphs: &[Captured]) -> String {
     );
     for g in graphs {
         // What had to be compiled cost time; what was there did not.
-        let style = if g.from == "compiled" { AnsiColor::Yellow.on_default() } else { Style::new() };
-        let flops = g.cost.get("flops").and_then(serde_json::Value::as_f64);
+        let style = if g.from == Origin::Compiled { AnsiColor::Yellow.on_default() } else { Style::new() };
+        let flops = g.cost.get("flops").and_then(Cost::number);
         let _ = writeln!(
             out,
             "{:12}  {:>6}  {style}{:>9}{style:#}  {:>8}  {:>9}  {:>4.0}%  {:>9}  {:>10}  {name}{}{name:#} {dim}{}{dim:#}",
@@ -259,7 +207,7 @@ fn table(graphs: &[Captured]) -> String {
             seconds(g.device_s),
             100.0 * g.device_s / total.max(f64::MIN_POSITIVE),
             flops.map_or_else(|| "-".to_owned(), amount),
-            bytes(g.memory("temporaries")),
+            bytes(temporaries(g)),
             g.name,
             g.first_line.as_deref().map_or("", short),
         );
@@ -268,11 +216,11 @@ fn table(graphs: &[Captured]) -> String {
 }
 
 /// The program as it went to the compiler, or as it came from there; nothing if the plugin did not give it.
-fn program(folder: &Path, graph: &Captured, extension: &str) -> Option<String> {
+fn program(folder: &Path, graph: &Graph, extension: &str) -> Option<String> {
     fs::read_to_string(folder.join(format!("{}.{extension}", graph.id))).ok()
 }
 
-fn whole(folder: &Path, graph: &Captured) -> anyhow::Result<String> {
+fn whole(folder: &Path, graph: &Graph) -> anyhow::Result<String> {
     let mut value = serde_json::to_value(graph)?;
     value["stablehlo"] = program(folder, graph, "mlir").into();
     value["optimized_hlo"] = program(folder, graph, "hlo").into();
@@ -280,19 +228,19 @@ fn whole(folder: &Path, graph: &Captured) -> anyhow::Result<String> {
 }
 
 /// How a part is shown.
-type Show = fn(&Path, &Captured) -> String;
+type Show = fn(&Path, &Graph) -> String;
 
-fn show(folder: &Path, g: &Captured, only: &[Part]) -> anyhow::Result<String> {
+fn show(folder: &Path, g: &Graph, only: &[Part]) -> anyhow::Result<String> {
     let name = AnsiColor::Cyan.on_default();
     let dim = Style::new().dimmed();
     let wants = |part| only.is_empty() || only.contains(&part);
     let mut out = String::new();
     if only.is_empty() {
         let _ = writeln!(out, "{name}{}{name:#} {dim}{}{dim:#}", g.name, g.id);
-        let ended = g.ended_by.as_deref().unwrap_or("-");
+        let ended = g.ended_by.map_or("-", Reason::name);
         let at = g.ended_at.as_deref().map_or(String::new(), |l| format!(" at {l}"));
         let _ = writeln!(out, "  {}, ended by: {ended}{at}", many(g.ops.len() as u64, "op"));
-        let _ = writeln!(out, "  {} in {}", g.from, seconds(g.compile_s));
+        let _ = writeln!(out, "  {} in {}", g.from.name(), seconds(g.compile_s));
         let _ =
             writeln!(out, "  launched {}, {} on the device", many(g.launches, "time"), seconds(g.device_s));
     }
@@ -322,7 +270,7 @@ fn extension(part: Part) -> &'static str {
 }
 
 /// Operations by number, with the Python line where it changes.
-fn ops(_: &Path, g: &Captured) -> String {
+fn ops(_: &Path, g: &Graph) -> String {
     let dim = Style::new().dimmed();
     let mut out = String::new();
     let mut last = None;
@@ -331,61 +279,59 @@ fn ops(_: &Path, g: &Captured) -> String {
         if last.replace(line) != Some(line) {
             let _ = writeln!(out, "  {dim}{line}{dim:#}");
         }
-        let results: Vec<&str> = op.results.iter().map(|r| r.as_deref().unwrap_or("-")).collect();
+        let results: Vec<String> = op.results.iter().map(shown).collect();
         let _ = writeln!(out, "  {:>6}  {:32} {}", i + 1, op.op, results.join(", "));
     }
     out
 }
 
-fn types(_: &Path, g: &Captured) -> String {
+fn shown(ty: &Option<TensorType>) -> String {
+    ty.as_ref().map_or_else(|| "-".to_owned(), TensorType::to_string)
+}
+
+fn types(_: &Path, g: &Graph) -> String {
     let mut out = String::new();
     for (i, ty) in g.inputs.iter().enumerate() {
         let given = if g.donated.contains(&(i as u32)) { "  overwritten" } else { "" };
         let _ = writeln!(out, "  input {i:>4}  {ty}{given}");
     }
     for (i, ty) in g.outputs.iter().enumerate() {
-        let _ = writeln!(out, "  output {i:>3}  {}", ty.as_deref().unwrap_or("-"));
+        let _ = writeln!(out, "  output {i:>3}  {}", shown(ty));
     }
     out
 }
 
-fn cost(_: &Path, g: &Captured) -> String {
+fn cost(_: &Path, g: &Graph) -> String {
     let mut out = String::new();
     // Names with braces are of single operands.
     for (name, value) in g.cost.iter().filter(|(name, _)| !name.contains('{')) {
-        let value = value.as_f64().map_or_else(|| value.to_string(), amount);
+        let value = match value {
+            Cost::Text(text) => text.clone(),
+            number => amount(number.number().unwrap_or_default()),
+        };
         let _ = writeln!(out, "  {:24} {value:>10}", cut(name, 24));
     }
     out
 }
 
-fn memory(_: &Path, g: &Captured) -> String {
+fn memory(_: &Path, g: &Graph) -> String {
     let mut out = String::new();
-    for (name, &n) in &g.memory_bytes {
-        if !(name == "peak" && n == 0) {
-            let _ = writeln!(out, "  {name:12} {:>12}", bytes(n.max(0) as u64));
-        }
+    let Some(m) = g.memory_bytes else { return out };
+    let parts = [
+        ("aliased", m.aliased),
+        ("arguments", m.arguments),
+        ("code", m.code),
+        ("outputs", m.outputs),
+        ("peak", m.peak),
+        ("temporaries", m.temporaries),
+    ];
+    for (name, n) in parts.into_iter().filter(|(name, n)| !(*name == "peak" && *n == 0)) {
+        let _ = writeln!(out, "  {name:12} {:>12}", bytes(n.max(0) as u64));
     }
     out
 }
 
-fn text(folder: &Path, g: &Captured, extension: &str) -> String {
+fn text(folder: &Path, g: &Graph, extension: &str) -> String {
     let missing = || "  the plugin did not give it\n".to_owned();
     program(folder, g, extension).map_or_else(missing, |t| t.trim_end().to_owned() + "\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_are_short() {
-        assert_eq!([0.0, 999.0, 1000.0, 2.5e6, 3e12].map(amount), ["0", "999", "1.0 k", "2.5 M", "3.0 T"]);
-    }
-
-    #[test]
-    fn lines_are_short() {
-        assert_eq!(short("/home/me/train.py:8 in step"), "train.py:8");
-        assert_eq!(short("train.py:8"), "train.py:8");
-    }
 }

@@ -102,10 +102,10 @@ enum Command {
     },
     /// Compile captured programs for devices that are not there; `preflight` runs this as a child
     #[command(hide = true)]
-    Aot(preflight::aot::Work),
+    Aot(oxitorch_preflight::compile::aot::Work),
     /// Compile the programs of a folder for a slice, and say for each whether that was possible
     #[command(hide = true)]
-    AotFolder(preflight::folder::Folder),
+    AotFolder(oxitorch_preflight::compile::folder::Folder),
     /// Load one plugin and print what it says; `doctor` runs this as a child, because a plugin may abort
     #[command(hide = true)]
     Probe {
@@ -182,8 +182,11 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             Ok(status)
         }
         Command::Selftest(args) => selftest::run(&args, &facts(None)?),
-        Command::Aot(work) => preflight::aot::compile(&work).map(|()| 0),
-        Command::AotFolder(work) => preflight::folder::compile(&work, &facts(None)?).map(|()| 0),
+        Command::Aot(work) => oxitorch_preflight::compile::aot::compile(&work).map(|()| 0),
+        Command::AotFolder(work) => {
+            oxitorch_preflight::compile::folder::compile(&work, &preflight::environment(&facts(None)?))
+                .map(|()| 0)
+        }
         Command::Probe { platform, library } => {
             print(&plugins::probe(&platform, &library)?)?;
             Ok(0)

@@ -13,7 +13,7 @@ use oxitorch_pjrt::{
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
-use crate::preflight::cuda;
+use oxitorch_preflight::compile::cuda;
 
 /// Longer than any plugin needs on a machine that works; a TPU's first contact takes tens of seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(90);

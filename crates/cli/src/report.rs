@@ -130,41 +130,6 @@ impl Report {
     }
 }
 
-/// 68719476736 -> "64.0 GiB".
-pub(crate) fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut size = n as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < units.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", units[unit]) }
-}
-
-/// At most so many characters.
-pub(crate) fn cut(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// "3 programs".
-pub(crate) fn many(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-/// "15 ms", "2.5 s", "3.1 min", "2.0 h".
-pub(crate) fn duration(time: std::time::Duration) -> String {
-    match time.as_secs_f64() {
-        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
-        s if s < 60.0 => format!("{s:.1} s"),
-        s if s < 3600.0 => format!("{:.1} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,12 +145,5 @@ mod tests {
         let expected = "\nPython\n  ✓ torch  2.15.0\n  ! shim   not built\n           yet\n           → build it\n\nPlugins\n  ✗ cpu    not found\n\n1 error, 1 warning\n";
         assert!(plain.ends_with(expected), "{plain}");
         assert!(report.has_errors());
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(64 << 30), "64.0 GiB");
-        assert_eq!(bytes(3 << 50), "3072.0 TiB");
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::facts::Facts;
-use crate::report::duration;
+use oxitorch_format::duration;
 
 /// What is tested, and where to write it.
 #[derive(clap::Args)]

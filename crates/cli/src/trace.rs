@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 
 use crate::facts::Facts;
-use crate::report::bytes;
 use crate::script;
+use oxitorch_format::bytes;
 
 #[derive(Subcommand)]
 pub(crate) enum Do {

@@ -6,7 +6,7 @@
 
 use crate::engine::Engine;
 use crate::events;
-use crate::graphs::Captured;
+use crate::graphs::Recorded;
 use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::program::Program;
@@ -14,11 +14,11 @@ use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
 use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
+use oxitorch_capture::{self as capture, Beside, Capture, FellBack, Modules, Moved, Role};
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::Platform;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -82,7 +82,7 @@ struct Runs {
     /// What went in and came out, at the last launch.
     ends: Ends,
     /// The tensors that `beside` is of.
-    tensors_beside: Vec<serde_json::Value>,
+    tensors_beside: Vec<Beside>,
 }
 
 /// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back.
@@ -115,7 +115,7 @@ impl Absent {
     }
 
     /// Says what the value of a storage is for: a role and a name.
-    pub fn label(&self, slot: &Slot, role: &str, name: &str) {
+    pub fn label(&self, slot: &Slot, role: Role, name: &str) {
         slot.look(|value| self.log.lock().roles.label(value, role, name));
     }
 
@@ -216,63 +216,68 @@ impl Absent {
         self.log.lock().steps >= self.device.steps
     }
 
-    /// All of it as JSON, and the text of each program.
-    pub(crate) fn captured(&self, engine: &Engine, memory: &Memory) -> Capture {
+    /// All of it, and the text of each program by its id.
+    pub(crate) fn captured(&self, engine: &Engine, memory: &Memory) -> (Capture, Modules) {
         let log = self.log.lock();
-        let mut modules = Vec::new();
-        let mut programs = Vec::new();
-        for runs in &log.programs {
-            let Some(Captured { mut facts, text }) = engine.compiler().captured(&runs.program) else {
-                continue;
-            };
-            let lines: Vec<Option<String>> = runs.inputs.iter().map(|&site| describe(site)).collect();
-            facts.insert("launches".into(), json!(runs.launches));
-            facts.insert("beside_bytes".into(), json!(runs.beside));
-            facts.insert("input_lines".into(), json!(lines));
-            let (inputs, outputs) = log.roles.of_ends(&runs.ends);
-            facts.insert("input_roles".into(), inputs.into());
-            facts.insert("output_roles".into(), outputs.into());
-            facts.insert("tensors_beside".into(), runs.tensors_beside.clone().into());
-            facts.insert("why".into(), json!(engine.explainer().of(&runs.program)));
-            facts.insert("undonated".into(), json!(log.undonated.of(&runs.program, log.steps)));
-            modules.push((facts["id"].as_str().unwrap_or_default().to_owned(), text));
-            programs.push(facts);
-        }
-        let moved = |all: &BTreeMap<(u64, u32), (u64, u64)>| -> Vec<serde_json::Value> {
-            all.iter()
-                .map(|(&(step, site), (n, bytes))| {
-                    json!({ "step": step, "line": describe(Site(site)), "count": n, "bytes": bytes })
-                })
-                .collect()
-        };
-        let fallbacks: Vec<serde_json::Value> = log
-            .fallbacks
-            .iter()
-            .map(|((step, site, op), n)| {
-                json!({ "step": step, "line": describe(Site(*site)), "op": op, "count": n })
-            })
-            .collect();
-        let facts = json!({
-            "version": 1,
-            "described": self.described.load(Relaxed),
-            "steps": log.steps,
-            "programs": programs,
-            "reads": moved(&log.reads),
-            "writes": moved(&log.writes),
-            "fallbacks": fallbacks,
-            "resident_peak_bytes": memory.bytes().peak,
+        let recorded = log.programs.iter().filter_map(|runs| {
+            let recorded = engine.compiler().recorded(&runs.program)?;
+            let (program, text) = log.program(runs, recorded);
+            let program = capture::Program { why: engine.explainer().of(&runs.program), ..program };
+            Some((program, text))
         });
-        Capture { facts, modules }
+        let (programs, texts): (Vec<_>, Vec<_>) = recorded.unzip();
+        let modules = programs.iter().map(|p| p.id.clone()).zip(texts).collect();
+        let fell_back = |((step, site, op), count): (&(u64, u32, String), &u64)| FellBack {
+            step: *step,
+            line: describe(Site(*site)),
+            op: op.clone(),
+            count: *count,
+        };
+        let capture = Capture {
+            described: self.described.load(Relaxed),
+            steps: log.steps,
+            programs,
+            reads: moved(&log.reads),
+            writes: moved(&log.writes),
+            fallbacks: log.fallbacks.iter().map(fell_back).collect(),
+            resident_peak_bytes: memory.bytes().peak,
+            ..Capture::default()
+        };
+        (capture, modules)
     }
 }
 
-/// What was asked of a device that is not there.
-#[derive(Clone, Debug)]
-pub struct Capture {
-    /// Steps, programs with their launches, reads, copies to the device, fallbacks.
-    pub facts: serde_json::Value,
-    /// The StableHLO of each program, by its id.
-    pub modules: Vec<(String, String)>,
+impl Log {
+    /// What is known of a program from its launches, with what is known without them.
+    fn program(&self, runs: &Runs, recorded: Recorded) -> (capture::Program, String) {
+        let Recorded { mut program, text } = recorded;
+        let (inputs, outputs) = self.roles.of_ends(&runs.ends);
+        for ((input, label), &site) in program.inputs.iter_mut().zip(inputs).zip(&runs.inputs) {
+            (input.label, input.line) = (label, describe(site));
+        }
+        for (output, label) in program.outputs.iter_mut().zip(outputs) {
+            output.label = label;
+        }
+        let program = capture::Program {
+            launches: runs.launches.clone(),
+            beside_bytes: runs.beside,
+            tensors_beside: runs.tensors_beside.clone(),
+            undonated: self.undonated.of(&runs.program, self.steps),
+            ..program
+        };
+        (program, text)
+    }
+}
+
+/// Copies by step and line.
+fn moved(all: &BTreeMap<(u64, u32), (u64, u64)>) -> Vec<Moved> {
+    let one = |(&(step, site), &(count, bytes)): (&(u64, u32), &(u64, u64))| Moved {
+        step,
+        line: describe(Site(site)),
+        count,
+        bytes,
+    };
+    all.iter().map(one).collect()
 }
 
 /// The bytes of a number; what the type cannot hold is cut as `as` does.

@@ -1,13 +1,12 @@
 //! The engine: a client, a stream per device, and the switches.
 
-use crate::absent::{Absent, Capture};
+use crate::absent::Absent;
 use crate::cached::CacheOptions;
 use crate::config::{Limits, Remembered, Switches};
 use crate::effort::Policy;
 use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
 use crate::explain::{Bounds, Explainer};
-use crate::flush::Reason;
 use crate::graphs::Shown;
 use crate::launch::Interrupt;
 use crate::memory::Memory;
@@ -18,9 +17,9 @@ use crate::stream::Stream;
 use crate::target::Target;
 use oxitorch_aten::TargetOptions;
 use oxitorch_cache as cache;
+use oxitorch_capture::{Capture, Graph, Modules, Reason};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
-use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -122,8 +121,9 @@ impl Engine {
         self.target.absent().map(Arc::as_ref)
     }
 
-    /// What was asked so far of a device that is not there; what was recorded is cut off first.
-    pub fn captured(&self, site: Site) -> Result<Option<Capture>> {
+    /// What was asked so far of a device that is not there, and the StableHLO of each program by its id; what was recorded
+    /// is cut off first.
+    pub fn captured(&self, site: Site) -> Result<Option<(Capture, Modules)>> {
         let (Some(absent), Some(stream)) = (self.target.absent(), self.streams.first()) else {
             return Ok(None);
         };
@@ -194,9 +194,8 @@ impl Engine {
         self.metrics.events.stop(listener)
     }
 
-    /// What is known of the latest programs from this number on without their executables, in the order in which they came,
-    /// as JSON.
-    pub fn graphs(&self, from: usize) -> Vec<Value> {
+    /// What is known of the latest programs from this number on without their executables, in the order in which they came.
+    pub fn graphs(&self, from: usize) -> Vec<Graph> {
         self.compiler.list(from)
     }
 

@@ -2,10 +2,10 @@
 //!
 //! Everything that others have to call is here. While nobody listens a call is one load.
 
-use crate::flush::Reason;
 use crate::inst::Inst;
 use crate::shared::Shared;
 use crate::site::Site;
+use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,14 +1,14 @@
 //! Why a program is a new one: what differs from the program before that is most like it, and what to do about it.
 
-use crate::flush::Reason;
 use crate::inst::{Inst, Kind};
 use crate::program::{Compiler, Graph, Program};
 use crate::shared::Shared;
 use crate::site::{Site, describe};
-use oxitorch_aten::{Arg, dtype::torch_name};
+use oxitorch_aten::Arg;
+use oxitorch_capture::Reason;
+use oxitorch_capture::{Cause, Why};
 use oxitorch_hlo::TensorType;
 use parking_lot::Mutex;
-use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -109,10 +109,10 @@ impl Explainer {
         explanations.into_iter().map(whole).collect()
     }
 
-    /// Why this program was made, as JSON.
-    pub(crate) fn of(&self, program: &Arc<Program>) -> Option<serde_json::Value> {
+    /// Why this program was made.
+    pub(crate) fn of(&self, program: &Arc<Program>) -> Option<Why> {
         let explanations = self.explanations.lock();
-        explanations.iter().find(|(_, p)| Arc::ptr_eq(p, program)).map(|(e, _)| e.json())
+        explanations.iter().find(|(_, p)| Arc::ptr_eq(p, program)).map(|(e, _)| e.why())
     }
 
     /// Notes a new program; the text is an error if it is one too many.
@@ -140,7 +140,7 @@ impl Explainer {
             launched: launched(cut),
             nearest: None,
             differences: Vec::new(),
-            cause: if known.is_empty() { Cause::First } else { Cause::Unlike },
+            cause: if known.is_empty() { Cause::First } else { Cause::NewLines },
         };
         if let Some(old) = nearest(&known, &new) {
             compare(old, &new, &mut explanation);
@@ -165,15 +165,15 @@ impl Explainer {
 }
 
 impl Explanation {
-    fn json(&self) -> serde_json::Value {
-        json!({
-            "number": self.number,
-            "launched": self.launched,
-            "nearest": self.nearest.map(|(number, _)| number),
-            "cause": self.cause.name(),
-            "differences": self.differences,
-            "hint": self.cause.hint(),
-        })
+    fn why(&self) -> Why {
+        Why {
+            number: self.number,
+            launched: self.launched.clone(),
+            nearest: self.nearest.map(|(number, _)| number),
+            cause: self.cause,
+            differences: self.differences.clone(),
+            hint: hint(self.cause).map(str::to_owned),
+        }
     }
 
     /// Notes the first cause.
@@ -193,62 +193,28 @@ impl Display for Explanation {
             None => f.write_str("\n  no program before is like it: these lines run for the first time")?,
         }
         self.differences.iter().try_for_each(|d| write!(f, "\n  {d}"))?;
-        self.cause.hint().map_or(Ok(()), |hint| write!(f, "\n  hint: {hint}"))
+        hint(self.cause).map_or(Ok(()), |hint| write!(f, "\n  hint: {hint}"))
     }
 }
 
-/// What a new program comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    First,
-    Unlike,
-    Size,
-    Dtype,
-    Attribute,
-    OtherOp,
-    Cut,
-    Visible,
-    Offsets,
-    Options,
-    Other,
-}
-
-impl Cause {
-    fn name(self) -> &'static str {
-        match self {
-            Cause::First => "first",
-            Cause::Unlike => "new_lines",
-            Cause::Size => "size",
-            Cause::Dtype => "dtype",
-            Cause::Attribute => "attribute",
-            Cause::OtherOp => "ops",
-            Cause::Cut => "cut",
-            Cause::Visible => "visible",
-            Cause::Offsets => "offsets",
-            Cause::Options => "options",
-            Cause::Other => "other",
+/// What to do about it.
+fn hint(cause: Cause) -> Option<&'static str> {
+    Some(match cause {
+        Cause::Size => {
+            "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes"
         }
-    }
-
-    /// What to do about it.
-    fn hint(self) -> Option<&'static str> {
-        Some(match self {
-            Cause::Size => {
-                "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes"
-            }
-            Cause::Dtype => "a dtype changed: convert where the data comes in, or check autocast",
-            Cause::Attribute => {
-                "the argument shapes the program, so each value is a program of its own: keep it fixed, or pass a tensor"
-            }
-            Cause::OtherOp => "the code took another way; both stay compiled",
-            Cause::Cut => "reads and waits cut the stream: do them at the same place in every round",
-            Cause::Visible => {
-                "a variable keeps a value of another round alive, or no longer does; this settles after a round"
-            }
-            Cause::Offsets => "nothing: this program serves all other values of those offsets",
-            Cause::First | Cause::Unlike | Cause::Options | Cause::Other => return None,
-        })
-    }
+        Cause::Dtype => "a dtype changed: convert where the data comes in, or check autocast",
+        Cause::Attribute => {
+            "the argument shapes the program, so each value is a program of its own: keep it fixed, or pass a tensor"
+        }
+        Cause::Ops => "the code took another way; both stay compiled",
+        Cause::Cut => "reads and waits cut the stream: do them at the same place in every round",
+        Cause::Visible => {
+            "a variable keeps a value of another round alive, or no longer does; this settles after a round"
+        }
+        Cause::Offsets => "nothing: this program serves all other values of those offsets",
+        Cause::First | Cause::NewLines | Cause::Options | Cause::Other => return None,
+    })
 }
 
 fn count(n: usize, what: &str) -> String {
@@ -341,7 +307,7 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
                     e.differences.push(format!("{n} {what}, the first is {}", op_at(k, ops.start)));
                 }
             }
-            e.note(Cause::OtherOp);
+            e.note(Cause::Ops);
         }
     } else if differing.is_empty() && old.given != new.given {
         let offsets = count(new.given, "offset");
@@ -454,7 +420,7 @@ fn another_view(old: &Kind, new: &Kind, e: &mut Explanation) -> String {
 
 /// A type as torch would say it, for instance `float32[2, 3]`.
 pub(crate) fn tensor(ty: &TensorType) -> String {
-    format!("{}{:?}", torch_name(ty.dtype).trim_start_matches("torch."), ty.shape.as_slice())
+    oxitorch_capture::TensorType::from(ty).to_string()
 }
 
 /// An argument as its user wrote it.

@@ -25,6 +25,7 @@ use crate::split;
 use crate::stream::{Stream, Window};
 use crate::threads::Whose;
 use crate::value::Value;
+use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, TensorType};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -33,63 +34,6 @@ use std::time::Instant;
 
 /// Ops that make a window worth a launch when a loop comes round.
 const WORTH_A_LAUNCH: usize = 64;
-
-/// Why a window ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The mode runs one op at a time.
-    Mode,
-    /// A value is read.
-    Read,
-    /// Somebody waits for the device, or asks whether it is done.
-    Wait,
-    /// An optimizer has made its step.
-    Step,
-    /// A loop came round.
-    Loop,
-    /// So many ops were recorded.
-    Ops,
-    /// The recorded ops make so many bytes.
-    Bytes,
-    /// Other compiler options are in force.
-    Options,
-    /// The user asked for a barrier.
-    Barrier,
-    /// A part of a window that has no program as a whole.
-    Part,
-}
-
-impl Reason {
-    /// In declaration order.
-    pub const ALL: [Reason; 10] = [
-        Reason::Mode,
-        Reason::Read,
-        Reason::Wait,
-        Reason::Step,
-        Reason::Loop,
-        Reason::Ops,
-        Reason::Bytes,
-        Reason::Options,
-        Reason::Barrier,
-        Reason::Part,
-    ];
-
-    /// As metrics name it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reason::Mode => "mode",
-            Reason::Read => "read",
-            Reason::Wait => "wait",
-            Reason::Step => "step",
-            Reason::Loop => "loop",
-            Reason::Ops => "ops",
-            Reason::Bytes => "bytes",
-            Reason::Options => "options",
-            Reason::Barrier => "barrier",
-            Reason::Part => "part",
-        }
-    }
-}
 
 impl Window {
     /// Why the window has to end before an op of this line is recorded.

@@ -1,17 +1,17 @@
 //! The programs of a process, to be looked at: where they come from, what they cost, what the compiler made of them.
 
-use crate::explain::tensor;
-use crate::flush::Reason;
+use crate::inst::{Inst, Out};
 use crate::ops::OpRef;
 use crate::program::{Compiler, Graph, Program};
+use crate::shared::Shared;
 use crate::site::{Site, describe};
-use oxitorch_aten::dtype::torch_name;
-use oxitorch_hlo::{Location, Module, PrintOptions, TensorType};
+use oxitorch_capture::{
+    self as capture, CompilerOption, Cost, Graph as Told, MemoryBytes, Reason, TensorType,
+};
+use oxitorch_hlo::{Location, Module, PrintOptions, TensorType as HloType};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
-use serde_json::{Map, Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -56,7 +56,7 @@ pub(crate) struct Graphs {
     /// Where each is written when it is compiled.
     folder: OnceLock<PathBuf>,
     /// What was written, for when the counts are known.
-    written: Mutex<Vec<(Arc<Program>, Value)>>,
+    written: Mutex<Vec<(Arc<Program>, Told)>>,
 }
 
 /// Digits of a program's name; the cache shows as many.
@@ -103,18 +103,16 @@ impl Graphs {
             compiler.programs().warn(&format!("cannot write a program into {}: {e}", folder.display()));
             return;
         }
-        self.written.lock().push((program, shown.facts));
+        self.written.lock().push((program, shown.graph));
     }
 
     /// Writes again how often the programs ran.
     pub(crate) fn finish(&self) {
         let Some(folder) = self.folder.get() else { return };
-        for (program, mut facts) in std::mem::take(&mut *self.written.lock()) {
-            if let Some(facts) = facts.as_object_mut() {
-                facts.extend(usage(&program));
-            }
+        for (program, mut graph) in std::mem::take(&mut *self.written.lock()) {
+            (graph.launches, graph.device_s) = usage(&program);
             // What could be written once can be read as it is.
-            let _ = write_facts(folder, &facts);
+            let _ = graph.write(folder);
         }
     }
 }
@@ -123,7 +121,7 @@ impl Graphs {
 #[derive(Clone, Debug)]
 pub struct Shown {
     /// What fits into a table: id, name, ops with their lines, types, times, cost, memory.
-    pub facts: Value,
+    pub graph: Told,
     /// The program as it went to the compiler.
     pub stablehlo: String,
     /// The program as it came from there, if the plugin gives it in a form that can be shown.
@@ -133,35 +131,26 @@ pub struct Shown {
 impl Shown {
     fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let id = self.facts["id"].as_str().unwrap_or("program");
+        let id = &self.graph.id;
         fs::write(folder.join(format!("{id}.mlir")), &self.stablehlo)?;
         if let Some(text) = &self.optimized {
             fs::write(folder.join(format!("{id}.hlo")), text)?;
         }
-        write_facts(folder, &self.facts)
+        self.graph.write(folder)
     }
 }
 
-/// Whole or not at all: other processes may write the same program.
-fn write_facts(folder: &Path, facts: &Value) -> io::Result<()> {
-    let id = facts["id"].as_str().unwrap_or("program");
-    let temporary = folder.join(format!(".{id}.{}", std::process::id()));
-    fs::write(&temporary, serde_json::to_string_pretty(facts)?)?;
-    fs::rename(temporary, folder.join(format!("{id}.json")))
-}
-
-/// A program that was captured and is not compiled.
-pub(crate) struct Captured {
-    pub(crate) facts: Map<String, Value>,
+/// A program that was recorded and is not compiled.
+pub(crate) struct Recorded {
+    /// Without what its launches say.
+    pub(crate) program: capture::Program,
     /// As it goes to the compiler, with where each op comes from.
     pub(crate) text: String,
 }
 
-fn usage(program: &Program) -> Map<String, Value> {
-    let mut out = Map::new();
-    out.insert("launches".into(), program.ran.launches.load(Relaxed).into());
-    out.insert("device_s".into(), (program.ran.device_ns.load(Relaxed) as f64 * 1e-9).into());
-    out
+/// Launches, and seconds that they took on the device.
+fn usage(program: &Program) -> (u64, f64) {
+    (program.ran.launches.load(Relaxed), program.ran.device_ns.load(Relaxed) as f64 * 1e-9)
 }
 
 /// Where the ops of a graph come from, for what the compiler makes of them: `aten::mm#17` is the 18th op.
@@ -178,159 +167,188 @@ fn locations(graph: &Graph) -> Vec<Location> {
     graph.ops.iter().map(place).collect()
 }
 
-/// What is known of a graph without its executable.
-fn facts(graph: &Graph, program: &Program, id: String) -> Map<String, Value> {
-    let mut results = Vec::new();
-    let mut ops = Vec::new();
-    for op in graph.ops.iter() {
-        let types: Vec<Option<String>> =
-            op.inst.outputs.iter().map(|o| o.as_ref().map(|o| tensor(&o.ty))).collect();
-        let (line, backward) = (describe(op.site), op.site.is_of_backward());
-        ops.push(json!({ "op": op.inst.name(), "results": types, "line": line, "backward": backward }));
-        results.extend(types);
-    }
-    let outputs: Vec<&Option<String>> = graph.live.iter().filter_map(|&i| results.get(i as usize)).collect();
-    let (origin, seconds) = match graph.source.origin.get() {
-        Some(Origin::Compiled(time)) => ("compiled", time.as_secs_f64()),
-        Some(Origin::Loaded(time)) => ("loaded", time.as_secs_f64()),
-        None if program.is_done() => ("memory", 0.0),
-        None => ("pending", 0.0),
+/// The operations of a graph.
+fn ops(graph: &Graph) -> Vec<capture::Op> {
+    let op = |op: OpRef<'_>| capture::Op {
+        op: op.inst.name().to_owned(),
+        results: op.inst.outputs.iter().map(|o| o.as_ref().map(|o| (&o.ty).into())).collect(),
+        line: describe(op.site),
+        backward: op.site.is_of_backward(),
     };
-    let mut out = Map::new();
-    let mut set = |name: &str, value: Value| _ = out.insert(name.into(), value);
-    set("id", id.into());
-    set("name", program.name.clone().into());
-    set("first_line", ops.iter().find_map(|o| o["line"].as_str()).into());
-    set("ended_by", graph.source.cut.map(|(reason, _)| reason.name()).into());
-    set("ended_at", graph.source.cut.and_then(|(_, site)| describe(site)).into());
-    set("from", origin.into());
-    set("compile_s", seconds.into());
-    set("inputs", graph.inputs.iter().map(tensor).collect::<Vec<_>>().into());
-    set("outputs", json!(outputs));
-    set("donated", graph.donated.to_vec().into());
-    set("ops", ops.into());
-    out.extend(usage(program));
-    out
+    graph.ops.iter().map(op).collect()
+}
+
+/// A result of a graph that stays visible.
+struct Output {
+    /// The op that makes it, by its place.
+    op: usize,
+    /// As its users see it; none for a number that checks others.
+    ty: Option<TensorType>,
+    /// What it takes on the device.
+    bytes: u64,
+}
+
+/// The results of a graph that stay visible.
+fn outputs(graph: &Graph) -> Vec<Output> {
+    let of = |(op, inst): (usize, &Shared<Inst>)| -> Vec<Output> {
+        let one = |o: &Option<Shared<Out>>| Output {
+            op,
+            ty: o.as_ref().map(|o| (&o.ty).into()),
+            bytes: o.as_ref().map_or(0, |o| o.stored.bytes().max(0) as u64),
+        };
+        inst.outputs.iter().map(one).collect()
+    };
+    let mut all: Vec<Option<Output>> = graph.ops.insts.iter().enumerate().flat_map(of).map(Some).collect();
+    graph.live.iter().filter_map(|&i| all.get_mut(i as usize)?.take()).collect()
+}
+
+/// What is known of a graph without its executable.
+fn told(graph: &Graph, program: &Program, id: String) -> Told {
+    let ops = ops(graph);
+    let (from, seconds) = match graph.source.origin.get() {
+        Some(Origin::Compiled(time)) => (capture::Origin::Compiled, time.as_secs_f64()),
+        Some(Origin::Loaded(time)) => (capture::Origin::Loaded, time.as_secs_f64()),
+        None if program.is_done() => (capture::Origin::Memory, 0.0),
+        None => (capture::Origin::Pending, 0.0),
+    };
+    let (launches, device_s) = usage(program);
+    Told {
+        id,
+        name: program.name.clone(),
+        first_line: first_line(&ops),
+        ended_by: graph.source.cut.map(|(reason, _)| reason),
+        ended_at: graph.source.cut.and_then(|(_, site)| describe(site)),
+        from,
+        compile_s: seconds,
+        inputs: graph.inputs.iter().map(TensorType::from).collect(),
+        outputs: outputs(graph).into_iter().map(|o| o.ty).collect(),
+        donated: graph.donated.to_vec(),
+        ops,
+        launches,
+        device_s,
+        cost: BTreeMap::new(),
+        memory_bytes: None,
+        number: None,
+    }
+}
+
+fn first_line(ops: &[capture::Op]) -> Option<String> {
+    ops.iter().find_map(|o| o.line.clone())
 }
 
 /// The matrix products and convolutions of a graph, those of one line that are alike together.
-fn products(graph: &Graph, module: &Module) -> Vec<Value> {
-    let mut found: Vec<(Map<String, Value>, u64)> = Vec::new();
-    let mut places: FxHashMap<String, usize> = FxHashMap::default();
+fn products(graph: &Graph, module: &Module) -> Vec<capture::Products> {
+    let mut found: Vec<capture::Products> = Vec::new();
     for p in module.products() {
         let at = p.location.map(|i| i as usize);
-        let op = at.and_then(|i| graph.ops.insts.get(i)).map(|inst| inst.name());
-        let line = at.and_then(|i| graph.ops.sites.get(i)).and_then(|&site| describe(site));
-        let facts = json!({
-            "dtype": torch_name(p.dtype).trim_start_matches("torch."),
-            "precision": p.precision.name(),
-            "batch": p.batch,
-            "m": p.m,
-            "n": p.n,
-            "k": p.k,
-            "op": op,
-            "line": line,
-            "flops": p.flops(),
-        });
-        let place = *places.entry(facts.to_string()).or_insert(found.len());
-        match found.get_mut(place) {
-            Some((_, count)) => *count += 1,
-            None => found.extend(facts.as_object().map(|f| (f.clone(), 1))),
+        let one = capture::Products {
+            dtype: p.dtype,
+            precision: p.precision,
+            batch: p.batch,
+            m: p.m,
+            n: p.n,
+            k: p.k,
+            op: at.and_then(|i| graph.ops.insts.get(i)).map(|inst| inst.name().to_owned()),
+            line: at.and_then(|i| graph.ops.sites.get(i)).and_then(|&site| describe(site)),
+            count: 1,
+            flops: p.flops(),
+        };
+        let alike = |known: &&mut capture::Products| {
+            **known == capture::Products { count: known.count, flops: known.flops, ..one.clone() }
+        };
+        match found.iter_mut().find(alike) {
+            Some(known) => {
+                known.count += 1;
+                known.flops += one.flops;
+            }
+            None => found.push(one),
         }
     }
-    let whole = |(mut facts, count): (Map<String, Value>, u64)| {
-        if let Some(flops) = facts["flops"].as_f64() {
-            facts.insert("flops".into(), json!(flops * count as f64));
-        }
-        facts.insert("count".into(), count.into());
-        facts.into()
-    };
-    found.into_iter().map(whole).collect()
+    found
 }
 
-/// Numbers that the plugin says of a program.
-fn costs(executable: &pjrt::Executable) -> Map<String, Value> {
-    let number = |v: &pjrt::Value| match v {
-        pjrt::Value::Float(x) => json!(x),
-        pjrt::Value::Int(x) => json!(x),
-        other => json!(other.to_string()),
+/// Numbers that the plugin says of a program. One that does not say leaves them out.
+fn costs(executable: &pjrt::Executable) -> (BTreeMap<String, Cost>, Option<MemoryBytes>) {
+    let cost = |v: &pjrt::Value| match v {
+        pjrt::Value::Float(x) => Cost::Float(f64::from(*x)),
+        pjrt::Value::Int(x) => Cost::Int(*x),
+        other => Cost::Text(other.to_string()),
     };
-    // A plugin that does not say leaves these out.
-    let cost: Map<String, Value> = executable
-        .cost_analysis()
-        .unwrap_or_default()
-        .iter()
-        .map(|(name, v)| (name.clone(), number(v)))
-        .collect();
-    let mut out = Map::new();
-    out.insert("cost".into(), cost.into());
-    if let Ok(m) = executable.memory_stats() {
-        let bytes = json!({
-            "arguments": m.argument,
-            "outputs": m.output,
-            "aliased": m.alias,
-            "temporaries": m.temp,
-            "peak": m.peak,
-            "code": m.generated_code,
-        });
-        out.insert("memory_bytes".into(), bytes);
-    }
-    out
+    let memory = executable.memory_stats().ok().map(|m| MemoryBytes {
+        arguments: m.argument,
+        outputs: m.output,
+        aliased: m.alias,
+        temporaries: m.temp,
+        peak: m.peak,
+        code: m.generated_code,
+    });
+    let costs = executable.cost_analysis().unwrap_or_default();
+    (costs.iter().map(|(name, v)| (name.clone(), cost(v))).collect(), memory)
+}
+
+/// The compiler's options by name.
+fn options(overrides: &[(String, pjrt::OptionValue)]) -> BTreeMap<String, CompilerOption> {
+    let option = |v: &pjrt::OptionValue| match v {
+        pjrt::OptionValue::String(v) => CompilerOption::Text(v.clone()),
+        pjrt::OptionValue::Bool(v) => CompilerOption::Bool(*v),
+        pjrt::OptionValue::Int(v) => CompilerOption::Int(*v),
+        pjrt::OptionValue::Double(v) => CompilerOption::Float(*v),
+    };
+    overrides.iter().map(|(name, v)| (name.clone(), option(v))).collect()
 }
 
 impl Compiler {
-    /// What is known of a program before it is compiled.
-    fn describe(&self, program: &Program) -> Option<(Map<String, Value>, String)> {
+    /// A program's id and text, and the graph that it was made from.
+    fn described<'p>(&self, program: &'p Program) -> Option<(String, String, &'p Graph)> {
         let (graph, text, key) = self.made_from(program)?;
         let digits: String = key.digest().iter().map(|b| format!("{b:02x}")).collect();
-        Some((facts(graph, program, digits[..DIGITS].to_owned()), text))
+        Some((digits[..DIGITS].to_owned(), text, graph))
     }
 
     /// All that is known of a program; waits for its executable. Nothing if it has none.
     pub(crate) fn show(&self, program: &Program) -> Option<Shown> {
         let loaded = program.shown().ok()?;
-        let (mut facts, stablehlo) = self.describe(program)?;
-        facts.extend(costs(&loaded));
+        let (id, stablehlo, graph) = self.described(program)?;
+        let (cost, memory_bytes) = costs(&loaded);
+        let graph = Told { cost, memory_bytes, ..told(graph, program, id) };
         let optimized = loaded.optimized_program().ok().and_then(|p| p.text());
-        Some(Shown { facts: facts.into(), stablehlo, optimized })
+        Some(Shown { graph, stablehlo, optimized })
     }
 
-    /// A program that was captured and is not compiled: with the compiler's options, and how it is called by.
-    pub(crate) fn captured(&self, program: &Program) -> Option<Captured> {
-        let (mut facts, _) = self.describe(program)?;
+    /// A program that was recorded and is not compiled: with the compiler's options, and how it is called by.
+    pub(crate) fn recorded(&self, program: &Program) -> Option<Recorded> {
+        let (id, ..) = self.described(program)?;
         let (_, task) = program.task()?;
-        let module = task.graph.built(self.target.platform()).ok()?;
-        let text = module.to_text_with(PrintOptions { locations: &locations(&task.graph) });
-        let options = self.options(task).overrides;
-        let value = |v: &pjrt::OptionValue| match v {
-            pjrt::OptionValue::String(v) => json!(v),
-            pjrt::OptionValue::Bool(v) => json!(v),
-            pjrt::OptionValue::Int(v) => json!(v),
-            pjrt::OptionValue::Double(v) => json!(v),
+        let graph = &task.graph;
+        let module = graph.built(self.target.platform()).ok()?;
+        let text = module.to_text_with(PrintOptions { locations: &locations(graph) });
+        let input = |(i, ty): (usize, &HloType)| capture::Input {
+            donated: graph.donated.contains(&(i as u32)),
+            ..capture::Input::new(ty.into(), ty.bytes().max(0) as u64)
         };
-        let options: Map<String, Value> = options.iter().map(|(name, v)| (name.clone(), value(v))).collect();
-        facts.insert("options".into(), options.into());
-        facts.insert("products".into(), products(&task.graph, &module).into());
-        let bytes = |ty: &TensorType| ty.bytes().max(0);
-        facts.insert("input_bytes".into(), task.graph.inputs.iter().map(bytes).collect::<Vec<_>>().into());
-        // Bytes of each result, and the op that makes it.
-        let mut results = Vec::new();
-        for (i, inst) in task.graph.ops.insts.iter().enumerate() {
-            results.extend(inst.outputs.iter().map(|o| (o.as_ref().map_or(0, |o| bytes(&o.stored)), i)));
-        }
-        let (sizes, makers): (Vec<i64>, Vec<usize>) =
-            task.graph.live.iter().map(|&i| results[i as usize]).unzip();
-        facts.insert("output_bytes".into(), sizes.into());
-        facts.insert("output_ops".into(), makers.into());
-        Some(Captured { facts, text })
+        let output = |o: Output| capture::Output::new(o.ty, o.bytes, o.op);
+        let ops = ops(graph);
+        let program = capture::Program {
+            id,
+            name: program.name.clone(),
+            first_line: first_line(&ops),
+            ended_by: graph.source.cut.map(|(reason, _)| reason),
+            ended_at: graph.source.cut.and_then(|(_, site)| describe(site)),
+            ops,
+            inputs: graph.inputs.iter().enumerate().map(input).collect(),
+            outputs: outputs(graph).into_iter().map(output).collect(),
+            products: products(graph, &module),
+            options: options(&self.options(task).overrides),
+            ..capture::Program::default()
+        };
+        Some(Recorded { program, text })
     }
 
     /// The latest programs from this number on, without what their executables say.
-    pub(crate) fn list(&self, from: usize) -> Vec<Value> {
+    pub(crate) fn list(&self, from: usize) -> Vec<Told> {
         let described = |(number, program): (usize, Arc<Program>)| {
-            let (mut facts, _) = self.describe(&program)?;
-            facts.insert("number".into(), number.into());
-            Some(facts.into())
+            let (id, _, graph) = self.described(&program)?;
+            Some(Told { number: Some(number), ..told(graph, &program, id) })
         };
         self.graphs.numbered(from).into_iter().filter_map(described).collect()
     }

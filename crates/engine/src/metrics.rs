@@ -1,7 +1,7 @@
 //! Counters of what the engine did.
 
 use crate::events::{Events, What};
-use crate::flush::Reason;
+use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -4,16 +4,9 @@
 //! identity. What else goes into a program is told by where it came from and when.
 
 use crate::value::{State, Value};
+use oxitorch_capture::{Beside, Label, Role, TensorType};
 use rustc_hash::FxHashMap;
-use serde_json::{Value as Json, json};
 use std::sync::{Arc, Weak};
-
-/// What a tensor is for, as Python says it: `parameter`, `gradient`, `state` of an optimizer, `buffer` of a module.
-#[derive(Debug)]
-struct Label {
-    role: String,
-    name: String,
-}
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,19 +23,19 @@ struct Known {
     /// So that no other value has its address.
     _value: Weak<Value>,
     origin: Option<Origin>,
+    /// As Python said it.
     label: Option<Label>,
 }
 
 impl Known {
     /// What it is for in a step.
-    fn role(&self, step: u64) -> Json {
-        let role = match (&self.label, self.origin) {
-            (Some(label), _) => return json!({ "role": label.role, "name": label.name }),
-            (None, Some(Origin::Host(at))) if at == step => "data",
-            (None, Some(Origin::Program(at))) if at == step => "intermediate",
-            _ => "other",
-        };
-        json!({ "role": role })
+    fn label(&self, step: u64) -> Label {
+        match (&self.label, self.origin) {
+            (Some(label), _) => label.clone(),
+            (None, Some(Origin::Host(at))) if at == step => Role::Data.into(),
+            (None, Some(Origin::Program(at))) if at == step => Role::Intermediate.into(),
+            _ => Role::Other.into(),
+        }
     }
 }
 
@@ -93,13 +86,13 @@ impl Roles {
     }
 
     /// Says what a value is for. The first label counts.
-    pub(crate) fn label(&mut self, value: &Arc<Value>, role: &str, name: &str) {
-        let label = || Label { role: role.to_owned(), name: name.to_owned() };
+    pub(crate) fn label(&mut self, value: &Arc<Value>, role: Role, name: &str) {
+        let label = || Label { role, name: Some(name.to_owned()) };
         self.of(value).label.get_or_insert_with(label);
     }
 
-    /// Roles, and bytes, of values that are alive in a step and none of these.
-    pub(crate) fn beside(&self, inputs: &[Arc<Value>], step: u64) -> Vec<Json> {
+    /// Values that are alive in a step and none of these.
+    pub(crate) fn beside(&self, inputs: &[Arc<Value>], step: u64) -> Vec<Beside> {
         let is_input = |at: usize| inputs.iter().any(|v| Arc::as_ptr(v) as usize == at);
         let mut all: Vec<(&Known, Arc<Value>)> = Vec::new();
         for (&at, known) in &self.known {
@@ -111,29 +104,28 @@ impl Roles {
             }
         }
         let order = |(known, value): &(&Known, Arc<Value>)| {
-            let label = known.label.as_ref().map(|l| (l.name.clone(), l.role.clone()));
+            let label = known.label.as_ref().map(|l| (l.name.clone(), l.role.name()));
             (label, value.ty.shape.to_vec())
         };
         all.sort_by_cached_key(order);
-        let one = |(known, value): &(&Known, Arc<Value>)| {
-            let mut one = known.role(step);
-            one["shape"] = json!(value.ty.shape.as_slice());
-            one["bytes"] = json!(value.bytes());
-            one
+        let one = |(known, value): &(&Known, Arc<Value>)| Beside {
+            label: known.label(step),
+            shape: TensorType::from(&value.ty).shape,
+            bytes: value.bytes(),
         };
         all.iter().map(one).collect()
     }
 
-    fn role(&self, value: Option<&Weak<Value>>, step: u64) -> Json {
-        let Some(value) = value else { return json!({ "role": "number" }) };
+    fn label_of(&self, value: Option<&Weak<Value>>, step: u64) -> Label {
+        let Some(value) = value else { return Role::Number.into() };
         let known = self.known.get(&(value.as_ptr() as usize));
-        known.map_or_else(|| json!({ "role": "other" }), |known| known.role(step))
+        known.map_or_else(Label::default, |known| known.label(step))
     }
 
-    /// Roles of the inputs and of the outputs.
-    pub(crate) fn of_ends(&self, ends: &Ends) -> (Vec<Json>, Vec<Json>) {
-        let inputs = ends.inputs.iter().map(|v| self.role(v.as_ref(), ends.step)).collect();
-        let outputs = ends.outputs.iter().map(|v| self.role(Some(v), ends.step)).collect();
+    /// What the inputs and the outputs are for.
+    pub(crate) fn of_ends(&self, ends: &Ends) -> (Vec<Label>, Vec<Label>) {
+        let inputs = ends.inputs.iter().map(|v| self.label_of(v.as_ref(), ends.step)).collect();
+        let outputs = ends.outputs.iter().map(|v| self.label_of(Some(v), ends.step)).collect();
         (inputs, outputs)
     }
 }
@@ -141,10 +133,10 @@ impl Roles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxitorch_hlo::{DType, TensorType};
+    use oxitorch_hlo::{DType, TensorType as HloType};
 
     fn value() -> Arc<Value> {
-        Value::new(TensorType::new(DType::F32, [2].as_slice()), State::Absent(None))
+        Value::new(HloType::new(DType::F32, [2].as_slice()), State::Absent(None))
     }
 
     #[test]
@@ -159,18 +151,20 @@ mod tests {
         let inputs = [weight.clone(), batch.clone(), old.clone(), made, number];
         let ends = Ends { step: 1, ..Ends::new(&inputs, std::slice::from_ref(&new)) };
         // A label may come after the launch, and the value be gone by then.
-        roles.label(&weight, "parameter", "w");
-        roles.label(&weight, "gradient", "w");
+        roles.label(&weight, Role::Parameter, "w");
+        roles.label(&weight, Role::Gradient, "w");
         drop((batch, weight, inputs));
-        roles.label(&new, "state", "w/exp_avg");
+        roles.label(&new, Role::State, "w/exp_avg");
         let (inputs, outputs) = roles.of_ends(&ends);
-        let names: Vec<_> = inputs.iter().map(|r| r["role"].as_str().unwrap_or_default()).collect();
-        assert_eq!(names, ["parameter", "data", "other", "intermediate", "number"]);
-        assert_eq!(outputs, [json!({ "role": "state", "name": "w/exp_avg" })]);
+        let found: Vec<_> = inputs.iter().map(|label| label.role).collect();
+        assert_eq!(found, [Role::Parameter, Role::Data, Role::Other, Role::Intermediate, Role::Number]);
+        let state = Label { role: Role::State, name: Some("w/exp_avg".into()) };
+        assert_eq!(outputs, std::slice::from_ref(&state));
+        let one = |label: Label| [Beside { label, shape: vec![2], bytes: 8 }];
         let beside = roles.beside(std::slice::from_ref(&old), 1);
-        assert_eq!(beside, [json!({ "role": "state", "name": "w/exp_avg", "shape": [2], "bytes": 8 })]);
+        assert_eq!(beside, one(state));
         let beside = |step| roles.beside(std::slice::from_ref(&new), step);
-        assert_eq!(beside(1), [json!({ "role": "other", "shape": [2], "bytes": 8 })]);
-        assert_eq!(beside(0), [json!({ "role": "data", "shape": [2], "bytes": 8 })]);
+        assert_eq!(beside(1), one(Role::Other.into()));
+        assert_eq!(beside(0), one(Role::Data.into()));
     }
 }

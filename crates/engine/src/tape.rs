@@ -9,7 +9,6 @@
 
 use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
-use crate::flush::Reason;
 use crate::inst::Inst;
 use crate::recipe::{Argument, GraphOutput, Home, Layout, Place as Where, Recipe, Source};
 use crate::shared::Shared;
@@ -17,6 +16,7 @@ use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
+use oxitorch_capture::Reason;
 use oxitorch_hlo::DType;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;

@@ -127,9 +127,7 @@ impl std::fmt::Display for TensorRef<'_> {
             return f.write_str("None");
         }
         match self.dtype {
-            Some(dtype) => {
-                f.write_str(oxitorch_aten::dtype::torch_name(dtype).trim_start_matches("torch."))?
-            }
+            Some(dtype) => f.write_str(dtype.torch_name())?,
             None => f.write_str("?")?,
         }
         write!(f, "{:?}", self.sizes)?;

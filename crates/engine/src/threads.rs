@@ -8,12 +8,12 @@
 //! The thread that autograd runs a backward in records for the thread whose forward that was.
 
 use crate::error::Result;
-use crate::flush::Reason;
 use crate::ops::PRODUCED;
 use crate::part::{Part, Place, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::{Stream, Window};
 use crate::value::Value;
+use oxitorch_capture::Reason;
 use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,14 +2,13 @@
 //!
 //! That is known of programs on a device that is not there, where somebody watches what becomes of each value.
 
-use crate::explain::tensor;
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::site::{Site, describe};
 use crate::value::Value;
+use oxitorch_capture::UndonatedReason as Reason;
 use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
-use serde_json::json;
 use std::sync::{Arc, Weak};
 
 /// Smaller inputs are not worth a word.
@@ -24,15 +23,6 @@ struct Input {
     site: Site,
     step: u64,
     reason: Reason,
-}
-
-/// Why it was not overwritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    /// No result without a place has its size.
-    Size,
-    /// A variable or autograd still held it.
-    Held,
 }
 
 /// What becomes of inputs that were not overwritten.
@@ -82,8 +72,8 @@ impl Undonated {
         self.held.remove(&address(value));
     }
 
-    /// The inputs of this program in a step, as JSON. What is still held counts after a step without a use of it.
-    pub(crate) fn of(&self, program: &Arc<Program>, steps: u64) -> Vec<serde_json::Value> {
+    /// The inputs of this program in a step. What is still held counts after a step without a use of it.
+    pub(crate) fn of(&self, program: &Arc<Program>, steps: u64) -> Vec<oxitorch_capture::Undonated> {
         let last = steps.saturating_sub(1);
         let dead = self.dead.iter().filter(|i| i.step == last);
         let held = self.held.values().flat_map(|(value, inputs)| {
@@ -93,23 +83,19 @@ impl Undonated {
         let mut found: Vec<&Input> = dead.chain(held).filter(|i| Arc::ptr_eq(&i.program, program)).collect();
         found.sort_by_key(|i| (i.number, i.step));
         found.dedup_by_key(|i| i.number);
-        found.into_iter().map(Input::json).collect()
+        found.into_iter().map(Input::told).collect()
     }
 }
 
 impl Input {
-    fn json(&self) -> serde_json::Value {
-        let reason = match self.reason {
-            Reason::Size => "size",
-            Reason::Held => "held",
-        };
-        json!({
-            "input": self.number,
-            "type": tensor(&self.ty),
-            "bytes": self.ty.bytes().max(0),
-            "line": describe(self.site),
-            "reason": reason,
-        })
+    fn told(&self) -> oxitorch_capture::Undonated {
+        oxitorch_capture::Undonated {
+            input: self.number,
+            r#type: (&self.ty).into(),
+            bytes: self.ty.bytes().max(0) as u64,
+            line: describe(self.site),
+            reason: self.reason,
+        }
     }
 }
 

@@ -35,33 +35,35 @@ pub enum DType {
 struct Row {
     dtype: DType,
     name: &'static str,
+    torch_name: &'static str,
     size_bytes: usize,
     bits: u32,
     set: DTypeSet,
 }
 
-const fn row(dtype: DType, name: &'static str, size_bytes: usize, bits: u32, set: DTypeSet) -> Row {
-    Row { dtype, name, size_bytes, bits, set }
+const fn row(dtype: DType, names: [&'static str; 2], size_bytes: usize, bits: u32, set: DTypeSet) -> Row {
+    let [name, torch_name] = names;
+    Row { dtype, name, torch_name, size_bytes, bits, set }
 }
 
 static ROWS: [Row; 17] = [
-    row(DType::Pred, "i1", 1, 1, DTypeSet::PRED),
-    row(DType::S8, "i8", 1, 8, DTypeSet::SIGNED),
-    row(DType::S16, "i16", 2, 16, DTypeSet::SIGNED),
-    row(DType::S32, "i32", 4, 32, DTypeSet::SIGNED),
-    row(DType::S64, "i64", 8, 64, DTypeSet::SIGNED),
-    row(DType::U8, "ui8", 1, 8, DTypeSet::UNSIGNED),
-    row(DType::U16, "ui16", 2, 16, DTypeSet::UNSIGNED),
-    row(DType::U32, "ui32", 4, 32, DTypeSet::UNSIGNED),
-    row(DType::U64, "ui64", 8, 64, DTypeSet::UNSIGNED),
-    row(DType::F8E4M3FN, "f8E4M3FN", 1, 8, DTypeSet::FLOAT8),
-    row(DType::F8E5M2, "f8E5M2", 1, 8, DTypeSet::FLOAT8),
-    row(DType::F16, "f16", 2, 16, DTypeSet::WIDE_FLOAT),
-    row(DType::BF16, "bf16", 2, 16, DTypeSet::WIDE_FLOAT),
-    row(DType::F32, "f32", 4, 32, DTypeSet::WIDE_FLOAT),
-    row(DType::F64, "f64", 8, 64, DTypeSet::WIDE_FLOAT),
-    row(DType::C64, "complex<f32>", 8, 64, DTypeSet::COMPLEX),
-    row(DType::C128, "complex<f64>", 16, 128, DTypeSet::COMPLEX),
+    row(DType::Pred, ["i1", "bool"], 1, 1, DTypeSet::PRED),
+    row(DType::S8, ["i8", "int8"], 1, 8, DTypeSet::SIGNED),
+    row(DType::S16, ["i16", "int16"], 2, 16, DTypeSet::SIGNED),
+    row(DType::S32, ["i32", "int32"], 4, 32, DTypeSet::SIGNED),
+    row(DType::S64, ["i64", "int64"], 8, 64, DTypeSet::SIGNED),
+    row(DType::U8, ["ui8", "uint8"], 1, 8, DTypeSet::UNSIGNED),
+    row(DType::U16, ["ui16", "uint16"], 2, 16, DTypeSet::UNSIGNED),
+    row(DType::U32, ["ui32", "uint32"], 4, 32, DTypeSet::UNSIGNED),
+    row(DType::U64, ["ui64", "uint64"], 8, 64, DTypeSet::UNSIGNED),
+    row(DType::F8E4M3FN, ["f8E4M3FN", "float8_e4m3fn"], 1, 8, DTypeSet::FLOAT8),
+    row(DType::F8E5M2, ["f8E5M2", "float8_e5m2"], 1, 8, DTypeSet::FLOAT8),
+    row(DType::F16, ["f16", "float16"], 2, 16, DTypeSet::WIDE_FLOAT),
+    row(DType::BF16, ["bf16", "bfloat16"], 2, 16, DTypeSet::WIDE_FLOAT),
+    row(DType::F32, ["f32", "float32"], 4, 32, DTypeSet::WIDE_FLOAT),
+    row(DType::F64, ["f64", "float64"], 8, 64, DTypeSet::WIDE_FLOAT),
+    row(DType::C64, ["complex<f32>", "complex64"], 8, 64, DTypeSet::COMPLEX),
+    row(DType::C128, ["complex<f64>", "complex128"], 16, 128, DTypeSet::COMPLEX),
 ];
 
 impl DType {
@@ -87,6 +89,16 @@ impl DType {
     /// The spelling inside `tensor<...>`: `f32`, `i1`, `ui8`, `complex<f32>`.
     pub fn hlo_name(self) -> &'static str {
         self.row().name
+    }
+
+    /// PyTorch's name, without the module: `float32`, `bool`.
+    pub fn torch_name(self) -> &'static str {
+        self.row().torch_name
+    }
+
+    /// The element type that PyTorch calls so.
+    pub fn from_torch_name(name: &str) -> Option<DType> {
+        ROWS.iter().find(|r| r.torch_name == name).map(|r| r.dtype)
     }
 
     /// The class this element type belongs to.

@@ -2,6 +2,7 @@
 
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, sites, state, storage};
+use oxitorch_capture::{Graph, Role};
 use oxitorch_engine::{
     Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
     Parts, Reading, Reason, Refusal, Remembered, SharedCache, Stream,
@@ -489,14 +490,17 @@ mod _core {
 
     /// Where the device is not there: what tensors are for, by the addresses of their storages, as `(address, role, name)`.
     #[pyfunction]
-    fn label(tensors: Vec<(usize, String, String)>) {
-        let Some(absent) = state::started().and_then(|s| s.engine.absent()) else { return };
+    fn label(tensors: Vec<(usize, String, String)>) -> PyResult<()> {
+        let Some(absent) = state::started().and_then(|s| s.engine.absent()) else { return Ok(()) };
         for (address, role, name) in &tensors {
+            let unknown = || PyValueError::new_err(format!("no role `{role}`"));
+            let role = Role::from_name(role).ok_or_else(unknown)?;
             if let Some((raw, _)) = storage::find(*address) {
                 // SAFETY: the caller holds the tensor, and has the GIL.
                 absent.label(unsafe { storage::get(raw) }, role, name);
             }
         }
+        Ok(())
     }
 
     /// Makes the device one that is not there, as the description says; what is asked of it goes into the folder.
@@ -820,7 +824,7 @@ mod _core {
     #[pyfunction]
     fn graphs(py: Python<'_>, from: usize) -> PyResult<Vec<String>> {
         let s = started(py)?;
-        Ok(py.detach(|| s.engine.graphs(from).iter().map(ToString::to_string).collect()))
+        Ok(py.detach(|| s.engine.graphs(from).iter().map(Graph::to_json).collect()))
     }
 
     /// All that is known of a program, by its number in that list: facts as JSON, StableHLO, and the optimized program if
@@ -829,7 +833,7 @@ mod _core {
     fn graph(py: Python<'_>, number: usize) -> PyResult<Option<(String, String, Option<String>)>> {
         let s = started(py)?;
         let shown = py.detach(|| s.engine.graph(number));
-        Ok(shown.map(|g| (g.facts.to_string(), g.stablehlo, g.optimized)))
+        Ok(shown.map(|g| (g.graph.to_json(), g.stablehlo, g.optimized)))
     }
 
     /// Begins to keep what happens, for a timeline; gives its number.

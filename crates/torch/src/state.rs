@@ -292,17 +292,10 @@ pub(crate) fn write_capture() -> Result<(), Error> {
     if WRITTEN.swap(true, Relaxed) {
         return Ok(());
     }
-    let Some(capture) = s.engine.captured(crate::sites::here())? else { return Ok(()) };
-    let write = || -> std::io::Result<()> {
-        for (id, text) in &capture.modules {
-            std::fs::write(folder.join(format!("{id}.mlir")), text)?;
-        }
-        // Last, so that it speaks of nothing that is not there.
-        let whole = folder.join(".capture.json");
-        std::fs::write(&whole, capture.facts.to_string())?;
-        std::fs::rename(whole, folder.join("capture.json"))
-    };
-    write().map_err(|e| Error::runtime(format!("cannot write into {}: {e}", folder.display())))
+    let Some((capture, modules)) = s.engine.captured(crate::sites::here())? else { return Ok(()) };
+    capture
+        .write(folder, &modules)
+        .map_err(|e| Error::runtime(format!("cannot write into {}: {e}", folder.display())))
 }
 
 /// Whether this is a forked child of a process that had started the device.

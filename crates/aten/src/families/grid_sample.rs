@@ -1,7 +1,7 @@
 //! Sampling at points of a grid. A point is a weighted sum of nearby elements, its corners.
 
 use crate::args::Tensor;
-use crate::dtype::{Category, category, opmath, torch_name};
+use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
@@ -82,9 +82,9 @@ impl<const N: usize> Sampler<N> {
         let both = format!("but got input with sizes {x:?} and grid with sizes {g:?}");
         if input.dtype != grid.dtype {
             return Err(runtime(format!(
-                "grid_sampler(): expected input and grid to have same dtype, but input has {} and grid has {}",
-                torch_name(input.dtype),
-                torch_name(grid.dtype)
+                "grid_sampler(): expected input and grid to have same dtype, but input has torch.{} and grid has torch.{}",
+                input.dtype.torch_name(),
+                grid.dtype.torch_name()
             )));
         }
         if x.len() != N + 2 || g.len() != N + 2 {

@@ -7,7 +7,8 @@ use oxitorch_pjrt::{Platform, hardware_present};
 
 use crate::facts::Facts;
 use crate::machine;
-use crate::report::{Check, many};
+use crate::report::Check;
+use oxitorch_format::many;
 
 const SECTION: &str = "Locks and ports";
 

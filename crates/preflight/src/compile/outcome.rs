@@ -1,0 +1,68 @@
+//! What became of programs that were compiled.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::dumps::AtPeak;
+use crate::hardware::ici::Sent;
+
+/// How much work the compiler puts into a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effort {
+    #[default]
+    /// XLA's optimization level O0: seconds instead of minutes
+    Fast,
+    /// What a run on the device uses in the end
+    Full,
+}
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Asked {
+    /// Fast, and full for programs that need about what there is
+    #[default]
+    Auto,
+    /// XLA's optimization level O0: seconds instead of minutes
+    Fast,
+    /// What a run on the device uses in the end
+    Full,
+}
+
+/// What became of a program.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) id: String,
+    pub(crate) compile_s: f64,
+    /// The compiler's message, if it made nothing.
+    pub(crate) error: Option<String>,
+    /// Whether that is because the device has too little memory.
+    pub(crate) out_of_memory: bool,
+    pub(crate) memory: Option<Memory>,
+    pub(crate) effort: Effort,
+    /// What it said in fast mode, if this is full effort after that.
+    #[serde(skip)]
+    pub(crate) fast: Option<Memory>,
+    /// The compiler's estimates.
+    pub(crate) flops: Option<f64>,
+    pub(crate) bytes_accessed: Option<f64>,
+    /// What devices send each other, if the program is split.
+    pub(crate) collectives: Option<Vec<Sent>>,
+    /// Where the memory is, if the compiler wrote it.
+    pub(crate) at_peak: Option<AtPeak>,
+}
+
+/// Memory of a program on one device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) arguments: u64,
+    pub(crate) outputs: u64,
+    /// Of the outputs, what is in the memory of arguments.
+    pub(crate) aliased: u64,
+    pub(crate) temporaries: u64,
+    /// The program itself.
+    pub(crate) code: u64,
+    /// All of that together, but the code.
+    pub(crate) peak: u64,
+}

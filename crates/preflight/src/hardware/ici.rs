@@ -1,0 +1,207 @@
+//! How long collectives take on the links between the chips of a slice.
+
+use oxitorch_pjrt::Collective;
+use serde::{Deserialize, Serialize};
+
+use super::chip::Chip;
+use super::gpus;
+use super::slices::Slice;
+
+/// Collectives of one kind on tensors of the same types between the same devices, of one launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sent {
+    /// XLA's name.
+    pub(crate) kind: String,
+    /// What each device puts in.
+    pub(crate) operands: String,
+    /// What a device has before or after one of them, whichever is more.
+    pub(crate) bytes: u64,
+    /// How many a launch has.
+    pub(crate) count: u64,
+    /// Devices that take part in one.
+    pub(crate) devices: u64,
+    /// The first devices that do; not in the report.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) group: Vec<u64>,
+    /// Of all of them, at least.
+    #[serde(default)]
+    pub(crate) ici_s: Option<f64>,
+}
+
+impl From<Collective> for Sent {
+    fn from(c: Collective) -> Sent {
+        Sent {
+            kind: c.kind.name().to_owned(),
+            operands: c.operands,
+            bytes: c.bytes,
+            count: c.count,
+            devices: c.group.len() as u64,
+            group: c.group,
+            ici_s: None,
+        }
+    }
+}
+
+/// All collectives of a kind in a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Kind {
+    pub(crate) kind: String,
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+    pub(crate) ici_s: Option<f64>,
+}
+
+impl Sent {
+    /// With the time that all of them take at least, and without what only that is computed from.
+    pub(crate) fn timed(&self, slice: &Slice) -> Sent {
+        let seconds = slice.place.as_ref().map(|(chip, topology)| self.seconds(chip, topology));
+        Sent { ici_s: seconds, group: Vec::new(), ..self.clone() }
+    }
+
+    /// The time of a ring or line along each axis of the torus on which the group lies, all of them used at once: of a
+    /// tensor of V bytes between n devices that send W bytes a second in all, an all-gather or a reduce-scatter takes
+    /// V (n - 1) / n / W, an all-reduce, which is both, twice that, an all-to-all of v bytes on each device n v / 4 / W,
+    /// and a permutation v by one link. What begins late, and each hop's latency, are not in it.
+    ///
+    /// Source: Austin et al., How to Scale Your Model, "Sharded Matrices and How to Multiply Them"
+    /// (jax-ml.github.io/scaling-book/sharding), which leaves out the factor (n - 1) / n.
+    fn seconds(&self, chip: &Chip, topology: &str) -> f64 {
+        if chip.gpu.is_some() {
+            return gpus::seconds(chip, &self.kind, self.bytes, self.devices) * self.count as f64;
+        }
+        let place = Place::new(chip, topology, &self.group);
+        let (v, n) = (self.bytes as f64, place.chips as f64);
+        if place.chips < 2 || place.bytes_per_s <= 0.0 {
+            return 0.0; // the devices of a chip share its memory
+        }
+        let moved = v * (n - 1.0) / n / place.bytes_per_s;
+        let one = match self.kind.as_str() {
+            "all-reduce" => 2.0 * moved,
+            "all-to-all" => v * n / 4.0 / place.bytes_per_s,
+            "collective-permute" | "collective-broadcast" => v / chip.link_bytes_per_s(),
+            _ => moved,
+        };
+        one * self.count as f64
+    }
+}
+
+/// Where in the torus a group of devices lies.
+struct Place {
+    /// Chips on which it has devices.
+    chips: u64,
+    /// What a device of it sends in a second, along all axes.
+    bytes_per_s: f64,
+}
+
+impl Place {
+    fn new(chip: &Chip, topology: &str, group: &[u64]) -> Place {
+        let sides = sides(topology);
+        let on_chip = u64::from(chip.devices);
+        let mut chips: Vec<u64> = group.iter().map(|d| d / on_chip).collect();
+        chips.sort_unstable();
+        chips.dedup();
+        let mut links = 0.0;
+        let mut stride = 1;
+        for &side in &sides {
+            let mut at: Vec<u64> = chips.iter().map(|c| c / stride % side).collect();
+            at.sort_unstable();
+            at.dedup();
+            // A ring is used in both directions; along a line, the chip at its end has one link.
+            let is_ring = at.len() as u64 == side && chip.wraps(&sides, side);
+            links += match (at.len(), is_ring) {
+                (0 | 1, _) => 0.0,
+                (_, true) => 2.0,
+                (_, false) => 1.0,
+            };
+            stride *= side;
+        }
+        // The devices of a chip that are in other groups send at the same time.
+        let share = group.len() as f64 / (chips.len().max(1) as u64 * on_chip) as f64;
+        Place { chips: chips.len() as u64, bytes_per_s: links * chip.link_bytes_per_s() * share }
+    }
+}
+
+fn sides(topology: &str) -> Vec<u64> {
+    let (_, sizes) = topology.split_once(':').unwrap_or(("", topology));
+    sizes.split('x').filter_map(|n| n.parse().ok()).collect()
+}
+
+/// The sums by kind, the longest first.
+pub(crate) fn kinds<'a>(all: impl Iterator<Item = (&'a Sent, u64)>) -> Vec<Kind> {
+    let mut sums: Vec<Kind> = Vec::new();
+    for (sent, launches) in all.filter(|(_, launches)| *launches > 0) {
+        let at = sums.iter().position(|k| k.kind == sent.kind).unwrap_or_else(|| {
+            sums.push(Kind { kind: sent.kind.clone(), ici_s: Some(0.0), ..Kind::default() });
+            sums.len() - 1
+        });
+        let sum = &mut sums[at];
+        sum.count += sent.count * launches;
+        sum.bytes += sent.bytes * sent.count * launches;
+        sum.ici_s = sum.ici_s.zip(sent.ici_s).map(|(a, b)| a + b * launches as f64);
+    }
+    sums.sort_by(|a, b| b.ici_s.partial_cmp(&a.ici_s).unwrap_or(std::cmp::Ordering::Equal));
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(slice: &str, kind: &str, group: &[u64]) -> f64 {
+        let sent = Sent {
+            kind: kind.to_owned(),
+            operands: String::new(),
+            bytes: 1_000_000_000,
+            count: 1,
+            devices: group.len() as u64,
+            group: group.to_vec(),
+            ici_s: None,
+        };
+        sent.timed(&Slice::parse(slice).unwrap()).ici_s.unwrap()
+    }
+
+    fn all(n: u64) -> Vec<u64> {
+        (0..n).collect()
+    }
+
+    #[test]
+    fn times_are_those_of_rings_and_lines() {
+        // A link of a v5e chip: 50 GB/s in each direction.
+        for (slice, kind, group, expected) in [
+            ("v5e-4", "all-gather", all(4), 0.75 / 100.0), // two lines of two
+            ("v5e-4", "all-reduce", all(4), 1.5 / 100.0),
+            ("v5e-4", "all-gather", vec![0, 1], 0.5 / 50.0),
+            ("v5e-8", "reduce-scatter", all(8), 0.875 / 100.0),
+            ("v5e-256", "all-gather", all(256), 255.0 / 256.0 / 200.0), // two rings
+            ("v5e-256", "all-gather", all(16), 15.0 / 16.0 / 100.0),    // one
+            ("v5e-256", "all-to-all", all(16), 16.0 / 4.0 / 100.0),
+            ("v5e-4", "collective-permute", vec![0, 1], 1.0 / 50.0),
+            ("v5p-128", "all-gather", all(64), 63.0 / 64.0 / 600.0), // three rings of 100 GB/s links
+            ("v5p-32", "all-gather", all(16), 15.0 / 16.0 / 300.0),  // three lines
+            // Two devices on a chip: a group of one of each has half of the links, the two of one chip need none.
+            ("tpu7x-8", "all-gather", all(8), 0.75 / 200.0),
+            ("tpu7x-8", "all-gather", vec![0, 2, 4, 6], 0.75 / 100.0),
+            ("tpu7x-8", "all-gather", vec![0, 1], 0.0),
+        ] {
+            let found = seconds(slice, kind, &group);
+            assert!((found - expected).abs() < 1e-9, "{slice} {kind} {group:?}: {found} {expected}");
+        }
+    }
+
+    #[test]
+    fn sums_are_by_kind() {
+        let sent = |kind: &str, s| Sent {
+            kind: kind.into(),
+            operands: String::new(),
+            bytes: 10,
+            count: 3,
+            devices: 4,
+            group: vec![],
+            ici_s: Some(s),
+        };
+        let (a, b, c) = (sent("all-gather", 1.0), sent("all-reduce", 4.0), sent("all-gather", 2.0));
+        let sums = kinds([(&a, 1), (&b, 1), (&c, 2)].into_iter());
+        let told: Vec<_> = sums.iter().map(|k| (k.kind.as_str(), k.count, k.bytes, k.ici_s)).collect();
+        assert_eq!(told, [("all-gather", 9, 90, Some(5.0)), ("all-reduce", 3, 30, Some(4.0))]);
+    }
+}

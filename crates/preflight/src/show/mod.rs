@@ -1,0 +1,6 @@
+//! Reports for people: text for the terminal, a page of HTML.
+
+mod found;
+mod html;
+mod notes;
+mod text;
