@@ -33,7 +33,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs docs-site clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -44,6 +44,7 @@ help:
 	@echo 'make conformance-aot  compile those samples for TPUs and GPUs that need not be there'
 	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
 	@echo 'make docs         write the generated pages again'
+	@echo 'make docs-site    build the site of the pages into target/site'
 	@echo 'make clean        remove the virtual environments and build outputs'
 
 demo: install
@@ -51,7 +52,7 @@ demo: install
 	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
 	$(VENV)/bin/oxitorch doctor
 
-test test-full: check test-rust test-object-store test-python test-conformance test-torch-oldest
+test test-full: check docs-site test-rust test-object-store test-python test-conformance test-torch-oldest
 
 bench: install
 	$(PY) benches/eager.py
@@ -74,7 +75,7 @@ pytorch-tests: install
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed; make PYTHON=python3.12 picks one'; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo 'no venv module: on Debian, apt-get install python3-venv'; exit 1; }
-	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.5' 'maturin>=1.9,<2' 'ruff==0.17.5'
+	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.7' 'maturin>=1.9,<2' 'ruff==0.17.5'
 
 wheel: $(UV)
 	rm -rf $(WHEELS)
@@ -120,6 +121,11 @@ test-torch-oldest: install
 
 docs: $(UV)
 	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md
+
+# Links and anchors that lead nowhere end the build. The variable keeps an announcement of the theme's away.
+docs-site: $(UV)
+	$(UV) pip install -q --python $(PY) --group docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
 
 clean:
 	rm -rf $(VENV) $(OLDEST) target
