@@ -92,6 +92,7 @@ check: $(UV)
 	$(VENV)/bin/ruff check -q .
 	$(VENV)/bin/ruff format -q --check .
 	cargo clippy -q --profile $(PROFILE) --workspace --all-targets --locked -- -D warnings
+	cargo run -q --profile $(PROFILE) --locked -p xtask -- claims
 
 test-rust: install
 	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
