@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from conftest import REPO
 
+REPO = Path(__file__).resolve().parent.parent
 PAGES = [REPO / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 PAGES += sorted((REPO / "docs").glob("**/*.md"))
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)

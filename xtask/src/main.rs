@@ -1,6 +1,7 @@
 //! Developer automation: `cargo xtask <command>`.
 
 mod claims;
+mod op;
 mod schemas;
 
 use anyhow::{Context, Result, ensure};
@@ -11,6 +12,11 @@ use std::process::{Command, ExitCode};
 type Row = (&'static str, &'static str, fn(&[String]) -> Result<()>);
 
 const COMMANDS: &[Row] = &[
+    (
+        "op NAME [UNIT...] [--bless]",
+        "test one op: its row, its golden, its calls and PyTorch's samples on the device",
+        op::run,
+    ),
     ("claims [--lines N]", "which numbers in pages are older than what they speak of", claims::run),
     (
         "schemas --python PATH [--check]",
