@@ -9,7 +9,7 @@ UV     := $(VENV)/bin/uv
 WHEELS := target/wheels
 # Use gets the core fully optimized; clippy, the Rust tests and the Python tests share one quick build with assertions.
 PROFILE := release
-test test-full check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
+test test-full check docs test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
 # What is installed besides; see pyproject.toml.
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
@@ -121,7 +121,7 @@ test-torch-oldest: install
 	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(SELECT) $(OLDEST_TESTS)
 
 docs: $(UV)
-	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md
+	cargo run -q --profile $(PROFILE) --locked -p xtask -- pages
 
 # Links and anchors that lead nowhere end the build. The variable keeps an announcement of the theme's away.
 docs-site: $(UV)

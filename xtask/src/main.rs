@@ -2,6 +2,8 @@
 
 mod claims;
 mod op;
+mod pages;
+mod release;
 mod schemas;
 
 use anyhow::{Context, Result, ensure};
@@ -18,11 +20,14 @@ const COMMANDS: &[Row] = &[
         op::run,
     ),
     ("claims [--lines N]", "which numbers in pages are older than what they speak of", claims::run),
+    ("pages [NAME...]", "write the generated pages of docs/, from what is installed in .venv", pages::run),
     (
-        "schemas --python PATH [--check]",
-        "write crates/aten/schemas.txt from the torch of that Python, or compare it",
+        "schemas [--python PATH] [--check]",
+        "write crates/aten/schemas.txt from a torch, or compare it",
         schemas::run,
     ),
+    ("bindings INCLUDE", "write the bindings of PJRT from its C headers", pages::bindings),
+    ("release VERSION", "set the version, date the changelog and build the wheel", release::run),
 ];
 
 fn main() -> ExitCode {
@@ -74,4 +79,21 @@ fn git(dir: &Path, args: &[&str]) -> Result<String> {
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The Python of `.venv`, in the source tree, with the environment of `make test`.
+fn python(root: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(root.join(".venv/bin/python"));
+    command.current_dir(root).args(args);
+    command.envs([("OMP_NUM_THREADS", "1"), ("PYTHONPATH", ""), ("PYTHONDONTWRITEBYTECODE", "")]);
+    command.env("OXITORCH_TEST_CACHE", root.join("target/test-cache"));
+    command
+}
+
+/// Runs a command whose output people see.
+fn succeed(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().with_context(|| format!("cannot run `{program}`"))?;
+    ensure!(status.success(), "`{program}` ended with {status}");
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Everything that is about one op, and nothing else: its row, its golden, its calls and samples on the device.
 
-use crate::{root, say};
-use anyhow::{Context, Result, bail, ensure};
+use crate::{python, root, say, succeed};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -88,25 +88,18 @@ fn in_rust(root: &Path, goldens: &[PathBuf], bless: bool) -> Result<()> {
 
 /// The same calls and PyTorch's own samples on the device, against the CPU.
 fn on_device(root: &Path, name: &str, units: &[&str]) -> Result<()> {
-    let python = |args: &[&str]| {
-        let mut command = Command::new(root.join(".venv/bin/python"));
-        command.args(args).envs([
-            ("OMP_NUM_THREADS", "1"),
-            ("PYTHONPATH", ""),
-            ("PYTHONDONTWRITEBYTECODE", ""),
-        ]);
-        command.env("OXITORCH_TEST_CACHE", root.join("target/test-cache"));
-        command
-    };
-    let goldens =
-        &mut python(&["-m", "pytest", "-q", "tests/device/test_goldens.py::test_goldens", "--op", name]);
+    let goldens = &mut python(
+        root,
+        &["-m", "pytest", "-q", "tests/device/test_goldens.py::test_goldens", "--op", name],
+    );
     step(
         "the calls of the golden on the device",
         root,
         goldens,
         "the lowering computes something else than PyTorch",
     )?;
-    let units = &mut python(&[&["-m", "tests.conformance", "--jobs", "2", "--op", name], units].concat());
+    let units =
+        &mut python(root, &[&["-m", "tests.conformance", "--jobs", "2", "--op", name], units].concat());
     step(
         "PyTorch's samples of the op",
         root,
@@ -140,8 +133,7 @@ fn changed(file: &Path) -> Result<SystemTime> {
 fn step(what: &str, root: &Path, command: &mut Command, hint: &str) -> Result<()> {
     say(&format!("\n== {what}"));
     let start = Instant::now();
-    let status = command.current_dir(root).status().with_context(|| format!("cannot run {command:?}"))?;
-    ensure!(status.success(), "\nfailed: {what}\nhint: {hint}");
+    succeed(command.current_dir(root)).map_err(|e| anyhow!("\nfailed: {what}: {e}\nhint: {hint}"))?;
     say(&format!("{:.1} s", Duration::as_secs_f64(&start.elapsed())));
     Ok(())
 }
