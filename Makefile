@@ -9,7 +9,7 @@ UV     := $(VENV)/bin/uv
 WHEELS := target/wheels
 # Use gets the core fully optimized; clippy, the Rust tests and the Python tests share one quick build with assertions.
 PROFILE := release
-test test-full check test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
+test test-full check docs test-rust test-python test-conformance test-torch-oldest: PROFILE := ci
 # What is installed besides; see pyproject.toml.
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
@@ -33,7 +33,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST
 # Where the CPU plugin of this environment is; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
-.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
+.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs docs-site clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -44,6 +44,7 @@ help:
 	@echo 'make conformance-aot  compile those samples for TPUs and GPUs that need not be there'
 	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
 	@echo 'make docs         write the generated pages again'
+	@echo 'make docs-site    build the site of the pages into target/site'
 	@echo 'make clean        remove the virtual environments and build outputs'
 
 demo: install
@@ -51,7 +52,7 @@ demo: install
 	$(PY) examples/charlm.py --checkpoint $(VENV)/charlm.pt
 	$(VENV)/bin/oxitorch doctor
 
-test test-full: check test-rust test-object-store test-python test-conformance test-torch-oldest
+test test-full: check docs-site test-rust test-object-store test-python test-conformance test-torch-oldest
 
 bench: install
 	$(PY) benches/eager.py
@@ -74,7 +75,7 @@ pytorch-tests: install
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed; make PYTHON=python3.12 picks one'; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo 'no venv module: on Debian, apt-get install python3-venv'; exit 1; }
-	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.5' 'maturin>=1.9,<2' 'ruff==0.17.5'
+	$(PY) -m pip install -q --disable-pip-version-check 'uv>=0.7' 'maturin>=1.9,<2' 'ruff==0.17.5'
 
 wheel: $(UV)
 	rm -rf $(WHEELS)
@@ -91,6 +92,7 @@ check: $(UV)
 	$(VENV)/bin/ruff check -q .
 	$(VENV)/bin/ruff format -q --check .
 	cargo clippy -q --profile $(PROFILE) --workspace --all-targets --locked -- -D warnings
+	cargo run -q --profile $(PROFILE) --locked -p xtask -- claims
 
 test-rust: install
 	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
@@ -119,7 +121,12 @@ test-torch-oldest: install
 	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(SELECT) $(OLDEST_TESTS)
 
 docs: $(UV)
-	PYTHONPATH=python $(PY) -m oxitorch._env > docs/environment.md
+	cargo run -q --profile $(PROFILE) --locked -p xtask -- pages
+
+# Links and anchors that lead nowhere end the build. The variable keeps an announcement of the theme's away.
+docs-site: $(UV)
+	$(UV) pip install -q --python $(PY) --group docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
 
 clean:
 	rm -rf $(VENV) $(OLDEST) target

@@ -50,6 +50,7 @@ _own_cache()
 
 def pytest_addoption(parser):
     parser.addoption("--mode", choices=("fused", "strict"), default="fused", help="the eager mode of the device tests")
+    parser.addoption("--op", help="of the goldens on the device, the calls of this op alone")
 
 
 def child_environment(**changes: str | None) -> dict[str, str]:

@@ -62,8 +62,9 @@ def test_each_direct_dependency_has_its_reason(metadata, repo):
     explained = set(re.findall(r"^- `([^`]+)`", page, re.M))
     own = {p["name"] for p in metadata["packages"] if p["source"] is None}
     direct = {d["name"] for p in metadata["packages"] if p["source"] is None for d in p["dependencies"]} - own
-    project = tomllib.loads((repo / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    python = tomllib.loads((repo / "pyproject.toml").read_text())
+    project, groups = python["project"], python["dependency-groups"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values(), *groups.values()]
     direct |= {re.match(r"[\w.-]+", d).group() for group in lists for d in group}
     assert direct - explained == set(), "say why in docs/dependencies.md"
     assert explained - direct <= {"maturin", "uv", "ruff"}, "no longer used"

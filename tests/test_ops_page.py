@@ -1,8 +1,8 @@
-"""The pages of operations and of PyTorch's own tests are what their generators write."""
+"""The pages of operations and of PyTorch's own tests are what their generators write; which entries an op has."""
 
 import pytest
 import torch
-from conformance import kept, ops
+from conformance import kept, ops, units
 from pytorch_tests import page
 
 
@@ -30,3 +30,22 @@ def test_the_page_of_pytorchs_tests_is_current():
     assert page.PAGE.read_text() == page.text(origin, results), "run `python -m tests.pytorch_tests.page`"
     _, unexplained, stale = page.explained(results)
     assert not unexplained and not stale
+
+
+@pytest.mark.parametrize(
+    ("op", "some"),
+    [
+        ("add.Tensor", ["op/add", "foreach/_foreach_add"]),
+        ("relu", ["op/nn.functional.relu"]),
+        ("max_pool2d_with_indices_backward", ["op/nn.functional.max_pool2d"]),
+        ("_softmax", ["op/softmax", "op/softmax:with_dtype"]),
+        ("native_layer_norm", ["op/nn.functional.layer_norm", "op/native_layer_norm"]),
+        ("silu_backward", ["op/nn.functional.silu"]),
+        ("_linalg_svd", ["op/linalg.svd"]),
+        ("constant_pad_nd", ["op/nn.functional.pad:constant"]),
+        ("torchvision::nms", []),
+    ],
+)
+def test_the_entries_of_an_op(op, some):
+    found = units.entries_of(op)
+    assert set(some) <= set(found) and len(found) < 10 and bool(found) == bool(some)

@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -222,3 +224,22 @@ def test_files_are_added_to_a_wheel_and_to_its_record(repo, tmp_path):
         "x/__init__.py,sha256=abc,1",
         "x-1.0.dist-info/RECORD,,",
     ]
+
+
+def test_extras_bring_the_plugins_that_are_looked_for(repo):
+    """What is installed is the wheel, so these are its own words."""
+    brought = {}
+    for line in importlib.metadata.requires("oxitorch"):
+        package, _, condition = line.partition(";")
+        if extra := re.fullmatch(r"\s*extra == '(tpu|cuda|preflight)'", condition):
+            brought.setdefault(extra[1], set()).add(package.strip())
+    assert brought == {"tpu": {"libtpu"}, "cuda": {"jax-cuda13-pjrt"}, "preflight": {"libtpu", "jax-cuda13-pjrt"}}
+    # The names are packages: here, where the tests' own extra brought them, and in the table of plugins.
+    plugins = (repo / "crates" / "pjrt" / "src" / "discover.rs").read_text()
+    page = (repo / "docs" / "install.md").read_text()
+    for extra, packages in brought.items():
+        assert f"'.[{extra}]'` | " + ", ".join(f"`{p}`" for p in sorted(packages, reverse=True)) in page
+        for package in packages:
+            assert f'"{package}")' in plugins
+            if platform.machine() == "x86_64":
+                assert importlib.metadata.version(package)

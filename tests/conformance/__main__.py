@@ -4,6 +4,7 @@
     python -m tests.conformance 'op/add*' --again    # some of it, once more
     python -m tests.conformance --report             # what is known, by dtype and question
     python -m tests.conformance --smoke              # a few samples of one unit of each entry, compiled quickly
+    python -m tests.conformance --op add.Tensor      # a few samples of every unit of an op's entries, compiled quickly
 
 A unit is `database/entry/dtype/question`. Exit status: 0 if all is as `exceptions.toml` says, 1 if not.
 """
@@ -25,7 +26,7 @@ import tomllib
 
 HERE = Path(__file__).parent
 GOOD = ("pass", "skip")
-# Of each unit in a smoke run.
+# Of each unit in a smoke run, and of an op.
 SMOKE_SAMPLES = 6
 
 
@@ -162,31 +163,40 @@ def main() -> int:
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("patterns", nargs="*", default=["*"], help="units, as shell patterns (default: all)")
+    parser.add_argument("patterns", nargs="*", help="units, as shell patterns (default: all)")
     parser.add_argument("--results", type=Path, help="a file of JSON lines (default: conformance-TORCH.jsonl)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for one unit (default: 300)")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--smoke", action="store_true", help="one unit of each entry, and not all of its samples")
+    parser.add_argument("--op", help="a few samples of this op's units (default: of entries with its name)")
     parser.add_argument("--report", action="store_true", help="run nothing; print totals")
     parser.add_argument("--list", action="store_true", help="run nothing; print the units")
     args = parser.parse_args()
 
     import torch
 
-    from .units import all_units, spread
+    from .units import all_units, entries_of, spread
 
+    if args.op and not args.patterns:
+        args.patterns = [f"{entry}/*" for entry in entries_of(args.op)]
+        if not args.patterns:
+            print(f"no entry has the name of {args.op}: name units that test it; --list prints all")
+            return 0
+    args.patterns = args.patterns or ["*"]
     units = [u for u in all_units() if any(fnmatch.fnmatchcase(u, p) for p in args.patterns)]
-    if args.smoke:
+    few = args.smoke or args.op
+    if few:
         may_fail = exceptions()
-        units = [u for u in spread(units) if not any(fnmatch.fnmatchcase(u, p) for p in may_fail)]
+        chosen = units if args.op else spread(units)
+        units = [u for u in chosen if not any(fnmatch.fnmatchcase(u, p) for p in may_fail)]
     if args.list:
         print(*units, sep="\n")
         return 0
     if not units:
         parser.error("no unit matches; --list prints them")
     results = args.results or Path(f"conformance-{torch.__version__.split('+')[0]}.jsonl")
-    if args.smoke:
+    if few:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results.jsonl"
             run_all(units, results, args.jobs, args.timeout, ["--quick", "--samples", str(SMOKE_SAMPLES)])

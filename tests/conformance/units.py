@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -576,6 +577,29 @@ def all_units() -> list[str]:
         units += [f"module/{info.name}/{d}/module" for d in ("float32", "float64") if DTYPES[d] in info.dtypes]
     units += [f"optim/{info.optim_cls.__name__}/float32/optimizer" for info in optim_db]
     return units
+
+
+# What the name of an overload has and that of its function in Python has not.
+BEFORE = re.compile(r"^_*(foreach_|native_|fused_|thnn_fused_|unsafe_)?")
+BEHIND = re.compile(
+    r"(_(backward|forward|data|input|weight|with_indices|functional|helper|impl|interface|kernel|overrideable|cell))*_?$"
+)
+
+
+def entries_of(op: str) -> list[str]:
+    """The entries of an op by their names: `op/nn.functional.max_pool2d` is one of `max_pool2d_with_indices`."""
+
+    def plain(name: str) -> str:
+        return BEHIND.sub("", BEFORE.sub("", name))
+
+    base = op.rpartition("::")[2].partition(".")[0]
+    found = []
+    for name, info in ops().items():
+        function = info.name.removeprefix("nn.functional.").removesuffix(".default")
+        names = {plain(function.replace(".", "_")), plain(function.rpartition(".")[2])}
+        if plain(base) in names or base in (info.aten_name, info.aten_backward_name):
+            found.append(f"op/{name}")
+    return found + [f"foreach/{name}" for name in foreach_ops() if plain(name) == plain(base)]
 
 
 def spread(units: list[str]) -> list[str]:
