@@ -4,46 +4,34 @@
 //! What was asked of such a device is kept by training step, so that somebody else can compile the programs ahead of
 //! time and say what the steps would take.
 
-use crate::engine::Engine;
+use crate::error::Result;
 use crate::events;
+use crate::executor::{Executor, Launch};
+use crate::explain::Explainer;
 use crate::graphs::Recorded;
-use crate::launch::Launch;
 use crate::memory::Memory;
-use crate::program::Program;
+use crate::metrics::Metrics;
+use crate::program::{Compiler, Program};
 use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
+use crate::target::AbsentDevice;
 use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
 use oxitorch_capture::{self as capture, Beside, Capture, FellBack, Modules, Moved, Role};
 use oxitorch_hlo::{DType, TensorType};
-use oxitorch_pjrt::Platform;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A device that is not there.
-#[derive(Clone, Debug)]
-pub struct AbsentDevice {
-    /// The kind of hardware: what depends on it is recorded as for that.
-    pub platform: Platform,
-    /// Its name.
-    pub kind: String,
-    /// Its memory in bytes: windows are bounded by it, and it is not enforced.
-    pub memory: u64,
-    /// What the host reads from values that nobody has computed, in each element.
-    pub reads_as: f64,
-    /// Training steps after which nothing is of interest any more.
-    pub steps: u64,
-    /// Whether steps end where somebody marks it, and not with those of optimizers.
-    pub marked: bool,
-}
-
 /// A device that is not there, and what was asked of it.
 #[derive(Debug)]
 pub struct Absent {
-    pub(crate) device: AbsentDevice,
+    device: AbsentDevice,
+    /// Without a bound.
+    memory: &'static Memory,
+    metrics: Arc<Metrics>,
     /// Whether somebody wanted to know its name or memory: then what was asked of it may depend on that.
     described: AtomicBool,
     log: Mutex<Log>,
@@ -90,9 +78,9 @@ const KEPT: usize = 4096;
 
 impl Absent {
     /// A device of which nothing was asked yet.
-    pub fn new(device: AbsentDevice) -> Absent {
+    pub(crate) fn new(device: AbsentDevice, memory: &'static Memory, metrics: Arc<Metrics>) -> Absent {
         let log = Log { marked: device.marked, ..Log::default() };
-        Absent { device, described: AtomicBool::new(false), log: Mutex::new(log) }
+        Absent { device, memory, metrics, described: AtomicBool::new(false), log: Mutex::new(log) }
     }
 
     /// The program wants to know the device's name or memory.
@@ -100,38 +88,9 @@ impl Absent {
         self.described.store(true, Relaxed);
     }
 
-    /// A value that comes from the host.
-    pub(crate) fn uploaded(&self, ty: TensorType, bytes: &[u8]) -> Arc<Value> {
-        let site = events::current();
-        let mut log = self.log.lock();
-        let step = log.steps;
-        let (n, sum) = log.writes.entry((step, site.0)).or_default();
-        *n += 1;
-        *sum += bytes.len() as u64;
-        let state = State::Absent((bytes.len() <= KEPT).then(|| bytes.into()));
-        let value = Value::uploaded(ty, state, site);
-        log.roles.uploaded(&value, step);
-        value
-    }
-
     /// Says what the value of a storage is for: a role and a name.
     pub fn label(&self, slot: &Slot, role: Role, name: &str) {
         slot.look(|value| self.log.lock().roles.label(value, role, name));
-    }
-
-    /// The host reads a value, of which the bytes may be known.
-    pub(crate) fn read(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) {
-        let site = events::current();
-        let mut log = self.log.lock();
-        let step = log.steps;
-        log.undonated.used(value);
-        let (n, sum) = log.reads.entry((step, site.0)).or_default();
-        *n += 1;
-        *sum += out.len() as u64;
-        match known {
-            Some(bytes) => out.copy_from_slice(bytes),
-            None => self.fill(value.ty.dtype, out),
-        }
     }
 
     /// What the host reads from a value that nobody has computed.
@@ -149,46 +108,6 @@ impl Absent {
         let mut log = self.log.lock();
         let step = log.steps;
         *log.fallbacks.entry((step, site.0, op.to_owned())).or_default() += 1;
-    }
-
-    /// Does what a launch does to values and memory, and computes nothing.
-    pub(crate) fn launch(&self, launch: &Launch, memory: &'static Memory) {
-        let size = |v: &Arc<Value>| {
-            if matches!(*v.state.lock(), State::Absent(_)) { v.bytes() } else { 0 }
-        };
-        let sizes: Vec<u64> = launch.inputs.iter().map(size).collect();
-        let arguments: u64 = sizes.iter().sum();
-        let beside = memory.bytes().current.saturating_sub(arguments);
-        let mut ends = Ends::new(&launch.inputs, &launch.outputs);
-        let mut log = self.log.lock();
-        let step = log.steps;
-        ends.step = step;
-        log.undonated.launched(launch, &sizes, step);
-        let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
-        let most = known.is_none_or(|i| log.programs[i].beside < beside);
-        let named = if most { log.roles.beside(&launch.inputs, step) } else { Vec::new() };
-        launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
-        for value in &launch.outputs {
-            memory.charge(value.bytes(), &value.charge);
-            *value.state.lock() = State::Absent(None);
-        }
-        log.roles.made(&launch.outputs, step);
-        let Some(known) = known else {
-            let inputs = launch.inputs.iter().map(|v| v.site).collect();
-            let program = launch.program.clone();
-            let launches = vec![(step, 1)];
-            log.programs.push(Runs { program, launches, beside, inputs, ends, tensors_beside: named });
-            return;
-        };
-        let runs = &mut log.programs[known];
-        runs.ends = ends;
-        if most {
-            (runs.beside, runs.tensors_beside) = (beside, named);
-        }
-        match runs.launches.last_mut() {
-            Some((last, n)) if *last == step => *n += 1,
-            _ => runs.launches.push((step, 1)),
-        }
     }
 
     /// An optimizer has made a step. A training step ends when each has made one; where one of them makes none for long,
@@ -217,12 +136,12 @@ impl Absent {
     }
 
     /// All of it, and the text of each program by its id.
-    pub(crate) fn captured(&self, engine: &Engine, memory: &Memory) -> (Capture, Modules) {
+    pub(crate) fn captured(&self, compiler: &Compiler, explainer: &Explainer) -> (Capture, Modules) {
         let log = self.log.lock();
         let recorded = log.programs.iter().filter_map(|runs| {
-            let recorded = engine.compiler().recorded(&runs.program)?;
+            let recorded = compiler.recorded(&runs.program)?;
             let (program, text) = log.program(runs, recorded);
-            let program = capture::Program { why: engine.explainer().of(&runs.program), ..program };
+            let program = capture::Program { why: explainer.of(&runs.program), ..program };
             Some((program, text))
         });
         let (programs, texts): (Vec<_>, Vec<_>) = recorded.unzip();
@@ -240,10 +159,82 @@ impl Absent {
             reads: moved(&log.reads),
             writes: moved(&log.writes),
             fallbacks: log.fallbacks.iter().map(fell_back).collect(),
-            resident_peak_bytes: memory.bytes().peak,
+            resident_peak_bytes: self.memory.bytes().peak,
             ..Capture::default()
         };
         (capture, modules)
+    }
+}
+
+impl Executor for Absent {
+    /// Does what a launch does to values and memory, and computes nothing.
+    fn launch(&self, launch: Launch, _: bool) {
+        self.metrics.count(&self.metrics.launches);
+        let memory = self.memory;
+        let size = |v: &Arc<Value>| {
+            if matches!(*v.state.lock(), State::Absent(_)) { v.bytes() } else { 0 }
+        };
+        let sizes: Vec<u64> = launch.inputs.iter().map(size).collect();
+        let arguments: u64 = sizes.iter().sum();
+        let beside = memory.bytes().current.saturating_sub(arguments);
+        let mut ends = Ends::new(&launch.inputs, &launch.outputs);
+        let mut log = self.log.lock();
+        let step = log.steps;
+        ends.step = step;
+        log.undonated.launched(&launch, &sizes, step);
+        let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
+        let most = known.is_none_or(|i| log.programs[i].beside < beside);
+        let named = if most { log.roles.beside(&launch.inputs, step) } else { Vec::new() };
+        launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
+        for value in &launch.outputs {
+            memory.charge(value.bytes(), &value.charge);
+            *value.state.lock() = State::Absent(None);
+        }
+        log.roles.made(&launch.outputs, step);
+        let Some(known) = known else {
+            let inputs = launch.inputs.iter().map(|v| v.site).collect();
+            let program = launch.program.clone();
+            let launches = vec![(step, 1)];
+            log.programs.push(Runs { program, launches, beside, inputs, ends, tensors_beside: named });
+            return;
+        };
+        let runs = &mut log.programs[known];
+        runs.ends = ends;
+        if most {
+            (runs.beside, runs.tensors_beside) = (beside, named);
+        }
+        match runs.launches.last_mut() {
+            Some((last, n)) if *last == step => *n += 1,
+            _ => runs.launches.push((step, 1)),
+        }
+    }
+
+    fn upload(&self, ty: TensorType, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
+        let site = events::current();
+        let mut log = self.log.lock();
+        let step = log.steps;
+        let (n, sum) = log.writes.entry((step, site.0)).or_default();
+        *n += 1;
+        *sum += bytes.len() as u64;
+        let state = State::Absent((bytes.len() <= KEPT).then(|| bytes.into()));
+        let value = Value::uploaded(ty, state, site);
+        log.roles.uploaded(&value, step);
+        Ok(value)
+    }
+
+    fn read_absent(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) -> Result<()> {
+        let site = events::current();
+        let mut log = self.log.lock();
+        let step = log.steps;
+        log.undonated.used(value);
+        let (n, sum) = log.reads.entry((step, site.0)).or_default();
+        *n += 1;
+        *sum += out.len() as u64;
+        match known {
+            Some(bytes) => out.copy_from_slice(bytes),
+            None => self.fill(value.ty.dtype, out),
+        }
+        Ok(())
     }
 }
 
@@ -307,17 +298,18 @@ fn number(dtype: DType, x: f64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxitorch_pjrt::Platform;
 
     fn absent(steps: u64) -> Absent {
-        let kind = "TPU v0".to_owned();
-        Absent::new(AbsentDevice {
+        let device = AbsentDevice {
             platform: Platform::Tpu,
-            kind,
+            kind: "TPU v0".to_owned(),
             memory: 1 << 30,
             reads_as: 2.0,
             steps,
             marked: false,
-        })
+        };
+        Absent::new(device, Memory::boundless(1 << 30), Arc::default())
     }
 
     #[test]

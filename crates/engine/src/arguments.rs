@@ -2,13 +2,14 @@
 //!
 //! The three walks go over the same [`Item`]s in the same order, so that an operand's number is its place in that order.
 
-use crate::dispatch::{ArgRef, Call};
+use crate::call::{ArgRef, Call};
 use crate::error::{Error, Refusal, Result};
 use crate::inst::Key;
-use crate::stream::{Stream, Window};
+use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
 use crate::value::Value;
 use crate::view::Offsets;
+use crate::window::Window;
 use oxitorch_aten::args::{Number, is_operand, number_arg};
 use oxitorch_aten::{self as aten, Arg, NumKind, ParamKind, ScalarArg, Source, TensorArg};
 use oxitorch_hlo::{DType, Dims, TensorType};

@@ -2,9 +2,8 @@
 
 use crate::effort::SPLIT_COUNT;
 use crate::error::{self, Error};
-use crate::graphs::Origin;
+use crate::graph::{Graph, Origin};
 use crate::metrics::Metrics;
-use crate::program::Graph;
 use crate::target::Target;
 use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
 use oxitorch_pjrt as pjrt;

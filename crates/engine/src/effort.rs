@@ -5,7 +5,7 @@
 //! its programs become faster by themselves. A program that runs once, as the first step of a training loop does, is
 //! never compiled with all effort.
 
-use crate::program::Graph;
+use crate::graph::Graph;
 use oxitorch_pjrt::{CompileOptions, EffortLevel, OptionValue, Platform};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -7,7 +7,7 @@ use crate::effort::Policy;
 use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
 use crate::explain::{Bounds, Explainer};
-use crate::graphs::Shown;
+use crate::graphs::{Graphs, Shown};
 use crate::launch::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -58,6 +58,9 @@ pub struct Engine {
     closer: Mutex<Option<ThreadId>>,
     compiler: Arc<Compiler>,
     explainer: Arc<Explainer>,
+    graphs: Arc<Graphs>,
+    /// The device, if it is not there.
+    absent: Option<Arc<Absent>>,
 }
 
 impl Engine {
@@ -67,28 +70,36 @@ impl Engine {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if options.compile_threads == 0 { cores } else { options.compile_threads };
         let policy = Policy::new(target.platform(), options.background_compile, options.deterministic);
-        let compiler = Compiler::start(target.clone(), metrics.clone(), threads, &options.cache, policy);
+        let graphs = Arc::new(Graphs::default());
         if let Some(folder) = &options.graphs {
-            compiler.graphs.keep_in(folder);
+            graphs.keep_in(folder);
         }
+        let (cache, watch) = (&options.cache, graphs.clone());
+        let compiler = Compiler::start(target.clone(), metrics.clone(), threads, cache, policy, watch);
         let memory: fn(&Target) -> &'static Memory = |target| match target {
             Target::Client(client) => memory_of(client),
-            Target::Absent(absent) => Memory::boundless(absent.device.memory),
+            Target::Absent(device) => Memory::boundless(device.memory),
         };
-        let bounds = if target.absent().is_some() { Bounds::CAPTURING } else { Bounds::RUNNING };
+        let bounds = if target.is_present() { Bounds::RUNNING } else { Bounds::CAPTURING };
+        let mut absent = None;
         let explainer = Arc::new(Explainer::new(bounds));
-        let stream = |device: usize| {
-            Stream::new(
-                target.clone(),
-                device,
-                compiler.clone(),
-                explainer.clone(),
-                memory(&target),
-                metrics.clone(),
-                options.interrupt,
-            )
+        let mut stream = |device: usize| {
+            let memory = memory(&target);
+            let (target, compiler, explainer) = (target.clone(), compiler.clone(), explainer.clone());
+            let pretended = match &target {
+                Target::Client(_) => None,
+                Target::Absent(device) => {
+                    Some(Arc::new(Absent::new(device.clone(), memory, metrics.clone())))
+                }
+            };
+            let interrupt = options.interrupt;
+            let stream =
+                Stream::new(target, device, compiler, explainer, memory, metrics.clone(), interrupt)?;
+            let Some(pretended) = pretended else { return Ok(stream) };
+            absent = Some(pretended.clone());
+            Ok(stream.on(pretended))
         };
-        let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(stream).collect();
+        let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(&mut stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
         let switches = Switches { target: options.target, ..Switches::default() };
         Ok(Engine {
@@ -100,6 +111,8 @@ impl Engine {
             closer: Mutex::default(),
             compiler,
             explainer,
+            graphs,
+            absent,
         })
     }
 
@@ -108,33 +121,25 @@ impl Engine {
         &self.target
     }
 
-    pub(crate) fn explainer(&self) -> &Explainer {
-        &self.explainer
-    }
-
-    pub(crate) fn compiler(&self) -> &Compiler {
-        &self.compiler
-    }
-
     /// The device, if it is not there.
     pub fn absent(&self) -> Option<&Absent> {
-        self.target.absent().map(Arc::as_ref)
+        self.absent.as_deref()
     }
 
     /// What was asked so far of a device that is not there, and the StableHLO of each program by its id; what was recorded
     /// is cut off first.
     pub fn captured(&self, site: Site) -> Result<Option<(Capture, Modules)>> {
-        let (Some(absent), Some(stream)) = (self.target.absent(), self.streams.first()) else {
+        let (Some(absent), Some(stream)) = (&self.absent, self.streams.first()) else {
             return Ok(None);
         };
         stream.cut(Reason::Wait, site)?;
-        Ok(Some(absent.captured(self, stream.memory())))
+        Ok(Some(absent.captured(&self.compiler, &self.explainer)))
     }
 
     /// An op of this line runs on the CPU.
     pub fn fell_back(&self, op: &str, site: Site) {
         self.metrics.fallback(op);
-        if let Some(absent) = self.target.absent() {
+        if let Some(absent) = &self.absent {
             absent.fell_back(op, site);
         }
     }
@@ -196,12 +201,12 @@ impl Engine {
 
     /// What is known of the latest programs from this number on without their executables, in the order in which they came.
     pub fn graphs(&self, from: usize) -> Vec<Graph> {
-        self.compiler.list(from)
+        self.graphs.list(&self.compiler, from)
     }
 
     /// All that is known of the program with this number; waits for its executable. Nothing if it has none.
     pub fn graph(&self, number: usize) -> Option<Shown> {
-        let program = self.compiler.graphs.get(number)?;
+        let program = self.graphs.get(number)?;
         self.compiler.show(&program)
     }
 
@@ -306,7 +311,7 @@ impl Engine {
             self.streams.iter().for_each(Stream::discard);
             self.compiler.close();
             // After the compiler's threads, which write programs too.
-            self.compiler.graphs.finish();
+            self.graphs.finish();
             self.streams.iter().for_each(Stream::stop);
         }
     }

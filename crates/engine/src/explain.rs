@@ -1,7 +1,8 @@
 //! Why a program is a new one: what differs from the program before that is most like it, and what to do about it.
 
+use crate::graph::Graph;
 use crate::inst::{Inst, Kind};
-use crate::program::{Compiler, Graph, Program};
+use crate::program::{Compiler, Program};
 use crate::shared::Shared;
 use crate::site::{Site, describe};
 use oxitorch_aten::Arg;

@@ -5,16 +5,16 @@
 //! a window that is over, an op that is new, it leaves to the long way before anything is recorded.
 
 use crate::arguments::{encode_number, encode_offsets, encode_tensor, number, with_strides};
+use crate::call::{Meta, Op};
 use crate::config::{Mode, Switches};
-use crate::dispatch::{Meta, Op};
 use crate::engine::Engine;
 use crate::error::Refusal;
 use crate::inst::{Inst, Key};
 use crate::shared::Shared;
 use crate::site::Site;
-use crate::stream::{Operand, Window};
 use crate::value::Slot;
 use crate::view::Offsets;
+use crate::window::{Operand, Window};
 use oxitorch_aten::args::{Number, is_operand};
 use oxitorch_aten::numbers::Numbers;
 use oxitorch_aten::{self as aten, ParamKind};

@@ -13,18 +13,19 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Error, Result};
 use crate::events::What;
+use crate::executor::Launch;
 use crate::family;
-use crate::graphs::Source;
+use crate::graph::{Graph, Source};
 use crate::known::{Lent, Places, Split, Wanted};
-use crate::launch::Launch;
 use crate::part::{Part, Results, between, parts};
 use crate::profile::running;
-use crate::program::{Graph, Program};
+use crate::program::Program;
 use crate::site::Site;
 use crate::split;
-use crate::stream::{Stream, Window};
+use crate::stream::Stream;
 use crate::threads::Whose;
 use crate::value::Value;
+use crate::window::Window;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, TensorType};
 use smallvec::SmallVec;
@@ -246,7 +247,7 @@ impl Stream {
         };
         let donated = lent.donated;
         let launch = Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step };
-        self.launcher.launch(launch, cut.reason == Reason::Read);
+        self.executor.launch(launch, cut.reason == Reason::Read);
         Ok(())
     }
 
@@ -307,7 +308,7 @@ impl Stream {
 
     /// Whether programs are compiled here, and not only captured.
     fn compiles(&self) -> bool {
-        self.target().absent().is_none()
+        self.target().is_present()
     }
 
     /// Makes a program for a part, which takes the offsets at these places.

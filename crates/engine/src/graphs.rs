@@ -1,13 +1,12 @@
 //! The programs of a process, to be looked at: where they come from, what they cost, what the compiler made of them.
 
+use crate::graph::{Graph, Origin};
 use crate::inst::{Inst, Out};
 use crate::ops::OpRef;
-use crate::program::{Compiler, Graph, Program};
+use crate::program::{Compiler, Program, Watch};
 use crate::shared::Shared;
-use crate::site::{Site, describe};
-use oxitorch_capture::{
-    self as capture, CompilerOption, Cost, Graph as Told, MemoryBytes, Reason, TensorType,
-};
+use crate::site::describe;
+use oxitorch_capture::{self as capture, CompilerOption, Cost, Graph as Told, MemoryBytes, TensorType};
 use oxitorch_hlo::{Location, Module, PrintOptions, TensorType as HloType};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -15,28 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use std::{fs, io};
-
-/// Where an executable came from first, and how long that took.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Origin {
-    /// The compiler.
-    Compiled(Duration),
-    /// A cache folder.
-    Loaded(Duration),
-}
-
-/// Where the ops of a graph come from.
-#[derive(Debug, Default)]
-pub(crate) struct Source {
-    /// Why the window ended, and where.
-    pub(crate) cut: Option<(Reason, Site)>,
-    /// Whether it is a part of a window that varies: it may never come again.
-    pub(crate) varies: bool,
-    /// Set when the executable is there, unless another program of this process has it.
-    pub(crate) origin: OnceLock<Origin>,
-}
 
 /// Programs that can be looked at: the latest ones, as a program that was forgotten can be made again.
 const MAX_GRAPHS: usize = 4096;
@@ -68,15 +46,14 @@ impl Graphs {
         self.folder.get_or_init(|| folder.to_owned());
     }
 
-    pub(crate) fn add(&self, program: &Arc<Program>) {
-        let mut latest = self.latest.lock();
-        if latest.programs.len() == MAX_GRAPHS {
-            latest.programs.pop_front();
-            latest.first += 1;
-        }
-        latest.programs.push_back(program.clone());
+    /// The latest programs from this number on, without what their executables say.
+    pub(crate) fn list(&self, compiler: &Compiler, from: usize) -> Vec<Told> {
+        let described = |(number, program): (usize, Arc<Program>)| {
+            let (id, _, graph) = compiler.described(&program)?;
+            Some(Told { number: Some(number), ..told(graph, &program, id) })
+        };
+        self.numbered(from).into_iter().filter_map(described).collect()
     }
-
     /// The programs from this number on, with their numbers.
     fn numbered(&self, from: usize) -> Vec<(usize, Arc<Program>)> {
         let latest = self.latest.lock();
@@ -90,8 +67,28 @@ impl Graphs {
         latest.programs.get(number.checked_sub(latest.first)?).cloned()
     }
 
-    /// A program has its executable, or has failed to get it.
-    pub(crate) fn compiled(&self, compiler: &Compiler, program: &Program) {
+    /// Writes again how often the programs ran.
+    pub(crate) fn finish(&self) {
+        let Some(folder) = self.folder.get() else { return };
+        for (program, mut graph) in std::mem::take(&mut *self.written.lock()) {
+            (graph.launches, graph.device_s) = usage(&program);
+            // What could be written once can be read as it is.
+            let _ = graph.write(folder);
+        }
+    }
+}
+
+impl Watch for Graphs {
+    fn submitted(&self, program: &Arc<Program>) {
+        let mut latest = self.latest.lock();
+        if latest.programs.len() == MAX_GRAPHS {
+            latest.programs.pop_front();
+            latest.first += 1;
+        }
+        latest.programs.push_back(program.clone());
+    }
+
+    fn compiled(&self, compiler: &Compiler, program: &Program) {
         let Some(folder) = self.folder.get() else { return };
         let Some(program) =
             self.latest.lock().programs.iter().find(|p| std::ptr::eq(&***p, program)).cloned()
@@ -104,16 +101,6 @@ impl Graphs {
             return;
         }
         self.written.lock().push((program, shown.graph));
-    }
-
-    /// Writes again how often the programs ran.
-    pub(crate) fn finish(&self) {
-        let Some(folder) = self.folder.get() else { return };
-        for (program, mut graph) in std::mem::take(&mut *self.written.lock()) {
-            (graph.launches, graph.device_s) = usage(&program);
-            // What could be written once can be read as it is.
-            let _ = graph.write(folder);
-        }
     }
 }
 
@@ -342,14 +329,5 @@ impl Compiler {
             ..capture::Program::default()
         };
         Some(Recorded { program, text })
-    }
-
-    /// The latest programs from this number on, without what their executables say.
-    pub(crate) fn list(&self, from: usize) -> Vec<Told> {
-        let described = |(number, program): (usize, Arc<Program>)| {
-            let (id, _, graph) = self.described(&program)?;
-            Some(Told { number: Some(number), ..told(graph, &program, id) })
-        };
-        self.graphs.numbered(from).into_iter().filter_map(described).collect()
     }
 }

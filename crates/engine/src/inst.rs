@@ -6,7 +6,7 @@
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::shared::Shared;
-use crate::view::{self, Offsets, Shape, View, dense_order};
+use crate::view::{self, Offsets, Shape, View, dense_order, row_major};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
@@ -299,15 +299,6 @@ fn resize(b: &Builder, x: Value, ty: &TensorType) -> Value {
     let zero = b.scalar_f64(ty.dtype, 0.0);
     let cut = b.slice_dim(flat, 0, 0, have.min(want), 1);
     b.reshape(b.pad_dim(cut, zero, 0, 0, (want - have).max(0)), &ty.shape)
-}
-
-/// Row-major strides.
-pub(crate) fn row_major(shape: &[i64]) -> Dims {
-    let mut strides = Dims::from_elem(1, shape.len());
-    for d in (0..shape.len().saturating_sub(1)).rev() {
-        strides[d] = strides[d + 1] * shape[d + 1].max(1);
-    }
-    strides
 }
 
 /// Strides with dimension 1 fastest and the others in their order.

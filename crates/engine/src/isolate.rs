@@ -2,10 +2,10 @@
 //! everything else is computed.
 
 use crate::error::{self, Error, Result};
-use crate::graphs::Source;
+use crate::graph::{Graph, Source, Task, failed_check};
 use crate::inst::Inst;
 use crate::ops::{OpRef, Ops, PRODUCED};
-use crate::program::{Compiler, Graph, Task, failed_check};
+use crate::program::Compiler;
 use crate::site::Site;
 use oxitorch_pjrt as pjrt;
 use std::sync::Arc;

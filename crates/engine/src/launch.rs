@@ -5,15 +5,17 @@
 
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
+use crate::executor::{Executor, Launch};
+use crate::graph::{element, failed_check};
 use crate::isolate;
-use crate::known::Places;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::program::{Program, element, failed_check};
+use crate::program::Program;
 use crate::site::Site;
 use crate::target::Target;
-use crate::timing::{Before, Front, Timing};
+use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
+use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -21,51 +23,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// One execution of a program.
-pub(crate) struct Launch {
-    pub(crate) program: Arc<Program>,
-    pub(crate) inputs: SmallVec<[Arc<Value>; 4]>,
-    pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
-    /// The inputs that it may overwrite, where the program would overwrite others too.
-    pub(crate) donated: Option<Places>,
-    /// How many ops it runs.
-    pub(crate) ops: u64,
-    /// The Python line of the first.
-    pub(crate) first: Site,
-    /// The number of its window for who listens; see [`Events`](crate::events::Events).
-    pub(crate) window: u64,
-    /// What Python did before it.
-    pub(crate) before: Before,
-    /// Whether it is the last of an optimizer's step.
-    pub(crate) ends_step: bool,
-}
-
-impl Launch {
-    /// The inputs that it overwrites.
-    pub(crate) fn donated(&self) -> &[u32] {
-        self.donated.as_deref().unwrap_or(&self.program.donated)
-    }
-
-    /// The inputs that the program would overwrite, and this launch may not.
-    fn kept(&self) -> SmallVec<[i64; 4]> {
-        let Some(donated) = &self.donated else { return SmallVec::new() };
-        let kept = self.program.donated.iter().filter(|i| !donated.contains(i));
-        kept.map(|&i| i64::from(i)).collect()
-    }
-
-    /// Whether launching it runs it, if its inputs are there.
-    fn is_inline(&self, platform: pjrt::Platform) -> bool {
-        let small = |v: &Arc<Value>| v.bytes() <= SMALL;
-        let all_small = || self.inputs.iter().all(small) && self.outputs.iter().all(small);
-        platform == pjrt::Platform::Cpu && self.ops == 1 && all_small()
-    }
-
-    /// The Python line to blame when it fails: that of its largest result.
-    fn site(&self) -> Site {
-        self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
-    }
-}
 
 /// A point in the queue: when the device reached it.
 #[derive(Debug, Default)]
@@ -255,20 +212,6 @@ impl Launcher {
         let own = launcher.clone();
         std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
         Ok(launcher)
-    }
-
-    /// Queues a launch. `awaited`: the caller is about to wait for it.
-    pub(crate) fn launch(&self, launch: Launch, awaited: bool) {
-        if let Some(absent) = self.target.absent() {
-            self.metrics.count(&self.metrics.launches);
-            return absent.launch(&launch, self.memory);
-        }
-        self.push_with(awaited, |number| {
-            let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
-            self.ops_pushed.store(ops, Ordering::Relaxed);
-            launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
-            Job::Launch(launch)
-        });
     }
 
     /// Queues a mark.
@@ -880,9 +823,6 @@ impl Drop for Running {
 /// that may be so in windows of so many ops, and compiling more one by one would keep the error from its reader.
 const MOST: usize = 64;
 
-/// The CPU platform runs an op with results of so many bytes while it is launched.
-const SMALL: u64 = 64 << 10;
-
 /// Shorter waits for a program are no waits for the compiler.
 const STALL: Duration = Duration::from_micros(50);
 
@@ -904,11 +844,34 @@ pub(crate) fn out_of_memory(memory: &Memory, device: usize, wanted: u64) -> Erro
     Error::new(ErrorKind::OutOfMemory, text)
 }
 
+impl Executor for Launcher {
+    fn launch(&self, launch: Launch, awaited: bool) {
+        self.push_with(awaited, |number| {
+            let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
+            self.ops_pushed.store(ops, Ordering::Relaxed);
+            launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
+            Job::Launch(launch)
+        });
+    }
+
+    fn upload(&self, ty: TensorType, bytes: &[u8], first: bool) -> Result<Arc<Value>, Error> {
+        let start = Instant::now();
+        let buffer = upload(self.target.client()?, self.device, &ty, bytes)?;
+        self.front.copied(start, first);
+        self.metrics.events.to_device(start, self.device as u16, bytes.len());
+        Ok(Value::new(ty, State::Ready(Arc::new(buffer))))
+    }
+
+    fn read_absent(&self, _: &Arc<Value>, _: Option<&[u8]>, _: &mut [u8]) -> Result<(), Error> {
+        Err(Error::runtime("a value of a device that is there was never computed; please report this"))
+    }
+}
+
 /// Copies row-major bytes to a device.
-pub(crate) fn upload(
+fn upload(
     client: &Arc<pjrt::Client>,
     device: usize,
-    ty: &oxitorch_hlo::TensorType,
+    ty: &TensorType,
     bytes: &[u8],
 ) -> Result<pjrt::Buffer, Error> {
     client

@@ -2,7 +2,7 @@
 //!
 //! Rows that need no positions (a mask that selects between two values) are tried first; this is what remains.
 
-use crate::dispatch::{ArgRef, Call, Meta, Op, Output, Outputs};
+use crate::call::{ArgRef, Call, Meta, Op, Output, Outputs};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};

@@ -1,6 +1,7 @@
 //! Counters of what the engine did.
 
 use crate::events::{Events, What};
+use crate::timing::Split;
 use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -166,4 +167,25 @@ impl Metrics {
     pub fn fallbacks(&self) -> BTreeMap<String, u64> {
         self.fallbacks.lock().clone()
     }
+}
+
+/// One device at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceReport {
+    /// Where its time went.
+    pub split: Split,
+    /// Launches that wait for it or run.
+    pub queued_launches: u64,
+    /// Ops in those.
+    pub queued_ops: u64,
+    /// Bytes in use.
+    pub memory: u64,
+    /// Bytes in use at most, since the last reset of the peak.
+    pub memory_peak: u64,
+    /// Bytes that it has.
+    pub memory_limit: u64,
+    /// Sequences of ops whose programs are remembered.
+    pub known_programs: usize,
+    /// Ops for different shapes, dtypes and attributes that are remembered.
+    pub known_ops: usize,
 }

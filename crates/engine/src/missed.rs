@@ -1,7 +1,7 @@
 //! Why the cache folder did not have a program although it has one like it: which parts of the key differ.
 
 use crate::effort::Effort;
-use crate::graphs::Origin;
+use crate::graph::Origin;
 use crate::program::{Compiler, Program};
 use oxitorch_cache::{Component, Difference, Key, Listed, Recipe};
 use std::fmt::Write as _;

@@ -1,32 +1,11 @@
 //! What the engine did, for people and for Prometheus.
 
 use crate::engine::Engine;
-use crate::metrics::COMPILE_BUCKETS_MS;
-use crate::timing::{Parts, Split};
+use crate::metrics::{COMPILE_BUCKETS_MS, DeviceReport};
+use crate::timing::Parts;
 use std::fmt::{self, Display, Write};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-
-/// One device at one moment.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceReport {
-    /// Where its time went.
-    pub split: Split,
-    /// Launches that wait for it or run.
-    pub queued_launches: u64,
-    /// Ops in those.
-    pub queued_ops: u64,
-    /// Bytes in use.
-    pub memory: u64,
-    /// Bytes in use at most, since the last reset of the peak.
-    pub memory_peak: u64,
-    /// Bytes that it has.
-    pub memory_limit: u64,
-    /// Sequences of ops whose programs are remembered.
-    pub known_programs: usize,
-    /// Ops for different shapes, dtypes and attributes that are remembered.
-    pub known_ops: usize,
-}
 
 // ---------------------------------------------------------------- Prometheus
 
@@ -343,6 +322,7 @@ fn device(out: &mut String, index: usize, d: &DeviceReport) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timing::Split;
 
     #[test]
     fn numbers_are_short() {

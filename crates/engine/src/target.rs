@@ -1,17 +1,33 @@
 //! What ops are recorded for: the devices of a plugin's client, or devices that are not there.
 
-use crate::absent::Absent;
 use crate::error::{Error, Result};
-use oxitorch_pjrt as pjrt;
+use oxitorch_pjrt::{self as pjrt, Platform};
 use std::sync::Arc;
+
+/// A device that is not there.
+#[derive(Clone, Debug)]
+pub struct AbsentDevice {
+    /// The kind of hardware: what depends on it is recorded as for that.
+    pub platform: Platform,
+    /// Its name.
+    pub kind: String,
+    /// Its memory in bytes: windows are bounded by it, and it is not enforced.
+    pub memory: u64,
+    /// What the host reads from values that nobody has computed, in each element.
+    pub reads_as: f64,
+    /// Training steps after which nothing is of interest any more.
+    pub steps: u64,
+    /// Whether steps end where somebody marks it, and not with those of optimizers.
+    pub marked: bool,
+}
 
 /// What ops are recorded for.
 #[derive(Clone)]
 pub enum Target {
     /// The devices of a client: programs are compiled and run.
     Client(Arc<pjrt::Client>),
-    /// Devices that are not there: programs are captured.
-    Absent(Arc<Absent>),
+    /// A device that is not there: programs are captured.
+    Absent(AbsentDevice),
 }
 
 impl Target {
@@ -19,7 +35,7 @@ impl Target {
     pub fn platform(&self) -> pjrt::Platform {
         match self {
             Target::Client(client) => client.platform(),
-            Target::Absent(absent) => absent.device.platform,
+            Target::Absent(device) => device.platform,
         }
     }
 
@@ -35,7 +51,7 @@ impl Target {
     pub fn kind(&self, device: usize) -> String {
         match self {
             Target::Client(client) => client.devices()[device].kind().to_owned(),
-            Target::Absent(absent) => absent.device.kind.clone(),
+            Target::Absent(device) => device.kind.clone(),
         }
     }
 
@@ -48,18 +64,9 @@ impl Target {
     pub fn client(&self) -> Result<&Arc<pjrt::Client>> {
         match self {
             Target::Client(client) => Ok(client),
-            Target::Absent(absent) => Err(Error::runtime(format!(
-                "nothing is computed for a {}: it is not there",
-                absent.device.kind
-            ))),
-        }
-    }
-
-    /// The devices that are not there.
-    pub(crate) fn absent(&self) -> Option<&Arc<Absent>> {
-        match self {
-            Target::Client(_) => None,
-            Target::Absent(absent) => Some(absent),
+            Target::Absent(device) => {
+                Err(Error::runtime(format!("nothing is computed for a {}: it is not there", device.kind)))
+            }
         }
     }
 }

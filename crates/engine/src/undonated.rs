@@ -2,7 +2,7 @@
 //!
 //! That is known of programs on a device that is not there, where somebody watches what becomes of each value.
 
-use crate::launch::Launch;
+use crate::executor::Launch;
 use crate::program::Program;
 use crate::site::{Site, describe};
 use crate::value::Value;

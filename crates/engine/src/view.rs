@@ -128,7 +128,7 @@ impl Shape {
         }
         let grid = view.levels().map(|mut levels| {
             if base.dtype == view.dtype {
-                refine(&mut levels, &crate::inst::row_major(&base.shape));
+                refine(&mut levels, &row_major(&base.shape));
             }
             let n = base.bytes() / view.dtype.size_bytes() as i64;
             let mut around = None;
@@ -536,6 +536,15 @@ fn reinterpret(b: &Builder, x: Value, to: DType) -> Value {
     let ratio = z / a;
     let whole = b.slice_dim(x, 0, 0, n / ratio * ratio, 1);
     b.bitcast_convert(b.reshape(whole, &[n / ratio, ratio]), to)
+}
+
+/// Row-major strides.
+pub(crate) fn row_major(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for d in (0..shape.len().saturating_sub(1)).rev() {
+        strides[d] = strides[d + 1] * shape[d + 1].max(1);
+    }
+    strides
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use crate::abi::Shim;
 use crate::library;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    Absent, AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options,
-    Recipe, Remembered, Site, Switches, Target, UserOptions, target_options,
+    AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options, Recipe,
+    Remembered, Site, Switches, Target, UserOptions, target_options,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -205,7 +205,7 @@ fn start() -> Result<&'static State, Error> {
         return Ok(state);
     }
     let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {
-        Some(device) => Target::Absent(Arc::new(Absent::new(device.clone()))),
+        Some(device) => Target::Absent(device.clone()),
         None => Target::Client(crate::client::open(setup, interrupt)?),
     };
     let mut wanted = target_options(target.platform());

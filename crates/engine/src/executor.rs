@@ -1,0 +1,72 @@
+//! What does with programs and values what the stream asks for: the devices of a client, or one that is not there.
+
+use crate::error::Result;
+use crate::known::Places;
+use crate::program::Program;
+use crate::site::Site;
+use crate::timing::Before;
+use crate::value::Value;
+use oxitorch_hlo::TensorType;
+use oxitorch_pjrt as pjrt;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// One execution of a program.
+pub(crate) struct Launch {
+    pub(crate) program: Arc<Program>,
+    pub(crate) inputs: SmallVec<[Arc<Value>; 4]>,
+    pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
+    /// The inputs that it may overwrite, where the program would overwrite others too.
+    pub(crate) donated: Option<Places>,
+    /// How many ops it runs.
+    pub(crate) ops: u64,
+    /// The Python line of the first.
+    pub(crate) first: Site,
+    /// The number of its window for who listens; see [`Events`](crate::events::Events).
+    pub(crate) window: u64,
+    /// What Python did before it.
+    pub(crate) before: Before,
+    /// Whether it is the last of an optimizer's step.
+    pub(crate) ends_step: bool,
+}
+
+impl Launch {
+    /// The inputs that it overwrites.
+    pub(crate) fn donated(&self) -> &[u32] {
+        self.donated.as_deref().unwrap_or(&self.program.donated)
+    }
+
+    /// The inputs that the program would overwrite, and this launch may not.
+    pub(crate) fn kept(&self) -> SmallVec<[i64; 4]> {
+        let Some(donated) = &self.donated else { return SmallVec::new() };
+        let kept = self.program.donated.iter().filter(|i| !donated.contains(i));
+        kept.map(|&i| i64::from(i)).collect()
+    }
+
+    /// Whether launching it runs it, if its inputs are there.
+    pub(crate) fn is_inline(&self, platform: pjrt::Platform) -> bool {
+        let small = |v: &Arc<Value>| v.bytes() <= SMALL;
+        let all_small = || self.inputs.iter().all(small) && self.outputs.iter().all(small);
+        platform == pjrt::Platform::Cpu && self.ops == 1 && all_small()
+    }
+
+    /// The Python line to blame when it fails: that of its largest result.
+    pub(crate) fn site(&self) -> Site {
+        self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
+    }
+}
+
+/// The CPU platform runs an op with results of so many bytes while it is launched.
+const SMALL: u64 = 64 << 10;
+
+/// What does with programs and values what the stream asks for.
+pub(crate) trait Executor: Send + Sync {
+    /// Runs a program, or queues it. `awaited`: the caller is about to wait for it.
+    fn launch(&self, launch: Launch, awaited: bool);
+
+    /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
+    fn upload(&self, ty: TensorType, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
+
+    /// The host reads a value that was never computed, of which the bytes may be known.
+    fn read_absent(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) -> Result<()>;
+}

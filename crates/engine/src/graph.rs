@@ -1,0 +1,189 @@
+//! A window of recorded ops as one program, before anybody compiles it: its ops, its inputs and results, its module.
+
+use crate::error::{Error, ErrorKind};
+use crate::inst::Inst;
+use crate::ops::{Ops, PRODUCED};
+use crate::shared::Shared;
+use crate::site::Site;
+use oxitorch_aten::args::Offset;
+use oxitorch_capture::Reason;
+use oxitorch_hlo::{ArgAttr, Builder, DType, Module, TensorType, Value};
+use oxitorch_pjrt as pjrt;
+use smallvec::SmallVec;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Ops to be lowered as one program.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) ops: Ops,
+    /// The types of the inputs. If offsets are [given](Graph::given), they are one more input at the end.
+    pub(crate) inputs: Vec<TensorType>,
+    /// The offsets that the program is given at its launch: their place among those of the ops, and in that input.
+    pub(crate) given: Box<[(u32, u32)]>,
+    /// Inputs that nothing can see any more.
+    pub(crate) donated: SmallVec<[u32; 4]>,
+    /// Number of the user's compiler options.
+    pub(crate) options: u32,
+    /// Outputs, counted over all instances, that are results.
+    pub(crate) live: SmallVec<[u32; 8]>,
+    /// Where the ops come from.
+    pub(crate) source: Source,
+}
+
+/// Where an executable came from first, and how long that took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// The compiler.
+    Compiled(Duration),
+    /// A cache folder.
+    Loaded(Duration),
+}
+
+/// Where the ops of a graph come from.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    /// Why the window ended, and where.
+    pub(crate) cut: Option<(Reason, Site)>,
+    /// Whether it is a part of a window that varies: it may never come again.
+    pub(crate) varies: bool,
+    /// Set when the executable is there, unless another program of this process has it.
+    pub(crate) origin: OnceLock<Origin>,
+}
+
+/// A check of values.
+#[derive(Clone, Debug)]
+pub(crate) struct Check {
+    /// The error if it fails.
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+    /// The Python line of its op.
+    pub(crate) site: Site,
+}
+
+/// From what a program is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub(crate) graph: Arc<Graph>,
+    pub(crate) device: i64,
+}
+
+impl Graph {
+    /// The ops by name, views left out unless there is nothing else.
+    pub(crate) fn name(&self) -> String {
+        let ops: Vec<&str> = self.ops.insts.iter().map(|i| i.name()).collect();
+        let real: Vec<&str> =
+            ops.iter().copied().filter(|n| *n != "view" && *n != "copy_into_view").collect();
+        let names = if real.is_empty() { &ops } else { &real };
+        match names.as_slice() {
+            [one] => (*one).to_owned(),
+            [first, .., last] => format!("{first}..{last}"),
+            [] => "empty".to_owned(),
+        }
+    }
+
+    /// What is checked in it.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let of = |(inst, &site): (&Shared<Inst>, &Site)| {
+            let check = move |(kind, message): &(ErrorKind, String)| Check {
+                kind: *kind,
+                message: message.clone(),
+                site,
+            };
+            inst.checks.iter().map(check).collect::<Vec<_>>()
+        };
+        self.ops.insts.iter().zip(&self.ops.sites).flat_map(of).collect()
+    }
+
+    /// The text of the module that computes the window.
+    pub(crate) fn module(&self, platform: pjrt::Platform) -> Result<String, Error> {
+        Ok(self.built(platform)?.to_text())
+    }
+
+    /// The module that computes the window; the location of what is made of an instance is its number.
+    pub(crate) fn built(&self, platform: pjrt::Platform) -> Result<Module, Error> {
+        let b = Builder::new();
+        // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
+        b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
+        b.set_name(&self.name());
+        let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
+        for &i in &self.donated {
+            b.param_attr(inputs[i as usize], ArgAttr::Donor);
+        }
+        let offsets = self.offsets(&b, &inputs);
+        let mut produced: Vec<Option<Value>> = Vec::new();
+        let mut checks: Vec<Value> = Vec::new();
+        for op in self.ops.iter() {
+            let inst = op.inst;
+            b.set_location(Some(op.at as u32));
+            let value = |&c: &u32| match c & PRODUCED {
+                0 => Some(inputs[c as usize]),
+                _ => produced[(c & !PRODUCED) as usize],
+            };
+            let operands: Option<Vec<Value>> = op.operands.iter().map(value).collect();
+            let operands = operands
+                .ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
+            let offsets = &offsets[op.first_offset..][..op.offsets.len()];
+            let emitted = inst
+                .emit(&b, &operands, offsets)
+                .map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
+            produced.extend(emitted.outputs);
+            checks.extend(emitted.checks);
+        }
+        let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
+        outputs.extend(first_failed(&b, &checks));
+        let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
+        module.pair_donors();
+        Ok(module)
+    }
+
+    /// The offsets of all ops: constants, but for those that the program is given.
+    fn offsets(&self, b: &Builder, inputs: &[Value]) -> Vec<Offset> {
+        let mut offsets: Vec<Offset> = self.ops.offsets.iter().map(|&n| Offset::Known(n)).collect();
+        if let Some(&all) = inputs.last() {
+            for &(at, i) in &self.given {
+                offsets[at as usize] = Offset::Given(b.index_dim(all, 0, i64::from(i)));
+            }
+        }
+        offsets
+    }
+}
+
+/// The number of the first of these (0-d pred) that is false, or -1; nothing if there are none.
+fn first_failed(b: &Builder, checks: &[Value]) -> Option<Value> {
+    let number = |n: i64| b.scalar_i64(DType::S32, n);
+    let numbered = checks.iter().enumerate().rev();
+    let first = |later, (n, &ok): (usize, &Value)| b.select(ok, later, number(n as i64));
+    (!checks.is_empty()).then(|| numbered.fold(number(-1), first))
+}
+
+/// What that said: the number, if a check has failed. Waits for the device.
+pub(crate) fn failed_check(first: &pjrt::Buffer) -> pjrt::Result<Option<usize>> {
+    let mut number = [0; 4];
+    first.to_host(&mut number)?;
+    Ok(usize::try_from(i32::from_le_bytes(number)).ok())
+}
+
+/// The plugin's name for an element type.
+pub(crate) fn element(dtype: DType) -> pjrt::ElementType {
+    use pjrt::ElementType as E;
+    match dtype {
+        DType::Pred => E::Pred,
+        DType::S8 => E::S8,
+        DType::S16 => E::S16,
+        DType::S32 => E::S32,
+        DType::S64 => E::S64,
+        DType::U8 => E::U8,
+        DType::U16 => E::U16,
+        DType::U32 => E::U32,
+        DType::U64 => E::U64,
+        DType::F8E4M3FN => E::F8E4M3FN,
+        DType::F8E5M2 => E::F8E5M2,
+        DType::F16 => E::F16,
+        DType::BF16 => E::Bf16,
+        DType::F32 => E::F32,
+        DType::F64 => E::F64,
+        DType::C64 => E::C64,
+        DType::C128 => E::C128,
+    }
+}
