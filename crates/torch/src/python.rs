@@ -21,6 +21,23 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+macro_rules! csrc {
+    ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../csrc/", $name)))),*] };
+}
+
+/// The shim's files by name, which Python builds where no built one fits.
+const SHIM: &[(&str, &str)] = csrc![
+    "accelerator.h",
+    "device.h",
+    "host_calls.h",
+    "oxitorch_abi.h",
+    "profiler.h",
+    "recipes.h",
+    "shim.cpp",
+    "sparse.h",
+    "tensors.h",
+];
+
 /// The one place where Rust errors become Python exceptions (errors of ops go through C++ instead).
 fn raise(py: Python<'_>, e: Error) -> PyErr {
     let message = e.message.to_string();
@@ -284,11 +301,9 @@ mod _core {
     #[pyfunction]
     fn shim_sources(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let out = PyDict::new(py);
-        out.set_item("shim.cpp", include_str!("../csrc/shim.cpp"))?;
-        out.set_item("accelerator.h", include_str!("../csrc/accelerator.h"))?;
-        out.set_item("profiler.h", include_str!("../csrc/profiler.h"))?;
-        out.set_item("sparse.h", include_str!("../csrc/sparse.h"))?;
-        out.set_item("oxitorch_abi.h", include_str!("../csrc/oxitorch_abi.h"))?;
+        for (name, text) in SHIM {
+            out.set_item(name, text)?;
+        }
         Ok(out)
     }
 
