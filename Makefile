@@ -30,8 +30,9 @@ TEST_CACHE := $(CURDIR)/target/test-cache
 # XLA and PyTorch each start as many threads as there are cores, in each test process. Without bytecode on the disk, which
 # some environments ask for, importing PyTorch takes twice as long.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST_CACHE=$(TEST_CACHE)
-# Where the CPU plugin of this environment is; the Rust tests do not ask Python.
+# Where the plugins of this environment are; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
+TPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/libtpu/libtpu.so
 
 .PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs clean
 
@@ -93,7 +94,7 @@ check: $(UV)
 	cargo clippy -q --profile $(PROFILE) --workspace --all-targets --locked -- -D warnings
 
 test-rust: install
-	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
+	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))" OXITORCH_TPU_PLUGIN="$$(echo $(TPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
 
 # The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
 test-object-store:
