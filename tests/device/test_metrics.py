@@ -41,28 +41,31 @@ class Loop:
         torch.tpu.synchronize()
 
 
-def shares(**how):
-    """The share of each part in the time of eight steps, and of the last one."""
+# Parts are times that passed: a part has what was slept in it, and more on a machine that has other work. Half of it is
+# asked for, since the device may still have run.
+SLEPT = 0.1
+
+
+def parts_of_a_step(**how):
+    """Seconds of each part in a step: the mean of eight, and those of the last one."""
     loop = Loop()
     loop.run(8, **how)
     device = torch.tpu.metrics()["devices"][0]
     assert device["steps"] == 8
-    both = []
     for parts in (device["time_s"], device["last_step_s"]):
         assert list(parts) == ["python", "compile", "input", "sync", "device"]
         assert all(t >= 0 for t in parts.values())
-        both.append({name: t / sum(parts.values()) for name, t in parts.items()})
-    return both
+    return {name: t / 8 for name, t in device["time_s"].items()}, device["last_step_s"]
 
 
 def test_a_slow_loader_is_input():
-    for part in shares(data_s=0.05):
-        assert part["input"] > 0.6, part
+    for part in parts_of_a_step(data_s=SLEPT):
+        assert part["input"] >= 0.5 * SLEPT, part
 
 
 def test_slow_python_is_python():
-    for part in shares(python_s=0.05):
-        assert part["python"] > 0.6, part
+    for part in parts_of_a_step(python_s=SLEPT):
+        assert part["python"] >= 0.5 * SLEPT, part
 
 
 def test_a_program_that_is_compiled_is_compile():
