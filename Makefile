@@ -17,7 +17,7 @@ test test-full test-python: EXTRAS := examples,models,test
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_sparse.py tests/device/test_interchange.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions vision
+SAME_IN_STRICT := background cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops profiler real_models refusals sparse threads trace versions ulps vision
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
@@ -30,8 +30,9 @@ TEST_CACHE := $(CURDIR)/target/test-cache
 # XLA and PyTorch each start as many threads as there are cores, in each test process. Without bytecode on the disk, which
 # some environments ask for, importing PyTorch takes twice as long.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST_CACHE=$(TEST_CACHE)
-# Where the CPU plugin of this environment is; the Rust tests do not ask Python.
+# Where the plugins of this environment are; the Rust tests do not ask Python.
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
+TPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/libtpu/libtpu.so
 
 .PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs docs-site clean
 
@@ -95,7 +96,7 @@ check: $(UV)
 	cargo run -q --profile $(PROFILE) --locked -p xtask -- claims
 
 test-rust: install
-	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
+	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))" OXITORCH_TPU_PLUGIN="$$(echo $(TPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
 
 # The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
 test-object-store:

@@ -17,7 +17,8 @@ from oxitorch import _core, _env
 
 REPO = Path(__file__).resolve().parent.parent
 
-# A shell that runs this in the background has it ignore Ctrl-C, and so would every child, some of which are tested by it.
+# A shell that runs this in the background has it ignore Ctrl-C, and so would every child, of which some are to be ended
+# by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

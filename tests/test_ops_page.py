@@ -1,7 +1,10 @@
 """The pages of operations and of PyTorch's own tests are what their generators write; which entries an op has."""
 
+import fnmatch
+
 import pytest
 import torch
+from conformance import __main__ as conformance
 from conformance import kept, ops, units
 from pytorch_tests import page
 
@@ -15,6 +18,40 @@ def test_the_page_of_operations_is_current():
     assert page.read_text() == ops.page(source, entries, kept.read(aot)), "run `python -m tests.conformance.ops`"
     if page.name == "ops.md":
         assert ops.headline(entries) in (kept.ROOT / "README.md").read_text()
+
+
+def statuses(file):
+    """What is kept of each unit."""
+    words = {"+": "pass", "-": "fail", "~": "skip", "!": "cpu"}
+    _, entries = kept.read(file)
+    found = {}
+    for entry, of_entry in entries.items():
+        for where, sign, dtype, question in kept.units(of_entry):
+            found[f"{where}/{entry}/{dtype}/{question}".removeprefix("/")] = words[sign]
+    return found
+
+
+@pytest.mark.parametrize("file, exceptions", [("results.txt", "exceptions.toml"), ("aot.txt", "aot.toml")])
+def test_what_may_fail_is_what_failed(file, exceptions):
+    kept_there, expected = statuses(kept.HERE / file), conformance.exceptions(exceptions)
+    assert len(kept_there) > 5000
+    assert conformance.contradictions(kept_there, expected, exceptions) == []
+    assert {p for p in expected if not fnmatch.filter(kept_there, p)} == set(), "no unit has such a name"
+
+
+def test_each_unit_that_a_pattern_names_has_to_fail():
+    expected = {"op/a/*": "why"}
+
+    def found(**statuses):
+        units = {f"op/{name.replace('_', '/')}": status for name, status in statuses.items()}
+        return conformance.contradictions(units, expected, "x.toml")
+
+    assert found(a_1="fail", a_2="fail", a_3="skip", b_1="pass", b_2="cpu") == []
+    assert found(a_1="fail", a_2="pass") == ["op/a/2: is right, though x.toml has it as op/a/*"]
+    assert found(a_1="skip", a_2="skip") == ["op/a/*: has nothing to check, though x.toml has it"]
+    for status in ("crash", "hang", "broken"):
+        assert found(a_1="fail", a_2=status) == [f"op/a/2: {status}"]
+    assert found(a_1="fail", b_1="fail") == ["op/b/1: fail"]
 
 
 def test_units_that_were_run_again_replace_what_was_known_of_them():

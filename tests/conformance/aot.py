@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from .__main__ import exceptions, load
+from .__main__ import contradictions, exceptions, load
 
 # What may fail.
 EXPECTED = "aot.toml"
@@ -182,20 +182,14 @@ def models() -> list[str]:
 
 def verdict(known: dict[str, dict], chosen: set[str]) -> int:
     """Says how many compile, and what is not as `aot.toml` has it."""
-    may_fail = exceptions(EXPECTED)
     counts = collections.defaultdict(collections.Counter)
-    bad = []
-    for unit in sorted(chosen & known.keys()):
-        record = known[unit]
-        counts[unit.split("/")[0]][record["status"]] += 1
-        pattern = next((p for p in may_fail if fnmatch.fnmatchcase(unit, p)), None)
-        if record["status"] == "fail" and pattern is None:
-            bad.append(f"{unit}: {record['problems'][0]}"[:300])
-    for pattern in may_fail:
-        named = [known[u] for u in fnmatch.filter(chosen, pattern) if u in known]
-        if named and all(r["status"] != "fail" for r in named):
-            bad.append(f"{pattern}: compiles, though aot.toml has it")
-    print(*bad, sep="\n")
+    statuses = {unit: known[unit]["status"] for unit in chosen & known.keys()}
+    for unit, status in statuses.items():
+        counts[unit.split("/")[0]][status] += 1
+    bad = contradictions(statuses, exceptions(EXPECTED), EXPECTED)
+    for line in bad:
+        problems = known.get(line.partition(": ")[0], {}).get("problems")
+        print(f"{line}: {problems[0]}"[:300] if problems else line)
     for slice_name, c in counts.items():
         of = c["pass"] + c["cpu"] + c["fail"]
         print(f"{slice_name}: {c['pass']} of {of} units compile, {c['cpu']} run in part on the CPU, {c['fail']} fail")

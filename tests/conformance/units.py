@@ -294,10 +294,14 @@ def out_forms(op: OpInfo, dtype: torch.dtype) -> Outcome:
         "wrong size": lambda t: torch.ones(*t.shape, 2, dtype=t.dtype, device=t.device),
         "wrong dtype": lambda t: torch.empty_like(t, dtype=wrong(t)),
     }
+    layouts = set()
     for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=False)):
         moved = sample_on_device(sample, op)
         plain, refused = attempt(lambda: op(sample.input, *sample.args, **sample.kwargs))
         if refused is not None or not all(isinstance(x, torch.Tensor) for x in leaves(plain)):
+            continue
+        layouts |= {x.layout for x in leaves(plain)}
+        if any(x.layout != torch.strided for x in leaves(plain)):
             continue
         values = op.name not in UNINITIALIZED and not attempt(lambda: is_random(op, sample))[0]
         for form, shape_of in forms.items():
@@ -320,6 +324,8 @@ def out_forms(op: OpInfo, dtype: torch.dtype) -> Outcome:
                 found, e = attempt(lambda: differences(got, want, values=values))
                 found = found if e is None else [("error", text_of(e))]
                 out.add(number, [(kind, f"{form}: {text}") for kind, text in found])
+    if layouts and torch.strided not in layouts:
+        out.skipped = "the forms are those of strided tensors"
     return out
 
 

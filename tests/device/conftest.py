@@ -24,9 +24,7 @@ def pytest_collection_modifyitems(config, items):
     """
     groups = tomllib.loads((HERE / "expected_failures.toml").read_text()).get("expected", [])
     marks = {
-        name: pytest.mark.xfail(reason=group["reason"], strict=not group.get("sometimes", False))
-        for group in groups
-        for name in group["tests"]
+        name: pytest.mark.xfail(reason=group["reason"], strict=True) for group in groups for name in group["tests"]
     }
     seen = set()
     for item in items:

@@ -67,8 +67,8 @@ def bits(tensor):
     return flat.view(torch.uint8)
 
 
-def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None):
-    """`actual` is on the device and equals `expected` on the CPU: dtype, sizes, strides, values."""
+def assert_same_form(actual, expected, what="", *, strides=True):
+    """`actual` is on the device and has dtype, sizes and strides of `expected` on the CPU."""
     assert actual.device.type == DEVICE, f"{what}: result is on {actual.device}"
     assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, on the CPU {expected.dtype}"
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)}, on the CPU {tuple(expected.shape)}"
@@ -76,6 +76,11 @@ def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None
         assert actual.stride() == expected.stride(), (
             f"{what}: strides {actual.stride()}, on the CPU {expected.stride()} of {tuple(expected.shape)}"
         )
+
+
+def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None):
+    """`actual` is on the device and equals `expected` on the CPU: dtype, sizes, strides, values."""
+    assert_same_form(actual, expected, what, strides=strides)
     if rtol is None:
         rtol, atol = TOLERANCE.get(expected.dtype, (0, 0))
     torch.testing.assert_close(

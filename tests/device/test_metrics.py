@@ -1,6 +1,7 @@
 """Metrics: what is counted, where time goes, and the forms in which it is shown."""
 
 import math
+import threading
 import time
 
 import pytest
@@ -40,28 +41,31 @@ class Loop:
         torch.tpu.synchronize()
 
 
-def shares(**how):
-    """The share of each part in the time of eight steps, and of the last one."""
+# Parts are times that passed: a part has what was slept in it, and more on a machine that has other work. Half of it is
+# asked for, since the device may still have run.
+SLEPT = 0.1
+
+
+def parts_of_a_step(**how):
+    """Seconds of each part in a step: the mean of eight, and those of the last one."""
     loop = Loop()
     loop.run(8, **how)
     device = torch.tpu.metrics()["devices"][0]
     assert device["steps"] == 8
-    both = []
     for parts in (device["time_s"], device["last_step_s"]):
         assert list(parts) == ["python", "compile", "input", "sync", "device"]
         assert all(t >= 0 for t in parts.values())
-        both.append({name: t / sum(parts.values()) for name, t in parts.items()})
-    return both
+    return {name: t / 8 for name, t in device["time_s"].items()}, device["last_step_s"]
 
 
 def test_a_slow_loader_is_input():
-    for part in shares(data_s=0.05):
-        assert part["input"] > 0.6, part
+    for part in parts_of_a_step(data_s=SLEPT):
+        assert part["input"] >= 0.5 * SLEPT, part
 
 
 def test_slow_python_is_python():
-    for part in shares(python_s=0.05):
-        assert part["python"] > 0.6, part
+    for part in parts_of_a_step(python_s=SLEPT):
+        assert part["python"] >= 0.5 * SLEPT, part
 
 
 def test_a_program_that_is_compiled_is_compile():
@@ -76,35 +80,33 @@ def test_a_program_that_is_compiled_is_compile():
 
 
 def test_reading_in_each_step_is_sync_and_no_more_than_it_costs():
-    # The device works long enough that Python could record the next step meanwhile, if it did not wait for it.
-    a = torch.rand(700, 700, device=DEVICE) / 700
+    core = torch.tpu.modes._activate.core()
+    x = torch.ones(4, device=DEVICE)
 
-    def run(read):
-        b, wall = a, time.perf_counter()
-        for _ in range(8):
-            for _ in range(3):
-                b = a @ b
-            c = b
-            for _ in range(300):
-                c = c[:2, :2] + 1
-            torch.tpu.ops.optimization_barrier(c)
-            if read:
-                c[0, 0].item()
+    def parts(read):
+        """Where time went in four steps of 0.1 s of Python, and how long Python waited for the device in each."""
+        y, waits = torch.tpu.ops.optimization_barrier(x + 1), []
         torch.tpu.synchronize()
-        return time.perf_counter() - wall
+        torch.tpu.reset_metrics()
+        for _ in range(4):
+            time.sleep(0.1)
+            core.hold_launches(read)
+            y = torch.tpu.ops.optimization_barrier(y + 1)
+            if read:
+                # The device starts 0.3 s late, in which Python could have come to the next step.
+                threading.Timer(0.3, core.hold_launches, [False]).start()
+                started = time.perf_counter()
+                y[0].item()
+                waits.append(time.perf_counter() - started)
+        torch.tpu.synchronize()
+        return torch.tpu.metrics()["devices"][0]["time_s"], waits
 
-    with torch.tpu.set_window(ops=310):
-        run(True), run(False)
-        for _ in range(3):  # a thread that had to wait for a processor looks like slow Python
-            torch.tpu.reset_metrics()
-            run(True)
-            reading = torch.tpu.metrics()["devices"][0]["time_s"]
-            torch.tpu.reset_metrics()
-            run(False)
-            running = torch.tpu.metrics()["devices"][0]["time_s"]
-            if reading["sync"] > max(3 * running["sync"], reading["python"] + reading["input"]):
-                return
-    pytest.fail(f"{reading}, and without reading {running}")
+    parts(True)  # compiles
+    reading, waits = parts(True)
+    # The last wait has no launch after it that could have been earlier.
+    assert 3 * 0.29 <= reading["sync"] <= sum(waits[:-1]) + 0.01
+    running, _ = parts(False)
+    assert running["sync"] < 0.01 and running["python"] > 0.39
 
 
 def test_the_parts_are_the_whole_time():

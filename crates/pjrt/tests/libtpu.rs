@@ -1,4 +1,5 @@
-//! libtpu without a TPU. Run with `--run-ignored all`; needs `pip install libtpu`, or OXITORCH_TPU_PLUGIN.
+//! libtpu without a TPU. There is one for x86-64 alone.
+#![cfg(target_arch = "x86_64")]
 
 mod common;
 
@@ -9,13 +10,13 @@ use oxitorch_pjrt::{
 };
 
 fn libtpu() -> &'static Plugin {
-    let path = plugin_path(Platform::Tpu, "OXITORCH_TPU_PLUGIN")
-        .expect("`pip install libtpu`, or set OXITORCH_TPU_PLUGIN");
+    let path = plugin_path(Platform::Tpu, "OXITORCH_TPU_PLUGIN").expect(
+        "these tests run on libtpu: `pip install libtpu`, or set OXITORCH_TPU_PLUGIN to its libtpu.so",
+    );
     Plugin::load(Platform::Tpu, &path, &LoadOptions::for_platform(Platform::Tpu, true)).unwrap()
 }
 
 #[test]
-#[ignore = "needs libtpu"]
 fn no_tpu_is_no_device() {
     let handler = || {
         // SAFETY: reads a disposition.
@@ -32,7 +33,6 @@ fn no_tpu_is_no_device() {
 }
 
 #[test]
-#[ignore = "needs libtpu"]
 fn programs_are_compiled_ahead_of_time() {
     let topology = Topology::new(libtpu(), "v5e:2x2", &[]).unwrap();
     assert_eq!(topology.devices().len(), 4);
@@ -53,7 +53,6 @@ fn programs_are_compiled_ahead_of_time() {
 }
 
 #[test]
-#[ignore = "needs libtpu"]
 fn what_kills_libtpu_is_refused() {
     let plugin = libtpu();
     for name in ["", "v5e:0x0", "v5e", "v5e:2x0", "v5e:100000x100000"] {

@@ -1,0 +1,109 @@
+"""What the CPU has no kernel for, written out in operations that it has: functions of the same arguments."""
+
+import torch
+from torch import sigmoid, tanh
+
+
+def with_dtype(product):
+    """A product of 16-bit numbers with a result of another dtype."""
+
+    def referee(*args, **kwargs):
+        tensors = [
+            a.to(dtype) for dtype in args if isinstance(dtype, torch.dtype) for a in args if isinstance(a, torch.Tensor)
+        ]
+        return product(*tensors, **kwargs)
+
+    return referee
+
+
+def of_float(f):
+    """A softmax of bfloat16 with a result in float32."""
+
+    def referee(x, dim, half_to_float):
+        return f(x.float() if half_to_float and x.dtype != torch.float64 else x, dim, False)
+
+    return referee
+
+
+def linear_backward(x, grad, weight, mask):
+    return grad @ weight, grad.mT @ x, grad.sum(0)
+
+
+def rms_norm_backward(grad, x, shape, rstd, weight, mask):
+    scaled = grad * weight
+    d_x = rstd * (scaled - x * rstd.square() * (scaled * x).mean(-1, keepdim=True))
+    return d_x, (grad * x * rstd).sum(0)
+
+
+def attention_backward(grad, q, k, v, bias, mask, out, logsumexp, *rest, scale=None):
+    """As flash attention: from the result and the sums of the softmax."""
+    is_causal, scale = rest[5], scale or q.shape[-1] ** -0.5
+    scores = q @ k.mT * scale + (0 if bias is None else bias)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    p = (scores - logsumexp[..., None]).exp()
+    d_scores = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
+    d_bias = d_scores.sum_to_size(bias.shape) if mask[3] else None
+    return d_scores @ k * scale, d_scores.mT @ q * scale, p.mT @ grad, d_bias
+
+
+def slope(y):
+    """Of a sigmoid, from its value."""
+    return y * (1 - y)
+
+
+def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
+    gates = sum(t for t in (input_gates, hidden_gates, input_bias, hidden_bias) if t is not None)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)
+    cy = f * cx + i * g
+    return o * tanh(cy), cy, torch.cat([i, f, g, o], 1)
+
+
+def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
+    i, f, g, o = workspace.chunk(4, 1)
+    d_c = (0 if grad_cy is None else grad_cy) + grad_hy * o * (1 - tanh(cy) ** 2) if grad_hy is not None else grad_cy
+    d_o = torch.zeros_like(o) if grad_hy is None else grad_hy * tanh(cy) * slope(o)
+    gates = torch.cat([d_c * g * slope(i), d_c * cx * slope(f), d_c * i * (1 - g**2), d_o], 1)
+    return gates, d_c * f, gates.sum(0) if has_bias else None
+
+
+def gru_cell(input_gates, hidden_gates, hx, input_bias, hidden_bias):
+    (ir, iz, new), (hr, hz, hidden_new) = (
+        (input_gates + input_bias).chunk(3, 1),
+        (hidden_gates + hidden_bias).chunk(3, 1),
+    )
+    reset, update = sigmoid(ir + hr), sigmoid(iz + hz)
+    new = tanh(new + reset * hidden_new)
+    return new + update * (hx - new), torch.cat([reset, update, new, hx, hidden_new], 1)
+
+
+def gru_cell_backward(grad, workspace, has_bias):
+    reset, update, new, hx, hidden_new = workspace.chunk(5, 1)
+    d_new = grad * (1 - update) * (1 - new**2)
+    d_reset, d_update = d_new * hidden_new * slope(reset), grad * (hx - new) * slope(update)
+    d_input, d_hidden = torch.cat([d_reset, d_update, d_new], 1), torch.cat([d_reset, d_update, d_new * reset], 1)
+    return d_input, d_hidden, grad * update, d_input.sum(0), d_hidden.sum(0)
+
+
+REFEREES = {
+    "mm.dtype": with_dtype(torch.mm),
+    "bmm.dtype": with_dtype(torch.bmm),
+    "addmm.dtype": with_dtype(torch.addmm),
+    "baddbmm.dtype": with_dtype(torch.baddbmm),
+    "_softmax": of_float(torch._softmax),
+    "_log_softmax": of_float(torch._log_softmax),
+    "_masked_scale": lambda x, mask, scale: x * mask * scale,
+    "linear_backward": linear_backward,
+    "_fused_rms_norm_backward": rms_norm_backward,
+    "convolution_overrideable": torch.ops.aten.convolution,
+    "convolution_backward_overrideable": lambda grad, x, weight, *rest: torch.ops.aten.convolution_backward(
+        grad, x, weight, [weight.shape[0]], *rest
+    ),
+    "_scaled_dot_product_fused_attention_overrideable_backward": attention_backward,
+    "histc": lambda x, *rest: torch.histc(x.double(), *rest).to(x.dtype),
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
+}
