@@ -3,59 +3,85 @@
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
+/// The header's numbers, by its names.
+#[allow(dead_code, reason = "the shim alone uses some")]
+mod header {
+    include!(concat!(env!("OUT_DIR"), "/constants.rs"));
+}
+
 /// `OXI_ABI_VERSION`
-pub(crate) const ABI_VERSION: u32 = 10;
+pub(crate) const ABI_VERSION: u32 = header::OXI_ABI_VERSION as u32;
 
 /// `OxiArg::tag`
 pub(crate) mod tag {
-    pub(crate) const NONE: u32 = 0;
-    pub(crate) const TENSOR: u32 = 1;
-    pub(crate) const TENSORS: u32 = 2;
-    pub(crate) const INT: u32 = 3;
-    pub(crate) const DOUBLE: u32 = 4;
-    pub(crate) const BOOL: u32 = 5;
-    pub(crate) const COMPLEX: u32 = 6;
-    pub(crate) const INTS: u32 = 7;
-    pub(crate) const DOUBLES: u32 = 8;
-    pub(crate) const BOOLS: u32 = 9;
-    pub(crate) const STR: u32 = 10;
-    pub(crate) const GENERATOR: u32 = 11;
-    pub(crate) const DEVICE: u32 = 12;
-    pub(crate) const SCALARS: u32 = 13;
+    use super::header;
+
+    pub(crate) const NONE: u32 = header::OXI_NONE as u32;
+    pub(crate) const TENSOR: u32 = header::OXI_TENSOR as u32;
+    pub(crate) const TENSORS: u32 = header::OXI_TENSORS as u32;
+    pub(crate) const INT: u32 = header::OXI_INT as u32;
+    pub(crate) const DOUBLE: u32 = header::OXI_DOUBLE as u32;
+    pub(crate) const BOOL: u32 = header::OXI_BOOL as u32;
+    pub(crate) const COMPLEX: u32 = header::OXI_COMPLEX as u32;
+    pub(crate) const INTS: u32 = header::OXI_INTS as u32;
+    pub(crate) const DOUBLES: u32 = header::OXI_DOUBLES as u32;
+    pub(crate) const BOOLS: u32 = header::OXI_BOOLS as u32;
+    pub(crate) const STR: u32 = header::OXI_STR as u32;
+    pub(crate) const GENERATOR: u32 = header::OXI_GENERATOR as u32;
+    pub(crate) const DEVICE: u32 = header::OXI_DEVICE as u32;
+    pub(crate) const SCALARS: u32 = header::OXI_SCALARS as u32;
 }
 
 /// `OxiTensor::flags`
 pub(crate) mod flag {
-    pub(crate) const WRAPPED_NUMBER: u8 = 1;
-    pub(crate) const UNDEFINED: u8 = 2;
-    pub(crate) const CONTIGUOUS: u8 = 4;
-    pub(crate) const CONJ: u8 = 8;
-    pub(crate) const NEG: u8 = 16;
+    use super::header;
+
+    pub(crate) const WRAPPED_NUMBER: u8 = header::OXI_WRAPPED_NUMBER as u8;
+    pub(crate) const UNDEFINED: u8 = header::OXI_UNDEFINED as u8;
+    pub(crate) const CONTIGUOUS: u8 = header::OXI_CONTIGUOUS as u8;
+    pub(crate) const CONJ: u8 = header::OXI_CONJ as u8;
+    pub(crate) const NEG: u8 = header::OXI_NEG as u8;
 }
 
 /// `OxiTensor::device_type`
 pub(crate) mod device {
-    pub(crate) const CPU: u8 = 0;
-    pub(crate) const SELF: u8 = 1;
+    use super::header;
+
+    pub(crate) const CPU: u8 = header::OXI_DEVICE_CPU as u8;
+    pub(crate) const SELF: u8 = header::OXI_DEVICE_SELF as u8;
 }
 
 /// `OxiOut::kind`
 pub(crate) mod out {
-    pub(crate) const NEW: i32 = 0;
-    pub(crate) const ARG: i32 = 1;
-    pub(crate) const ARG_ITEM: i32 = 2;
-    pub(crate) const RESIZED: i32 = 3;
-    pub(crate) const UNDEFINED: i32 = 4;
-    pub(crate) const LIST: i32 = 5;
-    pub(crate) const VIEW_ARG: i32 = 6;
-    pub(crate) const VIEW_OUT: i32 = 7;
+    use super::header;
+
+    pub(crate) const NEW: i32 = header::OXI_OUT_NEW;
+    pub(crate) const ARG: i32 = header::OXI_OUT_ARG;
+    pub(crate) const ARG_ITEM: i32 = header::OXI_OUT_ARG_ITEM;
+    pub(crate) const RESIZED: i32 = header::OXI_OUT_RESIZED;
+    pub(crate) const UNDEFINED: i32 = header::OXI_OUT_UNDEFINED;
+    pub(crate) const LIST: i32 = header::OXI_OUT_LIST;
+    pub(crate) const VIEW_ARG: i32 = header::OXI_OUT_VIEW_ARG;
+    pub(crate) const VIEW_OUT: i32 = header::OXI_OUT_VIEW_OUT;
 }
 
-pub(crate) const OK: i32 = 0;
-pub(crate) const FALLBACK: i32 = 1;
-pub(crate) const ERROR: i32 = 2;
-/// `OXI_ERR_LINALG`
-pub(crate) const ERROR_LINALG: i32 = 7;
+pub(crate) const OK: i32 = header::OXI_OK;
+pub(crate) const FALLBACK: i32 = header::OXI_FALLBACK;
+pub(crate) const ERROR: i32 = header::OXI_ERROR;
+
+/// `OxiError::kind`
+pub(crate) mod error {
+    use super::header;
+
+    pub(crate) const RUNTIME: i32 = header::OXI_ERR_RUNTIME;
+    pub(crate) const INDEX: i32 = header::OXI_ERR_INDEX;
+    pub(crate) const TYPE: i32 = header::OXI_ERR_TYPE;
+    pub(crate) const VALUE: i32 = header::OXI_ERR_VALUE;
+    pub(crate) const NOT_IMPLEMENTED: i32 = header::OXI_ERR_NOT_IMPLEMENTED;
+    pub(crate) const OUT_OF_MEMORY: i32 = header::OXI_ERR_OUT_OF_MEMORY;
+    pub(crate) const INTERRUPTED: i32 = header::OXI_ERR_INTERRUPTED;
+    pub(crate) const LINALG: i32 = header::OXI_ERR_LINALG;
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -188,11 +214,13 @@ pub(crate) struct Span {
 
 /// What a [`Span`] is.
 pub(crate) mod span {
-    pub(crate) const LAUNCH: i32 = 0;
-    pub(crate) const COMPILE: i32 = 1;
-    pub(crate) const WAIT: i32 = 2;
-    pub(crate) const COPY: i32 = 3;
-    pub(crate) const PROGRAM: i32 = 4;
+    use super::header;
+
+    pub(crate) const LAUNCH: i32 = header::OXI_SPAN_LAUNCH;
+    pub(crate) const COMPILE: i32 = header::OXI_SPAN_COMPILE;
+    pub(crate) const WAIT: i32 = header::OXI_SPAN_WAIT;
+    pub(crate) const COPY: i32 = header::OXI_SPAN_COPY;
+    pub(crate) const PROGRAM: i32 = header::OXI_SPAN_PROGRAM;
 }
 
 const _: () = {

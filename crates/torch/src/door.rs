@@ -87,14 +87,14 @@ fn keep_message(text: &str) -> *const c_char {
 
 fn report(error: &mut abi::Error, e: &Error) {
     error.kind = match e.kind {
-        ErrorKind::Runtime => 0,
-        ErrorKind::Index => 1,
-        ErrorKind::Type => 2,
-        ErrorKind::Value => 3,
-        ErrorKind::NotImplemented => 4,
-        ErrorKind::OutOfMemory => 5,
-        ErrorKind::Interrupted => 6,
-        ErrorKind::LinAlg => abi::ERROR_LINALG,
+        ErrorKind::Runtime => abi::error::RUNTIME,
+        ErrorKind::Index => abi::error::INDEX,
+        ErrorKind::Type => abi::error::TYPE,
+        ErrorKind::Value => abi::error::VALUE,
+        ErrorKind::NotImplemented => abi::error::NOT_IMPLEMENTED,
+        ErrorKind::OutOfMemory => abi::error::OUT_OF_MEMORY,
+        ErrorKind::Interrupted => abi::error::INTERRUPTED,
+        ErrorKind::LinAlg => abi::error::LINALG,
     };
     error.message = keep_message(&e.message);
 }

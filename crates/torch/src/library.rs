@@ -131,7 +131,7 @@ impl Call<'_> {
         }
         // SAFETY: set with an error, and valid until this thread's next call.
         let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
-        let class = if error.kind == abi::ERROR_LINALG { NO_SOLUTION } else { "" };
+        let class = if error.kind == abi::error::LINALG { NO_SOLUTION } else { "" };
         Err(format!("aten::{}: {class}{message}", self.op.to_string_lossy()))
     }
 }
