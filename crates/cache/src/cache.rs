@@ -136,7 +136,7 @@ pub enum Source {
 }
 
 /// How to get a value that the process does not have.
-pub trait Recipe {
+pub trait Maker {
     /// The value.
     type Value;
     /// Why it cannot be made.
@@ -145,13 +145,13 @@ pub trait Recipe {
     /// For people: what the value is called, and more about it by name.
     fn describe(&self) -> (String, Vec<(String, String)>);
 
-    /// From what [`Recipe::save`] gave, with its size in memory; or why that cannot be used.
+    /// From what [`Maker::save`] gave, with its size in memory; or why that cannot be used.
     fn load(&self, payload: &[u8]) -> Result<(Self::Value, u64), String>;
 
     /// From nothing, with its size in memory.
     fn make(&self) -> Result<(Self::Value, u64), Self::Error>;
 
-    /// What [`Recipe::load`] takes in another process; none if the value means something in this process alone.
+    /// What [`Maker::load`] takes in another process; none if the value means something in this process alone.
     fn save(&self, value: &Self::Value) -> Option<Vec<u8>>;
 
     /// Whether it is worth looking for in other tiers than memory.
@@ -185,7 +185,7 @@ impl<V> Cache<V> {
         !self.tiers.list.is_empty()
     }
 
-    /// Ends all waiting for other processes and networks: what is waited for is made by this one, or not, as the recipe
+    /// Ends all waiting for other processes and networks: what is waited for is made by this one, or not, as the maker
     /// decides. What is on its way to a remote store gets two seconds more.
     pub fn close(&self) {
         self.tiers.close();
@@ -193,14 +193,14 @@ impl<V> Cache<V> {
 
     /// The value of a key and where it came from. Of all threads, processes and machines that share a tier and ask for the
     /// same key at once, one makes the value.
-    pub fn get_or_make<R: Recipe<Value = V>>(
+    pub fn get_or_make<R: Maker<Value = V>>(
         &self,
         key: &Key,
-        recipe: &R,
+        maker: &R,
     ) -> Result<(Arc<Held<V>>, Source), R::Error> {
         let mut source = Source::Memory;
         let (held, _) = self.memory.get_or_make(key, || {
-            let (value, bytes, from) = self.tiers.get_or_make(key, recipe)?;
+            let (value, bytes, from) = self.tiers.get_or_make(key, maker)?;
             source = from;
             Ok((value, bytes))
         })?;
@@ -211,10 +211,10 @@ impl<V> Cache<V> {
     }
 
     /// The value of a key if nobody has to make it, and where it came from. Waits for nobody who does.
-    pub fn find<R: Recipe<Value = V>>(&self, key: &Key, recipe: &R) -> Option<(Arc<Held<V>>, Source)> {
+    pub fn find<R: Maker<Value = V>>(&self, key: &Key, maker: &R) -> Option<(Arc<Held<V>>, Source)> {
         let mut source = Source::Memory;
         let held = self.memory.find(key, || {
-            let (value, bytes, from) = self.tiers.find(key, recipe)?;
+            let (value, bytes, from) = self.tiers.find(key, maker)?;
             source = from;
             Some((value, bytes))
         })?;
@@ -323,13 +323,13 @@ impl Tiers {
     }
 
     /// Whether they are of no use for a value.
-    fn are_useless<R: Recipe>(&self, recipe: &R) -> bool {
-        self.list.is_empty() || self.refusals.load(Relaxed) >= REFUSALS || !recipe.is_portable()
+    fn are_useless<R: Maker>(&self, maker: &R) -> bool {
+        self.list.is_empty() || self.refusals.load(Relaxed) >= REFUSALS || !maker.is_portable()
     }
 
-    fn find<R: Recipe>(&self, key: &Key, recipe: &R) -> Option<(R::Value, u64, Source)> {
-        let useful = !self.are_useless(recipe);
-        useful.then(|| self.look(key, &hex(&key.digest()), recipe)).flatten()
+    fn find<R: Maker>(&self, key: &Key, maker: &R) -> Option<(R::Value, u64, Source)> {
+        let useful = !self.are_useless(maker);
+        useful.then(|| self.look(key, &hex(&key.digest()), maker)).flatten()
     }
 
     fn close(&self) {
@@ -339,36 +339,36 @@ impl Tiers {
         self.list.iter().for_each(|t| t.store.close());
     }
 
-    fn get_or_make<R: Recipe>(
+    fn get_or_make<R: Maker>(
         self: &Arc<Self>,
         key: &Key,
-        recipe: &R,
+        maker: &R,
     ) -> Result<(R::Value, u64, Source), R::Error> {
-        if self.are_useless(recipe) {
+        if self.are_useless(maker) {
             self.stats.made.fetch_add(1, Relaxed);
-            return recipe.make().map(|(value, bytes)| (value, bytes, Source::Made));
+            return maker.make().map(|(value, bytes)| (value, bytes, Source::Made));
         }
         let name = hex(&key.digest());
-        if let Some(found) = self.look(key, &name, recipe) {
+        if let Some(found) = self.look(key, &name, maker) {
             return Ok(found);
         }
-        let lease = match self.lease(key, &name, recipe) {
+        let lease = match self.lease(key, &name, maker) {
             Turn::Found(found) => return Ok(found),
             Turn::Ours(lease) => lease,
         };
         self.stats.made.fetch_add(1, Relaxed);
         let start = Instant::now();
-        let made = recipe.make();
+        let made = maker.make();
         let cost = start.elapsed();
-        match made.as_ref().ok().and_then(|(value, _)| recipe.save(value)) {
-            Some(payload) => self.store(key, &name, recipe, &payload, cost, lease),
+        match made.as_ref().ok().and_then(|(value, _)| maker.save(value)) {
+            Some(payload) => self.store(key, &name, maker, &payload, cost, lease),
             None => self.give_back(lease),
         }
         made.map(|(value, bytes)| (value, bytes, Source::Made))
     }
 
     /// Looks into every tier; what a far one has is copied into the nearer ones.
-    fn look<R: Recipe>(&self, key: &Key, name: &str, recipe: &R) -> Option<(R::Value, u64, Source)> {
+    fn look<R: Maker>(&self, key: &Key, name: &str, maker: &R) -> Option<(R::Value, u64, Source)> {
         let file = format!("{name}{}", listing::ENTRY);
         for (i, tier) in self.list.iter().enumerate() {
             let start = Instant::now();
@@ -385,7 +385,7 @@ impl Tiers {
                     continue;
                 }
             };
-            match recipe.load(payload) {
+            match maker.load(payload) {
                 Ok((value, size)) => {
                     tier.store.used(&file);
                     self.refusals.store(0, Relaxed);
@@ -440,11 +440,11 @@ impl Tiers {
     }
 
     /// Gets the right to make an entry, or the entry if somebody else made it meanwhile.
-    fn lease<R: Recipe>(self: &Arc<Self>, key: &Key, name: &str, recipe: &R) -> Turn<R::Value> {
+    fn lease<R: Maker>(self: &Arc<Self>, key: &Key, name: &str, maker: &R) -> Turn<R::Value> {
         let start = Instant::now();
         // In the tier that is shared widest: who shares the nearer ones shares that too.
         for tier in self.list.iter().rev().filter(|t| t.is_writable()) {
-            match self.lease_in(tier, key, name, recipe, start) {
+            match self.lease_in(tier, key, name, maker, start) {
                 Ok(turn) => return turn,
                 Err(e) => self.write_failed(tier, &e),
             }
@@ -452,16 +452,16 @@ impl Tiers {
         Turn::Ours(None)
     }
 
-    fn lease_in<R: Recipe>(
+    fn lease_in<R: Maker>(
         self: &Arc<Self>,
         tier: &Tier,
         key: &Key,
         name: &str,
-        recipe: &R,
+        maker: &R,
         start: Instant,
     ) -> io::Result<Turn<R::Value>> {
         let file = format!("{name}{}", listing::LEASE);
-        let found = |lease: Option<Lease>| match self.look(key, name, recipe) {
+        let found = |lease: Option<Lease>| match self.look(key, name, maker) {
             Some(found) => {
                 self.give_back(lease);
                 Turn::Found(found)
@@ -486,7 +486,7 @@ impl Tiers {
                     self.stats.gave_up.fetch_add(1, Relaxed);
                     return Ok(Turn::Ours(None));
                 }
-                self.say_waiting(tier, recipe, start.elapsed());
+                self.say_waiting(tier, maker, start.elapsed());
                 std::thread::sleep(pause.min(self.wait.saturating_sub(start.elapsed())));
                 pause = (pause * 3 / 2).min(tier.look_every);
                 match watch.look(&self.heart, &tier.store, &file, tier.pace)? {
@@ -499,7 +499,7 @@ impl Tiers {
                     }
                 }
             }
-            if let Some(found) = self.look(key, name, recipe) {
+            if let Some(found) = self.look(key, name, maker) {
                 self.stats.waited(start.elapsed());
                 return Ok(Turn::Found(found));
             }
@@ -508,9 +508,9 @@ impl Tiers {
     }
 
     /// A wait that somebody may wonder about is said once.
-    fn say_waiting<R: Recipe>(&self, tier: &Tier, recipe: &R, waited: Duration) {
+    fn say_waiting<R: Maker>(&self, tier: &Tier, maker: &R, waited: Duration) {
         if waited >= self.say_after && !self.said.swap(true, Relaxed) {
-            let (what, _) = recipe.describe();
+            let (what, _) = maker.describe();
             let limit = self.wait.as_secs();
             (self.warn)(&format!(
                 "waiting for another process that compiles `{what}` for {}; after {limit} s this one compiles it too",
@@ -520,16 +520,16 @@ impl Tiers {
     }
 
     /// Writes an entry to every tier, and gives the lease back after that.
-    fn store<R: Recipe>(
+    fn store<R: Maker>(
         self: &Arc<Self>,
         key: &Key,
         name: &str,
-        recipe: &R,
+        maker: &R,
         payload: &[u8],
         cost: Duration,
         lease: Option<Lease>,
     ) {
-        let (title, notes) = recipe.describe();
+        let (title, notes) = maker.describe();
         let meta = Meta {
             key: key.clone(),
             name: title,

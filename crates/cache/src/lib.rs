@@ -2,7 +2,7 @@
 //! object store that machines share.
 //!
 //! * [`Key`] names everything that a value depends on, so that a miss can be explained by the components that differ.
-//! * [`Cache`] looks into the tiers one after another; of all that want the same key at once, one follows the [`Recipe`].
+//! * [`Cache`] looks into the tiers one after another; of all that want the same key at once, one makes it; a [`Maker`] says how.
 //! * [`Store`] is where entries are kept: a [`Folder`], an object store (feature `object-store`), or anything that can do as
 //!   much.
 //!
@@ -24,7 +24,7 @@ mod store;
 mod trust;
 mod uploads;
 
-pub use cache::{Cache, Config, DISK_BYTES, Recipe, Shared, Source, WAIT, Warn};
+pub use cache::{Cache, Config, DISK_BYTES, Maker, Shared, Source, WAIT, Warn};
 pub use entry::{FORMAT, Meta};
 pub use identity::file_digest;
 pub use key::{Component, Difference, Digest, Key};

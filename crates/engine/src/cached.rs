@@ -5,7 +5,7 @@ use crate::error::{self, Error};
 use crate::graph::{Graph, Origin};
 use crate::metrics::Metrics;
 use crate::target::Target;
-use oxitorch_cache::{self as cache, Cache, Held, Key, Recipe};
+use oxitorch_cache::{self as cache, Cache, Held, Key, Maker};
 use oxitorch_pjrt as pjrt;
 use std::fs;
 use std::path::PathBuf;
@@ -229,7 +229,7 @@ pub(crate) struct Build<'a> {
 /// Notes longer than this are cut: they are read by people.
 const NOTE: usize = 1000;
 
-impl Recipe for Build<'_> {
+impl Maker for Build<'_> {
     type Value = pjrt::Executable;
     type Error = Error;
 

@@ -3,7 +3,7 @@
 use crate::effort::Effort;
 use crate::graph::Origin;
 use crate::program::{Compiler, Program};
-use oxitorch_cache::{Component, Difference, Key, Listed, Recipe};
+use oxitorch_cache::{Component, Difference, Key, Listed, Maker};
 use std::fmt::Write as _;
 
 /// Words that are named on each side.

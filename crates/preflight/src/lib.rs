@@ -42,7 +42,7 @@ use judge::budget;
 use judge::prices::{self, Prices};
 use search::fit::Bounds;
 use search::{checks, fit, remat};
-use session::{Place, Session, Variant};
+use session::{Session, Target, Variant};
 
 /// The version of the JSON.
 const VERSION: u32 = 1;
@@ -158,15 +158,16 @@ pub fn run(options: &Options, script: Vec<String>, environment: &Environment) ->
         Some(chip) => Ok(chip.device_memory),
         None => environment.memory.context("the memory of this machine is not known"),
     };
-    let place =
-        |(slice, plugin)| -> anyhow::Result<Place> { Ok(Place { slice, memory: memory_of(slice)?, plugin }) };
-    let places: Vec<Place> = slices.iter().zip(plugins).map(place).collect::<anyhow::Result<_>>()?;
+    let target = |(slice, plugin)| -> anyhow::Result<Target> {
+        Ok(Target { slice, memory: memory_of(slice)?, plugin })
+    };
+    let targets: Vec<Target> = slices.iter().zip(plugins).map(target).collect::<anyhow::Result<_>>()?;
     let call = (steps, options.host_value.unwrap_or(0.0));
     let runs = BTreeMap::new();
     let (parallel, budget) = (options.parallel.as_ref(), options.budget.as_slice());
     let mut session = Session {
         script: &script,
-        places: places.clone(),
+        targets: targets.clone(),
         call,
         effort,
         budget,
@@ -175,25 +176,30 @@ pub fn run(options: &Options, script: Vec<String>, environment: &Environment) ->
         runs,
     };
     let mut judged = Vec::new();
-    for place in places {
+    for target in targets {
         if judged.iter().any(|j: &Judged| j.interrupted) {
             let reason = "interrupted before it was its turn".to_owned();
-            judged.push(Judged { interrupted: true, ..Judged::unknown(place.slice, reason) });
+            judged.push(Judged { interrupted: true, ..Judged::unknown(target.slice, reason) });
             continue;
         }
         let mut found = match &options.fit {
             None => {
-                let (mut judged, told) = session.judge(place, &Variant::default())?;
-                checks::check(&mut session, place, (&mut judged, &told), minutes(options.advice_minutes, 1))?;
+                let (mut judged, told) = session.judge(target, &Variant::default())?;
+                checks::check(
+                    &mut session,
+                    target,
+                    (&mut judged, &told),
+                    minutes(options.advice_minutes, 1),
+                )?;
                 judged
             }
-            Some(Fit::Remat) => remat::search(&mut session, place)?,
+            Some(Fit::Remat) => remat::search(&mut session, target)?,
             Some(Fit::Batch(argument)) => {
-                fit::batch(&mut session, argument.as_ref(), options.bounds(place.slice.devices()), place)?
+                fit::batch(&mut session, argument.as_ref(), options.bounds(target.slice.devices()), target)?
             }
         };
         found.budget = budget::hold(&options.budget, &found);
-        found.price = prices.of(place.slice, found.least_s(), options.run_steps);
+        found.price = prices.of(target.slice, found.least_s(), options.run_steps);
         judged.push(found);
     }
     prices::rank(&mut judged);

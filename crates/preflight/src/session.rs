@@ -31,7 +31,7 @@ pub(crate) struct Variant {
 
 /// A slice, the memory of its devices, and what compiles for it.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Target<'a> {
     pub(crate) slice: &'a Slice,
     pub(crate) memory: u64,
     pub(crate) plugin: &'a Found,
@@ -40,7 +40,7 @@ pub(crate) struct Place<'a> {
 /// The script, and what is known of it.
 pub(crate) struct Session<'a> {
     pub(crate) script: &'a [String],
-    pub(crate) places: Vec<Place<'a>>,
+    pub(crate) targets: Vec<Target<'a>>,
     /// Steps, and what is read where nothing was computed.
     pub(crate) call: (u64, f64),
     pub(crate) effort: Asked,
@@ -54,28 +54,28 @@ impl<'a> Session<'a> {
     /// Runs the script, if it was not run so before, and judges it on a slice. Gives what it tells of itself besides.
     pub(crate) fn judge(
         &mut self,
-        place: Place<'_>,
+        target: Target<'_>,
         variant: &Variant,
     ) -> anyhow::Result<(Judged, ScriptFacts)> {
         let how = (self.effort, self.parallel);
-        self.judge_so(place, variant, how)
+        self.judge_so(target, variant, how)
     }
 
     /// The same with another effort, and split in another way.
     pub(crate) fn judge_so(
         &mut self,
-        place: Place<'_>,
+        target: Target<'_>,
         variant: &Variant,
         (effort, parallel): (Asked, Option<&Parallel>),
     ) -> anyhow::Result<(Judged, ScriptFacts)> {
-        let Session { script, places, call, environment, .. } = self;
+        let Session { script, targets, call, environment, .. } = self;
         let runs = self.runs.entry(variant.clone()).or_insert_with(|| {
             let (script, batch) = match &variant.batch {
                 Some((Some(argument), n)) => (argument.set(script, *n), None),
                 Some((None, n)) => (script.to_vec(), Some(*n)),
                 None => (script.to_vec(), None),
             };
-            let slices = places.iter().map(|p| (p.slice, p.memory));
+            let slices = targets.iter().map(|p| (p.slice, p.memory));
             let call = Call {
                 steps: call.0,
                 value: call.1,
@@ -85,11 +85,11 @@ impl<'a> Session<'a> {
             };
             Runs::new(script, slices, call, environment)
         });
-        let Place { slice, memory, .. } = place;
+        let Target { slice, memory, .. } = target;
         let run = runs.of(slice, memory)?;
         let strategies = Parallel::strategies(parallel, slice.devices())?;
         let effort = (effort, budget::memory(self.budget, memory));
-        let one = |s: Option<&Strategy>| judge_run(run, place, &effort, s, self.environment);
+        let one = |s: Option<&Strategy>| judge_run(run, target, &effort, s, self.environment);
         Ok((best(&strategies, one), run.told.clone()))
     }
 }
@@ -135,12 +135,12 @@ fn best(strategies: &[Strategy], mut judge: impl FnMut(Option<&Strategy>) -> Jud
 /// Compiles what was captured for a slice, and judges it.
 fn judge_run(
     run: &Run,
-    place: Place,
+    target: Target,
     (asked, lines): &(Asked, Vec<u64>),
     strategy: Option<&Strategy>,
     environment: &Environment,
 ) -> Judged {
-    let Place { slice, memory, .. } = place;
+    let Target { slice, memory, .. } = target;
     let mut judged = Judged::unknown(slice, run.failure.clone().unwrap_or_default());
     judged.interrupted = run.interrupted;
     let Some(capture) = &run.capture else { return judged };
@@ -157,7 +157,7 @@ fn judge_run(
     let on_one = plan.as_ref().map(|plan| plan.on_one_device(capture));
     let capture = on_one.as_ref().unwrap_or(capture);
     let mut compiled = |effort, only: &[String], judged: &mut Judged| {
-        let failed = compile(run, place, (effort, only), plan.as_ref(), environment, judged, &mut outcomes);
+        let failed = compile(run, target, (effort, only), plan.as_ref(), environment, judged, &mut outcomes);
         judge(judged, slice.chip(), capture, &outcomes);
         failed
     };
@@ -198,7 +198,7 @@ fn distinct(run: &Run) -> usize {
 
 fn compile(
     run: &Run,
-    Place { slice, plugin, .. }: Place,
+    Target { slice, plugin, .. }: Target,
     work: (Effort, &[String]),
     plan: Option<&Plan>,
     environment: &Environment,

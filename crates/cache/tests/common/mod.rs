@@ -1,11 +1,11 @@
-//! What the tests of the cache share: a recipe that leaves a trace each time it is followed.
+//! What the tests of the cache share: a maker that leaves a trace each time it is followed.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 #[cfg(feature = "object-store")]
 pub(crate) mod server;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use oxitorch_cache::{Cache, Config, Key, Recipe, Source, Stats};
+use oxitorch_cache::{Cache, Config, Key, Maker, Source, Stats};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(crate) fn value(number: u64, size: usize) -> Vec<u8> {
     (0..size as u64).map(|i| (i.wrapping_mul(31) ^ number) as u8).collect()
 }
 
-impl Recipe for Numbered<'_> {
+impl Maker for Numbered<'_> {
     type Value = Arc<Vec<u8>>;
     type Error = std::io::Error;
 
@@ -85,9 +85,9 @@ pub(crate) fn key(number: u64) -> Key {
 pub(crate) type Bytes = Cache<Arc<Vec<u8>>>;
 
 /// The value of a number, checked, and where it came from.
-pub(crate) fn get(cache: &Bytes, recipe: &Numbered<'_>) -> Source {
-    let (held, source) = cache.get_or_make(&key(recipe.number), recipe).unwrap();
-    assert_eq!(***held, value(recipe.number, recipe.size), "the value of {}", recipe.number);
+pub(crate) fn get(cache: &Bytes, maker: &Numbered<'_>) -> Source {
+    let (held, source) = cache.get_or_make(&key(maker.number), maker).unwrap();
+    assert_eq!(***held, value(maker.number, maker.size), "the value of {}", maker.number);
     source
 }
 

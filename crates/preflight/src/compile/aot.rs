@@ -93,11 +93,11 @@ pub fn compile(work: &Work) -> anyhow::Result<()> {
     if work.attached {
         std::thread::spawn(end_with_parent);
     }
-    let maker = match Maker::new(work) {
-        Ok(maker) => maker,
+    let compiler = match Compiler::new(work) {
+        Ok(compiler) => compiler,
         Err(e) => return say(&Said::Failed(format!("{e:#}"))),
     };
-    say(&maker.describe(work.is_for_gpus())?)?;
+    say(&compiler.describe(work.is_for_gpus())?)?;
     let plan: Option<Plan> = match &work.plan {
         Some(file) => Some(serde_json::from_slice(&fs::read(file)?)?),
         None => None,
@@ -108,7 +108,7 @@ pub fn compile(work: &Work) -> anyhow::Result<()> {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || -> anyhow::Result<()> {
         while let Some(program) = next() {
-            compile_one(&maker, program, work, plan.as_ref())?;
+            compile_one(&compiler, program, work, plan.as_ref())?;
         }
         Ok(())
     };
@@ -135,7 +135,7 @@ const THREADS: usize = 4;
 const STACK_BYTES: usize = 64 << 20;
 
 fn compile_one(
-    maker: &Maker,
+    compiler: &Compiler,
     program: oxitorch_capture::Program,
     work: &Work,
     plan: Option<&Plan>,
@@ -159,10 +159,10 @@ fn compile_one(
     }
     let quicker = (cuda::QUICKER.to_owned(), OptionValue::Bool(false));
     options.overrides.extend(work.is_for_gpus().then_some(quicker));
-    let mut made = maker.make(text.as_bytes(), &options, program.product_flops());
+    let mut made = compiler.make(text.as_bytes(), &options, program.product_flops());
     if made.as_ref().is_err_and(|e| e.to_string().contains(cuda::QUICKER)) {
         options.overrides.pop();
-        made = maker.make(text.as_bytes(), &options, program.product_flops());
+        made = compiler.make(text.as_bytes(), &options, program.product_flops());
     }
     let mut outcome = match made {
         Ok(outcome) => outcome,
@@ -223,29 +223,29 @@ fn compile_options(program: &oxitorch_capture::Program, effort: Effort) -> Compi
 }
 
 /// What compiles.
-enum Maker {
+enum Compiler {
     /// For devices that are not there.
     Topology(Topology),
     /// For the processor of this machine.
     Client(std::sync::Arc<Client>),
 }
 
-impl Maker {
-    fn new(work: &Work) -> anyhow::Result<Maker> {
+impl Compiler {
+    fn new(work: &Work) -> anyhow::Result<Compiler> {
         let platform: Platform = work.platform.parse()?;
         let plugin = Plugin::load(platform, &work.library, &LoadOptions::for_platform(platform, true))?;
         Ok(match &work.topology {
             Some(name) if platform == Platform::Cuda => {
-                Maker::Topology(Topology::new(plugin, name, &cuda::topology_options(name)?)?)
+                Compiler::Topology(Topology::new(plugin, name, &cuda::topology_options(name)?)?)
             }
-            Some(name) => Maker::Topology(Topology::new(plugin, name, &[])?),
-            None => Maker::Client(Client::new(plugin, &ClientOptions::default())?),
+            Some(name) => Compiler::Topology(Topology::new(plugin, name, &[])?),
+            None => Compiler::Client(Client::new(plugin, &ClientOptions::default())?),
         })
     }
 
     fn describe(&self, gpus: bool) -> anyhow::Result<Said> {
         Ok(match self {
-            Maker::Topology(topology) => {
+            Compiler::Topology(topology) => {
                 let devices = topology.devices();
                 let first = devices.first().context("a topology without devices")?;
                 Said::Device {
@@ -256,7 +256,7 @@ impl Maker {
                     version: topology.platform()?.1,
                 }
             }
-            Maker::Client(client) => Said::Device {
+            Compiler::Client(client) => Said::Device {
                 kind: client.devices()[0].kind().to_owned(),
                 count: client.devices().len(),
                 memory_bytes: None,
@@ -269,7 +269,7 @@ impl Maker {
     fn make(&self, text: &[u8], options: &CompileOptions, products: f64) -> Result<Outcome, Error> {
         let program = Program::mlir(text);
         match self {
-            Maker::Topology(topology) => {
+            Compiler::Topology(topology) => {
                 let compiled = topology.compile(&program, options)?;
                 let mut outcome = measure(&compiled)?;
                 if outcome.flops.is_none() {
@@ -284,7 +284,7 @@ impl Maker {
                 }
                 Ok(outcome)
             }
-            Maker::Client(client) => measure(client.compile(&program, options)?.compiled()),
+            Compiler::Client(client) => measure(client.compile(&program, options)?.compiled()),
         }
     }
 }

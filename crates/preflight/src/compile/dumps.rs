@@ -35,7 +35,7 @@ pub(crate) fn named(text: &str, id: &str) -> String {
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Place {
+pub(crate) enum BufferPlace {
     /// In the memory of this argument, which an output may overwrite.
     Argument(u32),
     Output,
@@ -45,7 +45,7 @@ pub(crate) enum Place {
 /// A value that is alive at the peak.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Buffer {
-    pub(crate) place: Place,
+    pub(crate) place: BufferPlace,
     /// The instruction that makes it.
     pub(crate) name: String,
     /// As XLA writes it, with its layout: `f32[8,128]{1,0:T(8,128)}`.
@@ -102,7 +102,7 @@ pub(crate) fn read(dumps: &Path, id: &str, ours: bool) -> Option<AtPeak> {
 /// Memory that XLA has assigned.
 #[derive(Debug)]
 struct Allocation<'a> {
-    place: Option<Place>,
+    place: Option<BufferPlace>,
     bytes: u64,
     is_output: bool,
     values: Vec<Value<'a>>,
@@ -143,9 +143,9 @@ fn allocations(text: &str) -> Vec<Allocation<'_>> {
             let is_output = has("maybe-live-out") || has("output shape is");
             let place = match after(line, ", parameter ").and_then(number) {
                 _ if elsewhere => None,
-                Some(n) => Some(Place::Argument(n as u32)),
-                None if is_output => Some(Place::Output),
-                None => Some(Place::Temporary),
+                Some(n) => Some(BufferPlace::Argument(n as u32)),
+                None if is_output => Some(BufferPlace::Output),
+                None => Some(BufferPlace::Temporary),
             };
             let bytes = after(line, "size ").and_then(number).unwrap_or(0);
             all.push(Allocation { place, bytes, is_output, values: Vec::new() });
@@ -370,15 +370,15 @@ fn at_peak(assignment: &str, ranges: Option<&str>, program: &str) -> Option<AtPe
     for a in &allocations {
         let Some(place) = a.place else { continue };
         match place {
-            Place::Argument(_) => out.memory.arguments += a.bytes,
-            Place::Output => {}
-            Place::Temporary => out.memory.temporaries += a.bytes,
+            BufferPlace::Argument(_) => out.memory.arguments += a.bytes,
+            BufferPlace::Output => {}
+            BufferPlace::Temporary => out.memory.temporaries += a.bytes,
         }
         if a.is_output {
             out.memory.outputs += a.bytes;
-            out.memory.aliased += if place == Place::Output { 0 } else { a.bytes };
+            out.memory.aliased += if place == BufferPlace::Output { 0 } else { a.bytes };
         }
-        let alive: Vec<&Value<'_>> = if place == Place::Temporary {
+        let alive: Vec<&Value<'_>> = if place == BufferPlace::Temporary {
             let range = |v: &Value<'_>| match &lifetimes {
                 Some(all) => all.get(v.name).copied(),
                 None => instructions.lifetime(v.name),
@@ -413,7 +413,7 @@ fn parts(value: &str) -> (&str, Option<u64>) {
     }
 }
 
-fn buffer(v: &Value<'_>, place: Place, instructions: &Instructions<'_>) -> Buffer {
+fn buffer(v: &Value<'_>, place: BufferPlace, instructions: &Instructions<'_>) -> Buffer {
     let (name, index) = parts(v.name);
     Buffer {
         place,
@@ -488,12 +488,12 @@ ENTRY %main (Arg_0.0: f32[], Arg_1.0: f32[8,128]) -> f32[8,128] {
         let told: Vec<_> =
             peak.buffers.iter().map(|b| (b.place, b.name.as_str(), b.bytes, b.op, b.last_reader)).collect();
         let expected = [
-            (Place::Output, "copy.2", 8192, Some(5), None),
-            (Place::Temporary, "dot.1", 8192, Some(5), Some(12)),
-            (Place::Argument(1), "add.1", 4096, Some(12), None),
-            (Place::Temporary, "fusion.1{1}", 4096, Some(3), Some(9)),
-            (Place::Argument(0), "Arg_0.0", 512, None, Some(4)),
-            (Place::Temporary, "fusion.1", 512, Some(4), Some(40)),
+            (BufferPlace::Output, "copy.2", 8192, Some(5), None),
+            (BufferPlace::Temporary, "dot.1", 8192, Some(5), Some(12)),
+            (BufferPlace::Argument(1), "add.1", 4096, Some(12), None),
+            (BufferPlace::Temporary, "fusion.1{1}", 4096, Some(3), Some(9)),
+            (BufferPlace::Argument(0), "Arg_0.0", 512, None, Some(4)),
+            (BufferPlace::Temporary, "fusion.1", 512, Some(4), Some(40)),
         ];
         assert_eq!(told, expected);
         assert_eq!(peak.buffers[1].shape, "f32[16,128]{1,0:T(8,128)}");

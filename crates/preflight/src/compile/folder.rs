@@ -29,7 +29,7 @@ pub fn compile(work: &Folder, environment: &Environment) -> anyhow::Result<()> {
     let slice = Slice::parse(&work.slice)?;
     let found =
         discover(&DiscoverOptions { python_paths: environment.site_dirs.clone(), ..Default::default() });
-    let place = Place {
+    let job = Job {
         library: &plugin(&found, slice.platform(), environment)?.path,
         folder: &work.folder,
         slice,
@@ -37,27 +37,27 @@ pub fn compile(work: &Folder, environment: &Environment) -> anyhow::Result<()> {
     };
     let all: BTreeSet<String> = programs(&work.folder)?.into_iter().map(|p| p.id).collect();
     // For GPUs it compiles alike.
-    let again = place.slice.platform() != Platform::Cuda;
+    let again = job.slice.platform() != Platform::Cuda;
     let mut failed = BTreeSet::new();
-    place.run(all, Effort::Fast, |outcome| {
+    job.run(all, Effort::Fast, |outcome| {
         if !again || outcome.error.is_none() {
             return write(outcome);
         }
         failed.insert(outcome.id.clone());
         Ok(())
     })?;
-    place.run(failed, Effort::Full, write)
+    job.run(failed, Effort::Full, write)
 }
 
 /// Where it is compiled.
-struct Place<'a> {
+struct Job<'a> {
     slice: Slice,
     library: &'a Path,
     folder: &'a Path,
     environment: &'a Environment,
 }
 
-impl Place<'_> {
+impl Job<'_> {
     fn run(
         &self,
         all: BTreeSet<String>,

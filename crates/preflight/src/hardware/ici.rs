@@ -69,7 +69,7 @@ impl Sent {
         if chip.gpu.is_some() {
             return gpus::seconds(chip, &self.kind, self.bytes, self.devices) * self.count as f64;
         }
-        let place = Place::new(chip, topology, &self.group);
+        let place = Group::new(chip, topology, &self.group);
         let (v, n) = (self.bytes as f64, place.chips as f64);
         if place.chips < 2 || place.bytes_per_s <= 0.0 {
             return 0.0; // the devices of a chip share its memory
@@ -86,15 +86,15 @@ impl Sent {
 }
 
 /// Where in the torus a group of devices lies.
-struct Place {
+struct Group {
     /// Chips on which it has devices.
     chips: u64,
     /// What a device of it sends in a second, along all axes.
     bytes_per_s: f64,
 }
 
-impl Place {
-    fn new(chip: &Chip, topology: &str, group: &[u64]) -> Place {
+impl Group {
+    fn new(chip: &Chip, topology: &str, group: &[u64]) -> Group {
         let sides = sides(topology);
         let on_chip = u64::from(chip.devices);
         let mut chips: Vec<u64> = group.iter().map(|d| d / on_chip).collect();
@@ -117,7 +117,7 @@ impl Place {
         }
         // The devices of a chip that are in other groups send at the same time.
         let share = group.len() as f64 / (chips.len().max(1) as u64 * on_chip) as f64;
-        Place { chips: chips.len() as u64, bytes_per_s: links * chip.link_bytes_per_s() * share }
+        Group { chips: chips.len() as u64, bytes_per_s: links * chip.link_bytes_per_s() * share }
     }
 }
 

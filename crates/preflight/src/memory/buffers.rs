@@ -3,7 +3,7 @@
 use oxitorch_capture::{Program, Role};
 use serde::Serialize;
 
-use crate::compile::dumps::{self, AtPeak, Place};
+use crate::compile::dumps::{self, AtPeak, BufferPlace};
 
 /// A buffer that is alive when a program needs most.
 #[derive(Clone, Debug, Serialize)]
@@ -96,7 +96,7 @@ fn buffer(p: &Program, b: &dumps::Buffer) -> Option<Buffer> {
         instruction: b.name.clone(),
     };
     match b.place {
-        Place::Argument(n) => {
+        BufferPlace::Argument(n) => {
             let input = p.inputs.get(n as usize);
             out.role = "argument";
             out.overwritten = input.is_some_and(|i| i.donated);
@@ -105,8 +105,8 @@ fn buffer(p: &Program, b: &dumps::Buffer) -> Option<Buffer> {
             (out.op, out.line) = (None, input.and_then(|i| i.line.clone()));
             out.backward = false;
         }
-        Place::Output => out.role = "output",
-        Place::Temporary => {
+        BufferPlace::Output => out.role = "output",
+        BufferPlace::Temporary => {
             let first = p.ops.iter().position(|o| o.backward).unwrap_or(usize::MAX);
             let is_forward = b.op.is_some_and(|i| (i as usize) < first);
             out.activation = is_forward && b.last_reader.is_some_and(|i| i as usize >= first);
@@ -170,10 +170,10 @@ mod tests {
         };
         let peak = AtPeak {
             buffers: vec![
-                buffer(Place::Temporary, Some(0), Some(2)),
-                buffer(Place::Temporary, Some(0), Some(1)),
-                buffer(Place::Temporary, Some(2), Some(2)),
-                buffer(Place::Argument(0), Some(2), None),
+                buffer(BufferPlace::Temporary, Some(0), Some(2)),
+                buffer(BufferPlace::Temporary, Some(0), Some(1)),
+                buffer(BufferPlace::Temporary, Some(2), Some(2)),
+                buffer(BufferPlace::Argument(0), Some(2), None),
             ],
             ..AtPeak::default()
         };

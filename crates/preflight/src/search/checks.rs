@@ -9,7 +9,7 @@ use crate::hardware::Slice;
 use crate::judge::advice;
 use crate::progress::say;
 use crate::record::{Policy, ScriptFacts};
-use crate::session::{Place, Session, Variant};
+use crate::session::{Session, Target, Variant};
 use crate::split::Parallel;
 use crate::verdict::Verdict;
 
@@ -17,7 +17,7 @@ use crate::verdict::Verdict;
 /// slice itself did.
 pub(crate) fn check<'a>(
     session: &mut Session<'a>,
-    place: Place<'a>,
+    target: Target<'a>,
     (judged, told): (&mut Judged, &ScriptFacts),
     time: Duration,
 ) -> anyhow::Result<()> {
@@ -31,12 +31,12 @@ pub(crate) fn check<'a>(
         if start.elapsed() + judged.took > time {
             break;
         }
-        let Some((slice, variant, parallel)) = followed(advice, place.slice, told)? else { continue };
-        say(&format!("following advice for {}: {}", place.slice.name, advice.text));
-        let place = Place { slice: &slice, ..place };
+        let Some((slice, variant, parallel)) = followed(advice, target.slice, told)? else { continue };
+        say(&format!("following advice for {}: {}", target.slice.name, advice.text));
+        let target = Target { slice: &slice, ..target };
         let how = (effort, parallel.as_ref().or(session.parallel));
         // What is known already is worth more than this.
-        let (tried, _) = match session.judge_so(place, &variant, how) {
+        let (tried, _) = match session.judge_so(target, &variant, how) {
             Ok(answer) => answer,
             Err(e) => {
                 say(&format!("it could not be followed: {e:#}"));

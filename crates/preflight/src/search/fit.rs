@@ -12,7 +12,7 @@ use oxitorch_format::{bytes, many};
 use crate::answer::{FitTry as Try, Fitted, Judged};
 use crate::progress::say;
 use crate::record::Argument;
-use crate::session::{Place, Session, Variant};
+use crate::session::{Session, Target, Variant};
 use crate::verdict::Verdict;
 
 /// What to look for.
@@ -170,7 +170,7 @@ pub(crate) fn batch<'a>(
     session: &mut Session<'a>,
     argument: Option<&Argument>,
     bounds: Bounds,
-    place: Place<'a>,
+    target: Target<'a>,
 ) -> anyhow::Result<Judged> {
     let begun = Instant::now();
     let grid = Grid(bounds.multiple);
@@ -200,9 +200,9 @@ pub(crate) fn batch<'a>(
         let foretold_bytes = line(&tries).zip(n).map(|((a, each, _), n)| (a + each * n as f64) as u64);
         let what = n.map_or("as the script has it".to_owned(), |n| n.to_string());
         let guess = foretold_bytes.map_or(String::new(), |b| format!(", which may need {}", bytes(b)));
-        say(&format!("batch {what} on {}{guess}", place.slice.name));
+        say(&format!("batch {what} on {}{guess}", target.slice.name));
         let variant = Variant { batch: n.map(|n| (argument.cloned(), n)), ..Variant::default() };
-        let (judged, told) = session.judge(place, &variant)?;
+        let (judged, told) = session.judge(target, &variant)?;
         let asked = told.batch;
         let Some(batch) = n.or(asked) else {
             if judged.verdict == Verdict::Unknown {

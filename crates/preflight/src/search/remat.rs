@@ -5,7 +5,7 @@ use anyhow::bail;
 use crate::answer::{Judged, RematTry as Try, Rematted};
 use crate::progress::say;
 use crate::record::{Blocks, Policy};
-use crate::session::{Place, Session, Variant};
+use crate::session::{Session, Target, Variant};
 use crate::verdict::Verdict;
 
 const POLICIES: [Policy; 4] = [Policy::None, Policy::Products, Policy::Half, Policy::All];
@@ -28,14 +28,14 @@ impl Policy {
     }
 }
 /// Tries all policies on a slice; what is said of the cheapest that fits, else of the one that needs least.
-pub(crate) fn search<'a>(session: &mut Session<'a>, place: Place<'a>) -> anyhow::Result<Judged> {
+pub(crate) fn search<'a>(session: &mut Session<'a>, target: Target<'a>) -> anyhow::Result<Judged> {
     let mut tries: Vec<Try> = Vec::new();
     let mut answers: Vec<Judged> = Vec::new();
     let mut found = Blocks::default();
     for policy in POLICIES {
-        say(&format!("checkpoints of {} on {}", policy.words(), place.slice.name));
+        say(&format!("checkpoints of {} on {}", policy.words(), target.slice.name));
         let variant = Variant { remat: Some(policy), ..Variant::default() };
-        let (judged, told) = session.judge(place, &variant)?;
+        let (judged, told) = session.judge(target, &variant)?;
         if judged.interrupted || (policy == Policy::None && judged.verdict == Verdict::Unknown) {
             return Ok(judged);
         }
