@@ -5,6 +5,7 @@ use crate::domain::CheckDtype;
 use crate::families::FAMILIES;
 use crate::lower::Lowering;
 use crate::numbers::{CheckNumbers, CountNumbers};
+use crate::out::{OutDtype, OutStrides};
 use oxitorch_hlo::{Builder, Direction, Value};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -116,6 +117,14 @@ pub struct Row {
     pub fills: bool,
     /// What is warned of where its in-place form writes to such a tensor all the same.
     pub warns_of_expanded: Option<&'static str>,
+    /// Which dtypes its `out=` tensors may have, where that does not follow; see [`Row::out_dtypes`].
+    pub out_dtype: Option<OutDtype>,
+    /// Which strides they get where they had another size than the result.
+    pub out_strides: OutStrides,
+    /// Whether one of any shape will do if it has as many elements as the result.
+    pub out_by_numel: bool,
+    /// What is said where two of them share memory; nothing if they may.
+    pub outs_apart: Option<&'static str>,
     /// Whether its index may be in host memory, as those of `x[i]` may.
     pub takes_host_index: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
@@ -144,6 +153,10 @@ impl Row {
             iterated: false,
             fills: false,
             warns_of_expanded: None,
+            out_dtype: None,
+            out_strides: OutStrides::OfResult,
+            out_by_numel: false,
+            outs_apart: None,
             takes_host_index: false,
             products: false,
             may_fail: false,
@@ -212,6 +225,26 @@ impl Row {
         Row { warns_of_expanded: Some(text), ..self }
     }
 
+    /// The same for an op whose `out=` tensors have other dtypes than its rule and its layout say.
+    pub const fn out_dtype(self, dtype: OutDtype) -> Row {
+        Row { out_dtype: Some(dtype), ..self }
+    }
+
+    /// The same for an op that gives a resized `out=` tensor these strides.
+    pub const fn out_strides(self, strides: OutStrides) -> Row {
+        Row { out_strides: strides, ..self }
+    }
+
+    /// See [`Row::out_by_numel`].
+    pub const fn out_by_numel(self) -> Row {
+        Row { out_by_numel: true, ..self }
+    }
+
+    /// See [`Row::outs_apart`].
+    pub const fn outs_apart(self, text: &'static str) -> Row {
+        Row { outs_apart: Some(text), ..self }
+    }
+
     /// See [`Row::takes_host_index`].
     pub const fn takes_host_index(self) -> Row {
         Row { takes_host_index: true, ..self }
@@ -235,6 +268,29 @@ impl Row {
     /// The parameters, in schema order without placement arguments; a generator comes where the schema has it, else last.
     pub fn params(&self) -> &'static [Param] {
         self.rule.params()
+    }
+
+    /// Which dtypes its `out=` tensors may have. TensorIterator casts what it computes, but for functions of one tensor
+    /// only where they make floats of integers.
+    pub fn out_dtypes(&self) -> OutDtype {
+        match (self.out_dtype, &self.rule, self.layout) {
+            (Some(dtype), ..) => dtype,
+            (_, Rule::Unary(Promote::Float, _), _) => OutDtype::Castable,
+            (_, Rule::Unary(..), _) => OutDtype::Same,
+            (_, _, Layout::Pointwise) => OutDtype::Castable,
+            _ => OutDtype::Same,
+        }
+    }
+
+    /// Whether an `out=` tensor of another size, empty or not, gets the strides of a new result. If those are row-major,
+    /// there is no difference.
+    pub fn gives_out_strides(&self, is_empty: bool) -> bool {
+        self.layout != Layout::Contiguous
+            && match self.out_strides {
+                OutStrides::OfResult => true,
+                OutStrides::RowMajor => false,
+                OutStrides::OfResultIfEmpty => is_empty,
+            }
     }
 
     /// `add` of `add.Tensor`.
