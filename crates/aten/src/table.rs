@@ -95,6 +95,8 @@ pub struct Row {
     pub layout: Layout,
     /// Positions of row parameters that the op overwrites though its schema does not say so.
     pub writes: &'static [usize],
+    /// Overloads that it serves though their names are not made from its own.
+    pub serves: &'static [&'static str],
     /// Why there is a row for something that PyTorch would decompose by itself.
     pub composite: Option<&'static str>,
     /// For results whose size depends on values: the row that tells the size. It takes the same arguments and gives one
@@ -125,6 +127,8 @@ pub struct Row {
     pub out_by_numel: bool,
     /// What is said where two of them share memory; nothing if they may.
     pub outs_apart: Option<&'static str>,
+    /// Whether PyTorch takes it apart itself, as it moves data between devices; only its `_foreach_` form is served.
+    pub moves: bool,
     /// Whether its index may be in host memory, as those of `x[i]` may.
     pub takes_host_index: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
@@ -143,6 +147,7 @@ impl Row {
             rule,
             layout: Layout::Contiguous,
             writes: &[],
+            serves: &[],
             composite: None,
             sized_by: None,
             counted_by: None,
@@ -157,6 +162,7 @@ impl Row {
             out_strides: OutStrides::OfResult,
             out_by_numel: false,
             outs_apart: None,
+            moves: false,
             takes_host_index: false,
             products: false,
             may_fail: false,
@@ -173,6 +179,11 @@ impl Row {
     /// The same for an op that overwrites these parameters without saying so in its schema.
     pub const fn writes(self, writes: &'static [usize]) -> Row {
         Row { writes, ..self }
+    }
+
+    /// See [`Row::serves`].
+    pub const fn serves(self, overloads: &'static [&'static str]) -> Row {
+        Row { serves: overloads, ..self }
     }
 
     /// The same for an op that PyTorch would decompose, with the reason to keep it whole.
@@ -243,6 +254,11 @@ impl Row {
     /// See [`Row::outs_apart`].
     pub const fn outs_apart(self, text: &'static str) -> Row {
         Row { outs_apart: Some(text), ..self }
+    }
+
+    /// See [`Row::moves`].
+    pub const fn moves(self) -> Row {
+        Row { moves: true, ..self }
     }
 
     /// See [`Row::takes_host_index`].
@@ -347,6 +363,7 @@ pub struct OpId(pub u16);
 struct Table {
     rows: Vec<&'static Row>,
     names: FxHashMap<&'static str, OpId>,
+    served: FxHashMap<&'static str, OpId>,
 }
 
 fn table() -> &'static Table {
@@ -354,13 +371,21 @@ fn table() -> &'static Table {
     TABLE.get_or_init(|| {
         let rows: Vec<&'static Row> = FAMILIES.iter().flat_map(|f| f.iter()).collect();
         let names = rows.iter().enumerate().map(|(i, r)| (r.name, OpId(i as u16))).collect();
-        Table { rows, names }
+        let served =
+            rows.iter().enumerate().flat_map(|(i, r)| r.serves.iter().map(move |s| (*s, OpId(i as u16))));
+        let served = served.collect();
+        Table { rows, names, served }
     })
 }
 
 /// The row of a functional overload: `find("add.Tensor")`.
 pub fn find(name: &str) -> Option<OpId> {
     table().names.get(name).copied()
+}
+
+/// The row that says [`Row::serves`] of an overload.
+pub(crate) fn find_serving(name: &str) -> Option<OpId> {
+    table().served.get(name).copied()
 }
 
 /// The row of an id.

@@ -31,7 +31,7 @@ pub static ROWS: &[Row] = &[
     unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))))
         .dtypes(domain::floats),
     pointwise!("hardswish_backward", hardswish_backward),
-    pointwise!("hardtanh", hardtanh).dtypes(domain::rectified).out_dtype(OutDtype::Same),
+    pointwise!("hardtanh", hardtanh).dtypes(domain::clamped).out_dtype(OutDtype::Same),
     pointwise!("hardtanh_backward", hardtanh_backward),
     pointwise!("leaky_relu", |c: &Ctx, x: Tensor, slope: Scalar| leaky(c, x, x, slope))
         .dtypes(domain::floats)

@@ -10,7 +10,9 @@ use oxitorch_hlo::{DType, Value};
 pub static ROWS: &[Row] = &[
     pointwise!("complex", complex).out_dtype(OutDtype::Checked(out::of_parts)),
     pointwise!("polar", polar).out_dtype(OutDtype::Checked(out::of_parts)),
-    pointwise!("_conj_physical", conj).out_dtype(OutDtype::Same),
+    pointwise!("_conj_physical", conj)
+        .out_dtype(OutDtype::Same)
+        .serves(&["conj_physical.out", "conj_physical_"]),
 ];
 
 fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {

@@ -19,7 +19,7 @@ pub static ROWS: &[Row] = &[
         .out_strides(OutStrides::OfResultIfEmpty),
     op!("ormqr", ormqr).layout(Layout::Matrices).out_strides(OutStrides::OfResultIfEmpty),
     op!("linalg_eig", eig).layout(Layout::Matrices).may_fail().out_strides(OutStrides::OfResultIfEmpty),
-    op!("_linalg_eigvals", eigvals).may_fail(),
+    op!("_linalg_eigvals", eigvals).may_fail().serves(&["linalg_eigvals.out"]),
     op!("_linalg_eigh", eigh).layout(Layout::Matrices).may_fail(),
     op!("_linalg_svd", svd).layout(Layout::Matrices).may_fail(),
     op!("linalg_ldl_factor_ex", ldl_factor).layout(Layout::Matrices),

@@ -32,7 +32,8 @@ pub static ROWS: &[Row] = &[
     .check_numbers(|n| {
         n.require(2, |x| x >= 0.0, |x| format!("normal expects std >= 0.0, but found std {}", show(x)))
     })
-    .out_dtype(OutDtype::Castable),
+    .out_dtype(OutDtype::Castable)
+    .serves(&["normal_", "normal.out"]),
     op!("normal.Tensor_float", |c: &Ctx, mean: Tensor, std: Scalar, rng: Rng| {
         normal_of(c, mean.dtype, mean.value, std.value, rng)
     })
@@ -64,7 +65,8 @@ pub static ROWS: &[Row] = &[
             |p| format!("bernoulli_ expects p to be in [0, 1], but got p={}", show(p)),
         )
     })
-    .out_dtype(OutDtype::Any),
+    .out_dtype(OutDtype::Any)
+    .serves(&["bernoulli_.float", "bernoulli.float_out"]),
     op!("bernoulli.Tensor", |c: &Ctx, x: Tensor, p: Tensor, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })

@@ -23,14 +23,28 @@ pub static ROWS: &[Row] = &[
     pointwise!("clamp.Tensor", clamp).out_dtype(OutDtype::Same),
     pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(bound(c, x, low)), None))
         .check_numbers(|n| check_bounds(n, Some(1), None))
-        .out_dtype(OutDtype::Same),
+        .out_dtype(OutDtype::Same)
+        .serves(&[
+            "_foreach_maximum.Scalar",
+            "_foreach_maximum.ScalarList",
+            "_foreach_maximum_.Scalar",
+            "_foreach_maximum_.ScalarList",
+        ]),
     pointwise!("clamp_min.Tensor", |c: &Ctx, x: Tensor, low: Tensor| clamp(c, x, Some(low), None))
-        .out_dtype(OutDtype::Same),
+        .out_dtype(OutDtype::Same)
+        .serves(&["_foreach_maximum.List", "_foreach_maximum_.List"]),
     pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(bound(c, x, high))))
         .check_numbers(|n| check_bounds(n, None, Some(1)))
-        .out_dtype(OutDtype::Same),
+        .out_dtype(OutDtype::Same)
+        .serves(&[
+            "_foreach_minimum.Scalar",
+            "_foreach_minimum.ScalarList",
+            "_foreach_minimum_.Scalar",
+            "_foreach_minimum_.ScalarList",
+        ]),
     pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high)))
-        .out_dtype(OutDtype::Same),
+        .out_dtype(OutDtype::Same)
+        .serves(&["_foreach_minimum.List", "_foreach_minimum_.List"]),
     pointwise!("addcmul", addcmul).dtypes(domain::no_bool),
     pointwise!("addcdiv", addcdiv),
     pointwise!("lerp.Scalar", |c: &Ctx, x: Tensor, end: Tensor, weight: Scalar| {
