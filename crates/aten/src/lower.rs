@@ -568,7 +568,7 @@ pub fn lower_into(
         *out = out.map(|v| deliver(row, &c, v, dest)).transpose()?;
     }
     if let Some(e) = b.error() {
-        return Err(misfit(row, &e.to_string(), args));
+        return Err(misfit(row, &e, args));
     }
     Ok(Lowered { outputs, rng_blocks: c.rng_blocks.get(), checks: c.checks.into_inner() })
 }
@@ -590,15 +590,15 @@ fn promoted(c: &Ctx, args: &[Arg]) -> Result<Option<DType>> {
 }
 
 /// An op that StableHLO does not have for an element type is one that torch has no kernel for.
-fn misfit(row: &Row, message: &str, args: &[Arg]) -> Error {
+fn misfit(row: &Row, e: &oxitorch_hlo::Error, args: &[Arg]) -> Error {
     let dtype = args.iter().find_map(|a| match a {
         Arg::Tensor(t) => Some(t.ty.dtype),
         Arg::Tensors(l) => l.iter().flatten().next().map(|t| t.ty.dtype),
         _ => None,
     });
-    match dtype {
-        Some(dtype) if message.contains("element type") => error::not_implemented(row.base(), dtype),
-        _ => runtime(message),
+    match (e, dtype) {
+        (oxitorch_hlo::Error::ElementType { .. }, Some(dtype)) => error::not_implemented(row.base(), dtype),
+        _ => runtime(e.to_string()),
     }
 }
 
