@@ -439,7 +439,7 @@ impl<'a> Call<'_, 'a> {
                     args.push(item.arg(param.kind, strided, &mut next)?);
                 }
                 place(&args).map_err(refusal)?;
-                let lowering = self.switches.lowering();
+                let lowering = self.switches.lowering(stream.wanted);
                 w.learn(&key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
             }
         };
