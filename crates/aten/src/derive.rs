@@ -2,7 +2,7 @@
 
 use crate::args::{Arg, Param, ParamKind};
 use crate::schema::{Argument, Schema};
-use crate::table::{OpId, Row, find, row, rows};
+use crate::table::{OpId, Row, find, find_serving, row, rows};
 use rustc_hash::FxHashSet;
 use std::sync::OnceLock;
 
@@ -73,33 +73,6 @@ fn overwritten(row: &Row, params: &[Source]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Overloads whose row has another name than the rules would give.
-const RENAMED: &[(&str, &str)] = &[
-    ("normal_", "normal_functional"),
-    ("normal.out", "normal_functional"),
-    ("bernoulli_.float", "bernoulli.p"),
-    ("bernoulli.float_out", "bernoulli.p"),
-    ("conj_physical.out", "_conj_physical"),
-    ("conj_physical_", "_conj_physical"),
-    ("linalg_eigvals.out", "_linalg_eigvals"),
-    ("__ilshift__.Scalar", "__lshift__.Scalar"),
-    ("__ilshift__.Tensor", "__lshift__.Tensor"),
-    ("__irshift__.Scalar", "__rshift__.Scalar"),
-    ("__irshift__.Tensor", "__rshift__.Tensor"),
-    ("_foreach_maximum.List", "clamp_min.Tensor"),
-    ("_foreach_maximum.Scalar", "clamp_min"),
-    ("_foreach_maximum.ScalarList", "clamp_min"),
-    ("_foreach_maximum_.List", "clamp_min.Tensor"),
-    ("_foreach_maximum_.Scalar", "clamp_min"),
-    ("_foreach_maximum_.ScalarList", "clamp_min"),
-    ("_foreach_minimum.List", "clamp_max.Tensor"),
-    ("_foreach_minimum.Scalar", "clamp_max"),
-    ("_foreach_minimum.ScalarList", "clamp_max"),
-    ("_foreach_minimum_.List", "clamp_max.Tensor"),
-    ("_foreach_minimum_.Scalar", "clamp_max"),
-    ("_foreach_minimum_.ScalarList", "clamp_max"),
-];
-
 /// Finds the row for an overload, if there is one whose parameters fit.
 pub fn bind(schema: &Schema) -> Option<Binding> {
     let name = schema.name();
@@ -110,7 +83,7 @@ pub fn bind(schema: &Schema) -> Option<Binding> {
     if name == "_foreach_norm.Scalar" {
         return foreach_norm();
     }
-    let renamed = RENAMED.iter().find(|(from, _)| *from == name).and_then(|(_, to)| find(to));
+    let renamed = find_serving(&name);
     let foreach = schema.base.strip_prefix("_foreach_");
     let outs = schema.outs();
     let mutated = schema.mutated();
@@ -217,8 +190,8 @@ fn foreach_norm() -> Option<Binding> {
 pub fn may_serve(base: &str) -> bool {
     static BASES: OnceLock<FxHashSet<&'static str>> = OnceLock::new();
     let bases = BASES.get_or_init(|| {
-        let renamed = RENAMED.iter().map(|(from, _)| from.split_once('.').map_or(*from, |(b, _)| b));
-        rows().map(|(_, r)| r.base()).chain(renamed).collect()
+        let names = rows().flat_map(|(_, r)| std::iter::once(&r.name).chain(r.serves));
+        names.map(|name| name.split_once('.').map_or(*name, |(base, _)| base)).collect()
     });
     let plain = base.strip_prefix("_foreach_").unwrap_or(base);
     base == "_foreach_norm"

@@ -66,13 +66,18 @@ pub fn comparable(o: Operand) -> Result<()> {
     ensure(!o.dtype.is_complex(), || type_(format!("{} not implemented for complex tensors.", o.op)))
 }
 
-/// As `at::relu` and `at::hardtanh` refuse bool.
+/// As `at::relu` refuses bool.
 pub fn rectified(o: Operand) -> Result<()> {
-    let message = match o.op {
-        "relu" => "Boolean inputs not supported for relu".to_owned(),
-        op => format!("Bool inputs not supported for {op}"),
-    };
-    ensure(o.dtype != DType::Pred, || Error::NotImplemented(message))
+    ensure(o.dtype != DType::Pred, || {
+        Error::NotImplemented("Boolean inputs not supported for relu".to_owned())
+    })
+}
+
+/// As `at::hardtanh` refuses bool.
+pub fn clamped(o: Operand) -> Result<()> {
+    ensure(o.dtype != DType::Pred, || {
+        Error::NotImplemented(format!("Bool inputs not supported for {}", o.op))
+    })
 }
 
 /// The size of complex numbers is real, and has no place in them.

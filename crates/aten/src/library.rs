@@ -17,9 +17,6 @@ pub const OP: &str = "op";
 /// The attribute with the arguments and results, as [`Word`]s.
 pub const CALL: &str = "call";
 
-/// How the message begins of a call that found no solution, where torch raises `torch.linalg.LinAlgError`.
-pub const NO_SOLUTION: &str = "torch.linalg.LinAlgError: ";
-
 /// What the words of [`CALL`] mean. Each argument is one of these with what follows it; then come the number of results
 /// and each of them, as a `NONE` or as a `TENSOR` whose first word is its place among the results.
 pub mod word {

@@ -4,7 +4,6 @@ use crate::args::{Alpha, Arg, FromArg, Offset, Param, Rng, Scalar, Tensor};
 use crate::domain::Operand;
 use crate::dtype::{self, Category, can_cast, category};
 use crate::error::{self, Error, ErrorKind, Result, runtime};
-use crate::out;
 use crate::promote::result_type;
 use crate::table::{OpId, Promote, Row, Rule, row};
 use crate::target::TargetOptions;
@@ -555,7 +554,8 @@ pub fn lower_into(
         Dest::Refill(ty) => Some(ty.dtype),
         _ => None,
     };
-    let computed = dests.iter().find_map(cast).and_then(|dtype| out::computed_in(row, args, dtype));
+    let computed_in = |dtype| row.out_dtypes().computed_in(row.params(), args, dtype);
+    let computed = dests.iter().find_map(cast).and_then(computed_in);
     let into = dests.iter().find_map(|d| if let Dest::Into(ty) = d { Some(ty.dtype) } else { None });
     // Rows without a check may take tensors of dtypes that have nothing in common, such as indices.
     let dtype = if row.check_dtype.is_some() { promoted(&c, args)? } else { None };
@@ -568,7 +568,7 @@ pub fn lower_into(
         *out = out.map(|v| deliver(row, &c, v, dest)).transpose()?;
     }
     if let Some(e) = b.error() {
-        return Err(misfit(row, &e.to_string(), args));
+        return Err(misfit(row, &e, args));
     }
     Ok(Lowered { outputs, rng_blocks: c.rng_blocks.get(), checks: c.checks.into_inner() })
 }
@@ -590,15 +590,15 @@ fn promoted(c: &Ctx, args: &[Arg]) -> Result<Option<DType>> {
 }
 
 /// An op that StableHLO does not have for an element type is one that torch has no kernel for.
-fn misfit(row: &Row, message: &str, args: &[Arg]) -> Error {
+fn misfit(row: &Row, e: &oxitorch_hlo::Error, args: &[Arg]) -> Error {
     let dtype = args.iter().find_map(|a| match a {
         Arg::Tensor(t) => Some(t.ty.dtype),
         Arg::Tensors(l) => l.iter().flatten().next().map(|t| t.ty.dtype),
         _ => None,
     });
-    match dtype {
-        Some(dtype) if message.contains("element type") => error::not_implemented(row.base(), dtype),
-        _ => runtime(message),
+    match (e, dtype) {
+        (oxitorch_hlo::Error::ElementType { .. }, Some(dtype)) => error::not_implemented(row.base(), dtype),
+        _ => runtime(e.to_string()),
     }
 }
 
@@ -606,11 +606,11 @@ fn deliver(row: &Row, c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
     match dest {
         Dest::New => Ok(v),
         Dest::Cast(dtype) | Dest::Resized(dtype) => {
-            out::check(row, c.dtype(v), *dtype)?;
+            row.out_dtypes().check(row.base(), c.dtype(v), *dtype)?;
             Ok(c.to(v, *dtype))
         }
         Dest::Refill(ty) => {
-            out::check(row, c.dtype(v), ty.dtype)?;
+            row.out_dtypes().check(row.base(), c.dtype(v), ty.dtype)?;
             let v = c.to(v, ty.dtype);
             Ok(if c.numel(v) == ty.numel() { c.reshape(v, &ty.shape) } else { v })
         }

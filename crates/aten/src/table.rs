@@ -5,6 +5,7 @@ use crate::domain::CheckDtype;
 use crate::families::FAMILIES;
 use crate::lower::Lowering;
 use crate::numbers::{CheckNumbers, CountNumbers};
+use crate::out::{OutDtype, OutStrides};
 use oxitorch_hlo::{Builder, Direction, Value};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -94,6 +95,8 @@ pub struct Row {
     pub layout: Layout,
     /// Positions of row parameters that the op overwrites though its schema does not say so.
     pub writes: &'static [usize],
+    /// Overloads that it serves though their names are not made from its own.
+    pub serves: &'static [&'static str],
     /// Why there is a row for something that PyTorch would decompose by itself.
     pub composite: Option<&'static str>,
     /// For results whose size depends on values: the row that tells the size. It takes the same arguments and gives one
@@ -116,6 +119,16 @@ pub struct Row {
     pub fills: bool,
     /// What is warned of where its in-place form writes to such a tensor all the same.
     pub warns_of_expanded: Option<&'static str>,
+    /// Which dtypes its `out=` tensors may have, where that does not follow; see [`Row::out_dtypes`].
+    pub out_dtype: Option<OutDtype>,
+    /// Which strides they get where they had another size than the result.
+    pub out_strides: OutStrides,
+    /// Whether one of any shape will do if it has as many elements as the result.
+    pub out_by_numel: bool,
+    /// What is said where two of them share memory; nothing if they may.
+    pub outs_apart: Option<&'static str>,
+    /// Whether PyTorch takes it apart itself, as it moves data between devices; only its `_foreach_` form is served.
+    pub moves: bool,
     /// Whether its index may be in host memory, as those of `x[i]` may.
     pub takes_host_index: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
@@ -134,6 +147,7 @@ impl Row {
             rule,
             layout: Layout::Contiguous,
             writes: &[],
+            serves: &[],
             composite: None,
             sized_by: None,
             counted_by: None,
@@ -144,6 +158,11 @@ impl Row {
             iterated: false,
             fills: false,
             warns_of_expanded: None,
+            out_dtype: None,
+            out_strides: OutStrides::OfResult,
+            out_by_numel: false,
+            outs_apart: None,
+            moves: false,
             takes_host_index: false,
             products: false,
             may_fail: false,
@@ -160,6 +179,11 @@ impl Row {
     /// The same for an op that overwrites these parameters without saying so in its schema.
     pub const fn writes(self, writes: &'static [usize]) -> Row {
         Row { writes, ..self }
+    }
+
+    /// See [`Row::serves`].
+    pub const fn serves(self, overloads: &'static [&'static str]) -> Row {
+        Row { serves: overloads, ..self }
     }
 
     /// The same for an op that PyTorch would decompose, with the reason to keep it whole.
@@ -212,6 +236,31 @@ impl Row {
         Row { warns_of_expanded: Some(text), ..self }
     }
 
+    /// The same for an op whose `out=` tensors have other dtypes than its rule and its layout say.
+    pub const fn out_dtype(self, dtype: OutDtype) -> Row {
+        Row { out_dtype: Some(dtype), ..self }
+    }
+
+    /// The same for an op that gives a resized `out=` tensor these strides.
+    pub const fn out_strides(self, strides: OutStrides) -> Row {
+        Row { out_strides: strides, ..self }
+    }
+
+    /// See [`Row::out_by_numel`].
+    pub const fn out_by_numel(self) -> Row {
+        Row { out_by_numel: true, ..self }
+    }
+
+    /// See [`Row::outs_apart`].
+    pub const fn outs_apart(self, text: &'static str) -> Row {
+        Row { outs_apart: Some(text), ..self }
+    }
+
+    /// See [`Row::moves`].
+    pub const fn moves(self) -> Row {
+        Row { moves: true, ..self }
+    }
+
     /// See [`Row::takes_host_index`].
     pub const fn takes_host_index(self) -> Row {
         Row { takes_host_index: true, ..self }
@@ -235,6 +284,29 @@ impl Row {
     /// The parameters, in schema order without placement arguments; a generator comes where the schema has it, else last.
     pub fn params(&self) -> &'static [Param] {
         self.rule.params()
+    }
+
+    /// Which dtypes its `out=` tensors may have. TensorIterator casts what it computes, but for functions of one tensor
+    /// only where they make floats of integers.
+    pub fn out_dtypes(&self) -> OutDtype {
+        match (self.out_dtype, &self.rule, self.layout) {
+            (Some(dtype), ..) => dtype,
+            (_, Rule::Unary(Promote::Float, _), _) => OutDtype::Castable,
+            (_, Rule::Unary(..), _) => OutDtype::Same,
+            (_, _, Layout::Pointwise) => OutDtype::Castable,
+            _ => OutDtype::Same,
+        }
+    }
+
+    /// Whether an `out=` tensor of another size, empty or not, gets the strides of a new result. If those are row-major,
+    /// there is no difference.
+    pub fn gives_out_strides(&self, is_empty: bool) -> bool {
+        self.layout != Layout::Contiguous
+            && match self.out_strides {
+                OutStrides::OfResult => true,
+                OutStrides::RowMajor => false,
+                OutStrides::OfResultIfEmpty => is_empty,
+            }
     }
 
     /// `add` of `add.Tensor`.
@@ -291,6 +363,7 @@ pub struct OpId(pub u16);
 struct Table {
     rows: Vec<&'static Row>,
     names: FxHashMap<&'static str, OpId>,
+    served: FxHashMap<&'static str, OpId>,
 }
 
 fn table() -> &'static Table {
@@ -298,13 +371,21 @@ fn table() -> &'static Table {
     TABLE.get_or_init(|| {
         let rows: Vec<&'static Row> = FAMILIES.iter().flat_map(|f| f.iter()).collect();
         let names = rows.iter().enumerate().map(|(i, r)| (r.name, OpId(i as u16))).collect();
-        Table { rows, names }
+        let served =
+            rows.iter().enumerate().flat_map(|(i, r)| r.serves.iter().map(move |s| (*s, OpId(i as u16))));
+        let served = served.collect();
+        Table { rows, names, served }
     })
 }
 
 /// The row of a functional overload: `find("add.Tensor")`.
 pub fn find(name: &str) -> Option<OpId> {
     table().names.get(name).copied()
+}
+
+/// The row that says [`Row::serves`] of an overload.
+pub(crate) fn find_serving(name: &str) -> Option<OpId> {
+    table().served.get(name).copied()
 }
 
 /// The row of an id.

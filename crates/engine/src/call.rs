@@ -158,6 +158,11 @@ impl Op {
         self.plain
     }
 
+    /// Whether it is PyTorch's to take apart, as it moves data between devices.
+    pub fn moves(&self) -> bool {
+        self.row.moves && !matches!(self.binding.form, Form::Foreach(_))
+    }
+
     pub(crate) fn row_id(&self) -> aten::OpId {
         self.binding.op
     }

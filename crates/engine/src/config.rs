@@ -110,8 +110,6 @@ pub struct Switches {
     pub default_dtype: DType,
     /// Compiler options, by the number that [`Engine::compiler_options`](crate::Engine::compiler_options) gave; 0 is none.
     pub compiler_options: u32,
-    /// What the platform's compiler wants; fixed when the engine starts.
-    pub(crate) target: TargetOptions,
 }
 
 impl Default for Switches {
@@ -122,7 +120,6 @@ impl Default for Switches {
             matmul: MatmulPrecision::Highest,
             default_dtype: DType::F32,
             compiler_options: 0,
-            target: TargetOptions::NONE,
         }
     }
 }
@@ -130,8 +127,7 @@ impl Default for Switches {
 impl Switches {
     /// The engine's own ones as one number: those that PyTorch keeps are asked for with every op.
     pub(crate) fn pack(&self) -> u64 {
-        let flags = u64::from(self.nan_trap) | u64::from(self.target.bits()) << 1;
-        u64::from(self.compiler_options) << 32 | flags << 8 | self.mode as u64
+        u64::from(self.compiler_options) << 32 | u64::from(self.nan_trap) << 8 | self.mode as u64
     }
 
     /// The inverse of [`Switches::pack`].
@@ -139,7 +135,6 @@ impl Switches {
         Switches {
             mode: Mode::ALL[(word & 0xff) as usize],
             nan_trap: word >> 8 & 1 != 0,
-            target: TargetOptions::from_bits((word >> 9) as u16),
             compiler_options: (word >> 32) as u32,
             ..Switches::default()
         }
@@ -152,14 +147,14 @@ impl Switches {
         matmul | u64::from(debug) << 4 | u64::from(self.nan_trap) << 5 | (self.default_dtype as u64) << 8
     }
 
-    /// The lowering that they ask for.
-    pub(crate) fn lowering(&self) -> Lowering {
+    /// The lowering that they ask for, for a compiler that wants this.
+    pub(crate) fn lowering(&self, target: TargetOptions) -> Lowering {
         let debug = self.mode == Mode::Debug;
         let config = Config {
             default_dtype: self.default_dtype,
             matmul: self.matmul,
             checks: if debug { Checks::All } else { Checks::Asserts },
-            target: self.target,
+            target,
         };
         Lowering { config, nan_trap: debug && self.nan_trap }
     }

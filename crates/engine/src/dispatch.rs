@@ -155,8 +155,8 @@ impl<'a> Call<'_, 'a> {
         for &p in positions {
             self.written(p)?;
             let out = self.tensor(p)?;
-            let refills = aten::out::refills(self.op.row);
-            dests.push(if refills { Dest::Refill(out.ty()?) } else { Dest::Cast(out.dtype()?) });
+            let by_numel = self.op.row.out_by_numel;
+            dests.push(if by_numel { Dest::Refill(out.ty()?) } else { Dest::Cast(out.dtype()?) });
         }
         let mut results = self.run_row(stream, w, self.op.binding.op, None, &dests)?;
         for (i, p) in self.op.binding.overwritten().enumerate() {
@@ -312,13 +312,14 @@ impl<'a> Call<'_, 'a> {
                 }
             }
         }
-        if row.base() == "aminmax"
+        if let Some(message) = row.outs_apart
             && let Form::Out(outs) = &self.op.binding.form
-            && let [min, max] = outs[..]
-            && refuse_overlap_with(self.tensor(min)?, self.tensor(max)?, false).is_err()
         {
-            let message = "aminmax(): the `min` and `max` out= tensors must not overlap.";
-            return Err(Error::new(ErrorKind::Value, message).into());
+            for &other in outs.iter().filter(|&&other| other != p) {
+                if refuse_overlap_with(written, self.tensor(other)?, false).is_err() {
+                    return Err(Error::new(ErrorKind::Value, message).into());
+                }
+            }
         }
         row.apart.iter().try_for_each(|&param| match self.op.binding.params.get(param) {
             Some(Source::Arg(at)) => match &self.args[*at] {
@@ -438,7 +439,7 @@ impl<'a> Call<'_, 'a> {
                     args.push(item.arg(param.kind, strided, &mut next)?);
                 }
                 place(&args).map_err(refusal)?;
-                let lowering = self.switches.lowering();
+                let lowering = self.switches.lowering(stream.wanted);
                 w.learn(&key, Kind::Row { op, args, dests: dests.into(), format, lowering })?
             }
         };
@@ -473,8 +474,8 @@ impl<'a> Call<'_, 'a> {
         let place = |i: usize| match (&dests[i], inst.outputs.get(i)) {
             (Dest::Cast(dtype), Some(Some(out))) => {
                 let tensor = self.tensor(positions[i.checked_sub(first)?]).ok()?;
-                let takes = || aten::out::takes_strides(self.op.row, tensor.sizes.contains(&0));
-                (tensor.sizes != out.ty.shape.as_slice() && takes()).then_some(Dest::Resized(*dtype))
+                let with_strides = || self.op.row.gives_out_strides(tensor.sizes.contains(&0));
+                (tensor.sizes != out.ty.shape.as_slice() && with_strides()).then_some(Dest::Resized(*dtype))
             }
             _ => None,
         };

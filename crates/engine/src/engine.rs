@@ -95,18 +95,18 @@ impl Engine {
             let interrupt = options.interrupt;
             let stream =
                 Stream::new(target, device, compiler, explainer, memory, metrics.clone(), interrupt)?;
+            let stream = stream.lowering_for(options.target);
             let Some(pretended) = pretended else { return Ok(stream) };
             absent = Some(pretended.clone());
             Ok(stream.on(pretended))
         };
         let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(&mut stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
-        let switches = Switches { target: options.target, ..Switches::default() };
         Ok(Engine {
             target,
             streams,
             metrics,
-            switches: AtomicU64::new(switches.pack()),
+            switches: AtomicU64::new(Switches::default().pack()),
             closed: AtomicBool::new(false),
             closer: Mutex::default(),
             compiler,

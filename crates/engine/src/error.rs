@@ -2,7 +2,6 @@
 
 use crate::site::{Site, describe};
 use oxitorch_aten::ErrorKind as OpError;
-use oxitorch_aten::library::NO_SOLUTION;
 use std::sync::Arc;
 
 /// The Python exception class.
@@ -103,7 +102,8 @@ pub(crate) fn device(what: &str, e: &oxitorch_pjrt::Error) -> Error {
     let text = format!("{what}: {e}");
     match e {
         oxitorch_pjrt::Error::OutOfMemory { .. } => Error::new(ErrorKind::OutOfMemory, text),
-        _ if text.contains(NO_SOLUTION) => Error::new(ErrorKind::LinAlg, text.replace(NO_SOLUTION, "")),
+        // The only host functions that say so are torch's kernels, where torch raises `LinAlgError`.
+        oxitorch_pjrt::Error::NoResult { .. } => Error::new(ErrorKind::LinAlg, text),
         _ => Error::runtime(text),
     }
 }

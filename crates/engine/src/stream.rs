@@ -18,6 +18,7 @@ use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
 use crate::view::{View, row_major};
 use crate::window::{LEAST_APART, Window};
+use oxitorch_aten::TargetOptions;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt::{self as pjrt, Platform};
@@ -30,6 +31,8 @@ use std::time::Instant;
 pub struct Stream {
     pub(crate) device: u16,
     target: Target,
+    /// What the platform's compiler wants of lowerings.
+    pub(crate) wanted: TargetOptions,
     pub(crate) compiler: Arc<Compiler>,
     pub(crate) explainer: Arc<Explainer>,
     /// What runs programs: the launcher, or a device that is not there.
@@ -59,6 +62,7 @@ impl Stream {
         Ok(Stream {
             device,
             target,
+            wanted: TargetOptions::NONE,
             executor,
             compiler,
             explainer,
@@ -68,6 +72,11 @@ impl Stream {
             interrupt,
             window,
         })
+    }
+
+    /// For a compiler that wants this of lowerings.
+    pub(crate) fn lowering_for(self, wanted: TargetOptions) -> Stream {
+        Stream { wanted, ..self }
     }
 
     /// With something else than the launcher to run programs.

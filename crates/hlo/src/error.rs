@@ -15,6 +15,16 @@ pub enum Error {
         /// What was expected and what was found.
         reason: String,
     },
+    /// The op does not take these element types, or not together.
+    #[error("`{op}`({}): {reason}", list(operands))]
+    ElementType {
+        /// Full op name.
+        op: &'static str,
+        /// Types of the operands.
+        operands: Vec<TensorType>,
+        /// What was expected and what was found.
+        reason: String,
+    },
     /// A value is used where it is not visible, or belongs to another builder.
     #[error("`{op}`: operand {index} {reason}")]
     Operand {

@@ -7,7 +7,24 @@ use crate::ir::*;
 use crate::types::{DType, DTypeSet, Dims, TensorType};
 
 pub(crate) type Types = SmallVec<[TensorType; 1]>;
-type Result<T = Types> = std::result::Result<T, String>;
+type Result<T = Types> = std::result::Result<T, Broken>;
+
+/// A broken constraint, as a sentence.
+#[derive(Clone, Debug)]
+pub(crate) enum Broken {
+    /// One on element types.
+    ElementType(String),
+    /// Any other.
+    Other(String),
+}
+
+impl Broken {
+    /// The sentence.
+    pub(crate) fn into_reason(self) -> String {
+        let (Broken::ElementType(reason) | Broken::Other(reason)) = self;
+        reason
+    }
+}
 
 /// Argument and return types of one region.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +42,12 @@ pub(crate) struct Sig<'a> {
 }
 
 macro_rules! ensure {
-    ($cond:expr, $($fmt:tt)+) => { if !$cond { return Err(format!($($fmt)+)); } };
+    ($cond:expr, $($fmt:tt)+) => { if !$cond { return Err(Broken::Other(format!($($fmt)+))); } };
+}
+
+/// The same for a constraint on element types.
+macro_rules! ensure_types {
+    ($cond:expr, $($fmt:tt)+) => { if !$cond { return Err(Broken::ElementType(format!($($fmt)+))); } };
 }
 
 /// The result types of an op, or the reason why it is wrong.
@@ -131,7 +153,7 @@ fn arity(op: &Op) -> Option<usize> {
 // ---- shared checks
 
 fn requested<'a>(s: &'a Sig<'_>) -> Result<&'a TensorType> {
-    s.requested.first().ok_or_else(|| "needs a result type".to_string())
+    s.requested.first().ok_or_else(|| Broken::Other("needs a result type".to_owned()))
 }
 
 fn one(t: TensorType) -> Result {
@@ -139,7 +161,7 @@ fn one(t: TensorType) -> Result {
 }
 
 fn accepts(set: DTypeSet, t: &TensorType) -> Result<()> {
-    ensure!(set.has(t.dtype), "element type must be one of {set}, got {}", t.dtype);
+    ensure_types!(set.has(t.dtype), "element type must be one of {set}, got {}", t.dtype);
     Ok(())
 }
 
@@ -174,7 +196,7 @@ fn without(shape: &[i64], dims: &[i64]) -> Dims {
 
 /// Overflow shows up as an error, never as a wrapped size.
 fn checked(size: Option<i64>) -> Result<i64> {
-    size.ok_or_else(|| "a size overflows 64 bits".to_string())
+    size.ok_or_else(|| Broken::Other("a size overflows 64 bits".to_owned()))
 }
 
 /// Size of a dimension after interior dilation: `n` elements with `step - 1` holes between them.
@@ -203,7 +225,7 @@ fn pair_of_scalars(region: &RegionSig, dtypes: &[DType], what: &str) -> Result<(
     let n = dtypes.len();
     let fits = region.args.len() == 2 * n
         && region.args.iter().zip(dtypes.iter().chain(dtypes)).all(|(a, &d)| a.rank() == 0 && a.dtype == d);
-    ensure!(fits, "{what} must take {n} + {n} scalars of the operands' element types");
+    ensure_types!(fits, "{what} must take {n} + {n} scalars of the operands' element types");
     Ok(())
 }
 
@@ -270,7 +292,7 @@ fn clamp(ts: &[&TensorType]) -> Result {
     let (min, x, max) = (ts[0], ts[1], ts[2]);
     accepts(DTypeSet::REAL_NUMBER, x)?;
     for bound in [min, max] {
-        ensure!(bound.dtype == x.dtype, "bounds must have the operand's element type");
+        ensure_types!(bound.dtype == x.dtype, "bounds must have the operand's element type");
         ensure!(
             bound.rank() == 0 || bound.shape == x.shape,
             "bounds must be scalars or have the operand's shape"
@@ -327,7 +349,7 @@ fn iota(want: &TensorType, dim: i64) -> Result {
 }
 
 fn broadcast_in_dim(x: &TensorType, want: &TensorType, dims: &[i64]) -> Result {
-    ensure!(x.dtype == want.dtype, "cannot change the element type to {}", want.dtype);
+    ensure_types!(x.dtype == want.dtype, "cannot change the element type to {}", want.dtype);
     same_len(dims.len(), x.rank(), "broadcast_dimensions")?;
     unique_dims(dims, want.rank(), "broadcast dimension")?;
     for (&size, &d) in x.shape.iter().zip(dims) {
@@ -338,7 +360,7 @@ fn broadcast_in_dim(x: &TensorType, want: &TensorType, dims: &[i64]) -> Result {
 }
 
 fn reshape(x: &TensorType, want: &TensorType) -> Result {
-    ensure!(x.dtype == want.dtype, "cannot change the element type to {}", want.dtype);
+    ensure_types!(x.dtype == want.dtype, "cannot change the element type to {}", want.dtype);
     ensure!(x.numel() == want.numel(), "{} elements do not fit {want}", x.numel());
     one(want.clone())
 }
@@ -393,7 +415,7 @@ fn concatenate(ts: &[&TensorType], dim: i64) -> Result {
     let at = dim_in_range(dim, first.rank(), "dimension")?;
     let mut total = 0i64;
     for (i, t) in ts.iter().enumerate() {
-        ensure!(t.dtype == first.dtype, "operand {i} has another element type than operand 0");
+        ensure_types!(t.dtype == first.dtype, "operand {i} has another element type than operand 0");
         ensure!(t.rank() == first.rank(), "operand {i} has another rank than operand 0");
         let agree = (0..t.rank()).all(|d| d == at || t.shape[d] == first.shape[d]);
         ensure!(agree, "operand {i} differs from operand 0 outside of dimension {dim}");
@@ -414,13 +436,13 @@ fn start_indices(indices: &[&TensorType], rank: usize) -> Result<()> {
     same_len(indices.len(), rank, "start indices")?;
     for t in indices {
         ensure!(t.rank() == 0 && t.dtype.is_integral(), "start indices must be integer scalars, got {t}");
-        ensure!(t.dtype == indices[0].dtype, "start indices must have one element type");
+        ensure_types!(t.dtype == indices[0].dtype, "start indices must have one element type");
     }
     Ok(())
 }
 
 fn dynamic_slice(ts: &[&TensorType], sizes: &[i64]) -> Result {
-    let (x, indices) = ts.split_first().ok_or("needs an operand")?;
+    let (x, indices) = ts.split_first().ok_or_else(|| Broken::Other("needs an operand".to_owned()))?;
     start_indices(indices, x.rank())?;
     same_len(sizes.len(), x.rank(), "slice_sizes")?;
     for (i, (&size, &of)) in sizes.iter().zip(&x.shape).enumerate() {
@@ -432,7 +454,7 @@ fn dynamic_slice(ts: &[&TensorType], sizes: &[i64]) -> Result {
 fn dynamic_update_slice(ts: &[&TensorType]) -> Result {
     ensure!(ts.len() >= 2, "needs an operand and an update");
     let (x, update) = (ts[0], ts[1]);
-    ensure!(x.dtype == update.dtype, "the update must have the operand's element type");
+    ensure_types!(x.dtype == update.dtype, "the update must have the operand's element type");
     same_len(update.rank(), x.rank(), "the update's shape")?;
     for (i, (&size, &of)) in update.shape.iter().zip(&x.shape).enumerate() {
         ensure!(size <= of, "update size {size} does not fit dimension {i} of size {of}");
@@ -449,7 +471,7 @@ fn dot_general(l: &TensorType, r: &TensorType, d: &DotDims, requested: &[TensorT
         Some(want) => want.dtype,
         None => l.dtype,
     };
-    ensure!(
+    ensure_types!(
         l.dtype == r.dtype || !requested.is_empty(),
         "operands must have one element type or the result type be stated"
     );
@@ -482,7 +504,7 @@ fn convolution(x: &TensorType, k: &TensorType, c: &Convolution) -> Result {
     let lens =
         [c.strides.len(), c.padding.len(), c.lhs_dilation.len(), c.rhs_dilation.len(), c.reversal.len()];
     ensure!(lens.iter().all(|&l| l == n), "strides, padding, dilations and reversal must have {n} entries");
-    ensure!(
+    ensure_types!(
         x.dtype == k.dtype || c.out_dtype.is_some(),
         "operands must have one element type or the result type be stated"
     );
@@ -554,7 +576,7 @@ fn cholesky(a: &TensorType) -> Result {
 
 fn triangular_solve(a: &TensorType, b: &TensorType, flags: &TriangularSolve) -> Result {
     square(a)?;
-    ensure!(a.dtype == b.dtype && a.rank() == b.rank(), "operands must have one element type and rank");
+    ensure_types!(a.dtype == b.dtype && a.rank() == b.rank(), "operands must have one element type and rank");
     let n = a.rank();
     ensure!(a.shape[..n - 2] == b.shape[..n - 2], "batch dimensions must agree");
     let side = if flags.left_side { n - 2 } else { n - 1 };
@@ -570,7 +592,7 @@ fn fft(x: &TensorType, kind: FftType, length: &[i64]) -> Result {
     );
     ensure!(length.iter().all(|&l| l >= 0), "fft_length {length:?} is negative");
     let real = matches!(kind, FftType::Rfft);
-    ensure!(
+    ensure_types!(
         if real { matches!(x.dtype, DType::F32 | DType::F64) } else { x.dtype.is_complex() },
         "{} of element type {} is not defined",
         kind.name(),
@@ -669,7 +691,7 @@ fn scatter(s: &Sig<'_>, d: &ScatterDims) -> Result {
     for i in 0..n {
         ensure!(inputs[i].shape == x.shape, "inputs must have one shape");
         ensure!(updates[i].shape == update.shape, "updates must have one shape");
-        ensure!(inputs[i].dtype == updates[i].dtype, "update {i} must have its input's element type");
+        ensure_types!(inputs[i].dtype == updates[i].dtype, "update {i} must have its input's element type");
     }
     scatter_dims(x, indices, update, d)?;
     let dtypes: SmallVec<[DType; 2]> = inputs.iter().map(|t| t.dtype).collect();
@@ -711,7 +733,7 @@ fn scatter_dims(x: &TensorType, indices: &TensorType, update: &TensorType, d: &S
 }
 
 fn top_k(x: &TensorType, k: i64) -> Result {
-    let last = *x.shape.last().ok_or("needs at least one dimension")?;
+    let last = *x.shape.last().ok_or_else(|| Broken::Other("needs at least one dimension".to_owned()))?;
     accepts(DTypeSet::INT.or(DTypeSet::FLOAT), x)?;
     ensure!(0 <= k && k <= last, "k = {k} does not fit the last dimension of size {last}");
     let mut shape = x.shape.clone();
@@ -779,7 +801,7 @@ fn select_and_scatter(s: &Sig<'_>, w: &Window) -> Result {
     let shape = window_shape(x, w)?;
     ensure!(w.dims.iter().all(|&d| d >= 1), "window sizes must be at least 1");
     ensure!(source.shape == shape, "the source must have the windows' shape {shape:?}");
-    ensure!(source.dtype == x.dtype, "the source must have the operand's element type");
+    ensure_types!(source.dtype == x.dtype, "the source must have the operand's element type");
     ensure!(
         init.rank() == 0 && init.dtype == x.dtype,
         "the initial value must be a scalar of type {}",
@@ -863,7 +885,8 @@ fn custom_call(s: &Sig<'_>, call: &CustomCall) -> Result {
     ensure!(!call.target.is_empty(), "needs a target name");
     for &(output, operand) in &call.output_operand_aliases {
         let (Some(r), Some(&o)) = (s.requested.get(output as usize), s.operands.get(operand as usize)) else {
-            return Err(format!("alias of output {output} and operand {operand} is out of range"));
+            let reason = format!("alias of output {output} and operand {operand} is out of range");
+            return Err(Broken::Other(reason));
         };
         ensure!(r == o, "output {output} cannot share the buffer of operand {operand}: types differ");
     }

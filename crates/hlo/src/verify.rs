@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::builder::region_sig;
 use crate::error::Error;
-use crate::infer::{RegionSig, Sig, infer};
+use crate::infer::{Broken, RegionSig, Sig, infer};
 use crate::ir::*;
 use crate::types::TensorType;
 
@@ -106,7 +106,8 @@ impl Verifier<'_> {
         // Random bits state the type of their second result; the first is the state's.
         let skip = usize::from(matches!(data.op, Op::RngBitGenerator(_)));
         let requested = results.get(skip..).unwrap_or_default();
-        let inferred = infer(&Sig { op: &data.op, operands: &operands, requested, regions: &regions })?;
+        let signature = Sig { op: &data.op, operands: &operands, requested, regions: &regions };
+        let inferred = infer(&signature).map_err(Broken::into_reason)?;
         if inferred[..] != results[..] {
             return Err(format!("result types {results:?} differ from the inferred {inferred:?}"));
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use oxitorch_pjrt_sys as sys;
 use sys::Args;
 
-use crate::error::{Code, Error, Result, err};
+use crate::error::{Code, Error, HostError, Result, err};
 use crate::platform::Platform;
 
 /// A plugin's function table. It is read where the plugin keeps it, never copied: plugins differ in its size.
@@ -170,7 +170,7 @@ impl Api {
             if let Ok(f) = slot!(self, PJRT_Error_Destroy) {
                 f(free.as_mut_ptr());
             }
-            status(call, Code(code.code), text)
+            status(self.platform, call, Code(code.code), text)
         }
     }
 
@@ -194,8 +194,11 @@ impl Api {
     }
 }
 
-fn status(call: &'static str, code: Code, message: String) -> Error {
-    // The CPU plugin reports a temporary that it cannot allocate as an internal error.
+fn status(platform: Platform, call: &'static str, code: Code, message: String) -> Error {
+    if platform == Platform::Cpu && code == HostError::NO_RESULT {
+        return Error::NoResult { call, message };
+    }
+    // The CPU plugin reports a temporary that it cannot allocate as an internal error, which only its text tells apart.
     if code == Code::RESOURCE_EXHAUSTED || message.contains("Out of memory allocating") {
         return Error::OutOfMemory { message };
     }

@@ -92,6 +92,14 @@ pub enum Error {
         /// What is absent.
         what: String,
     },
+    /// A host function had no result for its operands.
+    #[error("{call} failed ({}): {message}", Code::INTERNAL)]
+    NoResult {
+        /// The C function.
+        call: &'static str,
+        /// The host function's message.
+        message: String,
+    },
     /// Any other failure that the plugin reported.
     #[error("{call} failed ({code}): {message}")]
     Status {
@@ -110,8 +118,48 @@ impl Error {
         match self {
             Error::CompileFailed { code, .. } | Error::Status { code, .. } => Some(*code),
             Error::OutOfMemory { .. } => Some(Code::RESOURCE_EXHAUSTED),
+            Error::NoResult { .. } => Some(Code::INTERNAL),
             _ => None,
         }
+    }
+}
+
+/// Why a host function failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostError {
+    /// There is no result for these operands. The launch fails with [`Error::NoResult`].
+    NoResult(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl HostError {
+    /// What the plugin is told of `NoResult`, and hands back with the error of the launch. No kernel of the CPU plugin has
+    /// this code.
+    pub(crate) const NO_RESULT: Code = Code::OUT_OF_RANGE;
+
+    pub(crate) fn code(&self) -> Code {
+        match self {
+            HostError::NoResult(_) => Self::NO_RESULT,
+            HostError::Failed(_) => Code::INTERNAL,
+        }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        let (HostError::NoResult(message) | HostError::Failed(message)) = self;
+        message
+    }
+}
+
+impl From<String> for HostError {
+    fn from(message: String) -> Self {
+        HostError::Failed(message)
+    }
+}
+
+impl From<&str> for HostError {
+    fn from(message: &str) -> Self {
+        HostError::Failed(message.to_owned())
     }
 }
 

@@ -18,7 +18,7 @@ use sys::{Args, CStruct};
 
 use crate::api::{slice, text};
 use crate::element::{Dims, ElementType, checked_bytes};
-use crate::error::{Error, Result};
+use crate::error::{Error, HostError, Result};
 use crate::host_threads::HostThreads;
 use crate::platform::Platform;
 use crate::plugin::Plugin;
@@ -110,7 +110,7 @@ impl HostResult<'_> {
     }
 }
 
-type HostFn = dyn Fn(&mut HostCall<'_>) -> std::result::Result<(), String> + Send + Sync;
+type HostFn = dyn Fn(&mut HostCall<'_>) -> std::result::Result<(), HostError> + Send + Sync;
 
 static FUNCTIONS: LazyLock<Mutex<HashMap<String, Arc<HostFn>>>> = LazyLock::new(Default::default);
 
@@ -121,7 +121,7 @@ impl Plugin {
     pub fn register_host_fn(
         &self,
         name: &str,
-        function: impl Fn(&mut HostCall<'_>) -> std::result::Result<(), String> + Send + Sync + 'static,
+        function: impl Fn(&mut HostCall<'_>) -> std::result::Result<(), HostError> + Send + Sync + 'static,
     ) -> Result<()> {
         self.register_target()?;
         FUNCTIONS.lock().insert(name.to_string(), Arc::new(function));
@@ -179,12 +179,11 @@ unsafe extern "C" fn entry(frame: *mut sys::XLA_FFI_CallFrame) -> *mut sys::XLA_
             return std::ptr::null_mut();
         }
         let called = catch_unwind(AssertUnwindSafe(|| call(&*frame)));
-        let message = match called {
-            Ok(Ok(())) => return std::ptr::null_mut(),
-            Ok(Err(message)) => message,
-            Err(_) => "the host function panicked".into(),
-        };
-        error(api, &message)
+        match called {
+            Ok(Ok(())) => std::ptr::null_mut(),
+            Ok(Err(e)) => error(api, &e),
+            Err(_) => error(api, &"the host function panicked".into()),
+        }
     }
 }
 
@@ -217,7 +216,7 @@ unsafe fn answer_metadata(frame: *mut sys::XLA_FFI_CallFrame) -> bool {
 
 /// # Safety
 /// The frame is live, and its buffers are host memory that nothing else touches during the call.
-unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> std::result::Result<(), String> {
+unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> std::result::Result<(), HostError> {
     // SAFETY: passed on to the caller.
     let (attributes, args, results) = unsafe {
         (
@@ -233,7 +232,9 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> std::result::Result<(), String
         function.ok_or_else(|| format!("{HOST_CALL_TARGET}: no function `{name}` is registered"))?;
     for (i, result) in results.iter().enumerate() {
         if args.iter().chain(&results[..i]).any(|other| other.overlaps(result)) {
-            return Err(format!("host function `{name}`: result {i} shares memory with another buffer"));
+            return Err(
+                format!("host function `{name}`: result {i} shares memory with another buffer").into()
+            );
         }
     }
     let mut call = HostCall {
@@ -362,11 +363,11 @@ fn element_type(code: sys::XLA_FFI_DataType) -> Option<ElementType> {
 
 /// # Safety
 /// `api` is the table of a live frame.
-unsafe fn error(api: *const sys::XLA_FFI_Api, message: &str) -> *mut sys::XLA_FFI_Error {
-    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+unsafe fn error(api: *const sys::XLA_FFI_Api, error: &HostError) -> *mut sys::XLA_FFI_Error {
+    let message = CString::new(error.message().replace('\0', " ")).unwrap_or_default();
     let mut args = sys::XLA_FFI_Error_Create_Args::sized();
     args.message = message.as_ptr();
-    args.errc = sys::XLA_FFI_Error_Code_INTERNAL;
+    args.errc = error.code().0; // numbered alike
     // SAFETY: the table is live; the plugin copies the message.
     unsafe {
         match (&raw const (*api).XLA_FFI_Error_Create).read() {

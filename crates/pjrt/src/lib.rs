@@ -56,7 +56,7 @@ pub use cuda_tools::CudaTools;
 pub use device::{Device, DeviceDescription, Memory, MemoryStats};
 pub use discover::{DiscoverOptions, Found, Opened, choose, discover, hardware_present, open};
 pub use element::{BufferType, Dims, ElementType};
-pub use error::{Code, Error, Result};
+pub use error::{Code, Error, HostError, Result};
 pub use event::Event;
 pub use executable::{Executable, ExecuteArgs};
 pub use host_call::{HOST_CALL_NAME, HOST_CALL_TARGET, HostArg, HostCall, HostElement, HostResult};

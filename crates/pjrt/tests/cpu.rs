@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::{ADD, bytes_of, client, compile, f32s, get, options, plugin, put};
 use oxitorch_pjrt::{
-    BufferType, ClientOptions, CompileOptions, ElementType, Error, ExecuteArgs, Found, OptionValue, Platform,
-    Program, failed_destroys, open,
+    BufferType, ClientOptions, CompileOptions, ElementType, Error, ExecuteArgs, Found, HostError,
+    OptionValue, Platform, Program, failed_destroys, open,
 };
 
 const HOW: ExecuteArgs<'static> = ExecuteArgs { device: None, non_donatable: &[] };
@@ -378,7 +378,10 @@ fn programs_call_rust_functions() {
         let by = call.attributes.get("by").and_then(|v| v.as_int()).ok_or("no `by`")?;
         let x = call.args[0].values::<f32>().ok_or("not f32")?.to_vec();
         if x[0] < 0.0 {
-            return Err(format!("negative: {}", x[0]));
+            return Err(format!("negative: {}", x[0]).into());
+        }
+        if x[0] == 50.0 {
+            return Err(HostError::NoResult("no double".to_owned()));
         }
         assert!(x[0] < 100.0, "expected panic");
         let out = call.results[0].values_mut::<f32>().ok_or("not f32")?;
@@ -402,6 +405,8 @@ fn programs_call_rust_functions() {
     };
     assert_eq!(run(&program, 1.0).unwrap(), [3.0, 6.0]);
     assert!(run(&program, -1.0).unwrap_err().to_string().contains("negative: -1"));
+    let none = run(&program, 50.0).unwrap_err();
+    assert!(matches!(&none, Error::NoResult { message, .. } if message.contains("no double")), "{none:?}");
     assert!(run(&program, 200.0).unwrap_err().to_string().contains("panicked"));
     let unknown = compile(&client, &text("nobody"), &[f32s(&[2])]);
     assert!(run(&unknown, 1.0).unwrap_err().to_string().contains("no function `nobody`"));

@@ -3,9 +3,9 @@
 
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
 use crate::state;
-use oxitorch_aten::library::{CALL, FUNCTION, NO_SOLUTION, OP, word};
+use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
 use oxitorch_aten::{DType, dtype};
-use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, Value};
+use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, HostError, Value};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
@@ -16,10 +16,10 @@ pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Resu
     plugin.register_host_fn(FUNCTION, move |call| run(shim, call))
 }
 
-fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
+fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), HostError> {
     let op = call.attributes.get(OP).and_then(Value::as_str).ok_or("a call without a name")?;
     let Some(Value::Ints(words)) = call.attributes.get(CALL) else {
-        return Err(format!("aten::{op}: a call without arguments"));
+        return Err(format!("aten::{op}: a call without arguments").into());
     };
     let memory = |at: *const u8, bytes: usize, dtype| Memory { at: at.cast(), bytes, dtype };
     let results = call.results.iter_mut().map(|r| memory(r.bytes.as_mut_ptr(), r.bytes.len(), r.dtype));
@@ -47,8 +47,8 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), String> {
     let failed = Mutex::new(None);
     call.threads.share(size.div_ceil(part), &|i| {
         let start = i * part;
-        if let Err(message) = whole.part(&cut, start, part.min(size - start)) {
-            failed.lock().get_or_insert(message);
+        if let Err(error) = whole.part(&cut, start, part.min(size - start)) {
+            failed.lock().get_or_insert(error);
         }
     });
     failed.into_inner().map_or(Ok(()), Err)
@@ -92,7 +92,7 @@ impl Call<'_> {
     }
 
     /// Runs it for these elements.
-    fn part(&self, cut: &Cut<'_>, start: usize, len: usize) -> Result<(), String> {
+    fn part(&self, cut: &Cut<'_>, start: usize, len: usize) -> Result<(), HostError> {
         let mut own: Vec<Vec<i64>> = Vec::new();
         let mut narrow = |tensor: &Tensor, dim: i64| {
             let mut tensor = *tensor;
@@ -116,7 +116,7 @@ impl Call<'_> {
     }
 
     /// Runs it; `alone`, in no other thread.
-    fn run(&self, alone: bool) -> Result<(), String> {
+    fn run(&self, alone: bool) -> Result<(), HostError> {
         let flat: Vec<Arg> = self.args.iter().map(Item::flat).collect();
         let mut error = abi::Error { kind: 0, message: null() };
         // SAFETY: the structs live through the call. The tensors lie within the buffers of the program, as the reader
@@ -131,8 +131,8 @@ impl Call<'_> {
         }
         // SAFETY: set with an error, and valid until this thread's next call.
         let message = unsafe { CStr::from_ptr(error.message) }.to_string_lossy();
-        let class = if error.kind == abi::error::LINALG { NO_SOLUTION } else { "" };
-        Err(format!("aten::{}: {class}{message}", self.op.to_string_lossy()))
+        let message = format!("aten::{}: {message}", self.op.to_string_lossy());
+        Err(if error.kind == abi::error::LINALG { HostError::NoResult(message) } else { message.into() })
     }
 }
 

@@ -3,9 +3,6 @@
 use oxitorch_aten::{Schema, row};
 use oxitorch_engine::Op;
 
-/// Overloads that PyTorch takes apart itself: they move data between devices and end in the shim's `_copy_from`.
-const MOVES: &[&str] = &["copy_", "copy", "copy.out"];
-
 /// The op for a schema string, if a row serves it. PyTorch decomposes composites by itself, except those whose row says
 /// why not.
 pub(crate) fn bind(schema: &str, composite: bool) -> Option<Op> {
@@ -18,13 +15,11 @@ pub(crate) fn bind(schema: &str, composite: bool) -> Option<Op> {
     if schema.returns.iter().any(|r| r.alias.as_ref().is_some_and(|a| !a.write)) {
         return None;
     }
-    // What may change a tensor's device (`_to_copy`, `zeros_like`) is PyTorch's to take apart.
-    if MOVES.contains(&schema.name().as_str()) {
-        return None;
-    }
+    // What may change a tensor's device (`_to_copy`, `zeros_like`) is PyTorch's to take apart, as are copies, which end in
+    // the shim's `_copy_from`.
     let has = |ty: &str| schema.args.iter().any(|a| a.ty == ty);
     if has("Tensor") && has("Device?") {
         return None;
     }
-    Op::bind(&schema)
+    Op::bind(&schema).filter(|op| !op.moves())
 }

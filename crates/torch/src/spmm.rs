@@ -2,7 +2,7 @@
 //! code would write an update for each element before it adds them up.
 
 use oxitorch_aten::families::sparse::SPMM;
-use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostElement};
+use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostElement, HostError};
 use parking_lot::Mutex;
 use std::ops::{AddAssign, Mul, Range};
 
@@ -16,12 +16,12 @@ pub(crate) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     plugin.register_host_fn(SPMM, |call| match call.results.first().map(|r| r.dtype) {
         Some(ElementType::F32) => run::<f32>(call),
         Some(ElementType::F64) => run::<f64>(call),
-        other => Err(format!("{SPMM}: a result of {other:?}")),
+        other => Err(format!("{SPMM}: a result of {other:?}").into()),
     })
 }
 
 /// Operands: row and column numbers \[nnz\], values \[nnz\], the dense matrix \[k, n\]; the result is \[m, n\].
-fn run<T>(call: &mut HostCall<'_>) -> Result<(), String>
+fn run<T>(call: &mut HostCall<'_>) -> Result<(), HostError>
 where
     T: HostElement + Default + Mul<Output = T> + AddAssign + Send + Sync,
 {

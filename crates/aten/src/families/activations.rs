@@ -4,6 +4,7 @@ use crate::dtype::{opmath, scalar_name};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, show};
+use crate::out::OutDtype;
 use crate::pointwise;
 use crate::table::Promote::{Float, Opmath};
 use crate::table::{Row, unary};
@@ -14,30 +15,35 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI, SQRT_2};
 /// The rows of this family. Derivatives take the gradient first, as ATen does.
 pub static ROWS: &[Row] = &[
     pointwise!("celu", |c: &Ctx, x: Tensor, alpha: Scalar| celu(c, x, alpha)).dtypes(domain::floats),
-    pointwise!("elu", elu).dtypes(domain::floats),
+    pointwise!("elu", elu).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("elu_backward", elu_backward),
-    pointwise!("gelu", gelu),
+    pointwise!("gelu", gelu).out_dtype(OutDtype::Same),
     pointwise!("gelu_backward", gelu_backward),
     pointwise!("glu", glu),
     op!("glu_backward", glu_backward).layout(Layout::LikeFirst),
     op!("glu_jvp", glu_jvp),
     op!("glu_backward_jvp", glu_backward_jvp),
-    pointwise!("hardshrink", hardshrink).dtypes(domain::floats),
+    pointwise!("hardshrink", hardshrink).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("hardshrink_backward", shrink_backward),
-    unary("hardsigmoid", Opmath, |b, x| b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))).dtypes(domain::floats),
+    unary("hardsigmoid", Opmath, |b, x| b.div(relu6_plus_3(b, x), b.full_like(x, 6.0)))
+        .dtypes(domain::floats),
     pointwise!("hardsigmoid_backward", hardsigmoid_backward),
-    unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0)))).dtypes(domain::floats),
+    unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))))
+        .dtypes(domain::floats),
     pointwise!("hardswish_backward", hardswish_backward),
-    pointwise!("hardtanh", hardtanh).dtypes(domain::rectified),
+    pointwise!("hardtanh", hardtanh).dtypes(domain::clamped).out_dtype(OutDtype::Same),
     pointwise!("hardtanh_backward", hardtanh_backward),
-    pointwise!("leaky_relu", |c: &Ctx, x: Tensor, slope: Scalar| leaky(c, x, x, slope)).dtypes(domain::floats),
+    pointwise!("leaky_relu", |c: &Ctx, x: Tensor, slope: Scalar| leaky(c, x, x, slope))
+        .dtypes(domain::floats)
+        .out_dtype(OutDtype::Same),
     pointwise!("leaky_relu_backward", |c: &Ctx, g: Tensor, x: Tensor, slope: Scalar, _is_result: bool| {
         leaky(c, g, x, slope)
     }),
     op!("log_sigmoid_forward", log_sigmoid),
     op!("log_sigmoid_backward", |c: &Ctx, g: Tensor, x: Tensor, _buffer: Tensor| {
         log_sigmoid_backward(c, g, x)
-    }).layout(Layout::LikeFirst),
+    })
+    .layout(Layout::LikeFirst),
     pointwise!("logit_backward", logit_backward),
     unary("mish", Opmath, |b, x| b.mul(x, b.tanh(b.log_plus_one(b.exponential(x))))).dtypes(domain::floats),
     pointwise!("_prelu_kernel", prelu),
@@ -45,11 +51,14 @@ pub static ROWS: &[Row] = &[
     pointwise!("sigmoid_backward", |c: &Ctx, g: Tensor, y: Tensor| {
         pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.mul(b.sub(b.full_like(y, 1.0), y), y))))
     }),
-    unary("silu", Float, |b, x| b.mul(x, b.logistic(x))).dtypes(domain::fractions),
+    unary("silu", Float, |b, x| b.mul(x, b.logistic(x))).dtypes(domain::fractions).out_dtype(OutDtype::Same),
     pointwise!("silu_backward", silu_backward),
-    pointwise!("softplus", softplus).dtypes(domain::floats),
+    pointwise!("softplus", softplus).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("softplus_backward", softplus_backward),
-    pointwise!("softshrink", softshrink).dtypes(domain::floats).check_numbers(check_lambda),
+    pointwise!("softshrink", softshrink)
+        .dtypes(domain::floats)
+        .check_numbers(check_lambda)
+        .out_dtype(OutDtype::Same),
     pointwise!("softshrink_backward", shrink_backward),
     pointwise!("tanh_backward", |c: &Ctx, g: Tensor, y: Tensor| {
         pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.sub(b.full_like(y, 1.0), b.mul(y, y)))))
@@ -60,7 +69,8 @@ pub static ROWS: &[Row] = &[
         x,
         at,
         Some(value)
-    )).dtypes(domain::numbers),
+    ))
+    .dtypes(domain::numbers),
     pointwise!("threshold_backward", |c: &Ctx, g: Tensor, x: Tensor, at: Scalar| threshold(
         c, g, x, at, None
     )),

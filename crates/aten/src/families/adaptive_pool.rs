@@ -7,14 +7,17 @@ use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::{Layout, op};
+use crate::out::OutDtype;
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_adaptive_avg_pool2d", adaptive_avg_pool::<2>).layout(Layout::ChannelsLast),
-    op!("_adaptive_avg_pool3d", adaptive_avg_pool::<3>),
+    op!("_adaptive_avg_pool2d", adaptive_avg_pool::<2>)
+        .layout(Layout::ChannelsLast)
+        .out_dtype(OutDtype::Castable),
+    op!("_adaptive_avg_pool3d", adaptive_avg_pool::<3>).out_dtype(OutDtype::Castable),
     op!("_adaptive_avg_pool2d_backward", adaptive_avg_pool_backward::<2>).layout(Layout::ChannelsLast),
     op!("_adaptive_avg_pool3d_backward", adaptive_avg_pool_backward::<3>),
     op!("adaptive_max_pool2d", adaptive_max_pool::<2>).layout(Layout::ChannelsLast),

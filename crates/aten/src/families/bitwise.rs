@@ -15,10 +15,14 @@ pub static ROWS: &[Row] = &[
     unary("bitwise_not", Same, Builder::not).dtypes(domain::bits),
     pointwise!("bitwise_left_shift.Tensor", left).dtypes(domain::integers),
     pointwise!("bitwise_right_shift.Tensor", right).dtypes(domain::integers),
-    pointwise!("__lshift__.Tensor", left).dtypes(domain::integers),
-    pointwise!("__lshift__.Scalar", |c: &Ctx, x: Tensor, y: Scalar| left(c, x, y.tensor())).dtypes(domain::integers),
-    pointwise!("__rshift__.Tensor", right).dtypes(domain::integers),
-    pointwise!("__rshift__.Scalar", |c: &Ctx, x: Tensor, y: Scalar| right(c, x, y.tensor())).dtypes(domain::integers),
+    pointwise!("__lshift__.Tensor", left).dtypes(domain::integers).serves(&["__ilshift__.Tensor"]),
+    pointwise!("__lshift__.Scalar", |c: &Ctx, x: Tensor, y: Scalar| left(c, x, y.tensor()))
+        .dtypes(domain::integers)
+        .serves(&["__ilshift__.Scalar"]),
+    pointwise!("__rshift__.Tensor", right).dtypes(domain::integers).serves(&["__irshift__.Tensor"]),
+    pointwise!("__rshift__.Scalar", |c: &Ctx, x: Tensor, y: Scalar| right(c, x, y.tensor()))
+        .dtypes(domain::integers)
+        .serves(&["__irshift__.Scalar"]),
 ];
 
 fn left(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {

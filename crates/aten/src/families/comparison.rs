@@ -2,6 +2,7 @@ use crate::args::{Scalar, Tensor};
 use crate::dtype::category;
 use crate::error::{Result, runtime, type_};
 use crate::lower::Ctx;
+use crate::out::OutDtype;
 use crate::pointwise;
 use crate::table::{Row, compare, compare_scalar};
 use oxitorch_hlo::{Builder, DType, Direction, Value};
@@ -23,19 +24,23 @@ pub static ROWS: &[Row] = &[
     pointwise!("isnan", |c: &Ctx, x: Tensor| parts(c, x, |b, v| b.is_nan(v))),
     pointwise!("isinf", |c: &Ctx, x: Tensor| parts(c, x, |b, v| b
         .eq(b.abs(v), b.full_like(v, f64::INFINITY)))),
-    pointwise!("isposinf", |c: &Ctx, x: Tensor| is_infinity(c, x, "isposinf", f64::INFINITY)),
-    pointwise!("isneginf", |c: &Ctx, x: Tensor| is_infinity(c, x, "isneginf", f64::NEG_INFINITY)),
+    pointwise!("isposinf", |c: &Ctx, x: Tensor| is_infinity(c, x, "isposinf", f64::INFINITY))
+        .out_dtype(OutDtype::Same),
+    pointwise!("isneginf", |c: &Ctx, x: Tensor| is_infinity(c, x, "isneginf", f64::NEG_INFINITY))
+        .out_dtype(OutDtype::Same),
     pointwise!("logical_not", |c: &Ctx, x: Value| c.not(c.to(x, DType::Pred))),
     pointwise!("logical_and", |c: &Ctx, x: Value, y: Value| logical(c, x, y, Builder::and)),
     pointwise!("logical_or", |c: &Ctx, x: Value, y: Value| logical(c, x, y, Builder::or)),
     pointwise!("logical_xor", |c: &Ctx, x: Value, y: Value| logical(c, x, y, Builder::xor)),
-    pointwise!("isin.Tensor_Tensor", isin),
+    pointwise!("isin.Tensor_Tensor", isin).out_dtype(OutDtype::Same),
     pointwise!("isin.Tensor_Scalar", |c: &Ctx, x: Tensor, y: Scalar, unique: bool, invert: bool| {
         isin(c, x, y.tensor(), unique, invert)
-    }),
+    })
+    .out_dtype(OutDtype::Same),
     pointwise!("isin.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor, unique: bool, invert: bool| {
         isin(c, x.tensor(), y, unique, invert)
-    }),
+    })
+    .out_dtype(OutDtype::Same),
 ];
 
 /// A test on floats: false for integers, either part for complex numbers.

@@ -1,13 +1,19 @@
 use crate::args::Tensor;
 use crate::error::{Error, Result, runtime, unsupported};
 use crate::lower::Ctx;
+use crate::out::{self, OutDtype};
 use crate::pointwise;
 use crate::table::Row;
 use oxitorch_hlo::{DType, Value};
 
 /// The rows of this family.
-pub static ROWS: &[Row] =
-    &[pointwise!("complex", complex), pointwise!("polar", polar), pointwise!("_conj_physical", conj)];
+pub static ROWS: &[Row] = &[
+    pointwise!("complex", complex).out_dtype(OutDtype::Checked(out::of_parts)),
+    pointwise!("polar", polar).out_dtype(OutDtype::Checked(out::of_parts)),
+    pointwise!("_conj_physical", conj)
+        .out_dtype(OutDtype::Same)
+        .serves(&["conj_physical.out", "conj_physical_"]),
+];
 
 fn parts(c: &Ctx, x: Tensor, y: Tensor) -> Result<[Value; 2]> {
     let known = |t: &Tensor| matches!(t.dtype, DType::F16 | DType::F32 | DType::F64);

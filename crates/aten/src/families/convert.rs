@@ -1,6 +1,7 @@
 use crate::args::Tensor;
 use crate::error::Result;
 use crate::lower::Ctx;
+use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Value};
@@ -10,7 +11,7 @@ pub static ROWS: &[Row] = &[
     op!("_to_copy", |c: &Ctx, x: Tensor, dtype: Option<DType>| c.to(x.value, dtype.unwrap_or(x.dtype)))
         .layout(Layout::LikeFirst),
     op!("clone", |_: &Ctx, x: Value| x).layout(Layout::LikeFirst),
-    op!("copy", copy).layout(Layout::LikeFirst),
+    op!("copy", copy).layout(Layout::LikeFirst).out_dtype(OutDtype::Castable).moves(),
 ];
 
 /// The source in the destination's dtype and shape.

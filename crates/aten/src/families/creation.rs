@@ -4,29 +4,36 @@ use crate::dtype::{Category, category, code, from_code, opmath};
 use crate::error::{Result, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, fits, show};
+use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("zeros", zeros).fills(),
+    op!("zeros", zeros).fills().out_dtype(OutDtype::Computed),
     // PyTorch's zeros without memory; here they take none until they are used.
     op!("_efficientzerotensor", zeros),
-    op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0)).fills(),
-    op!("full", full).fills().check_numbers(check_full),
+    op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0))
+        .fills()
+        .out_dtype(OutDtype::Computed),
+    op!("full", full).fills().check_numbers(check_full).out_dtype(OutDtype::Computed),
     op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
-        .layout(Layout::LikeFirst),
+        .layout(Layout::LikeFirst)
+        .out_dtype(OutDtype::Any),
     op!("ones_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 1.0))
-        .layout(Layout::LikeFirst),
+        .layout(Layout::LikeFirst)
+        .out_dtype(OutDtype::Any),
     op!("full_like", |c: &Ctx, x: Tensor, fill: Scalar, dtype: Option<DType>| {
         c.number_like(fill, dtype.unwrap_or(x.dtype), &c.shape(x.value))
     })
-    .layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .out_dtype(OutDtype::Any),
     op!("scalar_tensor", |c: &Ctx, x: Scalar, dtype: Option<DType>| {
         c.number(x, dtype.unwrap_or(c.config.default_dtype))
     }),
-    op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value))).fills()
+    op!("fill.Scalar", |c: &Ctx, x: Tensor, fill: Scalar| c.number_like(fill, x.dtype, &c.shape(x.value)))
+        .fills()
         .layout(Layout::LikeFirst)
         .check_numbers(|n| n.fits(1)),
     op!("fill.Tensor", fill_tensor).fills().layout(Layout::LikeFirst),
@@ -34,13 +41,19 @@ pub static ROWS: &[Row] = &[
     op!("arange", |c: &Ctx, end: Scalar, dtype: Option<DType>, n: i64| {
         let dtype = dtype.unwrap_or(natural(c, &[end.kind]));
         progression(c, None, Alpha::One, n, dtype)
-    }).dtypes(domain::numbers)
-    .counted_by(|n| arange_size([Number::Int(0), n.number(0), Number::Int(1)], n.int(1))),
+    })
+    .dtypes(domain::numbers)
+    .counted_by(|n| arange_size([Number::Int(0), n.number(0), Number::Int(1)], n.int(1)))
+    .out_dtype(OutDtype::Computed)
+    .out_by_numel(),
     op!("arange.start", |c: &Ctx, start: Scalar, end: Scalar, dtype: Option<DType>, n: i64| {
         let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind]));
         progression(c, Some(start), Alpha::One, n, dtype)
-    }).dtypes(domain::numbers)
-    .counted_by(|n| arange_size([n.number(0), n.number(1), Number::Int(1)], n.int(2))),
+    })
+    .dtypes(domain::numbers)
+    .counted_by(|n| arange_size([n.number(0), n.number(1), Number::Int(1)], n.int(2)))
+    .out_dtype(OutDtype::Computed)
+    .out_by_numel(),
     op!("arange.start_step", |c: &Ctx,
                               start: Scalar,
                               end: Scalar,
@@ -50,12 +63,15 @@ pub static ROWS: &[Row] = &[
         let by = if let Alpha::Times(s) = step { s.kind } else { NumKind::Int };
         let dtype = dtype.unwrap_or(natural(c, &[start.kind, end.kind, by]));
         progression(c, Some(start), step, n, dtype)
-    }).dtypes(domain::numbers)
-    .counted_by(|n| arange_size([n.number(0), n.number(1), n.number(2)], n.int(3))),
-    op!("linspace", linspace).dtypes(domain::no_bool),
-    op!("logspace", logspace).dtypes(domain::no_bool),
-    op!("eye", |c: &Ctx, n: i64, dtype: Option<DType>| eye(c, n, n, dtype)),
-    op!("eye.m", eye),
+    })
+    .dtypes(domain::numbers)
+    .counted_by(|n| arange_size([n.number(0), n.number(1), n.number(2)], n.int(3)))
+    .out_dtype(OutDtype::Computed)
+    .out_by_numel(),
+    op!("linspace", linspace).dtypes(domain::no_bool).out_dtype(OutDtype::Computed).out_by_numel(),
+    op!("logspace", logspace).dtypes(domain::no_bool).out_dtype(OutDtype::Computed).out_by_numel(),
+    op!("eye", |c: &Ctx, n: i64, dtype: Option<DType>| eye(c, n, n, dtype)).out_dtype(OutDtype::Computed),
+    op!("eye.m", eye).out_dtype(OutDtype::Computed),
     op!("tril", |c: &Ctx, x: Value, k: Integer| triangle(c, x, k, "tril")),
     op!("triu", |c: &Ctx, x: Value, k: Integer| triangle(c, x, k, "triu")),
     op!("tril_indices", |c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>| {

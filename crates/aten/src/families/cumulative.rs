@@ -8,13 +8,18 @@ use crate::dtype::{Category, acc_type, category, opmath};
 use crate::error::{Result, index, not_implemented};
 use crate::lower::Ctx;
 use crate::op;
+use crate::out::OutDtype;
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("cumsum", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &SUM, x, dim, dtype)).iterated(),
-    op!("cumprod", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &PROD, x, dim, dtype)).iterated(),
+    op!("cumsum", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &SUM, x, dim, dtype))
+        .iterated()
+        .out_dtype(OutDtype::Computed),
+    op!("cumprod", |c: &Ctx, x: Tensor, dim: i64, dtype: Option<DType>| running(c, &PROD, x, dim, dtype))
+        .iterated()
+        .out_dtype(OutDtype::Computed),
     op!("cummax", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, true)),
     op!("cummin", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, false)),
     op!("_logcumsumexp", logcumsumexp),

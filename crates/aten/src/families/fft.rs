@@ -1,15 +1,22 @@
 use crate::dtype::scalar_name;
 use crate::error::{Result, runtime, unsupported};
 use crate::lower::Ctx;
-use crate::{Layout, op};
+use crate::out::{OutDtype, OutStrides};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, FftType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_fft_c2c", fft_c2c).layout(Layout::Transformed),
-    op!("_fft_r2c", fft_r2c).layout(Layout::Transformed),
-    op!("_fft_c2r", fft_c2r).layout(Layout::Transformed),
+    op!("_fft_c2c", fft_c2c).layout(Layout::Transformed).out_dtype(OutDtype::Castable),
+    op!("_fft_r2c", fft_r2c)
+        .layout(Layout::Transformed)
+        .out_dtype(OutDtype::Castable)
+        .out_strides(OutStrides::RowMajor),
+    op!("_fft_c2r", fft_c2r)
+        .layout(Layout::Transformed)
+        .out_dtype(OutDtype::Castable)
+        .out_strides(OutStrides::RowMajor),
 ];
 
 /// `at::native::fft_norm_mode`: what a transform of `n` elements is multiplied with.

@@ -4,6 +4,7 @@ use crate::args::Scalar;
 use crate::error::{ErrorKind, Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
+use crate::out::OutStrides;
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Precision, TensorType, Value};
@@ -11,12 +12,14 @@ use oxitorch_hlo::{Builder, DType, Precision, TensorType, Value};
 /// The rows of this family: decompositions of LAPACK that neither StableHLO nor a few lines of it have. Where programs
 /// may call torch's kernels they do; elsewhere there are loops for those that are worth one.
 pub static ROWS: &[Row] = &[
-    op!("geqrf", geqrf).layout(Layout::Matrices),
+    op!("geqrf", geqrf).layout(Layout::Matrices).out_strides(OutStrides::OfResultIfEmpty),
     op!("linalg_qr", qr).layout(Layout::Matrices),
-    op!("linalg_householder_product", householder_product).layout(Layout::Matrices),
-    op!("ormqr", ormqr).layout(Layout::Matrices),
-    op!("linalg_eig", eig).layout(Layout::Matrices).may_fail(),
-    op!("_linalg_eigvals", eigvals).may_fail(),
+    op!("linalg_householder_product", householder_product)
+        .layout(Layout::Matrices)
+        .out_strides(OutStrides::OfResultIfEmpty),
+    op!("ormqr", ormqr).layout(Layout::Matrices).out_strides(OutStrides::OfResultIfEmpty),
+    op!("linalg_eig", eig).layout(Layout::Matrices).may_fail().out_strides(OutStrides::OfResultIfEmpty),
+    op!("_linalg_eigvals", eigvals).may_fail().serves(&["linalg_eigvals.out"]),
     op!("_linalg_eigh", eigh).layout(Layout::Matrices).may_fail(),
     op!("_linalg_svd", svd).layout(Layout::Matrices).may_fail(),
     op!("linalg_ldl_factor_ex", ldl_factor).layout(Layout::Matrices),

@@ -3,15 +3,18 @@ use crate::args::{Arg, FromArg, ParamKind, Tensor};
 use crate::dtype::scalar_name;
 use crate::error::{Error, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::{Layout, op};
+use crate::out::OutStrides;
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Transpose, TriangularSolve, Value};
 
 /// The rows of this family. Matrices are the last two dimensions; decompositions that StableHLO lacks are loops.
 pub static ROWS: &[Row] = &[
     op!("linalg_cholesky_ex", cholesky_ex).layout(Layout::Matrices),
     op!("_cholesky_solve_helper", cholesky_solve).layout(Layout::Matrices),
-    op!("cholesky_inverse", cholesky_inverse).layout(Layout::Matrices),
+    op!("cholesky_inverse", cholesky_inverse)
+        .layout(Layout::Matrices)
+        .out_strides(OutStrides::OfResultIfEmpty),
     op!("linalg_solve_triangular", solve_triangular).layout(Layout::Matrices),
     op!("triangular_solve", triangular_solve).layout(Layout::Matrices),
     op!("linalg_lu_factor_ex", lu_factor_ex).layout(Layout::Matrices),
@@ -71,7 +74,11 @@ impl Matrix {
 /// The caller is asked to look at `info`, and to raise if it is not zero: a program cannot, and torch's composite ops do
 /// it apart from the decomposition.
 pub(super) fn unchecked(check_errors: bool) -> Result<()> {
-    if check_errors { Err(unsupported("`check_errors` raises an error that depends on values")) } else { Ok(()) }
+    if check_errors {
+        Err(unsupported("`check_errors` raises an error that depends on values"))
+    } else {
+        Ok(())
+    }
 }
 
 /// float32, float64 and their complex types: what LAPACK has.

@@ -7,6 +7,7 @@ use crate::args::{Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
+use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{op, pointwise};
 use oxitorch_hlo::{DType, Dims, Value};
@@ -25,7 +26,7 @@ pub static ROWS: &[Row] = &[
         })
     }),
     op!("huber_loss_backward", huber_loss_backward),
-    pointwise!("binary_cross_entropy", binary_cross_entropy),
+    pointwise!("binary_cross_entropy", binary_cross_entropy).out_dtype(OutDtype::Same),
     pointwise!("binary_cross_entropy_backward", binary_cross_entropy_backward),
     pointwise!("binary_cross_entropy_with_logits", bce_with_logits),
     pointwise!("soft_margin_loss", soft_margin_loss),

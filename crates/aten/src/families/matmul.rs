@@ -4,6 +4,7 @@ use crate::families::pointwise_binary::check_factor;
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::{Ctx, MatmulPrecision};
 use crate::library::{Item, Outcome, Parts};
+use crate::out::OutDtype;
 use crate::{Layout, op};
 use crate::table::Row;
 use oxitorch_hlo::{DType, Dims, DotDims, Precision, TensorType, Value};
@@ -22,7 +23,7 @@ pub static ROWS: &[Row] = &[
     op!("_addmm_activation", addmm_activation).products(),
     op!("addmv", addmv).products(),
     op!("mv", mv).products(),
-    op!("addr", addr).iterated().layout(Layout::LikeFirst).products(),
+    op!("addr", addr).iterated().layout(Layout::LikeFirst).products().out_dtype(OutDtype::Castable),
     op!("baddbmm", baddbmm).products(),
     op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)

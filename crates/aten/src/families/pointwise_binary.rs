@@ -5,6 +5,7 @@ use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, binary as run_binary};
 use crate::numbers::Numbers;
+use crate::out::OutDtype;
 use crate::{op, pointwise};
 use crate::table::Promote::{Float, Opmath, Same};
 use crate::table::{Row, binary};
@@ -47,7 +48,7 @@ pub static ROWS: &[Row] = &[
     binary("fmin", Same, |b, x, y| ignoring_nan(b, x, y, Builder::minimum)).dtypes(domain::comparable),
     binary("gcd", Same, gcd).dtypes(domain::integers),
     binary("lcm", Same, lcm).dtypes(domain::integers),
-    pointwise!("heaviside", heaviside),
+    pointwise!("heaviside", heaviside).out_dtype(OutDtype::Same),
     binary("hypot", Opmath, hypot).dtypes(domain::ordered),
     pointwise!("logaddexp", |c: &Ctx, x: Tensor, y: Tensor| {
         log_sum(c, "logaddexp_cpu", x, y, |b, x, y| log_add(b, x, y, 1.0))

@@ -4,15 +4,16 @@ use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::numbers::finite_max;
-use crate::{Layout, op, pointwise};
+use crate::out::OutDtype;
 use crate::table::Promote::{Float, KeepInt, Opmath, Same};
 use crate::table::{Row, unary};
+use crate::{Layout, op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::{LN_2, LN_10, PI};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    pointwise!("abs", abs).dtypes(domain::sizes),
+    pointwise!("abs", abs).dtypes(domain::sizes).out_dtype(OutDtype::Same),
     unary("acos", Float, Builder::acos),
     unary("acosh", Float, Builder::acosh),
     op!("angle", angle).layout(Layout::RealPointwise),
@@ -39,18 +40,18 @@ pub static ROWS: &[Row] = &[
     unary("log1p", Float, Builder::log_plus_one),
     unary("log2", Float, |b, x| b.divide(b.log(x), b.full_like(x, LN_2))),
     pointwise!("logit", logit).dtypes(domain::ordered),
-    pointwise!("nan_to_num", nan_to_num),
-    pointwise!("neg", neg),
+    pointwise!("nan_to_num", nan_to_num).out_dtype(OutDtype::Same),
+    pointwise!("neg", neg).out_dtype(OutDtype::Same),
     pointwise!("polygamma", polygamma),
     unary("rad2deg", Float, |b, x| b.multiply(x, b.full_like(x, 180.0 / PI))),
     unary("reciprocal", Float, |b, x| b.divide(b.full_like(x, 1.0), x)),
     unary("round", KeepInt, Builder::round_nearest_even),
-    pointwise!("round.decimals", round_decimals).dtypes(domain::floats),
+    pointwise!("round.decimals", round_decimals).dtypes(domain::floats).out_dtype(OutDtype::Same),
     unary("rsqrt", Float, Builder::rsqrt),
     unary("sgn", Same, sgn),
     unary("sigmoid", Float, Builder::logistic),
-    pointwise!("sign", sign_row),
-    pointwise!("signbit", signbit),
+    pointwise!("sign", sign_row).out_dtype(OutDtype::Same),
+    pointwise!("signbit", signbit).out_dtype(OutDtype::Same),
     unary("sin", Float, Builder::sine),
     unary("sinc", Float, sinc),
     unary("sinh", Float, Builder::sinh),

@@ -5,6 +5,7 @@ use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, int_range, show};
+use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
@@ -30,24 +31,32 @@ pub static ROWS: &[Row] = &[
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(2, |x| x >= 0.0, |x| format!("normal expects std >= 0.0, but found std {}", show(x)))
-    }),
+    })
+    .out_dtype(OutDtype::Castable)
+    .serves(&["normal_", "normal.out"]),
     op!("normal.Tensor_float", |c: &Ctx, mean: Tensor, std: Scalar, rng: Rng| {
         normal_of(c, mean.dtype, mean.value, std.value, rng)
     })
     .check_numbers(|n| {
         n.require(1, |x| x >= 0.0, |x| format!("normal expects std >= 0.0, but found std {}", show(x)))
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("normal.float_Tensor", |c: &Ctx, mean: Scalar, std: Tensor, rng: Rng| {
         normal_of(c, std.dtype, mean.value, std.value, rng)
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("normal.Tensor_Tensor", |c: &Ctx, mean: Tensor, std: Tensor, rng: Rng| {
         let dtype = c.result_type(&[mean, std])?;
         normal_of(c, dtype, mean.value, std.value, rng)
-    }),
-    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng)).dtypes(domain::floats),
+    })
+    .out_dtype(OutDtype::Castable),
+    op!("bernoulli", |c: &Ctx, p: Tensor, rng: Rng| bernoulli(c, p.dtype, &c.shape(p.value), p.value, rng))
+        .dtypes(domain::floats)
+        .out_dtype(OutDtype::Any),
     op!("bernoulli.p", |c: &Ctx, x: Tensor, p: Scalar, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
-    }).dtypes(domain::ordered)
+    })
+    .dtypes(domain::ordered)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(
@@ -55,26 +64,34 @@ pub static ROWS: &[Row] = &[
             |p| (0.0..=1.0).contains(&p),
             |p| format!("bernoulli_ expects p to be in [0, 1], but got p={}", show(p)),
         )
-    }),
+    })
+    .out_dtype(OutDtype::Any)
+    .serves(&["bernoulli_.float", "bernoulli.float_out"]),
     op!("bernoulli.Tensor", |c: &Ctx, x: Tensor, p: Tensor, rng: Rng| {
         bernoulli(c, x.dtype, &c.shape(x.value), p.value, rng)
     })
-    .layout(Layout::LikeFirst),
-    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, rng)).dtypes(domain::ordered).layout(Layout::LikeFirst),
+    .layout(Layout::LikeFirst)
+    .out_dtype(OutDtype::Any),
+    op!("random", |c: &Ctx, x: Tensor, rng: Rng| random(c, x, rng))
+        .dtypes(domain::ordered)
+        .layout(Layout::LikeFirst),
     op!("random.to", |c: &Ctx, x: Tensor, to: Integer, rng: Rng| {
         random_between(c, x, Integer(c.scalar_i64(DType::S64, 0)), Some(to), rng)
-    }).dtypes(domain::bounded)
+    })
+    .dtypes(domain::bounded)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| check_range(n.dtype, 0, n.int(1))),
-    op!("random.from", random_between).dtypes(domain::bounded).layout(Layout::LikeFirst).check_numbers(|n| {
-        n.int(1).map_or(Ok(()), |from| check_range(n.dtype, from, n.int(2)))
-    }),
+    op!("random.from", random_between)
+        .dtypes(domain::bounded)
+        .layout(Layout::LikeFirst)
+        .check_numbers(|n| n.int(1).map_or(Ok(()), |from| check_range(n.dtype, from, n.int(2)))),
     op!("exponential", |c: &Ctx, x: Tensor, rate: Scalar, rng: Rng| {
         like(c, x, "exponential", |c, dtype, shape| {
             let [rate] = numbers(c, [rate], dtype, shape);
             c.div(exponential(c, rng, dtype, shape), rate)
         })
-    }).dtypes(domain::continuous)
+    })
+    .dtypes(domain::continuous)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(
@@ -99,7 +116,8 @@ pub static ROWS: &[Row] = &[
             let u = c.sub(open_uniform(c, rng, dtype, shape), c.constant(TensorType::new(dtype, shape), 0.5));
             c.add(median, c.mul(sigma, c.tan(c.mul(u, c.like(u, PI)))))
         })
-    }).dtypes(domain::continuous)
+    })
+    .dtypes(domain::continuous)
     .layout(Layout::LikeFirst)
     .check_numbers(|n| {
         n.require(2, |x| x > 0.0, |x| format!("cauchy_ expects sigma > 0.0, but found sigma={}", show(x)))
@@ -111,8 +129,10 @@ pub static ROWS: &[Row] = &[
             |p| format!("geometric_ expects p to be in (0, 1), but got p={}", show(p)),
         )
     }),
-    op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype)).dtypes(domain::numbers),
-    op!("randperm.generator", randperm).dtypes(domain::numbers),
+    op!("randperm", |c: &Ctx, n: i64, dtype: Option<DType>, rng: Rng| randperm(c, n, rng, dtype))
+        .dtypes(domain::numbers)
+        .out_dtype(OutDtype::Castable),
+    op!("randperm.generator", randperm).dtypes(domain::numbers).out_dtype(OutDtype::Castable),
     op!("multinomial", multinomial),
     op!("native_dropout", dropout).dtypes(domain::scaled).layout(Layout::LikeFirst),
     op!("native_dropout_backward", dropout_backward).layout(Layout::LikeFirst),
@@ -125,7 +145,8 @@ pub static ROWS: &[Row] = &[
                              rng: Rng| {
         let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
         (noise, y)
-    }).dtypes(domain::floats),
+    })
+    .dtypes(domain::floats),
     op!("rrelu_with_noise_", |c: &Ctx,
                               x: Tensor,
                               noise: Tensor,
@@ -135,7 +156,8 @@ pub static ROWS: &[Row] = &[
                               rng: Rng| {
         let [y, noise] = rrelu(c, x, noise, [lower, upper], training, rng);
         (y, noise)
-    }).dtypes(domain::floats),
+    })
+    .dtypes(domain::floats),
 ];
 
 fn check_uniform(n: &Numbers) -> Result<()> {
@@ -258,9 +280,12 @@ fn normal_of(c: &Ctx, dtype: DType, mean: Value, std: Value, rng: Rng) -> Result
 
 fn bernoulli(c: &Ctx, dtype: DType, shape: &[i64], p: Value, rng: Rng) -> Result<Value> {
     let compute = if c.dtype(p) == DType::F64 && c.rank(p) > 0 { DType::F64 } else { DType::F32 };
-    c.assert_beside((p, 1), ErrorKind::Runtime, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", || {
-        c.all(c.and(c.ge(p, c.zeros_like(p)), c.le(p, c.ones_like(p))))
-    });
+    c.assert_beside(
+        (p, 1),
+        ErrorKind::Runtime,
+        "Expected p_in >= 0 && p_in <= 1 to be true, but got false.",
+        || c.all(c.and(c.ge(p, c.zeros_like(p)), c.le(p, c.ones_like(p)))),
+    );
     let p = c.expand(c.to(p, compute), shape)?;
     Ok(c.to(c.lt(uniform(c, rng, compute, shape), p), dtype))
 }

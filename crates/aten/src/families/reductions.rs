@@ -7,48 +7,59 @@ use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{Error, Result, index, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::op;
+use crate::out::OutDtype;
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("sum", |c: &Ctx, x: Tensor, dtype: Option<DType>| sum(c, x, None, false, dtype)),
-    op!("sum.dim_IntList", sum),
+    op!("sum", |c: &Ctx, x: Tensor, dtype: Option<DType>| sum(c, x, None, false, dtype))
+        .out_dtype(OutDtype::Computed),
+    op!("sum.dim_IntList", sum).out_dtype(OutDtype::Computed),
     op!("hash_tensor", hash_tensor),
-    op!("nansum", nansum),
-    op!("mean", |c: &Ctx, x: Tensor, dtype: Option<DType>| mean(c, x, None, false, dtype)),
-    op!("mean.dim", mean),
-    op!("prod", |c: &Ctx, x: Tensor, dtype: Option<DType>| prod(c, x, None, false, dtype)),
+    op!("nansum", nansum).out_dtype(OutDtype::Castable),
+    op!("mean", |c: &Ctx, x: Tensor, dtype: Option<DType>| mean(c, x, None, false, dtype))
+        .out_dtype(OutDtype::Castable),
+    op!("mean.dim", mean).out_dtype(OutDtype::Castable),
+    op!("prod", |c: &Ctx, x: Tensor, dtype: Option<DType>| prod(c, x, None, false, dtype))
+        .out_dtype(OutDtype::Computed),
     op!("prod.dim_int", |c: &Ctx, x: Tensor, dim: i64, keep: bool, dtype: Option<DType>| {
         prod(c, x, Some(dim), keep, dtype)
-    }),
+    })
+    .out_dtype(OutDtype::Computed),
     op!("amax", |c: &Ctx, x: Tensor, dims: Dims, keep: bool| extreme(c, &MAX, x, &dims, keep)),
     op!("amin", |c: &Ctx, x: Tensor, dims: Dims, keep: bool| extreme(c, &MIN, x, &dims, keep)),
-    op!("aminmax", aminmax),
-    op!("max", |c: &Ctx, x: Tensor| extreme_all(c, &MAX, x)),
-    op!("min", |c: &Ctx, x: Tensor| extreme_all(c, &MIN, x)),
+    op!("aminmax", aminmax).outs_apart("aminmax(): the `min` and `max` out= tensors must not overlap."),
+    op!("max", |c: &Ctx, x: Tensor| extreme_all(c, &MAX, x)).out_dtype(OutDtype::Castable),
+    op!("min", |c: &Ctx, x: Tensor| extreme_all(c, &MIN, x)).out_dtype(OutDtype::Castable),
     op!("max.dim", |c: &Ctx, x: Tensor, dim: i64, keep: bool| extreme_dim(c, &MAX, x, dim, keep)).apart(&[0]),
     op!("min.dim", |c: &Ctx, x: Tensor, dim: i64, keep: bool| extreme_dim(c, &MIN, x, dim, keep)).apart(&[0]),
     op!("argmax", |c: &Ctx, x: Tensor, dim: Option<i64>, keep: bool| arg_extreme(c, &MAX, x, dim, keep)),
     op!("argmin", |c: &Ctx, x: Tensor, dim: Option<i64>, keep: bool| arg_extreme(c, &MIN, x, dim, keep)),
-    op!("any", |c: &Ctx, x: Tensor| truth(c, Binary::Or, x, &c.dims(&[], x.rank)?, false)),
+    op!("any", |c: &Ctx, x: Tensor| truth(c, Binary::Or, x, &c.dims(&[], x.rank)?, false))
+        .out_dtype(OutDtype::Bool),
     op!("any.dim", |c: &Ctx, x: Tensor, dim: i64, keep: bool| truth(
         c,
         Binary::Or,
         x,
         &c.dims(&[dim], x.rank)?,
         keep
-    )),
+    ))
+    .out_dtype(OutDtype::Bool),
     op!("any.dims", |c: &Ctx, x: Tensor, dims: Option<Dims>, keep: bool| {
         truth(c, Binary::Or, x, &truth_dims(c, dims, x.rank)?, keep)
-    }),
-    op!("all", |c: &Ctx, x: Tensor| truth(c, Binary::And, x, &c.dims(&[], x.rank)?, false)),
+    })
+    .out_dtype(OutDtype::Bool),
+    op!("all", |c: &Ctx, x: Tensor| truth(c, Binary::And, x, &c.dims(&[], x.rank)?, false))
+        .out_dtype(OutDtype::Bool),
     op!("all.dim", |c: &Ctx, x: Tensor, dim: i64, keep: bool| {
         truth(c, Binary::And, x, &c.dims(&[dim], x.rank)?, keep)
-    }),
+    })
+    .out_dtype(OutDtype::Bool),
     op!("all.dims", |c: &Ctx, x: Tensor, dims: Option<Dims>, keep: bool| {
         truth(c, Binary::And, x, &truth_dims(c, dims, x.rank)?, keep)
-    }),
+    })
+    .out_dtype(OutDtype::Bool),
     op!("count_nonzero.dim_IntList", count_nonzero),
     op!("var.correction", |c: &Ctx,
                            x: Tensor,
@@ -56,14 +67,16 @@ pub static ROWS: &[Row] = &[
                            correction: Option<Scalar>,
                            keep: bool| {
         moments(c, "std and var", x, dims, correction, keep).map(|m| m.var)
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("std.correction", |c: &Ctx,
                            x: Tensor,
                            dims: Option<Dims>,
                            correction: Option<Scalar>,
                            keep: bool| {
         moments(c, "std and var", x, dims, correction, keep).map(|m| m.std)
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("var_mean.correction", |c: &Ctx,
                                 x: Tensor,
                                 dims: Option<Dims>,
@@ -78,11 +91,12 @@ pub static ROWS: &[Row] = &[
                                 keep: bool| {
         moments(c, "std_mean", x, dims, correction, keep).map(|m| (m.std, m.mean))
     }),
-    op!("logsumexp", logsumexp),
+    op!("logsumexp", logsumexp).out_dtype(OutDtype::Castable),
     op!("linalg_vector_norm", vector_norm),
     op!("norm.ScalarOpt_dim", |c: &Ctx, x: Tensor, p: Option<Const>, dims: Dims, keep: bool| {
         norm(c, x, p, dims, keep, None)
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("norm.ScalarOpt_dim_dtype", |c: &Ctx,
                                      x: Tensor,
                                      p: Option<Const>,
@@ -90,7 +104,8 @@ pub static ROWS: &[Row] = &[
                                      keep: bool,
                                      dtype: DType| {
         norm(c, x, p, dims, keep, Some(dtype))
-    }),
+    })
+    .out_dtype(OutDtype::Castable),
     op!("trace", trace),
 ];
 
@@ -165,7 +180,9 @@ fn hash_tensor(c: &Ctx, x: Tensor, dims: Dims, keep: bool, mode: i64) -> Result<
     }
     let bits = match category(x.dtype) {
         Category::Complex => return Err(not_implemented("xor_sum_cpu", x.dtype)),
-        Category::Float if c.config.target.split_64 => return Err(unsupported("the bits of float64 on this platform")),
+        Category::Float if c.config.target.split_64 => {
+            return Err(unsupported("the bits of float64 on this platform"));
+        }
         Category::Float => c.bitcast_convert(c.to(x.value, DType::F64), DType::U64),
         _ => c.bitcast_convert(c.to(x.value, DType::S64), DType::U64),
     };

@@ -3,13 +3,14 @@ use crate::dtype::shape_text;
 use crate::error::{Result, index, runtime, value};
 use crate::lower::Ctx;
 use crate::op;
+use crate::out::{self, OutDtype};
 use crate::table::{Layout, Row};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("cat", cat).apart(&[0]).layout(Layout::ChannelsLast),
-    op!("stack", stack).apart(&[0]),
+    op!("cat", cat).apart(&[0]).layout(Layout::ChannelsLast).out_dtype(OutDtype::Checked(out::concatenated)),
+    op!("stack", stack).apart(&[0]).out_dtype(OutDtype::Checked(out::concatenated)),
     op!("repeat", repeat),
     op!("roll", roll).layout(Layout::ChannelsLast).place_offsets(place_roll),
     op!("flip", flip).layout(Layout::LikeFirst),
@@ -440,7 +441,8 @@ fn place_index(sizes: &[i64], dim: i64, offsets: &mut [i64]) -> Result<()> {
     for at in offsets {
         if !(-size..size).contains(at) {
             let shape = shape_text(sizes);
-            let text = format!("select(): index {at} out of range for tensor of size {shape} at dimension {dim}");
+            let text =
+                format!("select(): index {at} out of range for tensor of size {shape} at dimension {dim}");
             return Err(index(text));
         }
         *at = at.rem_euclid(size);

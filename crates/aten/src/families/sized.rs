@@ -4,14 +4,19 @@ use super::sorting::library_sort;
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::{Layout, op};
+use crate::out::{self, OutDtype};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{Binary, CompareKind, DType, Dims, Direction, TensorType, Value};
 
 /// The rows of this family: results whose size depends on values. The size is the last argument; the rows behind a dot
 /// compute it.
 pub static ROWS: &[Row] = &[
-    op!("nonzero", nonzero).apart(&[0]).layout(Layout::ColumnMajor).sized_by("nonzero.count"),
+    op!("nonzero", nonzero)
+        .apart(&[0])
+        .layout(Layout::ColumnMajor)
+        .sized_by("nonzero.count")
+        .out_dtype(OutDtype::Checked(out::positions)),
     op!("nonzero.count", |c: &Ctx, x: Value| count(c, c.to(x, DType::Pred))).internal(),
     op!("nonzero_static", nonzero_static),
     op!("masked_select", masked_select).apart(&[0, 1]).sized_by("masked_select.count"),
@@ -38,7 +43,9 @@ pub static ROWS: &[Row] = &[
     op!("unique_consecutive.count", unique_consecutive_count).internal(),
     op!("unique_dim", unique_dim).sized_by("unique_dim.count").layout(Layout::Slices),
     op!("unique_dim.count", unique_dim_count).internal(),
-    op!("unique_dim_consecutive", unique_dim_consecutive).sized_by("unique_dim_consecutive.count").layout(Layout::Slices),
+    op!("unique_dim_consecutive", unique_dim_consecutive)
+        .sized_by("unique_dim_consecutive.count")
+        .layout(Layout::Slices),
     op!("unique_dim_consecutive.count", |c: &Ctx, x: Value, dim: i64, inverse: bool, counts: bool| {
         unique_consecutive_count(c, x, inverse, counts, Some(dim))
     })
@@ -136,9 +143,7 @@ fn check_repeats(c: &Ctx, repeats: Value) -> Result<()> {
     if !matches!(c.dtype(repeats), DType::S32 | DType::S64) {
         return Err(not_implemented("repeat_interleave_cpu", c.dtype(repeats)));
     }
-    c.check(ErrorKind::Runtime, NEGATIVE_REPEATS, || {
-        c.all(c.ge(repeats, c.zeros_like(repeats)))
-    });
+    c.check(ErrorKind::Runtime, NEGATIVE_REPEATS, || c.all(c.ge(repeats, c.zeros_like(repeats))));
     Ok(())
 }
 

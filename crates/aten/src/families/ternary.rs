@@ -4,8 +4,9 @@ use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Error, Result, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, int_range, show};
-use crate::{op, pointwise};
+use crate::out::OutDtype;
 use crate::table::Row;
+use crate::{op, pointwise};
 use oxitorch_hlo::{DType, Value};
 
 const EXPANDED: &str = "Use of masked_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
@@ -13,27 +14,49 @@ const EXPANDED: &str = "Use of masked_fill_ on expanded tensors is deprecated. P
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    pointwise!("where.self", where_self),
+    pointwise!("where.self", where_self).out_dtype(OutDtype::Same),
     pointwise!("clamp", |c: &Ctx, x: Tensor, low: Option<Scalar>, high: Option<Scalar>| {
         clamp(c, x, low.map(|n| bound(c, x, n)), high.map(|n| bound(c, x, n)))
     })
-    .check_numbers(|n| check_bounds(n, Some(1), Some(2))),
-    pointwise!("clamp.Tensor", clamp),
+    .check_numbers(|n| check_bounds(n, Some(1), Some(2)))
+    .out_dtype(OutDtype::Same),
+    pointwise!("clamp.Tensor", clamp).out_dtype(OutDtype::Same),
     pointwise!("clamp_min", |c: &Ctx, x: Tensor, low: Scalar| clamp(c, x, Some(bound(c, x, low)), None))
-        .check_numbers(|n| check_bounds(n, Some(1), None)),
-    pointwise!("clamp_min.Tensor", |c: &Ctx, x: Tensor, low: Tensor| clamp(c, x, Some(low), None)),
+        .check_numbers(|n| check_bounds(n, Some(1), None))
+        .out_dtype(OutDtype::Same)
+        .serves(&[
+            "_foreach_maximum.Scalar",
+            "_foreach_maximum.ScalarList",
+            "_foreach_maximum_.Scalar",
+            "_foreach_maximum_.ScalarList",
+        ]),
+    pointwise!("clamp_min.Tensor", |c: &Ctx, x: Tensor, low: Tensor| clamp(c, x, Some(low), None))
+        .out_dtype(OutDtype::Same)
+        .serves(&["_foreach_maximum.List", "_foreach_maximum_.List"]),
     pointwise!("clamp_max", |c: &Ctx, x: Tensor, high: Scalar| clamp(c, x, None, Some(bound(c, x, high))))
-        .check_numbers(|n| check_bounds(n, None, Some(1))),
-    pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high))),
+        .check_numbers(|n| check_bounds(n, None, Some(1)))
+        .out_dtype(OutDtype::Same)
+        .serves(&[
+            "_foreach_minimum.Scalar",
+            "_foreach_minimum.ScalarList",
+            "_foreach_minimum_.Scalar",
+            "_foreach_minimum_.ScalarList",
+        ]),
+    pointwise!("clamp_max.Tensor", |c: &Ctx, x: Tensor, high: Tensor| clamp(c, x, None, Some(high)))
+        .out_dtype(OutDtype::Same)
+        .serves(&["_foreach_minimum.List", "_foreach_minimum_.List"]),
     pointwise!("addcmul", addcmul).dtypes(domain::no_bool),
     pointwise!("addcdiv", addcdiv),
     pointwise!("lerp.Scalar", |c: &Ctx, x: Tensor, end: Tensor, weight: Scalar| {
         lerp(c, x, end, c.number(weight, opmath(x.dtype)))
-    }).dtypes(domain::fractions),
+    })
+    .dtypes(domain::fractions),
     pointwise!("lerp.Tensor", lerp_tensor).dtypes(domain::fractions),
     op!("masked_fill.Scalar", |c: &Ctx, x: Tensor, mask: Tensor, value: Scalar| {
         masked_fill(c, x, mask, value.tensor())
-    }).fills().warns_of_expanded(EXPANDED)
+    })
+    .fills()
+    .warns_of_expanded(EXPANDED)
     .check_numbers(|n| n.fits(2)),
     op!("masked_fill.Tensor", masked_fill).fills().warns_of_expanded(EXPANDED),
     pointwise!("_masked_scale", |c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar| masked_scale(

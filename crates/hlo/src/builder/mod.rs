@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::infer::{RegionSig, Sig, Types, infer};
+use crate::infer::{Broken, RegionSig, Sig, Types, infer};
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 
@@ -342,9 +342,13 @@ impl Inner {
     ) -> Result<Types, Box<(Error, Types)>> {
         let sigs: SmallVec<[RegionSig; 2]> = regions.iter().map(|&r| region_sig(&self.arena, r)).collect();
         let types: SmallVec<[&TensorType; 4]> = operands.iter().map(|&v| self.arena.ty(v)).collect();
-        infer(&Sig { op, operands: &types, requested, regions: &sigs }).map_err(|reason| {
-            let operands = types.iter().map(|&t| t.clone()).collect();
-            Box::new((Error::Op { op: op.name(), operands, reason }, plausible(op, &types, requested, &sigs)))
+        infer(&Sig { op, operands: &types, requested, regions: &sigs }).map_err(|broken| {
+            let (name, operands) = (op.name(), types.iter().map(|&t| t.clone()).collect());
+            let error = match broken {
+                Broken::ElementType(reason) => Error::ElementType { op: name, operands, reason },
+                Broken::Other(reason) => Error::Op { op: name, operands, reason },
+            };
+            Box::new((error, plausible(op, &types, requested, &sigs)))
         })
     }
 
