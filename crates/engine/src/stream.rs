@@ -347,7 +347,7 @@ impl Stream {
                 }
             }
         };
-        self.launcher.wait_buffer(&buffer, self.interrupt)?;
+        self.launcher.wait_buffer(value, &buffer, self.interrupt)?;
         let start = Instant::now();
         let failed = |e: pjrt::Error| {
             self.launcher.seen_launch(value.launch.load(Relaxed));
