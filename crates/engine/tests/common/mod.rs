@@ -66,13 +66,13 @@ pub(crate) struct Rig {
 /// The fake plugin, of which nothing must be left when the engine is gone.
 pub(crate) struct Fake {
     plugin: FakePlugin,
-    leaves: Cell<bool>,
+    left: Cell<Option<&'static str>>,
 }
 
 impl Fake {
-    /// The plugin was made to fail where it destroys objects, or where nobody can be told.
-    pub(crate) fn leaves_objects(&self) {
-        self.leaves.set(true);
+    /// The plugin refuses to destroy one object of this kind.
+    pub(crate) fn leaves(&self, kind: &'static str) {
+        self.left.set(Some(kind));
     }
 }
 
@@ -86,15 +86,17 @@ impl Deref for Fake {
 
 impl Drop for Fake {
     fn drop(&mut self) {
-        if std::thread::panicking() || self.leaves.get() {
+        if std::thread::panicking() {
             return;
         }
         // Threads let go of what they hold a moment after the engine is closed.
         let end = Instant::now() + Duration::from_secs(5);
-        while !self.live().is_empty() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
+        let expected: BTreeMap<&str, i64> = self.left.get().into_iter().map(|kind| (kind, 1)).collect();
+        let is_over = || self.calls("PJRT_Client_Destroy") > 0 && self.live() == expected;
+        while !is_over() && self.calls("PJRT_Client_Create") > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(200));
         }
-        assert!(self.live().is_empty(), "the engine left {:?}", self.live());
+        assert_eq!(self.live(), expected, "objects that the engine left");
     }
 }
 
@@ -117,7 +119,7 @@ impl Rig {
     pub(crate) fn of(fake: FakePlugin, target: Target, options: &Options) -> Rig {
         set_resolver(|site| Some(format!("script.py:{}", site.0)));
         let engine = Engine::start(target, options).unwrap();
-        Rig { engine, line: Cell::new(0), fake: Fake { plugin: fake, leaves: Cell::new(false) } }
+        Rig { engine, line: Cell::new(0), fake: Fake { plugin: fake, left: Cell::default() } }
     }
 
     pub(crate) fn stream(&self) -> &Stream {

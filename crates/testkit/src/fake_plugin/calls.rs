@@ -83,8 +83,15 @@ fn enter(name: &'static str, given: usize, known: usize) -> Result<(), (u32, Str
             format!("unexpected size of the arguments of {name}: expected {wanted}, got {given}"),
         ));
     }
-    let next = state.next_failures.remove(name);
-    next.or_else(|| state.failures.get(name).cloned()).map_or(Ok(()), Err)
+    match state.next_failures.get_mut(name) {
+        Some((0, _)) => {
+            let next = state.next_failures.remove(name);
+            return Err(next.map_or_else(Default::default, |(_, failure)| failure));
+        }
+        Some((calls, _)) => *calls -= 1,
+        None => {}
+    }
+    state.failures.get(name).cloned().map_or(Ok(()), Err)
 }
 
 unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {

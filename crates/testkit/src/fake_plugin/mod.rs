@@ -33,8 +33,8 @@ struct State {
     struct_growth: usize,
     /// Function name to status code and message.
     failures: BTreeMap<String, (u32, String)>,
-    /// The same, for one call.
-    next_failures: BTreeMap<String, (u32, String)>,
+    /// The same for one call, after so many that work.
+    next_failures: BTreeMap<String, (usize, (u32, String))>,
     /// If set, values fail to compute: their events carry this.
     failed_values: Option<(u32, String)>,
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
@@ -138,7 +138,12 @@ impl FakePlugin {
 
     /// Makes the next call of a function fail.
     pub fn fail_once(&self, function: &str, code: u32, message: &str) {
-        STATE.lock().next_failures.insert(function.into(), (code, message.into()));
+        self.fail_after(0, function, code, message);
+    }
+
+    /// Makes one call of a function fail, after so many that work.
+    pub fn fail_after(&self, calls: usize, function: &str, code: u32, message: &str) {
+        STATE.lock().next_failures.insert(function.into(), (calls, (code, message.into())));
     }
 
     /// Lets a function work again.
