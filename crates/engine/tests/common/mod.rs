@@ -86,15 +86,15 @@ impl Deref for Fake {
 
 impl Drop for Fake {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        // Threads let go of what they hold a moment after the engine is closed.
+        // Threads let go of what they hold a moment after the engine is closed. The next fake must not see that.
         let end = Instant::now() + Duration::from_secs(5);
         let expected: BTreeMap<&str, i64> = self.left.get().into_iter().map(|kind| (kind, 1)).collect();
         let is_over = || self.calls("PJRT_Client_Destroy") > 0 && self.live() == expected;
         while !is_over() && self.calls("PJRT_Client_Create") > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(200));
+        }
+        if std::thread::panicking() {
+            return;
         }
         assert_eq!(self.live(), expected, "objects that the engine left");
     }
