@@ -1,7 +1,7 @@
 //! Where windows end, and what of them is launched.
 
-use common::{NEG, RELU, Result1, Rig, Tensor, count_of, results};
-use oxitorch_engine::{Call, Engine, Limits, Mode, Outputs, Reason, Site};
+use common::{NEG, RELU, Rig, Tensor, count_of, results};
+use oxitorch_engine::{Limits, Mode, Reason, Site};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::OptionValue;
 
@@ -217,22 +217,10 @@ fn a_thread_ends_its_own_window_only() {
     let rig = Rig::new();
     let x = rig.floats();
     let mine = rig.neg(&x);
-    let relu = |engine: &Engine| {
-        let rng = |_: Option<usize>, _: u64| (0, 0);
-        let args = [x.arg()];
-        let (op, switches) = (common::op(RELU), engine.switches());
-        let call = Call { device: 0, op, args: &args, rng: &rng, site: Site(1), switches, size: None };
-        let mut out = Outputs::new();
-        engine.dispatch(&call, &mut out).unwrap();
-        match out.pop().map(Result1::from) {
-            Some(Result1::New(tensor)) => tensor,
-            other => panic!("{other:?}"),
-        }
-    };
     let engine = &rig.engine;
     let theirs = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let y = relu(engine);
+            let y = common::dispatch(engine, RELU, &[x.arg()]);
             let mut out = [0; 16];
             engine.stream(0).unwrap().read_host(&y.by_ref(), &mut out, Site(2)).unwrap();
             y

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use oxitorch_aten::args::Number;
@@ -22,6 +22,7 @@ use oxitorch_engine::{
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::{Client, ClientOptions, Platform, Plugin};
 use oxitorch_testkit::fake_plugin::FakePlugin;
+use parking_lot::Mutex;
 
 /// An unknown Python line.
 pub(crate) const HERE: Site = Site(0);
@@ -405,11 +406,24 @@ impl From<Output> for Result1 {
 /// The op of a schema: one for each, since an op is known by where it is.
 pub(crate) fn op(schema: &str) -> &'static Op {
     static OPS: LazyLock<Mutex<BTreeMap<String, &'static Op>>> = LazyLock::new(Mutex::default);
-    let mut ops = OPS.lock().unwrap();
+    let mut ops = OPS.lock();
     *ops.entry(schema.to_owned()).or_insert_with(|| {
         let op = Op::bind(&Schema::parse(schema).unwrap());
         Box::leak(Box::new(op.unwrap_or_else(|| panic!("no row serves `{schema}`"))))
     })
+}
+
+/// One call from any thread, that gives one new tensor.
+pub(crate) fn dispatch(engine: &Engine, schema: &str, args: &[ArgRef<'_>]) -> Tensor {
+    let rng = |_: Option<usize>, blocks: u64| (7, blocks);
+    let switches = engine.switches();
+    let call = Call { device: 0, op: op(schema), args, rng: &rng, site: Site(1), switches, size: None };
+    let mut out = Outputs::new();
+    engine.dispatch(&call, &mut out).unwrap();
+    match out.pop().map(Result1::from) {
+        Some(Result1::New(tensor)) => tensor,
+        other => panic!("{schema}: {other:?}"),
+    }
 }
 
 /// The error of a call that was expected to be one.
