@@ -283,8 +283,11 @@ impl Maker for Build<'_> {
             self.metrics.compiled(self.name, start);
             let _ = self.graph.source.origin.set(Origin::Compiled(start.elapsed())); // the first is kept
         }
-        let executable =
-            result.map_err(|e| error::device(&format!("{}: compilation failed", self.name), &e))?;
+        let executable = result.map_err(|e| {
+            let said = matches!(e, pjrt::Error::CompileFailed { .. });
+            let what = if said { "" } else { ": compilation failed" };
+            error::device(&format!("{}{what}", self.name), &e)
+        })?;
         let size = size(&executable, self.text.len());
         Ok((executable, size))
     }

@@ -58,19 +58,10 @@ impl Window {
         .find_map(|(over, reason)| over.then_some(reason))
     }
 
-    /// Notes a copy from the host; whether the window has to end before it.
-    pub(crate) fn uploads(&mut self, site: Site) -> Option<Reason> {
-        if self.is_watched() {
-            return None;
-        }
-        if self.own_ops() >= WORTH_A_LAUNCH
-            && self.thread.first_upload == Some(site)
-            && site != Site::default()
-        {
-            return Some(Reason::Loop);
-        }
-        self.thread.first_upload.get_or_insert(site);
-        None
+    /// Whether the window has to end before a copy from the host.
+    fn ends_before_upload(&self, site: Site) -> bool {
+        let came_round = self.thread.first_upload == Some(site) && site != Site::default();
+        came_round && self.own_ops() >= WORTH_A_LAUNCH
     }
 }
 
@@ -122,6 +113,18 @@ impl Stream {
         w.stamps.clear();
         w.stamped = self.metrics().events.on();
         result
+    }
+
+    /// Notes a copy from the host, before which the window may have to end: then it is the first of the next one.
+    pub(crate) fn make_room_for_upload(&self, w: &mut Window, site: Site) -> Result<()> {
+        if w.is_watched() {
+            return Ok(());
+        }
+        if w.ends_before_upload(site) {
+            self.flush(w, Reason::Loop)?;
+        }
+        w.thread.first_upload.get_or_insert(site);
+        Ok(())
     }
 
     /// Launches what was recorded, all of it by one thread.

@@ -235,9 +235,14 @@ impl Launcher {
         self.held.store(on, Ordering::SeqCst);
     }
 
-    /// Waits until a buffer has its value.
-    pub(crate) fn wait_buffer(&self, buffer: &pjrt::Buffer, interrupt: Interrupt) -> Result<(), Error> {
-        let failed = |e: pjrt::Error| error::device("waiting for a value", &e);
+    /// Waits until the buffer of a value is computed.
+    pub(crate) fn wait_buffer(
+        &self,
+        value: &Value,
+        buffer: &pjrt::Buffer,
+        interrupt: Interrupt,
+    ) -> Result<(), Error> {
+        let failed = |e: pjrt::Error| error::device("waiting for a value", &e).at(value.site);
         let event = buffer.ready_event().map_err(failed)?;
         if event.is_ready().map_err(failed)? {
             return Ok(());

@@ -91,12 +91,14 @@ struct Executable {
     effort: Effort,
     /// How often it was asked for, while it is a quick version.
     launches: u32,
+    /// How often it was asked for in vain.
+    refused: u32,
 }
 
 impl Executable {
     fn new(loaded: Result<(Arc<Loaded>, Effort), Error>) -> Executable {
         let effort = loaded.as_ref().map_or(Effort::Full, |(_, effort)| *effort);
-        Executable { loaded: loaded.map(|(l, _)| Arc::downgrade(&l)), effort, launches: 0 }
+        Executable { loaded: loaded.map(|(l, _)| Arc::downgrade(&l)), effort, launches: 0, refused: 0 }
     }
 }
 
@@ -145,9 +147,15 @@ impl Program {
     }
 
     /// Waits for the compiler. An executable that the cache has let go of is loaded or compiled again, here and now; a
-    /// quick version that is launched again is replaced as soon as a better one is there.
+    /// quick version that is launched again is replaced as soon as a better one is there. What could not be compiled is
+    /// compiled once more when it is launched again: the compiler may have wanted for memory. Then its error stays.
     pub(crate) fn executable(self: &Arc<Self>) -> Result<Arc<Loaded>, Error> {
         let mut place = self.executable.wait().lock();
+        if let Err(e) = &place.loaded {
+            let e = e.clone();
+            place.refused = place.refused.saturating_add(1);
+            return if place.refused == 2 { self.make_again(&mut place) } else { Err(e) };
+        }
         let usable = place.effort == Effort::Full || self.may_be_quick(&mut place);
         self.have(&mut place, usable)
     }
@@ -163,6 +171,10 @@ impl Program {
             loaded.touch();
             return Ok(loaded);
         }
+        self.make_again(place)
+    }
+
+    fn make_again(&self, place: &mut Executable) -> Result<Arc<Loaded>, Error> {
         let (compiler, task) = self.task().ok_or_else(closed)?;
         let (loaded, effort) = compiler.compile_apart(&self.name, task)?;
         place.loaded = Ok(Arc::downgrade(&loaded));

@@ -356,7 +356,7 @@ impl Stream {
                 }
             }
         };
-        self.launcher.wait_buffer(&buffer, self.interrupt)?;
+        self.launcher.wait_buffer(value, &buffer, self.interrupt)?;
         let start = Instant::now();
         let failed = |e: pjrt::Error| {
             self.launcher.seen_launch(value.launch.load(Relaxed));
@@ -383,9 +383,7 @@ impl Stream {
         events::here(site);
         let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
-        if let Some(reason) = w.uploads(site) {
-            self.flush(&mut w, reason)?;
-        }
+        self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
         w.write(tensor.device()?, tensor, value)?;
         self.end_call(&mut w, mode)?;
@@ -424,9 +422,7 @@ impl Stream {
         events::here(site);
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
-        if let Some(reason) = w.uploads(site) {
-            self.flush(&mut w, reason)?;
-        }
+        self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
         value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;

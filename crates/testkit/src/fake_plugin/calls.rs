@@ -42,6 +42,9 @@ macro_rules! functions {
             true
         }
 
+        /// The names of all.
+        pub(super) const NAMES: &[&str] = &[$(stringify!($slot)),*];
+
         /// Where a slot is.
         pub(super) fn offset(name: &str) -> Option<usize> {
             match name {
@@ -80,8 +83,15 @@ fn enter(name: &'static str, given: usize, known: usize) -> Result<(), (u32, Str
             format!("unexpected size of the arguments of {name}: expected {wanted}, got {given}"),
         ));
     }
-    let next = state.next_failures.remove(name);
-    next.or_else(|| state.failures.get(name).cloned()).map_or(Ok(()), Err)
+    match state.next_failures.get_mut(name) {
+        Some((0, _)) => {
+            let next = state.next_failures.remove(name);
+            return Err(next.map_or_else(Default::default, |(_, failure)| failure));
+        }
+        Some((calls, _)) => *calls -= 1,
+        None => {}
+    }
+    state.failures.get(name).cloned().map_or(Ok(()), Err)
 }
 
 unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {
@@ -102,6 +112,11 @@ unsafe extern "C" fn error_code(args: *mut sys::PJRT_Error_GetCode_Args) -> Stat
     // SAFETY: see the file's documentation.
     unsafe { (*args).code = get::<Error>((*args).error.cast_mut()).code };
     null_mut()
+}
+
+unsafe extern "C" fn serialized_destroy(serialized: *mut sys::PJRT_SerializedExecutable) {
+    // SAFETY: see the file's documentation.
+    unsafe { free::<Serialized>(serialized) }
 }
 
 /// The fake's device behind a device, description or memory pointer: one object is all three.
@@ -264,7 +279,10 @@ functions! {
             let options = std::slice::from_raw_parts(a.compile_options.cast::<u8>(), a.compile_options_size);
             (get::<Client>(a.client), std::slice::from_raw_parts(p.code.cast::<u8>(), p.code_size), options)
         };
-        super::STATE.lock().compile_options.push(options.to_vec());
+        let mut state = STATE.lock();
+        state.compile_options.push(options.to_vec());
+        state.programs.push(String::from_utf8_lossy(code).into_owned());
+        drop(state);
         let program = Program::parse(code).map_err(|e| invalid(&e))?;
         a.executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
         Ok(())
@@ -307,6 +325,33 @@ functions! {
         // SAFETY: see the file's documentation.
         let program = &unsafe { get::<Executable>(a.executable) }.0;
         (a.dims, a.dim_sizes, a.num_outputs) = (program.dims.as_ptr(), program.ranks.as_ptr(), program.ranks.len());
+        Ok(())
+    }
+    PJRT_Executable_SizeOfGeneratedCodeInBytes(a: PJRT_Executable_SizeOfGeneratedCodeInBytes_Args) {
+        a.size_in_bytes = 0;
+        Ok(())
+    }
+    PJRT_Executable_GetCompiledMemoryStats(a: PJRT_Executable_GetCompiledMemoryStats_Args) {
+        a.temp_size_in_bytes = 0;
+        Ok(())
+    }
+    PJRT_Executable_Serialize(a: PJRT_Executable_Serialize_Args) {
+        // SAFETY: see the file's documentation.
+        let text = unsafe { get::<Executable>(a.executable.cast_mut()) }.0.text.clone();
+        let serialized = Serialized(text);
+        (a.serialized_bytes, a.serialized_bytes_size) = (serialized.0.as_ptr().cast(), serialized.0.len());
+        a.serialized_executable = give(serialized);
+        a.serialized_executable_deleter = Some(serialized_destroy);
+        Ok(())
+    }
+    PJRT_Executable_DeserializeAndLoad(a: PJRT_Executable_DeserializeAndLoad_Args) {
+        // SAFETY: see the file's documentation.
+        let (client, text) = unsafe {
+            let bytes = a.serialized_executable.cast::<u8>();
+            (get::<Client>(a.client), std::slice::from_raw_parts(bytes, a.serialized_executable_size))
+        };
+        let program = Program::parse(text).map_err(|e| invalid(&e))?;
+        a.loaded_executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
         Ok(())
     }
     PJRT_LoadedExecutable_Execute(a: PJRT_LoadedExecutable_Execute_Args) {
@@ -369,6 +414,14 @@ functions! {
     PJRT_Buffer_UnsafePointer(a: PJRT_Buffer_UnsafePointer_Args) {
         // SAFETY: see the file's documentation.
         a.buffer_pointer = unsafe { get::<Buffer>(a.buffer) }.bytes.as_ptr() as usize;
+        Ok(())
+    }
+    PJRT_Buffer_IncreaseExternalReferenceCount(_a: PJRT_Buffer_IncreaseExternalReferenceCount_Args) { Ok(()) }
+    PJRT_Buffer_DecreaseExternalReferenceCount(_a: PJRT_Buffer_DecreaseExternalReferenceCount_Args) { Ok(()) }
+    PJRT_Buffer_OpaqueDeviceMemoryDataPointer(a: PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args) {
+        // SAFETY: see the file's documentation.
+        let bytes = &unsafe { get::<Buffer>(a.buffer) }.bytes;
+        a.device_memory_ptr = bytes.as_ptr().cast_mut().cast();
         Ok(())
     }
     PJRT_Client_CreateViewOfDeviceBuffer(a: PJRT_Client_CreateViewOfDeviceBuffer_Args) {

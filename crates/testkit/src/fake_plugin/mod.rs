@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Programs are any bytes; words in them say what the fake compiler makes: `output=f32[2,3]` a result (in order),
-//! `donate=0` an argument that is taken over. Of StableHLO text the types of `@main` say it. A result is zeros, or the bytes of the first argument of its size.
+//! `donate=0` an argument that is taken over. Of StableHLO text the types of `@main` say it. A result is zeros, or the
+//! bytes of the first argument of its size.
 //! Calls are checked as real plugins check them: an argument struct smaller than the plugin's own is refused.
 
 mod calls;
@@ -32,8 +33,8 @@ struct State {
     struct_growth: usize,
     /// Function name to status code and message.
     failures: BTreeMap<String, (u32, String)>,
-    /// The same, for one call.
-    next_failures: BTreeMap<String, (u32, String)>,
+    /// The same for one call, after so many that work.
+    next_failures: BTreeMap<String, (usize, (u32, String))>,
     /// If set, values fail to compute: their events carry this.
     failed_values: Option<(u32, String)>,
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
@@ -43,6 +44,8 @@ struct State {
     calls: BTreeMap<&'static str, usize>,
     /// The serialized options of each compile.
     compile_options: Vec<Vec<u8>>,
+    /// The text of each program that was compiled.
+    programs: Vec<String>,
     live: BTreeMap<&'static str, i64>,
 }
 
@@ -63,6 +66,7 @@ impl State {
             tile: 0,
             calls: BTreeMap::new(),
             compile_options: Vec::new(),
+            programs: Vec::new(),
             live: BTreeMap::new(),
         }
     }
@@ -75,6 +79,11 @@ impl FakePlugin {
         let only = ONLY.lock();
         *STATE.lock() = State::new();
         FakePlugin { table: calls::table(), _only: only }
+    }
+
+    /// The functions of its table, but for those that say what an error is.
+    pub fn functions() -> &'static [&'static str] {
+        calls::NAMES
     }
 
     /// The number of devices of its clients.
@@ -129,7 +138,12 @@ impl FakePlugin {
 
     /// Makes the next call of a function fail.
     pub fn fail_once(&self, function: &str, code: u32, message: &str) {
-        STATE.lock().next_failures.insert(function.into(), (code, message.into()));
+        self.fail_after(0, function, code, message);
+    }
+
+    /// Makes one call of a function fail, after so many that work.
+    pub fn fail_after(&self, calls: usize, function: &str, code: u32, message: &str) {
+        STATE.lock().next_failures.insert(function.into(), (calls, (code, message.into())));
     }
 
     /// Lets a function work again.
@@ -174,6 +188,11 @@ impl FakePlugin {
     pub fn compiled_with(&self, option: &str) -> Vec<bool> {
         let has = |bytes: &Vec<u8>| bytes.windows(option.len()).any(|w| w == option.as_bytes());
         STATE.lock().compile_options.iter().map(has).collect()
+    }
+
+    /// The text of each program, in the order of compiles; those that it refused too.
+    pub fn programs(&self) -> Vec<String> {
+        STATE.lock().programs.clone()
     }
 
     /// Objects that were made and not destroyed, by kind. A kind is absent when all are gone; negative is a double

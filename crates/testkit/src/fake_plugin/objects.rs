@@ -26,6 +26,7 @@ objects! {
     Error = sys::PJRT_Error, "error";
     Client = sys::PJRT_Client, "client";
     Executable = sys::PJRT_Executable, "executable";
+    Serialized = sys::PJRT_SerializedExecutable, "serialized executable";
     Loaded = sys::PJRT_LoadedExecutable, "loaded executable";
     Buffer = sys::PJRT_Buffer, "buffer";
     Event = sys::PJRT_Event, "event";
@@ -49,6 +50,7 @@ pub(super) struct Device {
 
 #[derive(Clone)]
 pub(super) struct Program {
+    pub(super) text: Vec<u8>,
     pub(super) output_types: Vec<u32>,
     pub(super) dims: Vec<i64>,
     pub(super) ranks: Vec<usize>,
@@ -56,6 +58,8 @@ pub(super) struct Program {
 }
 
 pub(super) struct Executable(pub(super) Program);
+
+pub(super) struct Serialized(pub(super) Vec<u8>);
 
 pub(super) struct Loaded {
     pub(super) program: Program,
@@ -106,7 +110,13 @@ pub(super) fn new_device(id: i32) -> *mut sys::PJRT_Device {
 
 impl Program {
     pub(super) fn parse(code: &[u8]) -> Result<Program, String> {
-        let mut program = Program { output_types: vec![], dims: vec![], ranks: vec![], donated: vec![] };
+        let mut program = Program {
+            text: code.to_vec(),
+            output_types: vec![],
+            dims: vec![],
+            ranks: vec![],
+            donated: vec![],
+        };
         let text = String::from_utf8_lossy(code);
         if let Some((_, main)) = text.split_once("@main(") {
             return program.signature(main).map(|()| program).ok_or_else(|| "cannot read `@main`".into());
@@ -135,7 +145,11 @@ impl Program {
         for ty in results.split("tensor<").skip(1) {
             let (sizes, _) = ty.split_once('>')?;
             let (dims, name) = sizes.rsplit_once('x').unwrap_or(("", sizes));
-            let name = if let Some(bits) = name.strip_prefix('i') { format!("s{bits}") } else { name.into() };
+            let name = match name.strip_prefix('i') {
+                Some("1") => "pred".to_owned(),
+                Some(bits) => format!("s{bits}"),
+                None => name.replace("ui", "u"),
+            };
             self.output(&format!("{name}[{}]", dims.replace('x', ",")))?;
         }
         Some(())
@@ -147,6 +161,9 @@ impl Program {
             dims.split(',').filter(|d| !d.is_empty()).map(|d| d.parse().ok()).collect::<Option<_>>()?;
         self.output_types.push(match name {
             "pred" => sys::PJRT_Buffer_Type_PRED,
+            "u8" => sys::PJRT_Buffer_Type_U8,
+            "u64" => sys::PJRT_Buffer_Type_U64,
+            "bf16" => sys::PJRT_Buffer_Type_BF16,
             "s32" => sys::PJRT_Buffer_Type_S32,
             "s64" => sys::PJRT_Buffer_Type_S64,
             "f32" => sys::PJRT_Buffer_Type_F32,
