@@ -301,7 +301,7 @@ impl<'a> Ctx<'a> {
 
     /// Converts as a C cast does: integers wrap, floats truncate toward zero, complex drops its imaginary part.
     pub fn to(&self, x: Value, to: DType) -> Value {
-        if self.config.target.rounded_products
+        if self.config.target.bf16_dot_results
             && (self.dtype(x), to) == (DType::F32, DType::BF16)
             && let Some(rounded) = self.rounded_product(x).filter(|y| self.dtype(*y) == to)
         {
@@ -319,7 +319,7 @@ impl<'a> Ctx<'a> {
     pub fn epsilon(&self, dtype: DType) -> f64 {
         match dtype {
             // Of the two float32 that it is kept as, each has 24 bits; the last ones are lost in products.
-            DType::F64 if self.config.target.split_64 => 2f64.powi(-44),
+            DType::F64 if self.config.target.int64_as_pairs => 2f64.powi(-44),
             DType::F64 => f64::EPSILON,
             _ => f32::EPSILON.into(),
         }

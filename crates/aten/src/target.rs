@@ -24,25 +24,25 @@ macro_rules! target_options {
 target_options! {
     /// Whether products of bfloat16 are plain ones of fenced operands: for a compiler that picks their kernel early and
     /// then folds a transpose into them that the kernel cannot do.
-    fenced_dots,
+    fence_bf16_dots,
     /// Whether one element of each row is picked by a mask and a sum, which fuse with what makes the rows, and not by a
     /// gather, before which the rows have to be in memory. The logarithms of a softmax are made so that they do fuse.
-    masked_picks,
+    gather_by_mask,
     /// Whether a product of 16-bit floats that is rounded to them at once is a product in that dtype: for a compiler that
     /// leaves products to a library, which sums in float32 and rounds what it writes.
-    rounded_dots,
+    dots_in_16_bits,
     /// Whether products of matrices whose rows were several dimensions are those of the tensors before: where memory is in
     /// tiles, rows that are no multiple of a tile's are copied to be folded.
-    unfolded_products,
+    keep_row_dims,
     /// Whether the backward of attention makes the scores again. Otherwise the compiler sees that they are those of the
     /// forward and keeps these, all of them, until then.
-    fresh_scores,
+    recompute_scores,
     /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
     /// adds up in float32 all the same, and a compiler that then fuses more.
-    rounded_products,
+    bf16_dot_results,
     /// Whether the compiler keeps a number of 64 bits as two of 32, and has no products of integers: they are multiplications
     /// and sums then. Convolutions of such integers, and the bits of a float64, are left to the CPU.
-    split_64,
+    int64_as_pairs,
     /// Whether only floats are convolved, as in cuDNN. Convolutions of integers are left to the CPU.
     float_convolutions,
     /// Whether the largest elements are looked for among numbers alone: for a compiler whose top-k does not say where NaN
@@ -55,20 +55,24 @@ target_options! {
 impl TargetOptions {
     /// XLA's for processors: it leaves a bfloat16 product to its kernel library before it folds transposes into it. (That
     /// programs can call torch's kernels is up to the process that they run in.)
-    pub const CPU: TargetOptions = TargetOptions { fenced_dots: true, ..Self::NONE };
+    pub const CPU: TargetOptions = TargetOptions { fence_bf16_dots: true, ..Self::NONE };
 
     /// XLA's for NVIDIA GPUs, where cuBLAS does products.
-    pub const CUDA: TargetOptions =
-        TargetOptions { rounded_dots: true, top_k_without_nan: true, float_convolutions: true, ..Self::NONE };
+    pub const CUDA: TargetOptions = TargetOptions {
+        dots_in_16_bits: true,
+        top_k_without_nan: true,
+        float_convolutions: true,
+        ..Self::NONE
+    };
 
     /// XLA's for TPUs, which gather element by element. Memory is in tiles there, and scores are made sooner than they are
     /// read.
     pub const TPU: TargetOptions = TargetOptions {
-        masked_picks: true,
-        unfolded_products: true,
-        fresh_scores: true,
-        rounded_products: true,
-        split_64: true,
+        gather_by_mask: true,
+        keep_row_dims: true,
+        recompute_scores: true,
+        bf16_dot_results: true,
+        int64_as_pairs: true,
         top_k_without_nan: true,
         ..Self::NONE
     };
@@ -81,6 +85,6 @@ mod tests {
     #[test]
     fn either_of_two() {
         let both = TargetOptions::TPU.union(TargetOptions::CPU);
-        assert!(both.masked_picks && both.fenced_dots && !both.rounded_dots && !both.library);
+        assert!(both.gather_by_mask && both.fence_bf16_dots && !both.dots_in_16_bits && !both.library);
     }
 }

@@ -310,7 +310,7 @@ fn backward(
         return Ok(gradients);
     }
     // With keys that only are there when the gradient is.
-    let [grad, k] = match c.config.target.fresh_scores {
+    let [grad, k] = match c.config.target.recompute_scores {
         true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
         false => [grad, k],
     };
@@ -363,8 +363,8 @@ mod tests {
         let case = "_scaled_dot_product_fused_attention_overrideable_backward f32[2,3,5,6] f32[2,3,5,4] f32[2,3,7,4] \
                     f32[2,3,7,6] none [true,true,true,false] f32[2,3,5,6] f32[2,3,5]@pos i32[0] i32[0] 0 0 0.0 false \
                     i64[] i64[] none";
-        let of = |fresh_scores| {
-            let config = Config { target: TargetOptions { fresh_scores, ..TargetOptions::NONE }, ..Config::default() };
+        let of = |recompute_scores| {
+            let config = Config { target: TargetOptions { recompute_scores, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(of(true).contains("stablehlo.optimization_barrier") && !of(false).contains("barrier"));

@@ -364,7 +364,7 @@ fn convolution(
     }
     let target = c.config.target;
     let is_int = category(dtype) == Category::Int;
-    if is_int && target.float_convolutions || dtype == DType::S64 && target.split_64 {
+    if is_int && target.float_convolutions || dtype == DType::S64 && target.int64_as_pairs {
         return Err(unsupported("convolutions of such integers on this platform"));
     }
     let sizes = g.output(&xs[2..], &ws[2..]);

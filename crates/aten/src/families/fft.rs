@@ -73,7 +73,7 @@ fn ordered(c: &Ctx, dims: &[i64], rank: usize) -> Result<Dims> {
 
 /// Compilers that keep a float64 as two float32 have no transforms of them.
 fn transformable(c: &Ctx, x: Value) -> Result<()> {
-    if c.config.target.split_64 && matches!(c.dtype(x), DType::F64 | DType::C128) {
+    if c.config.target.int64_as_pairs && matches!(c.dtype(x), DType::F64 | DType::C128) {
         return Err(unsupported("Fourier transforms of float64 on this platform"));
     }
     Ok(())

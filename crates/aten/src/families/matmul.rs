@@ -62,10 +62,10 @@ pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
     if let Some(y) = library_product(c, l, r, &dims) {
         return y;
     }
-    if c.config.target.fenced_dots && dtype == DType::BF16 {
+    if c.config.target.fence_bf16_dots && dtype == DType::BF16 {
         return fenced_dot(c, l, r, &dims);
     }
-    if c.config.target.split_64 && matches!(dtype, DType::S64 | DType::U64) {
+    if c.config.target.int64_as_pairs && matches!(dtype, DType::S64 | DType::U64) {
         return summed_dot(c, l, r, &dims);
     }
     c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
@@ -198,7 +198,7 @@ fn rounded_matmul(c: &Ctx, l: Value, r: Value) -> Value {
 
 /// Whether a product with this operand is rounded by who does it.
 fn is_rounded(c: &Ctx, l: Value) -> bool {
-    c.config.target.rounded_dots && matches!(c.dtype(l), DType::BF16 | DType::F16)
+    c.config.target.dots_in_16_bits && matches!(c.dtype(l), DType::BF16 | DType::F16)
 }
 
 fn arithmetic(kernel: &str, dtype: DType) -> Result<()> {
@@ -245,7 +245,7 @@ fn multipliable(c: &Ctx, first: &str, l: Value, r: Value) -> Result<()> {
 /// `l @ r` of matrices, with the rows of the result as the dimensions that they were folded from. A gradient of weights has
 /// two such matrices, and contracts their rows.
 fn product(c: &Ctx, l: Value, r: Value) -> Value {
-    if !c.config.target.unfolded_products {
+    if !c.config.target.keep_row_dims {
         return matmul(c, l, r);
     }
     if let Some(rows) = c.folded_rows(l) {
@@ -572,8 +572,8 @@ mod tests {
 
     #[test]
     fn products_of_wide_integers_are_sums_where_there_are_none() {
-        let of = |split_64| {
-            let target = TargetOptions { split_64, ..TargetOptions::NONE };
+        let of = |int64_as_pairs| {
+            let target = TargetOptions { int64_as_pairs, ..TargetOptions::NONE };
             let config = Config { target, ..Config::default() };
             let case = Case::parse("bmm i64[2,3,4] i64[2,4,5]").unwrap();
             case.text(&config).unwrap()
@@ -586,8 +586,8 @@ mod tests {
 
     #[test]
     fn products_are_rounded_by_a_library_that_can() {
-        let text = |case: &str, rounded_dots| {
-            let config = Config { target: TargetOptions { rounded_dots, ..TargetOptions::NONE }, ..Config::default() };
+        let text = |case: &str, dots_in_16_bits| {
+            let config = Config { target: TargetOptions { dots_in_16_bits, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         for (case, rounded) in [
@@ -604,8 +604,8 @@ mod tests {
 
     #[test]
     fn tokens_are_rows_only_where_folding_costs_nothing() {
-        let of = |unfolded_products| {
-            let config = Config { target: TargetOptions { unfolded_products, ..TargetOptions::NONE }, ..Config::default() };
+        let of = |keep_row_dims| {
+            let config = Config { target: TargetOptions { keep_row_dims, ..TargetOptions::NONE }, ..Config::default() };
             text("addmm f32[7] f32[6,5] f32[5,7] none none", &config, |b| {
                 let x = b.reshape(f32s(b, &[2, 3, 5]), &[6, 5]);
                 vec![f32s(b, &[7]), x, f32s(b, &[5, 7])]
@@ -619,7 +619,7 @@ mod tests {
 
     #[test]
     fn a_gradient_of_weights_sums_over_unfolded_rows() {
-        let config = Config { target: TargetOptions { unfolded_products: true, ..TargetOptions::NONE }, ..Config::default() };
+        let config = Config { target: TargetOptions { keep_row_dims: true, ..TargetOptions::NONE }, ..Config::default() };
         let of = |rows: &[i64]| {
             text("mm f32[4,6] f32[6,5]", &config, |b| {
                 let grad = b.reshape(f32s(b, &[2, 3, 4]), &[6, 4]);
@@ -636,8 +636,8 @@ mod tests {
 
     #[test]
     fn products_may_be_rounded_by_who_adds_them_up() {
-        let of = |case: &str, rounded_products| {
-            let config = Config { target: TargetOptions { rounded_products, ..TargetOptions::NONE }, ..Config::default() };
+        let of = |case: &str, bf16_dot_results| {
+            let config = Config { target: TargetOptions { bf16_dot_results, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         let mm = "mm bf16[2,3] bf16[3,4]";

@@ -86,7 +86,7 @@ impl Nll {
 
     /// Loss per element or reduced, and the sum of the weights.
     fn forward(&self, c: &Ctx, dtype: DType) -> (Value, Value) {
-        let picked = if c.config.target.masked_picks {
+        let picked = if c.config.target.gather_by_mask {
             c.reduce_sum(c.select(self.is_target(c), self.scores, c.zeros_like(self.scores)), &[1])
         } else {
             c.squeeze(c.take_along_dim(self.scores, c.unsqueeze(self.target, 1), 1), &[1])
@@ -265,8 +265,8 @@ mod tests {
     #[test]
     fn rows_that_are_masked_need_not_be_in_memory() {
         let case = "nll_loss_forward f32[2,3] i64[2]@<3 none 1 -100";
-        let text = |masked_picks| {
-            let config = Config { target: TargetOptions { masked_picks, ..TargetOptions::NONE }, ..Config::default() };
+        let text = |gather_by_mask| {
+            let config = Config { target: TargetOptions { gather_by_mask, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(text(false).contains("stablehlo.gather"));

@@ -180,7 +180,7 @@ fn hash_tensor(c: &Ctx, x: Tensor, dims: Dims, keep: bool, mode: i64) -> Result<
     }
     let bits = match category(x.dtype) {
         Category::Complex => return Err(not_implemented("xor_sum_cpu", x.dtype)),
-        Category::Float if c.config.target.split_64 => {
+        Category::Float if c.config.target.int64_as_pairs => {
             return Err(unsupported("the bits of float64 on this platform"));
         }
         Category::Float => c.bitcast_convert(c.to(x.value, DType::F64), DType::U64),

@@ -67,7 +67,7 @@ fn log_softmax(c: &Ctx, x: Tensor, dim: i64, half_to_float: bool) -> Result<Valu
     let log_sum = c.log(c.reduce_sum(c.exponential(below), &dims));
     // The compiler would keep the difference instead of `x`; this it makes again for each who reads it. Not with the sum of
     // both, which has lost digits where values are large.
-    let y = match c.config.target.masked_picks {
+    let y = match c.config.target.gather_by_mask {
         true => {
             let by_row = c.optimization_barrier(&[highest, log_sum]);
             by_row.into_iter().fold(x, |x, v| c.sub(x, along(v)))
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn logarithms_that_fuse_are_made_from_the_input() {
-        let text = |masked_picks| {
-            let config = Config { target: TargetOptions { masked_picks, ..TargetOptions::NONE }, ..Config::default() };
+        let text = |gather_by_mask| {
+            let config = Config { target: TargetOptions { gather_by_mask, ..TargetOptions::NONE }, ..Config::default() };
             Case::parse("_log_softmax f32[2,3] 1 false").unwrap().text(&config).unwrap()
         };
         let count = |text: &str| text.matches("stablehlo.subtract").count();

@@ -506,7 +506,7 @@ fn gamma_series(c: &Ctx, a: Value, x: Value) -> Value {
 /// `1 / (x+1-a - 1(1-a) / (x+3-a - 2(2-a) / (x+5-a - ..)))`, by Lentz's method.
 fn gamma_fraction(c: &Ctx, a: Value, x: Value) -> Value {
     // What is kept as two float32 ends where those end.
-    let tiny = if c.config.target.split_64 { 1e-30 } else { 1e-300 };
+    let tiny = if c.config.target.int64_as_pairs { 1e-30 } else { 1e-300 };
     let (one, near) = (c.like(a, 1.0), c.epsilon(DType::F64) / 2.0);
     let b0 = c.add(c.sub(x, a), one);
     let d0 = c.div(one, b0);
