@@ -281,8 +281,13 @@ functions! {
         };
         let mut state = STATE.lock();
         state.compile_options.push(options.to_vec());
-        state.programs.push(String::from_utf8_lossy(code).into_owned());
+        let text = String::from_utf8_lossy(code).into_owned();
+        let refused = state.refused.iter().find(|word| text.contains(*word)).cloned();
+        state.programs.push(text);
         drop(state);
+        if let Some(word) = refused {
+            return Err((13, format!("no code for `{word}`")));
+        }
         let program = Program::parse(code).map_err(|e| invalid(&e))?;
         a.executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
         Ok(())

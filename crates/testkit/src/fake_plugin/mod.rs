@@ -35,6 +35,8 @@ struct State {
     failures: BTreeMap<String, (u32, String)>,
     /// The same for one call, after so many that work.
     next_failures: BTreeMap<String, (usize, (u32, String))>,
+    /// Programs with one of these words in them do not compile.
+    refused: Vec<String>,
     /// If set, values fail to compute: their events carry this.
     failed_values: Option<(u32, String)>,
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
@@ -61,6 +63,7 @@ impl State {
             struct_growth: 0,
             failures: BTreeMap::new(),
             next_failures: BTreeMap::new(),
+            refused: Vec::new(),
             failed_values: None,
             held: false,
             tile: 0,
@@ -149,6 +152,11 @@ impl FakePlugin {
     /// Lets a function work again.
     pub fn heal(&self, function: &str) {
         STATE.lock().failures.remove(function);
+    }
+
+    /// From now on programs with this word in them do not compile.
+    pub fn refuse(&self, word: &str) {
+        STATE.lock().refused.push(word.into());
     }
 
     /// From now on values fail to compute: executions are accepted, and the error comes with the value's event.
