@@ -407,7 +407,7 @@ impl From<Output> for Result1 {
 pub(crate) fn op(schema: &str) -> &'static Op {
     static OPS: LazyLock<Mutex<BTreeMap<String, &'static Op>>> = LazyLock::new(Mutex::default);
     let mut ops = OPS.lock();
-    *ops.entry(schema.to_owned()).or_insert_with(|| {
+    ops.entry(schema.to_owned()).or_insert_with(|| {
         let op = Op::bind(&Schema::parse(schema).unwrap());
         Box::leak(Box::new(op.unwrap_or_else(|| panic!("no row serves `{schema}`"))))
     })
