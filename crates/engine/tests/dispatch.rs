@@ -1,6 +1,6 @@
 //! Calls as the front end makes them: their forms, their results, and what is refused.
 
-use common::{ADD, NEG, RELU_, Result1, Rig, Tensor, count_of, donors, error, int, on_host, row_major};
+use common::{ADD, NEG, RELU_, Returned, Rig, Tensor, count_of, donors, error, int, on_host, row_major};
 use oxitorch_aten::args::Number;
 use oxitorch_engine::{ArgRef, Call, ErrorKind, Mode, Output, Outputs, Place, Refusal, Site, TensorRef};
 use oxitorch_hlo::DType;
@@ -12,7 +12,7 @@ mod common;
 const ADD_OUT: &str = "add.out(Tensor self, Tensor other, *, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)";
 const ADD_: &str = "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)";
 const CAT: &str = "cat(Tensor[] tensors, int dim=0) -> Tensor";
-const SPLIT: &str = "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)";
+const DROPOUT: &str = "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)";
 const EACH: &str = "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]";
 const EACH_: &str = "_foreach_neg_(Tensor(a!)[] self) -> ()";
 const NONZERO: &str = "nonzero(Tensor self) -> Tensor";
@@ -49,7 +49,7 @@ fn an_in_place_op_gives_its_argument_back() {
     let rig = Rig::new();
     let (x, y) = (rig.floats(), rig.floats());
     let out = rig.dispatch(ADD_, &[x.arg(), y.arg(), int(1)]).unwrap();
-    assert!(matches!(out[..], [Result1::Other(Output::Arg(0))]), "{out:?}");
+    assert!(matches!(out[..], [Returned::Other(Output::Arg(0))]), "{out:?}");
     // On a view it writes that part of the storage.
     let programs = rig.compiled(|| drop(rig.dispatch(RELU_, &[x.narrow(1, 2).arg()]).unwrap()));
     assert_eq!(count_of(&programs[0], "maximum"), 1, "{}", programs[0]);
@@ -67,11 +67,11 @@ fn an_out_argument_is_written_or_resized() {
     let (x, y) = (rig.floats(), rig.floats());
     let out = rig.uploaded(DType::F32, &[4], 0);
     let results = rig.dispatch(ADD_OUT, &[x.arg(), y.arg(), int(1), out.arg()]).unwrap();
-    assert!(matches!(results[..], [Result1::Other(Output::Arg(3))]), "{results:?}");
+    assert!(matches!(results[..], [Returned::Other(Output::Arg(3))]), "{results:?}");
     assert_eq!(rig.read(&out).unwrap(), [1; 16], "the fake's sum: its first argument");
     let small = rig.uploaded(DType::F64, &[2], 0);
     let results = rig.dispatch(ADD_OUT, &[x.arg(), y.arg(), int(1), small.arg()]).unwrap();
-    let [Result1::Resized(3, new)] = &results[..] else { panic!("{results:?}") };
+    let [Returned::Resized(3, new)] = &results[..] else { panic!("{results:?}") };
     assert_eq!((new.dtype, new.sizes.as_slice(), new.slot.nbytes), (DType::F64, &[4][..], 32));
     rig.sync().unwrap();
 }
@@ -84,8 +84,8 @@ fn lists_are_walked_and_given_back() {
     let a = ArgRef::Tensors(pairs.iter().map(|(a, _)| a.by_ref()).collect());
     let b = ArgRef::Tensors(pairs.iter().map(|(_, b)| b.by_ref()).collect());
     let out = rig.dispatch(EACH, &[a.clone(), b.clone(), int(1)]).unwrap();
-    let [Result1::Other(Output::List(3)), rest @ ..] = &out[..] else { panic!("{out:?}") };
-    let sizes: Vec<_> = rest.iter().map(|r| if let Result1::New(t) = r { t.sizes[0] } else { 0 }).collect();
+    let [Returned::Other(Output::List(3)), rest @ ..] = &out[..] else { panic!("{out:?}") };
+    let sizes: Vec<_> = rest.iter().map(|r| if let Returned::New(t) = r { t.sizes[0] } else { 0 }).collect();
     assert_eq!(sizes, [1, 2, 3]);
     assert_eq!(rig.counts(|| ()), (0, 0));
     assert_eq!(rig.fake.calls("PJRT_LoadedExecutable_Execute"), 1, "one window");
@@ -290,9 +290,9 @@ fn several_results_come_in_order() {
     let rig = Rig::new();
     let x = rig.floats();
     let args = [x.arg(), ArgRef::Number(Number::Float(0.5)), ArgRef::Number(Number::Bool(true))];
-    let out = rig.dispatch(SPLIT, &args).unwrap();
+    let out = rig.dispatch(DROPOUT, &args).unwrap();
     let dtypes: Vec<_> =
-        out.iter().map(|r| if let Result1::New(t) = r { t.dtype } else { panic!("{r:?}") }).collect();
+        out.iter().map(|r| if let Returned::New(t) = r { t.dtype } else { panic!("{r:?}") }).collect();
     assert_eq!(dtypes, [DType::F32, DType::Pred]);
     rig.sync().unwrap();
     assert_eq!(common::results(&rig.fake.programs()[0]), 2);

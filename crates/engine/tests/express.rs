@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{ADD, MUL, NEG, RELU_, Result1, Rig, Tensor, int, wrapped};
+use common::{ADD, MUL, NEG, RELU_, Returned, Rig, Tensor, int, wrapped};
 use oxitorch_aten::args::Number;
 use oxitorch_engine::{ArgRef, Express, Mode, Plain, Refusal};
 use oxitorch_hlo::DType;
@@ -32,8 +32,8 @@ fn express(rig: &Rig, schema: &str, args: &[Plain<'_>]) -> Option<Result<Tensor,
         Ok(made) => made,
         Err(e) => return Some(Err(e)),
     };
-    match Result1::from(oxitorch_engine::Output::New(slot, meta)) {
-        Result1::New(tensor) => Some(Ok(tensor)),
+    match Returned::from(oxitorch_engine::Output::New(slot, meta)) {
+        Returned::New(tensor) => Some(Ok(tensor)),
         _ => None,
     }
 }

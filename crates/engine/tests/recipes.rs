@@ -163,7 +163,7 @@ fn random_numbers_are_drawn_in_each_call() {
     let (outputs, recipe) = played(&rig, &args, || {
         let call = [x.arg(), p[0].clone(), p[1].clone()];
         match rig.dispatch(dropout, &call).unwrap().swap_remove(0) {
-            common::Result1::New(y) => vec![y],
+            common::Returned::New(y) => vec![y],
             other => panic!("{other:?}"),
         }
     });
