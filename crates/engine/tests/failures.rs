@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{ADD, NEG, RELU, Result1, Rig, Tensor, client, error, int, options};
+use common::{ADD, NEG, RELU, Returned, Rig, Tensor, client, error, int, options};
 use oxitorch_engine::{ArgRef, CacheOptions, Error, ErrorKind, Mode, Options, Target};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
@@ -124,7 +124,7 @@ fn script(rig: &Rig) -> Seen {
     let mut call = |line: u32, schema: &str, args: &[ArgRef<'_>]| {
         let result = rig.at(line).dispatch(schema, args).map_err(error);
         match seen.keep(result)?.pop() {
-            Some(Result1::New(tensor)) => Some(tensor),
+            Some(Returned::New(tensor)) => Some(tensor),
             other => panic!("{other:?}"),
         }
     };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
 
-use common::{Result1, Rig, Tensor, options};
+use common::{Returned, Rig, Tensor, options};
 use oxitorch_engine::{ArgRef, CacheOptions, ErrorKind, Mode, Options, Reason};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
@@ -165,7 +165,7 @@ fn loss(rig: &Rig, sound: bool) -> Tensor {
     let mean = 1;
     let args = [scores.arg(), target.arg(), ArgRef::None, common::int(mean), common::int(-100)];
     match rig.dispatch(NLL, &args).unwrap().swap_remove(0) {
-        Result1::New(loss) => loss,
+        Returned::New(loss) => loss,
         other => panic!("{other:?}"),
     }
 }

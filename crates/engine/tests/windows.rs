@@ -217,22 +217,25 @@ fn a_thread_ends_its_own_window_only() {
     let rig = Rig::new();
     let x = rig.floats();
     let mine = rig.neg(&x);
-    let engine = &rig.engine;
-    let theirs = std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            let y = common::dispatch(engine, RELU, &[x.arg()]);
-            let mut out = [0; 16];
-            engine.stream(0).unwrap().read_host(&y.by_ref(), &mut out, Site(2)).unwrap();
-            y
-        });
-        other.join().unwrap()
-    });
+    let (engine, x) = (&rig.engine, &x);
     let launches = || rig.fake.calls("PJRT_LoadedExecutable_Execute");
-    assert_eq!(launches(), 1, "`neg` of this thread stays recorded");
-    assert_eq!(count_of(&rig.fake.programs()[0], "negate"), 0, "{}", rig.fake.programs()[0]);
+    // Another thread reads, and ends a step.
+    let read = |y: &Tensor| engine.stream(0).unwrap().read_host(&y.by_ref(), &mut [0; 16], Site(2)).unwrap();
+    let step = |_: &Tensor| engine.stream(0).unwrap().cut(Reason::Step, Site(2)).unwrap();
+    for (count, end) in [(1, &read as &(dyn Fn(&Tensor) + Sync)), (2, &step)] {
+        let other = || {
+            let y = common::dispatch(engine, RELU, &[x.arg()]);
+            end(&y);
+            y
+        };
+        let theirs = std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+        common::eventually("the launch", || launches() == count);
+        drop(theirs);
+    }
+    let programs = rig.fake.programs();
+    assert!(programs.iter().all(|p| count_of(p, "negate") == 0), "`neg` of this thread stays recorded");
     rig.read(&mine).unwrap();
-    assert_eq!(launches(), 2);
-    drop(theirs);
+    assert_eq!(launches(), 3);
 }
 
 #[test]

@@ -229,7 +229,7 @@ impl Rig {
     }
 
     /// One call of an overload the long way.
-    pub(crate) fn dispatch(&self, schema: &str, args: &[ArgRef<'_>]) -> Result<Vec<Result1>, Refusal> {
+    pub(crate) fn dispatch(&self, schema: &str, args: &[ArgRef<'_>]) -> Result<Vec<Returned>, Refusal> {
         self.dispatch_with(schema, args, self.engine.switches())
     }
 
@@ -238,19 +238,19 @@ impl Rig {
         schema: &str,
         args: &[ArgRef<'_>],
         switches: Switches,
-    ) -> Result<Vec<Result1>, Refusal> {
+    ) -> Result<Vec<Returned>, Refusal> {
         let rng = |_: Option<usize>, blocks: u64| (7, blocks);
         let call =
             Call { device: 0, op: op(schema), args, rng: &rng, site: self.site(), switches, size: None };
         let mut out = Outputs::new();
         self.engine.dispatch(&call, &mut out)?;
-        Ok(out.into_iter().map(Result1::from).collect())
+        Ok(out.into_iter().map(Returned::from).collect())
     }
 
     /// A call that gives one new tensor.
     pub(crate) fn one(&self, schema: &str, args: &[ArgRef<'_>]) -> Tensor {
         match self.dispatch(schema, args).unwrap().pop() {
-            Some(Result1::New(tensor)) => tensor,
+            Some(Returned::New(tensor)) => tensor,
             other => panic!("{schema}: {other:?}"),
         }
     }
@@ -385,20 +385,20 @@ pub(crate) fn row_major(sizes: &[i64]) -> Vec<i64> {
 
 /// A result of a call.
 #[derive(Debug)]
-pub(crate) enum Result1 {
+pub(crate) enum Returned {
     New(Tensor),
     Resized(usize, Tensor),
     Other(Output),
 }
 
-impl From<Output> for Result1 {
-    fn from(output: Output) -> Result1 {
+impl From<Output> for Returned {
+    fn from(output: Output) -> Returned {
         let tensor =
             |slot, meta: &Meta| Tensor::over(slot, meta.ty().dtype, &meta.ty().shape, meta.strides());
         match output {
-            Output::New(slot, meta) => Result1::New(tensor(slot, &meta)),
-            Output::Resized { arg, slot, meta } => Result1::Resized(arg, tensor(slot, &meta)),
-            other => Result1::Other(other),
+            Output::New(slot, meta) => Returned::New(tensor(slot, &meta)),
+            Output::Resized { arg, slot, meta } => Returned::Resized(arg, tensor(slot, &meta)),
+            other => Returned::Other(other),
         }
     }
 }
@@ -420,8 +420,8 @@ pub(crate) fn dispatch(engine: &Engine, schema: &str, args: &[ArgRef<'_>]) -> Te
     let call = Call { device: 0, op: op(schema), args, rng: &rng, site: Site(1), switches, size: None };
     let mut out = Outputs::new();
     engine.dispatch(&call, &mut out).unwrap();
-    match out.pop().map(Result1::from) {
-        Some(Result1::New(tensor)) => tensor,
+    match out.pop().map(Returned::from) {
+        Some(Returned::New(tensor)) => tensor,
         other => panic!("{schema}: {other:?}"),
     }
 }
