@@ -160,6 +160,7 @@ fn compile_one(
     let quicker = (cuda::QUICKER.to_owned(), OptionValue::Bool(false));
     options.overrides.extend(work.is_for_gpus().then_some(quicker));
     let mut made = compiler.make(text.as_bytes(), &options, program.product_flops());
+    // A plugin that does not know the option refuses it with the status code of every wrong argument, and names it.
     if made.as_ref().is_err_and(|e| e.to_string().contains(cuda::QUICKER)) {
         options.overrides.pop();
         made = compiler.make(text.as_bytes(), &options, program.product_flops());
