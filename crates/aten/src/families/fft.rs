@@ -8,7 +8,10 @@ use oxitorch_hlo::{DType, Dims, FftType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_fft_c2c", fft_c2c).layout(Layout::Transformed).out_dtype(OutDtype::Castable),
+    op!("_fft_c2c", fft_c2c)
+        .layout(Layout::Transformed)
+        .out_dtype(OutDtype::Castable)
+        .out_strides(OutStrides::RowMajor),
     op!("_fft_r2c", fft_r2c)
         .layout(Layout::Transformed)
         .out_dtype(OutDtype::Castable)
