@@ -738,6 +738,29 @@ def test_out_resizes_and_aliases(device):
     assert m.tolist() == [2, 2, 2]
 
 
+STRIDED = {
+    "complex transform": (torch.complex64, lambda x, out: torch.fft.fft2(x.cfloat(), dim=(0, 1), out=out)),
+    "transform of reals": (torch.complex64, lambda x, out: torch.fft.rfft2(x, dim=(0, 1), out=out)),
+    "transform to reals": (torch.float32, lambda x, out: torch.fft.irfft2(x.cfloat(), dim=(0, 1), out=out)),
+    "of a permuted tensor": (torch.float32, lambda x, out: torch.add(x.permute(2, 0, 1), 1, out=out)),
+    "inverse": (torch.float32, lambda x, out: torch.linalg.inv(torch.eye(3, device=x.device), out=out)),
+    "cholesky_inverse": (torch.float32, lambda x, out: torch.cholesky_inverse(torch.eye(3, device=x.device), out=out)),
+    "arange": (torch.float32, lambda x, out: torch.arange(6, out=out)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.parametrize("form", ["empty", "wrong size"])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_that_is_resized_gets_the_strides_of_the_cpu(device, name, form):
+    dtype, f = STRIDED[name]
+    shape = (0,) if form == "empty" else (2, 5)
+    expected, got = (torch.zeros(shape, dtype=dtype, device=d) for d in ("cpu", device))
+    for out in (expected, got):
+        f(torch.arange(120.0).reshape(4, 6, 5).to(out.device), out)
+    assert (got.shape, got.stride()) == (expected.shape, expected.stride())
+
+
 EXPANDED = {
     "index_put_": lambda x, i, v: x.index_put_((i,), v),
     "index_put_ that adds": lambda x, i, v: x.index_put_((i,), v, accumulate=True),
