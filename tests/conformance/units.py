@@ -46,8 +46,10 @@ DTYPES = {
 }
 # Whose lowerings are run, if not those of the platform.
 LOWER_FOR = os.environ.get("OXITORCH_LOWER_FOR")
-# What other algorithms find may have other signs.
-OF_ANY_SIGN = ("linalg.svd", "svd", "svd_lowrank", "pca_lowrank", "linalg.eigh")
+# What TPUs and GPUs get by rotations and the CPU from LAPACK: it may have other signs, and be three bits further from
+# what float64 gives, as rotations sum up in another order.
+BY_ROTATIONS = ("linalg.svd", "svd", "svd_lowrank", "pca_lowrank", "linalg.eigh")
+TIMES = 8
 # Results that hold whatever the memory held.
 UNINITIALIZED = (
     "empty",
@@ -215,10 +217,12 @@ def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> O
             out.add(number, [("error", text_of(failed))])
             continue
         values = op.name not in UNINITIALIZED and not attempt(lambda: is_random(op, sample))[0]
-        if LOWER_FOR and op.name in OF_ANY_SIGN:
+        if LOWER_FOR and op.name in BY_ROTATIONS:
             got, want = pytree.tree_map(torch.abs, (got, want))
         found, e = attempt(lambda: differences(got, want, values=values))
-        found = forgiven(found, got, want, lambda: op(*wide((sample.input, *sample.args)), **wide(sample.kwargs)))
+        found = forgiven(
+            op.name, found, got, want, lambda: op(*wide((sample.input, *sample.args)), **wide(sample.kwargs))
+        )
         out.add(number, found if e is None else [("error", text_of(e))])
         # An op that writes its arguments must write them alike.
         written = (
@@ -230,11 +234,12 @@ def forward(op: OpInfo, dtype: torch.dtype, *, noncontiguous: bool = False) -> O
     return out
 
 
-def forgiven(found: list | None, got, want, truth: Callable) -> list:
-    """The differences without those in values where float64 says that the CPU is no better."""
+def forgiven(name: str, found: list | None, got, want, truth: Callable) -> list:
+    """The differences without those in values where float64 says that the CPU is no better, or not much."""
     if not found or all(kind != "value" for kind, _ in found):
         return found
-    if not attempt(lambda: as_good(got, want, seeded(truth)))[0]:
+    times = TIMES if LOWER_FOR and name in BY_ROTATIONS else 1
+    if not attempt(lambda: as_good(got, want, seeded(truth), times))[0]:
         return found
     return [d for d in found if d[0] != "value"]
 
@@ -372,7 +377,7 @@ def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcom
             continue
         random = attempt(lambda: is_random(op, sample))[0]
         found, e = attempt(lambda: differences(got, want, values=not random))
-        found = forgiven(found, got, want, lambda: gradients_of(op, widened(sample), double))
+        found = forgiven(op.name, found, got, want, lambda: gradients_of(op, widened(sample), double))
         out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
     return out
 
