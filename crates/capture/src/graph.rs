@@ -40,9 +40,9 @@ impl Origin {
 pub enum Cost {
     /// A whole number.
     Int(i64),
-    /// A number.
-    Float(f64),
-    /// Anything else.
+    /// A number, as exact as the plugin has it.
+    Float(f32),
+    /// Anything else, such as a number that JSON has not.
     Text(String),
 }
 
@@ -51,7 +51,7 @@ impl Cost {
     pub fn number(&self) -> Option<f64> {
         match self {
             Cost::Int(x) => Some(*x as f64),
-            Cost::Float(x) => Some(*x),
+            Cost::Float(x) => Some(f64::from(*x)),
             Cost::Text(_) => None,
         }
     }
@@ -115,7 +115,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// As JSON. Numbers that JSON has not are `null`.
+    /// As JSON.
     pub fn to_json(&self) -> String {
         serde_json::json!(self).to_string()
     }
@@ -142,5 +142,50 @@ impl Graph {
             }
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph() -> Graph {
+        let cost = [("flops", Cost::Float(0.1)), ("calls", Cost::Int(3)), ("time", Cost::Text("inf".into()))];
+        Graph {
+            id: "a1".into(),
+            name: "mm".into(),
+            first_line: None,
+            ended_by: Some(Reason::Read),
+            ended_at: None,
+            from: Origin::Loaded,
+            compile_s: 0.5,
+            inputs: vec!["float32[2, 3]".parse().unwrap()],
+            outputs: vec![None],
+            donated: vec![0],
+            ops: Vec::new(),
+            launches: 2,
+            device_s: 0.25,
+            cost: cost.map(|(name, x)| (name.to_owned(), x)).into(),
+            memory_bytes: Some(MemoryBytes { peak: 7, ..MemoryBytes::default() }),
+            number: None,
+        }
+    }
+
+    #[test]
+    fn a_graph_is_the_same_after_writing_and_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = graph();
+        written.write(folder.path()).unwrap();
+        fs::write(folder.path().join(".b2.7"), "half").unwrap();
+        assert_eq!(Graph::read_all(folder.path()).unwrap(), std::slice::from_ref(&written));
+        assert!(written.to_json().contains(r#""flops":0.1"#), "{}", written.to_json());
+    }
+
+    #[test]
+    fn a_file_that_is_no_graph_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("odd.json"), "{}").unwrap();
+        let error = Graph::read_all(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("odd.json is no captured program"), "{error}");
     }
 }

@@ -142,14 +142,11 @@ impl Which {
 }
 
 fn read(folder: &Path) -> anyhow::Result<Vec<Graph>> {
-    let unusable = || {
-        format!(
+    if !folder.is_dir() {
+        bail!(
             "no captured programs in {} (capture some with `oxitorch graphs record SCRIPT`)",
             folder.display()
-        )
-    };
-    if !folder.is_dir() {
-        bail!(unusable());
+        );
     }
     Ok(Graph::read_all(folder)?)
 }

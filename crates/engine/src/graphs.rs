@@ -6,7 +6,9 @@ use crate::ops::OpRef;
 use crate::program::{Compiler, Program, Watch};
 use crate::shared::Shared;
 use crate::site::describe;
-use oxitorch_capture::{self as capture, CompilerOption, Cost, Graph as Told, MemoryBytes, TensorType};
+use oxitorch_capture::{
+    self as capture, CompilerOption, Cost, Graph as Told, MemoryBytes, Reason, TensorType,
+};
 use oxitorch_hlo::{Location, Module, PrintOptions, TensorType as HloType};
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -199,12 +201,13 @@ fn told(graph: &Graph, program: &Program, id: String) -> Told {
         None => (capture::Origin::Pending, 0.0),
     };
     let (launches, device_s) = usage(program);
+    let (ended_by, ended_at) = ended(graph);
     Told {
         id,
         name: program.name.clone(),
         first_line: first_line(&ops),
-        ended_by: graph.source.cut.map(|(reason, _)| reason),
-        ended_at: graph.source.cut.and_then(|(_, site)| describe(site)),
+        ended_by,
+        ended_at,
         from,
         compile_s: seconds,
         inputs: graph.inputs.iter().map(TensorType::from).collect(),
@@ -217,6 +220,12 @@ fn told(graph: &Graph, program: &Program, id: String) -> Told {
         memory_bytes: None,
         number: None,
     }
+}
+
+/// Why and where a graph ended.
+fn ended(graph: &Graph) -> (Option<Reason>, Option<String>) {
+    let cut = graph.source.cut;
+    (cut.map(|(reason, _)| reason), cut.and_then(|(_, site)| describe(site)))
 }
 
 fn first_line(ops: &[capture::Op]) -> Option<String> {
@@ -257,7 +266,7 @@ fn products(graph: &Graph, module: &Module) -> Vec<capture::Products> {
 /// Numbers that the plugin says of a program. One that does not say leaves them out.
 fn costs(executable: &pjrt::Executable) -> (BTreeMap<String, Cost>, Option<MemoryBytes>) {
     let cost = |v: &pjrt::Value| match v {
-        pjrt::Value::Float(x) => Cost::Float(f64::from(*x)),
+        pjrt::Value::Float(x) if x.is_finite() => Cost::Float(*x),
         pjrt::Value::Int(x) => Cost::Int(*x),
         other => Cost::Text(other.to_string()),
     };
@@ -315,12 +324,13 @@ impl Compiler {
         };
         let output = |o: Output| capture::Output::new(o.ty, o.bytes, o.op);
         let ops = ops(graph);
+        let (ended_by, ended_at) = ended(graph);
         let program = capture::Program {
             id,
             name: program.name.clone(),
             first_line: first_line(&ops),
-            ended_by: graph.source.cut.map(|(reason, _)| reason),
-            ended_at: graph.source.cut.and_then(|(_, site)| describe(site)),
+            ended_by,
+            ended_at,
             ops,
             inputs: graph.inputs.iter().enumerate().map(input).collect(),
             outputs: outputs(graph).into_iter().map(output).collect(),
