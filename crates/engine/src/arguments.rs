@@ -55,7 +55,23 @@ pub(crate) fn item<'x, 'a>(
             _ => None,
         })),
         Source::EachOfTensor(p) => Item::Element(call.tensor(*p)?, k as i64),
-        Source::Arg(p) => match &call.args[*p] {
+        Source::Arg(p) => Item::of(&call.args[*p])?,
+        Source::Each(p) => match &call.args[*p] {
+            ArgRef::Tensors(l) if l[k].is_defined() => Item::Tensor(&l[k]),
+            ArgRef::Tensors(_) => Item::None,
+            ArgRef::Numbers(l) => Item::Number(l[k]),
+            ArgRef::Floats(l) => Item::Number(Number::Float(l[k])),
+            ArgRef::Ints(l) => Item::Number(Number::Int(l[k])),
+            _ => return Err(call.no_list(*p)),
+        },
+    })
+}
+
+impl<'x, 'a> Item<'x, 'a> {
+    /// What a parameter gets that takes an argument as it is.
+    #[inline]
+    pub(crate) fn of(arg: &'x ArgRef<'a>) -> Result<Self, Refusal> {
+        Ok(match arg {
             ArgRef::None => Item::None,
             ArgRef::Tensor(t) if !t.is_defined() => Item::None,
             ArgRef::Tensor(t) => Item::Tensor(t),
@@ -68,19 +84,9 @@ pub(crate) fn item<'x, 'a>(
             ArgRef::Numbers(_) | ArgRef::Generator(_) | ArgRef::Other => {
                 return Err(Refusal::Fallback("an argument of a type that no row takes".to_owned()));
             }
-        },
-        Source::Each(p) => match &call.args[*p] {
-            ArgRef::Tensors(l) if l[k].is_defined() => Item::Tensor(&l[k]),
-            ArgRef::Tensors(_) => Item::None,
-            ArgRef::Numbers(l) => Item::Number(l[k]),
-            ArgRef::Floats(l) => Item::Number(Number::Float(l[k])),
-            ArgRef::Ints(l) => Item::Number(Number::Int(l[k])),
-            _ => return Err(call.no_list(*p)),
-        },
-    })
-}
+        })
+    }
 
-impl<'a> Item<'_, 'a> {
     /// Adds what shapes the program to a key: types, attributes, which numbers are operands, but no value of those.
     pub(crate) fn encode(&self, kind: ParamKind, with_strides: bool, key: &mut Key) -> Result<(), Refusal> {
         match self {

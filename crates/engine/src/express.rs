@@ -21,7 +21,8 @@ use oxitorch_aten::{self as aten, ParamKind};
 use oxitorch_hlo::DType;
 use smallvec::SmallVec;
 
-/// An argument that may go the short way.
+/// An argument that may go the short way. A form of its own beside [`ArgRef`](crate::ArgRef), since it fits into
+/// registers: with that one a call takes a sixth more instructions.
 #[derive(Clone, Copy, Debug)]
 pub enum Plain<'a> {
     /// `None`
@@ -53,13 +54,12 @@ pub enum Plain<'a> {
 }
 
 /// A call that may go the short way.
-pub struct Express<'c, 'a> {
+#[derive(Clone, Copy)]
+pub struct Express<'c> {
     /// Ordinal of the device that runs it.
     pub device: u16,
     /// The overload.
     pub op: &'c Op,
-    /// Its arguments, by schema position.
-    pub args: &'c [Plain<'a>],
     /// The Python line.
     pub site: Site,
     /// The switches at this moment.
@@ -69,9 +69,15 @@ pub struct Express<'c, 'a> {
 type Operands = SmallVec<[Operand; 4]>;
 
 impl Engine {
-    /// Runs a call the short way; `None` if it has to go the long one.
-    pub fn express(&self, call: &Express<'_, '_>) -> Option<Result<(Slot, Meta), Refusal>> {
-        if !call.op.is_plain() || call.switches.mode == Mode::Debug || !call.takes_numbers() {
+    /// Runs a call the short way; `None` if it has to go the long one. `args` gives its arguments by schema position, and
+    /// `None` for one that cannot go the short way.
+    #[inline]
+    pub fn express<'a>(
+        &self,
+        call: &Express<'_>,
+        args: impl Iterator<Item = Option<Plain<'a>>> + Clone,
+    ) -> Option<Result<(Slot, Meta), Refusal>> {
+        if !call.op.is_plain() || call.switches.mode == Mode::Debug || !call.takes_numbers(args.clone()) {
             return None;
         }
         let stream = self.stream(call.device as usize).ok()?;
@@ -81,7 +87,7 @@ impl Engine {
         }
         let mut key = w.new_key(std::ptr::from_ref(call.op) as u64);
         let (mut operands, mut offsets) = (Operands::new(), Offsets::new());
-        let found = call.find(&mut w, &mut key, &mut operands, &mut offsets);
+        let found = call.find(args, &mut w, &mut key, &mut operands, &mut offsets);
         w.keep_key(key);
         let inst = found?;
         stream.refuse_huge(&inst).ok()?;
@@ -99,29 +105,36 @@ impl Engine {
     }
 }
 
-impl Express<'_, '_> {
+impl Express<'_> {
     /// Whether the row takes the numbers of the call; what is wrong with them, the long way says.
-    fn takes_numbers(&self) -> bool {
+    #[inline]
+    fn takes_numbers<'a>(&self, args: impl Iterator<Item = Option<Plain<'a>>>) -> bool {
         let Some(check) = aten::row(self.op.row_id()).check_numbers else { return true };
-        let (mut by_param, mut first) = ([None; 8], None);
-        for (number, arg) in by_param.iter_mut().zip(self.args) {
-            match *arg {
-                Plain::Number(n) => *number = Some(n),
-                Plain::Host { dtype, bytes, .. } => {
-                    *number = Number::read(dtype, bytes);
+        let (mut by_param, mut first): (SmallVec<[Option<Number>; 8]>, _) = (SmallVec::new(), None);
+        for arg in args {
+            let number = match arg {
+                Some(Plain::Number(n)) => Some(n),
+                Some(Plain::Host { dtype, bytes, .. }) => {
                     first = first.or(Some(dtype));
+                    Number::read(dtype, bytes)
                 }
-                Plain::Tensor { dtype, .. } => first = first.or(Some(dtype)),
-                Plain::None | Plain::Ints(_) => {}
-            }
+                Some(Plain::Tensor { dtype, .. }) => {
+                    first = first.or(Some(dtype));
+                    None
+                }
+                Some(Plain::None | Plain::Ints(_)) => None,
+                None => return false,
+            };
+            by_param.push(number);
         }
-        self.args.len() <= by_param.len()
-            && check(&Numbers { by_param: &by_param[..self.args.len()], text: None, dtype: first }).is_ok()
+        check(&Numbers { by_param: &by_param, text: None, dtype: first }).is_ok()
     }
 
     /// The instance that the call led to before, its operands and its offsets.
-    fn find(
+    #[inline]
+    fn find<'a>(
         &self,
+        args: impl Iterator<Item = Option<Plain<'a>>>,
         w: &mut Window,
         key: &mut Key,
         operands: &mut Operands,
@@ -130,8 +143,8 @@ impl Express<'_, '_> {
         let row = aten::row(self.op.row_id());
         let strided = with_strides(row);
         key.word(self.op.key_word(&self.switches));
-        for (arg, param) in self.args.iter().zip(row.params()) {
-            match *arg {
+        for (arg, param) in args.zip(row.params()) {
+            match arg? {
                 Plain::None => key.word(0),
                 Plain::Tensor { slot, dtype, sizes, strides } => {
                     if slot.device != self.device {

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A program: known from the moment it is needed, executable when the compiler is done.
 #[derive(Debug)]
@@ -243,6 +243,10 @@ fn thread(name: String) -> std::thread::Builder {
     std::thread::Builder::new().name(name).stack_size(STACK_BYTES)
 }
 
+/// A thread trims the heap when it has compiled for so long: that takes some percent of this time, and what compiling left
+/// there may be 100 MiB.
+const TRIM_AFTER: Duration = Duration::from_millis(250);
+
 /// Only what is used of it takes memory.
 const STACK_BYTES: usize = 64 << 20;
 
@@ -379,6 +383,7 @@ impl Compiler {
 
     /// A thread that does the tasks of a queue.
     fn run(&self, queue: fn(&mut Tasks) -> &mut VecDeque<Arc<Program>>, work: fn(&Compiler, &Program)) {
+        let mut worked = Duration::ZERO; // since the heap was trimmed
         loop {
             let mut tasks = self.tasks.lock();
             let program = loop {
@@ -390,7 +395,13 @@ impl Compiler {
             };
             tasks.running += 1;
             drop(tasks);
+            let started = Instant::now();
             work(self, &program);
+            worked += started.elapsed();
+            if worked >= TRIM_AFTER {
+                pjrt::trim_heap();
+                worked = Duration::ZERO;
+            }
             self.tasks.lock().running -= 1;
             self.wake.notify_all();
         }

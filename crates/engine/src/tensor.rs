@@ -50,6 +50,11 @@ impl<'a> TensorRef<'a> {
         !matches!(self.place, Place::Undefined)
     }
 
+    /// Whether it shows a storage from its beginning, in its order and as it is.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.contiguous && self.offset == 0 && !self.conj && !self.neg
+    }
+
     /// The dtype, or the request to run the op elsewhere.
     pub fn dtype(&self) -> Result<DType, Refusal> {
         self.dtype.ok_or_else(|| Refusal::Fallback("a dtype without StableHLO counterpart".to_owned()))

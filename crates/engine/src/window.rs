@@ -310,8 +310,7 @@ impl Window {
     /// The value that a device tensor shows.
     pub(crate) fn read(&mut self, slot: &Slot, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
         let base = self.slot_value(slot, t.dtype()?, t.sizes)?;
-        let whole = t.contiguous && t.offset == 0 && !t.conj && !t.neg;
-        if whole && Some(base.ty.dtype) == t.dtype && base.ty.shape.as_slice() == t.sizes {
+        if t.is_whole() && Some(base.ty.dtype) == t.dtype && base.ty.shape.as_slice() == t.sizes {
             return Ok(base);
         }
         self.access(Access::Read, &t.view()?, [base])

@@ -27,8 +27,8 @@ fn number<'a>(n: i64) -> Plain<'a> {
 /// A call the short way; `None` if it has to go the long one.
 fn express(rig: &Rig, schema: &str, args: &[Plain<'_>]) -> Option<Result<Tensor, Refusal>> {
     let switches = rig.engine.switches();
-    let call = Express { device: 0, op: common::op(schema), args, site: rig.site(), switches };
-    let (slot, meta) = match rig.engine.express(&call)? {
+    let call = Express { device: 0, op: common::op(schema), site: rig.site(), switches };
+    let (slot, meta) = match rig.engine.express(&call, args.iter().copied().map(Some))? {
         Ok(made) => made,
         Err(e) => return Some(Err(e)),
     };

@@ -293,12 +293,8 @@ unsafe extern "C" fn dispatch(
 ) -> i32 {
     // SAFETY: the shim passes what `bind` returned, a reply to fill and `nargs` arguments that live during the call.
     let (op, reply, args) = unsafe { (&*op.cast::<Op>(), &mut *reply, slice(args, nargs as usize)) };
-    let mut outputs = Outputs::new();
-    match enter(|s| run(s, op, device, args, &mut outputs)) {
-        Ok(()) => {
-            keep_outputs(outputs, device, reply);
-            OK
-        }
+    match enter(|s| run(s, op, device, args, reply)) {
+        Ok(()) => OK,
         Err(Refusal::Fallback(_)) => FALLBACK,
         Err(Refusal::Error(e)) => {
             report(&mut reply.error, &e);
@@ -312,28 +308,23 @@ fn run(
     op: &'static Op,
     device: i32,
     args: &[Arg],
-    out: &mut Outputs,
+    reply: &mut Reply,
 ) -> Result<(), Refusal> {
     let (site, switches) = (crate::sites::here(), s.switches(op.has_products()));
-    let mut plain: SmallVec<[Plain<'_>; 6]> = SmallVec::new();
+    let ordinal = device.max(0) as u16;
     // SAFETY: the arguments live during this call.
-    let short = args.iter().all(|a| unsafe { plainly(a) }.map(|a| plain.push(a)).is_some());
-    let short = short.then(|| {
-        s.engine.express(&Express { device: device.max(0) as u16, op, args: &plain, site, switches })
-    });
-    let failure = match short.flatten() {
+    let plain = args.iter().map(|a| unsafe { plainly(a) });
+    let short = s.engine.express(&Express { device: ordinal, op, site, switches }, plain);
+    let failure = match short {
         Some(Ok((slot, meta))) => {
-            out.push(Output::New(slot, meta));
+            keep_only(slot, meta, device, reply);
             return Ok(());
         }
         Some(Err(e)) => Some(e),
         None => None,
     };
-    let mut refs: SmallVec<[ArgRef<'_>; 6]> = SmallVec::new();
-    for a in args {
-        // SAFETY: the arguments live during this call.
-        refs.push(unsafe { arg(a) });
-    }
+    // SAFETY: as above.
+    let refs: SmallVec<[ArgRef<'_>; 6]> = args.iter().map(|a| unsafe { arg(a) }).collect();
     let rng = |generator: Option<usize>, blocks: u64| {
         let (mut seed, mut offset) = (0, 0);
         // SAFETY: a generator that the shim passed in this call, or null.
@@ -348,11 +339,25 @@ fn run(
         };
         (seed, offset)
     };
-    let call = Call { device: device.max(0) as u16, op, args: &refs, rng: &rng, site, switches, size: None };
-    match failure {
-        Some(e) => Err(call.explain(e)),
-        None => s.engine.dispatch(&call, out),
+    let call = Call { device: ordinal, op, args: &refs, rng: &rng, site, switches, size: None };
+    if let Some(e) = failure {
+        return Err(call.explain(e));
     }
+    let mut outputs = Outputs::new();
+    s.engine.dispatch(&call, &mut outputs)?;
+    keep_outputs(outputs, device, reply);
+    Ok(())
+}
+
+/// Lays the only result out for the shim.
+fn keep_only(slot: Slot, meta: Meta, device: i32, reply: &mut Reply) {
+    reply.only = abi::Out { kind: out::NEW, device_index: device, ..abi::Out::default() };
+    fill_new(&mut reply.only, slot, &meta);
+    if !meta.is_for_ever() {
+        LAST.set(Some(meta));
+    }
+    reply.outs = &raw const reply.only;
+    reply.nouts = 1;
 }
 
 /// Lays results out for the shim.
@@ -360,14 +365,7 @@ fn keep_outputs(mut outputs: Outputs, device: i32, reply: &mut Reply) {
     if let [Output::New(..)] = outputs.as_slice()
         && let Some(Output::New(slot, meta)) = outputs.pop()
     {
-        reply.only = abi::Out { kind: out::NEW, device_index: device, ..abi::Out::default() };
-        fill_new(&mut reply.only, slot, &meta);
-        if !meta.is_for_ever() {
-            LAST.set(Some(meta));
-        }
-        reply.outs = &raw const reply.only;
-        reply.nouts = 1;
-        return;
+        return keep_only(slot, meta, device, reply);
     }
     KEPT.with_borrow_mut(|k| {
         k.outs.clear();
