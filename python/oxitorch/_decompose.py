@@ -13,10 +13,8 @@ from oxitorch._recipes import Recipes, watched
 
 # Their results are not what the operation itself gives: the second one is not the one that the backward wants.
 UNFAITHFUL = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
-# Kinds of arguments of one operation for which recipes are kept.
-_MAX_KINDS = 1024
-
-_known: dict[str, dict[str, Recipes]] = {}
+# By the numbers that the engine gives to an operation with arguments of one kind.
+_known: dict[int, Recipes] = {}
 _library: torch.library.Library | None = None
 
 
@@ -34,16 +32,18 @@ def _run_sparse(name: str, args: list) -> list:
     return _sparse.run(name, args)
 
 
-def _decompose(name: str, kind: str, given: list) -> tuple[int, list | None]:
-    """Runs an operation by its decomposition: the number of the recipe (0: none could be made) and the results.
+def _decompose(name: str, graph: int, given: list) -> list | None:
+    """Runs an operation by its decomposition: the results, or None if it takes no such arguments or does not exist.
 
-    None in place of these if the decomposition does not take the arguments; -1 if there is none. Where the operation
-    takes a dtype, a tensor of that dtype is given.
+    The recipe, if there is one, is kept under the number `graph`; 0: it is not kept. Where the operation takes a dtype, a
+    tensor of that dtype is given.
     """
+    core = _activate.core()
     op = _overload(name)
     decomposition = torch._decomp.decomposition_table.get(op)
     if decomposition is None or op._schema.name in UNFAITHFUL:
-        return -1, None
+        core.no_decomposition(name)
+        return None
     args, kwargs = [], {}
     for parameter, value in zip(op._schema.arguments, given, strict=True):
         if isinstance(value, torch.Tensor) and "Tensor" not in str(parameter.type):
@@ -53,11 +53,9 @@ def _decompose(name: str, kind: str, given: list) -> tuple[int, list | None]:
         else:
             args.append(value)
     tensors = [t for x in (*args, *kwargs.values()) for t in (x if isinstance(x, list) else [x]) if _is_tensor(t)]
-    kinds = _known.setdefault(name, {})
-    known = kinds.get(kind)
-    if known is None and len(kinds) < _MAX_KINDS:
-        known = kinds[kind] = Recipes()
-    core = _activate.core()
+    known = _known.get(graph)
+    if known is None and graph:
+        known = _known[graph] = Recipes(graph)
     # All that it records is of the line that called the operation.
     outer = core.play_site(core.site_here())
     try:
@@ -65,8 +63,10 @@ def _decompose(name: str, kind: str, given: list) -> tuple[int, list | None]:
     finally:
         core.play_site(outer)
     if results == [NotImplemented]:
-        return 0, None
-    return known.number if known is not None and known.results is not None else 0, results
+        return None
+    if known is not None and known.results is not None:
+        core.keep_defined(graph, [r is not None for r in known.results])
+    return results
 
 
 def _is_tensor(x) -> bool:

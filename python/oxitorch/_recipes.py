@@ -1,6 +1,5 @@
 """Recipes: what the engine noted while Python ran operations, to be recorded again in one call without Python."""
 
-import itertools
 import weakref
 from collections.abc import Callable
 
@@ -12,16 +11,15 @@ from oxitorch import _activate
 class Recipes:
     """What is known about a function of tensors, for some values of its arguments that are no tensors."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self):
-        self.number = next(self._numbers)
+    def __init__(self, number: int | None = None):
+        core = _activate.core()
+        self.number = core.new_graph() if number is None else number
         # The results, with `torch.Tensor` in place of tensors; None: no recipe yet.
         self.results: list | None = None
         self.all_tensors = False
         # The tensors that it writes.
         self.written: list[int] = []
-        weakref.finalize(self, _activate.core().forget_graph, self.number).atexit = False
+        weakref.finalize(self, core.forget_graph, self.number).atexit = False
 
 
 def watched(run: Callable, tensors: list, inputs: list, known: Recipes | None) -> list:

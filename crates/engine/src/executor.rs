@@ -1,4 +1,4 @@
-//! What does with programs and values what the stream asks for: the devices of a client, or one that is not there.
+//! Who runs the programs of a stream and makes its values: the devices of a client, or a device that is not there.
 
 use crate::error::Result;
 use crate::known::Places;
@@ -59,7 +59,7 @@ impl Launch {
 /// The CPU platform runs an op with results of so many bytes while it is launched.
 const SMALL: u64 = 64 << 10;
 
-/// What does with programs and values what the stream asks for.
+/// Runs the programs of a stream, and makes its values.
 pub(crate) trait Executor: Send + Sync {
     /// Runs a program, or queues it. `awaited`: the caller is about to wait for it.
     fn launch(&self, launch: Launch, awaited: bool);

@@ -810,6 +810,11 @@ impl Key {
         self
     }
 
+    /// Its words.
+    pub(crate) fn words(&self) -> &[i64] {
+        &self.0
+    }
+
     /// Adds a word.
     pub(crate) fn word(&mut self, word: u64) {
         self.0.push(word as i64);

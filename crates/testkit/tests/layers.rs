@@ -63,6 +63,7 @@ const CRATES: &[(&str, &[&str])] = &[
             // What PyTorch calls.
             "call",
             "arguments",
+            "decomposed",
             "masks",
             "engine",
             "dispatch",

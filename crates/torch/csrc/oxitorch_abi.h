@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 10
+#define OXI_ABI_VERSION 11
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -179,6 +179,13 @@ typedef struct OxiCore {
   int32_t (*watched)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
                      uint32_t nouts, OxiError* error);
   int32_t (*replay)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, OxiResult* result);
+  // An op without a row that may have a decomposition in Python ("aten::diff"): what `decomposed` takes for it, for good, or
+  // null where no recipe could record it, as it writes.
+  const void* (*decomposable)(const char* name, const char* schema);
+  // Records a call by the recipe of its decomposition, or answers OXI_FALLBACK and says in `graph` what number a recipe for
+  // such a call is to have: 0, none is kept; -1, no decomposition takes it.
+  int32_t (*decomposed)(const void* op, int32_t device, const OxiArg* args, uint32_t nargs, int64_t* graph,
+                        OxiResult* result);
   // Profiling, for Kineto. `profile_start` gives a number, also while the device is not started; `profile_stop` calls
   // `visit` for each thing that happened since.
   uint64_t (*profile_start)(void);

@@ -4,28 +4,28 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
-#include <map>
 #include <mutex>
-#include <set>
 #include <sstream>
+#include <unordered_map>
 
-#include "tensors.h"
+#include "calls.h"
 
 namespace {
 // ---------------------------------------------------------------- compiled graphs
+// Whether a recipe can have it: no tensor that is handled in Python, whose storage is not ours, and no lazy clone.
+bool is_plain(const Tensor& t) {
+  return !t.defined() || (!t.key_set().has(c10::DispatchKey::Python) && !is_shared(t));
+}
 // Called by python/oxitorch/_recipes.py with the tensors among a graph's arguments.
 struct Described {
   c10::SmallVector<OxiTensor, 16> tensors;
   int32_t device = -1;
-  bool plain = true;  // no tensors that are handled in Python, whose storages are not ours, and no lazy clones
+  bool plain = true;
 
   explicit Described(at::TensorList list) {
     tensors.resize(list.size());
     for (size_t i = 0; i < list.size(); i++) {
-      if (list[i].key_set().has(c10::DispatchKey::Python) || is_shared(list[i])) {
-        plain = false;
-        return;
-      }
+      if (!(plain = is_plain(list[i]))) return;
       describe(tensors[i], list[i]);
       if (device < 0 && tensors[i].device_type == OXI_DEVICE_SELF) device = tensors[i].device_index;
     }
@@ -42,20 +42,29 @@ Tensor view_of(const Tensor& base, const OxiOut& o) {
   t.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
   return t;
 }
-std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args) {
-  Described a(args);
+// The results of what was recorded by a recipe; `args`: the tensors that they may be views of.
+std::vector<Tensor> recorded(const OxiResult& r, at::TensorList args) {
   std::vector<Tensor> outs;
-  if (!a.plain) return {false, std::move(outs)};
-  OxiResult r{};
-  int32_t rc = g_core->replay(graph, a.device, a.tensors.data(), a.size(), &r);
-  if (rc == OXI_FALLBACK) return {false, std::move(outs)};
-  check(rc, r.error);
   outs.reserve(r.nouts);
   for (uint32_t k = 0; k < r.nouts; k++) {
     const OxiOut& o = r.outs[k];
-    outs.push_back(o.kind == OXI_OUT_NEW ? wrap(o) : view_of(o.kind == OXI_OUT_VIEW_ARG ? args[o.arg] : outs[o.arg], o));
+    switch (o.kind) {
+      case OXI_OUT_NEW: outs.push_back(wrap(o)); break;
+      case OXI_OUT_VIEW_ARG: outs.push_back(view_of(args.at(o.arg), o)); break;
+      case OXI_OUT_VIEW_OUT: outs.push_back(view_of(outs[o.arg], o)); break;
+      default: outs.emplace_back();
+    }
   }
-  return {true, std::move(outs)};
+  return outs;
+}
+std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args) {
+  Described a(args);
+  if (!a.plain) return {false, {}};
+  OxiResult r{};
+  int32_t rc = g_core->replay(graph, a.device, a.tensors.data(), a.size(), &r);
+  if (rc == OXI_FALLBACK) return {false, {}};
+  check(rc, r.error);
+  return {true, recorded(r, args)};
 }
 bool watch(at::TensorList args) {
   Described a(args);
@@ -77,111 +86,66 @@ bool watched(int64_t graph, at::TensorList args, at::TensorList outs) {
 // ---------------------------------------------------------------- decompositions in Python
 // An op that the core does not know may have one. python/oxitorch/_decompose.py runs it for the first call with arguments
 // of a kind, while the core watches; later ones are recorded by the recipe, and no Python runs.
-struct Decomposition {
-  int64_t recipe;
-  c10::SmallVector<bool, 4> defined;  // its results
-};
-// Only what is functional has a recipe: tensors go in, new ones come out.
-bool is_functional(const c10::FunctionSchema& schema) {
-  for (auto& a : schema.arguments()) {
-    if (a.alias_info()) return false;
+const void* decomposable(const c10::OperatorHandle& op, const std::string& name) {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<std::string, const void*>;
+  std::lock_guard lock(mutex);
+  auto [at, is_new] = known->try_emplace(name, nullptr);
+  if (is_new) {
+    std::ostringstream schema;
+    schema << op.schema();
+    at->second = g_core->decomposable(name.c_str(), schema.str().c_str());
   }
-  for (auto& r : schema.returns()) {
-    if (r.alias_info() || r.type()->kind() != c10::TypeKind::TensorType) return false;
-  }
-  return !schema.returns().empty();
+  return at->second;
 }
-bool is_a(const c10::Argument& a, c10::TypeKind kind) {
+bool is_plain(const c10::IValue& v) {
+  if (v.isTensor()) return is_plain(v.toTensor());
+  if (!v.isList()) return true;
+  auto l = v.toListRef();
+  return std::all_of(l.begin(), l.end(), [](const c10::IValue& x) { return is_plain(x); });
+}
+bool is_dtype(const c10::Argument& a) {
   auto optional = a.real_type()->cast<c10::OptionalType>();
-  return (optional ? optional->getElementType() : a.real_type())->kind() == kind;
+  return (optional ? optional->getElementType() : a.real_type())->kind() == c10::TypeKind::ScalarTypeType;
 }
-// Spells out what tells kinds of arguments apart, and collects the tensors; false if no recipe can have the argument.
-bool spell(std::ostream& s, const c10::IValue& v, std::vector<Tensor>& tensors) {
-  if (v.isTensor() && v.toTensor().defined()) {
-    tensors.push_back(v.toTensor());
-    s << 'T' << v.toTensor().sizes();
-  } else if (v.isNone() || v.isTensor()) {
-    s << 'N';
-  } else if (v.isList()) {
-    s << '[';
-    for (const c10::IValue& x : v.toListRef()) {
-      if (!spell(s, x, tensors)) return false;
-    }
-    s << ']';
-  } else if (v.isString()) {
-    s << v.toStringRef().size() << ':' << v.toStringRef();
-  } else if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || v.isDevice()) {
-    s << v;
-  } else {
-    return false;
-  }
-  s << ',';
-  return true;
-}
-void give(torch::jit::Stack* stack, size_t n, c10::ArrayRef<Tensor> results) {
+bool give(torch::jit::Stack* stack, size_t n, c10::ArrayRef<Tensor> results) {
   torch::jit::drop(*stack, n);
   for (auto& t : results) stack->emplace_back(t);
+  return true;
 }
 bool decomposed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static std::mutex mutex;
-  static auto* none = new std::set<std::string>;  // ops without one
-  static auto* known = new std::map<std::string, Decomposition>;
   auto& schema = op.schema();
   auto& id = op.operator_name();
   std::string name = id.overload_name.empty() ? id.name : id.name + "." + id.overload_name;
-  {
-    std::lock_guard lock(mutex);
-    if (none->count(name)) return false;
-    if (!is_functional(schema)) return none->insert(name), false;
-  }
+  const void* known = decomposable(op, name);
+  if (!known) return false;
   const size_t n = schema.arguments().size();
   const c10::IValue* args = stack->data() + (stack->size() - n);
-  std::vector<Tensor> tensors;
-  std::ostringstream kind;
-  kind << name << '(';
-  for (size_t i = 0; i < n; i++) {
-    auto& a = schema.arguments()[i];
-    bool number = is_a(a, c10::TypeKind::LayoutType) || is_a(a, c10::TypeKind::MemoryFormatType);
-    if ((number && !args[i].isNone()) || !spell(kind, args[i], tensors)) return false;
-  }
-  Decomposition d{0, {}};
-  {
-    std::lock_guard lock(mutex);
-    if (auto found = known->find(kind.str()); found != known->end()) d = found->second;
-  }
-  if (d.recipe > 0) {
-    auto [done, made] = replay(d.recipe, tensors);
-    if (done) {
-      std::vector<Tensor> results;
-      for (size_t i = 0, k = 0; i < d.defined.size(); i++) results.push_back(d.defined[i] ? made[k++] : Tensor());
-      return give(stack, n, results), true;
-    }
+  int64_t graph = 0;
+  if (std::all_of(args, args + n, [](const c10::IValue& v) { return is_plain(v); })) {
+    Call call(n);
+    for (size_t i = 0; i < n; i++) call.put(i, args[i]);
+    OxiResult r{};
+    int32_t rc = g_core->decomposed(known, call.device < 0 ? t_device : call.device, call.args.data(),
+                                    static_cast<uint32_t>(n), &graph, &r);
+    if (rc == OXI_OK) return give(stack, n, recorded(r, {}));
+    if (rc != OXI_FALLBACK) check(rc, r.error);
+    if (graph < 0) return false;
   }
   c10::impl::GenericList given(c10::AnyType::get());
   for (size_t i = 0; i < n; i++) {
-    bool dtype = is_a(schema.arguments()[i], c10::TypeKind::ScalarTypeType) && args[i].isInt();
+    bool dtype = is_dtype(schema.arguments()[i]) && args[i].isInt();
     given.push_back(dtype ? at::empty({0}, static_cast<c10::ScalarType>(args[i].toInt())) : args[i]);
   }
-  torch::jit::Stack call{name, kind.str(), std::move(given)};
+  torch::jit::Stack call{name, graph, std::move(given)};
   {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::Dispatcher::singleton().findSchemaOrThrow("oxitorch::_decompose", "").callBoxed(&call);
   }
-  d.recipe = call[0].toInt();
-  if (call[1].isNone()) {
-    std::lock_guard lock(mutex);
-    if (d.recipe < 0) none->insert(name);
-    return false;
-  }
+  if (call[0].isNone()) return false;
   std::vector<Tensor> results;
-  for (const c10::IValue& r : call[1].toListRef()) results.push_back(r.isNone() ? Tensor() : r.toTensor());
+  for (const c10::IValue& r : call[0].toListRef()) results.push_back(r.isNone() ? Tensor() : r.toTensor());
   TORCH_CHECK(results.size() == schema.returns().size(), name, ": its decomposition gave ", results.size(), " results");
-  d.defined.clear();
-  for (auto& t : results) d.defined.push_back(t.defined());
-  if (d.recipe > 0) {
-    std::lock_guard lock(mutex);
-    (*known)[kind.str()] = d;
-  }
-  return give(stack, n, results), true;
+  return give(stack, n, results);
 }
 }  // namespace

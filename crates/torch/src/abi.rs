@@ -269,6 +269,9 @@ pub(crate) struct Core {
     pub(crate) watched:
         unsafe extern "C" fn(i64, i32, *const Tensor, u32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) replay: unsafe extern "C" fn(i64, i32, *const Tensor, u32, *mut Reply) -> i32,
+    pub(crate) decomposable: unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_void,
+    pub(crate) decomposed:
+        unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,
     pub(crate) profile_start: unsafe extern "C" fn() -> u64,
     pub(crate) profile_stop:
         unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void, *const Span), *mut c_void),

@@ -21,6 +21,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+pub(crate) mod decomposed;
 mod graphs;
 
 /// The table that the shim gets.
@@ -57,6 +58,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
     watch: graphs::watch,
     watched: graphs::watched,
     replay: graphs::replay,
+    decomposable: decomposed::decomposable,
+    decomposed: decomposed::decomposed,
     profile_start: crate::profile::start,
     profile_stop: crate::profile::stop,
 };

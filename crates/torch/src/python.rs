@@ -28,6 +28,7 @@ macro_rules! csrc {
 /// The shim's files by name, which Python builds where no built one fits.
 const SHIM: &[(&str, &str)] = csrc![
     "accelerator.h",
+    "calls.h",
     "device.h",
     "host_calls.h",
     "oxitorch_abi.h",
@@ -597,12 +598,32 @@ mod _core {
         sites::here().0
     }
 
+    /// A number for a compiled graph.
+    #[pyfunction]
+    fn new_graph() -> i64 {
+        state::new_graph()
+    }
+
+    /// Says which results of a decomposition are tensors.
+    #[pyfunction]
+    fn keep_defined(graph: i64, defined: Vec<bool>) {
+        if let Some(s) = state::started() {
+            s.graphs.lock().entry(graph).or_default().defined = defined;
+        }
+    }
+
+    /// Notes that an op, `aten::hash_tensor`, has no decomposition.
+    #[pyfunction]
+    fn no_decomposition(name: &str) {
+        crate::door::decomposed::has_none(name);
+    }
+
     /// Forgets a compiled graph.
     #[pyfunction]
     fn forget_graph(graph: i64) {
         if let (Some(s), false) = (state::started(), state::is_forked()) {
-            let recipes = s.graphs.lock().remove(&graph);
-            drop(recipes);
+            let graph = s.graphs.lock().remove(&graph);
+            drop(graph);
         }
     }
 

@@ -13,11 +13,12 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// What registering the backend leaves for the first use of the device: `import torch` starts no plugin and no thread,
@@ -79,12 +80,27 @@ pub(crate) struct State {
     pub(crate) next_event: AtomicU64,
     /// Timelines that are being made, by number; that of the whole process is number 0.
     pub(crate) listeners: Mutex<FxHashMap<u64, Listener>>,
-    /// What is known about compiled graphs, by their numbers.
-    pub(crate) graphs: Mutex<FxHashMap<i64, Vec<Arc<Recipe>>>>,
+    /// What is known about compiled graphs and decompositions, by their numbers.
+    pub(crate) graphs: Mutex<FxHashMap<i64, Graph>>,
     /// Precision of float32 matrix products: 0 highest, 1 high, 2 default, or [`FOLLOW`].
     pub(crate) precision: AtomicU32,
     /// The user's compiler options and whether XLA may keep excess precision, as they were set.
     pub(crate) compiler: Mutex<CompilerSettings>,
+}
+
+/// What is known about a compiled graph, or about a decomposition for arguments of one kind.
+#[derive(Clone, Default)]
+pub(crate) struct Graph {
+    /// By which it is recorded; the last one first.
+    pub(crate) recipes: SmallVec<[Arc<Recipe>; 2]>,
+    /// Which of its results are tensors; empty: all.
+    pub(crate) defined: Vec<bool>,
+}
+
+/// The number of a new graph.
+pub(crate) fn new_graph() -> i64 {
+    static LAST: AtomicI64 = AtomicI64::new(0);
+    LAST.fetch_add(1, Relaxed) + 1
 }
 
 /// What the user told the compiler.

@@ -3,7 +3,7 @@
 use super::{KEPT, enter, enter_code, report, tensor};
 use crate::abi::slice;
 use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out};
-use crate::state::State;
+use crate::state::{Graph, State};
 use crate::storage;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{Error, ErrorKind, Home, Recipe, Refusal, Slot, Switches, TensorRef};
@@ -60,7 +60,7 @@ pub(super) unsafe extern "C" fn watched(
         let stream = s.engine.stream(device.max(0) as usize)?;
         let Some(recipe) = stream.watched(&args, &outs, &switches(s))? else { return Ok(()) };
         let mut graphs = s.graphs.lock();
-        let recipes = graphs.entry(graph).or_default();
+        let recipes = &mut graphs.entry(graph).or_default().recipes;
         if recipes.len() == MAX_RECIPES {
             recipes.remove(0);
         }
@@ -83,29 +83,43 @@ pub(super) unsafe extern "C" fn replay(
     let done = enter(|s| {
         // SAFETY: described by the shim, for this call.
         let args = unsafe { tensors(args, nargs) };
-        let recipes: SmallVec<[Arc<Recipe>; 2]> =
-            s.graphs.lock().get(&graph).into_iter().flatten().cloned().collect();
-        if recipes.is_empty() {
-            return Ok(None);
-        }
-        let stream = s.engine.stream(device.max(0) as usize)?;
-        let random = |blocks: u64| {
-            let (mut seed, mut offset) = (0, 0);
-            // SAFETY: the device's default generator.
-            unsafe { (s.shim.rng_advance)(null_mut(), device, blocks, &mut seed, &mut offset) };
-            (seed, offset)
-        };
-        let (site, switches) = (crate::sites::here(), switches(s));
-        for recipe in recipes.into_iter().rev() {
-            if let Some(made) = stream.replay(&recipe, &args, site, &switches, &random)? {
-                return Ok(Some((recipe, made)));
-            }
-        }
-        Ok(None)
+        by_recipe(s, graph, device, &args)
     });
+    answer(done, device, reply)
+}
+
+/// A recipe by which a call was recorded, which of the graph's results are tensors (empty: all), and the storages made.
+pub(super) type Recorded = (Arc<Recipe>, Vec<bool>, Vec<Slot>);
+
+/// Records by a recipe of the graph, if one is for these arguments.
+pub(super) fn by_recipe(
+    s: &State,
+    graph: i64,
+    device: i32,
+    args: &[TensorRef<'_>],
+) -> Result<Option<Recorded>, Refusal> {
+    let Some(Graph { recipes, defined }) = s.graphs.lock().get(&graph).cloned() else { return Ok(None) };
+    let stream = s.engine.stream(device.max(0) as usize)?;
+    let random = |blocks: u64| {
+        let (mut seed, mut offset) = (0, 0);
+        // SAFETY: the device's default generator.
+        unsafe { (s.shim.rng_advance)(null_mut(), device, blocks, &mut seed, &mut offset) };
+        (seed, offset)
+    };
+    let (site, switches) = (crate::sites::here(), switches(s));
+    for recipe in recipes.into_iter().rev() {
+        if let Some(made) = stream.replay(&recipe, args, site, &switches, &random)? {
+            return Ok(Some((recipe, defined, made)));
+        }
+    }
+    Ok(None)
+}
+
+/// What the shim gets for a call that may have been recorded by a recipe.
+pub(super) fn answer(done: Result<Option<Recorded>, Refusal>, device: i32, reply: &mut Reply) -> i32 {
     match done {
-        Ok(Some((recipe, made))) => {
-            keep(recipe, made, device, reply);
+        Ok(Some(recorded)) => {
+            keep(recorded, device, reply);
             OK
         }
         Ok(None) => FALLBACK,
@@ -121,12 +135,16 @@ pub(super) unsafe extern "C" fn replay(
 }
 
 /// Lays the results of a graph out for the shim.
-fn keep(recipe: Arc<Recipe>, made: Vec<Slot>, device: i32, reply: &mut Reply) {
+fn keep((recipe, defined, made): Recorded, device: i32, reply: &mut Reply) {
     let mut made: Vec<Option<Slot>> = made.into_iter().map(Some).collect();
     let mut first = vec![0; made.len()];
     KEPT.with_borrow_mut(|k| {
         k.outs.clear();
-        for (i, output) in recipe.outputs().iter().enumerate() {
+        let mut undefined = defined.iter();
+        for output in recipe.outputs() {
+            for _ in undefined.by_ref().take_while(|defined| !**defined) {
+                k.outs.push(abi::Out { kind: out::UNDEFINED, ..abi::Out::default() });
+            }
             let (ty, sizes, strides, offset, contiguous) = output.layout();
             let mut o = abi::Out {
                 device_index: device,
@@ -142,7 +160,7 @@ fn keep(recipe: Arc<Recipe>, made: Vec<Slot>, device: i32, reply: &mut Reply) {
                 Home::Argument(arg) => (o.kind, o.arg) = (out::VIEW_ARG, arg as i32),
                 Home::Made(m) => match made[m].take() {
                     Some(slot) => {
-                        first[m] = i as i32;
+                        first[m] = k.outs.len() as i32;
                         o.kind = out::NEW;
                         o.nbytes = slot.nbytes as i64;
                         o.slot = storage::into_raw(slot);
@@ -152,6 +170,7 @@ fn keep(recipe: Arc<Recipe>, made: Vec<Slot>, device: i32, reply: &mut Reply) {
             }
             k.outs.push(o);
         }
+        k.outs.extend(undefined.map(|_| abi::Out { kind: out::UNDEFINED, ..abi::Out::default() }));
         reply.outs = k.outs.as_ptr();
         reply.nouts = k.outs.len() as u32;
         k.recipe = Some(recipe);
