@@ -35,8 +35,8 @@ def _run_sparse(name: str, args: list) -> list:
 def _decompose(name: str, graph: int, given: list) -> list | None:
     """Runs an operation by its decomposition: the results, or None if it takes no such arguments or does not exist.
 
-    The recipe, if there is one, is kept under the number `graph`; 0: it is not kept. Where the operation takes a dtype, a
-    tensor of that dtype is given.
+    The recipe, if there is one, is kept under the number `graph`; 0: it is not kept. Where the operation takes a dtype,
+    a tensor of that dtype is given.
     """
     core = _activate.core()
     op = _overload(name)
