@@ -28,13 +28,15 @@ pub enum Reason {
     Options,
     /// The user asked for a barrier.
     Barrier,
+    /// A backward computes a part of the forward again.
+    Recompute,
     /// A part of a window that has no program as a whole.
     Part,
 }
 
 impl Reason {
     /// In the order of declaration.
-    pub const ALL: [Reason; 10] = [
+    pub const ALL: [Reason; 11] = [
         Reason::Mode,
         Reason::Read,
         Reason::Wait,
@@ -44,6 +46,7 @@ impl Reason {
         Reason::Bytes,
         Reason::Options,
         Reason::Barrier,
+        Reason::Recompute,
         Reason::Part,
     ];
 
@@ -59,6 +62,7 @@ impl Reason {
             Reason::Bytes => "bytes",
             Reason::Options => "options",
             Reason::Barrier => "barrier",
+            Reason::Recompute => "recompute",
             Reason::Part => "part",
         }
     }

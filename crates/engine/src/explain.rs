@@ -238,6 +238,7 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Bytes => "launched because the window had as many bytes as may be (torch.tpu.set_window)",
         Reason::Options => "launched because other compiler options came into force",
         Reason::Barrier => "launched because of a barrier",
+        Reason::Recompute => "launched because a backward computed something again",
         Reason::Part => "a part of a window that has no program as a whole",
     };
     match describe(site) {

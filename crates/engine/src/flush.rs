@@ -50,6 +50,7 @@ impl Window {
         let came_round = began == site && before + ops >= WORTH_A_LAUNCH && site != Site::default();
         [
             (thread.options != switches.compiler_options, Reason::Options),
+            (thread.recompute_begins, Reason::Recompute),
             (came_round, Reason::Loop),
             (ops >= self.limits.ops || self.is_crowded(), Reason::Ops),
             (thread.bytes >= self.limits.bytes || thread.kept >= self.limits.kept, Reason::Bytes),
@@ -351,6 +352,8 @@ impl Stream {
         if switches.mode != Mode::Fused {
             return Ok(());
         }
-        w.is_over(site, switches).map_or(Ok(()), |reason| self.flush(w, reason))
+        let over = w.is_over(site, switches);
+        w.thread.recompute_begins = false;
+        over.map_or(Ok(()), |reason| self.flush(w, reason))
     }
 }

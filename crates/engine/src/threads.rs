@@ -18,6 +18,8 @@ pub struct Caller {
     pub thread: u64,
     /// Whether it may be another one in the next call.
     pub varies: bool,
+    /// Whether it is in a backward, and computes a part of the forward again.
+    pub recomputes: bool,
 }
 
 static CALLER: OnceLock<fn() -> Caller> = OnceLock::new();
@@ -28,29 +30,30 @@ pub fn set_caller(f: fn() -> Caller) {
     CALLER.get_or_init(|| f);
 }
 
-/// The number of the thread for which this one records.
-pub(crate) fn here() -> u64 {
+/// For whom this thread records.
+pub(crate) fn here() -> Caller {
     const UNKNOWN: u64 = 0;
     thread_local! {
         static HERE: Cell<u64> = const { Cell::new(UNKNOWN) };
         static OWN: Cell<u64> = const { Cell::new(UNKNOWN) };
     }
     static COUNT: AtomicU64 = AtomicU64::new(1 << 63);
+    let itself = |thread: u64| Caller { thread, varies: false, recomputes: false };
     let known = HERE.get();
     if known != UNKNOWN {
-        return known;
+        return itself(known);
     }
     let Some(caller) = CALLER.get() else {
         if OWN.get() == UNKNOWN {
             OWN.set(COUNT.fetch_add(1, Relaxed));
         }
-        return OWN.get();
+        return itself(OWN.get());
     };
-    let Caller { thread, varies } = caller();
-    if !varies {
-        HERE.set(thread);
+    let caller = caller();
+    if !caller.varies {
+        HERE.set(caller.thread);
     }
-    thread
+    caller
 }
 
 /// A thread that records.
@@ -66,6 +69,10 @@ pub(crate) struct Thread {
     pub(crate) round: Option<(Site, usize)>,
     /// The Python line of the first copy from the host.
     pub(crate) first_upload: Option<Site>,
+    /// Whether its last op was a part of a forward that a backward computes again.
+    pub(crate) recomputes: bool,
+    /// Whether the next op is the first such.
+    pub(crate) recompute_begins: bool,
     /// Number of the compiler options that its ops are to be compiled with.
     pub(crate) options: u32,
 }

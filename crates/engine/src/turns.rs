@@ -27,12 +27,16 @@ impl Window {
 
     /// It is the running thread's turn.
     pub(crate) fn enter(&mut self) {
-        let number = here();
-        if self.thread.number != number {
-            self.turn(number);
+        let caller = here();
+        if self.thread.number != caller.thread {
+            self.turn(caller.thread);
         }
         if self.own_ops() == 0 {
             self.thread.options = 0;
+        }
+        if self.thread.recomputes != caller.recomputes {
+            self.thread.recomputes = caller.recomputes;
+            self.thread.recompute_begins = caller.recomputes && self.own_ops() > 0;
         }
     }
 

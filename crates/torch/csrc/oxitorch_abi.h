@@ -199,6 +199,8 @@ typedef struct OxiCaller {
   uint64_t thread;
   int64_t task;
   uint64_t forward;
+  uint8_t grad;   // whether gradients of what it computes are wanted
+  uint8_t keeps;  // whether the backward keeps its graph
 } OxiCaller;
 
 typedef struct OxiShim {

@@ -564,7 +564,8 @@ const OxiShim kShim = {
       static thread_local const uint64_t thread = at::RecordFunction::currentThreadId();
       auto node = torch::autograd::get_current_node();
       bool is_of_leaf = node && node->sequence_nr() == UINT64_MAX;
-      *caller = {thread, torch::autograd::get_current_graph_task_id(), node && !is_of_leaf ? node->thread_id() : 0};
+      *caller = {thread, torch::autograd::get_current_graph_task_id(), node && !is_of_leaf ? node->thread_id() : 0,
+                 c10::GradMode::is_enabled(), torch::autograd::get_current_graph_task_keep_graph()};
     },
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },

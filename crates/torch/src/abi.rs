@@ -230,7 +230,7 @@ const _: () = {
     assert!(size_of::<Out>() == 64);
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
-    assert!(size_of::<Caller>() == 24);
+    assert!(size_of::<Caller>() == 32);
 };
 
 /// `OxiCore`: what the shim may call.
@@ -284,6 +284,13 @@ pub(crate) struct Caller {
     pub(crate) thread: u64,
     pub(crate) task: i64,
     pub(crate) forward: u64,
+    pub(crate) grad: u8,
+    pub(crate) keeps: u8,
+}
+
+impl Caller {
+    /// No thread.
+    pub(crate) const NOBODY: Caller = Caller { thread: 0, task: -1, forward: 0, grad: 0, keeps: 0 };
 }
 
 /// `OxiShim`: what the core may call.

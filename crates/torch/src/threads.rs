@@ -13,10 +13,21 @@ static WORKERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 /// Backwards of one thread that are told apart; others that run at the same time may be mistaken for each other.
 const MAX_TASKS: usize = 8;
 
+/// A backward that ran in a thread.
+#[derive(Clone, Copy)]
+struct Task {
+    number: i64,
+    /// For whom.
+    thread: u64,
+    /// Whether its own results want gradients: with `create_graph=True`.
+    grad: bool,
+}
+
 thread_local! {
-    static LAST: Cell<(abi::Caller, u64)> = const { Cell::new((abi::Caller { thread: 0, task: -1, forward: 0 }, 0)) };
-    /// Backwards that ran here, and for whom.
-    static TASKS: RefCell<Vec<(i64, u64)>> = const { RefCell::new(Vec::new()) };
+    /// For whom the last call was, and whether it was part of a forward that a backward computes again.
+    static LAST: Cell<(abi::Caller, u64, bool)> = const { Cell::new((abi::Caller::NOBODY, 0, false)) };
+    /// The latest backwards.
+    static TASKS: RefCell<Vec<Task>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The engine asks from now on.
@@ -32,38 +43,42 @@ fn caller() -> Caller {
         // SAFETY: reads thread-locals of PyTorch.
         unsafe { (shim.caller)(&raw mut now) };
     }
-    let (last, thread) = LAST.get();
+    let (last, thread, recomputes) = LAST.get();
     if last == now {
-        return Caller { thread, varies: true };
+        return Caller { thread, varies: true, recomputes };
     }
     if now.task < 0 && last.thread == 0 {
-        return Caller { thread: now.thread, varies: false };
+        return Caller { thread: now.thread, varies: false, recomputes: false };
     }
-    let thread = served(&now);
-    LAST.set((now, thread));
-    Caller { thread, varies: true }
+    let (thread, recomputes) = served(&now);
+    LAST.set((now, thread, recomputes));
+    Caller { thread, varies: true, recomputes }
 }
 
-/// For whom a thread of autograd's records.
+/// For whom a thread of autograd's records, and whether that is a part of a forward: gradients are wanted in a backward
+/// whose own results want none.
 #[cold]
-fn served(now: &abi::Caller) -> u64 {
+fn served(now: &abi::Caller) -> (u64, bool) {
     let mut workers = WORKERS.lock();
     let last_of = |thread: u64| workers.iter().find(|w| w.0 == thread).map(|w| w.1);
-    let known = TASKS.with_borrow(|tasks| tasks.iter().find(|t| t.0 == now.task).map(|t| t.1));
+    let known = TASKS.with_borrow(|tasks| tasks.iter().find(|t| t.number == now.task).copied());
     let thread = match now.forward {
-        0 => known.or_else(|| last_of(now.thread)).unwrap_or(now.thread),
+        0 => known.map(|t| t.thread).or_else(|| last_of(now.thread)).unwrap_or(now.thread),
         forward => last_of(forward).unwrap_or(forward),
     };
-    if now.task >= 0 && known != Some(thread) {
+    let wants = now.grad != 0;
+    // A backward that does not keep its graph makes none. Nor does one of whose results some want no gradients.
+    let grad = wants && known.map_or(now.keeps != 0, |t| t.grad);
+    if now.task >= 0 && known.map(|t| (t.thread, t.grad)) != Some((thread, grad)) {
         TASKS.with_borrow_mut(|tasks| {
-            tasks.retain(|t| t.0 != now.task);
+            tasks.retain(|t| t.number != now.task);
             tasks.truncate(MAX_TASKS - 1);
-            tasks.insert(0, (now.task, thread));
+            tasks.insert(0, Task { number: now.task, thread, grad });
         });
     }
     if thread != now.thread {
         workers.retain(|w| w.0 != now.thread);
         workers.push((now.thread, thread));
     }
-    thread
+    (thread, now.task >= 0 && wants && !grad)
 }
