@@ -35,9 +35,9 @@ pub enum Checks {
     All,
 }
 
-/// So many values are looked at in some microseconds.
+/// Checking so many values takes microseconds.
 const FEW: i64 = 1 << 16;
-/// Elements moved for each value, of which looking at it is a small part.
+/// Where an op moves so many elements for each value, checking the value costs little beside it.
 const MUCH: i64 = 16;
 
 /// What a lowering may depend on besides its arguments; part of every program key.

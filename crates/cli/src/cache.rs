@@ -124,14 +124,14 @@ pub(crate) fn run(which: &Which, what: Do, facts: &Facts) -> anyhow::Result<(Str
 }
 
 impl Which {
-    fn place(&self, facts: &Facts) -> anyhow::Result<Place> {
+    fn place(&self, facts: &Facts) -> anyhow::Result<ProgramStore> {
         match (&self.dir, self.shared) {
-            (Some(dir), _) => Ok(Place::folder(dir, Sharing::Machine)),
+            (Some(dir), _) => Ok(ProgramStore::folder(dir, Sharing::Machine)),
             (None, true) => {
                 let place = facts.programs.shared.as_deref().context("OXITORCH_CACHE_SHARED is not set")?;
-                Place::shared(place)
+                ProgramStore::shared(place)
             }
-            (None, false) => Ok(Place::folder(&facts.cache_dir, Sharing::Machine)),
+            (None, false) => Ok(ProgramStore::folder(&facts.cache_dir, Sharing::Machine)),
         }
     }
 
@@ -147,7 +147,7 @@ impl Which {
 }
 
 /// Where compiled programs are.
-struct Place {
+struct ProgramStore {
     store: Arc<dyn Store>,
     name: String,
     /// The cache folder, unless it is an object store.
@@ -155,9 +155,9 @@ struct Place {
     sharing: Sharing,
 }
 
-impl Place {
-    fn folder(cache: &Path, sharing: Sharing) -> Place {
-        Place {
+impl ProgramStore {
+    fn folder(cache: &Path, sharing: Sharing) -> ProgramStore {
+        ProgramStore {
             store: Arc::new(Folder::of_programs(cache, sharing)),
             name: cache.display().to_string(),
             folder: Some(cache.to_owned()),
@@ -165,13 +165,13 @@ impl Place {
         }
     }
 
-    fn shared(place: &str) -> anyhow::Result<Place> {
+    fn shared(place: &str) -> anyhow::Result<ProgramStore> {
         if !place.contains("://") {
-            return Ok(Place::folder(Path::new(place), Sharing::Network));
+            return Ok(ProgramStore::folder(Path::new(place), Sharing::Network));
         }
         let shared = open_shared(place).with_context(|| format!("OXITORCH_CACHE_SHARED={place}"))?;
         let (store, name) = (shared.contents(), shared.place().to_owned());
-        Ok(Place { store, name, folder: None, sharing: Sharing::Network })
+        Ok(ProgramStore { store, name, folder: None, sharing: Sharing::Network })
     }
 
     fn programs(&self, cache: &Path) -> Folder {
@@ -191,7 +191,7 @@ pub(crate) fn open_shared(place: &str) -> std::io::Result<Shared> {
     Shared::open(place, &std::env::vars_os().filter_map(text).collect::<Vec<_>>())
 }
 
-fn listed(place: &Place) -> anyhow::Result<Vec<Listed>> {
+fn listed(place: &ProgramStore) -> anyhow::Result<Vec<Listed>> {
     listing::list(&*place.store).with_context(|| place.unusable())
 }
 
@@ -204,7 +204,7 @@ struct Glance {
 impl Glance {
     fn at(place: &str) -> Glance {
         let look = || -> anyhow::Result<(u64, u64)> {
-            let files = Place::shared(place)?.store.list()?;
+            let files = ProgramStore::shared(place)?.store.list()?;
             let entries = || files.iter().filter(|f| f.name.ends_with(".oxi"));
             Ok((entries().count() as u64, entries().map(|f| f.size).sum()))
         };
@@ -347,7 +347,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn of(place: &Place) -> anyhow::Result<Sum> {
+    fn of(place: &ProgramStore) -> anyhow::Result<Sum> {
         let entries = listed(place)?;
         let other = other_formats(place);
         let files = place.store.list().with_context(|| place.unusable())?;
@@ -381,7 +381,7 @@ impl Sum {
         Ok(serde_json::to_string_pretty(&value)? + "\n")
     }
 
-    fn text(&self, place: &Place, limit: Option<u64>) -> String {
+    fn text(&self, place: &ProgramStore, limit: Option<u64>) -> String {
         let bold = Style::new().bold();
         let mut out = String::new();
         let mut line = |name: &str, value: String| _ = writeln!(out, "{bold}{name:12}{bold:#} {value}");
@@ -411,7 +411,7 @@ impl Sum {
 }
 
 /// Files in the folders of other versions of the format.
-fn other_formats(place: &Place) -> Vec<(Folder, Stored)> {
+fn other_formats(place: &ProgramStore) -> Vec<(Folder, Stored)> {
     let Some(cache) = &place.folder else { return Vec::new() };
     let own = programs_folder(cache);
     let formats = fs::read_dir(cache.join("programs")).into_iter().flatten().flatten();
@@ -427,7 +427,7 @@ fn other_formats(place: &Place) -> Vec<(Folder, Stored)> {
 /// Files of other formats that nobody used for so long are removed.
 const OTHER_FORMAT_AGE: Duration = Duration::from_secs(30 * 86_400);
 
-fn collect(place: &Place, max_size: Option<u64>, max_age: Option<u64>) -> anyhow::Result<String> {
+fn collect(place: &ProgramStore, max_size: Option<u64>, max_age: Option<u64>) -> anyhow::Result<String> {
     let store = &*place.store;
     let mut out = String::new();
     let mut say = |n: u64, what: &str, why: &str| {
@@ -462,7 +462,7 @@ fn collect(place: &Place, max_size: Option<u64>, max_age: Option<u64>) -> anyhow
 }
 
 fn warm(
-    place: &Place,
+    place: &ProgramStore,
     from: Option<&Path>,
     script: &[String],
     facts: &Facts,

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, Found, LoadOptions, Platform, Plugin, Program, Topology, Value,
-    hardware_present,
+    Client, ClientOptions, CompileOptions, Found, LoadOptions, NamedValue, Platform, Plugin, Program,
+    Topology, hardware_present,
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ fn ask_plugin(platform: Platform, library: &Path, answer: &mut Answer) -> oxitor
     if present {
         // A look must not take the whole memory of a GPU.
         let extra = if platform == Platform::Cuda {
-            vec![("preallocate".into(), Value::Bool(false))]
+            vec![("preallocate".into(), NamedValue::Bool(false))]
         } else {
             vec![]
         };
@@ -100,7 +100,7 @@ fn ask_plugin(platform: Platform, library: &Path, answer: &mut Answer) -> oxitor
 }
 
 /// A list [1, 13, 3] as "1.13.3".
-fn version(value: &Value) -> String {
+fn version(value: &NamedValue) -> String {
     value.to_string().trim_matches(['[', ']']).replace(", ", ".")
 }
 
@@ -193,6 +193,6 @@ mod tests {
 
     #[test]
     fn versions_are_joined() {
-        assert_eq!(version(&Value::Ints(vec![1, 13, 3])), "1.13.3");
+        assert_eq!(version(&NamedValue::Ints(vec![1, 13, 3])), "1.13.3");
     }
 }

@@ -265,9 +265,9 @@ fn products(graph: &Graph, module: &Module) -> Vec<capture::Products> {
 
 /// Numbers that the plugin says of a program. One that does not say leaves them out.
 fn costs(executable: &pjrt::Executable) -> (BTreeMap<String, Cost>, Option<MemoryBytes>) {
-    let cost = |v: &pjrt::Value| match v {
-        pjrt::Value::Float(x) if x.is_finite() => Cost::Float(*x),
-        pjrt::Value::Int(x) => Cost::Int(*x),
+    let cost = |v: &pjrt::NamedValue| match v {
+        pjrt::NamedValue::Float(x) if x.is_finite() => Cost::Float(*x),
+        pjrt::NamedValue::Int(x) => Cost::Int(*x),
         other => Cost::Text(other.to_string()),
     };
     let memory = executable.memory_stats().ok().map(|m| MemoryBytes {

@@ -130,12 +130,12 @@ pub(crate) fn between(cuts: &[usize], ops: usize) -> Vec<u32> {
 }
 
 /// Where an op is to be launched: a stretch, and a group within it.
-pub(crate) type Place = (u32, u64);
+pub(crate) type Position = (u32, u64);
 
 /// The part of each op, and the place of each part. A stretch comes after the one before. A group of a stretch is one part,
 /// but for what ops of other groups need: that comes before those, in as few parts as can be. So each op is in as late a
 /// part as can be.
-pub(crate) fn grouped(ops: &Ops, places: &[Place]) -> (Vec<u32>, Vec<Place>) {
+pub(crate) fn grouped(ops: &Ops, places: &[Position]) -> (Vec<u32>, Vec<Position>) {
     let mut made_by = Vec::with_capacity(ops.results());
     ops.iter().for_each(|op| made_by.resize(op.results().end, op.at));
     // How many parts of its stretch come after that of an op, at least.

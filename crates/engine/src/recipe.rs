@@ -3,7 +3,7 @@
 use crate::inst::Inst;
 use crate::shared::Shared;
 use crate::site::Site;
-use crate::tensor::{Place as TensorPlace, TensorRef};
+use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot};
 use oxitorch_hlo::{DType, Dims, TensorType};
 use smallvec::SmallVec;
@@ -54,19 +54,12 @@ impl Layout {
     }
 }
 
-/// Where an argument is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    /// In the storage of this number.
-    Storage(u32),
-    Host,
-}
-
 /// An argument of a graph.
 #[derive(Debug)]
 pub(crate) struct Argument {
     pub(crate) layout: Layout,
-    pub(crate) place: Place,
+    /// The number of its storage; none: it is in host memory.
+    pub(crate) storage: Option<u32>,
 }
 
 /// Where the elements of a graph's result are.
@@ -137,15 +130,15 @@ impl Recipe {
             if !argument.layout.is(t) {
                 return None;
             }
-            match (t.place, argument.place) {
-                (TensorPlace::Device(slot), Place::Storage(number)) if slot.device == self.device => {
+            match (t.place, argument.storage) {
+                (Place::Device(slot), Some(number)) if slot.device == self.device => {
                     match slots.get(number as usize) {
                         None => slots.push(slot),
                         Some(known) if std::ptr::eq(*known, slot) => {}
                         Some(_) => return None,
                     }
                 }
-                (TensorPlace::Host(_), Place::Host) if t.contiguous => {}
+                (Place::Host(_), None) if t.contiguous => {}
                 _ => return None,
             }
         }

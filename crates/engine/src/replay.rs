@@ -5,7 +5,7 @@ use crate::error::Refusal;
 use crate::recipe::{Recipe, Source};
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::tensor::{Place as TensorPlace, TensorRef};
+use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Stream {
             before.push(value);
         }
         for (i, t) in args.iter().enumerate() {
-            if let (TensorPlace::Host(bytes), []) = (t.place, t.sizes) {
+            if let (Place::Host(bytes), []) = (t.place, t.sizes) {
                 let dtype = t.dtype()?;
                 hosts.push((i as u32, w.number(dtype, &bytes[..dtype.size_bytes()])));
             }
@@ -109,7 +109,7 @@ impl Stream {
     fn uploads(&self, args: &[TensorRef<'_>]) -> Result<Hosts, Refusal> {
         let mut hosts = Hosts::new();
         for (i, t) in args.iter().enumerate() {
-            if let TensorPlace::Host(bytes) = t.place
+            if let Place::Host(bytes) = t.place
                 && !t.sizes.is_empty()
                 && t.numel() > 0
             {

@@ -9,7 +9,7 @@
 
 use crate::config::Switches;
 use crate::inst::Inst;
-use crate::recipe::{Argument, GraphOutput, Home, Layout, Place as Where, Recipe, Source, address};
+use crate::recipe::{Argument, GraphOutput, Home, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
@@ -104,7 +104,7 @@ impl Tape {
         let mut written = Vec::new();
         let mut seen = vec![false; self.slots.len()];
         for (t, argument) in args.iter().zip(&self.arguments) {
-            let (Place::Device(slot), Where::Storage(number)) = (t.place, argument.place) else { continue };
+            let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
             let number = number as usize;
             if address(slot) != self.slots[number] {
                 return None; // it was given another storage

@@ -3,7 +3,7 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
 use crate::inst::Inst;
-use crate::recipe::{Argument, Layout, Place as Where, Recipe, Source, address};
+use crate::recipe::{Argument, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
@@ -21,7 +21,7 @@ impl Tape {
         let mut tape = Tape { spoiled: false, ..Tape::spoiled(w.site) };
         for (i, t) in args.iter().enumerate() {
             let Some(layout) = Layout::of(t) else { return Ok(None) };
-            let place = match t.place {
+            let storage = match t.place {
                 Place::Device(slot) if slot.device == device => {
                     let at = address(slot);
                     let known = tape.slots.iter().position(|s| *s == at);
@@ -34,15 +34,15 @@ impl Tape {
                             tape.slots.len() - 1
                         }
                     };
-                    Where::Storage(number as u32)
+                    Some(number as u32)
                 }
                 Place::Host(bytes) if t.contiguous && !t.conj && !t.neg => {
                     tape.host.insert(bytes.as_ptr() as usize, i as u32);
-                    Where::Host
+                    None
                 }
                 _ => return Ok(None),
             };
-            tape.arguments.push(Argument { layout, place });
+            tape.arguments.push(Argument { layout, storage });
         }
         for i in 0..tape.before.len() {
             let value = tape.before[i].clone();

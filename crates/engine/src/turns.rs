@@ -9,7 +9,7 @@
 
 use crate::error::Result;
 use crate::ops::PRODUCED;
-use crate::part::{Part, Place, Results, grouped, parts};
+use crate::part::{Part, Position, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, here};
@@ -191,7 +191,7 @@ impl Stream {
         let is_wanted = with_needs(&values, chosen(&values, &owners, own, whose));
         // What is not wanted is another stretch.
         let place = |(wanted, owner): (&bool, &u64)| if *wanted { (0, *owner) } else { (1, 0) };
-        let places: Vec<Place> = is_wanted.iter().zip(&owners).map(place).collect();
+        let places: Vec<Position> = is_wanted.iter().zip(&owners).map(place).collect();
         let (part_of, places) = grouped(&whole.ops, &places);
         let mut parts = parts(&values, &part_of, places.len());
         let stays = parts.pop_if(|_| places.last() == Some(&(1, 0))).unwrap_or_default();

@@ -22,7 +22,7 @@ use crate::executable::Executable;
 use crate::options::{ClientOptions, CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
-use crate::{envelope, signals, value};
+use crate::{envelope, named_value, signals};
 
 /// The devices of a plugin that this process uses. Buffers and executables keep their client alive.
 pub struct Client {
@@ -49,7 +49,7 @@ impl Client {
     /// Starts a client. `Error::NoDevice` means that the plugin works and its hardware is absent.
     pub fn new(plugin: &'static Plugin, options: &ClientOptions) -> Result<Arc<Client>> {
         let given = options.checked(plugin.platform())?;
-        let c_options: Vec<_> = given.iter().map(|(name, value)| value::to_c(name, value)).collect();
+        let c_options: Vec<_> = given.iter().map(|(name, value)| named_value::to_c(name, value)).collect();
         let mut args = Args::<sys::PJRT_Client_Create_Args>::new();
         args.create_options = c_options.as_ptr();
         args.num_options = c_options.len();

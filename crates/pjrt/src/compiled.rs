@@ -9,7 +9,7 @@ use crate::api::{Api, call, destroy, non_null, slice, text};
 use crate::element::{BufferType, Dims, ElementType};
 use crate::envelope;
 use crate::error::{Code, Error, Result};
-use crate::value::{self, Attributes};
+use crate::named_value::{self, Attributes};
 
 /// A compiled program. An `Executable` has one; ahead-of-time compilation gives one alone.
 pub struct Compiled {
@@ -145,7 +145,7 @@ impl Compiled {
         // SAFETY: the executable is live and owns the properties, which are copied.
         unsafe {
             call!(&self.api, PJRT_Executable_GetCostAnalysis, args)?;
-            Ok(value::from_c(args.properties, args.num_properties))
+            Ok(named_value::from_c(args.properties, args.num_properties))
         }
     }
 

@@ -8,7 +8,7 @@ use sys::Args;
 
 use crate::api::{Api, call, non_null, slice, text};
 use crate::error::{Code, Error, Result};
-use crate::value::{self, Attributes};
+use crate::named_value::{self, Attributes};
 
 /// A device that a client of this process can run on.
 pub struct Device {
@@ -222,13 +222,13 @@ impl DeviceDescription {
                 process_index: process.process_index,
                 kind: text(kind.device_kind, kind.device_kind_size),
                 text: text(line.debug_string, line.debug_string_size),
-                attributes: value::from_c(attributes.attributes, attributes.num_attributes),
+                attributes: named_value::from_c(attributes.attributes, attributes.num_attributes),
             })
         }
     }
 
     /// The device's memory in bytes, where the plugin says it (TPU topologies).
     pub fn memory_limit_bytes(&self) -> Option<i64> {
-        self.attributes.get("device_memory_bytes_limit").and_then(value::Value::as_int)
+        self.attributes.get("device_memory_bytes_limit").and_then(named_value::NamedValue::as_int)
     }
 }

@@ -20,9 +20,9 @@ use crate::api::{slice, text};
 use crate::element::{Dims, ElementType, checked_bytes};
 use crate::error::{Error, HostError, Result};
 use crate::host_threads::HostThreads;
+use crate::named_value::{Attributes, NamedValue};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
-use crate::value::{Attributes, Value};
 
 /// The custom call's target.
 pub const HOST_CALL_TARGET: &str = "oxitorch.host_call";
@@ -225,7 +225,7 @@ unsafe fn call(frame: &sys::XLA_FFI_CallFrame) -> std::result::Result<(), HostEr
             buffers(frame.rets.rets, frame.rets.size)?,
         )
     };
-    let name = attributes.get(HOST_CALL_NAME).and_then(Value::as_str);
+    let name = attributes.get(HOST_CALL_NAME).and_then(NamedValue::as_str);
     let name = name.ok_or_else(|| format!("{HOST_CALL_TARGET}: no attribute `{HOST_CALL_NAME}`"))?;
     let function = FUNCTIONS.lock().get(name).cloned();
     let function =
@@ -310,7 +310,7 @@ unsafe fn attributes(attrs: &sys::XLA_FFI_Attrs) -> Attributes {
             let value = match kind {
                 sys::XLA_FFI_AttrType_STRING => {
                     let span = &*at.cast::<sys::XLA_FFI_ByteSpan>();
-                    Value::String(text(span.ptr, span.len))
+                    NamedValue::String(text(span.ptr, span.len))
                 }
                 sys::XLA_FFI_AttrType_SCALAR => {
                     let scalar = &*at.cast::<sys::XLA_FFI_Scalar>();
@@ -320,12 +320,12 @@ unsafe fn attributes(attrs: &sys::XLA_FFI_Attrs) -> Attributes {
                     let array = &*at.cast::<sys::XLA_FFI_Array>();
                     match array.dtype {
                         sys::XLA_FFI_DataType_S64 => {
-                            Value::Ints(slice(array.data.cast(), array.size).to_vec())
+                            NamedValue::Ints(slice(array.data.cast(), array.size).to_vec())
                         }
-                        _ => Value::Unknown(kind),
+                        _ => NamedValue::Unknown(kind),
                     }
                 }
-                _ => Value::Unknown(kind),
+                _ => NamedValue::Unknown(kind),
             };
             out.insert(text((**name).ptr, (**name).len), value);
         }
@@ -335,15 +335,15 @@ unsafe fn attributes(attrs: &sys::XLA_FFI_Attrs) -> Attributes {
 
 /// # Safety
 /// `at` points to a value of this type.
-unsafe fn number(dtype: sys::XLA_FFI_DataType, at: *const c_void) -> Value {
+unsafe fn number(dtype: sys::XLA_FFI_DataType, at: *const c_void) -> NamedValue {
     // SAFETY: passed on to the caller; a bool is read as the byte that it is.
     unsafe {
         match dtype {
-            sys::XLA_FFI_DataType_PRED => Value::Bool(at.cast::<u8>().read() != 0),
-            sys::XLA_FFI_DataType_S32 => Value::Int(at.cast::<i32>().read().into()),
-            sys::XLA_FFI_DataType_S64 => Value::Int(at.cast::<i64>().read()),
-            sys::XLA_FFI_DataType_F32 => Value::Float(at.cast::<f32>().read()),
-            other => Value::Unknown(other),
+            sys::XLA_FFI_DataType_PRED => NamedValue::Bool(at.cast::<u8>().read() != 0),
+            sys::XLA_FFI_DataType_S32 => NamedValue::Int(at.cast::<i32>().read().into()),
+            sys::XLA_FFI_DataType_S64 => NamedValue::Int(at.cast::<i64>().read()),
+            sys::XLA_FFI_DataType_F32 => NamedValue::Float(at.cast::<f32>().read()),
+            other => NamedValue::Unknown(other),
         }
     }
 }

@@ -39,13 +39,13 @@ mod heap;
 mod hlo_text;
 mod host_call;
 mod host_threads;
+mod named_value;
 mod options;
 mod platform;
 mod plugin;
 mod signals;
 mod signature;
 mod topology;
-mod value;
 
 pub use api::failed_destroys;
 pub use buffer::{Buffer, ExternalReference};
@@ -63,12 +63,12 @@ pub use executable::{Executable, ExecuteArgs};
 pub use heap::trim_heap;
 pub use host_call::{HOST_CALL_NAME, HOST_CALL_TARGET, HostArg, HostCall, HostElement, HostResult};
 pub use host_threads::HostThreads;
+pub use named_value::{Attributes, NamedValue};
 pub use options::{ClientOptions, CompileOptions, Format, OptionValue, Program};
 pub use oxitorch_proto::EffortLevel;
 pub use platform::Platform;
 pub use plugin::{Extension, LoadOptions, Plugin};
 pub use topology::Topology;
-pub use value::{Attributes, Value};
 
 /// Every owner may be used from any thread.
 const _: () = {

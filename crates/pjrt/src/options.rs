@@ -11,9 +11,9 @@ use crate::client::Client;
 use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::guard;
+use crate::named_value::NamedValue;
 use crate::platform::Platform;
 use crate::signature;
-use crate::value::Value;
 
 /// Options of a client.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct ClientOptions {
     /// CPU platform: number of virtual devices; 1 if not given.
     pub cpu_devices: Option<usize>,
     /// Other options by the plugin's names.
-    pub extra: Vec<(String, Value)>,
+    pub extra: Vec<(String, NamedValue)>,
 }
 
 /// More virtual devices than this are refused: each has its own threads.
@@ -56,11 +56,11 @@ const KNOWN_OPTIONS: &[(&str, &str)] = &[
 
 impl ClientOptions {
     /// The options to pass, checked.
-    pub(crate) fn checked(&self, platform: Platform) -> Result<Vec<(String, Value)>> {
+    pub(crate) fn checked(&self, platform: Platform) -> Result<Vec<(String, NamedValue)>> {
         let mut out = self.extra.clone();
         if platform == Platform::Cpu {
             if out.iter().all(|(name, _)| name != "cpu_device_count") {
-                out.push(("cpu_device_count".into(), Value::Int(self.cpu_devices.unwrap_or(1) as i64)));
+                out.push(("cpu_device_count".into(), NamedValue::Int(self.cpu_devices.unwrap_or(1) as i64)));
             }
         } else if self.cpu_devices.is_some() {
             return Err(err::invalid(format!("`cpu_devices` is no option of the {platform} platform")));
@@ -91,13 +91,13 @@ impl ClientOptions {
 }
 
 /// Refuses an option whose value is of another kind than plugins expect.
-pub(crate) fn check_kinds(options: &[(String, Value)]) -> Result<()> {
+pub(crate) fn check_kinds(options: &[(String, NamedValue)]) -> Result<()> {
     for (name, value) in options {
         match KNOWN_OPTIONS.iter().find(|(known, _)| known == name) {
             Some((_, kind)) if *kind != value.kind() => {
                 return Err(err::invalid(format!("option `{name}` is a {kind}, got a {}", value.kind())));
             }
-            None if matches!(value, Value::Unknown(_)) => {
+            None if matches!(value, NamedValue::Unknown(_)) => {
                 return Err(err::invalid(format!("option `{name}` has a value of unknown kind")));
             }
             _ => {}

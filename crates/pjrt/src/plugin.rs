@@ -11,8 +11,8 @@ use sys::Args;
 
 use crate::api::{Api, call};
 use crate::error::{Error, Result};
+use crate::named_value::{self, Attributes};
 use crate::platform::Platform;
-use crate::value::{self, Attributes};
 use crate::{flags, signals};
 
 /// A loaded plugin. Libraries are never unloaded, so there is one of these for each path and it lives for ever.
@@ -104,7 +104,7 @@ impl Plugin {
         // SAFETY: no arguments; the attributes are static.
         let attributes = unsafe {
             match call!(&api, PJRT_Plugin_Attributes, args) {
-                Ok(()) => value::from_c(args.attributes, args.num_attributes),
+                Ok(()) => named_value::from_c(args.attributes, args.num_attributes),
                 Err(Error::Unsupported { .. }) => Attributes::new(),
                 Err(e) => return Err(e),
             }

@@ -10,11 +10,11 @@ use crate::client::compile_failed;
 use crate::compiled::Compiled;
 use crate::device::DeviceDescription;
 use crate::error::{Result, err};
+use crate::named_value::{self, Attributes, NamedValue};
 use crate::options::{self, CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
 use crate::signals;
-use crate::value::{self, Attributes, Value};
 
 /// A set of devices to compile for, for instance libtpu's `v5e:2x4`. No hardware is needed.
 pub struct Topology {
@@ -31,12 +31,12 @@ unsafe impl Sync for Topology {}
 impl Topology {
     /// A topology by the plugin's name for it. libtpu: `v5e:2x4`, `v5p:2x2x1`, `v6e:4x4`, `tpu7x:2x2x1` and so on, with
     /// options `chips_per_host_bounds`, `num_slices`, `wrap`; CUDA: any name, with options `target_config`, `topology`.
-    pub fn new(plugin: &'static Plugin, name: &str, options: &[(String, Value)]) -> Result<Topology> {
+    pub fn new(plugin: &'static Plugin, name: &str, options: &[(String, NamedValue)]) -> Result<Topology> {
         options::check_kinds(options)?;
         if plugin.platform() == Platform::Tpu {
             check_tpu_name(name)?;
         }
-        let c_options: Vec<_> = options.iter().map(|(name, value)| value::to_c(name, value)).collect();
+        let c_options: Vec<_> = options.iter().map(|(name, value)| named_value::to_c(name, value)).collect();
         let mut args = Args::<sys::PJRT_TopologyDescription_Create_Args>::new();
         args.topology_name = name.as_ptr().cast();
         args.topology_name_size = name.len();
@@ -89,7 +89,7 @@ impl Topology {
         // SAFETY: the topology is live and owns the attributes, which are copied.
         unsafe {
             call!(self.plugin.api(), PJRT_TopologyDescription_Attributes, args)?;
-            Ok(value::from_c(args.attributes, args.num_attributes))
+            Ok(named_value::from_c(args.attributes, args.num_attributes))
         }
     }
 

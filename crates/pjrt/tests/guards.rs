@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use common::{ADD, client, compile, f32s, get, options, plugin, put};
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, Error, ExecuteArgs, OptionValue, Platform, Program, Value,
+    Client, ClientOptions, CompileOptions, Error, ExecuteArgs, NamedValue, OptionValue, Platform, Program,
 };
 
 fn refused<T>(result: Result<T, Error>, word: &str) {
@@ -32,22 +32,22 @@ fn default_compile_options_are_not_empty() {
 
 #[test]
 fn create_options_have_their_type() {
-    let with = |name: &str, value: Value| {
+    let with = |name: &str, value: NamedValue| {
         Client::new(plugin(), &ClientOptions { cpu_devices: None, extra: vec![(name.into(), value)] })
     };
-    refused(with("cpu_device_count", Value::String("2".into())), "int64");
-    refused(with("cpu_device_count", Value::Bool(true)), "int64");
-    refused(with("cpu_device_count", Value::Float(2.0)), "int64");
-    refused(with("cpu_device_count", Value::Ints(vec![2])), "int64");
-    refused(with("cpu_device_count", Value::Unknown(17)), "int64");
-    refused(with("nope", Value::Unknown(17)), "no option");
-    refused(with("nope", Value::Int(1)), "no option");
+    refused(with("cpu_device_count", NamedValue::String("2".into())), "int64");
+    refused(with("cpu_device_count", NamedValue::Bool(true)), "int64");
+    refused(with("cpu_device_count", NamedValue::Float(2.0)), "int64");
+    refused(with("cpu_device_count", NamedValue::Ints(vec![2])), "int64");
+    refused(with("cpu_device_count", NamedValue::Unknown(17)), "int64");
+    refused(with("nope", NamedValue::Unknown(17)), "no option");
+    refused(with("nope", NamedValue::Int(1)), "no option");
     for count in [0, -1, i64::MIN, i64::MAX] {
-        refused(with("cpu_device_count", Value::Int(count)), "cpu_device_count");
+        refused(with("cpu_device_count", NamedValue::Int(count)), "cpu_device_count");
     }
     let zero = ClientOptions { cpu_devices: Some(0), extra: vec![] };
     refused(Client::new(plugin(), &zero), "cpu_device_count");
-    assert_eq!(with("cpu_device_count", Value::Int(2)).unwrap().devices().len(), 2);
+    assert_eq!(with("cpu_device_count", NamedValue::Int(2)).unwrap().devices().len(), 2);
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod common;
 
 use common::{ADD, plugin_path};
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, Error, LoadOptions, OptionValue, Platform, Plugin, Program,
-    Topology, Value, failed_destroys,
+    Client, ClientOptions, CompileOptions, Error, LoadOptions, NamedValue, OptionValue, Platform, Plugin,
+    Program, Topology, failed_destroys,
 };
 
 fn libtpu() -> &'static Plugin {
@@ -61,7 +61,7 @@ fn what_kills_libtpu_is_refused() {
     for name in ["v5e:3x3", "v99:1x1", "v5e:2x2x2x2"] {
         assert!(matches!(Topology::new(plugin, name, &[]), Err(Error::Status { .. })), "{name}");
     }
-    let wrong = [("num_slices".to_string(), Value::String("x".into()))];
+    let wrong = [("num_slices".to_string(), NamedValue::String("x".into()))];
     assert!(matches!(Topology::new(plugin, "v5e:2x2", &wrong), Err(Error::InvalidArgument { .. })));
 
     let topology = Topology::new(plugin, "v5e:2x2", &[]).unwrap();

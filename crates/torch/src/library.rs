@@ -5,7 +5,7 @@ use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
 use crate::state;
 use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
 use oxitorch_aten::{DType, dtype};
-use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, HostError, Value};
+use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, HostError, NamedValue};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
@@ -17,8 +17,8 @@ pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Resu
 }
 
 fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), HostError> {
-    let op = call.attributes.get(OP).and_then(Value::as_str).ok_or("a call without a name")?;
-    let Some(Value::Ints(words)) = call.attributes.get(CALL) else {
+    let op = call.attributes.get(OP).and_then(NamedValue::as_str).ok_or("a call without a name")?;
+    let Some(NamedValue::Ints(words)) = call.attributes.get(CALL) else {
         return Err(format!("aten::{op}: a call without arguments").into());
     };
     let memory = |at: *const u8, bytes: usize, dtype| Memory { at: at.cast(), bytes, dtype };

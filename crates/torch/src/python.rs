@@ -142,14 +142,14 @@ fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
 }
 
 /// Options of a client for GPUs, by the plugin's names.
-fn cuda_options(config: &Bound<'_, PyDict>) -> PyResult<Vec<(String, pjrt::Value)>> {
+fn cuda_options(config: &Bound<'_, PyDict>) -> PyResult<Vec<(String, pjrt::NamedValue)>> {
     let visible: Option<Vec<i64>> = optional(config, "cuda_visible_devices")?;
     let fraction: Option<f32> = optional(config, "cuda_memory_fraction")?;
     let preallocate: Option<bool> = optional(config, "cuda_preallocate")?;
     let options = [
-        ("visible_devices", visible.map(pjrt::Value::Ints)),
-        ("memory_fraction", fraction.map(pjrt::Value::Float)),
-        ("preallocate", preallocate.map(pjrt::Value::Bool)),
+        ("visible_devices", visible.map(pjrt::NamedValue::Ints)),
+        ("memory_fraction", fraction.map(pjrt::NamedValue::Float)),
+        ("preallocate", preallocate.map(pjrt::NamedValue::Bool)),
     ];
     Ok(options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
 }

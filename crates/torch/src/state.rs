@@ -33,7 +33,7 @@ pub(crate) struct Setup {
     pub(crate) platform: Option<pjrt::Platform>,
     pub(crate) cpu_devices: usize,
     /// Options of a client for GPUs.
-    pub(crate) cuda: Vec<(String, pjrt::Value)>,
+    pub(crate) cuda: Vec<(String, pjrt::NamedValue)>,
     /// The folder of the shim, which is the user's.
     pub(crate) shim_dir: Option<PathBuf>,
     /// 0: one per core.

@@ -309,7 +309,7 @@ fn backward(
         gradients.push(None);
         return Ok(gradients);
     }
-    // With keys that only are there when the gradient is.
+    // The barrier lets the scores be computed only once the gradient is there, so that none are kept from the forward.
     let [grad, k] = match c.config.target.recompute_scores {
         true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
         false => [grad, k],

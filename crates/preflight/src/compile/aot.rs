@@ -16,8 +16,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use oxitorch_capture::{Capture, CompilerOption};
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, Compiled, EffortLevel, Error, LoadOptions, OptionValue, Platform,
-    Plugin, Program, Topology, Value,
+    Client, ClientOptions, CompileOptions, Compiled, EffortLevel, Error, LoadOptions, NamedValue,
+    OptionValue, Platform, Plugin, Program, Topology,
 };
 use serde::{Deserialize, Serialize};
 
@@ -295,8 +295,8 @@ impl Compiler {
 fn measure(compiled: &Compiled) -> Result<Outcome, Error> {
     let cost = compiled.cost_analysis().unwrap_or_default();
     let number = |name: &str| match cost.get(name) {
-        Some(Value::Float(x)) => Some(f64::from(*x)).filter(|x| *x >= 0.0),
-        Some(Value::Int(n)) => Some(*n as f64),
+        Some(NamedValue::Float(x)) => Some(f64::from(*x)).filter(|x| *x >= 0.0),
+        Some(NamedValue::Int(n)) => Some(*n as f64),
         // What is zero is left out: a program that only fills memory has no operations.
         None if !cost.is_empty() => Some(0.0),
         _ => None,

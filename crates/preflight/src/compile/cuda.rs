@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use oxitorch_pjrt::{CudaTools, Found, OptionValue, Value};
+use oxitorch_pjrt::{CudaTools, Found, NamedValue, OptionValue};
 
 use crate::hardware::{gpus, named};
 
@@ -35,13 +35,13 @@ pub fn flags(own: &str, site_dirs: &[PathBuf], scratch: &Path) -> anyhow::Result
 }
 
 /// What the plugin is told of the devices of a topology, `h200:1x1x8`.
-pub fn topology_options(topology: &str) -> anyhow::Result<Vec<(String, Value)>> {
+pub fn topology_options(topology: &str) -> anyhow::Result<Vec<(String, NamedValue)>> {
     let described = |(name, sides)| Some((gpus::target_config(named(name)?)?, sides));
     let (config, sides) = topology
         .split_once(':')
         .and_then(described)
         .with_context(|| format!("`{topology}` is no topology of GPUs"))?;
-    let text = |text: &str| Value::String(text.to_owned());
+    let text = |text: &str| NamedValue::String(text.to_owned());
     Ok(vec![("target_config".into(), text(&config)), ("topology".into(), text(sides))])
 }
 
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_topology_is_the_gpu_and_how_many() {
         let options = topology_options("h200:1x1x8").unwrap();
-        assert_eq!(options[1], ("topology".to_owned(), Value::String("1x1x8".into())));
+        assert_eq!(options[1], ("topology".to_owned(), NamedValue::String("1x1x8".into())));
         assert!(options[0].1.to_string().contains("NVIDIA H200"));
         for wrong in ["h200", "v5e:1x1", "abacus:1x1x1"] {
             assert!(topology_options(wrong).is_err(), "{wrong}");

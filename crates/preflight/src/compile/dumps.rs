@@ -105,12 +105,12 @@ struct Allocation<'a> {
     place: Option<BufferPlace>,
     bytes: u64,
     is_output: bool,
-    values: Vec<Value<'a>>,
+    values: Vec<HloValue<'a>>,
 }
 
 /// A value in it.
 #[derive(Clone, Copy, Debug)]
-struct Value<'a> {
+struct HloValue<'a> {
     /// Instruction, with the index of the result in braces if there are several.
     name: &'a str,
     shape: &'a str,
@@ -118,7 +118,7 @@ struct Value<'a> {
     offset: u64,
 }
 
-impl Value<'_> {
+impl HloValue<'_> {
     fn end(&self) -> u64 {
         self.offset + self.bytes
     }
@@ -159,13 +159,13 @@ fn allocations(text: &str) -> Vec<Allocation<'_>> {
 }
 
 /// ` value: <2861 fusion.6{1} @0> (size=32768,offset=0): s32[64,64]{1,0:T(8,128)}`
-fn value(line: &str) -> Option<Value<'_>> {
+fn value(line: &str) -> Option<HloValue<'_>> {
     let (_, rest) = line.strip_prefix(" value: <")?.split_once(' ')?;
     let (name, rest) = rest.split_once(" @")?;
     let (numbers, shape) = after(rest, "(size=")?.split_once("): ")?;
     let (bytes, offset) = numbers.split_once(",offset=")?;
     let name = name.strip_suffix("{}").unwrap_or(name);
-    Some(Value { name, shape, bytes: bytes.parse().ok()?, offset: offset.parse().ok()? })
+    Some(HloValue { name, shape, bytes: bytes.parse().ok()?, offset: offset.parse().ok()? })
 }
 
 /// First and last instruction of each value's life.
@@ -321,7 +321,7 @@ fn recorded(op_name: &str) -> Option<u32> {
 }
 
 /// The values of temporaries that are alive at once and lie in different places, when they are most.
-fn most<'a, 'b>(values: &'b [(Value<'a>, (u64, u64))]) -> Vec<&'b Value<'a>> {
+fn most<'a, 'b>(values: &'b [(HloValue<'a>, (u64, u64))]) -> Vec<&'b HloValue<'a>> {
     let mut events: Vec<(u64, i64)> = Vec::new();
     for (v, (start, end)) in values {
         events.push((*start, v.bytes as i64));
@@ -339,7 +339,7 @@ fn most<'a, 'b>(values: &'b [(Value<'a>, (u64, u64))]) -> Vec<&'b Value<'a>> {
     // Values share memory where one takes that of another, so that the sums are only about right.
     sums.sort_unstable_by_key(|s| std::cmp::Reverse(*s));
     let at = |time: u64| apart(values.iter().filter(|(_, (s, e))| (*s..=*e).contains(&time)).map(|(v, _)| v));
-    let total = |all: &Vec<&Value<'a>>| all.iter().map(|v| v.bytes).sum::<u64>();
+    let total = |all: &Vec<&HloValue<'a>>| all.iter().map(|v| v.bytes).sum::<u64>();
     sums.iter().take(TRIED).map(|(_, time)| at(*time)).max_by_key(total).unwrap_or_default()
 }
 
@@ -347,8 +347,8 @@ fn most<'a, 'b>(values: &'b [(Value<'a>, (u64, u64))]) -> Vec<&'b Value<'a>> {
 const TRIED: usize = 32;
 
 /// Values that do not overlap, the largest first.
-fn apart<'a, 'b: 'a>(values: impl Iterator<Item = &'a Value<'b>>) -> Vec<&'a Value<'b>> {
-    let mut all: Vec<&Value<'b>> = values.filter(|v| v.bytes > 0).collect();
+fn apart<'a, 'b: 'a>(values: impl Iterator<Item = &'a HloValue<'b>>) -> Vec<&'a HloValue<'b>> {
+    let mut all: Vec<&HloValue<'b>> = values.filter(|v| v.bytes > 0).collect();
     all.sort_by_key(|v| std::cmp::Reverse(v.bytes));
     let mut taken: std::collections::BTreeMap<u64, u64> = std::collections::BTreeMap::new();
     all.retain(|v| {
@@ -378,14 +378,14 @@ fn at_peak(assignment: &str, ranges: Option<&str>, program: &str) -> Option<AtPe
             out.memory.outputs += a.bytes;
             out.memory.aliased += if place == BufferPlace::Output { 0 } else { a.bytes };
         }
-        let alive: Vec<&Value<'_>> = if place == BufferPlace::Temporary {
-            let range = |v: &Value<'_>| match &lifetimes {
+        let alive: Vec<&HloValue<'_>> = if place == BufferPlace::Temporary {
+            let range = |v: &HloValue<'_>| match &lifetimes {
                 Some(all) => all.get(v.name).copied(),
                 None => instructions.lifetime(v.name),
             };
             let known = a.values.iter().filter_map(|v| Some((*v, range(v)?)));
             let values: Vec<_> = known.collect();
-            let alive: Vec<Value<'_>> = most(&values).into_iter().copied().collect();
+            let alive: Vec<HloValue<'_>> = most(&values).into_iter().copied().collect();
             let sum: u64 = alive.iter().map(|v| v.bytes).sum();
             out.gaps_bytes += a.bytes.saturating_sub(sum);
             out.buffers.extend(alive.iter().map(|v| buffer(v, place, &instructions)));
@@ -413,7 +413,7 @@ fn parts(value: &str) -> (&str, Option<u64>) {
     }
 }
 
-fn buffer(v: &Value<'_>, place: BufferPlace, instructions: &Instructions<'_>) -> Buffer {
+fn buffer(v: &HloValue<'_>, place: BufferPlace, instructions: &Instructions<'_>) -> Buffer {
     let (name, index) = parts(v.name);
     Buffer {
         place,

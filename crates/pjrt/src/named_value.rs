@@ -10,7 +10,7 @@ use crate::api::{slice, text};
 
 /// A value with a name: an option of a client or topology, an attribute of a plugin or device.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Value {
+pub enum NamedValue {
     /// Text.
     String(String),
     /// An integer.
@@ -26,76 +26,76 @@ pub enum Value {
 }
 
 /// Attributes by name.
-pub type Attributes = BTreeMap<String, Value>;
+pub type Attributes = BTreeMap<String, NamedValue>;
 
-impl Value {
+impl NamedValue {
     /// The kind, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
-            Value::String(_) => "string",
-            Value::Int(_) => "int64",
-            Value::Ints(_) => "list of int64",
-            Value::Float(_) => "float",
-            Value::Bool(_) => "bool",
-            Value::Unknown(_) => "unknown",
+            NamedValue::String(_) => "string",
+            NamedValue::Int(_) => "int64",
+            NamedValue::Ints(_) => "list of int64",
+            NamedValue::Float(_) => "float",
+            NamedValue::Bool(_) => "bool",
+            NamedValue::Unknown(_) => "unknown",
         }
     }
 
     /// The integer, if it is one.
     pub fn as_int(&self) -> Option<i64> {
-        if let Value::Int(i) = self { Some(*i) } else { None }
+        if let NamedValue::Int(i) = self { Some(*i) } else { None }
     }
 
     /// The text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
-        if let Value::String(s) = self { Some(s) } else { None }
+        if let NamedValue::String(s) = self { Some(s) } else { None }
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for NamedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::String(s) => f.write_str(s),
-            Value::Int(i) => write!(f, "{i}"),
-            Value::Ints(v) => write!(f, "{v:?}"),
-            Value::Float(x) => write!(f, "{x}"),
-            Value::Bool(b) => write!(f, "{b}"),
-            Value::Unknown(kind) => write!(f, "<value of kind {kind}>"),
+            NamedValue::String(s) => f.write_str(s),
+            NamedValue::Int(i) => write!(f, "{i}"),
+            NamedValue::Ints(v) => write!(f, "{v:?}"),
+            NamedValue::Float(x) => write!(f, "{x}"),
+            NamedValue::Bool(b) => write!(f, "{b}"),
+            NamedValue::Unknown(kind) => write!(f, "<value of kind {kind}>"),
         }
     }
 }
 
 /// The C form of an option; it points into `name` and `value`, which must outlive it.
-pub(crate) fn to_c(name: &str, value: &Value) -> sys::PJRT_NamedValue {
+pub(crate) fn to_c(name: &str, value: &NamedValue) -> sys::PJRT_NamedValue {
     let mut c = sys::PJRT_NamedValue::sized();
     c.name = name.as_ptr().cast();
     c.name_size = name.len();
     c.value_size = 1;
     match value {
-        Value::String(s) => {
+        NamedValue::String(s) => {
             c.type_ = sys::PJRT_NamedValue_kString;
             c.__bindgen_anon_1.string_value = s.as_ptr().cast();
             c.value_size = s.len();
         }
-        Value::Int(i) => {
+        NamedValue::Int(i) => {
             c.type_ = sys::PJRT_NamedValue_kInt64;
             c.__bindgen_anon_1.int64_value = *i;
         }
-        Value::Ints(v) => {
+        NamedValue::Ints(v) => {
             c.type_ = sys::PJRT_NamedValue_kInt64List;
             c.__bindgen_anon_1.int64_array_value = v.as_ptr();
             c.value_size = v.len();
         }
-        Value::Float(x) => {
+        NamedValue::Float(x) => {
             c.type_ = sys::PJRT_NamedValue_kFloat;
             c.__bindgen_anon_1.float_value = *x;
         }
-        Value::Bool(b) => {
+        NamedValue::Bool(b) => {
             c.type_ = sys::PJRT_NamedValue_kBool;
             c.__bindgen_anon_1.bool_value = *b;
         }
         // Options are checked before they come here; a kind that the plugin does not know is refused there.
-        Value::Unknown(kind) => c.type_ = *kind,
+        NamedValue::Unknown(kind) => c.type_ = *kind,
     }
     c
 }
@@ -121,12 +121,12 @@ pub(crate) unsafe fn from_c(first: *const sys::PJRT_NamedValue, count: usize) ->
             let c = first.byte_add(i * step).read();
             let (v, n) = (c.__bindgen_anon_1, c.value_size);
             let value = match c.type_ {
-                sys::PJRT_NamedValue_kString => Value::String(text(v.string_value, n)),
-                sys::PJRT_NamedValue_kInt64 => Value::Int(v.int64_value),
-                sys::PJRT_NamedValue_kInt64List => Value::Ints(slice(v.int64_array_value, n).to_vec()),
-                sys::PJRT_NamedValue_kFloat => Value::Float(v.float_value),
-                sys::PJRT_NamedValue_kBool => Value::Bool(v.bool_value),
-                kind => Value::Unknown(kind),
+                sys::PJRT_NamedValue_kString => NamedValue::String(text(v.string_value, n)),
+                sys::PJRT_NamedValue_kInt64 => NamedValue::Int(v.int64_value),
+                sys::PJRT_NamedValue_kInt64List => NamedValue::Ints(slice(v.int64_array_value, n).to_vec()),
+                sys::PJRT_NamedValue_kFloat => NamedValue::Float(v.float_value),
+                sys::PJRT_NamedValue_kBool => NamedValue::Bool(v.bool_value),
+                kind => NamedValue::Unknown(kind),
             };
             out.insert(text(c.name, c.name_size), value);
         }
