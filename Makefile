@@ -34,7 +34,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONPATH= PYTHONDONTWRITEBYTECODE= OXITORCH_TEST
 CPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 TPU_PLUGIN := $(CURDIR)/$(VENV)/lib/python3*/site-packages/libtpu/libtpu.so
 
-.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs docs-site clean
+.PHONY: help demo test test-full bench conformance conformance-aot pytorch-tests install wheel release-wheel check test-rust test-object-store test-python test-conformance test-torch-oldest docs docs-site clean
 
 help:
 	@echo 'make demo         install everything into $(VENV) and train the examples'
@@ -46,6 +46,7 @@ help:
 	@echo 'make pytorch-tests DIR=pytorch/test  run PyTorch'"'"'s own test files, read from DIR'
 	@echo 'make docs         write the generated pages again'
 	@echo 'make docs-site    build the site of the pages into target/site'
+	@echo 'make release-wheel  the wheel for everybody: for glibc 2.28, with a shim for each PyTorch'
 	@echo 'make clean        remove the virtual environments and build outputs'
 
 demo: install
@@ -81,6 +82,11 @@ $(UV):
 wheel: $(UV)
 	rm -rf $(WHEELS)
 	$(VENV)/bin/maturin build -q --locked --profile $(PROFILE) --interpreter $(PY) --out $(WHEELS)
+
+# Fetches five PyTorch wheels, half a gigabyte each, for their headers. ARGS=--check tries it in environments of its own.
+release-wheel: $(UV)
+	$(UV) pip install -q --python $(PY) --group release
+	$(PY) build_backend/release_wheel.py $(ARGS)
 
 # The wheel goes last and without its dependencies, so that a changed one replaces the one before.
 install: wheel

@@ -243,3 +243,27 @@ def test_extras_bring_the_plugins_that_are_looked_for(repo):
             assert f'"{package}")' in plugins
             if platform.machine() == "x86_64":
                 assert importlib.metadata.version(package)
+
+
+@pytest.fixture
+def release_wheel(repo):
+    """The script that makes the published wheel."""
+    path = repo / "build_backend" / "release_wheel.py"
+    spec = importlib.util.spec_from_file_location("release_wheel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_published_wheel_has_a_shim_for_each_torch_that_is_supported(release_wheel, repo):
+    first, *_, last = release_wheel.minors()
+    assert f"PyTorch {first} to {last}" in (repo / "docs" / "install.md").read_text()
+    assert _shim.find_torch().minor in release_wheel.minors()
+
+
+def test_the_shim_runs_with_old_systems(release_wheel, monkeypatch):
+    shim = _shim.find(_shim.find_torch())
+    assert release_wheel.too_new(shim) == []
+    monkeypatch.setitem(release_wheel.OLDEST, "GLIBC", (2, 2, 4))
+    assert "GLIBC_2.14" in release_wheel.too_new(shim)
+    assert "GLIBC_2.2.5" in release_wheel.too_new(shim) and "GLIBC_2.2.4" not in release_wheel.too_new(shim)

@@ -1,6 +1,6 @@
 """Finds, or builds once, the C++ shim that fits the installed torch.
 
-The shim is the only C++ in oxitorch: one file that registers the Rust core's kernels with PyTorch. A binary fits one
+The shim is the only C++ in oxitorch: it registers the Rust core's kernels with PyTorch. A binary fits one
 torch minor version, so it is looked for in this order: `OXITORCH_SHIM`, the package (`oxitorch/lib`, filled when torch
 was there at install time), the user's cache folder; if none is there it is built into the cache folder with g++.
 This module does not import torch.
@@ -204,14 +204,16 @@ def find_compiler() -> list[str]:
     )
 
 
-def command(torch: Torch, compiler: list[str], source: Path, target: Path) -> list[str]:
-    """How the shim is compiled."""
+def command(torch: Torch, compiler: list[str], folder: Path, target: Path) -> list[str]:
+    """How the shim is compiled, from the sources in a folder."""
     inc, lib = torch.root / "include", torch.root / "lib"
+    # What its headers ask for. With C++20 some of the older ones want a newer libstdc++ than PyTorch does.
+    standard = 20 if tuple(map(int, torch.minor.split("."))) >= (2, 14) else 17
     return [
-        *compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fdiagnostics-color=never",
-        f"-I{source.parent}", "-isystem", str(inc), "-isystem", str(inc / "torch/csrc/api/include"),
+        *compiler, f"-std=c++{standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fdiagnostics-color=never",
+        f"-I{folder}", "-isystem", str(inc), "-isystem", str(inc / "torch/csrc/api/include"),
         "-isystem", str(inc / "kineto"),
-        str(source), "-o", str(target),
+        *sorted(str(p) for p in folder.glob("*.cpp")), "-o", str(target),
         # No rpath: torch is imported first, so its libraries are loaded already. -z now: a shim of the wrong torch
         # fails when it is loaded, not in the middle of a run.
         f"-L{lib}", "-ltorch_cpu", "-lc10", "-Wl,-z,now",
@@ -228,7 +230,7 @@ def compile_shim(torch: Torch, files: dict[str, str], target: Path, compiler: li
         for name, text in files.items():
             (folder / name).write_text(text)
         out = folder / "shim.so"
-        argv = command(torch, compiler, folder / "shim.cpp", out)
+        argv = command(torch, compiler, folder, out)
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode != 0 or not out.is_file():
             raise ShimError(_compile_failure(argv, done.returncode, done.stdout))

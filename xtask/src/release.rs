@@ -23,9 +23,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         "--offline",
         "--workspace",
     ]))?;
-    succeed(Command::new("make").current_dir(&root).args(["--silent", "wheel"]))?;
+    succeed(Command::new("make").current_dir(&root).args(["--silent", "release-wheel", "ARGS=--check"]))?;
     say(&format!(
-        "The wheel is in target/wheels. What is left:\n  make test\n  git commit -am 'release {version}'\n  git tag v{version}"
+        "The wheel is in target/release-wheel. What is left:\n  make test\n  git commit -am 'release {version}'\n  git tag v{version}"
     ));
     Ok(())
 }

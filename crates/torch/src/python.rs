@@ -30,6 +30,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "accelerator.h",
     "calls.h",
     "device.h",
+    "glibc.cpp",
     "host_calls.h",
     "oxitorch_abi.h",
     "profiler.h",
