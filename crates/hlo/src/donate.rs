@@ -22,13 +22,17 @@ impl Module {
         }
     }
 
-    /// Parameters and outputs that have a type in common and one memory.
+    /// Parameters and outputs that have a type and a sharding in common and one memory.
     fn pairs(&self) -> Vec<(u32, usize)> {
         let sources = self.sources();
         let mut open: Vec<(usize, Sources)> = Vec::new();
         let mut seen: FxHashSet<Value> = FxHashSet::default();
         for (output, &v) in self.outputs.iter().enumerate() {
-            let fits = |&&p: &&u32| self.arena.ty(self.arena.params[p as usize]) == self.arena.ty(v);
+            let cut = self.output_shardings.get(output);
+            let fits = |&&p: &&u32| {
+                let arena = &self.arena;
+                arena.ty(arena.params[p as usize]) == arena.ty(v) && arena.param_sharding(p as usize) == cut
+            };
             let fitting: Sources = sources[v.0 as usize].iter().filter(fits).copied().collect();
             // A value that is returned twice has one memory all the same.
             if !fitting.is_empty() && seen.insert(v) {
@@ -63,7 +67,8 @@ impl Module {
                 | Op::Clamp
                 | Op::Convert
                 | Op::ReducePrecision { .. }
-                | Op::Reshape => &op.operands,
+                | Op::Reshape
+                | Op::ShardingConstraint(_) => &op.operands,
                 // What is written into.
                 Op::DynamicUpdateSlice | Op::Scatter(..) => &op.operands[..1],
                 _ => continue,

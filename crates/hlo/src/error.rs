@@ -51,6 +51,12 @@ pub enum Error {
         /// How many there are.
         params: usize,
     },
+    /// A mesh, a sharding or a group that cannot be, or not for this tensor.
+    #[error("{reason}")]
+    Sharding {
+        /// What is wrong.
+        reason: String,
+    },
     /// The verifier found a module that the builder should not have made.
     #[error("invalid module: `{op}` (op {id}): {reason}")]
     Invalid {

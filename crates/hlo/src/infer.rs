@@ -4,6 +4,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::ir::*;
+use crate::sharding::ReplicaGroups;
 use crate::types::{DType, DTypeSet, Dims, TensorType};
 
 pub(crate) type Types = SmallVec<[TensorType; 1]>;
@@ -106,6 +107,9 @@ fn result_types(s: &Sig<'_>) -> Result {
         Op::OptimizationBarrier => Ok(s.operands.iter().map(|&t| t.clone()).collect()),
         Op::RngBitGenerator(algorithm) => rng_bit_generator(s.operands[0], requested(s)?, *algorithm),
         Op::CustomCall(call) => custom_call(s, call),
+        Op::Collective(c) => collective(s, c.0, &c.1),
+        Op::CollectivePermute(pairs) => collective_permute(s.operands[0], pairs),
+        Op::ShardingConstraint(_) => one(s.operands[0].clone()),
     }
 }
 
@@ -127,7 +131,10 @@ fn arity(op: &Op) -> Option<usize> {
         | Op::TopK(_)
         | Op::If
         | Op::Case
-        | Op::RngBitGenerator(_) => 1,
+        | Op::RngBitGenerator(_)
+        | Op::Collective(_)
+        | Op::CollectivePermute(_)
+        | Op::ShardingConstraint(_) => 1,
         Op::Binary(_)
         | Op::Compare(..)
         | Op::Complex
@@ -891,4 +898,35 @@ fn custom_call(s: &Sig<'_>, call: &CustomCall) -> Result {
         ensure!(r == o, "output {output} cannot share the buffer of operand {operand}: types differ");
     }
     Ok(s.requested.iter().cloned().collect())
+}
+
+// ---- several devices
+
+fn collective(s: &Sig<'_>, what: Collective, groups: &ReplicaGroups) -> Result {
+    let (x, members) = (s.operands[0], groups.size() as i64);
+    match what {
+        Collective::AllReduce | Collective::ReduceScatter(_) => reducer(s, &[x.dtype])?,
+        Collective::AllGather(_) | Collective::AllToAll { .. } => same_len(s.regions.len(), 0, "regions")?,
+    }
+    let mut ty = x.clone();
+    if let Collective::ReduceScatter(dim) | Collective::AllToAll { split: dim, .. } = what {
+        let dim = dim_in_range(dim, x.rank(), "dimension")?;
+        let size = ty.shape[dim];
+        ensure!(size % members == 0, "dimension {dim} of size {size} has no {members} equal parts");
+        ty.shape[dim] = size / members;
+    }
+    if let Collective::AllGather(dim) | Collective::AllToAll { concat: dim, .. } = what {
+        let dim = dim_in_range(dim, x.rank(), "dimension")?;
+        ty.shape[dim] = checked(ty.shape[dim].checked_mul(members))?;
+    }
+    one(ty)
+}
+
+fn collective_permute(x: &TensorType, pairs: &[(i64, i64)]) -> Result {
+    for (i, (from, to)) in pairs.iter().enumerate() {
+        ensure!(*from >= 0 && *to >= 0, "replicas {from} and {to}: they are counted from 0");
+        let is_new = !pairs[..i].iter().any(|(f, t)| f == from || t == to);
+        ensure!(is_new, "a replica sends and is sent to once, and {from} to {to} is not the first");
+    }
+    one(x.clone())
 }

@@ -5,8 +5,10 @@
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 use crate::error::Error;
+use crate::sharding::{Mesh, ReplicaGroups, Sharding};
 use crate::types::{DType, DTypeSet, Dims, TensorType};
 
 /// One SSA value of a [`Builder`](crate::Builder); a plain index, meaningless to any other builder.
@@ -478,6 +480,20 @@ pub(crate) struct PadConfig {
     pub(crate) interior: Dims,
 }
 
+/// What the members of each group send each other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Collective {
+    AllReduce,
+    /// Along this dimension.
+    AllGather(i64),
+    /// Along this dimension.
+    ReduceScatter(i64),
+    AllToAll {
+        split: i64,
+        concat: i64,
+    },
+}
+
 /// An op and its attributes. Operands, regions and result types are beside it in the arena.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Op {
@@ -489,7 +505,10 @@ pub(crate) enum Op {
     Complex,
     Convert,
     BitcastConvert,
-    ReducePrecision { exponent_bits: u32, mantissa_bits: u32 },
+    ReducePrecision {
+        exponent_bits: u32,
+        mantissa_bits: u32,
+    },
     Iota(i64),
     BroadcastInDim(Dims),
     Reshape,
@@ -502,7 +521,9 @@ pub(crate) enum Op {
     DynamicUpdateSlice,
     DotGeneral(Box<(DotDims, Precision)>),
     Convolution(Box<Convolution>),
-    Cholesky { lower: bool },
+    Cholesky {
+        lower: bool,
+    },
     TriangularSolve(TriangularSolve),
     Fft(FftType, Dims),
     Gather(Box<(GatherDims, Dims)>, bool),
@@ -510,7 +531,10 @@ pub(crate) enum Op {
     Reduce(Dims),
     ReduceWindow(Box<Window>),
     SelectAndScatter(Box<Window>),
-    Sort { dimension: i64, is_stable: bool },
+    Sort {
+        dimension: i64,
+        is_stable: bool,
+    },
     TopK(i64),
     While,
     If,
@@ -518,6 +542,10 @@ pub(crate) enum Op {
     OptimizationBarrier,
     RngBitGenerator(RngAlgorithm),
     CustomCall(Box<CustomCall>),
+    Collective(Box<(Collective, ReplicaGroups)>),
+    /// From and to which replica.
+    CollectivePermute(Vec<(i64, i64)>),
+    ShardingConstraint(Arc<Sharding>),
 }
 
 impl Op {
@@ -589,6 +617,14 @@ impl Op {
             Op::OptimizationBarrier => "stablehlo.optimization_barrier",
             Op::RngBitGenerator(_) => "stablehlo.rng_bit_generator",
             Op::CustomCall(_) => "stablehlo.custom_call",
+            Op::Collective(c) => match c.0 {
+                Collective::AllReduce => "stablehlo.all_reduce",
+                Collective::AllGather(_) => "stablehlo.all_gather",
+                Collective::ReduceScatter(_) => "stablehlo.reduce_scatter",
+                Collective::AllToAll { .. } => "stablehlo.all_to_all",
+            },
+            Op::CollectivePermute(_) => "stablehlo.collective_permute",
+            Op::ShardingConstraint(_) => "sdy.sharding_constraint",
         }
     }
 
@@ -664,6 +700,8 @@ pub enum ArgAttr {
     Donor,
     /// The buffer becomes output number N: `tf.aliasing_output = N : i32`.
     AliasingOutput(i32),
+    /// It comes cut so: `sdy.sharding = ...`.
+    Sharding(Arc<Sharding>),
     /// Any other attribute, as MLIR text `name = value`.
     Other(String),
 }
@@ -678,11 +716,30 @@ pub(crate) struct Arena {
     pub(crate) params: Vec<Value>,
     /// Indexed by parameter number; shorter than `params` where the rest has none.
     pub(crate) param_attrs: Vec<Vec<ArgAttr>>,
+    /// Over which its values are cut.
+    pub(crate) mesh: Option<Arc<Mesh>>,
 }
 
 impl Arena {
     pub(crate) fn ty(&self, v: Value) -> &TensorType {
         &self.values[v.0 as usize].ty
+    }
+
+    /// An error if a value of this type cannot be cut so in this program.
+    pub(crate) fn check_sharding(&self, sharding: &Sharding, ty: &TensorType) -> Result<(), Error> {
+        if self.mesh.as_ref() != Some(sharding.mesh()) {
+            let reason = format!("the sharding {sharding} is over another mesh than the program");
+            return Err(Error::Sharding { reason });
+        }
+        sharding.local(ty).map(drop)
+    }
+
+    /// How a parameter comes cut.
+    pub(crate) fn param_sharding(&self, index: usize) -> Option<&Arc<Sharding>> {
+        self.param_attrs.get(index)?.iter().find_map(|attr| match attr {
+            ArgAttr::Sharding(sharding) => Some(sharding),
+            _ => None,
+        })
     }
 }
 
@@ -692,6 +749,8 @@ pub struct Module {
     pub(crate) name: String,
     pub(crate) arena: Arena,
     pub(crate) outputs: Vec<Value>,
+    /// How they are cut; empty where that is not said.
+    pub(crate) output_shardings: Vec<Arc<Sharding>>,
 }
 
 impl Module {
@@ -708,6 +767,18 @@ impl Module {
     /// Types of the results, in order.
     pub fn output_types(&self) -> impl ExactSizeIterator<Item = &TensorType> {
         self.outputs.iter().map(|&v| self.arena.ty(v))
+    }
+
+    /// Says how each output is cut over the program's mesh.
+    pub fn set_output_shardings(&mut self, shardings: Vec<Arc<Sharding>>) -> Result<(), Error> {
+        if shardings.len() != self.outputs.len() {
+            let (have, want) = (shardings.len(), self.outputs.len());
+            return Err(Error::Sharding { reason: format!("{have} shardings for {want} outputs") });
+        }
+        let fits = |(s, &v): (&Arc<Sharding>, &Value)| self.arena.check_sharding(s, self.arena.ty(v));
+        shardings.iter().zip(&self.outputs).try_for_each(fits)?;
+        self.output_shardings = shardings;
+        Ok(())
     }
 
     /// Adds an attribute to parameter `index`, for donation decided after building.

@@ -28,6 +28,7 @@ mod ir;
 mod literal;
 mod print;
 mod products;
+mod sharding;
 mod types;
 mod verify;
 
@@ -40,4 +41,5 @@ pub use ir::{
 };
 pub use print::{Location, PrintOptions};
 pub use products::Product;
+pub use sharding::{Mesh, ReplicaGroups, Sharding};
 pub use types::{DType, Dims, TensorType};

@@ -6,6 +6,7 @@
 
 use crate::ir::*;
 use crate::literal::{push_elements, push_int, push_string};
+use crate::sharding::{ReplicaGroups, Sharding};
 use crate::types::TensorType;
 
 /// What the printed text contains besides the program.
@@ -242,7 +243,13 @@ impl Printer<'_> {
     fn module(&mut self, module: &Module) {
         self.s("module @");
         self.s(&module.name);
-        self.s(" {\n  func.func public @main(");
+        self.s(" {\n");
+        if let Some(mesh) = &module.arena.mesh {
+            self.s("  sdy.mesh @mesh = ");
+            self.s(&mesh.to_string());
+            self.s("\n");
+        }
+        self.s("  func.func public @main(");
         for (i, &v) in module.arena.params.iter().enumerate() {
             if i > 0 {
                 self.s(", ");
@@ -252,11 +259,18 @@ impl Printer<'_> {
             self.s(": ");
             self.value_ty(v);
             if let Some(attrs) = module.arena.param_attrs.get(i).filter(|a| !a.is_empty()) {
-                self.param_attrs(attrs);
+                self.param_attrs(attrs, self.arena.ty(v).rank());
             }
         }
         self.s(") -> (");
-        self.comma_list(&module.outputs, |p, &v| p.value_ty(v));
+        self.comma_list(module.outputs.iter().enumerate(), |p, (i, &v)| {
+            p.value_ty(v);
+            if let Some(sharding) = module.output_shardings.get(i) {
+                p.s(" {");
+                p.sharding_attr(sharding, p.arena.ty(v).rank());
+                p.s("}");
+            }
+        });
         self.s(") {");
         self.block_body(ROOT, &module.outputs, "return");
         self.s("\n  }\n}\n");
@@ -281,7 +295,13 @@ impl Printer<'_> {
         self.s(")\n");
     }
 
-    fn param_attrs(&mut self, attrs: &[ArgAttr]) {
+    /// `sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>`
+    fn sharding_attr(&mut self, sharding: &Sharding, rank: usize) {
+        self.s("sdy.sharding = #sdy.sharding");
+        self.s(&sharding.text(rank));
+    }
+
+    fn param_attrs(&mut self, attrs: &[ArgAttr], rank: usize) {
         self.s(" {");
         self.comma_list(attrs, |p, attr| match attr {
             ArgAttr::Donor => p.s("jax.buffer_donor = true"),
@@ -290,6 +310,7 @@ impl Printer<'_> {
                 p.int(i64::from(*n));
                 p.s(" : i32");
             }
+            ArgAttr::Sharding(sharding) => p.sharding_attr(sharding, rank),
             ArgAttr::Other(text) => p.s(text),
         });
         self.s("}");
@@ -507,6 +528,22 @@ impl Printer<'_> {
                 p.s(algorithm.name());
             }),
             Op::CustomCall(call) => self.generic(data, |p| p.custom_call(call, data.results)),
+            Op::Collective(c) => self.generic(data, |p| p.collective(c.0, &c.1)),
+            Op::CollectivePermute(pairs) => self.generic(data, |p| {
+                p.s("source_target_pairs = dense<");
+                if !pairs.is_empty() {
+                    p.pairs(pairs);
+                }
+                p.keyed("> : tensor<", pairs.len() as i64);
+                p.s("x2xi64>");
+            }),
+            Op::ShardingConstraint(sharding) => {
+                let rank = self.arena.ty(data.operands[0]).rank();
+                self.typed(data, |p| {
+                    p.s(" ");
+                    p.s(&sharding.text(rank));
+                });
+            }
         }
     }
 
@@ -771,6 +808,37 @@ impl Printer<'_> {
         self.array(&w.dims);
         self.s(", window_strides = ");
         self.array(&w.strides);
+    }
+
+    fn collective(&mut self, what: Collective, groups: &ReplicaGroups) {
+        match what {
+            Collective::AllReduce | Collective::ReduceScatter(_) => {}
+            Collective::AllGather(dim) => {
+                self.keyed("all_gather_dim = ", dim);
+                self.s(" : i64, ");
+            }
+            Collective::AllToAll { concat, .. } => {
+                self.keyed("concat_dimension = ", concat);
+                self.s(" : i64, ");
+            }
+        }
+        self.s("replica_groups = dense<[");
+        self.comma_list(groups.groups(), |p, group| p.dims(group));
+        self.keyed("]> : tensor<", groups.groups().len() as i64);
+        self.keyed("x", groups.size() as i64);
+        self.s("xi64>");
+        match what {
+            Collective::AllReduce | Collective::AllGather(_) => {}
+            Collective::ReduceScatter(dim) => {
+                self.keyed(", scatter_dimension = ", dim);
+                self.s(" : i64");
+            }
+            Collective::AllToAll { split, .. } => {
+                self.keyed(", split_count = ", groups.size() as i64);
+                self.keyed(" : i64, split_dimension = ", split);
+                self.s(" : i64");
+            }
+        }
     }
 
     fn custom_call(&mut self, call: &CustomCall, results: u32) {

@@ -1,5 +1,7 @@
 //! Mistakes: what is refused, what the message says, and that building goes on.
 
+use std::sync::Arc;
+
 use oxitorch_hlo::*;
 
 fn ty(dtype: DType, shape: &[i64]) -> TensorType {
@@ -155,6 +157,36 @@ fn strangers_are_refused() {
     assert!(matches!(b.error(), Some(Error::NoSuchParam { .. })));
     let mut module = Builder::new().finish(&[]).unwrap();
     assert_eq!(module.set_param_attr(0, ArgAttr::Donor), Err(Error::NoSuchParam { index: 0, params: 0 }));
+}
+
+#[test]
+fn collectives_and_shardings_fit_their_tensors() {
+    let two = ReplicaGroups::all(2).unwrap();
+    let types = [ty(F32, &[3]), ty(F32, &[])];
+    let check = |words: &str, body: &dyn Fn(&Builder, &[Value])| {
+        let message = message(&types, body);
+        assert!(message.contains(words), "{message}");
+    };
+    check("has no 2 equal parts", &|b, v| _ = b.reduce_scatter(v[0], 0, &two, Binary::Add));
+    check("has no 2 equal parts", &|b, v| _ = b.all_to_all(v[0], 0, 0, &two));
+    check("dimension 0 is out of range", &|b, v| _ = b.all_gather(v[1], 0, &two));
+    check("is sent to once", &|b, v| _ = b.collective_permute(v[0], &[(0, 1), (2, 1)]));
+    check("counted from 0", &|b, v| _ = b.collective_permute(v[0], &[(-1, 1)]));
+
+    let mesh = Arc::new(Mesh::new(&[("x", 2)]).unwrap());
+    let rows = Arc::new(Sharding::new(&mesh, &[&["x"]]).unwrap());
+    check("another mesh", &|b, v| _ = b.sharding_constraint(v[0], &rows));
+    check("another mesh", &|b, v| b.param_attr(v[0], ArgAttr::Sharding(rows.clone())));
+    check("2 equal parts", &|b, v| {
+        b.set_mesh(&mesh);
+        b.sharding_constraint(v[0], &rows);
+    });
+    let b = Builder::new();
+    b.set_mesh(&mesh);
+    let x = b.param(ty(F32, &[4]));
+    let mut module = b.finish(&[x]).unwrap();
+    assert!(module.set_output_shardings(Vec::new()).unwrap_err().to_string().contains("0 shardings for 1"));
+    module.set_output_shardings(vec![rows]).unwrap();
 }
 
 #[test]

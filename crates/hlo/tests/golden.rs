@@ -1,5 +1,7 @@
 //! The printed text of each op family, as files in `snapshots/`. `INSTA_UPDATE=always cargo test` blesses them.
 
+use std::sync::Arc;
+
 use insta::assert_snapshot;
 use oxitorch_hlo::*;
 
@@ -193,6 +195,43 @@ fn control() {
         vec![barrier[1], case[0], state, bits]
     });
     assert_snapshot!(text);
+}
+
+#[test]
+fn collectives() {
+    let text = text(&[ty(F32, &[4, 6])], |b, v| {
+        let pairs = ReplicaGroups::new(vec![vec![0, 2], vec![1, 3]]).unwrap();
+        let all = ReplicaGroups::all(4).unwrap();
+        vec![
+            b.all_reduce(v[0], &all, Binary::Maximum),
+            b.all_gather(v[0], 1, &pairs),
+            b.reduce_scatter(v[0], 1, &pairs, Binary::Add),
+            b.all_to_all(v[0], 0, 1, &all),
+            b.collective_permute(v[0], &[(0, 1), (1, 0)]),
+        ]
+    });
+    assert_snapshot!(text);
+}
+
+#[test]
+fn values_that_are_cut_over_a_mesh() {
+    let mesh = Arc::new(Mesh::new(&[("x", 2), ("y", 4)]).unwrap());
+    let cut = |dims: &[&[&str]]| Arc::new(Sharding::new(&mesh, dims).unwrap());
+    let b = Builder::new();
+    b.set_mesh(&mesh);
+    let (x, y) = (b.param(ty(F32, &[8, 8])), b.param(ty(F32, &[8, 8])));
+    for (v, sharding) in [(x, cut(&[&["x"], &["y"]])), (y, cut(&[&["y", "x"]]))] {
+        b.param_attr(v, ArgAttr::Donor);
+        b.param_attr(v, ArgAttr::Sharding(sharding));
+    }
+    let sum = b.add(x, b.sharding_constraint(y, &cut(&[&[], &["x"]])));
+    let total = b.reduce_sum(sum, &[0, 1]);
+    let mut module = b.finish(&[sum, total]).unwrap();
+    module.set_output_shardings(vec![cut(&[&["y", "x"]]), cut(&[])]).unwrap();
+    // The first argument has the result's type too, and another part of it on each device.
+    module.pair_donors();
+    module.verify().unwrap();
+    assert_snapshot!(module.to_text());
 }
 
 #[test]

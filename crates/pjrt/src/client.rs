@@ -31,6 +31,8 @@ pub struct Client {
     /// Tells clients apart in checks.
     id: u64,
     devices: Vec<Device>,
+    /// Ids of all devices of the job.
+    device_ids: Vec<i32>,
     platform_name: String,
     platform_version: String,
     process_index: i32,
@@ -63,6 +65,7 @@ impl Client {
             ptr,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             devices: Vec::new(),
+            device_ids: Vec::new(),
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
@@ -101,7 +104,28 @@ impl Client {
                 self.devices.push(Device::new(*api, device, self.id, index)?);
             }
         }
+        self.device_ids = self.read_device_ids()?;
         Ok(())
+    }
+
+    fn read_device_ids(&self) -> Result<Vec<i32>> {
+        let api = self.plugin.api();
+        let mut all = Args::<sys::PJRT_Client_Devices_Args>::new();
+        all.client = self.ptr.as_ptr();
+        // SAFETY: the client is live and owns the list; its devices live as long as it does, and own their descriptions.
+        unsafe {
+            call!(api, PJRT_Client_Devices, all)?;
+            let id = |&device: &*mut sys::PJRT_Device| {
+                let mut description = Args::<sys::PJRT_Device_GetDescription_Args>::new();
+                let mut id = Args::<sys::PJRT_DeviceDescription_Id_Args>::new();
+                description.device = non_null("PJRT_Client_Devices", device)?.as_ptr();
+                call!(api, PJRT_Device_GetDescription, description)?;
+                id.device_description = description.device_description;
+                call!(api, PJRT_DeviceDescription_Id, id)?;
+                Ok(id.id)
+            };
+            slice(all.devices, all.num_devices).iter().map(id).collect()
+        }
     }
 
     /// The plugin it runs on.
@@ -132,6 +156,11 @@ impl Client {
     /// The devices that this process can run on.
     pub fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// The global ids of all devices of the job: those of this process, and those of others.
+    pub fn device_ids(&self) -> &[i32] {
+        &self.device_ids
     }
 
     pub(crate) fn api(&self) -> &Api {

@@ -142,6 +142,28 @@ impl Executable {
     /// Launches a program on all its devices at once: one list of arguments for each, in the order of `devices`, and one
     /// list of results from each. Launching fewer would leave the others' collectives waiting until the plugin aborts.
     pub fn execute_sharded(&self, args: &[&[&Buffer]], non_donatable: &[i64]) -> Result<Vec<Vec<Buffer>>> {
+        self.launch_all(args, non_donatable, None)
+    }
+
+    /// As `execute_sharded`, with an event for each device that happens when it has run the program.
+    pub fn execute_sharded_with_events(
+        &self,
+        args: &[&[&Buffer]],
+        non_donatable: &[i64],
+    ) -> Result<(Vec<Vec<Buffer>>, Vec<Event>)> {
+        let mut events = vec![null_mut(); self.devices.len()];
+        let results = self.launch_all(args, non_donatable, Some(&mut events))?;
+        let event = |e| Event::from_raw(*self.api(), e, Some(self.client().clone()));
+        Ok((results, events.into_iter().map(event).collect()))
+    }
+
+    /// `events` has a place for each device.
+    fn launch_all(
+        &self,
+        args: &[&[&Buffer]],
+        non_donatable: &[i64],
+        events: Option<&mut [*mut sys::PJRT_Event]>,
+    ) -> Result<Vec<Vec<Buffer>>> {
         self.check_shards(args, non_donatable)?;
         let lists: SmallVec<[Pointers; 8]> =
             args.iter().map(|l| l.iter().map(|b| b.ptr()).collect()).collect();
@@ -158,6 +180,7 @@ impl Executable {
         c.num_devices = lists.len();
         c.num_args = args[0].len();
         c.output_lists = output_lists.as_ptr();
+        c.device_complete_events = events.map_or(null_mut(), |e| e.as_mut_ptr());
         {
             let _in_order = self.client().launch.lock();
             self.check_not_deleted(args)?;

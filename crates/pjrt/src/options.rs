@@ -8,6 +8,7 @@ use oxitorch_proto::{
 use sys::CStruct;
 
 use crate::client::Client;
+use crate::device::Device;
 use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::guard;
@@ -168,10 +169,10 @@ pub struct CompileOptions {
     pub partitions: usize,
     /// For a program on one device: the index of that device in `Client::devices`; the first if not given.
     pub device_ordinal: Option<i64>,
-    /// For a program on several devices: indices into `Client::devices`, all replicas' first partitions, then all
-    /// replicas' second partitions, and so on. Empty for the first `replicas * partitions` devices, partition by
-    /// partition within a replica.
-    pub devices: Vec<usize>,
+    /// For a program on several devices: their global ids, all replicas' first partitions, then all replicas' second
+    /// partitions, and so on. Some may be devices of other processes, which then have to compile and launch the same.
+    /// Empty for the first `replicas * partitions` devices of this process, partition by partition within a replica.
+    pub device_ids: Vec<i32>,
     /// The program is one for all partitions; the compiler splits it by its sharding annotations.
     pub spmd: bool,
     /// The annotations are Shardy's (`sdy`).
@@ -199,7 +200,7 @@ impl Default for CompileOptions {
             replicas: 1,
             partitions: 1,
             device_ordinal: None,
-            devices: Vec::new(),
+            device_ids: Vec::new(),
             spmd: false,
             shardy: false,
             open_outputs: Vec::new(),
@@ -226,8 +227,14 @@ impl CompileOptions {
 
     /// The bytes for a client: with a device assignment.
     pub(crate) fn encode(&self, client: &Client) -> Result<Vec<u8>> {
-        let indices = self.device_indices(client.devices().len())?;
-        let ids: Vec<i64> = indices.iter().map(|&i| i64::from(client.devices()[i].id())).collect();
+        let here: Vec<i32> = client.devices().iter().map(Device::id).collect();
+        let ids: Vec<i64> = self.ids(&here, client.device_ids())?.into_iter().map(i64::from).collect();
+        if client.platform() == Platform::Cpu
+            && let Some(id) = ids.iter().find(|id| here.iter().all(|h| i64::from(*h) != **id))
+        {
+            // The plugin would wait for it, and abort.
+            return Err(err::invalid(format!("compile: device {id} is not of this process")));
+        }
         let assignment = (!self.portable).then(|| DeviceAssignmentProto {
             replica_count: self.replicas as i32,
             computation_count: self.partitions as i32,
@@ -241,7 +248,8 @@ impl CompileOptions {
 
     /// The bytes for a topology of so many devices: without a device assignment.
     pub(crate) fn encode_for_topology(&self, available: usize) -> Result<Vec<u8>> {
-        self.device_indices(available)?;
+        let ids: Vec<i32> = (0..available as i32).collect();
+        self.ids(&ids, &ids)?;
         self.encode_with(None)
     }
 
@@ -288,39 +296,47 @@ impl CompileOptions {
         }
     }
 
-    /// Device indices, partition-major.
-    fn device_indices(&self, available: usize) -> Result<Vec<usize>> {
+    /// The ids of the program's devices, partition-major; `here` are those of this process, `all` those of the job.
+    fn ids(&self, here: &[i32], all: &[i32]) -> Result<Vec<i32>> {
         self.check_counts()?;
         let (r, p) = (self.replicas, self.partitions);
         let count = r * p;
+        let available = if self.device_ids.is_empty() { here.len() } else { all.len() };
         if count > available {
             return Err(err::invalid(format!(
                 "compile: {count} devices are needed, the client has {available}"
             )));
         }
-        let indices = if !self.devices.is_empty() {
-            self.devices.clone()
-        } else if let Some(ordinal) = self.device_ordinal {
-            let ordinal =
-                usize::try_from(ordinal).map_err(|_| err::invalid(format!("device ordinal {ordinal}")))?;
-            vec![ordinal]
-        } else {
-            (0..p).flat_map(|part| (0..r).map(move |replica| replica * p + part)).collect()
+        if !self.device_ids.is_empty() {
+            self.check_ids(count, here, all)?;
+            return Ok(self.device_ids.clone());
+        }
+        let Some(ordinal) = self.device_ordinal else {
+            return Ok((0..p).flat_map(|part| (0..r).map(move |replica| here[replica * p + part])).collect());
         };
-        if indices.len() != count {
-            return Err(err::invalid(format!(
-                "compile: {count} devices are needed, {} are named",
-                indices.len()
-            )));
+        let known = usize::try_from(ordinal).ok().and_then(|i| here.get(i));
+        let missing = || err::invalid(format!("compile: device {ordinal} of {} does not exist", here.len()));
+        Ok(vec![*known.ok_or_else(missing)?])
+    }
+
+    /// That so many are named, each once, all exist, and one at least is here.
+    fn check_ids(&self, count: usize, here: &[i32], all: &[i32]) -> Result<()> {
+        let ids = &self.device_ids;
+        if ids.len() != count {
+            let named = ids.len();
+            return Err(err::invalid(format!("compile: {count} devices are needed, {named} are named")));
         }
-        for (i, &index) in indices.iter().enumerate() {
-            if index >= available {
-                return Err(err::invalid(format!("compile: device {index} of {available} does not exist")));
+        for (i, id) in ids.iter().enumerate() {
+            if !all.contains(id) {
+                return Err(err::invalid(format!("compile: there is no device with id {id}")));
             }
-            if indices[..i].contains(&index) {
-                return Err(err::invalid(format!("compile: device {index} is named twice")));
+            if ids[..i].contains(id) {
+                return Err(err::invalid(format!("compile: device {id} is named twice")));
             }
         }
-        Ok(indices)
+        if ids.iter().any(|id| here.contains(id)) {
+            return Ok(());
+        }
+        Err(err::invalid(format!("compile: none of the devices {ids:?} is of this process")))
     }
 }

@@ -238,6 +238,51 @@ fn wrong_arguments_do_not_reach_the_plugin() {
 }
 
 #[test]
+fn programs_may_run_on_devices_of_other_processes() {
+    let fake = FakePlugin::new().devices(2).elsewhere(2);
+    let client = client(&fake);
+    assert_eq!((client.devices().len(), client.device_ids()), (2, &[0, 1, 2, 3][..]));
+    let compile = |replicas, device_ids: &[i32]| {
+        let options = CompileOptions { replicas, device_ids: device_ids.to_vec(), ..taking(&[f32s(4)]) };
+        client.compile(&Program::mlir(b"output=f32[4]"), &options)
+    };
+    let all = compile(3, &[2, 1, 0]).unwrap();
+    let here: Vec<i32> = all.devices().map(|d| d.id()).collect();
+    assert_eq!(here, [1, 0]);
+    let put = |device: usize| {
+        client.buffer_from_host(&[0; 16], ElementType::F32, &[4], &client.devices()[device]).unwrap()
+    };
+    let (a, b) = (put(0), put(1));
+    assert_eq!(all.execute_sharded(&[&[&b], &[&a]], &[]).unwrap().len(), 2);
+    for (replicas, ids, word) in [
+        (2, &[0, 4][..], "no device with id 4"),
+        (2, &[2, 3], "none of the devices"),
+        (2, &[0, 0], "named twice"),
+        (2, &[0, 1, 2], "3 are named"),
+        (3, &[], "3 devices are needed, the client has 2"),
+    ] {
+        let error = compile(replicas, ids).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_says_so_in_its_event() {
+    let fake = FakePlugin::new().devices(2);
+    let client = client(&fake);
+    let two = CompileOptions { replicas: 2, ..taking(&[]) };
+    let program = client.compile(&Program::mlir(b"output=f32[4]"), &two).unwrap();
+    fake.fail_on_device(1, 13, "a bit fell over");
+    let (results, done) = program.execute_sharded_with_events(&[&[], &[]], &[]).unwrap();
+    done[0].wait().unwrap();
+    results[0][0].wait().unwrap();
+    for error in [done[1].wait().unwrap_err(), results[1][0].to_host(&mut [0; 16]).unwrap_err()] {
+        assert!(error.to_string().contains("a bit fell over"), "{error}");
+    }
+}
+
+#[test]
 fn donated_buffers_are_named() {
     let fake = FakePlugin::new();
     let client = client(&fake);

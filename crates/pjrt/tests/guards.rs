@@ -105,8 +105,12 @@ fn a_collective_is_launched_on_all_its_devices_or_not_at_all() {
 
     let four = CompileOptions { replicas: 4, ..Default::default() };
     refused(client.compile(&Program::mlir(ALL_REDUCE.as_bytes()), &four), "the client has 3");
-    let twice = CompileOptions { replicas: 2, devices: vec![1, 1], ..Default::default() };
+    let twice = CompileOptions { replicas: 2, device_ids: vec![1, 1], ..Default::default() };
     refused(client.compile(&Program::mlir(ALL_REDUCE.as_bytes()), &twice), "named twice");
+    let gone = CompileOptions { replicas: 2, device_ids: vec![1, 9], ..Default::default() };
+    refused(client.compile(&Program::mlir(ALL_REDUCE.as_bytes()), &gone), "no device with id 9");
+    let one = CompileOptions { replicas: 2, device_ids: vec![1], ..Default::default() };
+    refused(client.compile(&Program::mlir(ALL_REDUCE.as_bytes()), &one), "1 are named");
     assert!(start.elapsed().as_secs() < 30, "something waited for a missing participant");
 }
 
@@ -118,12 +122,14 @@ fn partitions_run_where_they_are_told() {
         %z = stablehlo.constant dense<0.0> : tensor<f32>
         %0 = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
         return %0 : tensor<f32> } }";
-    let spmd = CompileOptions { partitions: 2, spmd: true, devices: vec![3, 1], ..options(&[f32s(&[2])]) };
+    let spmd = CompileOptions { partitions: 2, spmd: true, device_ids: vec![3, 1], ..options(&[f32s(&[2])]) };
     let sum = client.compile(&Program::mlir(text.as_bytes()), &spmd).unwrap();
     let order: Vec<usize> = sum.devices().map(|d| d.index()).collect();
     assert_eq!(order, [3, 1]);
     let (a, b) = (put(&client, 3, &[1.0, 2.0], &[2]), put(&client, 1, &[3.0, 4.0], &[2]));
-    let out = sum.execute_sharded(&[&[&a], &[&b]], &[]).unwrap();
+    let (out, done) = sum.execute_sharded_with_events(&[&[&a], &[&b]], &[]).unwrap();
+    assert_eq!(done.len(), 2);
+    done.iter().for_each(|event| event.wait().unwrap());
     assert_eq!((get(&out[0][0]), get(&out[1][0])), (vec![10.0], vec![10.0]));
 }
 

@@ -2,6 +2,7 @@
 //! The op methods are in the files beside this one, by family.
 
 mod chlo;
+mod collective;
 mod constant;
 mod contract;
 mod control;
@@ -118,7 +119,14 @@ impl Builder {
     pub fn param_attr(&self, v: Value, attr: ArgAttr) {
         let mut inner = self.inner.borrow_mut();
         match inner.arena.values.get(v.0 as usize).map(|d| d.def) {
-            Some(Def::Param(index)) => add_param_attr(&mut inner.arena, index as usize, attr),
+            Some(Def::Param(index)) => {
+                if let ArgAttr::Sharding(sharding) = &attr
+                    && let Err(error) = inner.arena.check_sharding(sharding, inner.arena.ty(v))
+                {
+                    return inner.fail(error);
+                }
+                add_param_attr(&mut inner.arena, index as usize, attr);
+            }
             _ => {
                 let params = inner.arena.params.len();
                 inner.fail(Error::NoSuchParam { index: v.0 as usize, params });
@@ -181,7 +189,9 @@ impl Builder {
         }
         match inner.error {
             Some(error) => Err(error),
-            None => Ok(Module { name: inner.name, arena: inner.arena, outputs }),
+            None => {
+                Ok(Module { name: inner.name, arena: inner.arena, outputs, output_shardings: Vec::new() })
+            }
         }
     }
 

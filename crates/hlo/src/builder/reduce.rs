@@ -164,7 +164,7 @@ impl Builder {
         })
     }
 
-    fn binary_reducer(&self, op: Binary, x: Value) -> BlockId {
+    pub(super) fn binary_reducer(&self, op: Binary, x: Value) -> BlockId {
         let scalar = TensorType::scalar(self.dtype(x));
         self.region([scalar.clone(), scalar], false, |a| [self.binary(op, a[0], a[1])])
     }

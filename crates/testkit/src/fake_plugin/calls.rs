@@ -125,9 +125,16 @@ fn device_at<'a, C>(ptr: *mut C) -> &'a Device {
     unsafe { &*ptr.cast::<Device>() }
 }
 
-fn new_event() -> *mut sys::PJRT_Event {
-    let error = STATE.lock().failed_values.clone();
+/// The event of something that may have failed by itself.
+fn event_of(error: Option<(u32, String)>) -> *mut sys::PJRT_Event {
+    let error = error.or_else(|| STATE.lock().failed_values.clone());
     give(Event { error })
+}
+
+/// Why a device does not compute.
+fn failure_on(device: i32) -> Option<(u32, String)> {
+    let state = STATE.lock();
+    state.failed_device.as_ref().filter(|(id, _)| *id == device).map(|(_, failure)| failure.clone())
 }
 
 /// A callback for when an event happens.
@@ -198,9 +205,11 @@ functions! {
         Ok(())
     }
     PJRT_Client_Create(a: PJRT_Client_Create_Args) {
-        let count = STATE.lock().devices;
-        let devices = (0..count as i32).map(new_device).collect();
-        a.client = give(Client { devices });
+        let state = STATE.lock();
+        let (count, elsewhere) = (state.devices, state.elsewhere);
+        drop(state);
+        let all_devices: Vec<_> = (0..(count + elsewhere) as i32).map(new_device).collect();
+        a.client = give(Client { devices: all_devices[..count].to_vec(), all_devices });
         Ok(())
     }
     PJRT_Client_Destroy(a: PJRT_Client_Destroy_Args) {
@@ -225,6 +234,13 @@ functions! {
         let client = unsafe { get::<Client>(a.client) };
         a.addressable_devices = client.devices.as_ptr();
         a.num_addressable_devices = client.devices.len();
+        Ok(())
+    }
+    PJRT_Client_Devices(a: PJRT_Client_Devices_Args) {
+        // SAFETY: see the file's documentation.
+        let client = unsafe { get::<Client>(a.client) };
+        a.devices = client.all_devices.as_ptr();
+        a.num_devices = client.all_devices.len();
         Ok(())
     }
     PJRT_Device_GetDescription(a: PJRT_Device_GetDescription_Args) {
@@ -288,8 +304,10 @@ functions! {
         if let Some(word) = refused {
             return Err((13, format!("no code for `{word}`")));
         }
-        let program = Program::parse(code).map_err(|e| invalid(&e))?;
-        a.executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
+        let ids = assigned(options).map_err(|e| invalid(&e))?;
+        let devices = client.assigned(&ids);
+        let program = Program::parse(code, ids).map_err(|e| invalid(&e))?;
+        a.executable = give(Loaded { program, devices });
         Ok(())
     }
     PJRT_LoadedExecutable_Destroy(a: PJRT_LoadedExecutable_Destroy_Args) {
@@ -342,8 +360,9 @@ functions! {
     }
     PJRT_Executable_Serialize(a: PJRT_Executable_Serialize_Args) {
         // SAFETY: see the file's documentation.
-        let text = unsafe { get::<Executable>(a.executable.cast_mut()) }.0.text.clone();
-        let serialized = Serialized(text);
+        let program = &unsafe { get::<Executable>(a.executable.cast_mut()) }.0;
+        let ids: Vec<String> = program.devices.iter().map(i64::to_string).collect();
+        let serialized = Serialized([ids.join(",").as_bytes(), b"\n", &program.text].concat());
         (a.serialized_bytes, a.serialized_bytes_size) = (serialized.0.as_ptr().cast(), serialized.0.len());
         a.serialized_executable = give(serialized);
         a.serialized_executable_deleter = Some(serialized_destroy);
@@ -355,8 +374,11 @@ functions! {
             let bytes = a.serialized_executable.cast::<u8>();
             (get::<Client>(a.client), std::slice::from_raw_parts(bytes, a.serialized_executable_size))
         };
-        let program = Program::parse(text).map_err(|e| invalid(&e))?;
-        a.loaded_executable = give(Loaded { program, devices: client.devices[..1].to_vec() });
+        let at = text.iter().position(|b| *b == b'\n').ok_or_else(|| invalid("no devices"))?;
+        let ids = String::from_utf8_lossy(&text[..at]).split(',').filter_map(|id| id.parse().ok()).collect();
+        let program = Program::parse(&text[at + 1..], ids).map_err(|e| invalid(&e))?;
+        let devices = client.assigned(&program.devices);
+        a.loaded_executable = give(Loaded { program, devices });
         Ok(())
     }
     PJRT_LoadedExecutable_Execute(a: PJRT_LoadedExecutable_Execute_Args) {
@@ -370,7 +392,7 @@ functions! {
             let len = dims.iter().product::<i64>() as usize * element_bytes(a.type_);
             std::slice::from_raw_parts(a.data.cast::<u8>(), len).to_vec()
         };
-        a.buffer = give(Buffer { bytes, deleted: false.into() });
+        a.buffer = give(Buffer { error: None, bytes, deleted: false.into() });
         a.done_with_host_buffer = give(Event { error: None });
         Ok(())
     }
@@ -399,7 +421,8 @@ functions! {
         Ok(())
     }
     PJRT_Buffer_ReadyEvent(a: PJRT_Buffer_ReadyEvent_Args) {
-        a.event = new_event();
+        // SAFETY: see the file's documentation.
+        a.event = event_of(unsafe { get::<Buffer>(a.buffer) }.error.clone());
         Ok(())
     }
     PJRT_Buffer_ToHostBuffer(a: PJRT_Buffer_ToHostBuffer_Args) {
@@ -413,7 +436,7 @@ functions! {
         }
         // SAFETY: the destination has `dst_size` bytes.
         unsafe { std::ptr::copy_nonoverlapping(buffer.bytes.as_ptr(), a.dst.cast::<u8>(), buffer.bytes.len()) };
-        a.event = new_event();
+        a.event = event_of(buffer.error.clone());
         Ok(())
     }
     PJRT_Buffer_UnsafePointer(a: PJRT_Buffer_UnsafePointer_Args) {
@@ -441,13 +464,17 @@ functions! {
 unsafe fn execute(a: &mut sys::PJRT_LoadedExecutable_Execute_Args) -> Result<(), (u32, String)> {
     // SAFETY: see the file's documentation; lists have the lengths that the arguments say.
     unsafe {
-        let program = &get::<Loaded>(a.executable).program;
+        let Loaded { program, devices } = get::<Loaded>(a.executable);
+        if a.num_devices != devices.len() {
+            return Err(invalid("arguments for other devices than the program's"));
+        }
         let options = &*a.options;
         let kept = match options.num_non_donatable_input_indices {
             0 => &[],
             n => std::slice::from_raw_parts(options.non_donatable_input_indices, n),
         };
         for device in 0..a.num_devices {
+            let error = failure_on(device_at(devices[device]).id);
             let list = *a.argument_lists.add(device);
             let buffers: Vec<_> = (0..a.num_args).map(|i| get::<Buffer>(*list.add(i))).collect();
             if buffers.iter().any(|b| b.deleted.get()) {
@@ -460,14 +487,15 @@ unsafe fn execute(a: &mut sys::PJRT_LoadedExecutable_Execute_Args) -> Result<(),
                 let len = these.iter().product::<i64>() as usize * element_bytes(ty);
                 let same = buffers.iter().find(|b| b.bytes.len() == len);
                 let bytes = same.map_or_else(|| vec![0; len], |b| b.bytes.clone());
-                *(*a.output_lists.add(device)).add(i) = give(Buffer { bytes, deleted: false.into() });
+                let buffer = Buffer { error: error.clone(), bytes, deleted: false.into() };
+                *(*a.output_lists.add(device)).add(i) = give(buffer);
             }
             for (i, buffer) in buffers.into_iter().enumerate() {
                 let donated = program.donated.contains(&i) && !kept.contains(&(i as i64));
                 buffer.deleted.set(buffer.deleted.get() || donated);
             }
             if !a.device_complete_events.is_null() {
-                *a.device_complete_events.add(device) = new_event();
+                *a.device_complete_events.add(device) = event_of(error);
             }
         }
         Ok(())

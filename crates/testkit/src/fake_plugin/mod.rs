@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Programs are any bytes; words in them say what the fake compiler makes: `output=f32[2,3]` a result (in order),
-//! `donate=0` an argument that is taken over. Of StableHLO text the types of `@main` say it. A result is zeros, or the
-//! bytes of the first argument of its size.
+//! `donate=0` an argument that is taken over. Of StableHLO text the types of `@main` say it, of which each device has the
+//! part that Shardy's shardings say. A result is zeros, or the bytes of the first argument of its size.
 //! Calls are checked as real plugins check them: an argument struct smaller than the plugin's own is refused.
 
 mod calls;
@@ -30,6 +30,8 @@ pub struct FakePlugin {
 /// What the C functions see; they have no argument for it.
 struct State {
     devices: usize,
+    /// Devices of other processes.
+    elsewhere: usize,
     struct_growth: usize,
     /// Function name to status code and message.
     failures: BTreeMap<String, (u32, String)>,
@@ -39,6 +41,8 @@ struct State {
     refused: Vec<String>,
     /// If set, values fail to compute: their events carry this.
     failed_values: Option<(u32, String)>,
+    /// The same for what this device computes.
+    failed_device: Option<(i32, (u32, String))>,
     /// Whether what is launched does not end; see [`FakePlugin::hold`].
     held: bool,
     /// Buffers take a multiple of so many bytes on the device; 0 for what they have.
@@ -60,11 +64,13 @@ impl State {
     const fn new() -> State {
         State {
             devices: 1,
+            elsewhere: 0,
             struct_growth: 0,
             failures: BTreeMap::new(),
             next_failures: BTreeMap::new(),
             refused: Vec::new(),
             failed_values: None,
+            failed_device: None,
             held: false,
             tile: 0,
             calls: BTreeMap::new(),
@@ -92,6 +98,12 @@ impl FakePlugin {
     /// The number of devices of its clients.
     pub fn devices(self, count: usize) -> Self {
         STATE.lock().devices = count;
+        self
+    }
+
+    /// So many devices more of the job, which belong to other processes.
+    pub fn elsewhere(self, count: usize) -> Self {
+        STATE.lock().elsewhere = count;
         self
     }
 
@@ -164,8 +176,14 @@ impl FakePlugin {
         STATE.lock().failed_values = Some((code, message.into()));
     }
 
+    /// From now on what one device runs fails, after it was accepted, as with [`FakePlugin::fail_values`].
+    pub fn fail_on_device(&self, id: i32, code: u32, message: &str) {
+        STATE.lock().failed_device = Some((id, (code, message.into())));
+    }
+
     /// From now on values compute, whatever was said before.
     pub fn heal_values(&self) {
+        STATE.lock().failed_device = None;
         STATE.lock().failed_values = None;
     }
 

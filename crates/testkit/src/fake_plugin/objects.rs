@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use oxitorch_pjrt_sys as sys;
+use oxitorch_proto::{CompileOptionsProto, Message};
 
 use super::STATE;
 
@@ -40,6 +41,23 @@ pub(super) struct Error {
 pub(super) struct Client {
     /// Pointers to leaked devices: they must keep their addresses.
     pub(super) devices: Vec<*mut sys::PJRT_Device>,
+    /// Those of other processes too.
+    pub(super) all_devices: Vec<*mut sys::PJRT_Device>,
+}
+
+impl Client {
+    /// The devices of a program that this process can run it on.
+    pub(super) fn assigned(&self, ids: &[i64]) -> Vec<*mut sys::PJRT_Device> {
+        ids.iter().filter_map(|&id| self.devices.get(id as usize).copied()).collect()
+    }
+}
+
+/// The ids of the devices that the options of a program name.
+pub(super) fn assigned(options: &[u8]) -> Result<Vec<i64>, String> {
+    let options = CompileOptionsProto::decode(options).map_err(|e| e.to_string())?;
+    let build = options.executable_build_options.ok_or("no build options")?;
+    let Some(assignment) = build.device_assignment else { return Ok(vec![0]) };
+    Ok(assignment.computation_devices.into_iter().flat_map(|c| c.replica_device_ids).collect())
 }
 
 /// A device and its description and memory, all at one address.
@@ -55,6 +73,8 @@ pub(super) struct Program {
     pub(super) dims: Vec<i64>,
     pub(super) ranks: Vec<usize>,
     pub(super) donated: Vec<usize>,
+    /// Ids of its devices.
+    pub(super) devices: Vec<i64>,
 }
 
 pub(super) struct Executable(pub(super) Program);
@@ -67,6 +87,8 @@ pub(super) struct Loaded {
 }
 
 pub(super) struct Buffer {
+    /// Why it could not be computed.
+    pub(super) error: Option<(u32, String)>,
     pub(super) bytes: Vec<u8>,
     pub(super) deleted: Cell<bool>,
 }
@@ -109,17 +131,19 @@ pub(super) fn new_device(id: i32) -> *mut sys::PJRT_Device {
 }
 
 impl Program {
-    pub(super) fn parse(code: &[u8]) -> Result<Program, String> {
+    pub(super) fn parse(code: &[u8], devices: Vec<i64>) -> Result<Program, String> {
         let mut program = Program {
             text: code.to_vec(),
             output_types: vec![],
             dims: vec![],
             ranks: vec![],
             donated: vec![],
+            devices,
         };
         let text = String::from_utf8_lossy(code);
         if let Some((_, main)) = text.split_once("@main(") {
-            return program.signature(main).map(|()| program).ok_or_else(|| "cannot read `@main`".into());
+            let read = program.signature(main, &axes(&text));
+            return read.map(|()| program).ok_or_else(|| "cannot read `@main`".into());
         }
         for word in text.split_whitespace() {
             if let Some(ty) = word.strip_prefix("output=") {
@@ -134,7 +158,7 @@ impl Program {
     }
 
     /// Parameters and results of a StableHLO function.
-    fn signature(&mut self, main: &str) -> Option<()> {
+    fn signature(&mut self, main: &str, axes: &[(&str, i64)]) -> Option<()> {
         let line = main.lines().next()?;
         let (params, results) = line.split_once(" -> ")?;
         for (i, param) in params.split("%arg").skip(1).enumerate() {
@@ -143,14 +167,24 @@ impl Program {
             }
         }
         for ty in results.split("tensor<").skip(1) {
-            let (sizes, _) = ty.split_once('>')?;
+            let (sizes, attributes) = ty.split_once('>')?;
             let (dims, name) = sizes.rsplit_once('x').unwrap_or(("", sizes));
             let name = match name.strip_prefix('i') {
                 Some("1") => "pred".to_owned(),
                 Some(bits) => format!("s{bits}"),
                 None => name.replace("ui", "u"),
             };
-            self.output(&format!("{name}[{}]", dims.replace('x', ",")))?;
+            let parts = |dim: &str| {
+                let axes = axes.iter().filter(|(name, _)| dim.contains(&format!("{name:?}")));
+                axes.map(|(_, size)| size).product::<i64>()
+            };
+            let cut = attributes.split_once("<@mesh, [").map_or("", |(_, dims)| dims);
+            let mut parts =
+                cut.split('{').skip(1).map(|dim| parts(dim.split('}').next().unwrap_or_default()));
+            let dims = dims.split('x').filter(|d| !d.is_empty());
+            let local = |d: &str| Some((d.parse::<i64>().ok()? / parts.next().unwrap_or(1)).to_string());
+            let dims = dims.map(local).collect::<Option<Vec<_>>>()?.join(",");
+            self.output(&format!("{name}[{dims}]"))?;
         }
         Some(())
     }
@@ -174,6 +208,18 @@ impl Program {
         self.dims.extend(dims);
         Some(())
     }
+}
+
+/// The axes of the mesh that a module's text has.
+fn axes(text: &str) -> Vec<(&str, i64)> {
+    let mesh = text.split_once("sdy.mesh @mesh = <[").and_then(|(_, rest)| rest.split_once("]>"));
+    mesh.map_or("", |(axes, _)| axes)
+        .split(", ")
+        .filter_map(|axis| {
+            let (name, size) = axis.split_once('=')?;
+            Some((name.trim_matches('"'), size.parse().ok()?))
+        })
+        .collect()
 }
 
 /// Bytes of one element.
