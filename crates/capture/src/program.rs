@@ -30,11 +30,13 @@ pub enum Reason {
     Barrier,
     /// A part of a window that has no program as a whole.
     Part,
+    /// A collective comes, or has come: it is a program of its own, since each member of its group has to have it.
+    Collective,
 }
 
 impl Reason {
     /// In the order of declaration.
-    pub const ALL: [Reason; 10] = [
+    pub const ALL: [Reason; 11] = [
         Reason::Mode,
         Reason::Read,
         Reason::Wait,
@@ -45,6 +47,7 @@ impl Reason {
         Reason::Options,
         Reason::Barrier,
         Reason::Part,
+        Reason::Collective,
     ];
 
     /// In a word, as it is written and metrics name it.
@@ -60,6 +63,7 @@ impl Reason {
             Reason::Options => "options",
             Reason::Barrier => "barrier",
             Reason::Part => "part",
+            Reason::Collective => "collective",
         }
     }
 }

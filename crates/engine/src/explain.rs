@@ -239,6 +239,7 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Options => "launched because other compiler options came into force",
         Reason::Barrier => "launched because of a barrier",
         Reason::Part => "a part of a window that has no program as a whole",
+        Reason::Collective => "launched because of a collective",
     };
     match describe(site) {
         Some(line) => format!("{why}, at {line}"),
