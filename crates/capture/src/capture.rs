@@ -1,5 +1,6 @@
 //! What a run on a device that is not there leaves in a folder.
 
+use crate::collective::Exchanged;
 use crate::program::{Program, Reason};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -29,6 +30,9 @@ pub struct Capture {
     pub writes: Vec<Moved>,
     /// Operations that ran on the CPU.
     pub fallbacks: Vec<FellBack>,
+    /// Collectives, in their order.
+    #[serde(default)]
+    pub exchanges: Vec<Exchanged>,
     /// The most bytes of values that were alive at once.
     pub resident_peak_bytes: u64,
 }
@@ -43,6 +47,7 @@ impl Default for Capture {
             reads: Vec::new(),
             writes: Vec::new(),
             fallbacks: Vec::new(),
+            exchanges: Vec::new(),
             resident_peak_bytes: 0,
         }
     }
@@ -133,7 +138,7 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cause, CompilerOption, Input, Label, Op, Output, Role, Why};
+    use crate::{Cause, Collective, CompilerOption, Input, Label, Op, Output, Reduction, Role, Why};
 
     fn capture() -> Capture {
         let parameter = Label { role: Role::Parameter, name: Some("w".into()) };
@@ -158,7 +163,17 @@ mod tests {
             why: Some(why),
             ..Program::default()
         };
-        Capture { steps: 2, programs: vec![program], ..Capture::default() }
+        let exchanges = [Collective::AllReduce(Reduction::Average), Collective::Permute(vec![(0, 1)])];
+        let exchanges = exchanges.map(|collective| Exchanged {
+            step: 1,
+            line: None,
+            collective,
+            groups: vec![vec![0, 4]],
+            number: 0,
+            r#type: ty(),
+            bytes: 24,
+        });
+        Capture { steps: 2, programs: vec![program], exchanges: exchanges.into(), ..Capture::default() }
     }
 
     #[test]

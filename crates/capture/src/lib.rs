@@ -4,11 +4,13 @@
 //! Preflight, `oxitorch graphs` and Python read. Each text that both sides must spell alike is a type here.
 
 mod capture;
+mod collective;
 mod graph;
 mod program;
 mod tensor;
 
 pub use capture::{Capture, Error, FellBack, Modules, Moved, VERSION};
+pub use collective::{Collective, Exchanged, Reduction};
 pub use graph::{Cost, Graph, MemoryBytes, Origin};
 pub use program::{
     Cause, CompilerOption, Input, Op, Output, Products, Program, Reason, Undonated, UndonatedReason, Why,

@@ -32,6 +32,8 @@ pub enum Reason {
     Recompute,
     /// A part of a window that has no program as a whole.
     Part,
+    /// A collective comes, or has come: it is a program of its own, since each member of its group has to have it.
+    Collective,
 }
 
 impl Reason {
@@ -48,6 +50,7 @@ impl Reason {
         Reason::Barrier,
         Reason::Recompute,
         Reason::Part,
+        Reason::Collective,
     ];
 
     /// In a word, as it is written and metrics name it.
@@ -64,6 +67,7 @@ impl Reason {
             Reason::Barrier => "barrier",
             Reason::Recompute => "recompute",
             Reason::Part => "part",
+            Reason::Collective => "collective",
         }
     }
 }

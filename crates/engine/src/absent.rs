@@ -6,7 +6,7 @@
 
 use crate::error::Result;
 use crate::events;
-use crate::executor::{Executor, Launch};
+use crate::executor::{Asked, Executor, Launch};
 use crate::explain::Explainer;
 use crate::graphs::Recorded;
 use crate::memory::Memory;
@@ -14,10 +14,11 @@ use crate::metrics::Metrics;
 use crate::program::{Compiler, Program};
 use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
+use crate::spread::Cut;
 use crate::target::AbsentDevice;
 use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
-use oxitorch_capture::{self as capture, Beside, Capture, FellBack, Modules, Moved, Role};
+use oxitorch_capture::{self as capture, Beside, Capture, Exchanged, FellBack, Modules, Moved, Role};
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -53,6 +54,8 @@ struct Log {
     writes: BTreeMap<(u64, u32), (u64, u64)>,
     /// Number of the ops of a line in a step that ran on the CPU.
     fallbacks: BTreeMap<(u64, u32, String), u64>,
+    /// The step and line of each collective.
+    exchanges: Vec<(u64, Site, Asked)>,
     roles: Roles,
     undonated: Undonated,
 }
@@ -101,6 +104,16 @@ impl Absent {
         } else {
             out.chunks_mut(element.len()).for_each(|o| o.copy_from_slice(&element[..o.len()]));
         }
+    }
+
+    /// Does to values and memory what a launch does.
+    fn take(&self, log: &mut Log, launch: &Launch) {
+        launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
+        for value in &launch.outputs {
+            self.memory.charge(value.bytes(), &value.charge);
+            *value.state.lock() = State::Absent(None);
+        }
+        log.roles.made(&launch.outputs, log.steps);
     }
 
     /// An op of this line runs on the CPU.
@@ -159,6 +172,7 @@ impl Absent {
             reads: moved(&log.reads),
             writes: moved(&log.writes),
             fallbacks: log.fallbacks.iter().map(fell_back).collect(),
+            exchanges: log.exchanges.iter().map(exchanged).collect(),
             resident_peak_bytes: self.memory.bytes().peak,
             ..Capture::default()
         };
@@ -185,12 +199,7 @@ impl Executor for Absent {
         let known = log.programs.iter().rposition(|r| Arc::ptr_eq(&r.program, &launch.program));
         let most = known.is_none_or(|i| log.programs[i].beside < beside);
         let named = if most { log.roles.beside(&launch.inputs, step) } else { Vec::new() };
-        launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
-        for value in &launch.outputs {
-            memory.charge(value.bytes(), &value.charge);
-            *value.state.lock() = State::Absent(None);
-        }
-        log.roles.made(&launch.outputs, step);
+        self.take(&mut log, &launch);
         let Some(known) = known else {
             let inputs = launch.inputs.iter().map(|v| v.site).collect();
             let program = launch.program.clone();
@@ -209,7 +218,15 @@ impl Executor for Absent {
         }
     }
 
-    fn upload(&self, ty: TensorType, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
+    /// Keeps what was asked for. Its program is not one of a single device, so it is none of those that are captured.
+    fn collective(&self, launch: Launch, asked: Asked) {
+        let mut log = self.log.lock();
+        let step = log.steps;
+        log.exchanges.push((step, launch.first, asked));
+        self.take(&mut log, &launch);
+    }
+
+    fn upload(&self, ty: TensorType, _: Cut, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
         let site = events::current();
         let mut log = self.log.lock();
         let step = log.steps;
@@ -269,6 +286,20 @@ fn moved(all: &BTreeMap<(u64, u32), (u64, u64)>) -> Vec<Moved> {
         bytes,
     };
     all.iter().map(one).collect()
+}
+
+/// A collective of a step and line.
+fn exchanged((step, site, asked): &(u64, Site, Asked)) -> Exchanged {
+    let exchange = &asked.exchange;
+    Exchanged {
+        step: *step,
+        line: describe(*site),
+        collective: exchange.what.clone(),
+        groups: asked.groups.to_vec(),
+        number: asked.number,
+        r#type: (&exchange.ty).into(),
+        bytes: exchange.ty.bytes().max(0) as u64,
+    }
 }
 
 /// The bytes of a number; what the type cannot hold is cut as `as` does.

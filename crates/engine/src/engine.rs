@@ -13,11 +13,13 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
 use crate::site::Site;
+use crate::spread::Devices;
 use crate::stream::Stream;
 use crate::target::Target;
 use oxitorch_aten::TargetOptions;
 use oxitorch_cache as cache;
 use oxitorch_capture::{Capture, Graph, Modules, Reason};
+use oxitorch_hlo::Mesh;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use std::path::PathBuf;
@@ -94,7 +96,7 @@ impl Engine {
             };
             let interrupt = options.interrupt;
             let stream =
-                Stream::new(target, device, compiler, explainer, memory, metrics.clone(), interrupt)?;
+                Stream::new(target, (device, None), compiler, explainer, memory, metrics.clone(), interrupt)?;
             let stream = stream.lowering_for(options.target);
             let Some(pretended) = pretended else { return Ok(stream) };
             absent = Some(pretended.clone());
@@ -146,7 +148,22 @@ impl Engine {
 
     /// How many devices there are.
     pub fn device_count(&self) -> usize {
-        self.streams.len()
+        self.target.device_count()
+    }
+
+    /// Makes a stream of several devices, which then run programs together; gives its number, which is what their values
+    /// and calls have for a device.
+    pub fn add_mesh(&mut self, mesh: Mesh, devices: &[usize]) -> Result<usize> {
+        let devices = Arc::new(Devices::new(self.target.client()?, mesh, devices)?);
+        let number = self.streams.len();
+        if number > usize::from(u16::MAX) {
+            return Err(Error::runtime("there are too many meshes"));
+        }
+        let memory: Vec<&'static Memory> = devices.at.iter().map(|&i| self.streams[i].memory()).collect();
+        let stream = self.streams[0].of_mesh(number, devices, Memory::of_mesh(&memory));
+        let stream = stream.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
+        self.streams.push(stream);
+        Ok(number)
     }
 
     /// The stream of a device; an error if there is none, or if the process is ending.

@@ -1,9 +1,11 @@
 //! Who runs the programs of a stream and makes its values: the devices of a client, or a device that is not there.
 
+use crate::collective::Exchange;
 use crate::error::Result;
 use crate::known::Places;
 use crate::program::Program;
 use crate::site::Site;
+use crate::spread::Cut;
 use crate::timing::Before;
 use crate::value::Value;
 use oxitorch_hlo::TensorType;
@@ -47,13 +49,23 @@ impl Launch {
     pub(crate) fn is_inline(&self, platform: pjrt::Platform) -> bool {
         let small = |v: &Arc<Value>| v.bytes() <= SMALL;
         let all_small = || self.inputs.iter().all(small) && self.outputs.iter().all(small);
-        platform == pjrt::Platform::Cpu && self.ops == 1 && all_small()
+        platform == pjrt::Platform::Cpu && self.ops == 1 && self.program.spread.is_none() && all_small()
     }
 
     /// The Python line to blame when it fails: that of its largest result.
     pub(crate) fn site(&self) -> Site {
         self.outputs.iter().max_by_key(|v| v.bytes()).map_or(Site::default(), |v| v.site)
     }
+}
+
+/// A collective that was asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) exchange: Arc<Exchange>,
+    /// The members of each group, by the ids of their devices.
+    pub(crate) groups: Box<[Vec<i32>]>,
+    /// How many collectives these groups have done before: all members count alike.
+    pub(crate) number: u64,
 }
 
 /// The CPU platform runs an op with results of so many bytes while it is launched.
@@ -64,8 +76,11 @@ pub(crate) trait Executor: Send + Sync {
     /// Runs a program, or queues it. `awaited`: the caller is about to wait for it.
     fn launch(&self, launch: Launch, awaited: bool);
 
+    /// Does a collective in its turn, by the program in the launch or as it can.
+    fn collective(&self, launch: Launch, asked: Asked);
+
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
-    fn upload(&self, ty: TensorType, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
+    fn upload(&self, ty: TensorType, cut: Cut, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
 
     /// The host reads a value that was never computed, of which the bytes may be known.
     fn read_absent(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) -> Result<()>;

@@ -240,6 +240,7 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Barrier => "launched because of a barrier",
         Reason::Recompute => "launched because a backward computed something again",
         Reason::Part => "a part of a window that has no program as a whole",
+        Reason::Collective => "launched because of a collective",
     };
     match describe(site) {
         Some(line) => format!("{why}, at {line}"),

@@ -22,6 +22,7 @@ use crate::profile::running;
 use crate::program::Program;
 use crate::site::Site;
 use crate::split;
+use crate::spread::How;
 use crate::stream::Stream;
 use crate::threads::Whose;
 use crate::value::Value;
@@ -85,9 +86,16 @@ struct Cut {
 
 impl Window {
     /// Makes the key of these ops.
-    fn set_key(&mut self, part: &Part) {
+    fn set_key(&mut self, part: &Part, on_mesh: bool) {
         self.key.clear();
         self.key.push(part.options);
+        if on_mesh {
+            self.key.push(part.inputs.len() as u32);
+            for input in &part.inputs {
+                let cut = self.cut_number(&input.cut);
+                self.key.push(cut);
+            }
+        }
         for op in part.ops.iter() {
             self.key.push(op.inst.id);
             self.key.extend_from_slice(op.operands);
@@ -163,7 +171,7 @@ impl Stream {
         let began = self.metrics().events.on().then(Instant::now);
         let cut = Cut { reason, is_part: false, repeats: false, began };
         whole.options = self.compiler.in_force(whole.options);
-        w.set_key(whole);
+        w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
         let cuts = match w.programs.get_mut(&w.key) {
             Some(known) => {
@@ -185,7 +193,7 @@ impl Stream {
             match &failed {
                 Some(e) => part.fail(e),
                 None => {
-                    w.set_key(part);
+                    w.set_key(part, self.devices.is_some());
                     let reason = if i == last { cut.reason } else { Reason::Part };
                     let cut = Cut { reason, is_part: true, repeats, ..cut };
                     failed = self.launch_part(w, part, cut).err();
@@ -199,7 +207,7 @@ impl Stream {
     /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
     /// be looked at stays whole.
     fn cuts(&self, w: &mut Window, part: &Part, cut: Cut) -> Option<(Arc<[u32]>, bool)> {
-        if cut.reason == Reason::Mode || !self.compiles() {
+        if matches!(cut.reason, Reason::Mode | Reason::Collective) || !self.compiles() {
             return None;
         }
         let tokens = part.tokens();
@@ -251,7 +259,10 @@ impl Stream {
         };
         let donated = lent.donated;
         let launch = Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step };
-        self.executor.launch(launch, cut.reason == Reason::Read);
+        match part.asked.take() {
+            Some(asked) => self.executor.collective(launch, asked),
+            None => self.executor.launch(launch, cut.reason == Reason::Read),
+        }
         Ok(())
     }
 
@@ -301,7 +312,7 @@ impl Stream {
             None => Box::default(),
         };
         let program = self.make(w, part, donated, &given, cut)?;
-        if cut.reason != Reason::Mode {
+        if !matches!(cut.reason, Reason::Mode | Reason::Collective) {
             w.sequences.add(part.tokens(), cut.is_part);
         }
         let known = w.programs.entry(&w.key);
@@ -326,13 +337,17 @@ impl Stream {
     ) -> Result<Arc<Program>> {
         let numbers = TensorType::new(DType::S64, [given.len() as i64].as_slice());
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
+        let inputs: Vec<TensorType> = inputs.chain((!given.is_empty()).then_some(numbers)).collect();
+        let spread = self.spread(part, &inputs)?;
+        let replicas = spread.as_ref().filter(|s| s.how == How::Replicas);
         let graph = Graph {
             ops: part.ops.clone(),
-            inputs: inputs.chain((!given.is_empty()).then_some(numbers)).collect(),
+            inputs: replicas.map_or(inputs, |s| s.params.clone()),
             given: given.iter().copied().zip(0..).collect(),
             donated: donated.iter().copied().collect(),
             options: part.options,
             live: part.live.clone(),
+            spread,
             source: Source { cut: Some((reason, w.site)), varies: is_part && !repeats, ..Source::default() },
         };
         let program = Program::new(&graph);

@@ -1,13 +1,15 @@
 //! A window of recorded ops as one program, before anybody compiles it: its ops, its inputs and results, its module.
 
+use crate::buffers::Buffers;
 use crate::error::{Error, ErrorKind};
 use crate::inst::Inst;
 use crate::ops::{Ops, PRODUCED};
 use crate::shared::Shared;
 use crate::site::Site;
+use crate::spread::{Cut, How, Spread};
 use oxitorch_aten::args::Offset;
 use oxitorch_capture::Reason;
-use oxitorch_hlo::{ArgAttr, Builder, DType, Module, TensorType, Value};
+use oxitorch_hlo::{ArgAttr, Builder, DType, Module, Sharding, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -27,6 +29,8 @@ pub(crate) struct Graph {
     pub(crate) options: u32,
     /// Outputs, counted over all instances, that are results.
     pub(crate) live: SmallVec<[u32; 8]>,
+    /// Of a program of several devices.
+    pub(crate) spread: Option<Arc<Spread>>,
     /// Where the ops come from.
     pub(crate) source: Source,
 }
@@ -110,6 +114,13 @@ impl Graph {
         for &i in &self.donated {
             b.param_attr(inputs[i as usize], ArgAttr::Donor);
         }
+        let split = self.spread.as_deref().filter(|s| s.how == How::Split);
+        if let Some(spread) = split {
+            b.set_mesh(&spread.devices.mesh);
+            for (&v, cut) in inputs.iter().zip(&spread.inputs) {
+                b.param_attr(v, ArgAttr::Sharding(spread.sharding(cut)));
+            }
+        }
         let offsets = self.offsets(&b, &inputs);
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
@@ -132,7 +143,15 @@ impl Graph {
         }
         let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
         outputs.extend(first_failed(&b, &checks));
-        let mut module = b.finish(&outputs).map_err(|e| Error::runtime(e.to_string()))?;
+        let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
+        let mut module = b.finish(&outputs).map_err(failed)?;
+        if let Some(spread) = split {
+            // Behind the results are checks: numbers.
+            let cuts = spread.outputs.iter().chain(std::iter::repeat(&None));
+            let shardings: Vec<Arc<Sharding>> =
+                cuts.take(outputs.len()).map(|cut: &Cut| spread.sharding(cut)).collect();
+            module.set_output_shardings(shardings).map_err(failed)?;
+        }
         module.pair_donors();
         Ok(module)
     }
@@ -158,32 +177,8 @@ fn first_failed(b: &Builder, checks: &[Value]) -> Option<Value> {
 }
 
 /// What that said: the number, if a check has failed. Waits for the device.
-pub(crate) fn failed_check(first: &pjrt::Buffer) -> pjrt::Result<Option<usize>> {
+pub(crate) fn failed_check(first: &Buffers) -> pjrt::Result<Option<usize>> {
     let mut number = [0; 4];
-    first.to_host(&mut number)?;
+    first.to_host(&TensorType::scalar(DType::S32), &mut number)?;
     Ok(usize::try_from(i32::from_le_bytes(number)).ok())
-}
-
-/// The plugin's name for an element type.
-pub(crate) fn element(dtype: DType) -> pjrt::ElementType {
-    use pjrt::ElementType as E;
-    match dtype {
-        DType::Pred => E::Pred,
-        DType::S8 => E::S8,
-        DType::S16 => E::S16,
-        DType::S32 => E::S32,
-        DType::S64 => E::S64,
-        DType::U8 => E::U8,
-        DType::U16 => E::U16,
-        DType::U32 => E::U32,
-        DType::U64 => E::U64,
-        DType::F8E4M3FN => E::F8E4M3FN,
-        DType::F8E5M2 => E::F8E5M2,
-        DType::F16 => E::F16,
-        DType::BF16 => E::Bf16,
-        DType::F32 => E::F32,
-        DType::F64 => E::F64,
-        DType::C64 => E::C64,
-        DType::C128 => E::C128,
-    }
 }

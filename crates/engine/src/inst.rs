@@ -3,18 +3,21 @@
 //! Instances are interned, so that recording the same op again costs one hash and one comparison, and a window of ops is
 //! identified by the instances' numbers.
 
+use crate::collective::Exchange;
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::shared::Shared;
+use crate::spread::Cut;
 use crate::view::{self, Offsets, Shape, View, dense_order, row_major};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
-use oxitorch_hlo::{Builder, DType, Dims, Module, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, Module, Sharding, TensorType, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -35,6 +38,10 @@ pub(crate) enum Kind {
     Zeros(TensorType),
     /// A value as another type over the same bytes, cut or filled with zeros.
     Resize { from: TensorType, to: TensorType },
+    /// A value, cut so over the devices of a mesh.
+    Reshard { from: TensorType, to: Arc<Sharding> },
+    /// What the members of groups of devices do together: a program of its own.
+    Collective(Arc<Exchange>),
 }
 
 /// The strides that a `memory_format=` argument asks for.
@@ -75,9 +82,11 @@ impl Kind {
             Kind::Row { args, .. } => row_operands(args),
             Kind::Read { base, .. } => vec![base.clone()],
             Kind::Write { base, shape } => vec![base.clone(), shape.ty()],
-            Kind::Store { from, .. } | Kind::Cast { from, .. } | Kind::Resize { from, .. } => {
-                vec![from.clone()]
-            }
+            Kind::Store { from, .. }
+            | Kind::Cast { from, .. }
+            | Kind::Resize { from, .. }
+            | Kind::Reshard { from, .. } => vec![from.clone()],
+            Kind::Collective(exchange) => vec![exchange.ty.clone()],
             Kind::Zeros(_) => Vec::new(),
         }
     }
@@ -132,6 +141,8 @@ pub(crate) struct Out {
     pub(crate) order: Option<Dims>,
     /// The operand that it is, unchanged.
     pub(crate) same_as: Option<u32>,
+    /// How it is cut over a mesh.
+    pub(crate) cut: Cut,
 }
 
 impl Out {
@@ -145,7 +156,7 @@ impl Out {
         };
         let contiguous = strides == row_major(&ty.shape);
         let bytes = stored.bytes().max(0) as u64;
-        Out { ty, strides, contiguous, stored, bytes, order, same_as: None }
+        Out { ty, strides, contiguous, stored, bytes, order, same_as: None, cut: None }
     }
 }
 
@@ -200,12 +211,14 @@ impl Inst {
             Kind::Store { .. } | Kind::Cast { .. } => "copy",
             Kind::Zeros(_) => "empty",
             Kind::Resize { .. } => "resize",
+            Kind::Reshard { .. } => "reshard",
+            Kind::Collective(exchange) => exchange.what.name(),
         }
     }
 
-    /// The types of its results as storages hold them.
-    pub(crate) fn stored_types(&self) -> impl Iterator<Item = Option<&TensorType>> {
-        self.outputs.iter().map(|o| o.as_ref().map(|o| &o.stored))
+    /// Its results.
+    pub(crate) fn results(&self) -> impl Iterator<Item = Option<&Out>> {
+        self.outputs.iter().map(|o| o.as_deref())
     }
 
     /// Whether it may fail when it runs: a kernel of torch's that may find no solution.
@@ -264,6 +277,11 @@ fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Res
         Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
         Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
         Kind::Resize { to, .. } => resize(b, operands[0], to),
+        Kind::Reshard { to, .. } => {
+            b.set_mesh(to.mesh()); // of the program, or of one that is made to learn the result
+            b.sharding_constraint(operands[0], to)
+        }
+        Kind::Collective(exchange) => exchange.emit(b, operands[0])?,
     };
     if let Some(e) = b.error() {
         return Err(aten::Error::Runtime(e.to_string()));
@@ -788,7 +806,11 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
     };
     let out = Out::new(ty, strides);
     let same_as = operands.iter().position(|&o| o == value).filter(|_| out.order.is_none());
-    Out { same_as: same_as.map(|i| i as u32), ..out }
+    let cut = match kind {
+        Kind::Reshard { to, .. } => Some(to.clone()).filter(|to| !to.is_replicated()),
+        _ => None,
+    };
+    Out { same_as: same_as.map(|i| i as u32), cut, ..out }
 }
 
 pub(crate) fn refusal(e: aten::Error) -> Refusal {

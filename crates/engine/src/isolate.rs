@@ -1,17 +1,19 @@
 //! A window that fails as a whole, op by op: what depends on the op that fails, fails with that op's name and line, and
 //! everything else is computed.
 
+use crate::buffers::{Buffers, execute};
 use crate::error::{self, Error, Result};
 use crate::graph::{Graph, Source, Task, failed_check};
 use crate::inst::Inst;
 use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::program::Compiler;
 use crate::site::Site;
+use crate::spread::Spread;
 use oxitorch_pjrt as pjrt;
 use std::sync::Arc;
 
 /// A value, or why there is none.
-pub(crate) type Got = Result<Arc<pjrt::Buffer>>;
+pub(crate) type Got = Result<Buffers>;
 
 /// What running op by op gave.
 #[derive(Default)]
@@ -40,11 +42,12 @@ pub(crate) fn run(
             0 => inputs[code as usize].clone(),
             _ => values.get(code & !PRODUCED, inst.name()),
         };
-        let single = single(graph, &op);
+        let mut single = single(graph, &op);
         // Offsets that the program was given come last.
         let offsets = inputs.last().filter(|_| !single.given.is_empty()).cloned();
         let args = own.iter().map(value).chain(offsets).collect::<Result<Vec<_>>>();
         let results = args.and_then(|args| {
+            single.spread = spread(graph, &single, &args)?;
             let single = Task { graph: Arc::new(single), device: task.device };
             let results = may_run(values.held + inst.bytes).and_then(|()| one(compiler, &single, &args));
             out.launches += u64::from(results.is_ok());
@@ -56,7 +59,7 @@ pub(crate) fn run(
         match results {
             Ok(buffers) => {
                 let mut buffers = buffers.into_iter();
-                let mut next = || buffers.next().map(|b| Ok(Arc::new(b)));
+                let mut next = || buffers.next().map(Ok);
                 inst.outputs.iter().for_each(|o| values.push(o.as_ref().and_then(|_| next())));
                 let failed = buffers.next().and_then(|first| failed(inst, &first));
                 out.check = out.check.or(failed.map(|e| (e, site)));
@@ -101,7 +104,7 @@ impl Values {
 }
 
 fn bytes(value: &Option<Got>) -> u64 {
-    value.as_ref().and_then(|v| v.as_ref().ok()).map_or(0, |b| b.size_bytes() as u64)
+    value.as_ref().and_then(|v| v.as_ref().ok()).map_or(0, Buffers::size_bytes)
 }
 
 /// How often each result is wanted.
@@ -128,13 +131,22 @@ fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
         given,
         donated: Default::default(),
         options: graph.options,
+        spread: None,
         live: (0..inst.outputs.len() as u32).filter(|&o| inst.outputs[o as usize].is_some()).collect(),
         source: Source::default(),
     }
 }
 
+/// How one op of a graph of several devices is spread over them: what comes in is cut as it is.
+fn spread(graph: &Graph, single: &Graph, args: &[Buffers]) -> Result<Option<Arc<Spread>>> {
+    let Some(whole) = &graph.spread else { return Ok(None) };
+    let inputs = single.inputs.iter().zip(args).map(|(ty, arg)| (ty.clone(), arg.cut().clone())).collect();
+    let outputs = single.ops.insts[0].outputs.iter().flatten().map(|out| out.cut.clone()).collect();
+    Spread::new(&whole.devices, whole.how, inputs, outputs).map(Some)
+}
+
 /// The check of an op that has failed, by its number.
-fn failed(inst: &Inst, first: &pjrt::Buffer) -> Option<Error> {
+fn failed(inst: &Inst, first: &Buffers) -> Option<Error> {
     match failed_check(first) {
         Ok(failed) => inst.checks.get(failed?).map(|(kind, message)| Error::new(*kind, message)),
         Err(e) => Some(error::device(inst.name(), &e)),
@@ -142,12 +154,15 @@ fn failed(inst: &Inst, first: &pjrt::Buffer) -> Option<Error> {
 }
 
 /// Runs one op to its end.
-fn one(compiler: &Compiler, task: &Task, args: &[Arc<pjrt::Buffer>]) -> Result<Vec<pjrt::Buffer>> {
+fn one(
+    compiler: &Compiler,
+    task: &Task,
+    args: &[Buffers],
+) -> Result<impl IntoIterator<Item = Buffers> + use<>> {
     let name = task.graph.ops.insts[0].name();
     let (loaded, _) = compiler.compile(name, task)?;
-    let args: Vec<&pjrt::Buffer> = args.iter().map(Arc::as_ref).collect();
     let failed = |e: pjrt::Error| error::device(name, &e);
-    let results = loaded.execute(&args, &pjrt::ExecuteArgs::default()).map_err(failed)?;
-    results.iter().try_for_each(pjrt::Buffer::wait).map_err(failed)?;
+    let (results, _) = execute(&loaded, task.graph.spread.as_deref(), args, &[], false).map_err(failed)?;
+    results.iter().try_for_each(Buffers::wait).map_err(failed)?;
     Ok(results)
 }

@@ -3,15 +3,17 @@
 //! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead. Who waits for a short queue
 //! runs it instead: waking a thread and being woken by it takes longer than most programs that a value is read from.
 
+use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_cut};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
-use crate::executor::{Executor, Launch};
-use crate::graph::{element, failed_check};
+use crate::executor::{Asked, Executor, Launch};
+use crate::graph::failed_check;
 use crate::isolate;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
 use crate::site::Site;
+use crate::spread::{Cut, Devices};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
@@ -83,15 +85,15 @@ struct Flight {
     site: Site,
     /// When it was launched.
     start: Instant,
-    /// Happens when the device has run it.
-    done: pjrt::Event,
+    /// Happens when the device has run it, or all devices have.
+    done: Done,
     checked: Option<Checked>,
 }
 
 /// The outcome of a program's checks.
 struct Checked {
     /// The number of the first that failed, or -1.
-    first: pjrt::Buffer,
+    first: Buffers,
     /// The Python line of a program of one op, which runs for other lines too.
     site: Option<Site>,
 }
@@ -111,9 +113,9 @@ impl Checked {
 }
 
 impl Flight {
-    /// Whether the device still runs it. What cannot be asked about is over.
+    /// Whether the device still runs it.
     fn is_running(&self) -> bool {
-        self.done.is_ready().is_ok_and(|ready| !ready)
+        self.done.is_running()
     }
 
     /// Waits until the device has run it; what went wrong.
@@ -144,10 +146,12 @@ impl Failure {
     }
 }
 
-/// The queue of one device.
+/// The queue of one device, or of the devices of a mesh.
 pub(crate) struct Launcher {
     target: Target,
     device: usize,
+    /// Of a mesh.
+    devices: Option<Arc<Devices>>,
     memory: &'static Memory,
     metrics: Arc<Metrics>,
     queue: Mutex<VecDeque<Job>>,
@@ -182,13 +186,14 @@ pub type Interrupt = fn() -> Result<(), Error>;
 impl Launcher {
     pub(crate) fn start(
         target: Target,
-        device: usize,
+        (device, devices): (usize, Option<Arc<Devices>>),
         memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
             target,
             device,
+            devices,
             memory,
             metrics,
             queue: Mutex::default(),
@@ -235,13 +240,17 @@ impl Launcher {
         self.held.store(on, Ordering::SeqCst);
     }
 
-    /// Waits until the buffer of a value is computed.
-    pub(crate) fn wait_buffer(
+    /// Waits until the buffers of a value are computed.
+    pub(crate) fn wait_buffers(
         &self,
         value: &Value,
-        buffer: &pjrt::Buffer,
+        buffers: &Buffers,
         interrupt: Interrupt,
     ) -> Result<(), Error> {
+        buffers.each().iter().try_for_each(|buffer| self.wait_buffer(value, buffer, interrupt))
+    }
+
+    fn wait_buffer(&self, value: &Value, buffer: &pjrt::Buffer, interrupt: Interrupt) -> Result<(), Error> {
         let failed = |e: pjrt::Error| error::device("waiting for a value", &e).at(value.site);
         let event = buffer.ready_event().map_err(failed)?;
         if event.is_ready().map_err(failed)? {
@@ -558,13 +567,13 @@ impl Launcher {
         let result =
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
-            Ok((mut buffers, flight)) => {
-                let first = buffers.split_off(launch.program.outputs).pop();
+            Ok((mut results, flight)) => {
+                let first = results.drain(launch.program.outputs..).next();
                 let site = (launch.ops == 1).then_some(launch.first);
                 let checked = first.map(|first| Checked { first, site });
-                for (value, buffer) in launch.outputs.iter().zip(buffers) {
-                    self.memory.charge(self.bytes_there(value, &buffer), &value.charge);
-                    *value.state.lock() = State::Ready(Arc::new(buffer));
+                for (value, buffers) in launch.outputs.iter().zip(results) {
+                    self.memory.charge(self.bytes_there(value, &buffers), &value.charge);
+                    *value.state.lock() = State::Ready(buffers);
                 }
                 match (flight, checked) {
                     (Some(flight), checked) => self.departs(Flight { checked, ..flight }),
@@ -611,7 +620,7 @@ impl Launcher {
             return false;
         }
         self.metrics.count(&self.metrics.isolations);
-        let inputs = launch.inputs.iter().map(|v| self.buffer(v)).collect();
+        let inputs = launch.inputs.iter().map(|v| self.buffers(v)).collect();
         let isolated = isolate::run(&compiler, task, inputs, |bytes| match closed() {
             true => Err(Error::runtime("the tpu device is closed")),
             false if self.memory.fits(bytes) => Ok(()),
@@ -621,9 +630,9 @@ impl Launcher {
         let mut whole = true;
         for (value, got) in launch.outputs.iter().zip(isolated.outputs) {
             let state = match got {
-                Ok(buffer) => {
-                    self.memory.charge(self.bytes_there(value, &buffer), &value.charge);
-                    State::Ready(buffer)
+                Ok(buffers) => {
+                    self.memory.charge(self.bytes_there(value, &buffers), &value.charge);
+                    State::Ready(buffers)
                 }
                 Err(e) => {
                     whole = false;
@@ -649,7 +658,7 @@ impl Launcher {
         number: u64,
         inline: bool,
         ended: &mut Option<Instant>,
-    ) -> Result<(Vec<pjrt::Buffer>, Option<Flight>), Error> {
+    ) -> Result<(SmallVec<[Buffers; 2]>, Option<Flight>), Error> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(Error::runtime("the tpu device is closed"));
         }
@@ -657,22 +666,20 @@ impl Launcher {
         let (wanted, at_hand) = (ended.take().unwrap_or_else(Instant::now), program.is_at_hand());
         let executable = program.executable().map_err(|e| e.at(launch.first))?;
         let start = if at_hand { wanted } else { Instant::now() };
-        let mut args: SmallVec<[Arc<pjrt::Buffer>; 8]> = SmallVec::new();
+        let mut args: SmallVec<[Buffers; 8]> = SmallVec::new();
         for input in &launch.inputs {
-            args.push(self.buffer(input)?);
+            args.push(self.buffers(input)?);
         }
         self.check_room(launch, &executable)?;
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
-        let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().map(Arc::as_ref).collect();
         let run = Run::new(self, launch, wanted, start);
         if !inline {
             self.timing.starts(wanted, start, launch.before);
         }
         let launched = launch_one(launch, &executable, &args, !inline || !program.prompt.is_sure());
         self.give(launch, launched.is_ok());
-        let running = |done: &pjrt::Event| done.is_ready().is_ok_and(|ready| !ready);
-        let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(running));
+        let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(Done::is_running));
         if inline {
             program.prompt.learn(over);
         }
@@ -690,7 +697,7 @@ impl Launcher {
             if let Ok((_, Some(done))) = &launched
                 && !over
             {
-                running.until(done);
+                done.then_drop(running);
             }
         }
         let failed = |e| error::device(&program.name, &e).at(launch.site());
@@ -706,12 +713,12 @@ impl Launcher {
     }
 
     /// What a value takes on the device: TPUs keep tensors in tiles, and fill those up.
-    fn bytes_there(&self, value: &Value, buffer: &pjrt::Buffer) -> u64 {
+    fn bytes_there(&self, value: &Value, buffers: &Buffers) -> u64 {
         let padded = match self.target.platform() {
             pjrt::Platform::Cpu => None,
-            _ => buffer.on_device_bytes().ok(), // not every plugin says it
+            _ => buffers.padded_bytes(), // not every plugin says it
         };
-        padded.map_or(value.bytes(), |n| value.bytes().max(n as u64))
+        padded.map_or(value.bytes(), |n| value.bytes().max(n))
     }
 
     /// An error if the results do not fit.
@@ -746,22 +753,39 @@ impl Launcher {
         self.metrics.bytes_donated.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The device buffer of a value, uploaded if it still is on the host.
-    fn buffer(&self, value: &Value) -> Result<Arc<pjrt::Buffer>, Error> {
+    /// The buffers of a value, uploaded if it still is on the host.
+    fn buffers(&self, value: &Value) -> Result<Buffers, Error> {
         let mut state = value.state.lock();
         match &*state {
-            State::Ready(b) => Ok(b.clone()),
+            State::Ready(b) if matches!(b, Buffers::Many(_)) == self.devices.is_some() => Ok(b.clone()),
+            State::Ready(_) => Err(Error::runtime(
+                "a value of a mesh was used by a program of one device, or the reverse; please report this",
+            )),
             State::Failed(e) => Err(e.clone()),
             State::Host(bytes) => {
-                let buffer = upload(self.target.client()?, self.device, &value.ty, bytes)?;
-                let buffer = Arc::new(buffer);
-                *state = State::Ready(buffer.clone());
-                Ok(buffer)
+                let buffers = self.put(&value.ty, None, bytes)?;
+                *state = State::Ready(buffers.clone());
+                Ok(buffers)
             }
             State::Pending | State::Donated | State::Absent(_) => Err(Error::runtime(
                 "a value was used before it was computed or after it was given away; please report this",
             )),
         }
+    }
+}
+
+impl Launcher {
+    /// Copies row-major bytes to the device, or to each device what it has of them.
+    fn put(&self, ty: &TensorType, cut: Cut, bytes: &[u8]) -> Result<Buffers, Error> {
+        let client = self.target.client()?;
+        let buffers = match &self.devices {
+            Some(devices) => {
+                let local = devices.local(ty, &cut)?;
+                upload_cut(client, &devices.at, ty, (cut, &local), bytes)
+            }
+            None => upload(client, self.device, ty, bytes).map(Buffers::one),
+        };
+        buffers.map_err(|e| error::device("copy to the device", &e))
     }
 }
 
@@ -808,14 +832,6 @@ struct Running {
     metrics: Arc<Metrics>,
 }
 
-impl Running {
-    /// It has run when this event has happened.
-    fn until(self, done: &pjrt::Event) {
-        // A plugin that calls nobody back drops it: then the program counts as run when its launch is over.
-        let _ = done.on_ready(move |_| drop(self));
-    }
-}
-
 impl Drop for Running {
     fn drop(&mut self) {
         let now = Instant::now();
@@ -833,6 +849,7 @@ const STALL: Duration = Duration::from_micros(50);
 
 /// The error for so many bytes that do not fit.
 pub(crate) fn out_of_memory(memory: &Memory, device: usize, wanted: u64) -> Error {
+    let memory = memory.fullest();
     let gib = |b: u64| b as f64 / f64::from(1 << 30);
     let mut text = format!(
         "tpu:{device} out of memory. Tried to allocate {:.2} GiB; the device has {:.2} GiB, of which {:.2} GiB are in use",
@@ -859,12 +876,16 @@ impl Executor for Launcher {
         });
     }
 
-    fn upload(&self, ty: TensorType, bytes: &[u8], first: bool) -> Result<Arc<Value>, Error> {
+    fn collective(&self, launch: Launch, _: Asked) {
+        self.launch(launch, false);
+    }
+
+    fn upload(&self, ty: TensorType, cut: Cut, bytes: &[u8], first: bool) -> Result<Arc<Value>, Error> {
         let start = Instant::now();
-        let buffer = upload(self.target.client()?, self.device, &ty, bytes)?;
+        let buffers = self.put(&ty, cut.clone(), bytes)?;
         self.front.copied(start, first);
         self.metrics.events.to_device(start, self.device as u16, bytes.len());
-        Ok(Value::new(ty, State::Ready(Arc::new(buffer))))
+        Ok(Value::cut(ty, cut, State::Ready(buffers), Site::default()))
     }
 
     fn read_absent(&self, _: &Arc<Value>, _: Option<&[u8]>, _: &mut [u8]) -> Result<(), Error> {
@@ -872,45 +893,28 @@ impl Executor for Launcher {
     }
 }
 
-/// Copies row-major bytes to a device.
-fn upload(
-    client: &Arc<pjrt::Client>,
-    device: usize,
-    ty: &TensorType,
-    bytes: &[u8],
-) -> Result<pjrt::Buffer, Error> {
-    client
-        .buffer_from_host(bytes, element(ty.dtype), &ty.shape, &client.devices()[device])
-        .map_err(|e| error::device("copy to the device", &e))
-}
-
 /// Launches a program; with the event of its end, if that is asked for. What may find no solution is waited for and keeps
 /// its inputs, so that its window can be run op by op.
 fn launch_one(
     launch: &Launch,
     executable: &pjrt::Executable,
-    args: &[&pjrt::Buffer],
+    args: &[Buffers],
     ask: bool,
-) -> Result<(Vec<pjrt::Buffer>, Option<pjrt::Event>), pjrt::Error> {
+) -> Result<Launched, pjrt::Error> {
+    let spread = launch.program.spread.as_deref();
     if !launch.program.may_fail {
-        let kept = launch.kept();
-        let how = pjrt::ExecuteArgs { non_donatable: &kept, ..Default::default() };
-        if !ask {
-            return executable.execute(args, &how).map(|results| (results, None));
-        }
-        return executable.execute_with_event(args, &how).map(|(results, done)| (results, Some(done)));
+        return execute(executable, spread, args, &launch.kept(), ask);
     }
     let kept: SmallVec<[i64; 8]> = (0..args.len() as i64).collect();
-    let how = pjrt::ExecuteArgs { non_donatable: &kept, ..Default::default() };
-    let (results, done) = executable.execute_with_event(args, &how)?;
-    done.wait()?;
-    Ok((results, Some(done)))
+    let (results, done) = execute(executable, spread, args, &kept, true)?;
+    done.iter().try_for_each(Done::wait)?;
+    Ok((results, done))
 }
 
 /// Whether the plugin has taken a value's memory.
 fn is_deleted(value: &Value) -> bool {
     match &*value.state.lock() {
-        State::Ready(buffer) => buffer.is_deleted().unwrap_or(true),
+        State::Ready(buffers) => buffers.is_deleted(),
         _ => false,
     }
 }

@@ -82,6 +82,8 @@ pub struct Memory {
     limit: AtomicU64,
     /// Whether there can be more than the limit: nothing is there.
     boundless: bool,
+    /// Of a mesh: the memory of each device. What is counted here is what is on each of them.
+    devices: Box<[&'static Memory]>,
 }
 
 impl Memory {
@@ -96,8 +98,25 @@ impl Memory {
     }
 
     fn with(limit: u64, boundless: bool) -> &'static Memory {
+        let (bytes, buffers, ooms, devices) = Default::default();
+        let limit_now = limit.into();
+        Box::leak(Box::new(Memory {
+            bytes,
+            buffers,
+            ooms,
+            total: limit,
+            limit: limit_now,
+            boundless,
+            devices,
+        }))
+    }
+
+    /// The memory of several devices, of which each has a part of every value, or a copy.
+    pub(crate) fn of_mesh(devices: &[&'static Memory]) -> &'static Memory {
         let (bytes, buffers, ooms) = Default::default();
-        Box::leak(Box::new(Memory { bytes, buffers, ooms, total: limit, limit: limit.into(), boundless }))
+        let total = devices.iter().map(|m| m.total).min().unwrap_or(0);
+        let (limit, devices) = (total.into(), devices.into());
+        Box::leak(Box::new(Memory { bytes, buffers, ooms, total, limit, boundless: false, devices }))
     }
 
     /// Bytes that the device has in all.
@@ -107,7 +126,14 @@ impl Memory {
 
     /// Bytes of them that this process may use.
     pub fn limit(&self) -> u64 {
-        self.limit.load(Relaxed)
+        let own = self.limit.load(Relaxed);
+        self.devices.iter().map(|m| m.limit()).min().map_or(own, |least| least.min(own))
+    }
+
+    /// The device that has the least left, where there are several.
+    pub(crate) fn fullest(&self) -> &Memory {
+        let left = |m: &&&Memory| m.limit().saturating_sub(m.bytes.current());
+        self.devices.iter().min_by_key(left).map_or(self, |m| m)
     }
 
     /// Lets this process use no more than this part of the device's memory, between 0 and 1. What is in use stays.
@@ -127,7 +153,8 @@ impl Memory {
 
     /// Whether `bytes` more would fit.
     pub fn fits(&self, bytes: u64) -> bool {
-        self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit()
+        let here = self.boundless || self.bytes.current().saturating_add(bytes) <= self.limit();
+        here && self.devices.iter().all(|m| m.fits(bytes))
     }
 
     /// Errors for want of memory that somebody has got, or will at the next wait.
@@ -142,9 +169,20 @@ impl Memory {
     /// Accounts for a buffer until the charge is released.
     pub(crate) fn charge(&'static self, bytes: u64, charge: &Charge) {
         if charge.0.set((self, bytes, AtomicBool::new(true))).is_ok() {
-            self.bytes.add(bytes);
-            self.buffers.add(1);
+            self.add(bytes);
         }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.bytes.add(bytes);
+        self.buffers.add(1);
+        self.devices.iter().for_each(|m| m.add(bytes));
+    }
+
+    fn sub(&self, bytes: u64) {
+        self.bytes.sub(bytes);
+        self.buffers.sub(1);
+        self.devices.iter().for_each(|m| m.sub(bytes));
     }
 
     /// Bytes in use.
@@ -181,8 +219,7 @@ impl Charge {
         if let Some((memory, bytes, held)) = self.0.get()
             && held.swap(false, Relaxed)
         {
-            memory.bytes.sub(*bytes);
-            memory.buffers.sub(1);
+            memory.sub(*bytes);
         }
     }
 }
@@ -210,6 +247,23 @@ mod tests {
         assert!(!m.fits(0) && m.bytes().current == 200);
         m.set_fraction(1.0);
         assert!(m.fits(800));
+    }
+
+    #[test]
+    fn a_mesh_has_what_each_of_its_devices_has() {
+        let devices = [Memory::new(100), Memory::new(80)];
+        let mesh = Memory::of_mesh(&devices);
+        let (all, own) = (Charge::default(), Charge::default());
+        devices[0].charge(50, &own);
+        mesh.charge(30, &all);
+        let used = || devices.map(|m| m.bytes().current);
+        assert_eq!((used(), mesh.bytes().current, mesh.total()), ([80, 30], 30, 80));
+        assert!(mesh.fits(20) && !mesh.fits(21) && mesh.has(80) && !mesh.has(81));
+        assert_eq!(mesh.fullest().total(), 100);
+        devices[1].set_fraction(0.5);
+        assert!(mesh.fits(10) && !mesh.fits(11));
+        drop(all);
+        assert_eq!((used(), mesh.bytes().current), ([50, 0], 0));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Recorded ops that are launched together: what goes in, what comes out, and how a sequence is cut into such parts.
 
 use crate::error::Error;
+use crate::executor::Asked;
+use crate::inst::Out;
 use crate::known::Places;
 use crate::ops::{OpRef, Ops, PRODUCED};
+use crate::site::Site;
 use crate::split::Token;
 use crate::value::{State, Value};
 use crate::window::Window;
-use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -27,9 +29,17 @@ pub(crate) struct Part {
     results: Option<Vec<u32>>,
     /// Number of the compiler options.
     pub(crate) options: u32,
+    /// If it is a collective.
+    pub(crate) asked: Option<Asked>,
 }
 
 impl Part {
+    /// A collective on a value.
+    pub(crate) fn of_collective(ops: Ops, value: Arc<Value>, result: Arc<Value>, asked: Asked) -> Part {
+        let (inputs, outputs) = (vec![value], SmallVec::from_iter([result]));
+        Part { ops, inputs, live: SmallVec::from_slice(&[0]), outputs, asked: Some(asked), ..Part::default() }
+    }
+
     /// Nobody will compute its results.
     pub(crate) fn fail(&self, e: &Error) {
         self.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
@@ -48,16 +58,16 @@ impl Part {
     pub(crate) fn donated(&self) -> Places {
         let mut out = Places::new();
         // How many results of a size are still without a donor; made when the first donor is found.
-        let mut wanting: Option<FxHashMap<i64, usize>> = None;
+        let mut wanting: Option<FxHashMap<u64, usize>> = None;
         for (i, input) in self.inputs.iter().enumerate() {
-            let bytes = input.ty.bytes();
+            let bytes = input.bytes();
             let needed = input.is_visible() || self.is_needed_later(i as u32);
-            if needed || bytes <= 0 || matches!(*input.state.lock(), State::Host(_)) {
+            if needed || bytes == 0 || matches!(*input.state.lock(), State::Host(_)) {
                 continue;
             }
             let wanting = wanting.get_or_insert_with(|| {
                 let mut sizes = FxHashMap::default();
-                self.outputs.iter().for_each(|o| *sizes.entry(o.ty.bytes()).or_default() += 1);
+                self.outputs.iter().for_each(|o| *sizes.entry(o.bytes()).or_default() += 1);
                 sizes
             });
             if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {
@@ -70,8 +80,11 @@ impl Part {
 
     /// The results of a program that has more than were asked for: nobody wants the others.
     pub(crate) fn outputs_among(&mut self, live: &[u32]) -> SmallVec<[Arc<Value>; 2]> {
-        let types: Vec<Option<&TensorType>> = self.ops.insts.iter().flat_map(|i| i.stored_types()).collect();
-        let unwanted = |at: u32| Some(Value::new(types[at as usize]?.clone(), State::Pending));
+        let outs: Vec<Option<&Out>> = self.ops.insts.iter().flat_map(|i| i.results()).collect();
+        let unwanted = |at: u32| {
+            let out = outs[at as usize]?;
+            Some(Value::cut(out.stored.clone(), out.cut.clone(), State::Pending, Site::default()))
+        };
         let mut own = self.live.iter().copied().zip(self.outputs.drain(..)).peekable();
         let value = |&at: &u32| own.next_if(|(i, _)| *i == at).map(|(_, v)| v).or_else(|| unwanted(at));
         live.iter().filter_map(value).collect()

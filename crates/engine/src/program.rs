@@ -1,10 +1,12 @@
 //! From a window of recorded ops to an executable: module text, compile options, compiler threads.
 
+use crate::buffers::element;
 use crate::cached::{Build, CacheOptions, Loaded, Programs};
 use crate::effort::{Effort, FUSION_EMITTERS, Policy};
 use crate::error::Error;
-use crate::graph::{Check, Graph, Task, element};
+use crate::graph::{Check, Graph, Task};
 use crate::metrics::Metrics;
+use crate::spread::Spread;
 use crate::target::Target;
 use oxitorch_cache as cache;
 use oxitorch_pjrt as pjrt;
@@ -21,6 +23,8 @@ pub(crate) struct Program {
     /// Results that are values.
     pub(crate) outputs: usize,
     pub(crate) donated: SmallVec<[u32; 4]>,
+    /// If it is one of several devices.
+    pub(crate) spread: Option<Arc<Spread>>,
     /// What it checks. If that is anything, one result more (0-d s32) is the number of the first check that fails, or -1.
     pub(crate) checks: Vec<Check>,
     /// Whether it may fail when it runs, because of the values that it is given.
@@ -107,6 +111,7 @@ impl Program {
         Arc::new(Program {
             outputs: graph.live.len(),
             donated: graph.donated.clone(),
+            spread: graph.spread.clone(),
             checks: graph.checks(),
             may_fail: graph.ops.insts.iter().any(|i| i.may_fail()),
             prompt: Prompt::default(),
@@ -124,6 +129,7 @@ impl Program {
         Program {
             outputs: 0,
             donated: SmallVec::new(),
+            spread: None,
             checks: Vec::new(),
             may_fail: false,
             prompt: Prompt::default(),
@@ -524,13 +530,15 @@ impl Compiler {
 
     /// Those for all effort.
     pub(crate) fn options(&self, task: &Task) -> pjrt::CompileOptions {
-        let types =
-            task.graph.inputs.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
-        let mut options = pjrt::CompileOptions {
-            device_ordinal: Some(task.device),
-            param_types: Some(types.collect()),
-            ..pjrt::CompileOptions::default()
-        };
+        let spread = task.graph.spread.as_deref();
+        let types = spread.map_or(&task.graph.inputs, |s| &s.params);
+        let types = types.iter().map(|t| pjrt::BufferType::new(element(t.dtype), t.shape.clone()));
+        let mut options =
+            pjrt::CompileOptions { param_types: Some(types.collect()), ..pjrt::CompileOptions::default() };
+        match spread {
+            Some(spread) => spread.assign(&mut options),
+            None => options.device_ordinal = Some(task.device),
+        }
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));
         // XLA may otherwise keep more precision than the program says, and results would depend on fusion.
         options.overrides.push(flag("xla_allow_excess_precision", false));

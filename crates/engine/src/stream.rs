@@ -12,6 +12,7 @@ use crate::metrics::{DeviceReport, Metrics};
 use crate::picked;
 use crate::program::Compiler;
 use crate::site::Site;
+use crate::spread::{Cut, Devices};
 use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
@@ -30,6 +31,8 @@ use std::time::Instant;
 /// The stream of one device.
 pub struct Stream {
     pub(crate) device: u16,
+    /// Of a mesh.
+    pub(crate) devices: Option<Arc<Devices>>,
     target: Target,
     /// What the platform's compiler wants of lowerings.
     pub(crate) wanted: TargetOptions,
@@ -47,20 +50,21 @@ pub struct Stream {
 impl Stream {
     pub(crate) fn new(
         target: Target,
-        device: usize,
+        (device, devices): (usize, Option<Arc<Devices>>),
         compiler: Arc<Compiler>,
         explainer: Arc<Explainer>,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
-        let launcher = Launcher::start(target.clone(), device, memory, metrics.clone())?;
+        let launcher = Launcher::start(target.clone(), (device, devices.clone()), memory, metrics.clone())?;
         let limits = Limits::of(target.platform(), memory.total());
         let window = Mutex::new(Window::new(limits));
         let device = device as u16;
         let executor = launcher.clone();
         Ok(Stream {
             device,
+            devices,
             target,
             wanted: TargetOptions::NONE,
             executor,
@@ -72,6 +76,20 @@ impl Stream {
             interrupt,
             window,
         })
+    }
+
+    /// A stream of these devices together, which is to have this number.
+    pub(crate) fn of_mesh(
+        &self,
+        number: usize,
+        devices: Arc<Devices>,
+        memory: &'static Memory,
+    ) -> std::io::Result<Stream> {
+        let (compiler, explainer) = (self.compiler.clone(), self.explainer.clone());
+        let (target, metrics, place) = (self.target.clone(), self.metrics.clone(), (number, Some(devices)));
+        let stream = Self::new(target, place, compiler, explainer, memory, metrics, self.interrupt)?;
+        // Kernels of the host see one device.
+        Ok(stream.lowering_for(TargetOptions { library: false, ..self.wanted }))
     }
 
     /// For a compiler that wants this of lowerings.
@@ -92,7 +110,7 @@ impl Stream {
     /// What the plugin counts of the device's memory, if it does.
     pub fn plugin_memory(&self) -> Result<Option<pjrt::MemoryStats>> {
         let Target::Client(client) = &self.target else { return Ok(None) };
-        let device = &client.devices()[usize::from(self.device)];
+        let Some(device) = client.devices().get(usize::from(self.device)) else { return Ok(None) }; // a mesh
         device.memory_stats().map_err(|e| Error::runtime(e.to_string()))
     }
 
@@ -281,7 +299,7 @@ impl Stream {
             return Ok(());
         };
         let least = LEAST_APART.max(4 * out.len() as u64);
-        let apart = self.platform() != Platform::Cpu && held.value().bytes() > least;
+        let apart = self.platform() != Platform::Cpu && held.value().whole_bytes() > least;
         let held = {
             let mut w = self.lock(site);
             w.spoil();
@@ -322,17 +340,17 @@ impl Stream {
             picked::copy(bytes, item, &view.sizes, &view.strides, view.offset, out);
         };
         // Copies the whole value by other means, and picks.
-        let is_whole = out.len() as u64 == value.bytes() && view.strides == row_major(&view.sizes);
+        let is_whole = out.len() as u64 == value.whole_bytes() && view.strides == row_major(&view.sizes);
         let through = |out: &mut [u8], copy: &mut dyn FnMut(&mut [u8]) -> Result<()>| -> Result<()> {
             if is_whole {
                 return copy(out);
             }
-            let mut all = vec![0; value.bytes() as usize];
+            let mut all = vec![0; value.whole_bytes() as usize];
             copy(&mut all)?;
             pick(&all, out);
             Ok(())
         };
-        let buffer = {
+        let buffers = {
             let state = value.state.lock();
             match &*state {
                 State::Ready(b) => b.clone(),
@@ -356,14 +374,15 @@ impl Stream {
                 }
             }
         };
-        self.launcher.wait_buffer(value, &buffer, self.interrupt)?;
+        self.launcher.wait_buffers(value, &buffers, self.interrupt)?;
         let start = Instant::now();
         let failed = |e: pjrt::Error| {
             self.launcher.seen_launch(value.launch.load(Relaxed));
             error::device("copy to the host", &e).at(value.site)
         };
-        if buffer.look(|bytes| pick(bytes, out)).map_err(failed)?.is_none() {
-            through(out, &mut |all| buffer.to_host(all).map_err(failed))?;
+        let looked = buffers.whole().map_or(Ok(None), |whole| whole.look(|bytes| pick(bytes, out)));
+        if looked.map_err(failed)?.is_none() {
+            through(out, &mut |all| buffers.to_host(&value.ty, all).map_err(failed))?;
         }
         self.metrics.events.to_host(start, self.device, out.len());
         self.launcher.take_failed_check(value.launch.load(Relaxed)).map_or(Ok(()), Err)
@@ -381,7 +400,19 @@ impl Stream {
             return Ok(());
         }
         events::here(site);
-        let value = self.upload(tensor.ty()?, bytes).map_err(|e| e.at(site))?;
+        self.write_cut(tensor, None, bytes, site, mode)
+    }
+
+    /// As [`Stream::write_host`], cut over the devices of a mesh.
+    pub(crate) fn write_cut(
+        &self,
+        tensor: &TensorRef<'_>,
+        cut: Cut,
+        bytes: &[u8],
+        site: Site,
+        mode: Mode,
+    ) -> Result<(), Refusal> {
+        let value = self.upload_cut(tensor.ty()?, cut, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
@@ -392,7 +423,11 @@ impl Stream {
 
     /// A value from host memory.
     pub(crate) fn upload(&self, ty: TensorType, bytes: &[u8]) -> Result<Arc<Value>> {
-        let size = ty.bytes().max(0) as u64;
+        self.upload_cut(ty, None, bytes)
+    }
+
+    fn upload_cut(&self, ty: TensorType, cut: Cut, bytes: &[u8]) -> Result<Arc<Value>> {
+        let size = ty.bytes().max(0) as u64 / cut.as_ref().map_or(1, |c| c.parts() as u64);
         if !self.memory.fits(size) && self.memory.has(size) {
             // What is recorded or queued holds values that nobody else wants. Locked: this is part of an op.
             let unwatched = self.window.try_lock().filter(|w| !w.is_watched());
@@ -405,7 +440,7 @@ impl Stream {
         self.metrics.to_device(bytes.len());
         // Locked: this is part of an op.
         let first = self.window.try_lock().is_some_and(|w| w.ops.is_empty());
-        let value = self.executor.upload(ty, bytes, first)?;
+        let value = self.executor.upload(ty, cut, bytes, first)?;
         self.memory.charge(size, &value.charge);
         Ok(value)
     }

@@ -4,11 +4,12 @@
 //! storage and points at its current value; a write makes a new value and rebinds the slot, so readers that took the old
 //! one keep it.
 
+use crate::buffers::Buffers;
 use crate::error::Error;
 use crate::memory::Charge;
 use crate::site::Site;
+use crate::spread::Cut;
 use oxitorch_hlo::{DType, TensorType};
-use oxitorch_pjrt::Buffer;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -20,8 +21,8 @@ pub(crate) enum State {
     Pending,
     /// On the host, uploaded when a program first needs them.
     Host(Box<[u8]>),
-    /// On the device.
-    Ready(Arc<Buffer>),
+    /// On the device, or on the devices of a mesh.
+    Ready(Buffers),
     /// On a device that is not there; with the bytes, if they are few and came from the host.
     Absent(Option<Box<[u8]>>),
     /// The op (or one that it depends on) failed.
@@ -34,6 +35,8 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub struct Value {
     pub(crate) ty: TensorType,
+    /// Known before the value is.
+    pub(crate) cut: Cut,
     /// Slots and host reads through which this value can still be seen.
     holds: AtomicU32,
     /// Where it stands in the open window: epoch in the upper half, operand code in the lower; see `Window`.
@@ -48,17 +51,23 @@ pub struct Value {
 
 impl Value {
     pub(crate) fn new(ty: TensorType, state: State) -> Arc<Value> {
-        Arc::new(Self::at(ty, state, 0, Site::default()))
+        Arc::new(Self::at(ty, None, state, 0, Site::default()))
     }
 
     /// A value that this line brings from the host.
     pub(crate) fn uploaded(ty: TensorType, state: State, site: Site) -> Arc<Value> {
-        Arc::new(Self::at(ty, state, 0, site))
+        Arc::new(Self::at(ty, None, state, 0, site))
     }
 
-    fn at(ty: TensorType, state: State, mark: u64, site: Site) -> Value {
+    /// A value that this line makes or brings, and that is cut so; the type is that of the whole.
+    pub(crate) fn cut(ty: TensorType, cut: Cut, state: State, site: Site) -> Arc<Value> {
+        Arc::new(Self::at(ty, cut, state, 0, site))
+    }
+
+    fn at(ty: TensorType, cut: Cut, state: State, mark: u64, site: Site) -> Value {
         Value {
             ty,
+            cut,
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
             site,
@@ -69,8 +78,13 @@ impl Value {
     }
 
     /// The result of an op that this line recorded, at this place of the window; in the memory of `old` if nobody else has it.
-    pub(crate) fn recorded(ty: TensorType, mark: u64, site: Site, old: Option<Arc<Value>>) -> Arc<Value> {
-        let new = Self::at(ty, State::Pending, mark, site);
+    pub(crate) fn recorded(
+        (ty, cut): (TensorType, Cut),
+        mark: u64,
+        site: Site,
+        old: Option<Arc<Value>>,
+    ) -> Arc<Value> {
+        let new = Self::at(ty, cut, State::Pending, mark, site);
         let Some(mut old) = old else { return Arc::new(new) };
         match Arc::get_mut(&mut old) {
             Some(place) => {
@@ -100,9 +114,14 @@ impl Value {
         Self::new(TensorType::new(DType::S64, [numbers.len() as i64].as_slice()), State::Host(bytes))
     }
 
-    /// Bytes that it takes on the device.
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of all of it.
+    pub(crate) fn whole_bytes(&self) -> u64 {
         self.ty.bytes().max(0) as u64
+    }
+
+    /// Bytes that it takes on the device, or on each device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.whole_bytes() / self.cut.as_ref().map_or(1, |c| c.parts() as u64)
     }
 
     /// Whether a slot or a host read can still see it.
@@ -111,7 +130,7 @@ impl Value {
     }
 
     /// Takes the buffer out, for a program that overwrites it.
-    pub(crate) fn donate(&self) -> Option<Arc<Buffer>> {
+    pub(crate) fn donate(&self) -> Option<Buffers> {
         let mut state = self.state.lock();
         if !matches!(*state, State::Ready(_) | State::Absent(_)) {
             return None;

@@ -44,6 +44,7 @@ const CALLS: &[(&str, Told)] = &[
     ("PJRT_Client_PlatformVersion", Starter),
     ("PJRT_Client_ProcessIndex", Starter),
     ("PJRT_Client_AddressableDevices", Starter),
+    ("PJRT_Client_Devices", Starter),
     ("PJRT_Device_GetDescription", Starter),
     ("PJRT_DeviceDescription_Id", Starter),
     ("PJRT_DeviceDescription_ProcessIndex", Starter),

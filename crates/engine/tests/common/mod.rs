@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod meshes;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Deref;

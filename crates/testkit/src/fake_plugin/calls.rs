@@ -473,8 +473,8 @@ unsafe fn execute(a: &mut sys::PJRT_LoadedExecutable_Execute_Args) -> Result<(),
             0 => &[],
             n => std::slice::from_raw_parts(options.non_donatable_input_indices, n),
         };
-        for (device, &ordinal) in devices.iter().enumerate() {
-            let error = failure_on(device_at(ordinal).id);
+        for (device, &on) in devices.iter().enumerate() {
+            let error = failure_on(device_at(on).id);
             let list = *a.argument_lists.add(device);
             let buffers: Vec<_> = (0..a.num_args).map(|i| get::<Buffer>(*list.add(i))).collect();
             if buffers.iter().any(|b| b.deleted.get()) {
