@@ -38,7 +38,7 @@ pub enum Reason {
 
 impl Reason {
     /// In the order of declaration.
-    pub const ALL: [Reason; 11] = [
+    pub const ALL: [Reason; 12] = [
         Reason::Mode,
         Reason::Read,
         Reason::Wait,
