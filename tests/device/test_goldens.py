@@ -347,6 +347,15 @@ def test_goldens(found):
     assert not wrong, f"{len(wrong)} of {len(found)} calls are wrong\n" + "\n".join(wrong)
 
 
+def test_pytorch_hands_each_rows_operation_to_the_row():
+    """What PyTorch takes apart before needs no row, or does not reach it."""
+    found = [p.values[0] for p in cases() if not p.marks]
+    names = {line.split()[0] for calls in found for line, _ in calls}
+    names = {n if "::" in n else f"aten::{n}" for n in names if not INTERNAL.search(n)}
+    unreached = {n for n in names if not torch._C._dispatch_has_kernel_for_dispatch_key(n, "PrivateUse1")}
+    assert unreached == {"aten::copy"}  # its row is for `_foreach_copy_`
+
+
 def test_there_are_goldens_and_tables_name_no_others():
     files = [p.values[0] for p in cases()]
     assert len(files) > 100 and all(files)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from support import DEVICE, assert_same, outcome, tensors, to_device
 
+aten = torch.ops.aten
+
 HALF = [torch.bfloat16]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.uint8]
@@ -549,7 +551,7 @@ def test_as_strided_scatter_writes_where_the_storage_is():
 
 def test_gradients_of_dropout_in_integers():
     def f(x):
-        return torch.ops.aten.native_dropout_backward(x, x > 2, 2.0)
+        return aten.native_dropout_backward(x, x > 2, 2.0)
 
     assert_same(f(torch.arange(5).to(DEVICE)), f(torch.arange(5)))
 
@@ -643,7 +645,7 @@ REFUSED_NUMBERS = {
     "softshrink, not a number": lambda x: F.softshrink(x, float("nan")),
     "huber": lambda x: F.huber_loss(x, x, delta=0),
     "smooth l1": lambda x: F.smooth_l1_loss(x, x, beta=-1),
-    "unpool": lambda x: torch.ops.aten.max_unpool3d(
+    "unpool": lambda x: aten.max_unpool3d(
         x[None, None, None],
         torch.zeros(1, 1, 1, 3, 4, dtype=torch.long, device=x.device),
         [2, 3, 4],
@@ -785,7 +787,7 @@ def batch_norm(x, w, b, training=True):
 def batch_norm_out(x):
     mean, var = torch.zeros(4, device=x.device), torch.ones(4, device=x.device)
     out, save_mean, save_invstd = (torch.empty(0, device=x.device) for _ in range(3))
-    f = torch.ops.aten.native_batch_norm.out
+    f = aten.native_batch_norm.out
     f(x, None, None, mean, var, True, 0.2, 1e-5, out=out, save_mean=save_mean, save_invstd=save_invstd)
     return [out, save_mean, save_invstd, mean, var]
 
@@ -928,6 +930,7 @@ MOVING = {
     "select_scatter": Row(lambda x, y: [x.select_scatter(y, 0, 1), x.slice_scatter(y[None], 0, 1, 2), x.diagonal_scatter(y[:2])], [(2, 3), (3,)], EXACT, strides="PyTorch copies the gaps of a view too"),
     "clone": Row(lambda x: [x.clone(), x.contiguous(), x.clone(memory_format=torch.contiguous_format)], [(2, 3)], ALL, EMPTY),
     "like": Row(lambda x: [torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 3), torch.zeros_like(x, dtype=torch.int32), x.new_ones(2, 2), x.new_full((2,), 5), x.new_tensor([1, 2])], [(2, 3)], ALL, EMPTY, grad=False),
+    "unsafe index": Row(lambda x: [aten._unsafe_index(x, [None, torch.tensor([2, 0], device=x.device)]), aten._unsafe_index_put(x, [torch.tensor([1, 1], device=x.device)], x, True)], [(2, 3)], EXACT),
     "sort": Row(lambda x: [*x.sort(), *x.sort(0, descending=True), x.argsort(dim=1, stable=True), x.msort()], [(4, 5)], [torch.float32, torch.bfloat16], [[()], [(0,)], [(3, 0)]]),
     "sort stable": Row(lambda x: [*x.sort(stable=True), *x.sort(0, descending=True, stable=True)], [(9, 5)], [torch.int64, torch.int32, torch.bool], low=0, high=3, grad=False),
     "topk": Row(lambda x: [*x.topk(2), *x.topk(3, 0, largest=False), x.topk(2, sorted=True)[0]], [(4, 5)], [torch.float32, torch.float64]),

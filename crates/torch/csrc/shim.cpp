@@ -503,7 +503,9 @@ void bind_ops(const std::string& ns) {
     if (!g_core->knows((aten ? base : name.name).c_str())) continue;
     auto op = dispatcher.findSchema(name);
     if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
-    bool composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    // What has a structured kernel is no composition, even if PyTorch can take it apart too: silu_backward.
+    bool composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                     !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
     std::ostringstream schema;
     schema << op->schema();
     const void* served = g_core->bind(schema.str().c_str(), composite);

@@ -102,6 +102,13 @@ fn adaptive_windows(c: &Ctx, x: Value, dim: usize, output: i64) -> (Value, Vec<i
     let longest = windows.iter().map(|(s, e)| e - s).max().unwrap_or(1);
     let position = |&(s, e): &(i64, i64)| (0..longest).map(move |i| if s + i < e { s + i } else { -1 });
     let positions: Vec<i64> = windows.iter().flat_map(position).collect();
+    if output > 0 && input % output == 0 {
+        // They lie side by side: no gather.
+        let mut split = c.shape(x);
+        split[dim] = output;
+        split.insert(dim + 1, longest);
+        return (c.reshape(x, &split), positions);
+    }
     let clamped: Vec<i64> = positions.iter().map(|&p| p.max(0)).collect();
     let index = c.reshape(c.vector_i64(DType::S32, &clamped), &[output, longest]);
     (c.take_dim(x, index, dim as i64), positions)

@@ -4,12 +4,10 @@ use crate::lower::Ctx;
 use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{DType, Value};
+use oxitorch_hlo::Value;
 
 /// The rows of this family. A copy within the device is the same immutable value.
 pub static ROWS: &[Row] = &[
-    op!("_to_copy", |c: &Ctx, x: Tensor, dtype: Option<DType>| c.to(x.value, dtype.unwrap_or(x.dtype)))
-        .layout(Layout::LikeFirst),
     op!("clone", |_: &Ctx, x: Value| x).layout(Layout::LikeFirst),
     op!("copy", copy).layout(Layout::LikeFirst).out_dtype(OutDtype::Castable).moves(),
 ];

@@ -18,17 +18,6 @@ pub static ROWS: &[Row] = &[
         .fills()
         .out_dtype(OutDtype::Computed),
     op!("full", full).fills().check_numbers(check_full).out_dtype(OutDtype::Computed),
-    op!("zeros_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 0.0))
-        .layout(Layout::LikeFirst)
-        .out_dtype(OutDtype::Any),
-    op!("ones_like", |c: &Ctx, x: Tensor, dtype: Option<DType>| constant_like(c, x, dtype, 1.0))
-        .layout(Layout::LikeFirst)
-        .out_dtype(OutDtype::Any),
-    op!("full_like", |c: &Ctx, x: Tensor, fill: Scalar, dtype: Option<DType>| {
-        c.number_like(fill, dtype.unwrap_or(x.dtype), &c.shape(x.value))
-    })
-    .layout(Layout::LikeFirst)
-    .out_dtype(OutDtype::Any),
     op!("scalar_tensor", |c: &Ctx, x: Scalar, dtype: Option<DType>| {
         c.number(x, dtype.unwrap_or(c.config.default_dtype))
     }),
@@ -99,10 +88,6 @@ fn zeros(c: &Ctx, size: Dims, dtype: Option<DType>) -> Result<Value> {
 fn constant(c: &Ctx, size: &[i64], dtype: Option<DType>, x: f64) -> Result<Value> {
     check_size(size)?;
     Ok(c.constant(TensorType::new(dtype.unwrap_or(c.config.default_dtype), size), x))
-}
-
-fn constant_like(c: &Ctx, x: Tensor, dtype: Option<DType>, number: f64) -> Value {
-    c.constant(TensorType::new(dtype.unwrap_or(x.dtype), c.shape(x.value)), number)
 }
 
 /// The dtype that a number alone gives.

@@ -23,7 +23,6 @@ pub static ROWS: &[Row] = &[
     op!("cummax", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, true)),
     op!("cummin", |c: &Ctx, x: Tensor, dim: i64| extremes(c, x, dim, false)),
     op!("_logcumsumexp", logcumsumexp),
-    op!("logcumsumexp", logcumsumexp),
 ];
 
 struct Fold {

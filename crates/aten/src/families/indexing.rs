@@ -13,9 +13,7 @@ const EXPANDED: &str = "Use of index_put_ on expanded tensors is deprecated. Ple
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("index.Tensor", index).layout(Layout::Indexed),
-    op!("_unsafe_index.Tensor", index).layout(Layout::Indexed),
     op!("index_put", index_put).apart(&[1, 2]).fills().warns_of_expanded(EXPANDED).layout(Layout::LikeFirst),
-    op!("_unsafe_index_put", index_put).layout(Layout::LikeFirst),
     op!("_index_put_impl", index_put_impl).apart(&[1, 2]).fills().warns_of_expanded(EXPANDED).layout(Layout::LikeFirst),
     op!("index_select", index_select).apart(&[0, 2]),
     op!("gather", gather).apart(&[0]).iterated(),
