@@ -29,10 +29,11 @@ ROOT = Path(__file__).parent.parent
 # The newest versions of symbols that there may be: those of Linux with glibc 2.28 and the libraries of gcc 8.
 OLDEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 PLATFORM = "manylinux_2_28"
+UNWINDER = "libgcc_s.so.1"
 # What a shim is compiled from and linked with.
 OF_TORCH = ("torch/include/", "torch/lib/libc10.so", "torch/lib/libtorch_cpu.so", "torch/version.py")
 TRIAL = """
-import sys, torch
+import threading, time, torch
 from oxitorch import _shim
 found = _shim.state(_shim.find_torch())
 assert found["where"] == "package", found
@@ -46,6 +47,12 @@ for _ in range(3):
     optimizer.step()
     losses.append(loss.item())
 assert losses == sorted(losses, reverse=True) and losses[2] < losses[0], losses
+def work():
+    while True:
+        (x @ x.t()).sum().item()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.5)  # they go on while the process ends
 print("torch", torch.__version__, "on", torch.tpu.get_device_name(), "with", found["path"].rsplit("/")[-1])
 """
 
@@ -68,6 +75,13 @@ def too_new(library: Path) -> list[str]:
     return sorted(f"{name}_{'.'.join(map(str, v))}" for name, v in found if name in OLDEST and v > OLDEST[name])
 
 
+def needs(library: Path) -> list[str]:
+    """The libraries that a library is loaded with."""
+    with library.open("rb") as f:
+        tags = ELFFile(f).get_section_by_name(".dynamic").iter_tags()
+        return [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
+
+
 def run(*argv: str | Path, **options) -> None:
     print("+", *argv, flush=True)
     subprocess.run([str(a) for a in argv], check=True, **options)
@@ -76,9 +90,13 @@ def run(*argv: str | Path, **options) -> None:
 def core(into: Path) -> Path:
     """The wheel without shims."""
     shutil.rmtree(into, ignore_errors=True)
+    # zig would link an unwinder of its own. CPython ends daemon threads with libgcc's, which must know the frames here.
+    found = subprocess.run(["gcc", f"-print-file-name={UNWINDER}"], capture_output=True, text=True, check=True)
+    unwinder = found.stdout.strip()
     run(
         Path(sys.executable).parent / "maturin", "build", "--quiet", "--locked", "--release", "--zig",
         "--compatibility", PLATFORM, "--interpreter", sys.executable, "--out", into,
+        "--", "-C", f"link-arg={unwinder}",
         cwd=ROOT, env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )  # fmt: skip
     return next(into.glob("oxitorch-*.whl"))
@@ -128,7 +146,8 @@ def check(wheel: Path) -> None:
             run(uv, "pip", "install", "--quiet", "--python", python, f"torch=={minor}.*", wheel)
             env = {k: v for k, v in os.environ.items() if k not in ("CXX", "PYTHONPATH")}
             env.update(PATH="/nonexistent", OXITORCH_CACHE_DIR=f"{tmp}/cache", OXITORCH_PLATFORM="cpu")
-            run(python, "-c", TRIAL, cwd=tmp, env=env)
+            for _ in range(5):
+                run(python, "-c", TRIAL, cwd=tmp, env=env)
             left = list(Path(tmp, "cache").glob("shim/*"))
             assert not left, f"a shim was built: {left}"
 
@@ -142,7 +161,10 @@ def main() -> None:
     wheel = core(ROOT / "target" / "release-wheel")
     with tempfile.TemporaryDirectory() as tmp:
         built = shims(wheel, Path(tmp))
-        for library in [*Path(tmp, "wheel").glob("oxitorch/*.so"), *built.values()]:
+        cores = list(Path(tmp, "wheel").glob("oxitorch/*.so"))
+        if any(UNWINDER not in needs(core) for core in cores):
+            sys.exit(f"the core has another unwinder than {UNWINDER}: processes would crash at their end")
+        for library in [*cores, *built.values()]:
             if new := too_new(library):
                 sys.exit(f"{library.name} does not run with {PLATFORM}: it asks for {', '.join(new)}")
         _append(wheel, {name: path.read_bytes() for name, path in built.items()})
