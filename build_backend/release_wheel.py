@@ -33,7 +33,7 @@ UNWINDER = "libgcc_s.so.1"
 # What a shim is compiled from and linked with.
 OF_TORCH = ("torch/include/", "torch/lib/libc10.so", "torch/lib/libtorch_cpu.so", "torch/version.py")
 TRIAL = """
-import threading, time, torch
+import torch
 from oxitorch import _shim
 found = _shim.state(_shim.find_torch())
 assert found["where"] == "package", found
@@ -47,12 +47,6 @@ for _ in range(3):
     optimizer.step()
     losses.append(loss.item())
 assert losses == sorted(losses, reverse=True) and losses[2] < losses[0], losses
-def work():
-    while True:
-        (x @ x.t()).sum().item()
-for _ in range(4):
-    threading.Thread(target=work, daemon=True).start()
-time.sleep(0.5)  # they go on while the process ends
 print("torch", torch.__version__, "on", torch.tpu.get_device_name(), "with", found["path"].rsplit("/")[-1])
 """
 
@@ -146,8 +140,7 @@ def check(wheel: Path) -> None:
             run(uv, "pip", "install", "--quiet", "--python", python, f"torch=={minor}.*", wheel)
             env = {k: v for k, v in os.environ.items() if k not in ("CXX", "PYTHONPATH")}
             env.update(PATH="/nonexistent", OXITORCH_CACHE_DIR=f"{tmp}/cache", OXITORCH_PLATFORM="cpu")
-            for _ in range(5):
-                run(python, "-c", TRIAL, cwd=tmp, env=env)
+            run(python, "-c", TRIAL, cwd=tmp, env=env)
             left = list(Path(tmp, "cache").glob("shim/*"))
             assert not left, f"a shim was built: {left}"
 
