@@ -91,23 +91,22 @@ impl Stream {
         mode: Mode,
     ) -> Result<(Slot, TensorType), Refusal> {
         events::here(site);
-        let placed = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message)).at(site);
-        let members = self.members(groups).map_err(placed)?;
+        let named = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message));
+        let groups_here = self.members(groups).map_err(named)?;
         let one_each = self.devices.as_ref().map(|d| d.one_each.clone());
         let count = self.devices.as_ref().map_or(1, |d| d.ids.len() as i64);
-        let ty = of_each(&x.ty()?, count).map_err(placed)?;
-        let slot = {
+        let ty = of_each(&x.ty()?, count).map_err(named)?;
+        let exchange = Arc::new(Exchange { what: what.clone(), ty, groups: groups_here });
+        let (slot, ty) = {
             let mut w = self.lock(site);
             w.spoil();
             let mut value = w.read(x.device()?, x)?;
             if let Some(sharding) = &one_each {
                 value = w.reshard(value, sharding)?;
             }
-            let exchange = Arc::new(Exchange { what: what.clone(), ty: ty.clone(), groups: members });
             let inst = w.instances.get(Kind::Collective(exchange.clone()))?;
             let out = inst.outputs.first().and_then(Option::as_ref);
-            let out =
-                out.ok_or_else(|| Error::runtime(format!("{}: no result; please report this", what.name())))?;
+            let out = out.ok_or_else(|| named(Error::runtime("no result; please report this")))?;
             self.refuse_huge(&inst)?;
             let held = Held::new(value);
             self.flush(&mut w, Reason::Collective)?;
@@ -115,7 +114,8 @@ impl Stream {
                 self.flush_for(&mut w, &Whose::Value(held.value()), Reason::Collective)?; // another thread's
             }
             let all = of_all(&out.stored, count);
-            let result = Value::cut(all, one_each.filter(|s| !s.is_replicated()), State::Pending, site);
+            let result =
+                Value::cut(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
             let done = w.exchanges.entry(groups.into()).or_default();
             let asked = Asked { exchange, groups: groups.into(), number: *done };
             *done += 1;
@@ -125,39 +125,36 @@ impl Stream {
             let mut part = Part::of_collective(ops, held.value().clone(), result, asked);
             drop(held); // what nobody else sees may be overwritten
             self.launch_window(&mut w, &mut part, &[], Reason::Collective)?;
-            slot
+            (slot, all)
         };
         self.after_op(mode)?;
-        let ty = slot.look(|value| value.ty.clone()).unwrap_or(ty);
         Ok((slot, ty))
     }
 
     /// The members of groups by their places among the devices of this stream. A client whose devices are all here waits
     /// for nobody else: devices that are missing would make its plugin wait, and abort.
     fn members(&self, groups: &[Vec<i32>]) -> Result<ReplicaGroups> {
-        let here = |id: &i32| match (&self.devices, self.target()) {
-            (Some(devices), _) => devices.ids.iter().position(|own| own == id),
+        let ids: Vec<i32> = match (&self.devices, self.target()) {
+            (Some(devices), _) => devices.ids.clone(),
             (None, Target::Client(client)) => {
-                let own = client.devices().get(usize::from(self.device)).map(|d| d.id());
-                (own == Some(*id)).then_some(0)
+                client.devices().get(usize::from(self.device)).map(|d| d.id()).into_iter().collect()
             }
             // The others of its group are not there either.
-            (None, Target::Absent(_)) => groups.iter().flatten().position(|member| member == id),
+            (None, Target::Absent(_)) => groups.concat(),
         };
         let place = |id: &i32| {
-            let place = here(id).map(|at| at as i64);
+            let place = ids.iter().position(|own| own == id).map(|at| at as i64);
             place.ok_or_else(|| Error::runtime(format!("device {id} takes no part in tpu:{}", self.device)))
         };
         let group = |group: &Vec<i32>| group.iter().map(place).collect::<Result<Vec<i64>>>();
         let groups = groups.iter().map(group).collect::<Result<Vec<_>>>()?;
         let members = ReplicaGroups::new(groups).map_err(|e| Error::runtime(e.to_string()))?;
-        match &self.devices {
-            Some(devices) if devices.ids.len() != members.replicas() => Err(Error::runtime(format!(
-                "{} of {} devices are in no group: all have to take part",
-                devices.ids.len() - members.replicas(),
-                devices.ids.len()
+        match ids.len() - members.replicas() {
+            0 => Ok(members),
+            n => Err(Error::runtime(format!(
+                "{n} of {} devices are in no group: all have to take part",
+                ids.len()
             ))),
-            _ => Ok(members),
         }
     }
 }
