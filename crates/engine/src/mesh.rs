@@ -55,7 +55,8 @@ impl Stream {
         let value = w.reshard(value, sharding)?;
         w.write(dst.device()?, dst, value)?;
         self.end_call(&mut w, mode)?;
-        Ok(())
+        drop(w);
+        Ok(self.after_op(mode)?)
     }
 
     /// How a value is cut that has this sharding; an error if it cannot be, or not on this stream.
