@@ -355,8 +355,8 @@ fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, TargetOptions};
     use crate::case::Case;
+    use crate::{Config, TargetOptions};
 
     #[test]
     fn scores_of_the_backward_are_not_those_of_the_forward() {
@@ -364,7 +364,10 @@ mod tests {
                     f32[2,3,7,6] none [true,true,true,false] f32[2,3,5,6] f32[2,3,5]@pos i32[0] i32[0] 0 0 0.0 false \
                     i64[] i64[] none";
         let of = |recompute_scores| {
-            let config = Config { target: TargetOptions { recompute_scores, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { recompute_scores, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(of(true).contains("stablehlo.optimization_barrier") && !of(false).contains("barrier"));

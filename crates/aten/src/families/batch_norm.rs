@@ -7,8 +7,8 @@ use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
 use crate::library::{Item, Outcome};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.

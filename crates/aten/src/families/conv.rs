@@ -3,16 +3,18 @@ use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
-use oxitorch_hlo::{ConvDims, DType, Convolution, Dims, Padding, TensorType, Value};
+use crate::{Layout, op};
+use oxitorch_hlo::{ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("convolution", convolution).layout(Layout::ChannelsLast).products(),
     op!("convolution_overrideable", convolution).layout(Layout::ChannelsLast).products(),
     op!("convolution_backward", convolution_backward).layout(Layout::ChannelsLast).products(),
-    op!("convolution_backward_overrideable", convolution_backward_overrideable).layout(Layout::ChannelsLast).products(),
+    op!("convolution_backward_overrideable", convolution_backward_overrideable)
+        .layout(Layout::ChannelsLast)
+        .products(),
     op!("im2col", im2col),
     op!("col2im", col2im),
 ];
@@ -102,7 +104,13 @@ impl Geometry {
         ]
     }
 
-    fn library_forward(&self, c: &Ctx, [x, w]: [Value; 2], bias: Option<Value>, sizes: &[i64]) -> Option<Value> {
+    fn library_forward(
+        &self,
+        c: &Ctx,
+        [x, w]: [Value; 2],
+        bias: Option<Value>,
+        sizes: &[i64],
+    ) -> Option<Value> {
         let (xs, ws) = (c.shape(x), c.shape(w));
         let features = if self.transposed { ws[1] * self.groups } else { ws[0] };
         let mut shape = Dims::from_slice(&[xs[0], features]);

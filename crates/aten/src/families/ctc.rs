@@ -59,9 +59,11 @@ impl Trellis {
         let targets = c.to(targets, DType::S32);
         let (most, table) = padded(c, targets, target, batch, time)?;
         let limit = |what: &str, x: Value, most: i64| {
-            c.assert(ErrorKind::Runtime, format!("Expected {what}_lengths to have value at most {most}"), || {
-                c.all(c.le(x, c.full(c.scalar_i64(DType::S32, most), &[batch])))
-            });
+            c.assert(
+                ErrorKind::Runtime,
+                format!("Expected {what}_lengths to have value at most {most}"),
+                || c.all(c.le(x, c.full(c.scalar_i64(DType::S32, most), &[batch]))),
+            );
         };
         limit("input", input, time);
         limit("target", target, c.shape(targets).last().copied().unwrap_or(0));
@@ -74,7 +76,10 @@ impl Trellis {
         let before = c.pad_dim(before, c.scalar_i64(DType::S32, blank), 1, places.min(2), 0);
         let odd = c.iota_dim(labels, DType::S32, 1);
         let odd = c.eq(c.and(odd, c.ones_like(odd)), c.ones_like(odd));
-        let skips = c.and(c.and(odd, c.ge(c.iota_dim(labels, DType::S32, 1), c.full_like(labels, 2.0))), c.ne(labels, before));
+        let skips = c.and(
+            c.and(odd, c.ge(c.iota_dim(labels, DType::S32, 1), c.full_like(labels, 2.0))),
+            c.ne(labels, before),
+        );
         let index = c.broadcast_in_dim(labels, &[time, batch, places], &[1, 2]);
         let log = c.take_along_dim(log, index, 2);
         Ok(Trellis { batch, time, classes, labels, skips, input, target, log })
@@ -179,7 +184,13 @@ impl Trellis {
         let last = c.or(c.eq(place, end), c.eq(place, c.sub(end, c.ones_like(end))));
         let inside = c.le(place, end);
         // Whether a path may go two places on is whether the one there may come from here.
-        let skips = c.pad_dim(self.skips, c.constant(TensorType::scalar(DType::Pred), 0.0), 1, -self.places(c).min(2), self.places(c).min(2));
+        let skips = c.pad_dim(
+            self.skips,
+            c.constant(TensorType::scalar(DType::Pred), 0.0),
+            1,
+            -self.places(c).min(2),
+            self.places(c).min(2),
+        );
         let nothing = minus_infinity(c, step(c, self.log, c.scalar_i64(DType::S32, 0)));
         let limit = c.scalar_i64(DType::S32, self.time);
         let start = [minus_infinity(c, self.log), nothing];

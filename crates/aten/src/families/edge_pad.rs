@@ -6,36 +6,44 @@ use crate::args::Tensor;
 use crate::dtype::opmath;
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("reflection_pad1d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<1>(c, &REFLECT, x, &pad)),
-    op!("reflection_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REFLECT, x, &pad)).layout(Layout::ChannelsLast),
-    op!("reflection_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REFLECT, x, &pad)).layout(Layout::ChannelsLast),
+    op!("reflection_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REFLECT, x, &pad))
+        .layout(Layout::ChannelsLast),
+    op!("reflection_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REFLECT, x, &pad))
+        .layout(Layout::ChannelsLast),
     op!("replication_pad1d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<1>(c, &REPLICATE, x, &pad)),
-    op!("replication_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REPLICATE, x, &pad)).layout(Layout::ChannelsLast),
-    op!("replication_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REPLICATE, x, &pad)).layout(Layout::ChannelsLast),
+    op!("replication_pad2d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<2>(c, &REPLICATE, x, &pad))
+        .layout(Layout::ChannelsLast),
+    op!("replication_pad3d", |c: &Ctx, x: Tensor, pad: Dims| edge_pad::<3>(c, &REPLICATE, x, &pad))
+        .layout(Layout::ChannelsLast),
     op!("reflection_pad1d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<1>(c, &REFLECT, g, x, &pad)
     }),
     op!("reflection_pad2d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<2>(c, &REFLECT, g, x, &pad)
-    }).layout(Layout::ChannelsLast),
+    })
+    .layout(Layout::ChannelsLast),
     op!("reflection_pad3d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<3>(c, &REFLECT, g, x, &pad)
-    }).layout(Layout::ChannelsLast),
+    })
+    .layout(Layout::ChannelsLast),
     op!("replication_pad1d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<1>(c, &REPLICATE, g, x, &pad)
     }),
     op!("replication_pad2d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<2>(c, &REPLICATE, g, x, &pad)
-    }).layout(Layout::ChannelsLast),
+    })
+    .layout(Layout::ChannelsLast),
     op!("replication_pad3d_backward", |c: &Ctx, g: Tensor, x: Tensor, pad: Dims| {
         edge_pad_backward::<3>(c, &REPLICATE, g, x, &pad)
-    }).layout(Layout::ChannelsLast),
+    })
+    .layout(Layout::ChannelsLast),
 ];
 
 /// What a pad repeats.

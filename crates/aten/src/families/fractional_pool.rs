@@ -144,16 +144,16 @@ fn forward<const N: usize>(
     let each = [planes, windows, window];
     let (values, place) = (c.reshape(values, &each), c.reshape(place, &each));
     let order = c.iota(TensorType::new(DType::S32, each.as_slice()), 2);
-    let init = [
-        c.scalar_f64(x.dtype, f64::NEG_INFINITY),
-        c.scalar_i64(DType::S32, -1),
-        c.scalar_i64(DType::S32, 0),
-    ];
+    let init =
+        [c.scalar_f64(x.dtype, f64::NEG_INFINITY), c.scalar_i64(DType::S32, -1), c.scalar_i64(DType::S32, 0)];
     // The first of the largest, but the last NaN.
     let best = c.reduce(&[values, order, place], &init, &[2], |b, x, y| {
         let (x_nan, y_nan) = (b.ne(x[0], x[0]), b.ne(y[0], y[0]));
         let later = b.gt(y[1], x[1]);
-        let larger = b.or(b.gt(y[0], x[0]), b.and(b.eq(y[0], x[0]), b.and(b.not(later), b.ge(y[1], b.zeros_like(y[1])))));
+        let larger = b.or(
+            b.gt(y[0], x[0]),
+            b.and(b.eq(y[0], x[0]), b.and(b.not(later), b.ge(y[1], b.zeros_like(y[1])))),
+        );
         let first = b.and(b.lt(x[1], b.zeros_like(x[1])), b.ge(y[1], b.zeros_like(y[1])));
         let numbers = b.and(b.not(x_nan), b.or(larger, first));
         let take = b.or(b.and(y_nan, b.or(b.not(x_nan), later)), b.and(b.not(y_nan), numbers));

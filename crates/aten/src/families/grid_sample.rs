@@ -293,7 +293,8 @@ impl<const N: usize> Sampler<N> {
 
     /// What is at the points: `[n, channels, points]`.
     pub(super) fn sample(&self, c: &Ctx, planes: Value, places: &Places<N>) -> Value {
-        let mut sum = c.constant(TensorType::new(self.wide, [self.n, self.channels, self.count()].as_slice()), 0.0);
+        let mut sum =
+            c.constant(TensorType::new(self.wide, [self.n, self.channels, self.count()].as_slice()), 0.0);
         for corner in self.corners(c, places) {
             let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
             sum = c.add(sum, c.mul(self.values(c, planes, &corner), self.per_channel(c, weight)));
@@ -325,13 +326,15 @@ impl<const N: usize> Sampler<N> {
             if let Some(sum) = of_planes {
                 let weight = c.select(corner.inside, weight, c.zeros_like(weight));
                 let updates = c.mul(grad, self.per_channel(c, weight));
-                let add = |b: &oxitorch_hlo::Builder, old: &[Value], new: &[Value]| vec![b.add(old[0], new[0])];
+                let add =
+                    |b: &oxitorch_hlo::Builder, old: &[Value], new: &[Value]| vec![b.add(old[0], new[0])];
                 let out = c.scatter(&[sum], corner.index, &[updates], &dims, ScatterFlags::default(), add);
                 of_planes = out.first().copied();
             }
             let pull = c.reduce_sum(c.mul(grad, self.values(c, planes, &corner)), &[1]);
             for (d, slope) in slopes.iter_mut().enumerate() {
-                let factors = corner.taps.iter().enumerate().map(|(i, t)| if i == d { t.slope } else { t.weight });
+                let factors =
+                    corner.taps.iter().enumerate().map(|(i, t)| if i == d { t.slope } else { t.weight });
                 let Some(weight) = product(c, factors) else { continue };
                 *slope = c.add(*slope, c.mul(pull, weight));
             }

@@ -2,8 +2,8 @@ use crate::args::Tensor;
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime, unsupported};
 use crate::lower::{Ctx, broadcast_shapes};
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value, Window};
 use std::ops::Range;
 
@@ -14,7 +14,11 @@ const EXPANDED: &str = "Use of index_put_ on expanded tensors is deprecated. Ple
 pub static ROWS: &[Row] = &[
     op!("index.Tensor", index).layout(Layout::Indexed),
     op!("index_put", index_put).apart(&[1, 2]).fills().warns_of_expanded(EXPANDED).layout(Layout::LikeFirst),
-    op!("_index_put_impl", index_put_impl).apart(&[1, 2]).fills().warns_of_expanded(EXPANDED).layout(Layout::LikeFirst),
+    op!("_index_put_impl", index_put_impl)
+        .apart(&[1, 2])
+        .fills()
+        .warns_of_expanded(EXPANDED)
+        .layout(Layout::LikeFirst),
     op!("index_select", index_select).apart(&[0, 2]),
     op!("gather", gather).apart(&[0]).iterated(),
     op!("take", take).apart(&[0, 1]),
@@ -22,7 +26,14 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// Asserts that every index, which moves `each` elements, lies in a range.
-pub(super) fn assert_range(c: &Ctx, kind: ErrorKind, message: &str, index: Value, range: Range<i64>, each: i64) {
+pub(super) fn assert_range(
+    c: &Ctx,
+    kind: ErrorKind,
+    message: &str,
+    index: Value,
+    range: Range<i64>,
+    each: i64,
+) {
     let Range { start: low, end: high } = range;
     c.assert_beside((index, each), kind, message, || {
         let bound = |x: i64| c.full(c.scalar_i64(c.dtype(index), x), &c.shape(index));

@@ -1,5 +1,7 @@
 use super::jacobi;
-use super::linalg::{diagonal, Matrix, adjoint, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros};
+use super::linalg::{
+    Matrix, adjoint, diagonal, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros,
+};
 use crate::args::Scalar;
 use crate::error::{ErrorKind, Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
@@ -152,10 +154,8 @@ fn reflect(b: &Builder, k: Value, a: Value) -> (Value, Value) {
     let right = b.gt(b.iota_dim(a, DType::S32, 2), b.full(k, &shape));
     let product = b.reduce_sum(b.multiply(b.broadcast_in_dim(conjugate(b, v), &shape, &[0, 1]), a), &[1]);
     let product = b.multiply(product, spread(b, conjugate(b, tau), &b.shape(product)));
-    let change = b.multiply(
-        b.broadcast_in_dim(v, &shape, &[0, 1]),
-        b.broadcast_in_dim(product, &shape, &[0, 2]),
-    );
+    let change =
+        b.multiply(b.broadcast_in_dim(v, &shape, &[0, 1]), b.broadcast_in_dim(product, &shape, &[0, 2]));
     let moved = b.select(right, b.subtract(a, change), a);
     let diagonal = b.select(done, alpha, back(beta));
     let new = b.select(here, spread(b, diagonal, &b.shape(x)), b.select(below, v, x));
@@ -256,7 +256,9 @@ fn householder_product(c: &Ctx, x: Value, tau: Value) -> Result<Value> {
         )));
     }
     if m.columns < steps {
-        return Err(runtime(format!("{name}: input.shape[-1] must be greater than or equal to tau.shape[-1]")));
+        return Err(runtime(format!(
+            "{name}: input.shape[-1] must be greater than or equal to tau.shape[-1]"
+        )));
     }
     one_batch(c, name, &m, tau)?;
     lapack(c, "orgqr_cpu", x)?;
@@ -290,13 +292,17 @@ fn ormqr(c: &Ctx, packed: Value, tau: Value, other: Value, left: bool, transpose
     let (side, place) = if left { (o.rows, "-2") } else { (o.columns, "-1") };
     let steps = c.shape(tau).last().copied().unwrap_or(0);
     if steps > side {
-        return Err(runtime(format!("{name}: other.shape[{place}] must be greater than or equal to tau.shape[-1]")));
+        return Err(runtime(format!(
+            "{name}: other.shape[{place}] must be greater than or equal to tau.shape[-1]"
+        )));
     }
     if side != m.rows {
         return Err(runtime(format!("{name}: other.shape[{place}] must be equal to input.shape[-2]")));
     }
     if steps > m.columns {
-        return Err(runtime(format!("{name}: input.shape[-1] must be greater than or equal to tau.shape[-1]")));
+        return Err(runtime(format!(
+            "{name}: input.shape[-1] must be greater than or equal to tau.shape[-1]"
+        )));
     }
     one_batch(c, name, &m, tau)?;
     if o.batch != m.batch {
@@ -404,12 +410,7 @@ pub(super) fn eigh(c: &Ctx, x: Value, uplo: String, compute_v: bool) -> Result<(
     }
     let vectors = if compute_v { result(dtype, &shape, true) } else { result(dtype, &[0], false) };
     let args = [Item::Tensor(x), Item::Str(&uplo), Item::Bool(compute_v)];
-    let out = call(
-        c,
-        "_linalg_eigh.eigenvalues",
-        &args,
-        &[result(real_of(dtype), &values, false), vectors],
-    )?;
+    let out = call(c, "_linalg_eigh.eigenvalues", &args, &[result(real_of(dtype), &values, false), vectors])?;
     Ok((out[0], out[1]))
 }
 
@@ -420,7 +421,13 @@ fn eye(c: &Ctx, dtype: DType, shape: &[i64]) -> Value {
     if shape.contains(&0) { zeros(c, dtype, shape) } else { identity(c, zeros(c, dtype, shape)) }
 }
 
-pub(super) fn svd(c: &Ctx, x: Value, full: bool, compute_uv: bool, driver: Option<String>) -> Result<Vec<Value>> {
+pub(super) fn svd(
+    c: &Ctx,
+    x: Value,
+    full: bool,
+    compute_uv: bool,
+    driver: Option<String>,
+) -> Result<Vec<Value>> {
     let m = Matrix::new(c, "linalg.svd", x)?;
     if driver.is_some() {
         return Err(runtime(
@@ -453,14 +460,7 @@ pub(super) fn svd(c: &Ctx, x: Value, full: bool, compute_uv: bool, driver: Optio
 }
 
 /// The decomposition by rotations: of the columns of `x`, or of its adjoint where that has fewer.
-fn singular(
-    c: &Ctx,
-    x: Value,
-    m: &Matrix,
-    rows: i64,
-    columns: i64,
-    compute_uv: bool,
-) -> Result<Vec<Value>> {
+fn singular(c: &Ctx, x: Value, m: &Matrix, rows: i64, columns: i64, compute_uv: bool) -> Result<Vec<Value>> {
     let wide = m.rows < m.columns;
     let tall = flat(c, if wide { adjoint(c, x) } else { x }, 2);
     let r = jacobi::rotate(c, tall);
@@ -480,7 +480,8 @@ fn singular(
     let sign = c.select(c.eq(on, c.zeros_like(on)), c.ones_like(sign), sign);
     let sign = c.pad_dim(sign, c.scalar_i64(c.dtype(x), 1), 1, 0, kept - rank);
     let long = c.multiply(all, c.broadcast_in_dim(sign, &c.shape(all), &[0, 2]));
-    let (long_shape, short_shape) = (with_batch(&m.batch, &[of.rows, kept]), with_batch(&m.batch, &[rank, rank]));
+    let (long_shape, short_shape) =
+        (with_batch(&m.batch, &[of.rows, kept]), with_batch(&m.batch, &[rank, rank]));
     let (long, short) = (c.reshape(long, &long_shape), c.reshape(r.v, &short_shape));
     Ok(if wide { vec![short, sizes, adjoint(c, long)] } else { vec![long, sizes, adjoint(c, short)] })
 }
@@ -576,7 +577,8 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: Option<Stri
     let columns = other[other.len() - 1];
     let dtype = c.dtype(a);
     let solution = with_batch(batch, &[m.columns, columns]);
-    let residuals = if tall && driver == "gels" { with_batch(batch, &[columns]) } else { [0].as_slice().into() };
+    let residuals =
+        if tall && driver == "gels" { with_batch(batch, &[columns]) } else { [0].as_slice().into() };
     let singular = if by_size { with_batch(batch, &[m.rows.min(m.columns)]) } else { [0].as_slice().into() };
     let ranks = if driver == "gels" { [0].as_slice().into() } else { batch.to_vec() };
     if c.numel(a) == 0 || c.numel(rhs) == 0 {
@@ -605,7 +607,9 @@ fn lstsq(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: Option<Stri
 fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: &str) -> Result<Vec<Value>> {
     let m = Matrix::some(c, "torch.linalg.lstsq", a)?;
     let parts = svd(c, a, false, true, None)?;
-    let &[u, sizes, vh] = parts.as_slice() else { return Err(runtime("torch.linalg.lstsq: no decomposition")) };
+    let &[u, sizes, vh] = parts.as_slice() else {
+        return Err(runtime("torch.linalg.lstsq: no decomposition"));
+    };
     let real = c.dtype(sizes);
     // "gels" takes the rank to be full and looks at no `rcond`.
     let rcond = match rcond {

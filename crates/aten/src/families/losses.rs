@@ -17,13 +17,19 @@ pub static ROWS: &[Row] = &[
     pointwise!("mse_loss", mse_loss),
     op!("mse_loss_backward", mse_loss_backward),
     pointwise!("smooth_l1_loss", smooth_l1_loss).check_numbers(|n| {
-        n.require(3, |beta| beta >= 0.0, |_| "smooth_l1_loss does not support negative values for beta.".to_owned())
+        n.require(
+            3,
+            |beta| beta >= 0.0,
+            |_| "smooth_l1_loss does not support negative values for beta.".to_owned(),
+        )
     }),
     op!("smooth_l1_loss_backward", smooth_l1_loss_backward),
     pointwise!("huber_loss", huber_loss).check_numbers(|n| {
-        n.require(3, |delta| delta > 0.0, |_| {
-            "huber_loss does not support non-positive values for delta.".to_owned()
-        })
+        n.require(
+            3,
+            |delta| delta > 0.0,
+            |_| "huber_loss does not support non-positive values for delta.".to_owned(),
+        )
     }),
     op!("huber_loss_backward", huber_loss_backward),
     pointwise!("binary_cross_entropy", binary_cross_entropy).out_dtype(OutDtype::Same),

@@ -1,12 +1,12 @@
 use crate::args::{Alpha, Tensor};
 use crate::dtype::{Category, category, scalar_name};
-use crate::families::pointwise_binary::check_factor;
 use crate::error::{Result, not_implemented, runtime};
-use crate::lower::{Ctx, MatmulPrecision};
+use crate::families::pointwise_binary::check_factor;
 use crate::library::{Item, Outcome, Parts};
+use crate::lower::{Ctx, MatmulPrecision};
 use crate::out::OutDtype;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, DotDims, Precision, TensorType, Value};
 
 /// The rows of this family.
@@ -19,7 +19,8 @@ pub static ROWS: &[Row] = &[
     op!("addmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         multipliable(c, "mat1", l, r)?;
         accumulate_folded(c, c.to(x, out), c.to(mm_acc(c, l, r)?, out), beta, alpha)
-    }).products(),
+    })
+    .products(),
     op!("_addmm_activation", addmm_activation).products(),
     op!("addmv", addmv).products(),
     op!("mv", mv).products(),
@@ -27,7 +28,8 @@ pub static ROWS: &[Row] = &[
     op!("baddbmm", baddbmm).products(),
     op!("baddbmm.dtype", |c: &Ctx, x: Value, l: Value, r: Value, out: DType, beta: Alpha, alpha: Alpha| {
         accumulate(c, c.to(x, out), c.to(bmm_acc(c, l, r)?, out), beta, alpha)
-    }).products(),
+    })
+    .products(),
     op!("addbmm", addbmm).products(),
     op!("dot", dot).products(),
     op!("vdot", vdot).products(),
@@ -257,7 +259,12 @@ fn product(c: &Ctx, l: Value, r: Value) -> Value {
         && c.folded_rows(r).as_ref() == Some(&rows)
     {
         let all: Dims = (0..rows.len() as i64).collect();
-        return contract(c, c.unfold_rows(x, &rows), c.unfold_rows(r, &rows), DotDims::new(&[], &[], &all, &all));
+        return contract(
+            c,
+            c.unfold_rows(x, &rows),
+            c.unfold_rows(r, &rows),
+            DotDims::new(&[], &[], &all, &all),
+        );
     }
     matmul(c, l, r)
 }
@@ -558,8 +565,8 @@ fn linear_backward(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, TargetOptions};
     use crate::case::Case;
+    use crate::{Config, TargetOptions};
     use oxitorch_hlo::Builder;
 
     fn text(case: &str, config: &Config, operands: impl FnOnce(&Builder) -> Vec<Value>) -> String {
@@ -587,7 +594,10 @@ mod tests {
     #[test]
     fn products_are_rounded_by_a_library_that_can() {
         let text = |case: &str, dots_in_16_bits| {
-            let config = Config { target: TargetOptions { dots_in_16_bits, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { dots_in_16_bits, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         for (case, rounded) in [
@@ -605,7 +615,10 @@ mod tests {
     #[test]
     fn tokens_are_rows_only_where_folding_costs_nothing() {
         let of = |keep_row_dims| {
-            let config = Config { target: TargetOptions { keep_row_dims, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { keep_row_dims, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             text("addmm f32[7] f32[6,5] f32[5,7] none none", &config, |b| {
                 let x = b.reshape(f32s(b, &[2, 3, 5]), &[6, 5]);
                 vec![f32s(b, &[7]), x, f32s(b, &[5, 7])]
@@ -614,12 +627,18 @@ mod tests {
         let (folded, unfolded) = (of(false), of(true));
         assert!(folded.contains("(tensor<6x5xf32>, tensor<5x7xf32>) -> tensor<6x7xf32>"), "{folded}");
         assert!(unfolded.contains("(tensor<2x3x5xf32>, tensor<5x7xf32>) -> tensor<2x3x7xf32>"), "{unfolded}");
-        assert!(unfolded.contains("stablehlo.reshape") && !unfolded.contains("tensor<6x5xf32>"), "{unfolded}");
+        assert!(
+            unfolded.contains("stablehlo.reshape") && !unfolded.contains("tensor<6x5xf32>"),
+            "{unfolded}"
+        );
     }
 
     #[test]
     fn a_gradient_of_weights_sums_over_unfolded_rows() {
-        let config = Config { target: TargetOptions { keep_row_dims: true, ..TargetOptions::NONE }, ..Config::default() };
+        let config = Config {
+            target: TargetOptions { keep_row_dims: true, ..TargetOptions::NONE },
+            ..Config::default()
+        };
         let of = |rows: &[i64]| {
             text("mm f32[4,6] f32[6,5]", &config, |b| {
                 let grad = b.reshape(f32s(b, &[2, 3, 4]), &[6, 4]);
@@ -637,7 +656,10 @@ mod tests {
     #[test]
     fn products_may_be_rounded_by_who_adds_them_up() {
         let of = |case: &str, bf16_dot_results| {
-            let config = Config { target: TargetOptions { bf16_dot_results, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { bf16_dot_results, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         let mm = "mm bf16[2,3] bf16[3,4]";

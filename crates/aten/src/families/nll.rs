@@ -259,14 +259,17 @@ fn nll_loss2d_backward(
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, TargetOptions};
     use crate::case::Case;
+    use crate::{Config, TargetOptions};
 
     #[test]
     fn rows_that_are_masked_need_not_be_in_memory() {
         let case = "nll_loss_forward f32[2,3] i64[2]@<3 none 1 -100";
         let text = |gather_by_mask| {
-            let config = Config { target: TargetOptions { gather_by_mask, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { gather_by_mask, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             Case::parse(case).unwrap().text(&config).unwrap()
         };
         assert!(text(false).contains("stablehlo.gather"));

@@ -8,8 +8,8 @@ use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family.

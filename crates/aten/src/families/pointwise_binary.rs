@@ -6,9 +6,9 @@ use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupport
 use crate::lower::{Ctx, binary as run_binary};
 use crate::numbers::Numbers;
 use crate::out::OutDtype;
-use crate::{op, pointwise};
 use crate::table::Promote::{Float, Opmath, Same};
 use crate::table::{Row, binary};
+use crate::{op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::LN_2;
 
@@ -29,16 +29,20 @@ pub static ROWS: &[Row] = &[
         div_mode(c, x, y.tensor(), mode)
     })
     .check_numbers(refuse_zero_in_mode),
-    pointwise!("floor_divide", |c: &Ctx, x: Tensor, y: Tensor| div_mode(c, x, y, Some("floor".into()))).check_numbers(refuse_zero),
+    pointwise!("floor_divide", |c: &Ctx, x: Tensor, y: Tensor| div_mode(c, x, y, Some("floor".into())))
+        .check_numbers(refuse_zero),
     pointwise!("floor_divide.Scalar", |c: &Ctx, x: Tensor, y: Scalar| {
         div_mode(c, x, y.tensor(), Some("floor".into()))
     })
     .check_numbers(refuse_zero),
     pointwise!("remainder.Tensor", remainder).check_numbers(refuse_zero),
-    pointwise!("remainder.Scalar", |c: &Ctx, x: Tensor, y: Scalar| remainder(c, x, y.tensor())).check_numbers(refuse_zero),
-    pointwise!("remainder.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor| remainder(c, x.tensor(), y)).check_numbers(refuse_zero),
+    pointwise!("remainder.Scalar", |c: &Ctx, x: Tensor, y: Scalar| remainder(c, x, y.tensor()))
+        .check_numbers(refuse_zero),
+    pointwise!("remainder.Scalar_Tensor", |c: &Ctx, x: Scalar, y: Tensor| remainder(c, x.tensor(), y))
+        .check_numbers(refuse_zero),
     pointwise!("fmod.Tensor", fmod).check_numbers(refuse_zero),
-    pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor())).check_numbers(refuse_zero),
+    pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor()))
+        .check_numbers(refuse_zero),
     pointwise!("pow.Tensor_Tensor", pow).dtypes(domain::no_bool),
     pointwise!("pow.Tensor_Scalar", pow_scalar),
     op!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
@@ -71,7 +75,8 @@ pub(super) fn check_factor(dtype: DType, name: &str, factor: Alpha) -> Result<()
         return Err(runtime(format!("Boolean {name} only supported for Boolean results.")));
     }
     if matches!(s.kind, NumKind::Float | NumKind::Complex) && category(dtype) <= Category::Int {
-        let text = format!("For integral input tensors, argument {name} must not be a floating point number.");
+        let text =
+            format!("For integral input tensors, argument {name} must not be a floating point number.");
         return Err(runtime(text));
     }
     Ok(())

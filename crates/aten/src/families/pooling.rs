@@ -8,8 +8,8 @@ use crate::args::Tensor;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value, Window};
 
 /// The rows of this family.
@@ -24,7 +24,8 @@ pub static ROWS: &[Row] = &[
     op!("avg_pool3d_backward", avg_pool_backward::<3>),
     op!("max_unpool2d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims| max_unpool::<2>(
         c, x, indices, &size
-    )).layout(Layout::ChannelsLast),
+    ))
+    .layout(Layout::ChannelsLast),
     op!("max_unpool3d", |c: &Ctx, x: Tensor, indices: Tensor, size: Dims, stride: Dims, padding: Dims| {
         check_unpool3d(&stride, &padding)?;
         max_unpool::<3>(c, x, indices, &size)

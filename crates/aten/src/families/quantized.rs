@@ -116,7 +116,12 @@ fn int4_pack(c: &Ctx, weight: Value, inner: i64) -> Result<Value> {
     if n % 16 != 0 || k % 2 != 0 {
         return Err(unsupported("sizes that the packing does not divide"));
     }
-    host(c, name, &[Item::Tensor(weight), Item::Int(inner)], TensorType::new(DType::U8, [n, k / 2].as_slice()))
+    host(
+        c,
+        name,
+        &[Item::Tensor(weight), Item::Int(inner)],
+        TensorType::new(DType::U8, [n, k / 2].as_slice()),
+    )
 }
 
 fn int4_product(c: &Ctx, x: Value, weight: Value, group: i64, scales_and_zeros: Value) -> Result<Value> {
@@ -134,7 +139,8 @@ fn int4_product(c: &Ctx, x: Value, weight: Value, group: i64, scales_and_zeros: 
     if !matches!(group, 32 | 64 | 128 | 256) {
         return Err(runtime(format!("{name}: expect qGroupSize to be 32, 64, 128 or 256, got {group}")));
     }
-    if c.dtype(scales_and_zeros) != dtype || !matches!(*c.shape(scales_and_zeros), [_, rows, 2] if rows == n) {
+    if c.dtype(scales_and_zeros) != dtype || !matches!(*c.shape(scales_and_zeros), [_, rows, 2] if rows == n)
+    {
         return Err(runtime(format!("{name}: expect qScaleAndZeros to be 3d tensor with sizes [:, {n}, 2]")));
     }
     let args = [Item::Rows(x), Item::Tensor(weight), Item::Int(group), Item::Tensor(scales_and_zeros)];

@@ -102,9 +102,12 @@ fn dirichlet(c: &Ctx, alpha: Tensor, rng: Rng) -> Result<Value> {
 /// Below 10 by counting uniform factors until their product falls under `e^-rate`, above by Hormann's transformed
 /// rejection (PTRS).
 fn poisson(c: &Ctx, rate: Tensor, rng: Rng) -> Result<Value> {
-    c.assert_beside((rate.value, 1), ErrorKind::Runtime, "invalid Poisson rate, expected rate to be non-negative", || {
-        c.all(c.ge(rate.value, c.zeros_like(rate.value)))
-    });
+    c.assert_beside(
+        (rate.value, 1),
+        ErrorKind::Runtime,
+        "invalid Poisson rate, expected rate to be non-negative",
+        || c.all(c.ge(rate.value, c.zeros_like(rate.value))),
+    );
     float(c, rate, rng, |c, rate, rng| {
         let ten = c.like(rate, 10.0);
         let large = c.ge(rate, ten);

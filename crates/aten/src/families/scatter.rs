@@ -1,10 +1,10 @@
-use super::indexing::{at_least_1d, assert_range, integer_index, rank_in_mask, wrap};
+use super::indexing::{assert_range, at_least_1d, integer_index, rank_in_mask, wrap};
 use crate::args::{Alpha, Scalar, Tensor};
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
 
 const EXPANDED: &str = "Use of index_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
@@ -20,8 +20,19 @@ pub static ROWS: &[Row] = &[
     op!("scatter_reduce.two", scatter_reduce).apart(&[2, 3]),
     op!("index_add", index_add).apart(&[2, 3]),
     op!("index_copy", index_copy).apart(&[2, 3]),
-    op!("index_fill.int_Scalar", index_fill_scalar).apart(&[2]).fills().warns_of_expanded(EXPANDED).takes_host_index().layout(Layout::LikeFirst).check_numbers(|n| n.fits(3)),
-    op!("index_fill.int_Tensor", index_fill_tensor).apart(&[2]).fills().warns_of_expanded(EXPANDED).takes_host_index().layout(Layout::LikeFirst),
+    op!("index_fill.int_Scalar", index_fill_scalar)
+        .apart(&[2])
+        .fills()
+        .warns_of_expanded(EXPANDED)
+        .takes_host_index()
+        .layout(Layout::LikeFirst)
+        .check_numbers(|n| n.fits(3)),
+    op!("index_fill.int_Tensor", index_fill_tensor)
+        .apart(&[2])
+        .fills()
+        .warns_of_expanded(EXPANDED)
+        .takes_host_index()
+        .layout(Layout::LikeFirst),
     op!("index_reduce", index_reduce).apart(&[2, 3]),
     op!("masked_scatter", masked_scatter),
     op!("masked_scatter_backward", masked_scatter_backward),

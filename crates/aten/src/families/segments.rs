@@ -37,7 +37,13 @@ struct Segments {
 }
 
 impl Segments {
-    fn new(c: &Ctx, data: &Tensor, lengths: Option<Value>, offsets: Option<Value>, axis: i64) -> Result<Segments> {
+    fn new(
+        c: &Ctx,
+        data: &Tensor,
+        lengths: Option<Value>,
+        offsets: Option<Value>,
+        axis: i64,
+    ) -> Result<Segments> {
         let shape = c.shape(data.value);
         let axis = c.dim(axis, shape.len())?;
         let Some(given) = lengths.or(offsets) else {
@@ -45,7 +51,9 @@ impl Segments {
         };
         let bounds = c.shape(given);
         if data.rank == 0 || bounds.len() != axis + 1 || bounds[..axis] != shape[..axis] {
-            return Err(runtime("segment_reduce(): Expected the sizes of lengths or offsets to fit those of data."));
+            return Err(runtime(
+                "segment_reduce(): Expected the sizes of lengths or offsets to fit those of data.",
+            ));
         }
         let last = bounds[axis];
         if lengths.is_none() && last == 0 {
@@ -149,11 +157,15 @@ fn segment_reduce(
         other => return Err(unknown(other)),
     };
     if lengths.is_some() && !trusted {
-        c.check(ErrorKind::Runtime, "segment_reduce(): Expected all rows of lengths to sum to the size of data along axis", || {
-            let sizes = c.reshape(s.sizes, &[s.batches, s.segments]);
-            let right = c.all(c.eq(c.reduce_sum(sizes, &[1]), fill(c, s.rows, &[s.batches])));
-            c.and(right, c.all(c.ge(sizes, c.zeros_like(sizes))))
-        });
+        c.check(
+            ErrorKind::Runtime,
+            "segment_reduce(): Expected all rows of lengths to sum to the size of data along axis",
+            || {
+                let sizes = c.reshape(s.sizes, &[s.batches, s.segments]);
+                let right = c.all(c.eq(c.reduce_sum(sizes, &[1]), fill(c, s.rows, &[s.batches])));
+                c.and(right, c.all(c.ge(sizes, c.zeros_like(sizes))))
+            },
+        );
     }
     let given = initial.is_some();
     let start = initial.map_or_else(|| c.scalar_f64(wide, start), |x| c.number(x, wide));
@@ -196,7 +208,14 @@ fn segment_reduce_backward(
         "max" | "min" => {
             let rows = s.rows_of(c, data.value, wide);
             let is = c.or(c.eq(rows, s.spread(c, per_segment(output))), c.is_nan(rows));
-            let counts = scatter_rows(c, c.zeros_like(per_segment(output)), 0, s.of, c.to(is, wide), Some(Binary::Add));
+            let counts = scatter_rows(
+                c,
+                c.zeros_like(per_segment(output)),
+                0,
+                s.of,
+                c.to(is, wide),
+                Some(Binary::Add),
+            );
             let grads = c.select(is, grads, zeros);
             // PyTorch shares what is positive among several that are the extreme, and nothing else.
             let shared = c.div(grads, s.spread(c, counts));
@@ -216,13 +235,21 @@ fn segment_reduce_backward(
 /// The offsets of one level of runs, as s64 \[runs + 1\].
 fn one_level(c: &Ctx, offsets: &[Tensor]) -> Result<(Value, i64)> {
     match offsets {
-        [one] if one.rank == 1 && c.numel(one.value) > 0 => Ok((c.to(one.value, DType::S64), c.numel(one.value) - 1)),
+        [one] if one.rank == 1 && c.numel(one.value) > 0 => {
+            Ok((c.to(one.value, DType::S64), c.numel(one.value) - 1))
+        }
         _ => Err(unsupported("several levels of runs")),
     }
 }
 
 /// Rows \[all, ...\] as \[runs, longest, ...\], with a number behind the end of each run.
-fn jagged_to_padded(c: &Ctx, values: Tensor, offsets: Vec<Tensor>, longest: Vec<i64>, padding: Scalar) -> Result<Value> {
+fn jagged_to_padded(
+    c: &Ctx,
+    values: Tensor,
+    offsets: Vec<Tensor>,
+    longest: Vec<i64>,
+    padding: Scalar,
+) -> Result<Value> {
     let (offsets, runs) = one_level(c, &offsets)?;
     let shape = c.shape(values.value);
     let (&[longest], Some((&all, inner))) = (longest.as_slice(), shape.split_first()) else {

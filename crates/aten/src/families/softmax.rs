@@ -194,13 +194,16 @@ fn masked_softmax_backward(
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, TargetOptions};
     use crate::case::Case;
+    use crate::{Config, TargetOptions};
 
     #[test]
     fn logarithms_that_fuse_are_made_from_the_input() {
         let text = |gather_by_mask| {
-            let config = Config { target: TargetOptions { gather_by_mask, ..TargetOptions::NONE }, ..Config::default() };
+            let config = Config {
+                target: TargetOptions { gather_by_mask, ..TargetOptions::NONE },
+                ..Config::default()
+            };
             Case::parse("_log_softmax f32[2,3] 1 false").unwrap().text(&config).unwrap()
         };
         let count = |text: &str| text.matches("stablehlo.subtract").count();

@@ -46,10 +46,7 @@ const WORTH_A_CALL: i64 = 1 << 10;
 /// largest.
 pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> Option<(Value, Value)> {
     let (ty, numel) = (c.ty(x), c.numel(x));
-    let known = matches!(
-        ty.dtype,
-        DType::F32 | DType::F64 | DType::S32 | DType::S64
-    );
+    let known = matches!(ty.dtype, DType::F32 | DType::F64 | DType::S32 | DType::S64);
     if !c.config.target.library || !known || numel < WORTH_A_CALL {
         return None;
     }

@@ -39,7 +39,10 @@ fn coo_to_csr(c: &Ctx, rows: Value, size: i64, out_int32: bool) -> Result<Value>
     let name = "_convert_indices_from_coo_to_csr";
     integer_index(c, rows, &format!("{name}: expected int32 or int64 indices"))?;
     if c.rank(rows) > 1 {
-        return Err(runtime(format!("{name}: input is supposed to be a vector, but has {} dimensions", c.rank(rows))));
+        return Err(runtime(format!(
+            "{name}: input is supposed to be a vector, but has {} dimensions",
+            c.rank(rows)
+        )));
     }
     let ty = TensorType::new(out_dtype(out_int32), [size + 1].as_slice());
     let args = [Item::Tensor(rows), Item::Int(size), Item::Bool(out_int32)];

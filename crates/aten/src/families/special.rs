@@ -4,9 +4,9 @@ use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime};
 use crate::lower::Ctx;
-use crate::{op, pointwise};
 use crate::table::Promote::Float;
 use crate::table::{Row, binary, unary};
+use crate::{op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::{FRAC_2_PI, FRAC_PI_4, PI};
 

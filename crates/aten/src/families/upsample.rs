@@ -5,8 +5,8 @@ use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
-use crate::{Layout, op};
 use crate::table::Row;
+use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 
 type Scale = Option<f64>;

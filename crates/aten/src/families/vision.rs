@@ -144,7 +144,9 @@ fn check_boxes(c: &Ctx, rois: &Tensor, input: [i64; 4]) -> Result<()> {
         return Err(runtime("rois must have shape as Tensor[K, 5]"));
     }
     if input.contains(&0) {
-        return Err(runtime(format!("roi_align: expected an input with elements, but got one of shape {input:?}")));
+        return Err(runtime(format!(
+            "roi_align: expected an input with elements, but got one of shape {input:?}"
+        )));
     }
     c.assert(ErrorKind::Runtime, "roi_align: a box is of an image that the batch has not", || {
         let plane = c.slice_dim(rois.value, 1, 0, 1, 1);
@@ -299,9 +301,8 @@ fn roi_align(
     let table = c.reshape(c.transpose(c.to(input.value, wide), &[0, 2, 3, 1]), &[elements, channels]);
     let all = |b: &Builder, v: Value| b.broadcast_in_dim(v, &[bins, channels], &[0]);
     let start = c.full(c.scalar_f64(wide, 0.0), &[bins, channels]);
-    let sum = r.fold(c, start, |b, sum, at, weight| {
-        b.add(sum, b.mul(b.take_dim(table, at, 0), all(b, weight)))
-    });
+    let sum =
+        r.fold(c, start, |b, sum, at, weight| b.add(sum, b.mul(b.take_dim(table, at, 0), all(b, weight))));
     let mean = c.div(sum, all(c, r.share(c)));
     let mean = c.transpose(c.reshape(mean, &[boxes, height, width, channels]), &[0, 3, 1, 2]);
     Ok(c.to(mean, input.dtype))
@@ -377,7 +378,11 @@ struct Settings {
 }
 
 impl Settings {
-    fn new([stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w]: [i64; 6], groups: i64, offset_groups: i64) -> Self {
+    fn new(
+        [stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w]: [i64; 6],
+        groups: i64,
+        offset_groups: i64,
+    ) -> Self {
         Settings {
             stride: [stride_h, stride_w],
             pad: [pad_h, pad_w],
@@ -389,7 +394,14 @@ impl Settings {
 }
 
 impl Deformed {
-    fn new(c: &Ctx, input: &Tensor, weight: &Tensor, offset: &Tensor, mask: Option<Value>, s: &Settings) -> Result<Self> {
+    fn new(
+        c: &Ctx,
+        input: &Tensor,
+        weight: &Tensor,
+        offset: &Tensor,
+        mask: Option<Value>,
+        s: &Settings,
+    ) -> Result<Self> {
         require_float(input, "deformable_im2col")?;
         let shape = |t: &Tensor| c.shape(t.value);
         let (x, w, o) = (shape(input), shape(weight), shape(offset));
@@ -400,7 +412,9 @@ impl Deformed {
         };
         let all = s.stride.iter().chain(&s.dilation).chain([&s.groups, &s.offset_groups, &kh, &kw]);
         if all.copied().any(|v| v < 1) || s.pad.iter().any(|&p| p < 0) {
-            return Err(runtime("deform_conv2d: expected kernels, strides, dilations and groups above 0, and padding from 0"));
+            return Err(runtime(
+                "deform_conv2d: expected kernels, strides, dilations and groups above 0, and padding from 0",
+            ));
         }
         let fits = per_group * s.groups == channels && out % s.groups == 0 && channels % s.offset_groups == 0;
         if !fits {
@@ -434,7 +448,13 @@ impl Deformed {
         let wide = opmath(input.dtype);
         let (planes, points) = (n * s.offset_groups, [kh, kw, oh, ow]);
         let count: i64 = points.iter().product();
-        let sampler = Sampler::linear([height, width], planes, channels / s.offset_groups, Dims::from_slice(&points), wide);
+        let sampler = Sampler::linear(
+            [height, width],
+            planes,
+            channels / s.offset_groups,
+            Dims::from_slice(&points),
+            wide,
+        );
         let shifts = c.reshape(c.to(offset.value, wide), &[planes, kh * kw, 2, oh * ow]);
         let places = std::array::from_fn(|d| {
             let along = |dim: usize, step: i64| {
@@ -569,8 +589,7 @@ fn deform_conv_backward(
     // \[groups, depth, n, positions\]
     let of_columns = per_group(c, d.weight(c, weight.value), g, (&[1], &[2]));
     let of_columns = c.reshape(c.transpose(of_columns, &[2, 0, 1, 3]), &c.shape(samples));
-    let (of_planes, slopes) =
-        d.sampler.backward(c, d.planes, &d.places, d.masked(c, of_columns), true);
+    let (of_planes, slopes) = d.sampler.backward(c, d.planes, &d.places, d.masked(c, of_columns), true);
     let slopes: Vec<Value> =
         slopes.iter().map(|v| c.reshape(*v, &[d.n * d.offset_groups, taps, 1, positions])).collect();
     let of_mask = match d.mask {
@@ -581,7 +600,8 @@ fn deform_conv_backward(
     // \[groups, out / groups, depth\], by way of the groups in front.
     let of_weight = per_group(c, c.transpose(g, &[1, 0, 2, 3]), columns, (&[1, 3], &[0, 3]));
     let shaped = |v: Option<Value>, i: usize| {
-        v.map(|v| c.to(c.reshape(v, &types[i].shape), types[i].dtype)).unwrap_or_else(|| c.constant(types[i].clone(), 0.0))
+        v.map(|v| c.to(c.reshape(v, &types[i].shape), types[i].dtype))
+            .unwrap_or_else(|| c.constant(types[i].clone(), 0.0))
     };
     Ok(vec![
         shaped(of_planes, 0),
