@@ -249,7 +249,7 @@ impl Shape {
             Some(cuts) => {
                 let starts = self.starts(b, cuts, offsets, dtype);
                 let steps = starts.iter().zip(cuts.iter());
-                let steps = steps.map(|(&s, c)| b.mul(s, b.scalar_i64(dtype, c.level.stride)));
+                let steps = steps.map(|(&s, c)| b.multiply(s, b.scalar_i64(dtype, c.level.stride)));
                 let first = steps.reduce(|x, y| b.add(x, y)).unwrap_or_else(|| b.scalar_i64(dtype, 0));
                 write_indexed(b, flat, update, view, first)
             }
@@ -389,7 +389,7 @@ fn indices(b: &Builder, view: &View, first: Value) -> Value {
     for (d, &stride) in view.strides.iter().enumerate() {
         if view.sizes[d] != 1 && stride != 0 {
             let step = b.full(b.scalar_i64(dtype, stride), &view.sizes);
-            sum = b.add(sum, b.mul(b.iota(ty.clone(), d as i64), step));
+            sum = b.add(sum, b.multiply(b.iota(ty.clone(), d as i64), step));
         }
     }
     sum

@@ -25,10 +25,10 @@ pub static ROWS: &[Row] = &[
     op!("glu_backward_jvp", glu_backward_jvp),
     pointwise!("hardshrink", hardshrink).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("hardshrink_backward", shrink_backward),
-    unary("hardsigmoid", Opmath, |b, x| b.div(relu6_plus_3(b, x), b.full_like(x, 6.0)))
+    unary("hardsigmoid", Opmath, |b, x| b.divide(relu6_plus_3(b, x), b.full_like(x, 6.0)))
         .dtypes(domain::floats),
     pointwise!("hardsigmoid_backward", hardsigmoid_backward),
-    unary("hardswish", Opmath, |b, x| b.mul(x, b.div(relu6_plus_3(b, x), b.full_like(x, 6.0))))
+    unary("hardswish", Opmath, |b, x| b.multiply(x, b.divide(relu6_plus_3(b, x), b.full_like(x, 6.0))))
         .dtypes(domain::floats),
     pointwise!("hardswish_backward", hardswish_backward),
     pointwise!("hardtanh", hardtanh).dtypes(domain::clamped).out_dtype(OutDtype::Same),
@@ -45,13 +45,16 @@ pub static ROWS: &[Row] = &[
     })
     .layout(Layout::LikeFirst),
     pointwise!("logit_backward", logit_backward),
-    unary("mish", Opmath, |b, x| b.mul(x, b.tanh(b.log_plus_one(b.exponential(x))))).dtypes(domain::floats),
+    unary("mish", Opmath, |b, x| b.multiply(x, b.tanh(b.log_plus_one(b.exponential(x)))))
+        .dtypes(domain::floats),
     pointwise!("_prelu_kernel", prelu),
     pointwise!("_prelu_kernel_backward", prelu_backward),
     pointwise!("sigmoid_backward", |c: &Ctx, g: Tensor, y: Tensor| {
-        pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.mul(b.sub(b.full_like(y, 1.0), y), y))))
+        pair(c, g, y, |b, g, y| b.multiply(g, conj(b, b.multiply(b.subtract(b.full_like(y, 1.0), y), y))))
     }),
-    unary("silu", Float, |b, x| b.mul(x, b.logistic(x))).dtypes(domain::fractions).out_dtype(OutDtype::Same),
+    unary("silu", Float, |b, x| b.multiply(x, b.logistic(x)))
+        .dtypes(domain::fractions)
+        .out_dtype(OutDtype::Same),
     pointwise!("silu_backward", silu_backward),
     pointwise!("softplus", softplus).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("softplus_backward", softplus_backward),
@@ -61,7 +64,7 @@ pub static ROWS: &[Row] = &[
         .out_dtype(OutDtype::Same),
     pointwise!("softshrink_backward", shrink_backward),
     pointwise!("tanh_backward", |c: &Ctx, g: Tensor, y: Tensor| {
-        pair(c, g, y, |b, g, y| b.mul(g, conj(b, b.sub(b.full_like(y, 1.0), b.mul(y, y)))))
+        pair(c, g, y, |b, g, y| b.multiply(g, conj(b, b.subtract(b.full_like(y, 1.0), b.multiply(y, y)))))
     }),
     pointwise!("threshold", |c: &Ctx, x: Tensor, at: Scalar, value: Scalar| threshold(
         c,
@@ -117,14 +120,14 @@ fn relu6_plus_3(b: &Builder, x: Value) -> Value {
 fn hardsigmoid_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let inside = b.and(b.gt(x, constant(b, x, -3.0)), b.lt(x, constant(b, x, 3.0)));
-        b.select(inside, b.div(g, constant(b, g, 6.0)), b.zeros_like(g))
+        b.select(inside, b.divide(g, constant(b, g, 6.0)), b.zeros_like(g))
     })
 }
 
 fn hardswish_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let three = constant(b, x, 3.0);
-        let middle = b.mul(g, b.add(b.div(x, three), constant(b, x, 0.5)));
+        let middle = b.multiply(g, b.add(b.divide(x, three), constant(b, x, 0.5)));
         let low = b.le(x, b.negate(three));
         b.select(low, b.zeros_like(g), b.select(b.lt(x, three), middle, g))
     })
@@ -145,7 +148,7 @@ fn hardtanh_backward(c: &Ctx, g: Tensor, x: Tensor, low: Scalar, high: Scalar) -
 fn leaky(c: &Ctx, v: Tensor, x: Tensor, slope: Scalar) -> Result<Value> {
     pair(c, v, x, |b, v, x| {
         let [slope] = spread(c, v, [slope]);
-        b.select(b.gt(x, b.zeros_like(x)), v, b.mul(v, slope))
+        b.select(b.gt(x, b.zeros_like(x)), v, b.multiply(v, slope))
     })
 }
 
@@ -162,15 +165,15 @@ fn threshold(c: &Ctx, v: Tensor, x: Tensor, at: Scalar, value: Option<Scalar>) -
 
 fn celu(c: &Ctx, x: Tensor, alpha: Scalar) -> Value {
     single(c, x, [alpha], |b, x, [alpha]| {
-        let below = b.mul(b.exponential_minus_one(b.div(x, alpha)), alpha);
+        let below = b.multiply(b.exponential_minus_one(b.divide(x, alpha)), alpha);
         b.select(b.gt(x, b.zeros_like(x)), x, below)
     })
 }
 
 fn elu(c: &Ctx, x: Tensor, alpha: Scalar, scale: Scalar, input_scale: Scalar) -> Value {
     single(c, x, [alpha, scale, input_scale], |b, x, [alpha, scale, input_scale]| {
-        let below = b.mul(b.exponential_minus_one(b.mul(x, input_scale)), b.mul(alpha, scale));
-        b.select(b.lt(x, b.zeros_like(x)), below, b.mul(x, scale))
+        let below = b.multiply(b.exponential_minus_one(b.multiply(x, input_scale)), b.multiply(alpha, scale));
+        b.select(b.lt(x, b.zeros_like(x)), below, b.multiply(x, scale))
     })
 }
 
@@ -185,12 +188,15 @@ fn elu_backward(
 ) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let [alpha, scale, input_scale] = spread(c, x, [alpha, scale, input_scale]);
-        let coefficient = b.mul(alpha, scale);
+        let coefficient = b.multiply(alpha, scale);
         let below = match is_result {
-            true => b.mul(b.mul(g, input_scale), b.add(x, coefficient)),
-            false => b.mul(b.mul(g, b.mul(input_scale, coefficient)), b.exponential(b.mul(x, input_scale))),
+            true => b.multiply(b.multiply(g, input_scale), b.add(x, coefficient)),
+            false => b.multiply(
+                b.multiply(g, b.multiply(input_scale, coefficient)),
+                b.exponential(b.multiply(x, input_scale)),
+            ),
         };
-        b.select(b.le(x, b.zeros_like(x)), below, b.mul(g, scale))
+        b.select(b.le(x, b.zeros_like(x)), below, b.multiply(g, scale))
     })
 }
 
@@ -209,22 +215,22 @@ fn is_tanh(approximate: &str) -> Result<bool> {
 
 /// `tanh(beta * (x + kappa * x^3))`
 fn gelu_tanh(b: &Builder, x: Value) -> Value {
-    let cube = b.mul(b.mul(x, x), x);
-    let inner = b.add(x, b.mul(constant(b, x, GELU_KAPPA), cube));
-    b.tanh(b.mul(constant(b, x, GELU_BETA), inner))
+    let cube = b.multiply(b.multiply(x, x), x);
+    let inner = b.add(x, b.multiply(constant(b, x, GELU_KAPPA), cube));
+    b.tanh(b.multiply(constant(b, x, GELU_BETA), inner))
 }
 
 /// The normal distribution's cumulative density.
 pub(super) fn normal_cdf(b: &Builder, x: Value) -> Value {
-    let erf = b.erf(b.mul(x, constant(b, x, FRAC_1_SQRT_2)));
-    b.mul(constant(b, x, 0.5), b.add(constant(b, x, 1.0), erf))
+    let erf = b.erf(b.multiply(x, constant(b, x, FRAC_1_SQRT_2)));
+    b.multiply(constant(b, x, 0.5), b.add(constant(b, x, 1.0), erf))
 }
 
 fn gelu(c: &Ctx, x: Tensor, approximate: String) -> Result<Value> {
     let tanh = is_tanh(&approximate)?;
     Ok(single(c, x, [], |b, x, []| match tanh {
-        true => b.mul(b.mul(constant(b, x, 0.5), x), b.add(constant(b, x, 1.0), gelu_tanh(b, x))),
-        false => b.mul(x, normal_cdf(b, x)),
+        true => b.multiply(b.multiply(constant(b, x, 0.5), x), b.add(constant(b, x, 1.0), gelu_tanh(b, x))),
+        false => b.multiply(x, normal_cdf(b, x)),
     }))
 }
 
@@ -232,17 +238,17 @@ fn gelu_backward(c: &Ctx, g: Tensor, x: Tensor, approximate: String) -> Result<V
     let tanh = is_tanh(&approximate)?;
     pair(c, g, x, |b, g, x| {
         let (half, one) = (constant(b, x, 0.5), constant(b, x, 1.0));
-        let square = b.mul(x, x);
+        let square = b.multiply(x, x);
         if !tanh {
-            let pdf = b.exponential(b.mul(constant(b, x, -0.5), square));
-            let pdf = b.mul(pdf, constant(b, x, 1.0 / (2.0 * PI).sqrt()));
-            return b.mul(g, b.add(normal_cdf(b, x), b.mul(x, pdf)));
+            let pdf = b.exponential(b.multiply(constant(b, x, -0.5), square));
+            let pdf = b.multiply(pdf, constant(b, x, 1.0 / (2.0 * PI).sqrt()));
+            return b.multiply(g, b.add(normal_cdf(b, x), b.multiply(x, pdf)));
         }
         let t = gelu_tanh(b, x);
-        let inner = b.add(one, b.mul(constant(b, x, 3.0 * GELU_KAPPA), square));
-        let inner = b.mul(constant(b, x, GELU_BETA), inner);
-        let right = b.mul(b.mul(b.mul(half, x), b.sub(one, b.mul(t, t))), inner);
-        b.mul(g, b.add(b.mul(half, b.add(one, t)), right))
+        let inner = b.add(one, b.multiply(constant(b, x, 3.0 * GELU_KAPPA), square));
+        let inner = b.multiply(constant(b, x, GELU_BETA), inner);
+        let right = b.multiply(b.multiply(b.multiply(half, x), b.subtract(one, b.multiply(t, t))), inner);
+        b.multiply(g, b.add(b.multiply(half, b.add(one, t)), right))
     })
 }
 
@@ -263,12 +269,12 @@ fn halves(c: &Ctx, x: Value, dim: i64) -> Result<(Value, Value, i64)> {
 
 fn glu(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
     let (a, b, _) = halves(c, c.to(x.value, opmath(x.dtype)), dim)?;
-    Ok(c.to(c.mul(a, c.logistic(b)), x.dtype))
+    Ok(c.to(c.multiply(a, c.logistic(b)), x.dtype))
 }
 
 /// `1 - x`
 fn one_minus(b: &Builder, x: Value) -> Value {
-    b.sub(constant(b, x, 1.0), x)
+    b.subtract(constant(b, x, 1.0), x)
 }
 
 fn glu_backward(c: &Ctx, g: Tensor, x: Tensor, dim: i64) -> Result<Value> {
@@ -276,8 +282,8 @@ fn glu_backward(c: &Ctx, g: Tensor, x: Tensor, dim: i64) -> Result<Value> {
     let g = c.to(g.value, high);
     let (a, b, dim) = halves(c, c.to(x.value, high), dim)?;
     let s = c.logistic(b);
-    let ga = c.mul(g, s);
-    let gb = c.mul(c.mul(ga, one_minus(c, s)), a);
+    let ga = c.multiply(g, s);
+    let gb = c.multiply(c.multiply(ga, one_minus(c, s)), a);
     Ok(c.to(c.concatenate(&[ga, gb], dim), x.dtype))
 }
 
@@ -286,8 +292,8 @@ fn glu_jvp(c: &Ctx, y: Tensor, x: Tensor, dx: Tensor, dim: i64) -> Result<Value>
     let (_, b, _) = halves(c, c.to(x.value, high), dim)?;
     let (da, db, _) = halves(c, c.to(dx.value, high), dim)?;
     let s = c.logistic(b);
-    let from_gate = c.mul(c.to(y.value, high), c.mul(db, one_minus(c, s)));
-    Ok(c.to(c.add(c.mul(da, s), from_gate), x.dtype))
+    let from_gate = c.multiply(c.to(y.value, high), c.multiply(db, one_minus(c, s)));
+    Ok(c.to(c.add(c.multiply(da, s), from_gate), x.dtype))
 }
 
 fn glu_backward_jvp(
@@ -304,13 +310,13 @@ fn glu_backward_jvp(
     let (a, b, dim) = halves(c, c.to(x.value, high), dim)?;
     let (da, db, _) = halves(c, c.to(dx.value, high), dim)?;
     let s = c.logistic(b);
-    let slope = c.mul(s, one_minus(c, s));
-    let ds = c.mul(slope, db);
-    let dga = c.add(c.mul(dg, s), c.mul(g, ds));
+    let slope = c.multiply(s, one_minus(c, s));
+    let ds = c.multiply(slope, db);
+    let dga = c.add(c.multiply(dg, s), c.multiply(g, ds));
     // d(g a s(1-s)) = dg a s(1-s) + g (da s(1-s) + a (1-2s) ds)
-    let bend = c.mul(one_minus(c, c.add(s, s)), ds);
-    let inner = c.add(c.mul(da, slope), c.mul(a, bend));
-    let dgb = c.add(c.mul(c.mul(dg, a), slope), c.mul(g, inner));
+    let bend = c.multiply(one_minus(c, c.add(s, s)), ds);
+    let inner = c.add(c.multiply(da, slope), c.multiply(a, bend));
+    let dgb = c.add(c.multiply(c.multiply(dg, a), slope), c.multiply(g, inner));
     Ok(c.to(c.concatenate(&[dga, dgb], dim), x.dtype))
 }
 
@@ -336,8 +342,8 @@ fn check_lambda(n: &Numbers) -> Result<()> {
 fn softshrink(c: &Ctx, x: Tensor, lambda: Scalar) -> Value {
     single(c, x, [lambda], |b, x, [l]| {
         // x * 0 keeps NaN.
-        let flat = b.mul(x, b.zeros_like(x));
-        b.select(b.gt(x, l), b.sub(x, l), b.select(b.lt(x, b.negate(l)), b.add(x, l), flat))
+        let flat = b.multiply(x, b.zeros_like(x));
+        b.select(b.gt(x, l), b.subtract(x, l), b.select(b.lt(x, b.negate(l)), b.add(x, l), flat))
     })
 }
 
@@ -355,8 +361,9 @@ fn exp_neg_abs(b: &Builder, x: Value) -> Value {
 
 /// The second result is a buffer for the CPU's derivative, which this backend recomputes: empty, as on CUDA.
 fn log_sigmoid(c: &Ctx, x: Tensor) -> (Value, Value) {
-    let y =
-        single(c, x, [], |b, x, []| b.sub(b.minimum(x, b.zeros_like(x)), b.log_plus_one(exp_neg_abs(b, x))));
+    let y = single(c, x, [], |b, x, []| {
+        b.subtract(b.minimum(x, b.zeros_like(x)), b.log_plus_one(exp_neg_abs(b, x)))
+    });
     (y, c.full(c.scalar_f64(x.dtype, 0.0), &[0]))
 }
 
@@ -364,22 +371,22 @@ fn log_sigmoid_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let (zero, one) = (b.zeros_like(x), constant(b, x, 1.0));
         let z = exp_neg_abs(b, x);
-        let q = b.div(z, b.add(one, z));
-        b.mul(g, b.select(b.lt(x, zero), b.sub(one, q), q))
+        let q = b.divide(z, b.add(one, z));
+        b.multiply(g, b.select(b.lt(x, zero), b.subtract(one, q), q))
     })
 }
 
 fn logit_backward(c: &Ctx, g: Tensor, x: Tensor, eps: Option<Scalar>) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let (zero, one) = (b.zeros_like(x), constant(b, x, 1.0));
-        let slope = b.div(g, b.mul(x, b.sub(one, x)));
+        let slope = b.divide(g, b.multiply(x, b.subtract(one, x)));
         let ends = b.or(b.eq(x, zero), b.eq(x, one));
-        let slope = b.select(ends, b.mul(g, constant(b, g, f64::INFINITY)), slope);
+        let slope = b.select(ends, b.multiply(g, constant(b, g, f64::INFINITY)), slope);
         let outside = |low, high| b.or(b.lt(x, low), b.gt(x, high));
         let bare = b.select(outside(zero, one), constant(b, x, f64::NAN), slope);
         let Some(eps) = eps else { return bare };
         let [low] = spread(c, x, [eps]);
-        let clamped = b.select(outside(low, b.sub(one, low)), zero, slope);
+        let clamped = b.select(outside(low, b.subtract(one, low)), zero, slope);
         b.select(b.lt(low, zero), bare, clamped)
     })
 }
@@ -388,29 +395,29 @@ fn silu_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let s = b.logistic(x);
         let one = constant(b, x, 1.0);
-        b.mul(b.mul(g, s), b.add(one, b.mul(x, b.sub(one, s))))
+        b.multiply(b.multiply(g, s), b.add(one, b.multiply(x, b.subtract(one, s))))
     })
 }
 
 fn softplus(c: &Ctx, x: Tensor, beta: Scalar, threshold: Scalar) -> Value {
     single(c, x, [beta, threshold], |b, x, [beta, threshold]| {
-        let z = b.mul(x, beta);
-        b.select(b.gt(z, threshold), x, b.div(b.log_plus_one(b.exponential(z)), beta))
+        let z = b.multiply(x, beta);
+        b.select(b.gt(z, threshold), x, b.divide(b.log_plus_one(b.exponential(z)), beta))
     })
 }
 
 fn softplus_backward(c: &Ctx, g: Tensor, x: Tensor, beta: Scalar, threshold: Scalar) -> Result<Value> {
     pair(c, g, x, |b, g, x| {
         let [beta, threshold] = spread(c, x, [beta, threshold]);
-        let z = b.mul(x, beta);
+        let z = b.multiply(x, beta);
         let e = b.exponential(z);
-        let slope = b.div(b.mul(g, e), b.add(e, constant(b, e, 1.0)));
+        let slope = b.divide(b.multiply(g, e), b.add(e, constant(b, e, 1.0)));
         b.select(b.gt(z, threshold), g, slope)
     })
 }
 
 fn prelu(c: &Ctx, x: Tensor, weight: Tensor) -> Result<Value> {
-    pair(c, x, weight, |b, x, w| b.select(b.gt(x, b.zeros_like(x)), x, b.mul(w, x)))
+    pair(c, x, weight, |b, x, w| b.select(b.gt(x, b.zeros_like(x)), x, b.multiply(w, x)))
 }
 
 /// Gradients of the input and, not yet summed, of the weight.
@@ -419,7 +426,7 @@ fn prelu_backward(c: &Ctx, g: Tensor, x: Tensor, weight: Tensor) -> Result<(Valu
     let [g, x, w] = c.align([g.value, x.value, weight.value], opmath(dtype))?;
     let zero = c.zeros_like(x);
     let positive = c.gt(x, zero);
-    let gx = c.select(positive, g, c.mul(w, g));
-    let gw = c.select(positive, zero, c.mul(x, g));
+    let gx = c.select(positive, g, c.multiply(w, g));
+    let gw = c.select(positive, zero, c.multiply(x, g));
     Ok((c.to(gx, dtype), c.to(gw, dtype)))
 }

@@ -76,7 +76,7 @@ impl BatchNorm {
     /// Scale and shift of normalised values, in the input's dtype.
     fn affine(&self, c: &Ctx, mut y: Value) -> Value {
         if let Some(w) = self.weight {
-            y = c.mul(y, per_channel(c, w.value, self.input));
+            y = c.multiply(y, per_channel(c, w.value, self.input));
         }
         if let Some(b) = self.bias {
             y = c.add(y, per_channel(c, b.value, self.input));
@@ -102,7 +102,7 @@ impl BatchNorm {
         }
         let norm = normalize(c, c.to(self.input.value, opmath(self.input.dtype)), &dims, eps);
         // Biased for the output, unbiased for the running variance.
-        let unbiased = c.mul(norm.var, c.like(norm.var, n as f64 / (n - 1) as f64));
+        let unbiased = c.multiply(norm.var, c.like(norm.var, n as f64 / (n - 1) as f64));
         let moved = |old: Option<Tensor>, new: Value| old.map(|old| towards(c, old, new, momentum));
         Ok(BatchNormed {
             output: self.affine(c, norm.value),
@@ -121,10 +121,10 @@ impl BatchNorm {
         let compute = opmath(self.input.dtype);
         let x = c.to(self.input.value, compute);
         let rstd = inverse_std(c, c.to(var.value, compute), eps);
-        let centred = c.sub(x, per_channel(c, mean.value, self.input));
+        let centred = c.subtract(x, per_channel(c, mean.value, self.input));
         let empty = c.constant(TensorType::new(self.stats, [0].as_slice()), 0.0);
         Ok(BatchNormed {
-            output: self.affine(c, c.mul(centred, per_channel(c, rstd, self.input))),
+            output: self.affine(c, c.multiply(centred, per_channel(c, rstd, self.input))),
             mean: empty,
             rstd: empty,
             running: [None, None],
@@ -138,8 +138,8 @@ fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
     let shape = c.shape(old.value);
     let m = c.number_like(momentum, dtype, &shape);
     let new = c.reshape(c.to(new, dtype), &shape);
-    let kept = c.mul(c.sub(c.ones_like(m), m), c.to(old.value, dtype));
-    c.to(c.add(c.mul(m, new), kept), old.dtype)
+    let kept = c.multiply(c.subtract(c.ones_like(m), m), c.to(old.value, dtype));
+    c.to(c.add(c.multiply(m, new), kept), old.dtype)
 }
 
 /// Outputs: new running mean and variance (nothing where they do not change), then the schema's three.
@@ -244,19 +244,19 @@ fn native_batch_norm_backward(
     }
     let along = |v: Value| per_channel(c, v, input);
     let g = c.to(grad.value, compute);
-    let centred = c.sub(c.to(input.value, compute), along(mean));
-    let normalized = c.mul(centred, along(rstd));
-    let (sum, slope) = (c.reduce_sum(g, &dims), c.reduce_sum(c.mul(g, normalized), &dims));
+    let centred = c.subtract(c.to(input.value, compute), along(mean));
+    let normalized = c.multiply(centred, along(rstd));
+    let (sum, slope) = (c.reduce_sum(g, &dims), c.reduce_sum(c.multiply(g, normalized), &dims));
     let grad_input = wanted[0].then(|| {
         let inner = if train {
             let count = count_like(c, sum, reduced_numel(&shape, &dims));
-            let [mean, slope] = [sum, slope].map(|v| along(c.div(v, count)));
-            c.sub(c.sub(g, mean), c.mul(normalized, slope))
+            let [mean, slope] = [sum, slope].map(|v| along(c.divide(v, count)));
+            c.subtract(c.subtract(g, mean), c.multiply(normalized, slope))
         } else {
             g
         };
-        let factor = weight.map_or(rstd, |w| c.mul(rstd, c.to(w.value, compute)));
-        c.to(c.mul(inner, along(factor)), input.dtype)
+        let factor = weight.map_or(rstd, |w| c.multiply(rstd, c.to(w.value, compute)));
+        c.to(c.multiply(inner, along(factor)), input.dtype)
     });
     Ok((grad_input, wanted[1].then(|| c.to(slope, stats)), wanted[2].then(|| c.to(sum, stats))))
 }

@@ -200,11 +200,11 @@ fn spaced(c: &Ctx, start: Scalar, end: Scalar, steps: i64, target: DType, dtype:
     let position = |v| c.to(v, dtype);
     let count = c.like(first, (steps - 1) as f64);
     // XLA multiplies with the reciprocal of a constant, and a step that is off by its last bit is off by one in integers.
-    let count = if round { c.add(c.sub(first, first), count) } else { count };
-    let by = c.div(c.sub(last, first), count);
-    let back = c.sub(c.like(i, (steps - 1) as f64), i);
-    let from_first = c.add(first, c.mul(by, position(i)));
-    let from_last = c.sub(last, c.mul(by, position(back)));
+    let count = if round { c.add(c.subtract(first, first), count) } else { count };
+    let by = c.divide(c.subtract(last, first), count);
+    let back = c.subtract(c.like(i, (steps - 1) as f64), i);
+    let from_first = c.add(first, c.multiply(by, position(i)));
+    let from_last = c.subtract(last, c.multiply(by, position(back)));
     c.select(c.lt(i, c.like(i, (steps / 2) as f64)), from_first, from_last)
 }
 
@@ -241,7 +241,7 @@ fn eye(c: &Ctx, n: i64, m: i64, dtype: Option<DType>) -> Result<Value> {
 fn triangle_mask(c: &Ctx, shape: &[i64], k: Integer, name: &str) -> Value {
     let rank = shape.len() as i64;
     let ty = TensorType::new(DType::S64, shape);
-    let offset = c.sub(c.iota(ty.clone(), rank - 1), c.iota(ty, rank - 2));
+    let offset = c.subtract(c.iota(ty.clone(), rank - 1), c.iota(ty, rank - 2));
     let limit = c.full(k.0, shape);
     if name == "tril" { c.le(offset, limit) } else { c.ge(offset, limit) }
 }
@@ -273,5 +273,5 @@ fn triangle_indices(c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>, n
     let flat = c.slice_dim(sorted[0], 0, 0, count, 1);
     let width = c.full(c.scalar_i64(DType::S64, col.max(1)), &[count]);
     let part = |v| c.reshape(v, &[1, count]);
-    Ok(c.to(c.concatenate(&[part(c.div(flat, width)), part(c.remainder(flat, width))], 0), dtype))
+    Ok(c.to(c.concatenate(&[part(c.divide(flat, width)), part(c.remainder(flat, width))], 0), dtype))
 }

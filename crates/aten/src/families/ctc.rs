@@ -133,7 +133,7 @@ fn add_logs(b: &Builder, xs: [Value; 3]) -> Value {
     let most = b.maximum(b.maximum(xs[0], xs[1]), xs[2]);
     let nothing = b.eq(most, minus_infinity(b, most));
     let base = b.select(nothing, b.zeros_like(most), most);
-    let part = |x: Value| b.exponential(b.sub(x, base));
+    let part = |x: Value| b.exponential(b.subtract(x, base));
     b.add(b.log(b.add(b.add(part(xs[0]), part(xs[1])), part(xs[2]))), base)
 }
 
@@ -181,7 +181,7 @@ impl Trellis {
     /// Log probabilities of all ends of paths, from the last step of each sequence on.
     fn backward(&self, c: &Ctx) -> Value {
         let (place, end) = self.ends(c);
-        let last = c.or(c.eq(place, end), c.eq(place, c.sub(end, c.ones_like(end))));
+        let last = c.or(c.eq(place, end), c.eq(place, c.subtract(end, c.ones_like(end))));
         let inside = c.le(place, end);
         // Whether a path may go two places on is whether the one there may come from here.
         let skips = c.pad_dim(
@@ -195,7 +195,7 @@ impl Trellis {
         let limit = c.scalar_i64(DType::S32, self.time);
         let start = [minus_infinity(c, self.log), nothing];
         let out = c.for_loop(c.scalar_i64(DType::S32, 0), limit, &start, |b, i, state| {
-            let t = b.sub(b.scalar_i64(DType::S32, self.time - 1), i);
+            let t = b.subtract(b.scalar_i64(DType::S32, self.time - 1), i);
             let old = state[1];
             let two = b.select(skips, moved(b, old, -2), nothing);
             let sum = add_logs(b, [old, moved(b, old, -1), two]);
@@ -211,17 +211,17 @@ impl Trellis {
 
     /// The negative log likelihood of each sequence.
     fn likelihood(&self, c: &Ctx, alpha: Value) -> Value {
-        let last = c.sub(self.input, c.ones_like(self.input));
+        let last = c.subtract(self.input, c.ones_like(self.input));
         let at = c.broadcast_in_dim(last, &c.shape(alpha), &[1]);
         let now = c.eq(c.iota_dim(alpha, DType::S32, 0), at);
         let ends = c.reduce_max(c.select(now, alpha, minus_infinity(c, alpha)), &[0]);
         let (place, end) = self.ends(c);
-        let is_end = c.or(c.eq(place, end), c.eq(place, c.sub(end, c.ones_like(end))));
+        let is_end = c.or(c.eq(place, end), c.eq(place, c.subtract(end, c.ones_like(end))));
         let ends = c.select(is_end, ends, minus_infinity(c, ends));
         let most = c.reduce_max(ends, &[1]);
         let nothing = c.eq(most, minus_infinity(c, most));
         let base = c.select(nothing, c.zeros_like(most), most);
-        let parts = c.exponential(c.sub(ends, c.broadcast_in_dim(base, &c.shape(ends), &[0])));
+        let parts = c.exponential(c.subtract(ends, c.broadcast_in_dim(base, &c.shape(ends), &[0])));
         let sum = c.add(c.log(c.reduce_sum(parts, &[1])), base);
         // Nothing is all there is to say in no time.
         let zero = c.zeros_like(self.input);
@@ -293,7 +293,7 @@ fn gradient(
     let both = c.add(c.transpose(alpha, &[1, 0, 2]), t.backward(c));
     // How likely it is to be at each place at each time, given the labels; both parts count the step itself.
     let spread = |x: Value| c.broadcast_in_dim(x, &c.shape(both), &[1]);
-    let share = c.exponential(c.add(c.sub(both, t.log), spread(likelihood)));
+    let share = c.exponential(c.add(c.subtract(both, t.log), spread(likelihood)));
     let share = c.select(c.eq(both, minus_infinity(c, both)), c.zeros_like(both), share);
     let each = [t.batch, t.places(c), t.classes];
     let class = c.iota(TensorType::new(DType::S32, each.as_slice()), 2);
@@ -301,7 +301,7 @@ fn gradient(
     let dims = DotDims::new(&[1], &[0], &[2], &[1]);
     let sums = c.dot_general(share, c.to(is_class, c.dtype(log)), &dims, Precision::Highest, None);
     let wide = |x: Value| c.broadcast_in_dim(x, &shape, &[1]);
-    let change = c.multiply(c.sub(c.exponential(log), c.transpose(sums, &[1, 0, 2])), wide(grad));
+    let change = c.multiply(c.subtract(c.exponential(log), c.transpose(sums, &[1, 0, 2])), wide(grad));
     let infinite = c.eq(likelihood, c.full_like(likelihood, f64::INFINITY));
     let what = if zero_infinity { 0.0 } else { f64::NAN };
     let change = c.select(wide(infinite), c.full_like(change, what), change);

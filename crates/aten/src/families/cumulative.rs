@@ -127,7 +127,7 @@ fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
     let out = scan(c, vec![wide], &fills, dim, |old, new| {
         let (a, b) = (old[0], new[0]);
         let high = c.maximum(a, b);
-        let sum = c.add(high, c.log_plus_one(c.exponential(c.sub(c.minimum(a, b), high))));
+        let sum = c.add(high, c.log_plus_one(c.exponential(c.subtract(c.minimum(a, b), high))));
         // inf - inf is NaN, but the sum of two equal infinities is that infinity.
         let same = c.and(c.eq(a, b), c.not(c.is_finite(a)));
         vec![c.select(same, a, sum)]

@@ -102,7 +102,7 @@ impl<const N: usize> Fractional<N> {
         let step = c.full(c.divide(number(self.input[d] - self.kernel[d]), number(n - 1)), &shape);
         let sample = c.broadcast_in_dim(samples, &shape, &[0]);
         let place = c.multiply(c.add(c.to(at, dtype), sample), step);
-        let start = c.sub(c.to(place, DType::S32), c.to(c.multiply(sample, step), DType::S32));
+        let start = c.subtract(c.to(place, DType::S32), c.to(c.multiply(sample, step), DType::S32));
         c.select(c.eq(at, c.full(c.scalar_i64(DType::S32, n - 1), &shape)), last, start)
     }
 }

@@ -161,7 +161,7 @@ impl<const N: usize> Sampler<N> {
             (size / 2.0, (size - 1.0) / 2.0)
         };
         let scale = self.number(c, scale);
-        (c.add(c.mul(x, scale), self.number(c, shift)), scale)
+        (c.add(c.multiply(x, scale), self.number(c, shift)), scale)
     }
 
     /// Brings positions into the input as the padding mode says; the second value is the derivative (1, -1 or 0).
@@ -192,13 +192,13 @@ impl<const N: usize> Sampler<N> {
             return (zero, zero);
         }
         let (low, span) = (self.number(c, low), self.number(c, span));
-        let shifted = c.sub(x, low);
+        let shifted = c.subtract(x, low);
         let size = c.abs(shifted);
-        let turns = c.floor(c.div(size, span));
-        let rest = c.sub(size, c.mul(turns, span));
+        let turns = c.floor(c.divide(size, span));
+        let rest = c.subtract(size, c.multiply(turns, span));
         let two = self.number(c, 2.0);
         let even = c.eq(c.remainder(turns, two), zero);
-        let out = c.select(even, c.add(rest, low), c.add(c.sub(span, rest), low));
+        let out = c.select(even, c.add(rest, low), c.add(c.subtract(span, rest), low));
         let sign = c.select(c.lt(shifted, zero), self.number(c, -1.0), self.number(c, 1.0));
         (out, c.select(even, sign, c.negate(sign)))
     }
@@ -213,11 +213,11 @@ impl<const N: usize> Sampler<N> {
             }
             Interpolation::Linear => {
                 let (x, slope) = self.padded(c, x, d);
-                let slope = c.mul(slope, scale);
+                let slope = c.multiply(slope, scale);
                 let low = c.floor(x);
-                let t = c.sub(x, low);
+                let t = c.subtract(x, low);
                 vec![
-                    Tap { at: low, weight: c.sub(one, t), slope: c.negate(slope) },
+                    Tap { at: low, weight: c.subtract(one, t), slope: c.negate(slope) },
                     Tap { at: c.add(low, one), weight: t, slope },
                 ]
             }
@@ -228,13 +228,13 @@ impl<const N: usize> Sampler<N> {
     /// Keys' cubic convolution with a = -0.75; padding applies to each tap by itself.
     fn cubic_taps(&self, c: &Ctx, x: Value, scale: Value, d: usize) -> Vec<Tap> {
         let low = c.floor(x);
-        let t = c.sub(x, low);
+        let t = c.subtract(x, low);
         let tap = |offset: f64| {
             let (at, _) = self.padded(c, c.add(low, self.number(c, offset)), d);
-            let distance = c.abs(c.sub(t, self.number(c, offset)));
+            let distance = c.abs(c.subtract(t, self.number(c, offset)));
             let sign = if offset <= 0.0 { scale } else { c.negate(scale) };
             let (weight, slope) = keys(c, distance, offset == 0.0 || offset == 1.0);
-            Tap { at, weight, slope: c.mul(slope, sign) }
+            Tap { at, weight, slope: c.multiply(slope, sign) }
         };
         [-1.0, 0.0, 1.0, 2.0].map(tap).to_vec()
     }
@@ -261,7 +261,7 @@ impl<const N: usize> Sampler<N> {
             let (zero, last) = (self.number(c, 0.0), self.number(c, (size - 1) as f64));
             inside = c.and(inside, c.and(c.ge(tap.at, zero), c.le(tap.at, last)));
             let at = c.to(c.clamp(zero, tap.at, last), DType::S32);
-            index = c.add(c.mul(index, c.like(index, size as f64)), at);
+            index = c.add(c.multiply(index, c.like(index, size as f64)), at);
         }
         Corner { index, inside, taps }
     }
@@ -297,7 +297,7 @@ impl<const N: usize> Sampler<N> {
             c.constant(TensorType::new(self.wide, [self.n, self.channels, self.count()].as_slice()), 0.0);
         for corner in self.corners(c, places) {
             let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
-            sum = c.add(sum, c.mul(self.values(c, planes, &corner), self.per_channel(c, weight)));
+            sum = c.add(sum, c.multiply(self.values(c, planes, &corner), self.per_channel(c, weight)));
         }
         sum
     }
@@ -325,18 +325,18 @@ impl<const N: usize> Sampler<N> {
             let Some(weight) = product(c, corner.taps.iter().map(|t| t.weight)) else { continue };
             if let Some(sum) = of_planes {
                 let weight = c.select(corner.inside, weight, c.zeros_like(weight));
-                let updates = c.mul(grad, self.per_channel(c, weight));
+                let updates = c.multiply(grad, self.per_channel(c, weight));
                 let add =
                     |b: &oxitorch_hlo::Builder, old: &[Value], new: &[Value]| vec![b.add(old[0], new[0])];
                 let out = c.scatter(&[sum], corner.index, &[updates], &dims, ScatterFlags::default(), add);
                 of_planes = out.first().copied();
             }
-            let pull = c.reduce_sum(c.mul(grad, self.values(c, planes, &corner)), &[1]);
+            let pull = c.reduce_sum(c.multiply(grad, self.values(c, planes, &corner)), &[1]);
             for (d, slope) in slopes.iter_mut().enumerate() {
                 let factors =
                     corner.taps.iter().enumerate().map(|(i, t)| if i == d { t.slope } else { t.weight });
                 let Some(weight) = product(c, factors) else { continue };
-                *slope = c.add(*slope, c.mul(pull, weight));
+                *slope = c.add(*slope, c.multiply(pull, weight));
             }
         }
         (of_planes, slopes)
@@ -348,7 +348,7 @@ fn keys(c: &Ctx, x: Value, near: bool) -> (Value, Value) {
     const A: f64 = -0.75;
     let polynomial = |factors: &[f64]| {
         let first = c.like(x, factors[0]);
-        factors[1..].iter().fold(first, |sum, &f| c.add(c.mul(sum, x), c.like(x, f)))
+        factors[1..].iter().fold(first, |sum, &f| c.add(c.multiply(sum, x), c.like(x, f)))
     };
     if near {
         (polynomial(&[A + 2.0, -(A + 3.0), 0.0, 1.0]), polynomial(&[3.0 * (A + 2.0), -2.0 * (A + 3.0), 0.0]))
@@ -358,7 +358,7 @@ fn keys(c: &Ctx, x: Value, near: bool) -> (Value, Value) {
 }
 
 fn product(c: &Ctx, factors: impl IntoIterator<Item = Value>) -> Option<Value> {
-    factors.into_iter().reduce(|a, b| c.mul(a, b))
+    factors.into_iter().reduce(|a, b| c.multiply(a, b))
 }
 
 fn sample<const N: usize>(

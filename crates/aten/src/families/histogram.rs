@@ -74,11 +74,11 @@ fn histc(c: &Ctx, x: Tensor, bins: i64, min: Scalar, max: Scalar) -> Result<Valu
     }
     let flat = c.eq(low, high);
     let one = c.scalar_f64(wide, 1.0);
-    (low, high) = (pick(flat, c.sub(low, one), low), pick(flat, c.add(high, one), high));
+    (low, high) = (pick(flat, c.subtract(low, one), low), pick(flat, c.add(high, one), high));
     let along = |v: Value| c.full(v, &[n]);
     let inside = c.and(c.ge(x_wide, along(low)), c.le(x_wide, along(high)));
-    let scaled = c.mul(c.sub(x_wide, along(low)), c.like(x_wide, bins as f64));
-    let bin = c.to(c.div(scaled, along(c.sub(high, low))), DType::S32);
+    let scaled = c.multiply(c.subtract(x_wide, along(low)), c.like(x_wide, bins as f64));
+    let bin = c.to(c.divide(scaled, along(c.subtract(high, low))), DType::S32);
     let bin = c.minimum(bin, c.like(bin, (bins - 1) as f64));
     // Out of range on purpose: scatter drops it.
     let bin = c.select(inside, bin, c.like(bin, bins as f64));
@@ -191,7 +191,7 @@ impl Points {
         c.assert(ErrorKind::Runtime, message, || c.and(c.is_finite(low), c.is_finite(high)));
         let flat = c.eq(low, high);
         let half = number(0.5);
-        (c.select(flat, c.sub(low, half), low), c.select(flat, c.add(high, half), high))
+        (c.select(flat, c.subtract(low, half), low), c.select(flat, c.add(high, half), high))
     }
 
     /// `n + 1` edges, as `torch.linspace` makes them: from both ends to the middle.
@@ -200,9 +200,9 @@ impl Points {
         let along = |v: Value| c.full(v, &shape);
         let place = c.iota(TensorType::new(self.dtype(c), shape.as_slice()), 0);
         let number = |x: i64| c.like(place, x as f64);
-        let step = along(c.div(c.sub(high, low), c.scalar_f64(self.dtype(c), n as f64)));
-        let up = c.add(along(low), c.mul(step, place));
-        let down = c.sub(along(high), c.mul(step, c.sub(number(n), place)));
+        let step = along(c.divide(c.subtract(high, low), c.scalar_f64(self.dtype(c), n as f64)));
+        let up = c.add(along(low), c.multiply(step, place));
+        let down = c.subtract(along(high), c.multiply(step, c.subtract(number(n), place)));
         c.select(c.lt(place, number((n + 1) / 2)), up, down)
     }
 
@@ -249,8 +249,8 @@ impl Points {
             inside = c.and(inside, c.and(c.ge(x, end(0)), c.le(x, end(n))));
             let found = lower_bound(c, c.reshape(edges, &[1, n + 1]), c.reshape(x, &[1, points]), true);
             let found = c.to(c.reshape(found, &[points]), DType::S64);
-            let bin = c.clamp(number(0), c.sub(found, number(1)), number(n - 1));
-            place = c.add(c.mul(place, number(n)), bin);
+            let bin = c.clamp(number(0), c.subtract(found, number(1)), number(n - 1));
+            place = c.add(c.multiply(place, number(n)), bin);
         }
         // Behind the end on purpose: scatter drops it.
         let place = c.select(inside, place, number(all));
@@ -262,10 +262,10 @@ impl Points {
         let dims: Dims = (0..bins.len() as i64).collect();
         let mut sizes = c.full(c.reduce_sum(sums, &dims), &bins);
         for (i, (&edges, &n)) in edges.iter().zip(&bins).enumerate() {
-            let width = c.sub(c.slice_dim(edges, 0, 1, n + 1, 1), c.slice_dim(edges, 0, 0, n, 1));
-            sizes = c.mul(sizes, c.broadcast_in_dim(width, &bins, &[i as i64]));
+            let width = c.subtract(c.slice_dim(edges, 0, 1, n + 1, 1), c.slice_dim(edges, 0, 0, n, 1));
+            sizes = c.multiply(sizes, c.broadcast_in_dim(width, &bins, &[i as i64]));
         }
-        c.div(sums, sizes)
+        c.divide(sums, sizes)
     }
 }
 

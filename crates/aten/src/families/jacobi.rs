@@ -103,7 +103,7 @@ fn round(b: &Builder, (p, q): Pairs, rows: i64) -> (Value, Pairs) {
     let safe = |x: Value| b.select(apart, x, one);
     let cosine = b.select(apart, b.divide(size, safe(both)), zero);
     // The rotation that makes the product of the columns zero, by the smaller angle.
-    let zeta = b.divide(b.sub(beta, alpha), b.multiply(b.add(one, one), safe(size)));
+    let zeta = b.divide(b.subtract(beta, alpha), b.multiply(b.add(one, one), safe(size)));
     let sign = b.select(b.ge(zeta, zero), one, b.negate(one));
     let hypotenuse = b.sqrt(b.add(one, b.multiply(zeta, zeta)));
     let tangent = b.divide(sign, b.add(b.abs(zeta), hypotenuse));
@@ -118,7 +118,7 @@ fn round(b: &Builder, (p, q): Pairs, rows: i64) -> (Value, Pairs) {
     let phase = b.select(apart, phase, b.ones_like(phase));
     let q = b.multiply(q, wide(conjugate(b, phase)));
     let (cos, sin) = (wide(number(cos)), wide(number(sin)));
-    let left = b.sub(b.multiply(cos, p), b.multiply(sin, q));
+    let left = b.subtract(b.multiply(cos, p), b.multiply(sin, q));
     let right = b.add(b.multiply(sin, p), b.multiply(cos, q));
     let all: Dims = (0..b.rank(cosine) as i64).collect();
     (b.reduce_max(cosine, &all), (left, right))

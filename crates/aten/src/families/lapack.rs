@@ -628,7 +628,7 @@ fn least_squares(c: &Ctx, a: Value, b: Value, rcond: Option<Scalar>, driver: &st
     let kept: Vec<i64> = (0..=last).collect();
     let scaled = c.multiply(inner, c.broadcast_in_dim(c.to(inverse, c.dtype(b)), &c.shape(inner), &kept));
     let x = product(adjoint(c, vh), scaled);
-    let size = c.abs(c.sub(b, product(a, x)));
+    let size = c.abs(c.subtract(b, product(a, x)));
     let none = |dtype: DType| zeros(c, dtype, &[0]);
     let has = |drivers: &[&str]| drivers.contains(&driver);
     let residuals = m.rows > m.columns && has(&["gels"]);

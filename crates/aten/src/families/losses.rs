@@ -71,7 +71,7 @@ impl Reduction {
     /// The incoming gradient for each of `numel` elements.
     pub(super) fn undo(self, c: &Ctx, grad: Value, numel: i64) -> Value {
         match self {
-            Reduction::Mean => c.div(grad, c.like(grad, numel as f64)),
+            Reduction::Mean => c.divide(grad, c.like(grad, numel as f64)),
             _ => grad,
         }
     }
@@ -110,34 +110,34 @@ fn pointwise_backward(
     let numel = c.numel(x.value);
     let ([g, x, y], dtype) = aligned(c, kernel, [grad, x, y])?;
     let g = Reduction::new(reduction)?.undo(c, g, numel);
-    Ok(c.to(c.mul(slope(x, y), g), dtype))
+    Ok(c.to(c.multiply(slope(x, y), g), dtype))
 }
 
 fn mse_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64) -> Result<Value> {
     pointwise_loss(c, "mse_cpu", x, target, reduction, |x, y| {
-        let d = c.sub(x, y);
-        c.mul(d, d)
+        let d = c.subtract(x, y);
+        c.multiply(d, d)
     })
 }
 
 fn mse_loss_backward(c: &Ctx, grad: Tensor, x: Tensor, target: Tensor, reduction: i64) -> Result<Value> {
     pointwise_backward(c, "mse_backward_cpu_out", [grad, x, target], reduction, |x, y| {
-        let d = c.sub(x, y);
+        let d = c.subtract(x, y);
         c.add(d, d)
     })
 }
 
 /// `half * d * d` with `half` = 0.5.
 fn half_square(c: &Ctx, d: Value) -> Value {
-    c.mul(c.mul(d, d), c.like(d, 0.5))
+    c.multiply(c.multiply(d, d), c.like(d, 0.5))
 }
 
 fn smooth_l1_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64, beta: Scalar) -> Result<Value> {
     pointwise_loss(c, "smooth_l1_cpu", x, target, reduction, |x, y| {
-        let z = c.abs(c.sub(x, y));
+        let z = c.abs(c.subtract(x, y));
         let beta = c.number_like(beta, c.dtype(z), &c.shape(z));
-        let near = c.div(half_square(c, z), beta);
-        c.select(c.lt(z, beta), near, c.sub(z, c.mul(beta, c.like(z, 0.5))))
+        let near = c.divide(half_square(c, z), beta);
+        c.select(c.lt(z, beta), near, c.subtract(z, c.multiply(beta, c.like(z, 0.5))))
     })
 }
 
@@ -156,17 +156,17 @@ fn smooth_l1_loss_backward(
     beta: Scalar,
 ) -> Result<Value> {
     pointwise_backward(c, "smooth_l1_backward_cpu_out", [grad, x, target], reduction, |x, y| {
-        let d = c.sub(x, y);
+        let d = c.subtract(x, y);
         let beta = c.number_like(beta, c.dtype(d), &c.shape(d));
-        clip_slope(c, d, beta, c.ones_like(d), c.div(d, beta))
+        clip_slope(c, d, beta, c.ones_like(d), c.divide(d, beta))
     })
 }
 
 fn huber_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64, delta: Scalar) -> Result<Value> {
     pointwise_loss(c, "huber_cpu", x, target, reduction, |x, y| {
-        let z = c.abs(c.sub(x, y));
+        let z = c.abs(c.subtract(x, y));
         let delta = c.number_like(delta, c.dtype(z), &c.shape(z));
-        let far = c.mul(delta, c.sub(z, c.mul(delta, c.like(z, 0.5))));
+        let far = c.multiply(delta, c.subtract(z, c.multiply(delta, c.like(z, 0.5))));
         c.select(c.le(z, delta), half_square(c, z), far)
     })
 }
@@ -180,7 +180,7 @@ fn huber_loss_backward(
     delta: Scalar,
 ) -> Result<Value> {
     pointwise_backward(c, "huber_backward_cpu_out", [grad, x, target], reduction, |x, y| {
-        let d = c.sub(x, y);
+        let d = c.subtract(x, y);
         let delta = c.number_like(delta, c.dtype(d), &c.shape(d));
         clip_slope(c, d, delta, delta, d)
     })
@@ -190,7 +190,7 @@ fn huber_loss_backward(
 fn weighted(c: &Ctx, x: Value, weight: Option<Tensor>) -> Result<Value> {
     let Some(w) = weight else { return Ok(x) };
     let [x, w] = c.align([x, w.value], c.dtype(x))?;
-    Ok(c.mul(x, w))
+    Ok(c.multiply(x, w))
 }
 
 fn binary_cross_entropy(
@@ -209,7 +209,7 @@ fn binary_cross_entropy(
     let floor = c.like(x, -100.0);
     let yes = c.maximum(c.log(x), floor);
     let no = c.maximum(c.log_plus_one(c.negate(x)), floor);
-    let loss = c.sub(c.mul(c.sub(y, c.ones_like(y)), no), c.mul(y, yes));
+    let loss = c.subtract(c.multiply(c.subtract(y, c.ones_like(y)), no), c.multiply(y, yes));
     Ok(Reduction::new(reduction)?.apply(c, weighted(c, loss, weight)?, dtype))
 }
 
@@ -223,8 +223,8 @@ fn binary_cross_entropy_backward(
 ) -> Result<Value> {
     let (numel, dtype) = (c.numel(x.value), x.dtype);
     let ([g, x, y], _) = aligned(c, "binary_cross_entropy_backward", [grad, x, target])?;
-    let spread = c.maximum(c.mul(c.sub(c.ones_like(x), x), x), c.like(x, 1e-12));
-    let slope = weighted(c, c.div(c.mul(g, c.sub(x, y)), spread), weight)?;
+    let spread = c.maximum(c.multiply(c.subtract(c.ones_like(x), x), x), c.like(x, 1e-12));
+    let slope = weighted(c, c.divide(c.multiply(g, c.subtract(x, y)), spread), weight)?;
     Ok(c.to(Reduction::new(reduction)?.undo(c, slope, numel), dtype))
 }
 
@@ -245,16 +245,16 @@ fn bce_with_logits(
         None => miss,
         Some(w) => {
             let w = c.expand(c.to(w.value, c.dtype(x)), &c.shape(x))?;
-            c.mul(miss, c.add(c.mul(c.sub(w, one), y), one))
+            c.multiply(miss, c.add(c.multiply(c.subtract(w, one), y), one))
         }
     };
-    let loss = c.add(c.mul(c.sub(one, y), x), miss);
+    let loss = c.add(c.multiply(c.subtract(one, y), x), miss);
     Ok(Reduction::new(reduction)?.apply(c, weighted(c, loss, weight)?, dtype))
 }
 
 fn soft_margin_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64) -> Result<Value> {
     pointwise_loss(c, "soft_margin_loss", x, target, reduction, |x, y| {
-        c.log_plus_one(c.exponential(c.negate(c.mul(x, y))))
+        c.log_plus_one(c.exponential(c.negate(c.multiply(x, y))))
     })
 }
 
@@ -267,6 +267,6 @@ fn soft_margin_loss_backward(
 ) -> Result<Value> {
     pointwise_backward(c, "soft_margin_loss_backward", [grad, x, target], reduction, |x, y| {
         // -y * e / (1 + e) with e = exp(-x * y)
-        c.negate(c.mul(y, c.logistic(c.negate(c.mul(x, y)))))
+        c.negate(c.multiply(y, c.logistic(c.negate(c.multiply(x, y)))))
     })
 }

@@ -85,14 +85,14 @@ impl MultiMargin {
         let along = |v: Value| c.broadcast_in_dim(v, &shape, &[0]);
         let at_target = c.eq(c.iota(TensorType::new(DType::S32, shape.clone()), 1), along(index));
         let picked = c.squeeze(c.take_along_dim(x, c.unsqueeze(index, 1), 1), &[1]);
-        let gap = c.add(c.sub(c.number_like(margin, c.dtype(x), &shape), along(picked)), x);
+        let gap = c.add(c.subtract(c.number_like(margin, c.dtype(x), &shape), along(picked)), x);
         let zero = c.zeros_like(x);
         let violation = c.select(at_target, zero, c.maximum(gap, zero));
         let weight = match weight {
             Some(w) => along(c.take_dim(c.to(w.value, c.dtype(x)), index, 0)),
             None => c.ones_like(x),
         };
-        let scale = c.div(weight, c.like(x, classes as f64));
+        let scale = c.divide(weight, c.like(x, classes as f64));
         Ok(MultiMargin { p: p as i64, violation, at_target, scale })
     }
 }
@@ -108,8 +108,8 @@ fn multi_margin_loss(
 ) -> Result<Value> {
     let scores = margin_scores(c, "multi_margin_loss", x)?;
     let m = MultiMargin::new(c, x, scores, target, p, margin, weight)?;
-    let cost = if m.p == 2 { c.mul(m.violation, m.violation) } else { m.violation };
-    let loss = c.reduce_sum(c.mul(cost, m.scale), &[1]);
+    let cost = if m.p == 2 { c.multiply(m.violation, m.violation) } else { m.violation };
+    let loss = c.reduce_sum(c.multiply(cost, m.scale), &[1]);
     let loss = if target.rank == 0 { c.reshape(loss, &[]) } else { loss };
     Ok(Reduction::new(reduction)?.apply(c, loss, x.dtype))
 }
@@ -132,12 +132,12 @@ fn multi_margin_loss_backward(
         2 => c.add(m.violation, m.violation),
         _ => c.to(c.gt(m.violation, zero), c.dtype(scores)),
     };
-    let slope = c.mul(slope, m.scale);
+    let slope = c.multiply(slope, m.scale);
     let shape = c.shape(scores);
     let total = c.broadcast_in_dim(c.reduce_sum(slope, &[1]), &shape, &[0]);
     let slope = c.select(m.at_target, c.negate(total), slope);
     let grad = margin_grad(c, grad, Reduction::new(reduction)?, &shape, c.dtype(scores))?;
-    Ok(c.reshape(c.to(c.mul(slope, grad), x.dtype), &c.shape(x.value)))
+    Ok(c.reshape(c.to(c.multiply(slope, grad), x.dtype), &c.shape(x.value)))
 }
 
 /// The incoming gradient of a loss per sample over `[n, classes]`.
@@ -186,7 +186,8 @@ fn multilabel_gaps(c: &Ctx, scores: Value, target: Value, is_target: Value) -> V
     let cube = [shape[0], shape[1], shape[1]];
     let (label, class) = ([0, 1], [0, 2]);
     let picked = c.take_along_dim(scores, target, 1);
-    let gap = c.sub(c.broadcast_in_dim(scores, &cube, &class), c.broadcast_in_dim(picked, &cube, &label));
+    let gap =
+        c.subtract(c.broadcast_in_dim(scores, &cube, &class), c.broadcast_in_dim(picked, &cube, &label));
     let gap = c.add(gap, c.ones_like(gap));
     let counted = c.broadcast_in_dim(labels_before_end(c, target), &cube, &label);
     let other = c.not(c.broadcast_in_dim(c.to(is_target, DType::Pred), &cube, &class));
@@ -207,7 +208,7 @@ fn multilabel_margin_loss(c: &Ctx, x: Tensor, target: Tensor, reduction: i64) ->
     let is_target = c.reduce_any(c.and(hit, counted), &[1]);
     let gaps = multilabel_gaps(c, scores, target_index, is_target);
     let loss = c.reduce_sum(gaps, &[1, 2]);
-    let loss = c.div(loss, c.like(loss, shape[1] as f64));
+    let loss = c.divide(loss, c.like(loss, shape[1] as f64));
     let loss = if x.rank < 2 { c.reshape(loss, &[]) } else { loss };
     let is_target = c.reshape(c.to(is_target, x.dtype), &c.shape(target.value));
     Ok((Reduction::new(reduction)?.apply(c, loss, x.dtype), is_target))
@@ -235,8 +236,8 @@ fn multilabel_margin_loss_backward(
         c.iota(TensorType::new(DType::S32, cube.as_slice()), 2),
     );
     let pulled = c.select(hit, c.broadcast_in_dim(per_label, &cube, &[0, 1]), c.zeros_like(gaps));
-    let slope = c.sub(per_class, c.reduce_sum(pulled, &[1]));
-    let slope = c.div(slope, c.like(slope, shape[1] as f64));
+    let slope = c.subtract(per_class, c.reduce_sum(pulled, &[1]));
+    let slope = c.divide(slope, c.like(slope, shape[1] as f64));
     let grad = margin_grad(c, grad, Reduction::new(reduction)?, &shape, wide)?;
-    Ok(c.reshape(c.to(c.mul(slope, grad), x.dtype), &c.shape(x.value)))
+    Ok(c.reshape(c.to(c.multiply(slope, grad), x.dtype), &c.shape(x.value)))
 }

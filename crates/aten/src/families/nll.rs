@@ -93,13 +93,13 @@ impl Nll {
         };
         let weights = self.weights(c);
         let zero = c.zeros_like(weights);
-        let loss = c.select(self.valid, c.negate(c.mul(picked, weights)), zero);
+        let loss = c.select(self.valid, c.negate(c.multiply(picked, weights)), zero);
         let all: Dims = (0..c.rank(loss) as i64).collect();
         let total = c.reduce_sum(weights, &all);
         let loss = match self.reduction {
             Reduction::None => return (c.to(loss, dtype), c.scalar_f64(dtype, 0.0)),
             Reduction::Sum => c.reduce_sum(loss, &all),
-            Reduction::Mean => c.div(c.reduce_sum(loss, &all), total),
+            Reduction::Mean => c.divide(c.reduce_sum(loss, &all), total),
         };
         (c.to(loss, dtype), c.to(total, dtype))
     }
@@ -110,10 +110,12 @@ impl Nll {
         let grad = match self.reduction {
             Reduction::None => c.to(grad, wide),
             Reduction::Sum => c.full(c.to(grad, wide), &c.shape(weights)),
-            Reduction::Mean => c.full(c.div(c.to(grad, wide), c.to(total_weight, wide)), &c.shape(weights)),
+            Reduction::Mean => {
+                c.full(c.divide(c.to(grad, wide), c.to(total_weight, wide)), &c.shape(weights))
+            }
         };
         let here = c.and(self.is_target(c), self.along(c, self.valid));
-        let slope = c.negate(c.mul(weights, grad));
+        let slope = c.negate(c.multiply(weights, grad));
         c.to(c.select(here, self.along(c, slope), c.zeros_like(self.scores)), dtype)
     }
 

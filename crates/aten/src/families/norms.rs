@@ -60,10 +60,10 @@ pub(super) struct Normalized {
 pub(super) fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normalized {
     let shape = c.shape(x);
     let mean = plain_mean(c, x, dims);
-    let centred = c.sub(x, spread(c, mean, &shape, dims));
-    let var = plain_mean(c, c.mul(centred, centred), dims);
+    let centred = c.subtract(x, spread(c, mean, &shape, dims));
+    let var = plain_mean(c, c.multiply(centred, centred), dims);
     let rstd = inverse_std(c, var, eps);
-    let value = c.mul(centred, spread(c, rstd, &shape, dims));
+    let value = c.multiply(centred, spread(c, rstd, &shape, dims));
     Normalized { mean, rstd, var, value }
 }
 
@@ -83,9 +83,9 @@ pub(super) fn normalize_backward(
     let shape = c.shape(grad);
     let along = |v: Value| spread(c, v, &shape, dims);
     let mean = along(plain_mean(c, grad, dims));
-    let slope = along(plain_mean(c, c.mul(grad, normalized), dims));
-    let inner = c.sub(c.sub(grad, mean), c.mul(normalized, slope));
-    c.mul(inner, along(rstd))
+    let slope = along(plain_mean(c, c.multiply(grad, normalized), dims));
+    let inner = c.subtract(c.subtract(grad, mean), c.multiply(normalized, slope));
+    c.multiply(inner, along(rstd))
 }
 
 /// Checks a normalised shape and returns the dimensions that it covers.
@@ -142,7 +142,7 @@ fn layer_norm(
     let n = normalize(c, c.to(input.value, compute), &dims, eps);
     let mut y = n.value;
     if let Some(w) = weight {
-        y = c.mul(y, trailing(c, w.value, compute, &shape)?);
+        y = c.multiply(y, trailing(c, w.value, compute, &shape)?);
     }
     if let Some(b) = bias {
         y = c.add(y, trailing(c, b.value, compute, &shape)?);
@@ -173,18 +173,18 @@ fn layer_norm_backward(
     let flat = |v: Value| c.reshape(wide(v), &shape[..shape.len() - dims.len()]);
     let (mean, rstd) = (flat(mean.value), flat(rstd.value));
     let along = |v: Value| spread(c, v, &shape, &dims);
-    let normalized = c.mul(c.sub(wide(input.value), along(mean)), along(rstd));
+    let normalized = c.multiply(c.subtract(wide(input.value), along(mean)), along(rstd));
     let g = wide(grad.value);
     let scaled = match weight {
-        Some(w) => c.mul(g, trailing(c, w.value, compute, &shape)?),
+        Some(w) => c.multiply(g, trailing(c, w.value, compute, &shape)?),
         None => g,
     };
     let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     let grad_input =
         wanted(0).then(|| c.to(normalize_backward(c, scaled, normalized, rstd, &dims), input.dtype));
-    let grad_weight =
-        (wanted(1) && weight.is_some()).then(|| c.to(c.reduce_sum(c.mul(g, normalized), &leading), params));
+    let grad_weight = (wanted(1) && weight.is_some())
+        .then(|| c.to(c.reduce_sum(c.multiply(g, normalized), &leading), params));
     let grad_bias = (wanted(2) && bias.is_some()).then(|| c.to(c.reduce_sum(g, &leading), params));
     Ok((grad_input, grad_weight, grad_bias))
 }
@@ -203,15 +203,15 @@ fn rms_norm(
     let shape = c.shape(input.value);
     let compute = opmath(input.dtype);
     let x = c.to(input.value, compute);
-    let power = plain_mean(c, c.mul(x, x), &dims);
+    let power = plain_mean(c, c.multiply(x, x), &dims);
     let eps = match eps {
         Some(eps) => c.number_like(eps, compute, &c.shape(power)),
         None => c.like(power, if compute == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() }),
     };
     let rstd = c.rsqrt(c.add(power, eps));
-    let mut y = c.mul(x, spread(c, rstd, &shape, &dims));
+    let mut y = c.multiply(x, spread(c, rstd, &shape, &dims));
     if let Some(w) = weight {
-        y = c.mul(y, trailing(c, w.value, compute, &shape)?);
+        y = c.multiply(y, trailing(c, w.value, compute, &shape)?);
     }
     Ok((c.to(y, input.dtype), keep_dims(c, rstd, &shape, &dims, true)))
 }
@@ -231,19 +231,20 @@ fn rms_norm_backward(
     let rstd = c.reshape(c.to(rstd.value, compute), &shape[..shape.len() - dims.len()]);
     let along = |v: Value| spread(c, v, &shape, &dims);
     let g = c.to(grad.value, compute);
-    let normalized = c.mul(c.to(input.value, compute), along(rstd));
+    let normalized = c.multiply(c.to(input.value, compute), along(rstd));
     let scaled = match weight {
-        Some(w) => c.mul(g, trailing(c, w.value, compute, &shape)?),
+        Some(w) => c.multiply(g, trailing(c, w.value, compute, &shape)?),
         None => g,
     };
     let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     let grad_input = wanted(0).then(|| {
-        let slope = along(plain_mean(c, c.mul(scaled, normalized), &dims));
-        c.to(c.mul(c.sub(scaled, c.mul(normalized, slope)), along(rstd)), input.dtype)
+        let slope = along(plain_mean(c, c.multiply(scaled, normalized), &dims));
+        c.to(c.multiply(c.subtract(scaled, c.multiply(normalized, slope)), along(rstd)), input.dtype)
     });
-    let grad_weight =
-        weight.filter(|_| wanted(1)).map(|w| c.to(c.reduce_sum(c.mul(g, normalized), &leading), w.dtype));
+    let grad_weight = weight
+        .filter(|_| wanted(1))
+        .map(|w| c.to(c.reduce_sum(c.multiply(g, normalized), &leading), w.dtype));
     Ok((grad_input, grad_weight))
 }
 
@@ -317,7 +318,7 @@ fn group_norm(
     let norm = normalize(c, x, &[2, 3], eps);
     let mut y = norm.value;
     if let Some(w) = weight {
-        y = c.mul(y, g.per_channel(c, w.value, compute));
+        y = c.multiply(y, g.per_channel(c, w.value, compute));
     }
     if let Some(b) = bias {
         y = c.add(y, g.per_channel(c, b.value, compute));
@@ -351,15 +352,15 @@ fn group_norm_backward(
     let along = |v: Value| spread(c, v, &shape, &dims);
     let (mean, rstd) = (stat(mean.value), stat(rstd.value));
     let (dy, x) = (wide(grad.value), wide(input.value));
-    let normalized = c.mul(c.sub(x, along(mean)), along(rstd));
+    let normalized = c.multiply(c.subtract(x, along(mean)), along(rstd));
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     let grad_input = wanted(0).then(|| {
-        let scaled = weight.map_or(dy, |w| c.mul(dy, g.per_channel(c, w.value, compute)));
+        let scaled = weight.map_or(dy, |w| c.multiply(dy, g.per_channel(c, w.value, compute)));
         let gx = normalize_backward(c, scaled, normalized, rstd, &dims);
         c.to(c.reshape(gx, &c.shape(input.value)), input.dtype)
     });
     let total = |v: Value| c.to(c.reshape(c.reduce_sum(v, &over), &[channels]), params);
-    let grad_weight = wanted(1).then(|| total(c.mul(dy, normalized)));
+    let grad_weight = wanted(1).then(|| total(c.multiply(dy, normalized)));
     let grad_bias = wanted(2).then(|| total(dy));
     Ok((grad_input, grad_weight, grad_bias))
 }
@@ -368,7 +369,7 @@ fn group_norm_backward(
 fn p_norm(c: &Ctx, x: Value, p: f64, dims: &[i64]) -> Value {
     let size = c.abs(x);
     if p == 2.0 {
-        c.sqrt(c.reduce_sum(c.mul(size, size), dims))
+        c.sqrt(c.reduce_sum(c.multiply(size, size), dims))
     } else if p.is_infinite() {
         c.reduce_max(size, dims)
     } else {
@@ -402,9 +403,9 @@ fn renorm(c: &Ctx, x: Tensor, p: Const, dim: i64, maxnorm: Scalar) -> Result<Val
     let norm = p_norm(c, wide, p, &dims);
     let limit = c.number_like(maxnorm, c.dtype(norm), &c.shape(norm));
     // torch's guard against dividing by zero.
-    let factor = c.div(limit, c.add(norm, c.like(norm, 1e-7)));
+    let factor = c.divide(limit, c.add(norm, c.like(norm, 1e-7)));
     let factor = c.select(c.gt(norm, limit), factor, c.ones_like(norm));
-    Ok(c.to(c.mul(wide, spread(c, factor, &c.shape(wide), &dims)), x.dtype))
+    Ok(c.to(c.multiply(wide, spread(c, factor, &c.shape(wide), &dims)), x.dtype))
 }
 
 /// The dimensions other than the first or last, over which a weight's norm is taken.
@@ -427,7 +428,7 @@ fn weight_norm(c: &Ctx, v: Tensor, g: Tensor, dim: i64) -> Result<(Value, Value)
     let wide = c.to(v.value, compute);
     let norm = p_norm(c, wide, 2.0, &dims);
     let g_flat = c.reshape(c.to(g.value, compute), &c.shape(norm));
-    let w = c.mul(wide, spread(c, c.div(g_flat, norm), &shape, &dims));
+    let w = c.multiply(wide, spread(c, c.divide(g_flat, norm), &shape, &dims));
     Ok((c.to(w, v.dtype), c.reshape(norm, &c.shape(g.value))))
 }
 
@@ -444,13 +445,13 @@ fn weight_norm_backward(
     let shape = c.shape(v.value);
     let wide = |t: Tensor| c.to(t.value, compute);
     let (dw, v_wide) = (wide(grad), wide(v));
-    let dot = c.reduce_sum(c.mul(dw, v_wide), &dims);
+    let dot = c.reduce_sum(c.multiply(dw, v_wide), &dims);
     let flat = |t: Tensor| c.reshape(wide(t), &c.shape(dot));
     let (g_flat, norm) = (flat(g), flat(norms));
-    let grad_g = c.div(dot, norm);
-    let scale = c.div(g_flat, norm);
-    let pull = c.div(dot, c.mul(norm, norm));
-    let inner = c.sub(dw, c.mul(v_wide, spread(c, pull, &shape, &dims)));
-    let grad_v = c.mul(inner, spread(c, scale, &shape, &dims));
+    let grad_g = c.divide(dot, norm);
+    let scale = c.divide(g_flat, norm);
+    let pull = c.divide(dot, c.multiply(norm, norm));
+    let inner = c.subtract(dw, c.multiply(v_wide, spread(c, pull, &shape, &dims)));
+    let grad_v = c.multiply(inner, spread(c, scale, &shape, &dims));
     Ok((c.to(grad_v, v.dtype), c.reshape(c.to(grad_g, g.dtype), &c.shape(g.value))))
 }

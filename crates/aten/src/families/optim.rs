@@ -207,7 +207,7 @@ impl<'a, 'b> Update<'a, 'b> {
         let mut v = self.up(g);
         let mut kept = g.value;
         if let Some(scale) = common.scale {
-            v = self.c.div(v, self.spread(scale.value));
+            v = self.c.divide(v, self.spread(scale.value));
             kept = self.down(common, g, v);
         }
         (kept, if common.maximize { self.c.negate(v) } else { v })
@@ -265,27 +265,28 @@ fn adam(
         let mut param = u.up(p[i]);
         let decay = u.number(n.decay);
         if n.decoupled {
-            param = c.sub(param, c.mul(c.mul(u.spread(n.lr), decay), param));
+            param = c.subtract(param, c.multiply(c.multiply(u.spread(n.lr), decay), param));
         } else {
-            grad = c.add(grad, c.mul(param, decay));
+            grad = c.add(grad, c.multiply(param, decay));
         }
-        let keep1 = u.spread(c.sub(one(c), f64_of(c, n.beta1.value)));
-        let keep2 = u.spread(c.sub(one(c), f64_of(c, n.beta2.value)));
+        let keep1 = u.spread(c.subtract(one(c), f64_of(c, n.beta1.value)));
+        let keep2 = u.spread(c.subtract(one(c), f64_of(c, n.beta2.value)));
         let first = u.up(m[i]);
-        let first = c.add(first, c.mul(keep1, c.sub(grad, first)));
-        let second = c.add(c.mul(u.up(v[i]), u.number(n.beta2)), c.mul(keep2, c.mul(grad, grad)));
+        let first = c.add(first, c.multiply(keep1, c.subtract(grad, first)));
+        let second =
+            c.add(c.multiply(u.up(v[i]), u.number(n.beta2)), c.multiply(keep2, c.multiply(grad, grad)));
 
         let step = f64_of(c, steps[i].value);
-        let correction = |beta: Scalar| c.sub(one(c), c.power(f64_of(c, beta.value), step));
-        let rate = u.spread(c.div(f64_of(c, n.lr), correction(n.beta1)));
+        let correction = |beta: Scalar| c.subtract(one(c), c.power(f64_of(c, beta.value), step));
+        let rate = u.spread(c.divide(f64_of(c, n.lr), correction(n.beta1)));
         let root = u.spread(c.sqrt(correction(n.beta2)));
         let mut largest = second;
         if amsgrad {
             largest = c.maximum(u.up(top[i]), second);
             out[4].push(u.down(common, top[i], largest));
         }
-        let denominator = c.add(c.div(c.sqrt(largest), root), u.number(n.eps));
-        param = c.sub(param, c.div(c.mul(rate, first), denominator));
+        let denominator = c.add(c.divide(c.sqrt(largest), root), u.number(n.eps));
+        param = c.subtract(param, c.divide(c.multiply(rate, first), denominator));
 
         out[0].push(u.down(common, p[i], param));
         out[1].push(kept);
@@ -319,19 +320,19 @@ fn sgd(c: &Ctx, n: &Sgd, lists: [Vec<Tensor>; 3], common: &Common) -> Result<Vec
         let u = Update::new(c, p[i]);
         let (kept, grad) = u.gradient(common, g[i]);
         let param = u.up(p[i]);
-        let mut grad = c.add(grad, c.mul(param, u.number(n.decay)));
+        let mut grad = c.add(grad, c.multiply(param, u.number(n.decay)));
         if let Some(&buffer) = buffers.get(i) {
             let momentum = u.number(n.momentum);
             let new = if n.first {
                 grad
             } else {
-                let keep = u.spread(c.sub(one(c), f64_of(c, n.dampening.value)));
-                c.add(c.mul(u.up(buffer), momentum), c.mul(grad, keep))
+                let keep = u.spread(c.subtract(one(c), f64_of(c, n.dampening.value)));
+                c.add(c.multiply(u.up(buffer), momentum), c.multiply(grad, keep))
             };
-            grad = if n.nesterov { c.add(grad, c.mul(new, momentum)) } else { new };
+            grad = if n.nesterov { c.add(grad, c.multiply(new, momentum)) } else { new };
             out[2].push(u.down(common, buffer, new));
         }
-        out[0].push(u.down(common, p[i], c.sub(param, c.mul(u.spread(n.lr), grad))));
+        out[0].push(u.down(common, p[i], c.subtract(param, c.multiply(u.spread(n.lr), grad))));
         out[1].push(kept);
     }
     Ok(concat(out))
@@ -359,13 +360,13 @@ fn adagrad(
         let u = Update::new(c, p[i]);
         let (kept, grad) = u.gradient(common, g[i]);
         let param = u.up(p[i]);
-        let grad = c.add(grad, c.mul(param, u.number(n.decay)));
-        let age = c.sub(f64_of(c, steps[i].value), one(c));
-        let slowed = c.add(one(c), c.mul(age, f64_of(c, n.lr_decay.value)));
-        let rate = u.spread(c.div(f64_of(c, n.lr), slowed));
-        let sum = c.add(u.up(sums[i]), c.mul(grad, grad));
+        let grad = c.add(grad, c.multiply(param, u.number(n.decay)));
+        let age = c.subtract(f64_of(c, steps[i].value), one(c));
+        let slowed = c.add(one(c), c.multiply(age, f64_of(c, n.lr_decay.value)));
+        let rate = u.spread(c.divide(f64_of(c, n.lr), slowed));
+        let sum = c.add(u.up(sums[i]), c.multiply(grad, grad));
         let denominator = c.add(c.sqrt(sum), u.number(n.eps));
-        let param = c.sub(param, c.div(c.mul(rate, grad), denominator));
+        let param = c.subtract(param, c.divide(c.multiply(rate, grad), denominator));
         out[0].push(u.down(common, p[i], param));
         out[1].push(kept);
         out[2].push(u.down(common, sums[i], sum));
@@ -383,7 +384,7 @@ fn unscale(c: &Ctx, grads: Vec<Tensor>, found_inf: Tensor, inv_scale: Value) -> 
         found = c.or(found, c.any(c.not(c.is_finite(v))));
         let scale = u.spread(inv_scale);
         // A scale of 1 leaves infinities alone either way; the product is the same.
-        out.push(c.to(c.mul(v, scale), u.dtype));
+        out.push(c.to(c.multiply(v, scale), u.dtype));
     }
     let shape = c.shape(found_inf.value);
     out.push(c.reshape(c.to(found, found_inf.dtype), &shape));
@@ -402,7 +403,7 @@ fn update_scale(
 ) -> (Value, Value) {
     let (scale, tracker) = (scale.value, tracker.value);
     let found = c.broadcast_to(c.to(found_inf.value, DType::Pred), &c.shape(scale));
-    let times = |s| c.mul(scale, c.number_like(s, c.dtype(scale), &c.shape(scale)));
+    let times = |s| c.multiply(scale, c.number_like(s, c.dtype(scale), &c.shape(scale)));
     let next = c.add(tracker, c.ones_like(tracker));
     let full = c.eq(next, c.like(tracker, interval as f64));
     let grown = times(growth);

@@ -352,7 +352,7 @@ fn zeta(b: &Builder, x: Value, q: Value) -> Value {
     // The terms with a negative base are those from 1 - (q's fraction) up to -q, with the sign of (-1)^x.
     let below = b.lt(q, zero);
     let opposite = b.negate(q);
-    let fraction = |q: Value| b.sub(q, b.floor(q));
+    let fraction = |q: Value| b.subtract(q, b.floor(q));
     // All at once: the function is long, and compilers take their time for each.
     let starts = [
         b.select(below, fraction(q), q),
@@ -364,8 +364,8 @@ fn zeta(b: &Builder, x: Value, q: Value) -> Value {
     let large = b.ge(exponents, b.full_like(exponents, 1000.0));
     let values = b.select(large, b.power(many, b.negate(exponents)), b.zeta(exponents, many));
     let [rest, first, after] = [0, 1, 2].map(|i| b.index_dim(values, 0, i));
-    let terms = b.sub(first, after);
-    let half = b.mul(x, b.full_like(x, 0.5));
+    let terms = b.subtract(first, after);
+    let half = b.multiply(x, b.full_like(x, 0.5));
     let terms = b.select(b.eq(half, b.floor(half)), terms, b.negate(terms));
     let whole = b.eq(x, b.floor(x));
     let y = b.select(whole, b.add(rest, terms), b.full_like(x, f64::NAN));

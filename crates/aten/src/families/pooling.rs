@@ -270,7 +270,7 @@ impl<const N: usize> Pool<N> {
         let axis = &self.axes[d];
         let i = c.iota(TensorType::new(dtype, shape), (self.lead + d) as i64);
         let scalar = |n: i64| c.full(c.scalar_i64(dtype, n), shape);
-        let scaled = if axis.stride == 1 { i } else { c.mul(i, scalar(axis.stride)) };
+        let scaled = if axis.stride == 1 { i } else { c.multiply(i, scalar(axis.stride)) };
         let shift = at * axis.dilation - axis.padding;
         if shift == 0 { scaled } else { c.add(scaled, scalar(shift)) }
     }
@@ -302,7 +302,7 @@ impl<const N: usize> Pool<N> {
                     inside = Some(inside.map_or(ok, |i| c.and(i, ok)));
                 }
                 let size = c.full(c.scalar_i64(dtype, self.axes[d].input), &shape);
-                index = Some(index.map_or(position, |i| c.add(c.mul(i, size), position)));
+                index = Some(index.map_or(position, |i| c.add(c.multiply(i, size), position)));
             }
             let Some(mut index) = index else { continue };
             if let Some(ok) = inside {
@@ -329,7 +329,7 @@ impl<const N: usize> Pool<N> {
                 let shape = c.shape(value);
                 let position = self.positions(c, &shape, d, at, dtype);
                 let step = c.full(c.scalar_i64(dtype, pitch), &shape);
-                let index = c.add(c.mul(position, step), below);
+                let index = c.add(c.multiply(position, step), below);
                 let none = c.lt(below, c.zeros_like(below));
                 let new = Best { value, index: c.select(none, below, index) };
                 row = Some(row.map_or(new, |old| better(c, old, new, true)));
@@ -438,7 +438,7 @@ impl<const N: usize> Pool<N> {
         for (d, axis) in self.axes.iter().enumerate() {
             let position = c.iota(TensorType::new(dtype, self.shape.clone()), (self.lead + d) as i64);
             let size = c.full(c.scalar_i64(dtype, axis.input), &self.shape);
-            own = if d == 0 { position } else { c.add(c.mul(own, size), position) };
+            own = if d == 0 { position } else { c.add(c.multiply(own, size), position) };
         }
         let none = c.scalar_i64(dtype, -1);
         let nothing = c.scalar_f64(c.dtype(grad), 0.0);
@@ -529,7 +529,7 @@ fn divisor<const N: usize>(
         } else {
             c.vector_i64(dtype, &counts.iter().map(|&n| n as i64).collect::<Vec<_>>())
         };
-        out = c.mul(out, c.broadcast_in_dim(factor, &shape, &[(pool.lead + d) as i64]));
+        out = c.multiply(out, c.broadcast_in_dim(factor, &shape, &[(pool.lead + d) as i64]));
     }
     Ok(out)
 }
@@ -580,7 +580,7 @@ fn avg_pool<const N: usize>(
     let used = c.slice(c.to(x.value, acc), &zero, &limit, &Dims::from_elem(1, limit.len()));
     let sum = c.reduce_window_with(Binary::Add, used, c.scalar_f64(acc, 0.0), &window);
     let by = divisor(c, &pool, acc, count_include_pad, divisor_override)?;
-    Ok(c.to(c.div(sum, by), x.dtype))
+    Ok(c.to(c.divide(sum, by), x.dtype))
 }
 
 #[allow(clippy::too_many_arguments)] // the schema's
@@ -605,7 +605,7 @@ fn avg_pool_backward<const N: usize>(
     }
     let wide = opmath(x.dtype);
     let by = divisor(c, &pool, wide, count_include_pad, divisor_override)?;
-    let share = c.div(c.to(grad.value, wide), by);
+    let share = c.divide(c.to(grad.value, wide), by);
     // An element gets the shares of all windows over it: a sliding sum over the shares, set apart by the stride.
     let low = pool.per_dim(0, |a| a.kernel - 1 - a.padding);
     let high = pool.per_dim(0, |a| a.input + a.padding - 1 - (a.output - 1) * a.stride);

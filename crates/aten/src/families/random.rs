@@ -17,7 +17,7 @@ pub static ROWS: &[Row] = &[
         like(c, x, "uniform", |c, dtype, shape| {
             let u = uniform_digits(c, rng, dtype, x.dtype, shape);
             let [from, to] = numbers(c, [from, to], dtype, shape);
-            c.add(c.mul(u, c.sub(to, from)), from)
+            c.add(c.multiply(u, c.subtract(to, from)), from)
         })
     })
     .layout(Layout::LikeFirst)
@@ -25,7 +25,7 @@ pub static ROWS: &[Row] = &[
     op!("normal_functional", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
         like(c, x, "normal", |c, dtype, shape| {
             let [mean, std] = numbers(c, [mean, std], dtype, shape);
-            c.add(c.mul(normal(c, rng, dtype, shape), std), mean)
+            c.add(c.multiply(normal(c, rng, dtype, shape), std), mean)
         })
     })
     .layout(Layout::LikeFirst)
@@ -88,7 +88,7 @@ pub static ROWS: &[Row] = &[
     op!("exponential", |c: &Ctx, x: Tensor, rate: Scalar, rng: Rng| {
         like(c, x, "exponential", |c, dtype, shape| {
             let [rate] = numbers(c, [rate], dtype, shape);
-            c.div(exponential(c, rng, dtype, shape), rate)
+            c.divide(exponential(c, rng, dtype, shape), rate)
         })
     })
     .dtypes(domain::continuous)
@@ -103,7 +103,7 @@ pub static ROWS: &[Row] = &[
     op!("log_normal", |c: &Ctx, x: Tensor, mean: Scalar, std: Scalar, rng: Rng| {
         like(c, x, "log_normal", |c, dtype, shape| {
             let [mean, std] = numbers(c, [mean, std], dtype, shape);
-            c.exponential(c.add(c.mul(normal(c, rng, dtype, shape), std), mean))
+            c.exponential(c.add(c.multiply(normal(c, rng, dtype, shape), std), mean))
         })
     })
     .layout(Layout::LikeFirst)
@@ -113,8 +113,9 @@ pub static ROWS: &[Row] = &[
     op!("cauchy", |c: &Ctx, x: Tensor, median: Scalar, sigma: Scalar, rng: Rng| {
         like(c, x, "cauchy", |c, dtype, shape| {
             let [median, sigma] = numbers(c, [median, sigma], dtype, shape);
-            let u = c.sub(open_uniform(c, rng, dtype, shape), c.constant(TensorType::new(dtype, shape), 0.5));
-            c.add(median, c.mul(sigma, c.tan(c.mul(u, c.like(u, PI)))))
+            let u = c
+                .subtract(open_uniform(c, rng, dtype, shape), c.constant(TensorType::new(dtype, shape), 0.5));
+            c.add(median, c.multiply(sigma, c.tan(c.multiply(u, c.like(u, PI)))))
         })
     })
     .dtypes(domain::continuous)
@@ -203,7 +204,7 @@ fn uniform_digits(c: &Ctx, rng: Rng, dtype: DType, target: DType, shape: &[i64])
     let raw = bits(c, rng, source, shape);
     let raw = c.shift_right_logical(raw, c.like(raw, f64::from(width - keep)));
     let x = c.convert(raw, dtype);
-    c.mul(x, c.like(x, 0.5f64.powi(keep as i32)))
+    c.multiply(x, c.like(x, 0.5f64.powi(keep as i32)))
 }
 
 /// In [0, 1).
@@ -222,14 +223,14 @@ pub(super) fn open_uniform_of(b: &Builder, raw: Value, dtype: DType) -> Value {
     let keep = digits(dtype) - 1;
     let drop = b.dtype(raw).bits() - keep;
     let x = b.convert(b.shift_right_logical(raw, b.full_like(raw, f64::from(drop))), dtype);
-    b.mul(b.add(x, b.full_like(x, 0.5)), b.full_like(x, 0.5f64.powi(keep as i32)))
+    b.multiply(b.add(x, b.full_like(x, 0.5)), b.full_like(x, 0.5f64.powi(keep as i32)))
 }
 
 /// Standard normal numbers, by the inverse of the distribution.
 fn normal(c: &Ctx, rng: Rng, dtype: DType, shape: &[i64]) -> Value {
     let u = open_uniform(c, rng, dtype, shape);
-    let centered = c.sub(c.mul(u, c.like(u, 2.0)), c.like(u, 1.0));
-    c.mul(c.erf_inv(centered), c.like(u, SQRT_2))
+    let centered = c.subtract(c.multiply(u, c.like(u, 2.0)), c.like(u, 1.0));
+    c.multiply(c.erf_inv(centered), c.like(u, SQRT_2))
 }
 
 /// Standard exponential numbers.
@@ -249,7 +250,7 @@ fn like(c: &Ctx, x: Tensor, name: &str, f: impl Fn(&Ctx, DType, &[i64]) -> Value
         Category::Complex if matches!(name, "normal" | "uniform") => {
             let part = || {
                 let v = f(c, x.dtype.real(), &shape);
-                if name == "normal" { c.mul(v, c.like(v, 1.0 / SQRT_2)) } else { v }
+                if name == "normal" { c.multiply(v, c.like(v, 1.0 / SQRT_2)) } else { v }
             };
             Ok(c.complex(part(), part()))
         }
@@ -275,7 +276,7 @@ fn normal_of(c: &Ctx, dtype: DType, mean: Value, std: Value, rng: Rng) -> Result
     check_std(c, std);
     let [mean, std] = c.align([mean, std], opmath(dtype))?;
     let z = normal(c, rng, opmath(dtype), &c.shape(mean));
-    Ok(c.to(c.add(c.mul(z, std), mean), dtype))
+    Ok(c.to(c.add(c.multiply(z, std), mean), dtype))
 }
 
 fn bernoulli(c: &Ctx, dtype: DType, shape: &[i64], p: Value, rng: Rng) -> Result<Value> {
@@ -339,9 +340,9 @@ fn random(c: &Ctx, x: Tensor, rng: Rng) -> Result<Value> {
 fn random_between(c: &Ctx, x: Tensor, from: Integer, to: Option<Integer>, rng: Rng) -> Result<Value> {
     let shape = c.shape(x.value);
     let word = |i: i64| c.scalar_i64(DType::S64, i);
-    let last = to.map_or(word(largest(x.dtype)), |to| c.sub(to.0, word(1)));
+    let last = to.map_or(word(largest(x.dtype)), |to| c.subtract(to.0, word(1)));
     // The number of choices modulo 2^64: 0 means all of them.
-    let span = c.convert(c.add(c.sub(last, from.0), word(1)), DType::U64);
+    let span = c.convert(c.add(c.subtract(last, from.0), word(1)), DType::U64);
     let all = c.full(c.eq(span, c.zeros_like(span)), &shape);
     let span = c.full(c.maximum(span, c.ones_like(span)), &shape);
     let raw = bits(c, rng, DType::U64, &shape);
@@ -353,7 +354,7 @@ fn geometric(c: &Ctx, x: Tensor, p: Scalar, rng: Rng) -> Value {
     let shape = c.shape(x.value);
     let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let [p] = numbers(c, [p], dtype, &shape);
-    let trials = c.div(c.log(open_uniform(c, rng, dtype, &shape)), c.log_plus_one(c.negate(p)));
+    let trials = c.divide(c.log(open_uniform(c, rng, dtype, &shape)), c.log_plus_one(c.negate(p)));
     c.to(c.ceil(trials), x.dtype)
 }
 
@@ -420,7 +421,7 @@ fn with_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
     let sums = c.matmul(w, upto, oxitorch_hlo::Precision::Highest, None);
     let total = c.slice_dim(sums, 1, classes - 1, classes, 1);
     let total = c.broadcast_in_dim(total, &[rows, samples], &[0, 1]);
-    let share = c.mul(uniform(c, rng, dtype, &[rows, samples]), total);
+    let share = c.multiply(uniform(c, rng, dtype, &[rows, samples]), total);
     let all = [rows, samples, classes];
     let below = c.le(c.broadcast_in_dim(sums, &all, &[0, 2]), c.broadcast_in_dim(share, &all, &[0, 1]));
     let index = c.reduce_sum(c.convert(below, DType::S64), &[2]);
@@ -431,7 +432,7 @@ fn with_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
 fn without_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
     let shape = c.shape(w);
     let noise = exponential(c, rng, c.dtype(w), &shape);
-    let key = c.div(w, noise);
+    let key = c.divide(w, noise);
     let i = c.iota(TensorType::new(DType::S64, shape), 1);
     let sorted = c.sort(&[key, i], 1, true, |b, x, y| b.gt(x[0], y[0]));
     c.slice_dim(sorted[1], 1, 0, samples, 1)
@@ -443,12 +444,12 @@ fn dropout(c: &Ctx, x: Tensor, p: Scalar, train: Option<bool>, rng: Rng) -> (Val
     if train == Some(false) {
         return (x.value, c.full(c.scalar_bool(true), &shape));
     }
-    let keep = c.sub(c.scalar_f64(DType::F32, 1.0), c.number(p, DType::F32));
+    let keep = c.subtract(c.scalar_f64(DType::F32, 1.0), c.number(p, DType::F32));
     let mask = c.lt(uniform(c, rng, DType::F32, &shape), c.full(keep, &shape));
     let high = opmath(x.dtype);
     let v = c.to(x.value, high);
-    let scale = c.full(c.to(c.div(c.scalar_f64(DType::F32, 1.0), keep), high), &shape);
-    (c.to(c.select(mask, c.mul(v, scale), c.zeros_like(v)), x.dtype), mask)
+    let scale = c.full(c.to(c.divide(c.scalar_f64(DType::F32, 1.0), keep), high), &shape);
+    (c.to(c.select(mask, c.multiply(v, scale), c.zeros_like(v)), x.dtype), mask)
 }
 
 fn dropout_backward(c: &Ctx, g: Tensor, mask: Tensor, scale: Scalar) -> Result<Value> {
@@ -456,7 +457,7 @@ fn dropout_backward(c: &Ctx, g: Tensor, mask: Tensor, scale: Scalar) -> Result<V
     let high = opmath(dtype);
     let [v, mask] = c.align([c.to(g.value, high), c.to(mask.value, high)], high)?;
     let scale = c.number_like(scale, high, &c.shape(v));
-    Ok(c.to(c.mul(c.mul(v, mask), scale), dtype))
+    Ok(c.to(c.multiply(c.multiply(v, mask), scale), dtype))
 }
 
 /// The result and the noise: random slopes in training (1 where the input is positive), their mean otherwise.
@@ -467,10 +468,10 @@ fn rrelu(c: &Ctx, x: Tensor, noise: Tensor, bounds: [Scalar; 2], training: bool,
     let [lower, upper] = numbers(c, bounds, high, &shape);
     let negative = c.le(v, c.zeros_like(v));
     if !training {
-        let slope = c.div(c.add(lower, upper), c.like(v, 2.0));
-        return [c.to(c.select(negative, c.mul(v, slope), v), x.dtype), noise.value];
+        let slope = c.divide(c.add(lower, upper), c.like(v, 2.0));
+        return [c.to(c.select(negative, c.multiply(v, slope), v), x.dtype), noise.value];
     }
-    let slope = c.add(lower, c.mul(uniform(c, rng, high, &shape), c.sub(upper, lower)));
+    let slope = c.add(lower, c.multiply(uniform(c, rng, high, &shape), c.subtract(upper, lower)));
     let slope = c.select(negative, slope, c.like(v, 1.0));
-    [c.to(c.mul(v, slope), x.dtype), c.to(slope, noise.dtype)]
+    [c.to(c.multiply(v, slope), x.dtype), c.to(slope, noise.dtype)]
 }

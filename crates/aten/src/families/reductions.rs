@@ -132,7 +132,7 @@ pub(super) fn count_like(c: &Ctx, x: Value, count: i64) -> Value {
 /// Mean over `dims` of a float tensor in its own dtype; the dimensions go away.
 pub(super) fn plain_mean(c: &Ctx, x: Value, dims: &[i64]) -> Value {
     let sum = c.reduce_sum(x, dims);
-    c.div(sum, count_like(c, sum, reduced_numel(&c.shape(x), dims)))
+    c.divide(sum, count_like(c, sum, reduced_numel(&c.shape(x), dims)))
 }
 
 /// The reduction of `x` back over the shape that `dims` were reduced from.
@@ -407,19 +407,19 @@ fn moments(
     let shape = c.shape(x.value);
     let wide = c.to(x.value, opmath(x.dtype));
     let mean = plain_mean(c, wide, &dims);
-    let deviation = c.sub(wide, spread(c, mean, &shape, &dims));
+    let deviation = c.subtract(wide, spread(c, mean, &shape, &dims));
     let squares = if x.dtype.is_complex() {
         let (re, im) = (c.real(deviation), c.imag(deviation));
-        c.add(c.mul(re, re), c.mul(im, im))
+        c.add(c.multiply(re, re), c.multiply(im, im))
     } else {
-        c.mul(deviation, deviation)
+        c.multiply(deviation, deviation)
     };
     let sum = c.reduce_sum(squares, &dims);
     let dtype = c.dtype(sum);
     let count = c.scalar_f64(dtype, reduced_numel(&shape, &dims) as f64);
     let correction = correction.map_or_else(|| c.scalar_f64(dtype, 1.0), |s| c.number(s, dtype));
-    let freedom = c.maximum(c.sub(count, correction), c.scalar_f64(dtype, 0.0));
-    let var = c.div(sum, c.full(freedom, &c.shape(sum)));
+    let freedom = c.maximum(c.subtract(count, correction), c.scalar_f64(dtype, 0.0));
+    let var = c.divide(sum, c.full(freedom, &c.shape(sum)));
     let finish = |v: Value, dtype: DType| keep_dims(c, c.to(v, dtype), &shape, &dims, keep);
     let real = x.dtype.real();
     Ok(Moments { mean: finish(mean, x.dtype), var: finish(var, real), std: finish(c.sqrt(var), real) })
@@ -436,7 +436,7 @@ fn logsumexp(c: &Ctx, x: Tensor, dims: Dims, keep: bool) -> Result<Value> {
     let max = c.reduce_max(wide, &dims);
     // An infinite maximum would make inf - inf; shifting by 0 keeps the infinity.
     let shift = c.select(c.is_finite(max), max, c.zeros_like(max));
-    let sum = c.reduce_sum(c.exponential(c.sub(wide, spread(c, shift, &shape, &dims))), &dims);
+    let sum = c.reduce_sum(c.exponential(c.subtract(wide, spread(c, shift, &shape, &dims))), &dims);
     Ok(keep_dims(c, c.to(c.add(c.log(sum), shift), out), &shape, &dims, keep))
 }
 
@@ -512,7 +512,7 @@ fn norm_of(c: &Ctx, size: Value, ord: f64, dims: &[i64]) -> Value {
     } else if ord == 1.0 {
         c.reduce_sum(size, dims)
     } else if ord == 2.0 {
-        c.sqrt(c.reduce_sum(c.mul(size, size), dims))
+        c.sqrt(c.reduce_sum(c.multiply(size, size), dims))
     } else {
         let sum = c.reduce_sum(c.power(size, c.like(size, ord)), dims);
         c.power(sum, c.like(sum, 1.0 / ord))

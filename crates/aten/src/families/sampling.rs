@@ -63,26 +63,26 @@ fn standard_gamma(c: &Ctx, alpha: Value, rng: Rng) -> Value {
     let one = c.like(alpha, 1.0);
     let small = c.lt(alpha, one);
     let shape = c.select(small, c.add(alpha, one), alpha);
-    let d = c.sub(shape, c.like(alpha, 1.0 / 3.0));
-    let scale = c.rsqrt(c.mul(d, c.like(d, 9.0)));
+    let d = c.subtract(shape, c.like(alpha, 1.0 / 3.0));
+    let scale = c.rsqrt(c.multiply(d, c.like(d, 9.0)));
     let x = reject(c, rng, alpha, |b, state| {
         let (u, state) = draw(b, state, d);
         let (v, state) = draw(b, state, d);
         let one = constant(b, d, 1.0);
-        let centered = b.sub(b.mul(u, constant(b, u, 2.0)), one);
-        let z = b.mul(b.erf_inv(centered), constant(b, u, SQRT_2));
-        let root = b.add(one, b.mul(scale, z));
-        let cube = b.mul(b.mul(root, root), root);
+        let centered = b.subtract(b.multiply(u, constant(b, u, 2.0)), one);
+        let z = b.multiply(b.erf_inv(centered), constant(b, u, SQRT_2));
+        let root = b.add(one, b.multiply(scale, z));
+        let cube = b.multiply(b.multiply(root, root), root);
         let positive = b.gt(root, b.zeros_like(root));
         let log = b.log(b.select(positive, cube, one));
-        let half_square = b.mul(constant(b, z, 0.5), b.mul(z, z));
-        let limit = b.add(half_square, b.mul(d, b.add(b.sub(one, cube), log)));
+        let half_square = b.multiply(constant(b, z, 0.5), b.multiply(z, z));
+        let limit = b.add(half_square, b.multiply(d, b.add(b.subtract(one, cube), log)));
         // A NaN shape is accepted at once, or it would never end.
         let accepted = b.or(b.and(positive, b.lt(b.log(v), limit)), b.is_nan(d));
-        (b.mul(d, cube), accepted, state)
+        (b.multiply(d, cube), accepted, state)
     });
     let (boost, _) = draw(c, bits(c, rng, DType::U64, &[2]), alpha);
-    c.select(small, c.mul(x, c.power(boost, c.div(one, alpha))), x)
+    c.select(small, c.multiply(x, c.power(boost, c.divide(one, alpha))), x)
 }
 
 fn dirichlet(c: &Ctx, alpha: Tensor, rng: Rng) -> Result<Value> {
@@ -95,7 +95,7 @@ fn dirichlet(c: &Ctx, alpha: Tensor, rng: Rng) -> Result<Value> {
         let last = shape.len() as i64 - 1;
         let dims: Vec<i64> = (0..last).collect();
         let total = c.broadcast_in_dim(c.reduce_sum(x, &[last]), &shape, &dims);
-        c.div(x, total)
+        c.divide(x, total)
     })
 }
 
@@ -129,7 +129,7 @@ fn poisson_count(c: &Ctx, rate: Value, rng: Rng) -> Value {
             let (u, state) = draw(b, s[0], s[1]);
             let open = b.gt(s[1], limit);
             let one = constant(b, u, 1.0);
-            vec![state, b.select(open, b.mul(s[1], u), s[1]), b.select(open, b.add(s[2], one), s[2])]
+            vec![state, b.select(open, b.multiply(s[1], u), s[1]), b.select(open, b.add(s[2], one), s[2])]
         },
     );
     out[2]
@@ -137,17 +137,17 @@ fn poisson_count(c: &Ctx, rate: Value, rng: Rng) -> Value {
 
 fn poisson_reject(c: &Ctx, rate: Value, rng: Rng) -> Value {
     let k = |x: f64| c.like(rate, x);
-    let b1 = c.add(k(0.931), c.mul(k(2.53), c.sqrt(rate)));
-    let a1 = c.add(k(-0.059), c.mul(k(0.02483), b1));
-    let inv_alpha = c.add(k(1.1239), c.div(k(1.1328), c.sub(b1, k(3.4))));
-    let v_r = c.sub(k(0.9277), c.div(k(3.6224), c.sub(b1, k(2.0))));
+    let b1 = c.add(k(0.931), c.multiply(k(2.53), c.sqrt(rate)));
+    let a1 = c.add(k(-0.059), c.multiply(k(0.02483), b1));
+    let inv_alpha = c.add(k(1.1239), c.divide(k(1.1328), c.subtract(b1, k(3.4))));
+    let v_r = c.subtract(k(0.9277), c.divide(k(3.6224), c.subtract(b1, k(2.0))));
     let log_rate = c.log(rate);
     reject(c, rng, rate, |b, state| {
         let trial = Hat::draw(b, state, a1, b1, b.add(rate, constant(b, rate, 0.43)));
         let n = trial.candidate;
-        let left = b.sub(b.add(b.log(trial.v), b.log(inv_alpha)), b.log(trial.width(b, a1, b1)));
+        let left = b.subtract(b.add(b.log(trial.v), b.log(inv_alpha)), b.log(trial.width(b, a1, b1)));
         let factorial = b.lgamma(b.add(n, constant(b, n, 1.0)));
-        let right = b.sub(b.sub(b.mul(n, log_rate), rate), factorial);
+        let right = b.subtract(b.subtract(b.multiply(n, log_rate), rate), factorial);
         let accepted = trial.accepted(b, v_r, b.le(left, right), b.ge(n, b.zeros_like(n)));
         (n, b.or(accepted, b.is_nan(rate)), trial.state)
     })
@@ -166,15 +166,15 @@ impl Hat {
         let (u, state) = draw(b, state, a1);
         let (v, state) = draw(b, state, a1);
         let half = constant(b, u, 0.5);
-        let u = b.sub(u, half);
-        let us = b.sub(half, b.abs(u));
-        let slope = b.add(b.div(b.add(a1, a1), us), b1);
-        Hat { candidate: b.floor(b.add(b.mul(slope, u), shift)), us, v, state }
+        let u = b.subtract(u, half);
+        let us = b.subtract(half, b.abs(u));
+        let slope = b.add(b.divide(b.add(a1, a1), us), b1);
+        Hat { candidate: b.floor(b.add(b.multiply(slope, u), shift)), us, v, state }
     }
 
     /// `a / us^2 + b`
     fn width(&self, b: &Builder, a1: Value, b1: Value) -> Value {
-        b.add(b.div(a1, b.mul(self.us, self.us)), b1)
+        b.add(b.divide(a1, b.multiply(self.us, self.us)), b1)
     }
 
     /// The quick test, or the exact one inside the range.
@@ -193,13 +193,13 @@ fn binomial(c: &Ctx, count: Tensor, prob: Tensor, rng: Rng) -> Result<Value> {
     let [n, p] = c.align([count.value, prob.value], opmath(dtype))?;
     let half = c.like(p, 0.5);
     let flip = c.gt(p, half);
-    let q = c.select(flip, c.sub(c.like(p, 1.0), p), p);
+    let q = c.select(flip, c.subtract(c.like(p, 1.0), p), p);
     let (zero, ten) = (c.zeros_like(n), c.like(n, 10.0));
-    let large = c.ge(c.mul(n, q), ten);
+    let large = c.ge(c.multiply(n, q), ten);
     let gaps = binomial_gaps(c, c.select(large, zero, n), q, rng);
     let hat = binomial_reject(c, c.select(large, n, c.like(n, 40.0)), c.select(large, q, half), rng);
     let x = c.select(large, hat, gaps);
-    let x = c.select(flip, c.sub(n, x), x);
+    let x = c.select(flip, c.subtract(n, x), x);
     let nothing = c.or(c.le(n, zero), c.le(p, zero));
     Ok(c.to(c.select(nothing, zero, x), dtype))
 }
@@ -215,7 +215,7 @@ fn binomial_gaps(c: &Ctx, n: Value, p: Value, rng: Rng) -> Value {
         |b, s| {
             let (u, state) = draw(b, s[0], n);
             let open = b.le(s[1], n);
-            let gap = b.ceil(b.div(b.log(u), log_q));
+            let gap = b.ceil(b.divide(b.log(u), log_q));
             let one = constant(b, n, 1.0);
             vec![state, b.select(open, b.add(s[1], gap), s[1]), b.select(open, b.add(s[2], one), s[2])]
         },
@@ -226,20 +226,20 @@ fn binomial_gaps(c: &Ctx, n: Value, p: Value, rng: Rng) -> Value {
 fn binomial_reject(c: &Ctx, n: Value, p: Value, rng: Rng) -> Value {
     let k = |x: f64| c.like(n, x);
     let one = k(1.0);
-    let q = c.sub(one, p);
-    let spread = c.sqrt(c.mul(c.mul(n, p), q));
-    let b1 = c.add(k(1.15), c.mul(k(2.53), spread));
-    let a1 = c.add(c.add(k(-0.0873), c.mul(k(0.0248), b1)), c.mul(k(0.01), p));
-    let shift = c.add(c.mul(n, p), k(0.5));
-    let v_r = c.sub(k(0.92), c.div(k(4.2), b1));
-    let alpha = c.mul(c.add(k(2.83), c.div(k(5.1), b1)), spread);
-    let log_odds = c.log(c.div(p, q));
-    let mode = c.floor(c.mul(c.add(n, one), p));
+    let q = c.subtract(one, p);
+    let spread = c.sqrt(c.multiply(c.multiply(n, p), q));
+    let b1 = c.add(k(1.15), c.multiply(k(2.53), spread));
+    let a1 = c.add(c.add(k(-0.0873), c.multiply(k(0.0248), b1)), c.multiply(k(0.01), p));
+    let shift = c.add(c.multiply(n, p), k(0.5));
+    let v_r = c.subtract(k(0.92), c.divide(k(4.2), b1));
+    let alpha = c.multiply(c.add(k(2.83), c.divide(k(5.1), b1)), spread);
+    let log_odds = c.log(c.divide(p, q));
+    let mode = c.floor(c.multiply(c.add(n, one), p));
     // log of the probability of k up to a constant: -lgamma(k+1) - lgamma(n-k+1) + k log(p/q)
     let weight = |b: &Builder, k: Value| {
         let above = b.lgamma(b.add(k, one));
-        let below = b.lgamma(b.add(b.sub(n, k), one));
-        b.sub(b.mul(k, log_odds), b.add(above, below))
+        let below = b.lgamma(b.add(b.subtract(n, k), one));
+        b.subtract(b.multiply(k, log_odds), b.add(above, below))
     };
     let peak = weight(c, mode);
     reject(c, rng, n, |b, state| {
@@ -247,8 +247,8 @@ fn binomial_reject(c: &Ctx, n: Value, p: Value, rng: Rng) -> Value {
         let k = trial.candidate;
         let in_range = b.and(b.ge(k, b.zeros_like(k)), b.le(k, n));
         let inside = b.select(in_range, k, mode);
-        let left = b.log(b.div(b.mul(trial.v, alpha), trial.width(b, a1, b1)));
-        let exact = b.le(left, b.sub(weight(b, inside), peak));
+        let left = b.log(b.divide(b.multiply(trial.v, alpha), trial.width(b, a1, b1)));
+        let exact = b.le(left, b.subtract(weight(b, inside), peak));
         let accepted = trial.accepted(b, v_r, exact, in_range);
         (k, b.or(accepted, b.is_nan(b.add(n, p))), trial.state)
     })

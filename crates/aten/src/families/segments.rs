@@ -68,7 +68,7 @@ impl Segments {
             None => c.slice_dim(given, 1, 1, last, 1),
         };
         let starts = match lengths {
-            Some(_) => c.sub(ends, given),
+            Some(_) => c.subtract(ends, given),
             None => c.slice_dim(given, 1, 0, last - 1, 1),
         };
         let place = c.iota(TensorType::new(DType::S64, [batches, rows].as_slice()), 1);
@@ -79,9 +79,9 @@ impl Segments {
             let first = c.broadcast_in_dim(c.slice_dim(starts, 1, 0, 1, 1), &[batches, rows], &[0, 1]);
             inside = c.and(inside, c.ge(place, first));
         }
-        let of = c.add(c.mul(batch, fill(c, segments, &[batches, rows])), of);
+        let of = c.add(c.multiply(batch, fill(c, segments, &[batches, rows])), of);
         let of = c.select(inside, of, fill(c, batches * segments, &[batches, rows]));
-        let sizes = c.reshape(c.sub(ends, starts), &[batches * segments]);
+        let sizes = c.reshape(c.subtract(ends, starts), &[batches * segments]);
         Ok(Segments { batches, rows, segments, inner, of: c.reshape(of, &[batches * rows]), sizes })
     }
 
@@ -110,12 +110,12 @@ impl Segments {
         let others = |is: Value| {
             let ones = c.select(is, one, zero);
             let count = scatter_rows(c, c.like(rest, 0.0), 0, self.of, ones, Some(Binary::Add));
-            c.gt(c.sub(self.spread(c, count), ones), zero)
+            c.gt(c.subtract(self.spread(c, count), ones), zero)
         };
         let rest = self.spread(c, rest);
-        let rest = c.select(others(is_zero), c.mul(rest, zero), rest);
+        let rest = c.select(others(is_zero), c.multiply(rest, zero), rest);
         let rest = c.select(others(is_nan), c.like(rest, f64::NAN), rest);
-        c.select(odd, rest, c.div(self.spread(c, products), rows))
+        c.select(odd, rest, c.divide(self.spread(c, products), rows))
     }
 
     /// What a segment has, for each of its rows; of a row that is in none any.
@@ -175,7 +175,7 @@ fn segment_reduce(
         let sizes = s.sizes_as(c, wide);
         let empty = c.eq(sizes, c.zeros_like(sizes));
         let alone = if given { out } else { c.like(out, f64::NAN) };
-        out = c.select(empty, alone, c.div(out, sizes));
+        out = c.select(empty, alone, c.divide(out, sizes));
     }
     let mut shape = c.shape(data.value);
     shape[c.dim(axis, data.rank)?] = s.segments;
@@ -204,7 +204,7 @@ fn segment_reduce_backward(
     let grads = s.spread(c, per_segment(grad));
     let found = match reduce.as_str() {
         "sum" => grads,
-        "mean" => c.div(grads, s.spread(c, s.sizes_as(c, wide))),
+        "mean" => c.divide(grads, s.spread(c, s.sizes_as(c, wide))),
         "max" | "min" => {
             let rows = s.rows_of(c, data.value, wide);
             let is = c.or(c.eq(rows, s.spread(c, per_segment(output))), c.is_nan(rows));
@@ -218,12 +218,15 @@ fn segment_reduce_backward(
             );
             let grads = c.select(is, grads, zeros);
             // PyTorch shares what is positive among several that are the extreme, and nothing else.
-            let shared = c.div(grads, s.spread(c, counts));
+            let shared = c.divide(grads, s.spread(c, counts));
             c.select(c.gt(grads, zeros), shared, grads)
         }
         "prod" => {
             let start = initial.map_or_else(|| c.scalar_f64(wide, 1.0), |x| c.number(x, wide));
-            c.mul(grads, s.products_of_others(c, s.rows_of(c, data.value, wide), per_segment(output), start))
+            c.multiply(
+                grads,
+                s.products_of_others(c, s.rows_of(c, data.value, wide), per_segment(output), start),
+            )
         }
         other => return Err(unknown(other)),
     };
@@ -290,9 +293,9 @@ fn padded_to_jagged(c: &Ctx, dense: Tensor, offsets: Vec<Tensor>, total: Option<
     let ends = c.reshape(c.slice_dim(offsets, 0, 1, runs + 1, 1), &[1, runs]);
     let run = c.to(lower_bound(c, ends, c.reshape(place, &[1, total]), true), DType::S64);
     let run = c.minimum(c.reshape(run, &[total]), fill(c, runs - 1, &[total]));
-    let step = c.sub(place, c.take_dim(offsets, run, 0));
+    let step = c.subtract(place, c.take_dim(offsets, run, 0));
     let inside = c.and(c.ge(step, fill(c, 0, &[total])), c.lt(step, fill(c, longest, &[total])));
-    let at = c.add(c.mul(run, fill(c, longest, &[total])), step);
+    let at = c.add(c.multiply(run, fill(c, longest, &[total])), step);
     let at = c.clamp(fill(c, 0, &[total]), at, fill(c, runs * longest - 1, &[total]));
     let mut flat = vec![runs * longest];
     flat.extend_from_slice(inner);

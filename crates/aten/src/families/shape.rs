@@ -122,7 +122,7 @@ fn roll_one(c: &Ctx, x: Value, shift: Offset, dim: i64) -> Value {
     }
     let Some(shift) = shift.known() else {
         // A window of two copies side by side, which begins `shift` elements before the second one.
-        let ahead = c.sub(c.scalar_i64(DType::S64, size), shift.value(c, DType::S64));
+        let ahead = c.subtract(c.scalar_i64(DType::S64, size), shift.value(c, DType::S64));
         return c.dynamic_slice(c.concatenate(&[x, x], dim), &starts(c, x, dim, ahead), &c.shape(x));
     };
     let split = size - shift.rem_euclid(size);

@@ -42,13 +42,13 @@ fn result_dtype(c: &Ctx, kernel: &str, x: Tensor, dims: &[i64], half_to_float: b
 
 /// `x` minus its maximum over `dims`, so that the exponential cannot overflow.
 fn shifted(c: &Ctx, x: Value, dims: &[i64]) -> Value {
-    c.sub(x, spread(c, c.reduce_max(x, dims), &c.shape(x), dims))
+    c.subtract(x, spread(c, c.reduce_max(x, dims), &c.shape(x), dims))
 }
 
 /// Softmax of a float tensor in its own dtype.
 pub(super) fn softmax_of(c: &Ctx, x: Value, dims: &[i64]) -> Value {
     let e = c.exponential(shifted(c, x, dims));
-    c.div(e, spread(c, c.reduce_sum(e, dims), &c.shape(x), dims))
+    c.divide(e, spread(c, c.reduce_sum(e, dims), &c.shape(x), dims))
 }
 
 fn softmax(c: &Ctx, x: Tensor, dim: i64, half_to_float: bool) -> Result<Value> {
@@ -63,16 +63,16 @@ fn log_softmax(c: &Ctx, x: Tensor, dim: i64, half_to_float: bool) -> Result<Valu
     let x = c.to(x.value, opmath(dtype));
     let along = |by_row: Value| spread(c, by_row, &c.shape(x), &dims);
     let highest = c.reduce_max(x, &dims);
-    let below = c.sub(x, along(highest));
+    let below = c.subtract(x, along(highest));
     let log_sum = c.log(c.reduce_sum(c.exponential(below), &dims));
     // The compiler would keep the difference instead of `x`; this it makes again for each who reads it. Not with the sum of
     // both, which has lost digits where values are large.
     let y = match c.config.target.gather_by_mask {
         true => {
             let by_row = c.optimization_barrier(&[highest, log_sum]);
-            by_row.into_iter().fold(x, |x, v| c.sub(x, along(v)))
+            by_row.into_iter().fold(x, |x, v| c.subtract(x, along(v)))
         }
-        false => c.sub(below, along(log_sum)),
+        false => c.subtract(below, along(log_sum)),
     };
     Ok(c.to(y, dtype))
 }
@@ -97,9 +97,9 @@ fn softmax_backward(c: &Ctx, grad: Tensor, output: Tensor, dim: i64, input_dtype
     backward_dtype(c, grad, output, input_dtype)?;
     let dims = axis(c, dim, grad.rank)?;
     let (g, o) = (c.to(grad.value, opmath(grad.dtype)), c.to(output.value, opmath(grad.dtype)));
-    let product = c.mul(g, o);
+    let product = c.multiply(g, o);
     let sum = spread(c, c.reduce_sum(product, &dims), &c.shape(g), &dims);
-    Ok(c.to(c.sub(product, c.mul(o, sum)), input_dtype))
+    Ok(c.to(c.subtract(product, c.multiply(o, sum)), input_dtype))
 }
 
 fn log_softmax_backward(
@@ -113,7 +113,7 @@ fn log_softmax_backward(
     let dims = axis(c, dim, grad.rank)?;
     let (g, o) = (c.to(grad.value, opmath(grad.dtype)), c.to(output.value, opmath(grad.dtype)));
     let sum = spread(c, c.reduce_sum(g, &dims), &c.shape(g), &dims);
-    Ok(c.to(c.sub(g, c.mul(c.exponential(o), sum)), input_dtype))
+    Ok(c.to(c.subtract(g, c.multiply(c.exponential(o), sum)), input_dtype))
 }
 
 /// A row that is -inf throughout becomes zeros instead of NaN.
@@ -186,9 +186,9 @@ fn masked_softmax_backward(
     }
     let (g, o) = (c.to(grad.value, opmath(grad.dtype)), c.to(output.value, opmath(grad.dtype)));
     let zero = c.zeros_like(g);
-    let product = c.select(mask.value, zero, c.mul(g, o));
+    let product = c.select(mask.value, zero, c.multiply(g, o));
     let sum = spread(c, c.reduce_sum(product, &dims), &shape, &dims);
-    let full = c.select(mask.value, zero, c.sub(product, c.mul(o, sum)));
+    let full = c.select(mask.value, zero, c.subtract(product, c.multiply(o, sum)));
     Ok(c.to(full, grad.dtype))
 }
 

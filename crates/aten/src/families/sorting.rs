@@ -212,10 +212,10 @@ fn median_along(c: &Ctx, x: Value, dim: usize, keep: bool, skip_nan: bool) -> (V
     let mut at = number((n - 1) / 2);
     if c.dtype(x).is_float() {
         let nans = c.reshape(c.reduce_sum(c.to(c.is_nan(x), dtype), &dims), &one);
-        let numbers = c.sub(number(n), nans);
+        let numbers = c.subtract(number(n), nans);
         at = if skip_nan {
-            let last = c.maximum(c.sub(numbers, number(1)), number(0));
-            c.div(last, number(2))
+            let last = c.maximum(c.subtract(numbers, number(1)), number(0));
+            c.divide(last, number(2))
         } else {
             c.select(c.eq(nans, number(0)), at, numbers)
         };
@@ -265,7 +265,7 @@ fn mode(c: &Ctx, x: Tensor, dim: i64, keep: bool) -> Result<(Value, Value)> {
     let starts = c.or(c.ne(values, before), c.eq(position, zero));
     // The start of the run that each element belongs to, hence the length of the run so far.
     let start = prefix(c, Binary::Maximum, c.select(starts, position, zero), c.min_value(dtype), dim);
-    let (_, at) = c.argmax(c.sub(position, start), dim as i64, dtype);
+    let (_, at) = c.argmax(c.subtract(position, start), dim as i64, dtype);
     let at = keep_dims(c, at, &shape, &[dim as i64], true);
     Ok(pick(c, (values, index), at, dim, keep))
 }
@@ -280,11 +280,11 @@ pub(super) fn lower_bound(c: &Ctx, sequence: Value, x: Value, right: bool) -> Va
         return number(0);
     }
     let flat = c.reshape(sequence, &[rows * n]);
-    let row = c.mul(c.iota(TensorType::new(dtype, shape.clone()), 0), number(n));
+    let row = c.multiply(c.iota(TensorType::new(dtype, shape.clone()), 0), number(n));
     let (mut start, mut end) = (number(0), number(n));
     // A range of n + 1 candidates halves in every step.
     for _ in 0..i64::BITS - n.leading_zeros() {
-        let middle = c.div(c.add(start, end), number(2));
+        let middle = c.divide(c.add(start, end), number(2));
         let at = c.take_dim(flat, c.add(row, c.minimum(middle, number(n - 1))), 0);
         let stop = if right { c.gt(at, x) } else { c.ge(at, x) };
         let open = c.lt(start, end);

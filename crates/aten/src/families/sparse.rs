@@ -109,6 +109,6 @@ fn spmm(c: &Ctx, rows: Value, columns: Value, values: Value, dense: Value, size:
         return Ok(zeros);
     }
     let taken = c.take_dim(dense, columns, 0);
-    let scaled = c.mul(taken, c.broadcast_in_dim(values, &c.shape(taken), &[0]));
+    let scaled = c.multiply(taken, c.broadcast_in_dim(values, &c.shape(taken), &[0]));
     Ok(scatter_rows(c, zeros, 0, rows, scaled, Some(Binary::Add)))
 }

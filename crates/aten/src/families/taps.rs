@@ -120,7 +120,7 @@ fn weigh(c: &Ctx, x: Value, weights: &[Option<f64>], dims: &[i64], sizes: &[i64]
     let mut out = x;
     if weights.iter().flatten().any(|&w| w != 1.0) {
         let numbers: Vec<f64> = weights.iter().map(|w| w.unwrap_or(0.0)).collect();
-        out = c.mul(x, over(c.vector_f64(c.dtype(x), &numbers)));
+        out = c.multiply(x, over(c.vector_f64(c.dtype(x), &numbers)));
     }
     if weights.iter().any(Option::is_none) {
         let present: Vec<i64> = weights.iter().map(|w| i64::from(w.is_some())).collect();
@@ -130,7 +130,7 @@ fn weigh(c: &Ctx, x: Value, weights: &[Option<f64>], dims: &[i64], sizes: &[i64]
 }
 
 fn scale(c: &Ctx, x: Value, by: f64) -> Value {
-    if by == 1.0 { x } else { c.mul(x, c.like(x, by)) }
+    if by == 1.0 { x } else { c.multiply(x, c.like(x, by)) }
 }
 
 /// Sums blocks of `n` elements along `dim`.

@@ -151,7 +151,7 @@ fn addc(
 }
 
 fn addcmul(c: &Ctx, x: Tensor, a: Tensor, b: Tensor, value: Alpha) -> Result<Value> {
-    addc(c, x, a, b, value, |c, a, b, value| c.mul(c.times(a, value), b))
+    addc(c, x, a, b, value, |c, a, b, value| c.multiply(c.times(a, value), b))
 }
 
 fn addcdiv(c: &Ctx, x: Tensor, a: Tensor, b: Tensor, value: Alpha) -> Result<Value> {
@@ -164,7 +164,7 @@ fn addcdiv(c: &Ctx, x: Tensor, a: Tensor, b: Tensor, value: Alpha) -> Result<Val
              implementation: (input + value * tensor1 / tensor2), for all dtypes.",
         ));
     }
-    addc(c, x, a, b, value, |c, a, b, value| c.div(c.times(a, value), b))
+    addc(c, x, a, b, value, |c, a, b, value| c.divide(c.times(a, value), b))
 }
 
 /// torch wants one dtype for all, so that nothing is rounded twice.
@@ -185,9 +185,9 @@ fn lerp_tensor(c: &Ctx, x: Tensor, end: Tensor, weight: Tensor) -> Result<Value>
 fn lerp(c: &Ctx, x: Tensor, end: Tensor, weight: Value) -> Result<Value> {
     same_dtype(x, end, "end")?;
     let [a, b, w] = c.align([x.value, end.value, weight], opmath(x.dtype))?;
-    let gap = c.sub(b, a);
-    let from_start = c.add(a, c.mul(w, gap));
-    let from_end = c.sub(b, c.mul(gap, c.sub(c.like(w, 1.0), w)));
+    let gap = c.subtract(b, a);
+    let from_start = c.add(a, c.multiply(w, gap));
+    let from_end = c.subtract(b, c.multiply(gap, c.subtract(c.like(w, 1.0), w)));
     let size = c.abs(w);
     Ok(c.to(c.select(c.lt(size, c.like(size, 0.5)), from_start, from_end), x.dtype))
 }
@@ -216,5 +216,5 @@ fn masked_fill(c: &Ctx, x: Tensor, mask: Tensor, value: Tensor) -> Result<Value>
 fn masked_scale(c: &Ctx, x: Tensor, mask: Tensor, scale: Scalar) -> Result<Value> {
     let [v, m] = c.align([x.value, mask.value], opmath(x.dtype))?;
     let factor = c.number_like(scale, c.dtype(v), &c.shape(v));
-    Ok(c.to(c.mul(c.mul(v, m), factor), x.dtype))
+    Ok(c.to(c.multiply(c.multiply(v, m), factor), x.dtype))
 }

@@ -57,20 +57,20 @@ fn survivors(c: &Ctx, boxes: &Tensor, scores: &Tensor, threshold: Scalar) -> Res
     let boxes = c.take_dim(c.to(boxes.value, wide), order, 0);
     let side = |i: i64| c.index_dim(boxes, 1, i);
     let (left, top, right, bottom) = (side(0), side(1), side(2), side(3));
-    let areas = c.mul(c.sub(right, left), c.sub(bottom, top));
+    let areas = c.multiply(c.subtract(right, left), c.subtract(bottom, top));
     let earlier = |v: Value| c.broadcast_in_dim(v, &[n, n], &[0]);
     let later = |v: Value| c.broadcast_in_dim(v, &[n, n], &[1]);
     let zero = c.full(c.scalar_f64(wide, 0.0), &[n, n]);
     let overlap = |low: Value, high: Value| {
-        let size = c.sub(c.minimum(earlier(high), later(high)), c.maximum(earlier(low), later(low)));
+        let size = c.subtract(c.minimum(earlier(high), later(high)), c.maximum(earlier(low), later(low)));
         c.maximum(size, zero)
     };
-    let inter = c.mul(overlap(left, right), overlap(top, bottom));
-    let union = c.sub(c.add(earlier(areas), later(areas)), inter);
+    let inter = c.multiply(overlap(left, right), overlap(top, bottom));
+    let union = c.subtract(c.add(earlier(areas), later(areas)), inter);
     let square = TensorType::new(DType::S32, [n, n].as_slice());
     let before = c.lt(c.iota(square.clone(), 0), c.iota(square, 1));
     // The threshold is a double, also where the boxes are not.
-    let share = c.to(c.div(inter, union), DType::F64);
+    let share = c.to(c.divide(inter, union), DType::F64);
     let beats = c.and(before, c.gt(share, c.number_like(threshold, DType::F64, &[n, n])));
     // A box stays unless one that stays beats it. Who stays is found from the front: after k rounds the first k are
     // right, and where a round changes nothing all are. Rounds are as many as boxes that beat each other in a chain.
@@ -170,14 +170,14 @@ impl Regions {
         let number = |x: f64| c.full(c.scalar_f64(wide, x), &[count]);
         let column = |i: i64| c.index_dim(boxes, 1, i);
         let (scale, shift) = (c.number_like(scale, wide, &[count]), number(if aligned { 0.5 } else { 0.0 }));
-        let edge = |i: i64| c.sub(c.mul(column(i), scale), shift);
+        let edge = |i: i64| c.subtract(c.multiply(column(i), scale), shift);
         let axis = |low: i64, high: i64, bins: i64, side: i64| {
             let start = edge(low);
-            let mut size = c.sub(edge(high), start);
+            let mut size = c.subtract(edge(high), start);
             if !aligned {
                 size = c.maximum(size, number(1.0));
             }
-            let bin = c.div(size, number(bins as f64));
+            let bin = c.divide(size, number(bins as f64));
             // Of a bin that is larger than the plane only so many are looked at, as in torchvision's code for GPUs that
             // gives the same in each run: there is a loop over them.
             let samples =
@@ -206,19 +206,19 @@ impl Regions {
         let [start, bin, samples] = self.axes[side].map(|v| self.along(b, v, side));
         let (i, size) = (b.full(i, &shape), self.input[2 + side]);
         let bins_before = b.iota(TensorType::new(self.wide, shape.as_slice()), 1);
-        let within = b.div(b.mul(b.add(i, number(0.5)), bin), b.maximum(samples, number(1.0)));
-        let at = b.add(b.add(start, b.mul(bins_before, bin)), within);
+        let within = b.divide(b.multiply(b.add(i, number(0.5)), bin), b.maximum(samples, number(1.0)));
+        let at = b.add(b.add(start, b.multiply(bins_before, bin)), within);
         let inside = b.and(b.ge(at, number(-1.0)), b.le(at, number(size as f64)));
         let there = b.and(inside, b.lt(i, samples));
         let last = number((size - 1) as f64);
         let at = b.clamp(number(0.0), at, last);
         let low = b.floor(at);
         let high = b.minimum(b.add(low, number(1.0)), last);
-        let part = b.sub(at, low);
+        let part = b.subtract(at, low);
         let weigh = |w: Value| b.select(there, w, number(0.0));
         Between {
             at: [low, high].map(|v| b.convert(v, DType::S32)),
-            weights: [weigh(b.sub(number(1.0), part)), weigh(part)],
+            weights: [weigh(b.subtract(number(1.0), part)), weigh(part)],
         }
     }
 
@@ -236,7 +236,7 @@ impl Regions {
     /// For each bin 1 / its number of samples, `[boxes * bins]`.
     fn share(&self, c: &Ctx) -> Value {
         let one = c.full(c.scalar_f64(self.wide, 1.0), &[self.boxes]);
-        let count = c.maximum(c.mul(self.axes[0][2], self.axes[1][2]), one);
+        let count = c.maximum(c.multiply(self.axes[0][2], self.axes[1][2]), one);
         let all = [self.boxes, self.bins[0] * self.bins[1]];
         c.reshape(c.broadcast_in_dim(count, &all, &[0]), &[self.rows().1])
     }
@@ -259,10 +259,10 @@ impl Regions {
                         let of_rows = |v: Value| b.broadcast_in_dim(v, &shape, &[0, 1]);
                         let of_columns = |v: Value| b.broadcast_in_dim(v, &shape, &[0, 2]);
                         let size = |n: i64| b.full(b.scalar_i64(DType::S32, n), &shape);
-                        let plane = b.mul(b.broadcast_in_dim(self.plane, &shape, &[0]), size(height));
-                        let at = b.mul(b.add(plane, of_rows(*row)), size(width));
+                        let plane = b.multiply(b.broadcast_in_dim(self.plane, &shape, &[0]), size(height));
+                        let at = b.multiply(b.add(plane, of_rows(*row)), size(width));
                         let at = b.reshape(b.add(at, of_columns(*column)), &flat);
-                        let weight = b.reshape(b.mul(of_rows(wy), of_columns(wx)), &flat);
+                        let weight = b.reshape(b.multiply(of_rows(wy), of_columns(wx)), &flat);
                         sum = step(b, sum, at, weight);
                     }
                 }
@@ -301,9 +301,10 @@ fn roi_align(
     let table = c.reshape(c.transpose(c.to(input.value, wide), &[0, 2, 3, 1]), &[elements, channels]);
     let all = |b: &Builder, v: Value| b.broadcast_in_dim(v, &[bins, channels], &[0]);
     let start = c.full(c.scalar_f64(wide, 0.0), &[bins, channels]);
-    let sum =
-        r.fold(c, start, |b, sum, at, weight| b.add(sum, b.mul(b.take_dim(table, at, 0), all(b, weight))));
-    let mean = c.div(sum, all(c, r.share(c)));
+    let sum = r.fold(c, start, |b, sum, at, weight| {
+        b.add(sum, b.multiply(b.take_dim(table, at, 0), all(b, weight)))
+    });
+    let mean = c.divide(sum, all(c, r.share(c)));
     let mean = c.transpose(c.reshape(mean, &[boxes, height, width, channels]), &[0, 3, 1, 2]);
     Ok(c.to(mean, input.dtype))
 }
@@ -338,10 +339,10 @@ fn roi_align_backward(
     let (elements, bins) = r.rows();
     let all = |b: &Builder, v: Value| b.broadcast_in_dim(v, &[bins, channels], &[0]);
     let rows = c.reshape(c.transpose(c.to(grad.value, wide), &[0, 2, 3, 1]), &[bins, channels]);
-    let rows = c.div(rows, all(c, r.share(c)));
+    let rows = c.divide(rows, all(c, r.share(c)));
     let start = c.full(c.scalar_f64(wide, 0.0), &[elements, channels]);
     let sum = r.fold(c, start, |b, sum, at, weight| {
-        scatter_rows(c, sum, 0, at, b.mul(rows, all(b, weight)), Some(Binary::Add))
+        scatter_rows(c, sum, 0, at, b.multiply(rows, all(b, weight)), Some(Binary::Add))
     });
     Ok(c.to(c.transpose(c.reshape(sum, &[n, h, w, channels]), &[0, 3, 1, 2]), grad.dtype))
 }
@@ -459,10 +460,10 @@ impl Deformed {
         let places = std::array::from_fn(|d| {
             let along = |dim: usize, step: i64| {
                 let at = c.iota(TensorType::new(wide, points.as_slice()), dim as i64);
-                c.mul(at, c.like(at, step as f64))
+                c.multiply(at, c.like(at, step as f64))
             };
             let at = c.add(along(2 + d, s.stride[d]), along(d, s.dilation[d]));
-            let at = c.sub(at, c.like(at, s.pad[d] as f64));
+            let at = c.subtract(at, c.like(at, s.pad[d] as f64));
             let at = c.broadcast_in_dim(c.reshape(at, &[count]), &[planes, count], &[1]);
             let shift = c.reshape(c.index_dim(shifts, 2, d as i64), &[planes, count]);
             (c.add(at, shift), sampler.number(c, 1.0))
@@ -495,7 +496,7 @@ impl Deformed {
 
     fn masked(&self, c: &Ctx, samples: Value) -> Value {
         let mask = self.mask.map(|m| c.broadcast_in_dim(c.squeeze(m, &[1]), &c.shape(samples), &[0, 2]));
-        mask.map_or(samples, |m| c.mul(samples, m))
+        mask.map_or(samples, |m| c.multiply(samples, m))
     }
 
     /// `[planes, channels, points]` as `[n, groups, depth, positions]`.
@@ -593,7 +594,7 @@ fn deform_conv_backward(
     let slopes: Vec<Value> =
         slopes.iter().map(|v| c.reshape(*v, &[d.n * d.offset_groups, taps, 1, positions])).collect();
     let of_mask = match d.mask {
-        Some(_) => c.reduce_sum(c.mul(of_columns, samples), &[1]),
+        Some(_) => c.reduce_sum(c.multiply(of_columns, samples), &[1]),
         None => c.full(c.scalar_f64(d.wide, 0.0), &types[3].shape),
     };
     let columns = d.columns(c, d.masked(c, samples));

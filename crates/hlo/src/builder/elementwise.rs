@@ -129,21 +129,6 @@ impl Builder {
         }
     }
 
-    /// Short for [`Builder::multiply`].
-    pub fn mul(&self, lhs: Value, rhs: Value) -> Value {
-        self.multiply(lhs, rhs)
-    }
-
-    /// Short for [`Builder::subtract`].
-    pub fn sub(&self, lhs: Value, rhs: Value) -> Value {
-        self.subtract(lhs, rhs)
-    }
-
-    /// Short for [`Builder::divide`].
-    pub fn div(&self, lhs: Value, rhs: Value) -> Value {
-        self.divide(lhs, rhs)
-    }
-
     /// `stablehlo.real`: the real part; a real operand is returned as it is.
     pub fn real(&self, x: Value) -> Value {
         if !self.dtype(x).is_complex() {
