@@ -2,7 +2,7 @@
 
 use crate::collective::Exchange;
 use crate::error::Result;
-use crate::known::Places;
+use crate::known::Indices;
 use crate::program::Program;
 use crate::site::Site;
 use crate::spread::Cut;
@@ -19,7 +19,7 @@ pub(crate) struct Launch {
     pub(crate) inputs: SmallVec<[Arc<Value>; 4]>,
     pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
     /// The inputs that it may overwrite, where the program would overwrite others too.
-    pub(crate) donated: Option<Places>,
+    pub(crate) donated: Option<Indices>,
     /// How many ops it runs.
     pub(crate) ops: u64,
     /// The Python line of the first.

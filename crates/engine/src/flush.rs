@@ -16,7 +16,7 @@ use crate::events::What;
 use crate::executor::Launch;
 use crate::family;
 use crate::graph::{Graph, Source};
-use crate::known::{Lent, Places, Split, Wanted};
+use crate::known::{Indices, Lent, Split, Wanted};
 use crate::part::{Part, Results, between, parts};
 use crate::profile::running;
 use crate::program::Program;
@@ -294,7 +294,7 @@ impl Stream {
     }
 
     /// The program for a part whose key is set.
-    fn program(&self, w: &mut Window, part: &Part, donated: &Places, cut: Cut) -> Result<Chosen> {
+    fn program(&self, w: &mut Window, part: &Part, donated: &Indices, cut: Cut) -> Result<Chosen> {
         let wanted = Wanted {
             live: &part.live,
             donated,
@@ -331,7 +331,7 @@ impl Stream {
         &self,
         w: &Window,
         part: &Part,
-        donated: &Places,
+        donated: &Indices,
         given: &[u32],
         Cut { reason, is_part, repeats, .. }: Cut,
     ) -> Result<Arc<Program>> {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Numbers of results or of inputs, ascending.
-pub(crate) type Places = SmallVec<[u32; 8]>;
+pub(crate) type Indices = SmallVec<[u32; 8]>;
 
 /// A program serves this often where one that overwrites other inputs, or keeps fewer results, would be better: a checkpoint
 /// or an evaluation in the middle of training happens once, and a round of a loop that differs from the first one stays.
@@ -80,8 +80,8 @@ pub(crate) struct Known {
 /// Its programs with the same results that overwrite the same inputs.
 #[derive(Debug)]
 struct Variant {
-    live: Places,
-    donated: Places,
+    live: Indices,
+    donated: Indices,
     family: Family,
     /// How often another variant's program ran instead.
     borrowed: u32,
@@ -137,18 +137,18 @@ pub(crate) struct Lent {
     /// The offsets that it takes.
     pub(crate) numbers: Numbers,
     /// The results that it has, if they are more than were asked for.
-    pub(crate) live: Option<Places>,
+    pub(crate) live: Option<Indices>,
     /// The inputs that it may overwrite, if it would overwrite others too.
-    pub(crate) donated: Option<Places>,
+    pub(crate) donated: Option<Indices>,
 }
 
 /// What is wanted of a program.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     /// Results that are visible.
-    pub(crate) live: &'a Places,
+    pub(crate) live: &'a Indices,
     /// Inputs that it may overwrite.
-    pub(crate) donated: &'a Places,
+    pub(crate) donated: &'a Indices,
     pub(crate) offsets: &'a [i64],
     /// Programs that may have constant offsets.
     pub(crate) max_fixed: usize,
@@ -200,7 +200,7 @@ impl Variant {
         let Choice::Known(program, numbers) = self.family.choose(wanted.offsets, wanted.max_fixed) else {
             return None;
         };
-        let allowed: Places = self.donated.iter().filter(|i| wanted.donated.contains(i)).copied().collect();
+        let allowed: Indices = self.donated.iter().filter(|i| wanted.donated.contains(i)).copied().collect();
         let live = (self.live != *wanted.live).then(|| self.live.clone());
         let donated = (allowed != self.donated).then_some(allowed);
         Some(Lent { program, numbers, live, donated })
@@ -211,7 +211,7 @@ impl Variant {
 mod tests {
     use super::*;
 
-    fn wanted<'a>(live: &'a Places, donated: &'a Places) -> Wanted<'a> {
+    fn wanted<'a>(live: &'a Indices, donated: &'a Indices) -> Wanted<'a> {
         Wanted { live, donated, offsets: &[], max_fixed: 1, may_lend: true }
     }
 
@@ -239,9 +239,9 @@ mod tests {
     #[test]
     fn a_program_stands_in_for_a_while() {
         let mut known = Known::default();
-        let (all, most) = (Places::from_slice(&[1, 4, 7]), Places::from_slice(&[0, 2]));
+        let (all, most) = (Indices::from_slice(&[1, 4, 7]), Indices::from_slice(&[0, 2]));
         known.add(&wanted(&all, &most), &[], Arc::new(Program::of_nothing()));
-        let (fewer, one) = (Places::from_slice(&[4]), Places::from_slice(&[2]));
+        let (fewer, one) = (Indices::from_slice(&[4]), Indices::from_slice(&[2]));
         for _ in 0..LENDS {
             let lent = known.choose(&wanted(&fewer, &one)).expect("a program");
             assert_eq!((lent.live, lent.donated), (Some(all.clone()), Some(one.clone())));
@@ -250,7 +250,7 @@ mod tests {
         let own = known.choose(&wanted(&all, &most)).expect("its own program");
         assert_eq!((own.live, own.donated), (None, None));
         assert!(
-            known.choose(&wanted(&Places::from_slice(&[3]), &most)).is_err(),
+            known.choose(&wanted(&Indices::from_slice(&[3]), &most)).is_err(),
             "no program has that result"
         );
     }

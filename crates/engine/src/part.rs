@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::executor::Asked;
 use crate::inst::Out;
-use crate::known::Places;
+use crate::known::Indices;
 use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::site::Site;
 use crate::split::Token;
@@ -23,7 +23,7 @@ pub(crate) struct Part {
     /// Whether later parts of the window need an input; empty if there are none.
     needed_later: Vec<bool>,
     /// Numbers of the results that somebody can see, and their values.
-    pub(crate) live: Places,
+    pub(crate) live: Indices,
     pub(crate) outputs: SmallVec<[Arc<Value>; 2]>,
     /// The numbers of the results in the window, unless they are the same.
     results: Option<Vec<u32>>,
@@ -55,8 +55,8 @@ impl Part {
     }
 
     /// Inputs that nobody can see or needs any more, and whose memory some result can take.
-    pub(crate) fn donated(&self) -> Places {
-        let mut out = Places::new();
+    pub(crate) fn donated(&self) -> Indices {
+        let mut out = Indices::new();
         // How many results of a size are still without a donor; made when the first donor is found.
         let mut wanting: Option<FxHashMap<u64, usize>> = None;
         for (i, input) in self.inputs.iter().enumerate() {
@@ -260,7 +260,7 @@ struct Needed {
     needed: Vec<bool>,
     /// The inputs that they take.
     inputs: Vec<u32>,
-    live: Places,
+    live: Indices,
     /// The results that they have.
     results: Vec<u32>,
 }
