@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 use crate::program::{Compiler, Program};
 use crate::roles::{Ends, Roles};
 use crate::site::{Site, describe};
-use crate::spread::Cut;
+use crate::spread::Sharded;
 use crate::target::AbsentDevice;
 use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
@@ -226,7 +226,7 @@ impl Executor for Absent {
         self.take(&mut log, &launch);
     }
 
-    fn upload(&self, ty: TensorType, _: Cut, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
+    fn upload(&self, ty: TensorType, _: Sharded, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
         let site = events::current();
         let mut log = self.log.lock();
         let step = log.steps;

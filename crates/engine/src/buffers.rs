@@ -1,6 +1,6 @@
 //! The buffers of a value: one, or one on each device of a mesh. Programs take and give values of either form.
 
-use crate::spread::{Cut, Spread};
+use crate::spread::{Sharded, Spread};
 use crate::view::row_major;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt as pjrt;
@@ -20,7 +20,7 @@ pub(crate) enum Buffers {
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// How the value is cut.
-    cut: Cut,
+    sharding: Sharded,
     /// In the order in which the mesh counts devices.
     buffers: Box<[pjrt::Buffer]>,
 }
@@ -30,8 +30,8 @@ impl Buffers {
         Buffers::One(Arc::new(buffer))
     }
 
-    fn many(cut: Cut, buffers: Box<[pjrt::Buffer]>) -> Buffers {
-        Buffers::Many(Arc::new(Parts { cut, buffers }))
+    fn many(sharding: Sharded, buffers: Box<[pjrt::Buffer]>) -> Buffers {
+        Buffers::Many(Arc::new(Parts { sharding, buffers }))
     }
 
     /// One on each device.
@@ -43,16 +43,16 @@ impl Buffers {
     }
 
     /// How the value is cut.
-    pub(crate) fn cut(&self) -> &Cut {
+    pub(crate) fn sharding(&self) -> &Sharded {
         match self {
             Buffers::One(_) => &None,
-            Buffers::Many(parts) => &parts.cut,
+            Buffers::Many(parts) => &parts.sharding,
         }
     }
 
     /// A buffer that has all of the value, if there is one.
     pub(crate) fn whole(&self) -> Option<&pjrt::Buffer> {
-        self.each().first().filter(|_| self.cut().is_none())
+        self.each().first().filter(|_| self.sharding().is_none())
     }
 
     /// Whether a plugin has taken its memory.
@@ -78,7 +78,7 @@ impl Buffers {
 
     /// Waits for the value, which has this type, and copies all of it to the host, row-major.
     pub(crate) fn to_host(&self, ty: &TensorType, out: &mut [u8]) -> pjrt::Result<()> {
-        let Some(sharding) = self.cut() else {
+        let Some(sharding) = self.sharding() else {
             return self.each().first().map_or(Ok(()), |b| b.to_host(out));
         };
         let mut part = Vec::new();
@@ -105,16 +105,16 @@ pub(crate) fn upload(
 }
 
 /// Copies to each device what it has of a value; `local` is the type of that.
-pub(crate) fn upload_cut(
+pub(crate) fn upload_sharded(
     client: &Arc<pjrt::Client>,
     devices: &[usize],
     ty: &TensorType,
-    (cut, local): (Cut, &TensorType),
+    (sharding, local): (Sharded, &TensorType),
     bytes: &[u8],
 ) -> pjrt::Result<Buffers> {
-    let mut part = vec![0; if cut.is_some() { local.bytes().max(0) as usize } else { 0 }];
+    let mut part = vec![0; if sharding.is_some() { local.bytes().max(0) as usize } else { 0 }];
     let buffer = |(place, &device): (usize, &usize)| {
-        let Some(sharding) = &cut else { return upload(client, device, ty, bytes) };
+        let Some(sharding) = &sharding else { return upload(client, device, ty, bytes) };
         let start = sharding.start(place, &local.shape);
         runs(ty, &local.shape, &start, |whole, local, len| {
             part[local..][..len].copy_from_slice(&bytes[whole..][..len]);
@@ -122,7 +122,7 @@ pub(crate) fn upload_cut(
         upload(client, device, local, &part)
     };
     let buffers = devices.iter().enumerate().map(buffer).collect::<pjrt::Result<_>>()?;
-    Ok(Buffers::many(cut, buffers))
+    Ok(Buffers::many(sharding, buffers))
 }
 
 /// The runs of bytes that a part of a value has in one piece there and in the whole: where they are in both, and how long.
@@ -219,8 +219,8 @@ fn execute_on_all(
     let mut placed: Vec<_> = places.into_iter().zip(results.into_iter().map(Vec::into_iter)).collect();
     placed.sort_unstable_by_key(|(place, _)| *place);
     let mut next = |i: usize| {
-        let cut = spread.outputs.get(i).cloned().flatten(); // what comes behind them is checks: numbers
-        Buffers::many(cut, placed.iter_mut().filter_map(|(_, results)| results.next()).collect())
+        let sharding = spread.outputs.get(i).cloned().flatten(); // what comes behind them is checks: numbers
+        Buffers::many(sharding, placed.iter_mut().filter_map(|(_, results)| results.next()).collect())
     };
     let results = (0..executable.outputs().len()).map(&mut next).collect();
     Ok((results, Some(Done(done.into()))))

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::known::Indices;
 use crate::program::Program;
 use crate::site::Site;
-use crate::spread::Cut;
+use crate::spread::Sharded;
 use crate::timing::Before;
 use crate::value::Value;
 use oxitorch_hlo::TensorType;
@@ -80,7 +80,7 @@ pub(crate) trait Executor: Send + Sync {
     fn collective(&self, launch: Launch, asked: Asked);
 
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
-    fn upload(&self, ty: TensorType, cut: Cut, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
+    fn upload(&self, ty: TensorType, sharding: Sharded, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
 
     /// The host reads a value that was never computed, of which the bytes may be known.
     fn read_absent(&self, value: &Arc<Value>, known: Option<&[u8]>, out: &mut [u8]) -> Result<()>;

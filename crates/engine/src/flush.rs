@@ -92,8 +92,8 @@ impl Window {
         if on_mesh {
             self.key.push(part.inputs.len() as u32);
             for input in &part.inputs {
-                let cut = self.cut_number(&input.cut);
-                self.key.push(cut);
+                let sharding = self.sharding_number(&input.sharding);
+                self.key.push(sharding);
             }
         }
         for op in part.ops.iter() {

@@ -6,7 +6,7 @@ use crate::inst::Inst;
 use crate::ops::{Ops, PRODUCED};
 use crate::shared::Shared;
 use crate::site::Site;
-use crate::spread::{Cut, How, Spread};
+use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{ArgAttr, Builder, DType, Module, Sharding, TensorType, Value};
@@ -114,11 +114,11 @@ impl Graph {
         for &i in &self.donated {
             b.param_attr(inputs[i as usize], ArgAttr::Donor);
         }
-        let split = self.spread.as_deref().filter(|s| s.how == How::Split);
+        let split = self.spread.as_deref().filter(|s| s.how == How::Partitions);
         if let Some(spread) = split {
             b.set_mesh(&spread.devices.mesh);
-            for (&v, cut) in inputs.iter().zip(&spread.inputs) {
-                b.param_attr(v, ArgAttr::Sharding(spread.sharding(cut)));
+            for (&v, own) in inputs.iter().zip(&spread.inputs) {
+                b.param_attr(v, ArgAttr::Sharding(spread.sharding(own)));
             }
         }
         let offsets = self.offsets(&b, &inputs);
@@ -147,9 +147,9 @@ impl Graph {
         let mut module = b.finish(&outputs).map_err(failed)?;
         if let Some(spread) = split {
             // Behind the results are checks: numbers.
-            let cuts = spread.outputs.iter().chain(std::iter::repeat(&None));
+            let own = spread.outputs.iter().chain(std::iter::repeat(&None));
             let shardings: Vec<Arc<Sharding>> =
-                cuts.take(outputs.len()).map(|cut: &Cut| spread.sharding(cut)).collect();
+                own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
             module.set_output_shardings(shardings).map_err(failed)?;
         }
         module.pair_donors();

@@ -7,7 +7,7 @@ use crate::collective::Exchange;
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::shared::Shared;
-use crate::spread::Cut;
+use crate::spread::Sharded;
 use crate::view::{self, Offsets, Shape, View, dense_order, row_major};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
@@ -142,7 +142,7 @@ pub(crate) struct Out {
     /// The operand that it is, unchanged.
     pub(crate) same_as: Option<u32>,
     /// How it is cut over a mesh.
-    pub(crate) cut: Cut,
+    pub(crate) sharding: Sharded,
 }
 
 impl Out {
@@ -156,7 +156,7 @@ impl Out {
         };
         let contiguous = strides == row_major(&ty.shape);
         let bytes = stored.bytes().max(0) as u64;
-        Out { ty, strides, contiguous, stored, bytes, order, same_as: None, cut: None }
+        Out { ty, strides, contiguous, stored, bytes, order, same_as: None, sharding: None }
     }
 }
 
@@ -806,11 +806,11 @@ fn out(kind: &Kind, i: usize, b: &Builder, value: Value, operands: &[Value]) -> 
     };
     let out = Out::new(ty, strides);
     let same_as = operands.iter().position(|&o| o == value).filter(|_| out.order.is_none());
-    let cut = match kind {
+    let sharding = match kind {
         Kind::Reshard { to, .. } => Some(to.clone()).filter(|to| !to.is_replicated()),
         _ => None,
     };
-    Out { same_as: same_as.map(|i| i as u32), cut, ..out }
+    Out { same_as: same_as.map(|i| i as u32), sharding, ..out }
 }
 
 pub(crate) fn refusal(e: aten::Error) -> Refusal {

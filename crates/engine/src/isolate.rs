@@ -140,8 +140,9 @@ fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
 /// How one op of a graph of several devices is spread over them: what comes in is cut as it is.
 fn spread(graph: &Graph, single: &Graph, args: &[Buffers]) -> Result<Option<Arc<Spread>>> {
     let Some(whole) = &graph.spread else { return Ok(None) };
-    let inputs = single.inputs.iter().zip(args).map(|(ty, arg)| (ty.clone(), arg.cut().clone())).collect();
-    let outputs = single.ops.insts[0].outputs.iter().flatten().map(|out| out.cut.clone()).collect();
+    let inputs =
+        single.inputs.iter().zip(args).map(|(ty, arg)| (ty.clone(), arg.sharding().clone())).collect();
+    let outputs = single.ops.insts[0].outputs.iter().flatten().map(|out| out.sharding.clone()).collect();
     Spread::new(&whole.devices, whole.how, inputs, outputs).map(Some)
 }
 

@@ -3,7 +3,7 @@
 //! Python never waits here unless it reads a value, asks to synchronise, or is too far ahead. Who waits for a short queue
 //! runs it instead: waking a thread and being woken by it takes longer than most programs that a value is read from.
 
-use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_cut};
+use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
 use crate::executor::{Asked, Executor, Launch};
@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
 use crate::site::Site;
-use crate::spread::{Cut, Devices};
+use crate::spread::{Devices, Sharded};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
@@ -776,12 +776,12 @@ impl Launcher {
 
 impl Launcher {
     /// Copies row-major bytes to the device, or to each device what it has of them.
-    fn put(&self, ty: &TensorType, cut: Cut, bytes: &[u8]) -> Result<Buffers, Error> {
+    fn put(&self, ty: &TensorType, sharding: Sharded, bytes: &[u8]) -> Result<Buffers, Error> {
         let client = self.target.client()?;
         let buffers = match &self.devices {
             Some(devices) => {
-                let local = devices.local(ty, &cut)?;
-                upload_cut(client, &devices.at, ty, (cut, &local), bytes)
+                let local = devices.local(ty, &sharding)?;
+                upload_sharded(client, &devices.at, ty, (sharding, &local), bytes)
             }
             None => upload(client, self.device, ty, bytes).map(Buffers::one),
         };
@@ -880,12 +880,18 @@ impl Executor for Launcher {
         self.launch(launch, false);
     }
 
-    fn upload(&self, ty: TensorType, cut: Cut, bytes: &[u8], first: bool) -> Result<Arc<Value>, Error> {
+    fn upload(
+        &self,
+        ty: TensorType,
+        sharding: Sharded,
+        bytes: &[u8],
+        first: bool,
+    ) -> Result<Arc<Value>, Error> {
         let start = Instant::now();
-        let buffers = self.put(&ty, cut.clone(), bytes)?;
+        let buffers = self.put(&ty, sharding.clone(), bytes)?;
         self.front.copied(start, first);
         self.metrics.events.to_device(start, self.device as u16, bytes.len());
-        Ok(Value::cut(ty, cut, State::Ready(buffers), Site::default()))
+        Ok(Value::sharded(ty, sharding, State::Ready(buffers), Site::default()))
     }
 
     fn read_absent(&self, _: &Arc<Value>, _: Option<&[u8]>, _: &mut [u8]) -> Result<(), Error> {

@@ -16,7 +16,7 @@ use crate::inst::Kind;
 use crate::ops::Ops;
 use crate::part::Part;
 use crate::site::Site;
-use crate::spread::{Cut, How, Spread};
+use crate::spread::{How, Sharded, Spread};
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tensor::TensorRef;
@@ -36,8 +36,8 @@ impl Stream {
         site: Site,
         mode: Mode,
     ) -> Result<(), Refusal> {
-        let cut = self.cut_of(sharding, &tensor.ty()?)?;
-        self.write_cut(tensor, cut, bytes, site, mode)
+        let sharding = self.sharded(sharding, &tensor.ty()?)?;
+        self.write_value(tensor, sharding, bytes, site, mode)
     }
 
     /// Makes a tensor of the mesh show another one, cut so.
@@ -49,7 +49,7 @@ impl Stream {
         site: Site,
         mode: Mode,
     ) -> Result<(), Refusal> {
-        self.cut_of(sharding, &src.ty()?)?;
+        self.sharded(sharding, &src.ty()?)?;
         let mut w = self.lock(site);
         let value = w.read(src.device()?, src)?;
         let value = w.reshard(value, sharding)?;
@@ -60,23 +60,23 @@ impl Stream {
     }
 
     /// How a value is cut that has this sharding; an error if it cannot be, or not on this stream.
-    fn cut_of(&self, sharding: &Arc<Sharding>, ty: &TensorType) -> Result<Cut> {
+    fn sharded(&self, sharding: &Arc<Sharding>, ty: &TensorType) -> Result<Sharded> {
         let own = self.devices.as_ref().filter(|d| d.mesh == *sharding.mesh());
         let Some(devices) = own else {
             return Err(Error::runtime(format!("tpu:{} is not the mesh of {sharding}", self.device)));
         };
-        let cut = Some(sharding.clone()).filter(|s| !s.is_replicated());
-        devices.local(ty, &cut)?;
-        Ok(cut)
+        let sharding = Some(sharding.clone()).filter(|s| !s.is_replicated());
+        devices.local(ty, &sharding)?;
+        Ok(sharding)
     }
 
     /// How a program for a part is spread over the devices of the mesh.
     pub(crate) fn spread(&self, part: &Part, inputs: &[TensorType]) -> Result<Option<Arc<Spread>>> {
         let Some(devices) = &self.devices else { return Ok(None) };
-        let how = if part.asked.is_some() { How::Replicas } else { How::Split };
-        let cuts = part.inputs.iter().map(|v| v.cut.clone()).chain(std::iter::repeat(None));
-        let inputs = inputs.iter().cloned().zip(cuts).collect();
-        let outputs = part.outputs.iter().map(|v| v.cut.clone()).collect();
+        let how = if part.asked.is_some() { How::Replicas } else { How::Partitions };
+        let shardings = part.inputs.iter().map(|v| v.sharding.clone()).chain(std::iter::repeat(None));
+        let inputs = inputs.iter().cloned().zip(shardings).collect();
+        let outputs = part.outputs.iter().map(|v| v.sharding.clone()).collect();
         Spread::new(devices, how, inputs, outputs).map(Some)
     }
 
@@ -116,7 +116,7 @@ impl Stream {
             }
             let all = of_all(&out.stored, count);
             let result =
-                Value::cut(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
+                Value::sharded(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
             let done = w.exchanges.entry(groups.into()).or_default();
             let asked = Asked { exchange, groups: groups.into(), number: *done };
             *done += 1;

@@ -83,7 +83,7 @@ impl Part {
         let outs: Vec<Option<&Out>> = self.ops.insts.iter().flat_map(|i| i.results()).collect();
         let unwanted = |at: u32| {
             let out = outs[at as usize]?;
-            Some(Value::cut(out.stored.clone(), out.cut.clone(), State::Pending, Site::default()))
+            Some(Value::sharded(out.stored.clone(), out.sharding.clone(), State::Pending, Site::default()))
         };
         let mut own = self.live.iter().copied().zip(self.outputs.drain(..)).peekable();
         let value = |&at: &u32| own.next_if(|(i, _)| *i == at).map(|(_, v)| v).or_else(|| unwanted(at));

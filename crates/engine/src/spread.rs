@@ -6,7 +6,7 @@ use oxitorch_pjrt::{Client, CompileOptions};
 use std::sync::Arc;
 
 /// How a value is cut over the devices of its stream; none: each of them, of which there is mostly one, has all of it.
-pub(crate) type Cut = Option<Arc<Sharding>>;
+pub(crate) type Sharded = Option<Arc<Sharding>>;
 
 /// Devices of a client that run programs together.
 #[derive(Debug)]
@@ -57,8 +57,8 @@ impl Devices {
     }
 
     /// What of a value of this type each device has.
-    pub(crate) fn local(&self, ty: &TensorType, cut: &Cut) -> Result<TensorType> {
-        match cut {
+    pub(crate) fn local(&self, ty: &TensorType, sharding: &Sharded) -> Result<TensorType> {
+        match sharding {
             Some(sharding) => sharding.local(ty).map_err(|e| Error::runtime(e.to_string())),
             None => Ok(ty.clone()),
         }
@@ -69,7 +69,7 @@ impl Devices {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     /// One program over whole values, which the compiler splits.
-    Split,
+    Partitions,
     /// The same program on each device, over what that has.
     Replicas,
 }
@@ -79,8 +79,8 @@ pub(crate) enum How {
 pub(crate) struct Spread {
     pub(crate) devices: Arc<Devices>,
     pub(crate) how: How,
-    pub(crate) inputs: Vec<Cut>,
-    pub(crate) outputs: Vec<Cut>,
+    pub(crate) inputs: Vec<Sharded>,
+    pub(crate) outputs: Vec<Sharded>,
     /// What each device has of the inputs.
     pub(crate) params: Vec<TensorType>,
 }
@@ -90,24 +90,25 @@ impl Spread {
     pub(crate) fn new(
         devices: &Arc<Devices>,
         how: How,
-        inputs: Vec<(TensorType, Cut)>,
-        outputs: Vec<Cut>,
+        inputs: Vec<(TensorType, Sharded)>,
+        outputs: Vec<Sharded>,
     ) -> Result<Arc<Spread>> {
-        let params = inputs.iter().map(|(ty, cut)| devices.local(ty, cut)).collect::<Result<_>>()?;
-        let inputs = inputs.into_iter().map(|(_, cut)| cut).collect();
+        let params =
+            inputs.iter().map(|(ty, sharding)| devices.local(ty, sharding)).collect::<Result<_>>()?;
+        let inputs = inputs.into_iter().map(|(_, sharding)| sharding).collect();
         Ok(Arc::new(Spread { devices: devices.clone(), how, inputs, outputs, params }))
     }
 
     /// How an input or output is cut, in words for a compiler.
-    pub(crate) fn sharding(&self, cut: &Cut) -> Arc<Sharding> {
-        cut.as_ref().unwrap_or(&self.devices.copies).clone()
+    pub(crate) fn sharding(&self, sharding: &Sharded) -> Arc<Sharding> {
+        sharding.as_ref().unwrap_or(&self.devices.copies).clone()
     }
 
     /// Says to a compiler where the program runs.
     pub(crate) fn assign(&self, options: &mut CompileOptions) {
         options.device_ids.clone_from(&self.devices.ids);
         match self.how {
-            How::Split => {
+            How::Partitions => {
                 (options.partitions, options.spmd, options.shardy) = (self.devices.ids.len(), true, true);
             }
             How::Replicas => options.replicas = self.devices.ids.len(),

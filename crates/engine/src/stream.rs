@@ -12,7 +12,7 @@ use crate::metrics::{DeviceReport, Metrics};
 use crate::picked;
 use crate::program::Compiler;
 use crate::site::Site;
-use crate::spread::{Cut, Devices};
+use crate::spread::{Devices, Sharded};
 use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
@@ -400,19 +400,19 @@ impl Stream {
             return Ok(());
         }
         events::here(site);
-        self.write_cut(tensor, None, bytes, site, mode)
+        self.write_value(tensor, None, bytes, site, mode)
     }
 
     /// As [`Stream::write_host`], cut over the devices of a mesh.
-    pub(crate) fn write_cut(
+    pub(crate) fn write_value(
         &self,
         tensor: &TensorRef<'_>,
-        cut: Cut,
+        sharding: Sharded,
         bytes: &[u8],
         site: Site,
         mode: Mode,
     ) -> Result<(), Refusal> {
-        let value = self.upload_cut(tensor.ty()?, cut, bytes).map_err(|e| e.at(site))?;
+        let value = self.upload_sharded(tensor.ty()?, sharding, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
@@ -423,11 +423,11 @@ impl Stream {
 
     /// A value from host memory.
     pub(crate) fn upload(&self, ty: TensorType, bytes: &[u8]) -> Result<Arc<Value>> {
-        self.upload_cut(ty, None, bytes)
+        self.upload_sharded(ty, None, bytes)
     }
 
-    fn upload_cut(&self, ty: TensorType, cut: Cut, bytes: &[u8]) -> Result<Arc<Value>> {
-        let size = ty.bytes().max(0) as u64 / cut.as_ref().map_or(1, |c| c.parts() as u64);
+    fn upload_sharded(&self, ty: TensorType, sharding: Sharded, bytes: &[u8]) -> Result<Arc<Value>> {
+        let size = ty.bytes().max(0) as u64 / sharding.as_ref().map_or(1, |s| s.parts() as u64);
         if !self.memory.fits(size) && self.memory.has(size) {
             // What is recorded or queued holds values that nobody else wants. Locked: this is part of an op.
             let unwatched = self.window.try_lock().filter(|w| !w.is_watched());
@@ -440,7 +440,7 @@ impl Stream {
         self.metrics.to_device(bytes.len());
         // Locked: this is part of an op.
         let first = self.window.try_lock().is_some_and(|w| w.ops.is_empty());
-        let value = self.executor.upload(ty, cut, bytes, first)?;
+        let value = self.executor.upload(ty, sharding, bytes, first)?;
         self.memory.charge(size, &value.charge);
         Ok(value)
     }

@@ -8,7 +8,7 @@ use crate::buffers::Buffers;
 use crate::error::Error;
 use crate::memory::Charge;
 use crate::site::Site;
-use crate::spread::Cut;
+use crate::spread::Sharded;
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) enum State {
 pub struct Value {
     pub(crate) ty: TensorType,
     /// Known before the value is.
-    pub(crate) cut: Cut,
+    pub(crate) sharding: Sharded,
     /// Slots and host reads through which this value can still be seen.
     holds: AtomicU32,
     /// Where it stands in the open window: epoch in the upper half, operand code in the lower; see `Window`.
@@ -60,14 +60,14 @@ impl Value {
     }
 
     /// A value that this line makes or brings, and that is cut so; the type is that of the whole.
-    pub(crate) fn cut(ty: TensorType, cut: Cut, state: State, site: Site) -> Arc<Value> {
-        Arc::new(Self::at(ty, cut, state, 0, site))
+    pub(crate) fn sharded(ty: TensorType, sharding: Sharded, state: State, site: Site) -> Arc<Value> {
+        Arc::new(Self::at(ty, sharding, state, 0, site))
     }
 
-    fn at(ty: TensorType, cut: Cut, state: State, mark: u64, site: Site) -> Value {
+    fn at(ty: TensorType, sharding: Sharded, state: State, mark: u64, site: Site) -> Value {
         Value {
             ty,
-            cut,
+            sharding,
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
             site,
@@ -79,12 +79,12 @@ impl Value {
 
     /// The result of an op that this line recorded, at this place of the window; in the memory of `old` if nobody else has it.
     pub(crate) fn recorded(
-        (ty, cut): (TensorType, Cut),
+        (ty, sharding): (TensorType, Sharded),
         mark: u64,
         site: Site,
         old: Option<Arc<Value>>,
     ) -> Arc<Value> {
-        let new = Self::at(ty, cut, State::Pending, mark, site);
+        let new = Self::at(ty, sharding, State::Pending, mark, site);
         let Some(mut old) = old else { return Arc::new(new) };
         match Arc::get_mut(&mut old) {
             Some(place) => {
@@ -121,7 +121,7 @@ impl Value {
 
     /// Bytes that it takes on the device, or on each device.
     pub(crate) fn bytes(&self) -> u64 {
-        self.whole_bytes() / self.cut.as_ref().map_or(1, |c| c.parts() as u64)
+        self.whole_bytes() / self.sharding.as_ref().map_or(1, |c| c.parts() as u64)
     }
 
     /// Whether a slot or a host read can still see it.

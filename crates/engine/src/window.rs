@@ -9,7 +9,7 @@ use crate::ops::{Ops, PRODUCED};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::Sequences;
-use crate::spread::Cut;
+use crate::spread::Sharded;
 use crate::tape::Tape;
 use crate::tensor::TensorRef;
 use crate::threads::{Others, Thread};
@@ -64,7 +64,7 @@ pub(crate) struct Window {
     /// How many collectives each groups of devices have done.
     pub(crate) exchanges: FxHashMap<Box<[Vec<i32>]>, u64>,
     /// How values of a mesh were cut so far, by number.
-    cuts: FxHashMap<Arc<Sharding>, u32>,
+    shardings: FxHashMap<Arc<Sharding>, u32>,
 }
 
 /// An operand of an instance that is about to be recorded.
@@ -174,7 +174,7 @@ impl Window {
     /// The next result of the window.
     fn result(&mut self, out: &Out) -> Arc<Value> {
         let mark = self.mark(PRODUCED | self.produced.len() as u32);
-        Value::recorded((out.stored.clone(), out.cut.clone()), mark, self.site, self.spare.pop())
+        Value::recorded((out.stored.clone(), out.sharding.clone()), mark, self.site, self.spare.pop())
     }
 
     /// The value of a storage that a row-major tensor of this type shows as it is; nothing if it shows something else.
@@ -322,15 +322,15 @@ impl Window {
     }
 
     /// The number of a way to cut values; 0 is none.
-    pub(crate) fn cut_number(&mut self, cut: &Cut) -> u32 {
-        let Some(sharding) = cut else { return 0 };
-        let next = self.cuts.len() as u32 + 1;
-        *self.cuts.entry(sharding.clone()).or_insert(next)
+    pub(crate) fn sharding_number(&mut self, sharding: &Sharded) -> u32 {
+        let Some(sharding) = sharding else { return 0 };
+        let next = self.shardings.len() as u32 + 1;
+        *self.shardings.entry(sharding.clone()).or_insert(next)
     }
 
     /// A value, cut so over the devices of a mesh.
     pub(crate) fn reshard(&mut self, value: Arc<Value>, to: &Arc<Sharding>) -> Result<Arc<Value>, Refusal> {
-        if value.cut.as_ref() == Some(to) || value.cut.is_none() && to.is_replicated() {
+        if value.sharding.as_ref() == Some(to) || value.sharding.is_none() && to.is_replicated() {
             return Ok(value);
         }
         self.apply(Kind::Reshard { from: value.ty.clone(), to: to.clone() }, [value])
