@@ -1,13 +1,14 @@
 //! Who runs the programs of a stream and makes its values: the devices of a client, or a device that is not there.
 
 use crate::collective::Exchange;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::known::Indices;
 use crate::program::Program;
 use crate::site::Site;
 use crate::spread::Sharded;
 use crate::timing::Before;
-use crate::value::Value;
+use crate::value::{State, Value};
+use crate::work::{Lane, Task, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
@@ -68,6 +69,50 @@ pub(crate) struct Asked {
     pub(crate) number: u64,
 }
 
+/// A task of this process in a collective of several, with the values that it reads and those that it writes. There are none
+/// of tensors without elements.
+pub(crate) struct GroupTask {
+    pub(crate) task: Box<dyn Task>,
+    pub(crate) lane: Lane,
+    pub(crate) work: Arc<Work>,
+    pub(crate) reads: Vec<Option<Arc<Value>>>,
+    pub(crate) writes: Vec<Option<Written>>,
+    /// The Python line that asked for it.
+    pub(crate) site: Site,
+}
+
+/// A value that a task writes, and the one whose memory it writes to.
+pub(crate) struct Written {
+    pub(crate) value: Arc<Value>,
+    pub(crate) old: Old,
+}
+
+/// What a task writes over.
+pub(crate) enum Old {
+    /// Memory that nobody has used.
+    Nothing,
+    /// A value that nobody else wants: in its memory.
+    Taken(Arc<Value>),
+    /// A copy of a value.
+    Copied(Arc<Value>),
+}
+
+impl GroupTask {
+    /// The values that it makes.
+    pub(crate) fn results(&self) -> impl Iterator<Item = &Arc<Value>> {
+        self.writes.iter().flatten().map(|w| &w.value)
+    }
+
+    /// It will not be done.
+    pub(crate) fn fail(&self, e: &Error) {
+        self.results().for_each(|v| {
+            v.charge.release();
+            *v.state.lock() = State::Failed(e.clone());
+        });
+        self.work.finish(Err(e.clone()));
+    }
+}
+
 /// The CPU platform runs an op with results of so many bytes while it is launched.
 const SMALL: u64 = 64 << 10;
 
@@ -78,6 +123,9 @@ pub(crate) trait Executor: Send + Sync {
 
     /// Does a collective in its turn, by the program in the launch or as it can.
     fn collective(&self, launch: Launch, asked: Asked);
+
+    /// Does a task of this process in its turn, beside what does not need its results.
+    fn task(&self, task: GroupTask);
 
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
     fn upload(&self, ty: TensorType, sharding: Sharded, bytes: &[u8], first: bool) -> Result<Arc<Value>>;

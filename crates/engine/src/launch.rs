@@ -6,7 +6,7 @@
 use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
-use crate::executor::{Asked, Executor, Launch};
+use crate::executor::{Asked, Executor, Launch, GroupTask};
 use crate::graph::failed_check;
 use crate::isolate;
 use crate::memory::Memory;
@@ -17,6 +17,8 @@ use crate::spread::{Devices, Sharded};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
+use crate::lanes::Groups;
+use crate::work::{Interrupt, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -26,19 +28,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A point in the queue: when the device reached it.
+/// A point in the queue: when the device reached it, and what other processes still had to do for what was before it.
 #[derive(Debug, Default)]
-pub struct Mark(OnceLock<Instant>);
+pub struct Mark(OnceLock<(Instant, Vec<Arc<Work>>)>);
 
 impl Mark {
     /// When it was reached.
     pub fn time(&self) -> Option<Instant> {
-        self.0.get().copied()
+        let (reached, works) = self.0.get()?;
+        works.iter().try_fold(*reached, |latest, work| Some(work.finished()?.max(latest)))
+    }
+
+    /// What was not done when the device reached it.
+    pub(crate) fn works(&self) -> &[Arc<Work>] {
+        self.0.get().map_or(&[], |(_, works)| works)
     }
 }
 
 enum Job {
     Launch(Launch),
+    Task(GroupTask),
     Mark(Arc<Mark>),
     Stop,
 }
@@ -86,7 +95,7 @@ struct Flight {
     /// When it was launched.
     start: Instant,
     /// Happens when the device has run it, or all devices have.
-    done: Done,
+    done: Arc<Done>,
     checked: Option<Checked>,
 }
 
@@ -129,14 +138,19 @@ impl Flight {
 }
 
 /// What went wrong, and in which launch: 0 if the values that it should have made say so themselves.
-struct Failure {
-    error: Error,
+pub(crate) struct Failure {
+    pub(crate) error: Error,
     launch: u64,
     /// If a check has failed: the Python line of its op.
     check: Option<Site>,
 }
 
 impl Failure {
+    /// What the values that it should have made say themselves.
+    pub(crate) fn of_values(error: Error) -> Failure {
+        Failure { error, launch: 0, check: None }
+    }
+
     /// The error with its line.
     fn placed(self) -> Error {
         match self.check {
@@ -148,11 +162,11 @@ impl Failure {
 
 /// The queue of one device, or of the devices of a mesh.
 pub(crate) struct Launcher {
-    target: Target,
-    device: usize,
+    pub(crate) target: Target,
+    pub(crate) device: usize,
     /// Of a mesh.
     devices: Option<Arc<Devices>>,
-    memory: &'static Memory,
+    pub(crate) memory: &'static Memory,
     metrics: Arc<Metrics>,
     queue: Mutex<VecDeque<Job>>,
     /// Of the one who runs jobs at the moment.
@@ -161,7 +175,7 @@ pub(crate) struct Launcher {
     in_flight: Mutex<VecDeque<Flight>>,
     wake: Condvar,
     sleeping: AtomicBool,
-    stopped: AtomicBool,
+    pub(crate) stopped: AtomicBool,
     held: AtomicBool,
     /// Jobs that were queued, and that are done.
     pushed: AtomicU64,
@@ -174,14 +188,13 @@ pub(crate) struct Launcher {
     /// The first job that a sleeping thread waits for: to be woken by each job before it would cost more than the jobs.
     wanted: AtomicU64,
     /// The first failure that nobody has seen yet.
-    failure: Mutex<Option<Failure>>,
+    pub(crate) failure: Arc<Mutex<Option<Failure>>>,
     /// What Python does between launches, and where the device's time goes.
     pub(crate) front: Front,
     pub(crate) timing: Arc<Timing>,
+    /// What other processes take part in.
+    pub(crate) groups: Arc<Groups>,
 }
-
-/// Called while waiting, about ten times a second; an error ends the wait.
-pub type Interrupt = fn() -> Result<(), Error>;
 
 impl Launcher {
     pub(crate) fn start(
@@ -210,9 +223,10 @@ impl Launcher {
             progress: Mutex::default(),
             progressed: Condvar::new(),
             wanted: AtomicU64::new(u64::MAX),
-            failure: Mutex::default(),
+            failure: Arc::default(),
             front: Front::default(),
             timing: Arc::default(),
+            groups: Arc::default(),
         });
         let own = launcher.clone();
         std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
@@ -319,11 +333,11 @@ impl Launcher {
 
     /// Whether the device has run everything queued.
     pub(crate) fn is_idle(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.last() && self.in_flight() == 0
+        self.done.load(Ordering::Acquire) == self.last() && self.in_flight() == 0 && self.groups.is_idle()
     }
 
     /// This thread has waited for the device.
-    fn waited(&self, start: Instant) {
+    pub(crate) fn waited(&self, start: Instant) {
         self.front.waited(start);
         self.metrics.events.waited(start);
     }
@@ -387,6 +401,12 @@ impl Launcher {
         drop(in_flight);
         self.settle(over);
         left
+    }
+
+    /// The launches that the device still has to run.
+    pub(crate) fn running(&self) -> Vec<Arc<Done>> {
+        let running = self.in_flight.lock();
+        running.iter().filter(|flight| flight.is_running()).map(|flight| flight.done.clone()).collect()
     }
 
     /// Waits for these launches, and keeps what went wrong for who synchronises.
@@ -507,11 +527,12 @@ impl Launcher {
                 let done = self.ops_done.load(Ordering::Relaxed) + ops; // changes where jobs are run only
                 self.ops_done.store(done, Ordering::Release);
             }
+            Job::Task(task) => self.begin(task),
             Job::Mark(mark) => {
                 self.land();
                 self.timing.rest();
                 runner.ended = None;
-                let _ = mark.0.set(Instant::now()); // set once: each mark is queued once
+                let _ = mark.0.set((Instant::now(), self.groups.pending())); // set once: each mark is queued once
             }
             Job::Stop => self.land(),
         }
@@ -594,8 +615,8 @@ impl Launcher {
     }
 
     /// Keeps the first failure for who synchronises.
-    fn fail(&self, e: &Error) {
-        self.keep(Failure { error: e.clone(), launch: 0, check: None });
+    pub(crate) fn fail(&self, e: &Error) {
+        self.keep(Failure::of_values(e.clone()));
     }
 
     fn keep(&self, failure: Failure) {
@@ -666,6 +687,7 @@ impl Launcher {
         let (wanted, at_hand) = (ended.take().unwrap_or_else(Instant::now), program.is_at_hand());
         let executable = program.executable().map_err(|e| e.at(launch.first))?;
         let start = if at_hand { wanted } else { Instant::now() };
+        self.await_groups(launch)?;
         let mut args: SmallVec<[Buffers; 8]> = SmallVec::new();
         for input in &launch.inputs {
             args.push(self.buffers(input)?);
@@ -708,7 +730,7 @@ impl Launcher {
             return Ok((results, None));
         }
         let flight =
-            Flight { number, program: program.clone(), site: launch.site(), start, done, checked: None };
+            Flight { number, program: program.clone(), site: launch.site(), start, done: Arc::new(done), checked: None };
         Ok((results, Some(flight)))
     }
 
@@ -754,7 +776,7 @@ impl Launcher {
     }
 
     /// The buffers of a value, uploaded if it still is on the host.
-    fn buffers(&self, value: &Value) -> Result<Buffers, Error> {
+    pub(crate) fn buffers(&self, value: &Value) -> Result<Buffers, Error> {
         let mut state = value.state.lock();
         match &*state {
             State::Ready(b) if matches!(b, Buffers::Many(_)) == self.devices.is_some() => Ok(b.clone()),
@@ -767,7 +789,7 @@ impl Launcher {
                 *state = State::Ready(buffers.clone());
                 Ok(buffers)
             }
-            State::Pending | State::Donated | State::Absent(_) => Err(Error::runtime(
+            State::Pending | State::Coming(_) | State::Donated | State::Absent(_) => Err(Error::runtime(
                 "a value was used before it was computed or after it was given away; please report this",
             )),
         }
@@ -878,6 +900,13 @@ impl Executor for Launcher {
 
     fn collective(&self, launch: Launch, _: Asked) {
         self.launch(launch, false);
+    }
+
+    fn task(&self, task: GroupTask) {
+        self.push_with(false, |number| {
+            task.results().for_each(|v| v.launch.store(number, Ordering::Relaxed));
+            Job::Task(task)
+        });
     }
 
     fn upload(

@@ -6,7 +6,7 @@ use crate::events::{self};
 use crate::executor::Executor;
 use crate::explain::Explainer;
 use crate::inst::{Inst, Kind};
-use crate::launch::{Interrupt, Launcher, out_of_memory};
+use crate::launch::{Launcher, Mark, out_of_memory};
 use crate::memory::Memory;
 use crate::metrics::{DeviceReport, Metrics};
 use crate::picked;
@@ -19,6 +19,7 @@ use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
 use crate::view::{View, row_major};
 use crate::window::{LEAST_APART, Window};
+use crate::work::{Interrupt, Work};
 use oxitorch_aten::TargetOptions;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, TensorType};
@@ -195,23 +196,27 @@ impl Stream {
         if self.launcher.is_idle() {
             Ok(())
         } else {
-            self.launcher.wait(self.launcher.mark().0, self.interrupt)
+            self.wait_all()
         }
+    }
+
+    /// Waits until the device has reached this point, and tasks of other processes that were begun before it are done.
+    fn wait_all(&self) -> Result<()> {
+        let (number, mark) = self.launcher.mark();
+        self.wait(number, &mark)
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.
     pub fn synchronize(&self, site: Site) -> Result<()> {
         self.cut(Reason::Wait, site)?;
-        let (number, _) = self.launcher.mark();
-        self.launcher.wait(number, self.interrupt)?;
+        self.wait_all()?;
         self.launcher.take_failure().map_or(Ok(()), Err)
     }
 
     /// Waits for everything; failures stay for who reads their values.
     pub(crate) fn rest(&self, site: Site) -> Result<()> {
         self.cut(Reason::Wait, site)?;
-        let (number, _) = self.launcher.mark();
-        self.launcher.wait(number, self.interrupt)
+        self.wait_all()
     }
 
     /// Whether everything that the running thread recorded has been launched; whoever asks wants it to be.
@@ -221,15 +226,27 @@ impl Stream {
     }
 
     /// A mark at the end of the queue, after what the running thread recorded.
-    pub fn mark(&self, site: Site) -> Result<(u64, Arc<crate::launch::Mark>)> {
+    pub fn mark(&self, site: Site) -> Result<(u64, Arc<Mark>)> {
         events::here(site);
         self.flush(&mut self.lock(site), Reason::Wait)?;
         Ok(self.launcher.mark())
     }
 
     /// Waits for a mark.
-    pub fn wait(&self, number: u64) -> Result<()> {
-        self.launcher.wait(number, self.interrupt)
+    pub fn wait(&self, number: u64, mark: &Mark) -> Result<()> {
+        self.launcher.wait(number, self.interrupt)?;
+        let start = Instant::now();
+        let works = mark.works().iter().filter(|work| work.finished().is_none());
+        for work in works {
+            work.wait(None, self.interrupt)?; // what went wrong is its values'
+            self.launcher.waited(start);
+        }
+        Ok(())
+    }
+
+    /// Waits for a task, but not beyond `until`; what came of it, if it is done.
+    pub fn wait_for(&self, work: &Work, until: Option<Instant>) -> Result<Option<Result<()>>> {
+        work.wait(until, self.interrupt)
     }
 
     /// Bounds what is remembered.
@@ -351,6 +368,7 @@ impl Stream {
             Ok(())
         };
         let buffers = {
+            self.launcher.wait_coming(value, self.interrupt)?;
             let state = value.state.lock();
             match &*state {
                 State::Ready(b) => b.clone(),
@@ -367,7 +385,7 @@ impl Stream {
                     self.launcher.seen(e);
                     return Err(e.clone());
                 }
-                State::Pending | State::Donated => {
+                State::Pending | State::Coming(_) | State::Donated => {
                     return Err(Error::runtime(
                         "a value was read before it was computed; please report this",
                     ));

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::memory::Charge;
 use crate::site::Site;
 use crate::spread::Sharded;
+use crate::work::Work;
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub(crate) enum State {
     Host(Box<[u8]>),
     /// On the device, or on the devices of a mesh.
     Ready(Buffers),
+    /// What a task of several processes is about to write.
+    Coming(Arc<Work>),
     /// On a device that is not there; with the bytes, if they are few and came from the host.
     Absent(Option<Box<[u8]>>),
     /// The op (or one that it depends on) failed.

@@ -213,6 +213,11 @@ impl Window {
         (mark >> 32) as u32 == self.epoch && mark as u32 & PRODUCED != 0
     }
 
+    /// Whether an op that was not launched yet has or makes a value.
+    pub(crate) fn is_known(&self, value: &Value) -> bool {
+        self.known_code(value).is_some()
+    }
+
     /// The operand code of a value, if it is in this window.
     fn known_code(&self, value: &Value) -> Option<u32> {
         let mark = value.mark.load(Relaxed);

@@ -152,14 +152,24 @@ impl Buffer {
 
     /// Waits for the value and shows its bytes, row-major, where they are; nothing if that is not in the host's memory.
     pub fn look<T>(&self, f: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
-        if self.size_bytes() == 0 || !self.is_host_memory() {
-            return Ok(None);
-        }
-        let reference = self.external_reference().map_err(|e| self.explain("to_host", e))?;
+        let Some(reference) = self.pin()? else { return Ok(None) };
         let memory = reference.address() as *const u8;
         // SAFETY: the memory has the value's bytes, is pinned, and nobody writes a value that is computed.
         let bytes = unsafe { std::slice::from_raw_parts(memory, self.size_bytes()) };
         Ok(Some(f(bytes)))
+    }
+
+    /// Waits for the value and pins its memory, if that is the host's.
+    pub(crate) fn pin(&self) -> Result<Option<ExternalReference<'_>>> {
+        if self.size_bytes() == 0 || !self.is_host_memory() {
+            return Ok(None);
+        }
+        self.external_reference().map(Some).map_err(|e| self.explain("to_host", e))
+    }
+
+    /// Gives back a reference that was forgotten.
+    pub(crate) fn unpin(&self) {
+        drop(ExternalReference { buffer: self, address: 0 });
     }
 
     /// Whether its memory is the host's, and holds it row-major as the host does.

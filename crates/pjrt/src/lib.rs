@@ -21,6 +21,7 @@
 
 mod api;
 mod buffer;
+mod bytes;
 mod client;
 mod collectives;
 mod compiled;
@@ -49,6 +50,7 @@ mod topology;
 
 pub use api::failed_destroys;
 pub use buffer::{Buffer, ExternalReference};
+pub use bytes::{Bytes, BytesMut};
 pub use client::Client;
 pub use collectives::{Collective, CollectiveKind};
 pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};

@@ -27,6 +27,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "spread",
             "buffers",
             "inst",
+            "work",
             "value",
             "events",
             "ops",
@@ -49,7 +50,9 @@ const CRATES: &[(&str, &[&str])] = &[
             "missed",
             // Running them, and pretending to.
             "executor",
+            "lanes",
             "launch",
+            "carry",
             "roles",
             "undonated",
             "absent",
@@ -62,6 +65,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "turns",
             "mesh",
             "flush",
+            "processes",
             "taping",
             "replay",
             // What PyTorch calls.

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 11
+#define OXI_ABI_VERSION 12
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -95,7 +95,7 @@ typedef struct OxiOut {
   int64_t offset;          // in elements; 0 for results of ops
 } OxiOut;
 
-enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2 };
+enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2, OXI_PENDING = 3 };
 enum {  // exception class to throw
   OXI_ERR_RUNTIME = 0, OXI_ERR_INDEX = 1, OXI_ERR_TYPE = 2, OXI_ERR_VALUE = 3,
   OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5, OXI_ERR_INTERRUPTED = 6, OXI_ERR_LINALG = 7
@@ -128,6 +128,18 @@ typedef struct OxiSpan {   // something that took time; texts live during the ca
   const char* name;
   const char* line;        // the Python line, or empty
 } OxiSpan;
+
+// What this process does in a collective of several: a function on memory of tensors.
+typedef struct OxiTask {
+  void* context;           // what OxiShim::task_run and task_drop take
+  const char* name;        // "all_reduce", for errors
+  uint64_t lane;           // tasks of one lane are done in their order, others at once
+} OxiTask;
+
+typedef struct OxiMemory { // row-major bytes of a tensor
+  void* bytes;
+  size_t len;
+} OxiMemory;
 
 // ---- implemented by the core; every function may be called from any thread, without the GIL ----
 typedef struct OxiCore {
@@ -186,6 +198,13 @@ typedef struct OxiCore {
   // such a call is to have: 0, none is kept; -1, no decomposition takes it.
   int32_t (*decomposed)(const void* op, int32_t device, const OxiArg* args, uint32_t nargs, int64_t* graph,
                         OxiResult* result);
+  // Records a task that reads and writes tensors, row-major; those of which `in_place` is not 0 hold the old value for it.
+  // Gives what `task_outcome` takes and `task_drop` lets go, or null. The context is the core's from then on in any case.
+  void* (*task)(const OxiTask* task, int32_t device, const OxiTensor* reads, uint32_t nreads, const OxiTensor* writes,
+                const uint8_t* in_place, uint32_t nwrites, OxiError* error);
+  // OXI_OK when it is done, OXI_PENDING when it is not after so many milliseconds (-1: as long as it takes).
+  int32_t (*task_outcome)(const void* work, int32_t device, int64_t wait_ms, OxiError* error);
+  void (*task_drop)(void* work);
   // Profiling, for Kineto. `profile_start` gives a number, also while the device is not started; `profile_stop` calls
   // `visit` for each thing that happened since.
   uint64_t (*profile_start)(void);
@@ -230,6 +249,10 @@ typedef struct OxiShim {
   // `alone`: in this thread only, as others make other parts of the call.
   int32_t (*call)(const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults,
                   uint8_t alone, OxiError* error);
+  // Does a task, and waits until it is done; from any thread, once.
+  int32_t (*task_run)(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
+                      OxiError* error);
+  void (*task_drop)(void* context);
 } OxiShim;
 
 // The shim's one export: registers everything with PyTorch. Returns null and sets `error` when it cannot.

@@ -41,6 +41,7 @@
 #include "calls.h"
 #include "device.h"
 #include "host_calls.h"
+#include "process_group.h"
 #include "profiler.h"
 #include "recipes.h"
 #include "sparse.h"
@@ -286,20 +287,6 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
                                                     c10::dtype_or_default(dtype)));
   });
 }
-// Dtypes that StableHLO has not (complex32, some of 8 bits and less) are kept as integers of their size: bits, which are
-// copied and shown, and computed with on the CPU alone. A lazy conjugation is theirs and not the integers'.
-bool is_bits(const Tensor& t) {
-  auto code = static_cast<int32_t>(t.scalar_type());
-  return C10_UNLIKELY(g_core->kept_as(code, t.itemsize()) != code);
-}
-void describe_kept(OxiTensor& o, const Tensor& t) {
-  describe(o, t);
-  int32_t kept = g_core->kept_as(o.dtype, t.itemsize());
-  if (C10_LIKELY(kept == o.dtype)) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(kept >= 0, "aten::_copy_from(", t.scalar_type(), t.sizes(), "): a dtype that the tpu device has not");
-  o.dtype = static_cast<int16_t>(kept);
-  o.flags &= ~OXI_CONJ;
-}
 void write_host(const Tensor& src, const Tensor& dst) {
   Tensor h = src.to(dst.scalar_type()).expand(dst.sizes());
   if (dst.is_conj() && is_bits(dst)) h = h.conj();
@@ -528,6 +515,9 @@ void register_graphs() {
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
   m.def("_decompose(str name, int graph, Any[] args) -> Tensor?[]?");
   m.def("_sparse(str name, Any[] args) -> Any[]");
+  m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks) -> ()",
+        [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,
+           std::vector<int64_t> ranks) { oxi_group::add(group, timeout_ms, std::move(name), ranks); });
   m.def("_bind(str namespace) -> ()", [](std::string ns) { bind_ops(ns); });
 }
 
@@ -596,6 +586,8 @@ const OxiShim kShim = {
       error->message = message.c_str();
       return OXI_ERROR;
     },
+    &oxi_group::run,
+    &oxi_group::drop,
 };
 }  // namespace
 

@@ -39,6 +39,20 @@ inline void describe(OxiTensor& o, const Tensor& t) {
     o.device_type = OXI_DEVICE_OTHER;
   }
 }
+// Dtypes that StableHLO has not (complex32, some of 8 bits and less) are kept as integers of their size: bits, which are
+// copied and shown, and computed with on the CPU alone. A lazy conjugation is theirs and not the integers'.
+inline bool is_bits(const Tensor& t) {
+  auto code = static_cast<int32_t>(t.scalar_type());
+  return C10_UNLIKELY(g_core->kept_as(code, t.itemsize()) != code);
+}
+inline void describe_kept(OxiTensor& o, const Tensor& t) {
+  describe(o, t);
+  int32_t kept = g_core->kept_as(o.dtype, t.itemsize());
+  if (C10_LIKELY(kept == o.dtype)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(kept >= 0, "aten::_copy_from(", t.scalar_type(), t.sizes(), "): a dtype that the tpu device has not");
+  o.dtype = static_cast<int16_t>(kept);
+  o.flags &= ~OXI_CONJ;
+}
 void set_layout(const Tensor& t, const OxiOut& o) {
   c10::IntArrayRef sizes(o.sizes, o.ndim);
   auto* impl = t.unsafeGetTensorImpl();

@@ -68,6 +68,7 @@ pub(crate) mod out {
 pub(crate) const OK: i32 = header::OXI_OK;
 pub(crate) const FALLBACK: i32 = header::OXI_FALLBACK;
 pub(crate) const ERROR: i32 = header::OXI_ERROR;
+pub(crate) const PENDING: i32 = header::OXI_PENDING;
 
 /// `OxiError::kind`
 pub(crate) mod error {
@@ -231,7 +232,24 @@ const _: () = {
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
     assert!(size_of::<Caller>() == 32);
+    assert!(size_of::<Task>() == 24);
+    assert!(size_of::<Memory>() == 16);
 };
+
+/// `OxiTask`
+#[repr(C)]
+pub(crate) struct Task {
+    pub(crate) context: *mut c_void,
+    pub(crate) name: *const c_char,
+    pub(crate) lane: u64,
+}
+
+/// `OxiMemory`
+#[repr(C)]
+pub(crate) struct Memory {
+    pub(crate) bytes: *mut c_void,
+    pub(crate) len: usize,
+}
 
 /// `OxiCore`: what the shim may call.
 #[repr(C)]
@@ -272,6 +290,18 @@ pub(crate) struct Core {
     pub(crate) decomposable: unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_void,
     pub(crate) decomposed:
         unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,
+    pub(crate) task: unsafe extern "C" fn(
+        *const Task,
+        i32,
+        *const Tensor,
+        u32,
+        *const Tensor,
+        *const u8,
+        u32,
+        *mut Error,
+    ) -> *mut c_void,
+    pub(crate) task_outcome: unsafe extern "C" fn(*const c_void, i32, i64, *mut Error) -> i32,
+    pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
     pub(crate) profile_start: unsafe extern "C" fn() -> u64,
     pub(crate) profile_stop:
         unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void, *const Span), *mut c_void),
@@ -312,6 +342,9 @@ pub(crate) struct Shim {
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
     pub(crate) call:
         unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, u8, *mut Error) -> i32,
+    pub(crate) task_run:
+        unsafe extern "C" fn(*mut c_void, *const Memory, u32, *const Memory, u32, *mut Error) -> i32,
+    pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
 }
 
 /// `OxiShimInit`

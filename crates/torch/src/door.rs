@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) mod decomposed;
 mod graphs;
+mod tasks;
 
 /// The table that the shim gets.
 pub(crate) static CORE: abi::Core = abi::Core {
@@ -60,6 +61,9 @@ pub(crate) static CORE: abi::Core = abi::Core {
     replay: graphs::replay,
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
+    task: tasks::task,
+    task_outcome: tasks::outcome,
+    task_drop: tasks::drop_work,
     profile_start: crate::profile::start,
     profile_stop: crate::profile::stop,
 };
@@ -588,7 +592,7 @@ unsafe extern "C" fn event_query(id: u64) -> i32 {
 unsafe extern "C" fn event_wait(id: u64, error: *mut abi::Error) -> i32 {
     enter_code(error, |s| {
         let e = event(s, id)?;
-        Ok(s.engine.stream(e.device)?.wait(e.number)?)
+        Ok(s.engine.stream(e.device)?.wait(e.number, &e.mark)?)
     })
 }
 

@@ -34,6 +34,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "host_calls.h",
     "oxitorch_abi.h",
     "profiler.h",
+    "process_group.h",
     "recipes.h",
     "shim.cpp",
     "sparse.h",

@@ -1,0 +1,236 @@
+//! The launcher's part in tasks of process groups: it hands them over in their turn, and holds back what needs them.
+//!
+//! A task reads and writes the memory of the device where it is, if that is the host's. What was launched before and still
+//! runs may read what is written, so the task waits for it; a launch waits for tasks whose results it takes, or that read
+//! what it overwrites. All other launches go on meanwhile.
+
+use crate::buffers::{Buffers, Done, upload};
+use crate::error::{self, Error, Result};
+use crate::executor::{Launch, Old, GroupTask, Written};
+use crate::lanes::Begun;
+use crate::launch::{Failure, Launcher, out_of_memory};
+use crate::value::{State, Value};
+use crate::work::{Interrupt, Task, Work, failed};
+use oxitorch_pjrt as pjrt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What a task has of the device.
+struct Lent {
+    client: Arc<pjrt::Client>,
+    device: usize,
+    reads: Vec<Option<Buffers>>,
+    /// What is written over.
+    writes: Vec<Option<Buffers>>,
+    /// What may still read what it writes.
+    before: Vec<Arc<Done>>,
+}
+
+impl Launcher {
+    /// Waits for the task that makes a value, if one does.
+    pub(crate) fn wait_coming(&self, value: &Value, interrupt: Interrupt) -> Result<()> {
+        let Some(work) = coming(value) else { return Ok(()) };
+        let start = Instant::now();
+        work.wait(None, interrupt)?;
+        self.waited(start);
+        Ok(())
+    }
+
+    /// Before a launch: waits for the tasks whose results it takes, and for those that read what it overwrites.
+    pub(crate) fn await_groups(&self, launch: &Launch) -> Result<()> {
+        if self.groups.is_idle() {
+            return Ok(());
+        }
+        launch.inputs.iter().try_for_each(|value| self.await_value(value))?;
+        let given = launch.donated().iter().map(|&i| &launch.inputs[i as usize]);
+        given.filter_map(|value| self.groups.reader(value)).try_for_each(|work| self.await_work(&work))
+    }
+
+    fn await_value(&self, value: &Value) -> Result<()> {
+        coming(value).map_or(Ok(()), |work| self.await_work(&work))
+    }
+
+    /// In the launch thread: whether the task succeeds is said by its values.
+    fn await_work(&self, work: &Work) -> Result<()> {
+        let closed = || match self.stopped.load(Ordering::Acquire) {
+            true => Err(Error::runtime("the tpu device is closed")),
+            false => Ok(()),
+        };
+        work.wait(None, closed).map(drop)
+    }
+
+    /// Hands a task to its lane.
+    pub(crate) fn begin(&self, recorded: GroupTask) {
+        let memory = match self.lend(&recorded) {
+            Ok(memory) => memory,
+            Err(e) => {
+                let e = e.at(recorded.site);
+                self.fail(&e);
+                return recorded.fail(&e);
+            }
+        };
+        let (work, lane) = (recorded.work.clone(), recorded.lane);
+        recorded.results().for_each(|v| *v.state.lock() = State::Coming(work.clone()));
+        let reads = recorded.reads.iter().flatten().cloned().collect();
+        self.groups.begin(Begun { work: work.clone(), reads });
+        let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
+        let (groups, failure) = (self.groups.clone(), self.failure.clone());
+        let end = move |outcome: Result<()>| {
+            if let Err(e) = &outcome {
+                failure.lock().get_or_insert_with(|| Failure::of_values(e.clone()));
+                fail(&results, e);
+            }
+            groups.end(&work);
+            work.finish(outcome);
+        };
+        let unsent = end.clone();
+        let job = move || {
+            let site = recorded.site;
+            let done = catch_unwind(AssertUnwindSafe(|| memory.run(recorded)));
+            let done = done.unwrap_or_else(|_| Err(Error::runtime("a task panicked; please report this")));
+            end(done.map_err(|e| e.at(site)));
+        };
+        if let Err(e) = self.groups.send(lane, Box::new(job)) {
+            unsent(Err(Error::runtime(format!("no thread for a process group: {e}"))));
+        }
+    }
+
+    /// Takes the memory that a task needs, and charges for its results.
+    fn lend(&self, recorded: &GroupTask) -> Result<Lent> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(Error::runtime("the tpu device is closed"));
+        }
+        let read = |value: &Arc<Value>| {
+            self.await_value(value)?;
+            self.buffers(value)
+        };
+        let reads = recorded.reads.iter().map(|v| v.as_ref().map(read).transpose()).collect::<Result<_>>()?;
+        let mut writes = Vec::with_capacity(recorded.writes.len());
+        let mut new = 0;
+        for written in &recorded.writes {
+            writes.push(match written.as_ref().map(|w| (&w.old, w.value.bytes())) {
+                None => None,
+                Some((Old::Nothing, bytes)) => {
+                    new += bytes;
+                    None
+                }
+                Some((Old::Copied(old), bytes)) => {
+                    new += bytes;
+                    Some(read(old)?)
+                }
+                Some((Old::Taken(old), _)) => {
+                    if let Some(work) = self.groups.reader(old) {
+                        self.await_work(&work)?;
+                    }
+                    Some(read(old)?)
+                }
+            });
+        }
+        if !self.memory.fits(new) {
+            return Err(out_of_memory(self.memory, self.device, new));
+        }
+        for written in recorded.writes.iter().flatten() {
+            if let Old::Taken(old) = &written.old {
+                old.donate();
+            }
+            self.memory.charge(written.value.bytes(), &written.value.charge);
+        }
+        let client = self.target.client()?.clone();
+        Ok(Lent { client, device: self.device, reads, writes, before: self.running() })
+    }
+}
+
+/// The task that makes a value, if one does.
+fn coming(value: &Value) -> Option<Arc<Work>> {
+    match &*value.state.lock() {
+        State::Coming(work) => Some(work.clone()),
+        _ => None,
+    }
+}
+
+/// Nobody will make these values.
+pub(crate) fn fail(values: &[Arc<Value>], e: &Error) {
+    for value in values {
+        value.charge.release();
+        *value.state.lock() = State::Failed(e.clone());
+    }
+}
+
+impl Lent {
+    /// Does the task in the device's memory, and gives the values what it wrote.
+    fn run(self, mut recorded: GroupTask) -> Result<()> {
+        for done in &self.before {
+            let _ = done.wait(); // what went wrong there is said there
+        }
+        let name = recorded.task.name().to_owned();
+        let failed_here = |e: pjrt::Error| error::device(&name, &e);
+        for buffers in self.reads.iter().chain(&self.writes).flatten() {
+            buffers.wait().map_err(failed_here)?;
+        }
+        let (client, device) = (self.client, self.device);
+        let mut targets = Vec::with_capacity(recorded.writes.len());
+        for (written, old) in recorded.writes.iter().zip(self.writes) {
+            let target = |w: &Written| target(&client, device, w, old);
+            targets.push(written.as_ref().map(target).transpose().map_err(failed_here)?);
+        }
+        run_in_place(&mut *recorded.task, &self.reads, &mut targets, failed_here)?;
+        for (written, buffer) in recorded.writes.iter().zip(targets) {
+            if let (Some(written), Some(buffer)) = (written, buffer) {
+                *written.value.state.lock() = State::Ready(Buffers::one(buffer));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The buffer that a task writes to.
+fn target(
+    client: &Arc<pjrt::Client>,
+    device: usize,
+    written: &Written,
+    old: Option<Buffers>,
+) -> pjrt::Result<pjrt::Buffer> {
+    let ty = &written.value.ty;
+    let new = |bytes: &[u8]| upload(client, device, ty, bytes);
+    let old = match old {
+        Some(Buffers::One(old)) => old,
+        _ => return new(&vec![0; written.value.whole_bytes() as usize]),
+    };
+    let copied = |old: &pjrt::Buffer| match old.look(new)? {
+        Some(copy) => copy,
+        None => {
+            let mut bytes = vec![0; old.size_bytes()];
+            old.to_host(&mut bytes)?;
+            new(&bytes)
+        }
+    };
+    match written.old {
+        Old::Taken(_) => Arc::try_unwrap(old).or_else(|shared| copied(&shared)),
+        _ => copied(&old),
+    }
+}
+
+/// Runs a task on the memory of buffers, or on copies of it if that is not the host's.
+fn run_in_place(
+    task: &mut dyn Task,
+    reads: &[Option<Buffers>],
+    targets: &mut [Option<pjrt::Buffer>],
+    failed_here: impl Fn(pjrt::Error) -> Error,
+) -> Result<()> {
+    let name = task.name().to_owned();
+    let sources = reads.iter().map(|b| b.as_ref().and_then(Buffers::whole));
+    let pinned = sources.map(|b| b.map(pjrt::Buffer::bytes).transpose()).collect::<pjrt::Result<Vec<_>>>();
+    let pinned = pinned.map_err(&failed_here)?;
+    let mut open = Vec::with_capacity(targets.len());
+    for target in targets {
+        open.push(target.as_mut().map(pjrt::Buffer::bytes_mut).transpose().map_err(&failed_here)?);
+    }
+    let reads: Vec<&[u8]> = pinned.iter().map(|b| b.as_deref().unwrap_or(&[])).collect();
+    let mut writes: Vec<&mut [u8]> =
+        open.iter_mut().map(|b| b.as_deref_mut().unwrap_or(&mut [])).collect();
+    task.run(&reads, &mut writes).map_err(|words| failed(&name, &words))?;
+    drop(writes);
+    open.into_iter().flatten().try_for_each(pjrt::BytesMut::write_back).map_err(failed_here)
+}

@@ -1,0 +1,101 @@
+//! The stream's method for collectives of several processes, of which this process has a part.
+//!
+//! Such a task is recorded like an op and is no wait: it ends the window, has its place in the stream, and is handed to a
+//! thread of its process group when its turn comes. Where it cuts depends on the ops alone, as all cuts do, so processes
+//! that do the same have the same windows.
+
+use crate::config::Mode;
+use crate::error::{Error, Refusal, Result};
+use crate::events;
+use crate::executor::{Old, GroupTask, Written};
+use crate::site::Site;
+use crate::stream::Stream;
+use crate::tensor::TensorRef;
+use crate::threads::Whose;
+use crate::value::{Held, State, Value};
+use crate::window::Window;
+use crate::work::{Lane, Task, Work};
+use oxitorch_capture::Reason;
+use std::sync::Arc;
+
+/// A tensor that a task writes.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// The tensor.
+    pub tensor: TensorRef<'a>,
+    /// Whether the task finds the old value there; else it finds anything, and writes every element.
+    pub in_place: bool,
+}
+
+impl Stream {
+    /// Records a task that reads and writes tensors of this device. Errors of the task are those of the values that it
+    /// writes, and of the work.
+    pub fn task(
+        &self,
+        task: Box<dyn Task>,
+        lane: Lane,
+        reads: &[TensorRef<'_>],
+        writes: &[Target<'_>],
+        site: Site,
+        mode: Mode,
+    ) -> Result<Arc<Work>, Refusal> {
+        events::here(site);
+        let work = Arc::<Work>::default();
+        {
+            let mut w = self.lock(site);
+            w.spoil();
+            let held = |t: &TensorRef<'_>, w: &mut Window| -> Result<Option<Held>, Refusal> {
+                if t.numel() == 0 { Ok(None) } else { Ok(Some(Held::new(w.read(t.device()?, t)?))) }
+            };
+            let mut read = Vec::with_capacity(reads.len());
+            for tensor in reads {
+                read.push(held(tensor, &mut w)?);
+            }
+            let mut old = Vec::with_capacity(writes.len());
+            for target in writes {
+                old.push(if target.in_place { held(&target.tensor, &mut w)? } else { None });
+            }
+            self.flush(&mut w, Reason::Collective)?;
+            for value in read.iter().chain(&old).flatten() {
+                if w.is_recorded(value.value()) {
+                    self.flush_for(&mut w, &Whose::Value(value.value()), Reason::Collective)?; // another thread's
+                }
+            }
+            let reads = read.iter().map(|held| held.as_ref().map(|h| h.value().clone())).collect();
+            let mut written = Vec::with_capacity(writes.len());
+            for (target, old) in writes.iter().zip(old) {
+                written.push(self.written(&mut w, target, old, site)?);
+            }
+            self.executor.task(GroupTask { task, lane, work: work.clone(), reads, writes: written, site });
+        }
+        self.after_op(mode)?;
+        Ok(work)
+    }
+
+    /// Makes a tensor show what a task is going to write.
+    fn written(
+        &self,
+        w: &mut Window,
+        target: &Target<'_>,
+        old: Option<Held>,
+        site: Site,
+    ) -> Result<Option<Written>, Refusal> {
+        let ty = target.tensor.ty()?;
+        if target.tensor.numel() == 0 {
+            return Ok(None);
+        }
+        let bytes = ty.bytes().max(0) as u64;
+        if !self.memory().has(bytes) {
+            return Err(Error::from(self.out_of_memory(bytes)).into());
+        }
+        let value = Value::sharded(ty, None, State::Pending, site);
+        w.write(target.tensor.device()?, &target.tensor, value.clone())?;
+        let old = match old.map(|held| held.value().clone()) {
+            None => Old::Nothing,
+            // Ops of other threads that are not launched yet may want it.
+            Some(old) if old.is_visible() || w.is_known(&old) => Old::Copied(old),
+            Some(old) => Old::Taken(old),
+        };
+        Ok(Some(Written { value, old }))
+    }
+}

@@ -1,0 +1,749 @@
+// The process group of device tensors: c10d's collectives as tasks that the core runs in the order of the device's ops.
+//
+// The tasks call a group for host memory (gloo), which the user's ranks made beside this one, on the bytes of the device's
+// tensors. What that cannot compute (averages, dtypes that it has not) is recorded as ATen operations around them.
+// A work is done, for its caller, when it is recorded: who reads what a collective writes waits for it.
+#pragma once
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_real.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensors.h"
+
+namespace oxi_group {
+using at::Tensor;
+using c10d::OpType;
+using c10d::ReduceOp;
+using Milliseconds = std::chrono::milliseconds;
+using Tensors = std::vector<Tensor>;
+using Host = c10::intrusive_ptr<c10d::Backend>;
+
+// ---------------------------------------------------------------- memory of the host
+inline Tensor host_tensor(const OxiMemory& m, at::ScalarType dtype = at::kByte) {
+  return at::from_blob(m.bytes, {static_cast<int64_t>(m.len / c10::elementSize(dtype))}, dtype);
+}
+using Memory = std::vector<OxiMemory>;
+using Run = std::function<void(const Memory& reads, const Memory& writes)>;
+struct Task {
+  std::string name;
+  Run run;
+};
+inline int32_t run(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
+                   OxiError* error) {
+  static thread_local std::string message;
+  try {
+    c10::InferenceMode inference;
+    static_cast<Task*>(context)->run(Memory(reads, reads + nreads), Memory(writes, writes + nwrites));
+    return OXI_OK;
+  } catch (const c10::Error& e) {
+    message = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    message = e.what();
+  } catch (...) {
+    message = "an exception that is none of C++'s";
+  }
+  error->message = message.c_str();
+  return OXI_ERROR;
+}
+inline void drop(void* context) {
+  delete static_cast<Task*>(context);
+}
+
+// ---------------------------------------------------------------- work
+struct Recorded {  // a task that the core has
+  void* work;
+  int32_t device;
+  Recorded(void* work, int32_t device) : work(work), device(device) {}
+  Recorded(const Recorded&) = delete;
+  ~Recorded() { g_core->task_drop(work); }
+  // Whether it is done; raises what went wrong.
+  bool wait(int64_t ms) const {
+    OxiError e{};
+    int32_t code = g_core->task_outcome(work, device, ms, &e);
+    if (code == OXI_PENDING) return false;
+    check(code, e);
+    return true;
+  }
+};
+
+class GroupWork final : public c10d::Work {
+ public:
+  // `waits`: the caller is to wait for the other processes, and not only the device.
+  GroupWork(int rank, OpType type, std::vector<std::shared_ptr<Recorded>> tasks, Tensors results, c10::Device device,
+            uint64_t number, bool waits, std::shared_ptr<std::atomic<int>> source = nullptr)
+      : Work(rank, type), tasks_(std::move(tasks)), results_(std::move(results)), device_(device), number_(number),
+        waits_(waits), source_(std::move(source)) {}
+
+  bool isCompleted() override {
+    try {
+      return done(0);
+    } catch (...) {
+      return true;
+    }
+  }
+  bool isSuccess() const override { return !failure(); }
+  std::exception_ptr exception() const override { return failure(); }
+  int sourceRank() const override {
+    done(-1);
+    return source_ ? source_->load() : rank_;
+  }
+  Tensors result() override { return results_; }
+  void synchronize() override { done(waits_ ? -1 : 0); }
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    if (timeout == kNoTimeout) {
+      synchronize();
+    } else {
+      TORCH_CHECK_WITH(DistBackendError, done(timeout.count()), c10d::opTypeToString(opType_), " was not done after ",
+                       timeout.count(), " ms");
+    }
+    return true;
+  }
+  void abort() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (future_) return future_;
+    if (waits_) done(-1);
+    auto type = c10::ListType::create(c10::TensorType::get());
+    // What follows on the device is behind the collective anyway: no event has to say so.
+    Unrecorded guard;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::vector<c10::Device>{device_});
+    future_->markCompleted(c10::IValue(results_));
+    return future_;
+  }
+  uint64_t getSequencenumber() const override { return number_; }
+  const std::vector<std::shared_ptr<Recorded>>& tasks() const { return tasks_; }
+
+ private:
+  bool done(int64_t ms) const {
+    bool all = true;
+    for (auto& task : tasks_) all &= task->wait(ms);
+    return all;
+  }
+  std::exception_ptr failure() const {
+    try {
+      done(0);
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+  std::vector<std::shared_ptr<Recorded>> tasks_;
+  Tensors results_;
+  c10::Device device_;
+  uint64_t number_;
+  bool waits_;
+  std::shared_ptr<std::atomic<int>> source_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// ---------------------------------------------------------------- reductions
+// Host groups reduce these; the others are gathered and reduced on the device.
+inline bool host_reduces(at::ScalarType t) {
+  switch (t) {
+    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16: case at::kChar: case at::kByte: case at::kInt:
+    case at::kLong: case at::kBool: case at::kComplexFloat: case at::kComplexDouble: return true;
+    default: return false;
+  }
+}
+inline bool is_bitwise(const ReduceOp& op) {
+  return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+inline const char* reduction_name(const ReduceOp& op) {
+  static constexpr const char* names[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+  auto i = static_cast<size_t>(static_cast<ReduceOp::RedOpType>(op));
+  return i < std::size(names) ? names[i] : "an unknown reduction";
+}
+inline void check_reduction(const ReduceOp& op, at::ScalarType t) {
+  TORCH_CHECK(!is_bitwise(op) || c10::isIntegralType(t, /*includeBool=*/true), "Cannot use ReduceOp.", reduction_name(op),
+              " with ", t);
+  TORCH_CHECK(!c10::isComplexType(t) || op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM,
+              "ReduceOp.", reduction_name(op), " does not support complex tensors");
+}
+// What a host group is asked for, for a tensor of this dtype.
+inline ReduceOp host_reduction(const ReduceOp& op, at::ScalarType t) {
+  if (t == at::kBool) {  // as bytes that are 0 or 1
+    if (op == ReduceOp::BXOR) return ReduceOp::BXOR;
+    return op == ReduceOp::PRODUCT || op == ReduceOp::MIN || op == ReduceOp::BAND ? ReduceOp::MIN : ReduceOp::MAX;
+  }
+  return op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM ? ReduceOp(ReduceOp::SUM) : op;
+}
+inline Tensor reducible(const OxiMemory& m, at::ScalarType t) {
+  if (t == at::kBool) return host_tensor(m);
+  if (t == at::kComplexFloat) return host_tensor(m, at::kFloat);
+  if (t == at::kComplexDouble) return host_tensor(m, at::kDouble);
+  return host_tensor(m, t);
+}
+inline void scale_before(const ReduceOp& op, Tensor& t) {
+  if (op != ReduceOp::PREMUL_SUM) return;
+  auto* factor = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (factor->tensor_factor.defined()) {
+    t.mul_(factor->tensor_factor.reshape({}));
+  } else {
+    t.mul_(factor->double_factor);
+  }
+}
+inline void scale_after(const ReduceOp& op, Tensor& t, int64_t size) {
+  if (op != ReduceOp::AVG || t.scalar_type() == at::kBool) return;
+  if (c10::isIntegralType(t.scalar_type(), false)) {
+    t.div_(size, "trunc");
+  } else {
+    t.div_(size);
+  }
+}
+// The reduction of rows to one; sums of what is narrower than float32 are made in float32.
+inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
+  auto t = rows.scalar_type();
+  if (t == at::kBool && op != ReduceOp::BXOR) {
+    return host_reduction(op, t) == ReduceOp::MIN ? at::all(rows, 0) : at::any(rows, 0);
+  }
+  bool narrow = c10::isFloatingType(t) && c10::elementSize(t) < 4;
+  Tensor x = narrow ? rows.to(at::kFloat) : rows;
+  Tensor r;
+  switch (static_cast<ReduceOp::RedOpType>(op)) {
+    case ReduceOp::PRODUCT: r = at::prod(x, 0, false, x.scalar_type()); break;
+    case ReduceOp::MIN: r = at::amin(x, {0}); break;
+    case ReduceOp::MAX: r = at::amax(x, {0}); break;
+    case ReduceOp::BAND: case ReduceOp::BOR: case ReduceOp::BXOR:
+      r = x.select(0, 0).clone();
+      for (int64_t i = 1; i < x.size(0); i++) {
+        auto row = x.select(0, i);
+        op == ReduceOp::BAND ? r.bitwise_and_(row) : op == ReduceOp::BOR ? r.bitwise_or_(row) : r.bitwise_xor_(row);
+      }
+      break;
+    default: r = at::sum(x, 0, false, x.scalar_type()); scale_after(op, r, size);
+  }
+  return r.to(t);
+}
+
+// ---------------------------------------------------------------- the group
+class ProcessGroupTpu final : public c10d::Backend {
+ public:
+  ProcessGroupTpu(Host host, c10::intrusive_ptr<Options> options)
+      : Backend(host->getRank(), host->getSize()), host_(std::move(host)), options_(std::move(options)), id_(next_id()) {}
+
+  const std::string getBackendName() const override { return "tpu"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  void setTimeout(Milliseconds timeout) {
+    options_->timeout = timeout;
+    host_->setTimeout(timeout);
+  }
+  void setSequenceNumberForGroup() override {}  // they begin at 0 on all ranks
+  uint64_t getSequenceNumberForGroup() override { return number_; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override {
+    auto host_options = host_->getBackendOptions();
+    host_options->timeout = options->timeout;
+    host_options->group_name = options->group_name;
+    host_options->global_ranks_in_group = options->global_ranks_in_group;
+    auto host = host_->split(store, ranks, host_options);
+    if (!host) return nullptr;
+    return c10::make_intrusive<ProcessGroupTpu>(std::move(host), options);
+  }
+  void abort() override { host_->abort(); }
+  void shutdown() override { host_->shutdown(); }
+
+  void startCoalescing() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    coalesced_ = std::make_unique<std::vector<std::shared_ptr<Recorded>>>();
+  }
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto tasks = coalesced_ ? std::move(*coalesced_) : std::vector<std::shared_ptr<Recorded>>();
+    coalesced_.reset();
+    return c10::make_intrusive<GroupWork>(rank_, OpType::COALESCED, std::move(tasks), Tensors(), here(), number_, false);
+  }
+
+  using Works = c10::intrusive_ptr<c10d::Work>;
+
+  Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override {
+    return allreduce(OpType::ALLREDUCE, "all_reduce", tensors, opts.reduceOp, opts.timeout);
+  }
+  Works allreduce_coalesced(Tensors& tensors,
+                            const c10d::AllreduceCoalescedOptions& opts = c10d::AllreduceCoalescedOptions()) override {
+    return allreduce(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", tensors, opts.reduceOp, opts.timeout);
+  }
+  Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts = c10d::BroadcastOptions()) override {
+    bool root = opts.rootRank == rank_;
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    auto run = [host = host_, o, root](const Memory& reads, const Memory& writes) {
+      for (auto& m : root ? reads : writes) {
+        Tensors one{host_tensor(m)};
+        host->broadcast(one, o)->wait();
+      }
+    };
+    return record(OpType::BROADCAST, "broadcast", root ? tensors : Tensors(), root ? Tensors() : tensors, false, run, tensors);
+  }
+  Works reduce(Tensors& tensors, const c10d::ReduceOptions& opts = c10d::ReduceOptions()) override {
+    bool root = opts.rootRank == rank_;
+    Guard guard;
+    Tensors reads, results;
+    for (auto& t : tensors) {
+      check_reduction(opts.reduceOp, t.scalar_type());
+      // What is not the root's stays as it is; and hosts use it as scratch.
+      Tensor x = root && host_reduces(t.scalar_type()) ? t : widened(t);
+      scale_before(opts.reduceOp, x);
+      results.push_back(x);
+    }
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    auto run = [host = host_, o, dtypes = dtypes(results)](const Memory&, const Memory& writes) mutable {
+      for (size_t i = 0; i < writes.size(); i++) {
+        Tensors one{reducible(writes[i], dtypes[i])};
+        auto each = o;
+        each.reduceOp = host_reduction(o.reduceOp, dtypes[i]);
+        host->reduce(one, each)->wait();
+      }
+    };
+    auto work = record(OpType::REDUCE, "reduce", {}, results, true, run, tensors);
+    if (root) {
+      for (size_t i = 0; i < tensors.size(); i++) {
+        scale_after(opts.reduceOp, results[i], size_);
+        if (!results[i].is_same(tensors[i])) tensors[i].copy_(results[i]);
+      }
+    }
+    return work;
+  }
+  Works allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                  const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
+    TORCH_CHECK(outputs.size() == inputs.size(), "all_gather: ", outputs.size(), " lists of outputs for ", inputs.size(), " inputs");
+    return gather_all(OpType::ALLGATHER, "all_gather", outputs, inputs, opts);
+  }
+  Works allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
+    std::vector<Tensors> by_input(inputs.size());  // a list for each input, of all ranks
+    for (auto& of_rank : outputs) {
+      TORCH_CHECK(of_rank.size() == inputs.size(), "all_gather_coalesced: ", of_rank.size(), " outputs of a rank for ",
+                  inputs.size(), " inputs");
+      for (size_t i = 0; i < inputs.size(); i++) by_input[i].push_back(of_rank[i]);
+    }
+    return gather_all(OpType::ALLGATHER_COALESCED, "all_gather_coalesced", by_input, inputs, opts);
+  }
+  Works all_gather_single(Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) {
+    Tensors outputs{output}, inputs{input};
+    return gather_single(OpType::_ALLGATHER_BASE, "all_gather_into_tensor", outputs, inputs, opts);
+  }
+  Works _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
+    return all_gather_single(output, input, opts);
+  }
+  Works all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                    const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) {
+    return gather_single(OpType::ALLGATHER_INTO_TENSOR_COALESCED, "all_gather_into_tensor_coalesced", outputs, inputs, opts);
+  }
+  Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
+    return all_gather_single_coalesced(outputs, inputs, opts);
+  }
+  Works gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts = c10d::GatherOptions()) override {
+    bool root = opts.rootRank == rank_;
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    TORCH_CHECK(inputs.size() == 1 && (!root || outputs.size() == 1), "gather: one input, and one list of outputs on the root");
+    TORCH_CHECK(!root || outputs[0].size() == static_cast<size_t>(size_), "gather: ", size_, " outputs are wanted, got ", outputs[0].size());
+    auto run = [host = host_, o, root](const Memory& reads, const Memory& writes) {
+      std::vector<Tensors> out;
+      if (root) out.push_back(host_tensors(writes));
+      Tensors in{host_tensor(reads[0])};
+      host->gather(out, in, o)->wait();
+    };
+    Tensors written = root ? outputs[0] : Tensors();
+    return record(OpType::GATHER, "gather", inputs, written, false, run, written);
+  }
+  Works scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts = c10d::ScatterOptions()) override {
+    bool root = opts.rootRank == rank_;
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    TORCH_CHECK(outputs.size() == 1 && (!root || inputs.size() == 1), "scatter: one output, and one list of inputs on the root");
+    TORCH_CHECK(!root || inputs[0].size() == static_cast<size_t>(size_), "scatter: ", size_, " inputs are wanted, got ", inputs[0].size());
+    auto run = [host = host_, o, root](const Memory& reads, const Memory& writes) {
+      std::vector<Tensors> in;
+      if (root) in.push_back(host_tensors(reads));
+      Tensors out{host_tensor(writes[0])};
+      host->scatter(out, in, o)->wait();
+    };
+    return record(OpType::SCATTER, "scatter", root ? inputs[0] : Tensors(), outputs, false, run, outputs);
+  }
+  Works reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                       const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
+    TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter: ", inputs.size(), " lists of inputs for ", outputs.size(), " outputs");
+    return scatter_reduced(OpType::REDUCE_SCATTER, "reduce_scatter", outputs, inputs, opts);
+  }
+  Works reduce_scatter_single(Tensor& output, Tensor& input,
+                              const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) {
+    Tensors outputs{output};
+    std::vector<Tensors> inputs{{input}};
+    return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", outputs, inputs, opts);
+  }
+  Works _reduce_scatter_base(Tensor& output, Tensor& input,
+                             const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
+    return reduce_scatter_single(output, input, opts);
+  }
+  Works reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) {
+    std::vector<Tensors> lists;
+    for (auto& input : inputs) lists.push_back({input});
+    return scatter_reduced(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", outputs, lists, opts);
+  }
+  Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
+    return reduce_scatter_single_coalesced(outputs, inputs, opts);
+  }
+  Works all_to_all_single(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                          const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) {
+    TORCH_CHECK(output.scalar_type() == input.scalar_type(), "all_to_all_single: output is ", output.scalar_type(), ", input ",
+                input.scalar_type());
+    auto out = split_bytes("output", output, output_splits), in = split_bytes("input", input, input_splits);
+    auto run = [host = host_, o = with_timeout(opts), out, in](const Memory& reads, const Memory& writes) mutable {
+      Tensor to = host_tensor(writes[0]), from = host_tensor(reads[0]);
+      host->alltoall_base(to, from, out, in, o)->wait();
+    };
+    return record(OpType::ALLTOALL_BASE, "all_to_all_single", {input}, {output}, false, run, {output});
+  }
+  Works alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                      const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override {
+    return all_to_all_single(output, input, output_splits, input_splits, opts);
+  }
+  Works alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override {
+    TORCH_CHECK(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(), "all_to_all: ", size_,
+                " tensors each are wanted, got ", outputs.size(), " outputs and ", inputs.size(), " inputs");
+    auto run = [host = host_, o = with_timeout(opts)](const Memory& reads, const Memory& writes) { exchange(host, o, reads, writes); };
+    return record(OpType::ALLTOALL, "all_to_all", inputs, outputs, false, run, outputs);
+  }
+  Works send(Tensors& tensors, int to, int tag) override {
+    auto run = [host = host_, to, tag](const Memory& reads, const Memory&) {
+      for (auto& m : reads) {
+        Tensors one{host_tensor(m)};
+        host->send(one, to, tag)->wait();
+      }
+    };
+    return record(OpType::SEND, "send", tensors, {}, false, run, tensors, peer_lane(to, tag, 0));
+  }
+  Works recv(Tensors& tensors, int from, int tag) override {
+    auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
+      for (auto& m : writes) {
+        Tensors one{host_tensor(m)};
+        host->recv(one, from, tag)->wait();
+      }
+    };
+    auto source = std::make_shared<std::atomic<int>>(from);
+    return record(OpType::RECV, "recv", {}, tensors, false, run, tensors, peer_lane(from, tag, 1), false, source);
+  }
+  Works recvAnysource(Tensors& tensors, int tag) override {
+    auto source = std::make_shared<std::atomic<int>>(-1);
+    auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
+      for (auto& m : writes) {
+        Tensors one{host_tensor(m)};
+        auto work = host->recvAnysource(one, tag);
+        work->wait();
+        *source = work->sourceRank();
+      }
+    };
+    return record(OpType::RECVANYSOURCE, "recv", {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
+  }
+  Works barrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions()) override {
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    o.device = c10::Device(c10::kCPU);
+    auto run = [host = host_, o](const Memory&, const Memory&) { host->barrier(o)->wait(); };
+    // What the device has still to do is before it.
+    check_ok([&](OxiError* e) { return g_core->synchronize(here().index(), e); });
+    return record(OpType::BARRIER, "barrier", {}, {}, false, run, {}, id_, true);
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool all = false) override {
+    check_ok([&](OxiError* e) { return g_core->synchronize(here().index(), e); });
+    auto o = opts;
+    o.timeout = timeout(opts.timeout);
+    host_->monitoredBarrier(o, all);
+  }
+
+ private:
+  // What it records of ATen is no part of the user's autograd graph, and bumps no version, as collectives do not.
+  struct Guard {
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+  };
+  static c10::Device here() { return c10::Device(kSelf, t_device); }
+  static uint64_t next_id() {
+    static std::atomic<uint64_t> next{1};
+    return next++ << 32;
+  }
+  template <class F>
+  static void check_ok(F f) {
+    OxiError e{};
+    check(f(&e), e);
+  }
+  // Point-to-point operations of one peer, tag and direction keep their order.
+  uint64_t peer_lane(int peer, int tag, uint64_t direction) const {
+    auto peer_number = static_cast<uint64_t>(peer + 1) & 0xffff;
+    return id_ + 1 + (direction | peer_number << 1 | (static_cast<uint64_t>(tag) & 0x3fff) << 17);
+  }
+  Milliseconds timeout(Milliseconds wanted) const { return wanted == c10d::kUnsetTimeout ? options_->timeout : wanted; }
+  template <class Opts>
+  Opts with_timeout(Opts opts) const {
+    opts.timeout = timeout(opts.timeout);
+    return opts;
+  }
+  static Tensors host_tensors(const Memory& memory) {
+    Tensors all;
+    for (auto& m : memory) all.push_back(host_tensor(m));
+    return all;
+  }
+  static std::vector<at::ScalarType> dtypes(const Tensors& tensors) {
+    std::vector<at::ScalarType> all;
+    for (auto& t : tensors) all.push_back(t.scalar_type());
+    return all;
+  }
+  // A tensor of its own, of a dtype that hosts reduce.
+  static Tensor widened(const Tensor& t) {
+    if (host_reduces(t.scalar_type())) return t.clone();
+    return t.to(c10::isFloatingType(t.scalar_type()) ? at::kFloat : at::kInt);
+  }
+  std::vector<int64_t> split_bytes(const char* which, const Tensor& t, const std::vector<int64_t>& splits) const {
+    int64_t item = static_cast<int64_t>(t.element_size());
+    if (splits.empty()) {
+      TORCH_CHECK(t.dim() > 0 && t.size(0) % size_ == 0, "all_to_all_single: the ", which, "'s dimension 0 does not divide by ", size_);
+      return std::vector<int64_t>(size_, t.numel() / size_ * item);
+    }
+    int64_t rows = 0, row = t.dim() > 0 && t.size(0) > 0 ? t.numel() / t.size(0) * item : 0;
+    std::vector<int64_t> bytes;
+    for (auto n : splits) bytes.push_back(n * row), rows += n;
+    TORCH_CHECK(splits.size() == static_cast<size_t>(size_) && rows == (t.dim() > 0 ? t.size(0) : 0),
+                "all_to_all_single: the ", which, " splits do not sum up to its dimension 0");
+    return bytes;
+  }
+  // Each rank sends reads[r] to rank r; in one buffer, as hosts want it.
+  static void exchange(const Host& host, const c10d::AllToAllOptions& opts, const Memory& reads, const Memory& writes) {
+    auto lengths = [](const Memory& memory) {
+      std::vector<int64_t> all;
+      for (auto& m : memory) all.push_back(static_cast<int64_t>(m.len));
+      return all;
+    };
+    auto in = lengths(reads), out = lengths(writes);
+    Tensor from = at::cat(host_tensors(reads));
+    Tensor to = at::empty({std::accumulate(out.begin(), out.end(), int64_t(0))}, at::kByte);
+    host->alltoall_base(to, from, out, in, opts)->wait();
+    int64_t at = 0;
+    for (auto& m : writes) {
+      std::memcpy(m.bytes, to.const_data_ptr<uint8_t>() + at, m.len);
+      at += static_cast<int64_t>(m.len);
+    }
+  }
+
+  Works allreduce(OpType type, const char* name, Tensors& tensors, const ReduceOp& op, Milliseconds wanted) {
+    Guard guard;
+    Tensors own;
+    for (auto& t : tensors) {
+      TORCH_CHECK(t.layout() == c10::kStrided, name, ": tpu tensors have the strided layout, got ", t.layout());
+      check_reduction(op, t.scalar_type());
+      own.push_back(host_reduces(t.scalar_type()) ? t : widened(t));
+      scale_before(op, own.back());
+    }
+    c10d::AllreduceOptions o;
+    o.timeout = timeout(wanted);
+    auto run = [host = host_, o, op, dtypes = dtypes(own)](const Memory&, const Memory& writes) mutable {
+      for (size_t i = 0; i < writes.size(); i++) {
+        Tensors one{reducible(writes[i], dtypes[i])};
+        o.reduceOp = host_reduction(op, dtypes[i]);
+        host->allreduce(one, o)->wait();
+      }
+    };
+    auto work = record(type, name, {}, own, true, run, tensors);
+    for (size_t i = 0; i < own.size(); i++) {
+      scale_after(op, own[i], size_);
+      if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
+    }
+    return work;
+  }
+  Works gather_all(OpType type, const char* name, const std::vector<Tensors>& outputs, const Tensors& inputs,
+                   const c10d::AllgatherOptions& opts) {
+    Tensors written;
+    for (auto& list : outputs) {
+      TORCH_CHECK(list.size() == static_cast<size_t>(size_), name, ": ", size_, " outputs are wanted, got ", list.size());
+      written.insert(written.end(), list.begin(), list.end());
+    }
+    for (size_t i = 0; i < inputs.size(); i++) {
+      for (auto& t : outputs[i]) {
+        TORCH_CHECK(t.scalar_type() == inputs[i].scalar_type(), name, ": an output is ", t.scalar_type(), ", the input ",
+                    inputs[i].scalar_type());
+      }
+    }
+    auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
+                   const Memory& reads, const Memory& writes) {
+      for (size_t i = 0; i < reads.size(); i++) {
+        Memory outs(writes.begin() + i * size, writes.begin() + (i + 1) * size);
+        gather_bytes(host, o, rank, reads[i], outs);
+      }
+    };
+    return record(type, name, inputs, written, false, run, written);
+  }
+  // Sizes may differ between ranks, of which each knows all.
+  static void gather_bytes(const Host& host, const c10d::AllgatherOptions& opts, int rank, const OxiMemory& in, const Memory& outs) {
+    bool even = std::all_of(outs.begin(), outs.end(), [&](auto& m) { return m.len == outs[0].len; });
+    if (even) {
+      std::vector<Tensors> out{host_tensors(outs)};
+      Tensors from{host_tensor(in)};
+      host->allgather(out, from, opts)->wait();
+      return;
+    }
+    for (size_t r = 0; r < outs.size(); r++) {
+      if (static_cast<int>(r) == rank) {
+        TORCH_CHECK(in.len == outs[r].len, "the input has ", in.len, " bytes, the own output ", outs[r].len);
+        std::memcpy(outs[r].bytes, in.bytes, in.len);
+      }
+      c10d::BroadcastOptions o;
+      o.rootRank = static_cast<int64_t>(r);
+      o.timeout = opts.timeout;
+      Tensors one{host_tensor(outs[r])};
+      host->broadcast(one, o)->wait();
+    }
+  }
+  Works gather_single(OpType type, const char* name, Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+    TORCH_CHECK(outputs.size() == inputs.size(), name, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs");
+    for (size_t i = 0; i < inputs.size(); i++) {
+      TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type(), "output tensor must have the same type as input tensor");
+      TORCH_CHECK(outputs[i].numel() == inputs[i].numel() * size_,
+                  "output tensor size must be equal to world_size times input tensor size");
+    }
+    auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
+                   const Memory& reads, const Memory& writes) {
+      for (size_t i = 0; i < reads.size(); i++) {
+        Memory parts;
+        for (size_t r = 0; r < size; r++) {
+          parts.push_back({static_cast<char*>(writes[i].bytes) + r * reads[i].len, reads[i].len});
+        }
+        gather_bytes(host, o, rank, reads[i], parts);
+      }
+    };
+    return record(type, name, inputs, outputs, false, run, outputs);
+  }
+  // Each rank gets its part of all ranks' inputs, and reduces it on the device. An input is a list of a tensor for each
+  // rank, or one of all.
+  Works scatter_reduced(OpType type, const char* name, Tensors& outputs, const std::vector<Tensors>& inputs,
+                        const c10d::ReduceScatterOptions& opts) {
+    Guard guard;
+    Tensors reads, rows;
+    for (size_t i = 0; i < outputs.size(); i++) {
+      auto& out = outputs[i];
+      check_reduction(opts.reduceOp, out.scalar_type());
+      int64_t all = 0;
+      for (auto& t : inputs[i]) {
+        TORCH_CHECK(t.scalar_type() == out.scalar_type(), "input tensor must be the same type as the output tensor.");
+        reads.push_back(t);
+        if (opts.reduceOp == ReduceOp::PREMUL_SUM) {
+          reads.back() = t.clone();
+          scale_before(opts.reduceOp, reads.back());
+        }
+        all += t.numel();
+      }
+      if (inputs[i].size() == 1) {
+        TORCH_CHECK(all == out.numel() * size_, "input tensor must be the same size as output size times world size");
+      } else {
+        TORCH_CHECK(inputs[i].size() == static_cast<size_t>(size_) && inputs[i][rank_].numel() == out.numel(), name,
+                    ": a tensor for each of ", size_, " ranks is wanted, and the own one of the output's size");
+      }
+      std::vector<int64_t> shape{size_};
+      shape.insert(shape.end(), out.sizes().begin(), out.sizes().end());
+      rows.push_back(at::empty(shape, out.options()));
+    }
+    c10d::AllToAllOptions o;
+    o.timeout = timeout(opts.timeout);
+    auto run = [host = host_, o, size = static_cast<size_t>(size_)](const Memory& reads, const Memory& writes) {
+      auto next = reads.begin();
+      for (auto& m : writes) {
+        Memory to;
+        for (size_t r = 0; r < size; r++) to.push_back({static_cast<char*>(m.bytes) + r * (m.len / size), m.len / size});
+        std::vector<int64_t> out(size, static_cast<int64_t>(m.len / size)), in;
+        bool one = reads.size() == writes.size();
+        Memory from(next, next + (one ? 1 : size));
+        next += from.size();
+        for (auto& f : from) in.push_back(static_cast<int64_t>(f.len));
+        if (one) in = out;
+        Tensor input = one ? host_tensor(from[0]) : at::cat(host_tensors(from)), output = host_tensor(m);
+        host->alltoall_base(output, input, out, in, o)->wait();
+      }
+    };
+    auto work = record(type, name, reads, rows, false, run, outputs);
+    for (size_t i = 0; i < outputs.size(); i++) {
+      outputs[i].copy_(reduced(opts.reduceOp, rows[i], size_));
+    }
+    return work;
+  }
+
+  Works record(OpType type, const char* name, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
+               Tensors results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
+               std::shared_ptr<std::atomic<int>> source = nullptr) {
+    std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
+    c10::Device device = here();
+    if (!reads.empty() || !writes.empty()) device = (reads.empty() ? writes : reads)[0].device();
+    auto described = [&](const Tensors& tensors) {
+      std::vector<OxiTensor> all(tensors.size());
+      for (size_t i = 0; i < tensors.size(); i++) {
+        TORCH_CHECK(tensors[i].device() == device, name, ": tensors on ", device, " and ", tensors[i].device());
+        describe_kept(all[i], tensors[i]);
+      }
+      return all;
+    };
+    for (auto& t : writes) {
+      at::assert_no_internal_overlap(t);
+      make_own(t);
+    }
+    auto r = described(reads), w = described(writes);
+    std::vector<uint8_t> flags(writes.size(), in_place);
+    number_++;
+    auto task = std::make_unique<Task>();
+    task->name = std::string(name) + " (number " + std::to_string(number_) + " of process group " +
+        (options_->group_name.empty() ? "default" : options_->group_name) + ", rank " + std::to_string(rank_) + " of " +
+        std::to_string(size_) + ")";
+    task->run = std::move(run);
+    OxiTask t{task.get(), task->name.c_str(), lane.value_or(id_)};
+    task.release();
+    OxiError e{};
+    void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),
+                              static_cast<uint32_t>(w.size()), &e);
+    if (!work) check(OXI_ERROR, e);
+    auto recorded = std::make_shared<Recorded>(work, device.index());
+    if (coalesced_) coalesced_->push_back(recorded);
+    return c10::make_intrusive<GroupWork>(rank_, type, std::vector<std::shared_ptr<Recorded>>{recorded}, std::move(results),
+                                          device, number_, waits, std::move(source));
+  }
+
+  Host host_;
+  c10::intrusive_ptr<Options> options_;
+  uint64_t id_;
+  uint64_t number_ = 0;
+  std::mutex mutex_;
+  std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;
+};
+
+// Gives a group that has one for host memory one for the device.
+inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,
+                const std::vector<int64_t>& ranks) {
+  auto options = c10::make_intrusive<c10d::Backend::Options>("tpu", Milliseconds(timeout_ms));
+  options->group_name = std::move(name);
+  options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
+  auto backend = c10::make_intrusive<ProcessGroupTpu>(group->getBackend(c10::kCPU), std::move(options));
+  group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
+}
+}  // namespace oxi_group

@@ -1,0 +1,122 @@
+//! Tasks of process groups: what c10d's collectives of this process do with memory, as functions of the shim.
+
+use super::{enter, enter_code, report, tensor};
+use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, slice};
+use oxitorch_engine::{Error, Task, TaskTarget, TensorRef, Work};
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A function of the shim.
+struct Called {
+    shim: &'static Shim,
+    context: *mut c_void,
+    name: String,
+}
+
+// SAFETY: the shim says that it may be called and dropped from any thread.
+unsafe impl Send for Called {}
+
+impl Task for Called {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]]) -> Result<(), String> {
+        let read = |b: &&[u8]| Memory { bytes: b.as_ptr().cast_mut().cast(), len: b.len() };
+        let reads: Vec<Memory> = reads.iter().map(read).collect();
+        let write = |b: &mut &mut [u8]| Memory { bytes: b.as_mut_ptr().cast(), len: b.len() };
+        let writes: Vec<Memory> = writes.iter_mut().map(write).collect();
+        let mut error = abi::Error { kind: 0, message: null() };
+        // SAFETY: the shim's context; the memory is borrowed for the call, which only reads `reads`.
+        let code = unsafe {
+            (self.shim.task_run)(
+                self.context,
+                reads.as_ptr(),
+                reads.len() as u32,
+                writes.as_ptr(),
+                writes.len() as u32,
+                &mut error,
+            )
+        };
+        if code == OK {
+            return Ok(());
+        }
+        // SAFETY: what failed says why, in a text that lives until this thread's next call.
+        Err(unsafe { CStr::from_ptr(error.message) }.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Called {
+    fn drop(&mut self) {
+        // SAFETY: the shim's context, which nobody else has.
+        unsafe { (self.shim.task_drop)(self.context) }
+    }
+}
+
+pub(super) unsafe extern "C" fn task(
+    task: *const abi::Task,
+    device: i32,
+    reads: *const Tensor,
+    nreads: u32,
+    writes: *const Tensor,
+    in_place: *const u8,
+    nwrites: u32,
+    error: *mut abi::Error,
+) -> *mut c_void {
+    let recorded = enter(|s| {
+        // SAFETY: a task with a name, which is ours from here on, and so many described tensors and flags.
+        let (task, reads, writes, in_place) = unsafe {
+            let task = &*task;
+            let name = CStr::from_ptr(task.name).to_string_lossy().into_owned();
+            let called = Called { shim: s.shim, context: task.context, name };
+            let reads: Vec<TensorRef<'_>> =
+                slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
+            let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
+            let writes: Vec<TensorRef<'_>> = writes.collect();
+            ((called, task.lane), reads, writes, slice(in_place, nwrites as usize))
+        };
+        let (called, lane) = task;
+        let target = |(tensor, in_place): (_, &u8)| TaskTarget { tensor, in_place: *in_place != 0 };
+        let writes: Vec<TaskTarget<'_>> = writes.into_iter().zip(in_place).map(target).collect();
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        let (site, mode) = (crate::sites::here(), s.engine.switches().mode);
+        stream.task(Box::new(called), lane, &reads, &writes, site, mode)
+    });
+    match recorded {
+        Ok(work) => Arc::into_raw(work).cast_mut().cast(),
+        Err(refusal) => {
+            let e = match refusal {
+                oxitorch_engine::Refusal::Error(e) => e,
+                oxitorch_engine::Refusal::Fallback(why) => Error::runtime(why),
+            };
+            // SAFETY: the shim passes an error to fill.
+            report(unsafe { &mut *error }, &e);
+            null_mut()
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn outcome(
+    work: *const c_void,
+    device: i32,
+    wait_ms: i64,
+    error: *mut abi::Error,
+) -> i32 {
+    // SAFETY: what `task` gave and nobody has dropped.
+    let work = unsafe { &*work.cast::<Work>() };
+    let mut pending = false;
+    let code = enter_code(error, |s| {
+        let until = u64::try_from(wait_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        let outcome = s.engine.stream(device.max(0) as usize)?.wait_for(work, until)?;
+        pending = outcome.is_none();
+        Ok(outcome.unwrap_or(Ok(()))?)
+    });
+    if pending && code == OK { PENDING } else { code }
+}
+
+pub(super) unsafe extern "C" fn drop_work(work: *mut c_void) {
+    // SAFETY: what `task` gave, dropped once.
+    drop(unsafe { Arc::from_raw(work.cast::<Work>()) });
+}
