@@ -17,6 +17,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
@@ -243,7 +244,7 @@ class ProcessGroupTpu final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "tpu"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  bool supportsSplitting() const override { return true; }
+  bool supportsSplitting() const override { return host_->supportsSplitting(); }
   bool supportsCoalescing() const override { return true; }
   void setTimeout(Milliseconds timeout) {
     options_->timeout = timeout;
@@ -253,11 +254,14 @@ class ProcessGroupTpu final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return number_; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override {
-    auto host_options = host_->getBackendOptions();
+    auto host_options = copy_of(host_->getBackendOptions());
     host_options->timeout = options->timeout;
     host_options->group_name = options->group_name;
     host_options->global_ranks_in_group = options->global_ranks_in_group;
-    auto host = host_->split(store, ranks, host_options);
+    // Groups that are made together have one name in the store, and hosts find each other by it.
+    std::string own = "oxitorch";
+    for (int rank : ranks) own += "," + std::to_string(rank);
+    auto host = host_->split(c10::make_intrusive<c10d::PrefixStore>(own, store), ranks, host_options);
     if (!host) return nullptr;
     return c10::make_intrusive<ProcessGroupTpu>(std::move(host), options);
   }
@@ -484,6 +488,15 @@ class ProcessGroupTpu final : public c10d::Backend {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
   };
+  // What `split` may change: from torch 2.14 on; before, hosts copy them themselves.
+  template <class O>
+  static c10::intrusive_ptr<O> copy_of(const c10::intrusive_ptr<O>& options) {
+    if constexpr (requires { options->clone(); }) {
+      return options->clone();
+    } else {
+      return options;
+    }
+  }
   static c10::Device here() { return c10::Device(kSelf, t_device); }
   static uint64_t next_id() {
     static std::atomic<uint64_t> next{1};

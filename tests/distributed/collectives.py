@@ -1,0 +1,463 @@
+"""Every collective of c10d on device tensors gives what it gives on CPU tensors, or what its definition says."""
+
+import torch
+import torch.distributed as dist
+from tests.distributed.ranks import case
+
+DEVICES = ("cpu", "tpu")
+SUMMED = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
+]  # fmt: skip
+MOVED = [*SUMMED, torch.bool, torch.int16, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def data(*shape, dtype=torch.float32, device="cpu", seed=0, of=None):
+    """The tensor of a rank: this one, unless another is named."""
+    generator = torch.Generator().manual_seed(100 * seed + (rank() if of is None else of))
+    x = torch.randint(0, 4, shape, generator=generator)
+    return (x % 2 == 0 if dtype == torch.bool else x.to(dtype)).to(device)
+
+
+def bits(t):
+    t = t.detach().cpu().contiguous()
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 and t.dtype != torch.bool else t
+
+
+def same(got, wanted):
+    torch.testing.assert_close(bits(got), bits(wanted), rtol=0, atol=0)
+
+
+def as_on_cpu(f):
+    """What `f(device)` gives on the device is what it gives on the CPU."""
+    wanted, got = f("cpu"), f("tpu")
+    assert len(wanted) == len(got)
+    for g, w in zip(got, wanted, strict=True):
+        assert g.device.type == "tpu"
+        same(g, w)
+
+
+@case
+def all_reduce():
+    for dtype in SUMMED:
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+
+            def reduce(device, dtype=dtype, op=op):
+                x = data(5, 3, dtype=dtype, device=device)
+                dist.all_reduce(x, op)
+                return [x]
+
+            as_on_cpu(reduce)
+
+
+@case
+def all_reduce_of_bits():
+    for op, word in ((dist.ReduceOp.BAND, "and"), (dist.ReduceOp.BOR, "or"), (dist.ReduceOp.BXOR, "xor")):
+        for dtype in (torch.int32, torch.int64, torch.uint8, torch.int16, torch.bool):
+            x = data(7, dtype=dtype, device="tpu")
+            dist.all_reduce(x, op)
+            wanted = data(7, dtype=dtype, of=0)
+            for r in range(1, size()):
+                wanted = getattr(wanted, f"__{word}__")(data(7, dtype=dtype, of=r))
+            same(x, wanted)
+
+
+@case
+def all_reduce_of_what_hosts_do_not_reduce():
+    def total(dtype, wide):
+        return sum(data(9, dtype=dtype, of=r).to(wide) for r in range(size())).to(dtype)
+
+    wides = {
+        torch.int16: torch.int32, torch.complex64: torch.complex128, torch.complex128: torch.complex128,
+        torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32,
+    }  # fmt: skip
+    for dtype, wide in wides.items():
+        x = data(9, dtype=dtype, device="tpu")
+        dist.all_reduce(x)
+        same(x, total(dtype, wide))
+    x = data(9, dtype=torch.bool, device="tpu")
+    dist.all_reduce(x)
+    same(x, torch.stack([data(9, dtype=torch.bool, of=r) for r in range(size())]).any(0))
+
+
+@case
+def averages():
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int32):
+        x = data(6, dtype=dtype, device="tpu")
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        total = sum(data(6, dtype=dtype, of=r) for r in range(size()))
+        same(x, total.div(size(), rounding_mode="trunc") if dtype == torch.int32 else total / size())
+
+
+@case
+def scaled_sums():
+    x = data(6, device="tpu")
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+    same(x, sum(data(6, of=r) for r in range(size())) * 0.5)
+    out = torch.empty(3, device="tpu")
+    x = data(3 * size(), device="tpu")
+    dist.reduce_scatter_tensor(out, x, dist._make_nccl_premul_sum(2.0))
+    same(out, sum(data(3 * size(), of=r) for r in range(size())).chunk(size())[rank()] * 2)
+    same(x, data(3 * size()))
+
+
+@case
+def views_are_written():
+    def reduce(device):
+        base = data(6, 8, device=device)
+        dist.all_reduce(base[1:3])
+        column = base[:, 2].contiguous()
+        dist.all_reduce(column)
+        return [base, column]
+
+    as_on_cpu(reduce)
+    base = data(6, 8, device="tpu")
+    dist.all_reduce(base.t()[3:5])  # hosts refuse what is not contiguous
+    wanted = data(6, 8)
+    wanted[:, 3:5] = sum(data(6, 8, of=r)[:, 3:5] for r in range(size()))
+    same(base, wanted)
+
+
+@case
+def old_values_stay():
+    x = data(1000, device="tpu")
+    y = x.clone()
+    z = x.detach()[:10] * 1
+    dist.all_reduce(x)
+    same(y, data(1000))
+    same(z, data(1000)[:10])
+    out = torch.zeros(1000 * size(), device="tpu")
+    seen = out.view(size(), 1000)
+    dist.all_gather_into_tensor(out, y)
+    y.add_(1)  # after it was read
+    same(seen, torch.stack([data(1000, of=r) for r in range(size())]))
+    same(y, data(1000) + 1)
+
+
+@case
+def broadcast():
+    for dtype in MOVED:
+        for root in range(size()):
+            x = data(4, 2, dtype=dtype, device="tpu")
+            dist.broadcast(x, root)
+            same(x, data(4, 2, dtype=dtype, of=root))
+
+
+@case
+def reduce():
+    for root in range(size()):
+        for dtype in (torch.float32, torch.int64, torch.bool, torch.int16):
+            x = data(5, dtype=dtype, device="tpu")
+            dist.reduce(x, root, dist.ReduceOp.MAX)
+            each = torch.stack([data(5, dtype=dtype, of=r).to(torch.int64) for r in range(size())])
+            same(x, each.amax(0).to(dtype) if rank() == root else data(5, dtype=dtype))
+    x = data(5, device="tpu")
+    dist.reduce(x, 0, dist.ReduceOp.AVG)
+    same(x, sum(data(5, of=r) for r in range(size())) / size() if rank() == 0 else data(5))
+
+
+@case
+def all_gather():
+    for dtype in MOVED:
+        outs = [torch.empty(3, 2, dtype=dtype, device="tpu") for _ in range(size())]
+        dist.all_gather(outs, data(3, 2, dtype=dtype, device="tpu"))
+        for r, out in enumerate(outs):
+            same(out, data(3, 2, dtype=dtype, of=r))
+
+
+@case
+def all_gather_of_uneven_sizes():
+    outs = [torch.empty(r + 1, 2, device="tpu") for r in range(size())]
+    dist.all_gather(outs, data(rank() + 1, 2, device="tpu"))
+    for r, out in enumerate(outs):
+        same(out, data(r + 1, 2, of=r))
+
+
+@case
+def all_gather_into_tensor():
+    wanted = [data(3, 2, of=r) for r in range(size())]
+    x = data(3, 2, device="tpu")
+    for shape, joined in (((3 * size(), 2), torch.cat(wanted)), ((size(), 3, 2), torch.stack(wanted))):
+        out = torch.empty(shape, device="tpu")
+        dist.all_gather_into_tensor(out, x)
+        same(out, joined)
+    out = torch.zeros(3 * size(), 2, device="tpu")
+    own = out[3 * rank() : 3 * rank() + 3]
+    own.copy_(x)
+    dist.all_gather_into_tensor(out, own)  # the input is a part of the output, as FSDP has it
+    same(out, torch.cat(wanted))
+
+
+@case
+def gather_and_scatter():
+    for root in range(size()):
+        outs = [torch.empty(3, device="tpu") for _ in range(size())] if rank() == root else None
+        dist.gather(data(3, device="tpu"), outs, root)
+        for r, out in enumerate(outs or []):
+            same(out, data(3, of=r))
+        out = torch.empty(3, device="tpu")
+        ins = [data(3, seed=r, device="tpu") for r in range(size())] if rank() == root else None
+        dist.scatter(out, ins, root)
+        same(out, data(3, seed=rank(), of=root))
+
+
+@case
+def reduce_scatter():
+    for dtype in (*SUMMED, torch.int16, torch.bool, torch.complex64):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+            if dtype == torch.complex64 and op != dist.ReduceOp.SUM:
+                continue
+            ins = [data(3, 2, dtype=dtype, seed=r) for r in range(size())]
+            each = [data(3, 2, dtype=dtype, seed=rank(), of=r) for r in range(size())]
+            wide = torch.stack(each).to(torch.complex128 if dtype.is_complex else torch.float64)
+            wanted = {
+                dist.ReduceOp.SUM: lambda w: w.sum(0), dist.ReduceOp.PRODUCT: lambda w: w.prod(0),
+                dist.ReduceOp.MAX: lambda w: w.amax(0), dist.ReduceOp.MIN: lambda w: w.amin(0),
+            }[op](wide).to(dtype)  # fmt: skip
+            out = torch.empty(3, 2, dtype=dtype, device="tpu")
+            dist.reduce_scatter(out, [t.to("tpu") for t in ins], op)
+            same(out, wanted)
+            out = torch.empty(3, 2, dtype=dtype, device="tpu")
+            dist.reduce_scatter_tensor(out, torch.cat(ins).to("tpu"), op)
+            same(out, wanted)
+
+
+@case
+def reduce_scatter_of_uneven_sizes():
+    out = torch.empty(rank() + 1, device="tpu")
+    dist.reduce_scatter(out, [data(r + 1, seed=r, device="tpu") for r in range(size())])
+    same(out, sum(data(rank() + 1, seed=rank(), of=r) for r in range(size())))
+
+
+@case
+def all_to_all():
+    ins = [data(r + 1, seed=r, device="tpu") for r in range(size())]
+    outs = [torch.empty(rank() + 1, device="tpu") for _ in range(size())]
+    dist.all_to_all(outs, ins)
+    for r, out in enumerate(outs):
+        same(out, data(rank() + 1, seed=rank(), of=r))
+
+
+@case
+def all_to_all_single():
+    for dtype in MOVED:
+
+        def exchange(device, dtype=dtype):
+            x = data(2 * size(), 3, dtype=dtype, device=device)
+            out = torch.empty_like(x)
+            dist.all_to_all_single(out, x)
+            splits = [r + rank() for r in range(size())]
+            y = data(sum(splits), 2, dtype=dtype, device=device)
+            uneven = torch.empty(sum(splits), 2, dtype=dtype, device=device)
+            dist.all_to_all_single(uneven, y, splits, splits)
+            return [out, uneven]
+
+        if dtype in SUMMED:
+            as_on_cpu(exchange)
+        else:
+            exchange("tpu")
+
+
+@case
+def point_to_point():
+    for dtype in MOVED:
+        right, left = (rank() + 1) % size(), (rank() - 1) % size()
+        x, out = data(6, dtype=dtype, device="tpu"), torch.empty(6, dtype=dtype, device="tpu")
+        works = [
+            dist.irecv(out, left),
+            dist.isend(x, right),
+        ]  # in the order in which blocking calls would wait for ever
+        for work in works:
+            work.wait()
+        same(out, data(6, dtype=dtype, of=left))
+    a, b = torch.empty(2, device="tpu"), torch.empty(2, device="tpu")
+    if rank() == 0:
+        dist.send(torch.full((2,), 1.0, device="tpu"), 1, tag=5)
+        dist.send(torch.full((2,), 2.0, device="tpu"), 1, tag=6)
+    if rank() == 1:
+        works = [dist.irecv(a, 0, tag=6), dist.irecv(b, 0, tag=5)]
+        for work in works:
+            work.wait()
+        same(a, torch.full((2,), 2.0))
+        same(b, torch.full((2,), 1.0))
+
+
+@case
+def receive_from_any():
+    if rank() == 0:
+        seen = set()
+        for _ in range(size() - 1):
+            x = torch.empty(2, device="tpu")
+            source = dist.recv(x)
+            same(x, torch.full((2,), float(source)))
+            seen.add(source)
+        assert seen == set(range(1, size()))
+    else:
+        dist.send(torch.full((2,), float(rank()), device="tpu"), 0)
+
+
+@case
+def batched_point_to_point():
+    right, left = (rank() + 1) % size(), (rank() - 1) % size()
+    x, out = data(6, device="tpu"), torch.empty(6, device="tpu")
+    ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, out, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(out, data(6, of=left))
+
+
+@case
+def coalesced():
+    xs = [data(3 + i, device="tpu") for i in range(3)]
+    with dist._coalescing_manager(device=torch.device("tpu"), async_ops=True) as manager:
+        for x in xs:
+            dist.all_reduce(x)
+    manager.wait()
+    for i, x in enumerate(xs):
+        same(x, sum(data(3 + i, of=r) for r in range(size())))
+    outs = [torch.empty((3 + i) * size(), device="tpu") for i in range(3)]
+    ins = [data(3 + i, device="tpu") for i in range(3)]
+    with dist._coalescing_manager(device=torch.device("tpu")):
+        for out, x in zip(outs, ins, strict=True):
+            dist.all_gather_into_tensor(out, x)
+    for i, out in enumerate(outs):
+        same(out, torch.cat([data(3 + i, of=r) for r in range(size())]))
+    parts = [torch.empty(3 + i, device="tpu") for i in range(3)]
+    with dist._coalescing_manager(device=torch.device("tpu")):
+        for part, out in zip(parts, outs, strict=True):
+            dist.reduce_scatter_tensor(part, out)
+    for i, part in enumerate(parts):
+        same(part, data(3 + i) * size())
+
+
+@case
+def works():
+    x = data(4, device="tpu")
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    torch.tpu.synchronize()
+    assert work.is_completed() and work.is_success()
+    same(work.get_future().value()[0], x)
+    assert [t.data_ptr() for t in work.result()] == [x.data_ptr()]
+    then = dist.all_reduce(x, async_op=True).get_future().then(lambda f: f.value()[0] / size())
+    same(then.wait(), x.cpu() / size())
+
+
+@case
+def groups():
+    evens, odds = (list(range(first, size(), 2)) for first in (0, 1))
+    pair = [dist.new_group(ranks) for ranks in (evens, odds) if ranks]
+    mine, members = pair[rank() % 2], (evens, odds)[rank() % 2]
+    x = data(3, device="tpu")
+    dist.all_reduce(x, group=mine)
+    same(x, sum(data(3, of=r) for r in members))
+    own, _ = dist.new_subgroups(1)
+    dist.all_reduce(x, group=own)
+    same(x, sum(data(3, of=r) for r in members))
+    split = dist.split_group(split_ranks=[ranks for ranks in (evens, odds) if ranks])
+    x = data(3, device="tpu")
+    dist.all_reduce(x, group=split)
+    same(x, sum(data(3, of=r) for r in members))
+
+
+@case
+def objects():
+    got = [None] * size()
+    dist.all_gather_object(got, {"rank": rank(), "x": torch.ones(2)})
+    assert [g["rank"] for g in got] == list(range(size()))
+    things = [{"from": rank()}]
+    dist.broadcast_object_list(things, 1 % size())
+    assert things == [{"from": 1 % size()}]
+    into = [None] * size() if rank() == 0 else None
+    dist.gather_object(rank() * 2, into)
+    assert rank() != 0 or into == [2 * r for r in range(size())]
+
+
+@case
+def barriers():
+    dist.barrier()
+    dist.barrier(device_ids=[0])
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier()
+
+
+@case
+def functional():
+    import torch.distributed._functional_collectives as funcol
+
+    group = dist.group.WORLD
+    x = data(4 * size(), 2, device="tpu").requires_grad_()
+    same(funcol.all_reduce(x, "sum", group), sum(data(4 * size(), 2, of=r) for r in range(size())))
+    same(funcol.all_reduce(x, "avg", group), sum(data(4 * size(), 2, of=r) for r in range(size())) / size())
+    each = [data(4 * size(), 2, of=r) for r in range(size())]
+    same(funcol.all_gather_tensor(x, 0, group), torch.cat(each))
+    same(funcol.all_gather_tensor(x, 1, group), torch.cat(each, 1))
+    same(funcol.reduce_scatter_tensor(x, "sum", 0, group), sum(each).chunk(size())[rank()])
+    same(funcol.broadcast(x, 0, group), each[0])
+    splits = [4] * size()
+    out = funcol.all_to_all_single_autograd(x, splits, splits, group)
+    same(out, torch.cat([e.chunk(size())[rank()] for e in each]))
+    (out.sum() * (rank() + 1)).backward()
+    same(x.grad, torch.cat([torch.full((4, 2), r + 1.0) for r in range(size())]))
+    y = data(4, 2, device="tpu").requires_grad_()
+    funcol.all_gather_tensor_autograd(y, 0, group).sum().backward()
+    same(y.grad, torch.full((4, 2), float(size())))
+
+
+@case
+def with_gradients():
+    import torch.distributed.nn.functional as nn
+
+    x = data(3, device="tpu").requires_grad_()
+    (nn.all_reduce(x) * (rank() + 1)).sum().backward()
+    same(x.grad, torch.full((3,), float(sum(range(1, size() + 1)))))
+    x = data(3, device="tpu").requires_grad_()
+    torch.stack(nn.all_gather(x)).sum().backward()
+    same(x.grad, torch.full((3,), float(size())))
+
+
+@case
+def no_elements():
+    def nothing(device):
+        x = torch.empty(0, 3, device=device)
+        dist.all_reduce(x)
+        out = torch.empty(0, 3, device=device)
+        dist.all_gather_into_tensor(out, x)
+        return [x, out]
+
+    as_on_cpu(nothing)
+
+
+@case
+def ranks_may_diverge():
+    x = data(4, device="tpu")
+    if rank() == 0:  # logs, evaluates, saves
+        assert (x * 3).sum().item() >= 0
+        torch.ones(10, device="tpu").cumsum(0).cpu()
+    dist.all_reduce(x)
+    if rank() == size() - 1:
+        (x + 1).tolist()
+    dist.all_reduce(x)
+    same(x, sum(data(4, of=r) for r in range(size())) * size())
+
+
+@case
+def bad_arguments():
+    import pytest
+
+    with pytest.raises(RuntimeError, match="Cannot use ReduceOp.BAND with"):
+        dist.all_reduce(torch.ones(2, device="tpu"), dist.ReduceOp.BAND)
+    with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times"):
+        dist.all_gather_into_tensor(torch.empty(size() * 2 + 1, device="tpu"), torch.ones(2, device="tpu"))
+    with pytest.raises(RuntimeError, match="unsupported operation: more than one element"):
+        dist.all_reduce(torch.ones(1, device="tpu").expand(3))
+    x = data(2, device="tpu")
+    dist.all_reduce(x)
+    same(x, sum(data(2, of=r) for r in range(size())))

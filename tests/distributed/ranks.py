@@ -1,0 +1,95 @@
+"""Runs functions in several processes, as torchrun would start them, and says what came of each.
+
+Each process runs the cases of a module in their order and writes what each raised. A rank that fails a case goes on with
+the next one after a barrier of the host.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+CASES: dict[str, dict[str, Callable[[], None]]] = {}
+
+
+def case(f: Callable[[], None]) -> Callable[[], None]:
+    """A function that all ranks run; it fails if it raises in one."""
+    CASES.setdefault(f.__module__, {})[f.__name__] = f
+    return f
+
+
+def names(module: str) -> list[str]:
+    """The cases of a module of this package."""
+    name = f"tests.distributed.{module}"
+    importlib.import_module(name)
+    return list(CASES[name])
+
+
+class Outcomes:
+    """What came of the cases of a module in some processes, which run when the first is asked for."""
+
+    def __init__(self):
+        self._known: dict[tuple[str, int], dict[str, str]] = {}
+
+    def check(self, module: str, ranks: int, name: str) -> None:
+        """Raises what a rank raised."""
+        key = (module, ranks)
+        if key not in self._known:
+            self._known[key] = run(module, ranks)
+        found = self._known[key].get(name, "it was not run: an earlier case ended a process\n" + self._known[key][""])
+        assert not found, found
+
+
+def run(module: str, ranks: int, only: list[str] | None = None, timeout: float = 600) -> dict[str, str]:
+    """Runs the cases of a module in so many processes: what went wrong in each, and under "" what they printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        start = "import sys; from tests.distributed import ranks; ranks.main(sys.argv[1], sys.argv[2], sys.argv[3:])"
+        command = [sys.executable, "-c", start, module, folder, *(only or [])]
+        processes, logs = [], []
+        for rank in range(ranks):
+            logs.append(open(f"{folder}/log.{rank}", "w+"))  # noqa: SIM115
+            each = env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=each, stdout=logs[-1], stderr=logs[-1]))
+        printed = ""
+        for rank, process in enumerate(processes):
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            logs[rank].seek(0)
+            printed += f"--- rank {rank} ended with {process.returncode}\n{logs[rank].read()[-6000:]}"
+            logs[rank].close()
+        outcomes: dict[str, str] = {}
+        for name in only or names(module):
+            files = [Path(folder, f"{name}.{rank}") for rank in range(ranks)]
+            if all(f.exists() for f in files):
+                outcomes[name] = "\n".join(filter(None, (f.read_text() for f in files)))
+        outcomes[""] = printed
+        return outcomes
+
+
+def main(module: str, folder: str, only: list[str]) -> None:
+    """One of the processes."""
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    host = dist.new_group(backend="gloo")
+    every = names(module)
+    for name in only or every:
+        try:
+            CASES[f"tests.distributed.{module}"][name]()
+            text = ""
+        except Exception:
+            text = f"rank {rank}: {traceback.format_exc()}"
+        Path(folder, f"{name}.{rank}").write_text(text)
+        dist.barrier(host)
+    dist.destroy_process_group()

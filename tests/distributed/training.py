@@ -1,0 +1,454 @@
+"""PyTorch's ways to train in several processes give what one process gives on the CPU with the whole batch."""
+
+import copy
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.distributed.ranks import case
+
+STEPS = 4
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int = 2):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, w = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, t, w))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    """A small GPT."""
+
+    def __init__(self, width: int = 16, layers: int = 2, tokens: int = 13):
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def model() -> Model:
+    torch.manual_seed(1)
+    return Model()
+
+
+def batch(step: int, of: int | None = None):
+    """The part of a step's batch that a rank has, or all of it (-1)."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, 13, (2 * size(), 6), generator=generator)
+    r = rank() if of is None else of
+    return ids if r < 0 else ids[2 * r : 2 * r + 2]
+
+
+def loss_of(logits, ids):
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def made(optimizer, m):
+    # The keys' biases have no gradient but for rounding, which AdamW would make steps of.
+    return optimizer(m.parameters(), lr=1e-2, **({"eps": 1e-3} if optimizer is torch.optim.AdamW else {}))
+
+
+def adamw(m):
+    return made(torch.optim.AdamW, m)
+
+
+def train(m, optimizer, device, of=None, steps=STEPS, step=None):
+    losses = []
+    for i in range(steps):
+        ids = batch(i, of).to(device)
+        loss = loss_of(m(ids), ids)
+        loss.backward()
+        if step is not None:
+            step()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack([x.cpu() for x in losses])
+
+
+def alone(make=torch.optim.AdamW, steps=STEPS, step=None):
+    """The parameters after training in one process on the CPU with whole batches, and the losses."""
+    m = model()
+    losses = train(m, made(make, m), "cpu", -1, steps, (lambda: step(m)) if step else None)
+    return m.state_dict(), losses
+
+
+def close(got, wanted, **tolerance):
+    tolerance = tolerance or {"rtol": 2e-4, "atol": 2e-5}
+    assert got.keys() == wanted.keys()
+    for name, t in wanted.items():
+        x = got[name]
+        x = x.full_tensor() if hasattr(x, "full_tensor") else x
+        torch.testing.assert_close(x.detach().cpu().float(), t.float(), **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def ddp(hook=None, tolerance=None, optimizer=torch.optim.AdamW, **options):
+    m = DDP(model().to("tpu"), **options)
+    if hook is not None:
+        hook(m)
+    losses = train(m, made(optimizer, m), "tpu")
+    wanted, wanted_losses = alone(optimizer)
+    close(m.module.state_dict(), wanted, **(tolerance or {}))
+    dist.all_reduce(losses, dist.ReduceOp.SUM)
+    torch.testing.assert_close(losses / size(), wanted_losses, rtol=1e-3, atol=1e-3)
+
+
+@case
+def ddp_as_it_is():
+    ddp()
+
+
+@case
+def ddp_with_buckets_as_views():
+    ddp(gradient_as_bucket_view=True, bucket_cap_mb=0.01)
+
+
+@case
+def ddp_static_graph():
+    ddp(static_graph=True, gradient_as_bucket_view=True)
+
+
+@case
+def ddp_finds_unused():
+    ddp(find_unused_parameters=True)
+    torch.manual_seed(0)
+    both = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]).to("tpu")
+    m = DDP(Either(both), find_unused_parameters=True)
+    m(torch.ones(1, 3, device="tpu"), rank() % 2).sum().backward()
+    shares = [len(range(i, size(), 2)) / size() for i in range(2)]
+    for i, share in enumerate(shares):
+        torch.testing.assert_close(both[i].weight.grad.cpu(), torch.full((3, 3), share))
+
+
+class Either(nn.Module):
+    def __init__(self, both):
+        super().__init__()
+        self.both = both
+
+    def forward(self, x, which):
+        return self.both[which](x)
+
+
+@case
+def ddp_accumulates():
+    m = DDP(model().to("tpu"))
+    one = model()
+    optimizers = [torch.optim.SGD(x.parameters(), lr=0.1) for x in (m, one)]
+    for i in range(4):
+        ids = batch(i)
+        with m.no_sync() if i % 2 == 0 else nullcontext():
+            loss_of(m(ids.to("tpu")), ids.to("tpu")).backward()
+        ids = batch(i, -1)
+        loss_of(one(ids), ids).backward()
+        if i % 2:
+            for o in optimizers:
+                o.step()
+                o.zero_grad()
+    close(m.module.state_dict(), one.state_dict())
+
+
+@case
+def ddp_hooks():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    loose = {"rtol": 5e-2, "atol": 5e-2}
+    ddp(lambda m: m.register_comm_hook(None, default_hooks.allreduce_hook))
+    ddp(lambda m: m.register_comm_hook(None, default_hooks.bf16_compress_hook), loose, torch.optim.SGD)
+    ddp(lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_hook), loose, torch.optim.SGD)
+    ddp(lambda m: m._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE))
+    ddp(lambda m: m._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS), loose, torch.optim.SGD)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    ddp(lambda m: m.register_comm_hook(state, powerSGD_hook.powerSGD_hook), loose, torch.optim.SGD)
+
+
+@case
+def ddp_joins():
+    from torch.distributed.algorithms.join import Join
+
+    m = DDP(nn.Linear(2, 1).to("tpu"))
+    with Join([m]):
+        for _ in range(2 + rank()):
+            m(torch.ones(1, 2, device="tpu")).sum().backward()
+
+
+@case
+def ddp_with_zero_redundancy():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    m = DDP(model().to("tpu"))
+    train(m, ZeroRedundancyOptimizer(m.parameters(), torch.optim.AdamW, lr=1e-2, eps=1e-3), "tpu")
+    close(m.module.state_dict(), alone()[0])
+
+
+@case
+def ddp_broadcasts_buffers():
+    torch.manual_seed(rank())  # which DDP evens out
+    m = DDP(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to("tpu"))
+    for _ in range(2):
+        m(torch.randn(4, 3, device="tpu")).sum().backward()
+    m.eval()
+    m.train()
+    m(torch.randn(4, 3, device="tpu"))
+    own = torch.cat([p.detach().cpu().flatten() for p in m.parameters()])
+    every = [torch.empty_like(own) for _ in range(size())]
+    dist.all_gather(every, own)
+    for other in every:
+        torch.testing.assert_close(other, own, rtol=0, atol=0)
+
+
+@case
+def ddp_compiled():
+    m = DDP(model().to("tpu"))
+    losses = train(torch.compile(m, backend="tpu"), adamw(m), "tpu")
+    assert losses.isfinite().all()
+    close(m.module.state_dict(), alone()[0])
+
+
+def sharded(reshard=True, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    m = model().to("tpu")
+    for block in m.blocks:
+        fully_shard(block, reshard_after_forward=reshard, **options)
+    return fully_shard(m, reshard_after_forward=reshard, **options)
+
+
+@case
+def fsdp2():
+    for reshard in (True, False):
+        m = sharded(reshard)
+        train(m, adamw(m), "tpu")
+        close(m.state_dict(), alone()[0])
+
+
+@case
+def fsdp2_compiles_nothing_after_two_steps():
+    m = sharded()
+    optimizer = adamw(m)
+    train(m, optimizer, "tpu", steps=2)
+    torch.tpu.synchronize()
+    before = torch.tpu.metrics()["programs"]
+    train(m, optimizer, "tpu", steps=3)
+    torch.tpu.synchronize()
+    made = torch.tpu.metrics()["programs"] - before
+    assert made == 0, made
+
+
+@case
+def fsdp2_mixed_precision():
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    for reduce in (torch.bfloat16, torch.float32):
+        m = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce))
+        train(m, torch.optim.SGD(m.parameters(), lr=1e-2), "tpu")
+        close(m.state_dict(), alone(torch.optim.SGD)[0], rtol=5e-2, atol=5e-2)
+
+
+@case
+def fsdp2_offloads():
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    m = sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    train(m, adamw(m), "tpu")
+    close(m.state_dict(), alone()[0])
+
+
+@case
+def fsdp2_clips_and_accumulates():
+    m = sharded()
+    norms = []
+
+    def clip(x):
+        norms.append(torch.nn.utils.clip_grad_norm_(x.parameters(), 0.1))
+
+    train(m, torch.optim.SGD(m.parameters(), lr=1e-2), "tpu", step=lambda: clip(m))
+    got, norms = [n.full_tensor().cpu() for n in norms], []
+    wanted, _ = alone(torch.optim.SGD, step=clip)
+    torch.testing.assert_close(torch.stack(got), torch.stack(norms), rtol=1e-4, atol=1e-5)
+    close(m.state_dict(), wanted)
+    m = sharded()
+    for i in range(2):
+        m.set_requires_gradient_sync(i == 1)
+        ids = batch(i).to("tpu")
+        loss_of(m(ids), ids).backward()
+    one = model()
+    for i in range(2):
+        ids = batch(i, -1)
+        loss_of(one(ids), ids).backward()
+    grads = {n: p.grad for n, p in m.named_parameters()}
+    close(grads, {n: p.grad for n, p in one.named_parameters()})
+
+
+@case
+def fsdp2_from_meta():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    full = model().state_dict()
+    with torch.device("meta"):
+        m = Model()
+    for block in m.blocks:
+        fully_shard(block)
+    fully_shard(m)
+    m.to_empty(device="tpu")
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(m, copy.deepcopy(full) if rank() == 0 else {}, options=options)
+    close(m.state_dict(), full)
+    train(m, adamw(m), "tpu")
+    close(m.state_dict(), alone()[0])
+    got = get_model_state_dict(m, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank() == 0:
+        close(got, alone()[0])
+
+
+@case
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    m = FSDP(model().to("tpu"), device_id=torch.device("tpu", torch.tpu.current_device()), use_orig_params=True)
+    train(m, adamw(m), "tpu")
+    with FSDP.summon_full_params(m):
+        close({n: p for n, p in m.module.named_parameters()}, alone()[0])
+
+
+@case
+def tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("tpu", (size(),))
+    torch.manual_seed(2)
+    m = nn.Sequential(nn.Linear(8, 4 * size()), nn.GELU(), nn.Linear(4 * size(), 8))
+    one = copy.deepcopy(m)
+    m = parallelize_module(m.to("tpu"), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for x, device in ((m, "tpu"), (one, "cpu")):
+        optimizer = torch.optim.AdamW(x.parameters(), lr=1e-2)
+        for i in range(STEPS):
+            torch.manual_seed(i)
+            x(torch.randn(5, 8).to(device)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    close(m.state_dict(), one.state_dict())
+
+
+@case
+def redistributions():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("tpu", (size(),))
+    whole = torch.arange(5.0 * 7).view(5, 7)
+    for first in (Shard(0), Shard(1), Replicate()):
+        x = distribute_tensor(whole.to("tpu"), mesh, [first])
+        for second in (Shard(0), Shard(1), Replicate()):
+            y = x.redistribute(mesh, [second])
+            torch.testing.assert_close(y.full_tensor().cpu(), whole)
+            torch.testing.assert_close((y @ y.t()).full_tensor().cpu(), whole @ whole.t())
+            torch.testing.assert_close(y.sum(0).full_tensor().cpu(), whole.sum(0))
+    from torch.distributed.tensor import DTensor
+
+    x = DTensor.from_local(whole.to("tpu"), mesh, [Partial()])
+    for second in (Shard(0), Shard(1), Replicate()):
+        torch.testing.assert_close(x.redistribute(mesh, [second]).full_tensor().cpu(), whole * size())
+    torch.testing.assert_close((x.mean() + 1).full_tensor().cpu(), (whole * size()).mean() + 1)
+
+
+@case
+def loss_in_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh = init_device_mesh("tpu", (size(),))
+    torch.manual_seed(0)
+    logits, target = torch.randn(6, 4 * size()), torch.randint(0, 4 * size(), (6,))
+    x = distribute_tensor(logits.to("tpu"), mesh, [Shard(1)]).requires_grad_()
+    with loss_parallel():
+        loss = nn.functional.cross_entropy(x, target.to("tpu"))
+        loss.backward()
+    one = logits.requires_grad_()
+    wanted = nn.functional.cross_entropy(one, target)
+    wanted.backward()
+    torch.testing.assert_close(loss.full_tensor().cpu(), wanted.detach())
+    torch.testing.assert_close(x.grad.full_tensor().cpu(), one.grad)
+
+
+@case
+def pipelines():
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    class Stage(nn.Module):
+        def __init__(self, i):
+            super().__init__()
+            torch.manual_seed(i)
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.tanh(self.linear(x))
+
+    x, target = torch.arange(64.0).view(8, 8) / 64, torch.ones(8, 8)
+    whole = nn.Sequential(*(Stage(i) for i in range(size())))
+    nn.functional.mse_loss(whole(x), target).backward()
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        own = Stage(rank()).to("tpu")
+        stage = PipelineStage(own, rank(), size(), torch.device("tpu", torch.tpu.current_device()))
+        steps = schedule(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+        if rank() == 0:
+            steps.step(x.to("tpu"))
+        elif rank() == size() - 1:
+            steps.step(target=target.to("tpu"))
+        else:
+            steps.step()
+        close({"w": own.linear.weight.grad}, {"w": whole[rank()].linear.weight.grad})
+
+
+@case
+def checkpoints():
+    import tempfile
+
+    import torch.distributed.checkpoint as dcp
+
+    m = sharded()
+    optimizer = adamw(m)
+    train(m, optimizer, "tpu")
+    folder = [tempfile.mkdtemp() if rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    dcp.save({"model": m.state_dict()}, checkpoint_id=folder[0])
+    other = sharded()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=folder[0])
+    other.load_state_dict(state["model"])
+    close(other.state_dict(), alone()[0])
+    one = model().state_dict()  # a process of its own, without the device
+    dcp.load({"model": one}, checkpoint_id=folder[0], no_dist=True)
+    close(one, alone()[0])
