@@ -90,7 +90,7 @@ PLATFORM = Var(
 CPU_DEVICES = Var(
     "OXITORCH_CPU_DEVICES",
     "int",
-    "1",
+    "LOCAL_WORLD_SIZE, which torchrun sets, else 1",
     "0.1",
     "How many virtual devices the cpu platform shows, to try multi-device programs on one machine.",
     minimum=1,
@@ -439,12 +439,18 @@ def tpu_hosts(environ=os.environ) -> list[str]:
     return found
 
 
+def _local_world_size() -> int:
+    """How many processes of this machine torchrun started: `set_device(LOCAL_RANK)` is to work in each of them."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
+
+
 def core_config() -> dict[str, Any]:
     """What the environment says, as the core takes it (without the shim and the site folders)."""
     return {
         **_preflight(),
         "platform": PLATFORM.read(),
-        "cpu_devices": CPU_DEVICES.read(),
+        "cpu_devices": CPU_DEVICES.read() or _local_world_size(),
         "cuda_visible_devices": CUDA_DEVICES.read(),
         "cuda_memory_fraction": CUDA_MEMORY_FRACTION.read(),
         "cuda_preallocate": CUDA_PREALLOCATE.read(),

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+
 from tests.distributed.ranks import case
 
 DEVICES = ("cpu", "tpu")
@@ -446,6 +447,58 @@ def ranks_may_diverge():
         (x + 1).tolist()
     dist.all_reduce(x)
     same(x, sum(data(4, of=r) for r in range(size())) * size())
+
+
+@case
+def ranks_that_do_not_do_the_same():
+    import pytest
+
+    def failing(words, f):
+        group = dist.new_group(use_local_synchronization=False)
+        with pytest.raises(RuntimeError, match=words):
+            f(group)
+            dist.barrier(group)  # who only sent has nothing to read
+        with pytest.raises(RuntimeError, match="cannot go on, as a collective failed before"):
+            dist.all_reduce(torch.ones(1, device="tpu"), group=group)
+
+    def sizes(group):
+        x = torch.ones(1000 + rank(), device="tpu")
+        dist.all_reduce(x, group=group)
+        x.tolist()
+
+    def dtypes(group):
+        x = torch.ones(1000, dtype=torch.float32 if rank() else torch.int32, device="tpu")
+        dist.all_reduce(x, group=group)
+        x.tolist()
+
+    def operations(group):
+        x = torch.ones(1000, device="tpu")
+        if rank() == 0:
+            dist.broadcast(x, 0, group=group)
+        else:
+            dist.all_reduce(x, group=group)
+        torch.tpu.synchronize()
+
+    def splits(group):
+        x, out = torch.ones(2 * size(), device="tpu"), torch.empty(2 * size() + rank(), device="tpu")
+        into = [2] * size()
+        into[0] += rank()
+        dist.all_to_all_single(out, x, into, [2] * size(), group=group)
+        torch.tpu.synchronize()
+
+    failing(r"do not do the same:\s+rank 0: all_reduce.Float.1000., op=SUM. at .*collectives.py:\d+", sizes)
+    failing(r"rank 1: all_reduce.Float.1000., op=SUM. at .*collectives.py:\d+", dtypes)
+    failing(r"rank 0: broadcast.Float.1000., root=0. at .*collectives.py:\d+", operations)
+    failing("bytes to this one|another rank is sent", splits)
+
+    group = dist.new_group()
+    if rank() == 0:
+        dist.send(torch.ones(3, device="tpu"), 1, group=group)
+    if rank() == 1:
+        x = torch.empty(4, device="tpu")
+        dist.recv(x, 0, group=group)
+        with pytest.raises(RuntimeError, match="rank 0 sent 12 bytes, and 16 were expected"):
+            x.tolist()
 
 
 @case

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
 
 
@@ -88,7 +90,7 @@ def main(module: str, folder: str, only: list[str]) -> None:
         try:
             CASES[f"tests.distributed.{module}"][name]()
             text = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             text = f"rank {rank}: {traceback.format_exc()}"
         Path(folder, f"{name}.{rank}").write_text(text)
         dist.barrier(host)

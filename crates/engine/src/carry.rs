@@ -6,11 +6,12 @@
 
 use crate::buffers::{Buffers, Done, upload};
 use crate::error::{self, Error, Result};
-use crate::executor::{Launch, Old, GroupTask, Written};
+use crate::executor::{GroupTask, Launch, Old, Written};
 use crate::lanes::Begun;
 use crate::launch::{Failure, Launcher, out_of_memory};
+use crate::site::Site;
 use crate::value::{State, Value};
-use crate::work::{Interrupt, Task, Work, failed};
+use crate::work::{Interrupt, Task, Work};
 use oxitorch_pjrt as pjrt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -175,7 +176,7 @@ impl Lent {
             let target = |w: &Written| target(&client, device, w, old);
             targets.push(written.as_ref().map(target).transpose().map_err(failed_here)?);
         }
-        run_in_place(&mut *recorded.task, &self.reads, &mut targets, failed_here)?;
+        run_in_place(&mut *recorded.task, &self.reads, &mut targets, recorded.site, failed_here)?;
         for (written, buffer) in recorded.writes.iter().zip(targets) {
             if let (Some(written), Some(buffer)) = (written, buffer) {
                 *written.value.state.lock() = State::Ready(Buffers::one(buffer));
@@ -217,9 +218,9 @@ fn run_in_place(
     task: &mut dyn Task,
     reads: &[Option<Buffers>],
     targets: &mut [Option<pjrt::Buffer>],
+    site: Site,
     failed_here: impl Fn(pjrt::Error) -> Error,
 ) -> Result<()> {
-    let name = task.name().to_owned();
     let sources = reads.iter().map(|b| b.as_ref().and_then(Buffers::whole));
     let pinned = sources.map(|b| b.map(pjrt::Buffer::bytes).transpose()).collect::<pjrt::Result<Vec<_>>>();
     let pinned = pinned.map_err(&failed_here)?;
@@ -228,9 +229,8 @@ fn run_in_place(
         open.push(target.as_mut().map(pjrt::Buffer::bytes_mut).transpose().map_err(&failed_here)?);
     }
     let reads: Vec<&[u8]> = pinned.iter().map(|b| b.as_deref().unwrap_or(&[])).collect();
-    let mut writes: Vec<&mut [u8]> =
-        open.iter_mut().map(|b| b.as_deref_mut().unwrap_or(&mut [])).collect();
-    task.run(&reads, &mut writes).map_err(|words| failed(&name, &words))?;
+    let mut writes: Vec<&mut [u8]> = open.iter_mut().map(|b| b.as_deref_mut().unwrap_or(&mut [])).collect();
+    task.run(&reads, &mut writes, site).map_err(Error::runtime)?;
     drop(writes);
     open.into_iter().flatten().try_for_each(pjrt::BytesMut::write_back).map_err(failed_here)
 }

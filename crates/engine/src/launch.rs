@@ -6,9 +6,10 @@
 use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
-use crate::executor::{Asked, Executor, Launch, GroupTask};
+use crate::executor::{Asked, Executor, GroupTask, Launch};
 use crate::graph::failed_check;
 use crate::isolate;
+use crate::lanes::Groups;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
@@ -17,7 +18,6 @@ use crate::spread::{Devices, Sharded};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
-use crate::lanes::Groups;
 use crate::work::{Interrupt, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
@@ -729,8 +729,14 @@ impl Launcher {
             done.wait().map_err(failed)?;
             return Ok((results, None));
         }
-        let flight =
-            Flight { number, program: program.clone(), site: launch.site(), start, done: Arc::new(done), checked: None };
+        let flight = Flight {
+            number,
+            program: program.clone(),
+            site: launch.site(),
+            start,
+            done: Arc::new(done),
+            checked: None,
+        };
         Ok((results, Some(flight)))
     }
 

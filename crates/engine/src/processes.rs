@@ -7,7 +7,7 @@
 use crate::config::Mode;
 use crate::error::{Error, Refusal, Result};
 use crate::events;
-use crate::executor::{Old, GroupTask, Written};
+use crate::executor::{GroupTask, Old, Written};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::TensorRef;

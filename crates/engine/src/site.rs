@@ -13,6 +13,11 @@ impl Site {
     /// In the number of a site: the op belongs to the backward of that line.
     pub const OF_BACKWARD: u32 = 1 << 31;
 
+    /// Its words: `file.py:12 in function`; none if it is unknown.
+    pub fn describe(self) -> Option<String> {
+        describe(self)
+    }
+
     pub(crate) fn is_of_backward(self) -> bool {
         self.0 & Site::OF_BACKWARD != 0
     }

@@ -193,11 +193,7 @@ impl Stream {
     /// Waits until the device has run what was launched.
     fn settle(&self) -> Result<()> {
         self.launcher.wait(self.launcher.last(), self.interrupt)?;
-        if self.launcher.is_idle() {
-            Ok(())
-        } else {
-            self.wait_all()
-        }
+        if self.launcher.is_idle() { Ok(()) } else { self.wait_all() }
     }
 
     /// Waits until the device has reached this point, and tasks of other processes that were begun before it are done.

@@ -1,6 +1,7 @@
 //! Work, as c10d calls it: this process's part of a collective of several, done beside the launch thread.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::site::Site;
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,9 @@ pub trait Task: Send {
     fn name(&self) -> &str;
 
     /// Does it, and waits until it is done. Both are row-major bytes of the tensors, in the order in which the task was
-    /// recorded with them; those that are written in place hold the old value. An error is said in words.
-    fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]]) -> Result<(), String>;
+    /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.
+    /// An error is said in words.
+    fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String>;
 }
 
 /// Tasks of one lane are done in their order, and those of different lanes at once.
@@ -66,9 +68,4 @@ impl Work {
         }
         Ok(outcome.as_ref().map(|(outcome, _)| outcome.clone()))
     }
-}
-
-/// The error of a task that did not succeed.
-pub(crate) fn failed(name: &str, words: &str) -> Error {
-    Error::runtime(format!("{name}: {words}"))
 }

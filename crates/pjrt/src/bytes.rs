@@ -81,7 +81,9 @@ impl Deref for BytesMut<'_> {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             // SAFETY: as in `deref_mut`.
-            Memory::Pinned(address, len) => unsafe { std::slice::from_raw_parts(*address as *const u8, *len) },
+            Memory::Pinned(address, len) => unsafe {
+                std::slice::from_raw_parts(*address as *const u8, *len)
+            },
             Memory::Copied(bytes) => bytes,
         }
     }
@@ -91,7 +93,9 @@ impl DerefMut for BytesMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.bytes {
             // SAFETY: the memory has so many bytes and is pinned, and the buffer is borrowed for this alone.
-            Memory::Pinned(address, len) => unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, *len) },
+            Memory::Pinned(address, len) => unsafe {
+                std::slice::from_raw_parts_mut(*address as *mut u8, *len)
+            },
             Memory::Copied(bytes) => bytes,
         }
     }

@@ -249,9 +249,10 @@ typedef struct OxiShim {
   // `alone`: in this thread only, as others make other parts of the call.
   int32_t (*call)(const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults,
                   uint8_t alone, OxiError* error);
-  // Does a task, and waits until it is done; from any thread, once.
+  // Does a task, and waits until it is done; from any thread, once. `line` writes the Python line of `place`, which lives
+  // during the call, as a text of less than `size` bytes.
   int32_t (*task_run)(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
-                      OxiError* error);
+                      void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error);
   void (*task_drop)(void* context);
 } OxiShim;
 

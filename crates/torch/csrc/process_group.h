@@ -25,6 +25,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,16 +46,141 @@ inline Tensor host_tensor(const OxiMemory& m, at::ScalarType dtype = at::kByte) 
 }
 using Memory = std::vector<OxiMemory>;
 using Run = std::function<void(const Memory& reads, const Memory& writes)>;
+
+// ---------------------------------------------------------------- ranks that do not do the same
+// Hosts hang or abort where ranks call different collectives, or with other sizes. So each collective begins with a small
+// one, by which all ranks know whether they agree; if not, or if the host fails, each says what the others were about.
+struct Group {  // what the tasks of a group share
+  Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
+      : host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+  Host host;
+  c10::intrusive_ptr<c10d::Store> store;  // may be null
+  c10::intrusive_ptr<c10d::Backend::Options> options;
+  std::mutex mutex;
+  std::string failure;  // of the first task that failed: ranks are not where each other believes
+  std::string name() const { return options->group_name.empty() ? "default" : options->group_name; }
+  std::string key(int rank) const { return "oxitorch/failed/" + name() + "/" + std::to_string(rank); }
+};
+// Which sizes all ranks have in common.
+enum class Common { NOTHING, READS, WRITES };
+struct Call {  // what a task does, in few words
+  const char* name;
+  at::ScalarType dtype = at::kByte;
+  const char* reduction = "";
+  int64_t root = -1;
+  Common common = Common::WRITES;
+  bool of_all = true;  // not of two peers
+  std::string words(const Memory& reads, const Memory& writes) const {
+    std::string text;
+    auto add = [&](const std::string& word) { text += (text.empty() ? "" : ", ") + word; };
+    for (auto& m : common == Common::NOTHING ? Memory() : common == Common::READS ? reads : writes) {
+      add(std::string(at::toString(dtype)) + "[" + std::to_string(m.len / c10::elementSize(dtype)) + "]");
+    }
+    if (common == Common::NOTHING) add(at::toString(dtype));
+    if (*reduction) add(std::string("op=") + reduction);
+    if (root >= 0) add("root=" + std::to_string(root));
+    return std::string(name) + "(" + text + ")";
+  }
+};
 struct Task {
-  std::string name;
+  std::shared_ptr<Group> group;
+  Call call;
+  uint64_t number;
   Run run;
 };
+inline int64_t hash(const std::string& text) {  // FNV-1a
+  uint64_t h = 0xcbf29ce484222325;
+  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return static_cast<int64_t>(h);
+}
+// Of what a rank says of itself.
+constexpr size_t kWords = 512;
+constexpr const char* kDisagree = "the ranks do not do the same:";
+// Raises what each rank is about, unless that is the same.
+inline void agree(const Group& group, const std::string& words, const std::function<std::string()>& line) {
+  int64_t h = hash(words);
+  int64_t extremes[2] = {h, ~h};
+  Tensors one{at::from_blob(extremes, {2}, at::kLong)};
+  c10d::AllreduceOptions o;
+  o.reduceOp = ReduceOp::MAX;
+  o.timeout = group.options->timeout;
+  group.host->allreduce(one, o)->wait();
+  if (extremes[0] == ~extremes[1]) return;
+  auto size = static_cast<size_t>(group.host->getSize());
+  std::string own = words + " at " + line(), all(size * kWords, '\0');
+  own.resize(kWords);
+  auto bytes = [](char* at) { return at::from_blob(at, {static_cast<int64_t>(kWords)}, at::kByte); };
+  Tensors in{bytes(own.data())};
+  std::vector<Tensors> out(1);
+  for (size_t r = 0; r < size; r++) out[0].push_back(bytes(all.data() + r * kWords));
+  group.host->allgather(out, in)->wait();
+  std::string text = kDisagree;
+  for (size_t r = 0; r < size; r++) {
+    text += "\n  rank " + std::to_string(r) + ": " + std::string(all, r * kWords, kWords - 1).c_str();
+  }
+  TORCH_CHECK(false, text);
+}
+// How long a rank that failed waits for what the others say.
+constexpr int kPatienceMs = 2000;
+// What the ranks were about when the host failed, as far as they say it.
+inline std::string standing(const Group& group, const std::string& own) {
+  if (!group.store) return "";
+  std::string text;
+  try {
+    int size = group.host->getSize();
+    group.store->set(group.key(group.host->getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+    std::vector<bool> said(size);
+    for (int waited = 0; waited <= kPatienceMs && std::find(said.begin(), said.end(), false) != said.end(); waited += 100) {
+      if (waited) std::this_thread::sleep_for(Milliseconds(100));
+      for (int r = 0; r < size; r++) said[r] = said[r] || group.store->check({group.key(r)});
+    }
+    for (int r = 0; r < size; r++) {
+      text += "\n  rank " + std::to_string(r) + ": ";
+      if (said[r]) {
+        auto words = group.store->get(group.key(r));
+        text.append(words.begin(), words.end());
+      } else {
+        text += "says nothing: it has ended, or has not come so far";
+      }
+    }
+  } catch (const std::exception&) {
+    text += "\n  the store by which the ranks met does not answer";
+  }
+  return text;
+}
+inline void run_task(const Task& task, const Memory& reads, const Memory& writes, const std::function<std::string()>& line) {
+  auto& group = *task.group;
+  auto words = task.call.words(reads, writes);
+  std::string what;
+  try {
+    if (task.call.of_all) agree(group, words, line);
+    return task.run(reads, writes);
+  } catch (const c10::Error& e) {
+    what = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    what = e.what();
+  }
+  auto number = "number " + std::to_string(task.number);
+  if (what.rfind(kDisagree, 0) != 0) what += standing(group, number + ", " + words + " at " + line());
+  std::string text = c10::str(words, ", ", number, " of process group ", group.name(), ", rank ", group.host->getRank(),
+                              " of ", group.host->getSize(), ": ", what);
+  {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    if (group.failure.empty()) group.failure = text;
+  }
+  TORCH_CHECK_WITH(DistBackendError, false, text);
+}
 inline int32_t run(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
-                   OxiError* error) {
+                   void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error) {
   static thread_local std::string message;
   try {
     c10::InferenceMode inference;
-    static_cast<Task*>(context)->run(Memory(reads, reads + nreads), Memory(writes, writes + nwrites));
+    auto here = [&] {
+      char text[256] = "";
+      line(place, text, sizeof(text));
+      return std::string(text);
+    };
+    run_task(*static_cast<Task*>(context), Memory(reads, reads + nreads), Memory(writes, writes + nwrites), here);
     return OXI_OK;
   } catch (const c10::Error& e) {
     message = e.what_without_backtrace();
@@ -239,8 +365,9 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
 // ---------------------------------------------------------------- the group
 class ProcessGroupTpu final : public c10d::Backend {
  public:
-  ProcessGroupTpu(Host host, c10::intrusive_ptr<Options> options)
-      : Backend(host->getRank(), host->getSize()), host_(std::move(host)), options_(std::move(options)), id_(next_id()) {}
+  ProcessGroupTpu(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<Options> options)
+      : Backend(host->getRank(), host->getSize()), host_(host), options_(options),
+        group_(std::make_shared<Group>(std::move(host), std::move(store), std::move(options))), id_(next_id()) {}
 
   const std::string getBackendName() const override { return "tpu"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -263,7 +390,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     for (int rank : ranks) own += "," + std::to_string(rank);
     auto host = host_->split(c10::make_intrusive<c10d::PrefixStore>(own, store), ranks, host_options);
     if (!host) return nullptr;
-    return c10::make_intrusive<ProcessGroupTpu>(std::move(host), options);
+    return c10::make_intrusive<ProcessGroupTpu>(std::move(host), store, options);
   }
   void abort() override { host_->abort(); }
   void shutdown() override { host_->shutdown(); }
@@ -298,7 +425,7 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->broadcast(one, o)->wait();
       }
     };
-    return record(OpType::BROADCAST, "broadcast", root ? tensors : Tensors(), root ? Tensors() : tensors, false, run, tensors);
+    return record(OpType::BROADCAST, {"broadcast", at::kByte, "", o.rootRank, root ? Common::READS : Common::WRITES}, root ? tensors : Tensors(), root ? Tensors() : tensors, false, run, tensors);
   }
   Works reduce(Tensors& tensors, const c10d::ReduceOptions& opts = c10d::ReduceOptions()) override {
     bool root = opts.rootRank == rank_;
@@ -321,7 +448,7 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->reduce(one, each)->wait();
       }
     };
-    auto work = record(OpType::REDUCE, "reduce", {}, results, true, run, tensors);
+    auto work = record(OpType::REDUCE, {"reduce", at::kByte, reduction_name(opts.reduceOp), opts.rootRank}, {}, results, true, run, tensors);
     if (root) {
       for (size_t i = 0; i < tensors.size(); i++) {
         scale_after(opts.reduceOp, results[i], size_);
@@ -373,7 +500,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       host->gather(out, in, o)->wait();
     };
     Tensors written = root ? outputs[0] : Tensors();
-    return record(OpType::GATHER, "gather", inputs, written, false, run, written);
+    return record(OpType::GATHER, {"gather", at::kByte, "", opts.rootRank, Common::READS}, inputs, written, false, run, written);
   }
   Works scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts = c10d::ScatterOptions()) override {
     bool root = opts.rootRank == rank_;
@@ -387,7 +514,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       Tensors out{host_tensor(writes[0])};
       host->scatter(out, in, o)->wait();
     };
-    return record(OpType::SCATTER, "scatter", root ? inputs[0] : Tensors(), outputs, false, run, outputs);
+    return record(OpType::SCATTER, {"scatter", at::kByte, "", opts.rootRank}, root ? inputs[0] : Tensors(), outputs, false, run, outputs);
   }
   Works reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                        const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
@@ -420,10 +547,11 @@ class ProcessGroupTpu final : public c10d::Backend {
                 input.scalar_type());
     auto out = split_bytes("output", output, output_splits), in = split_bytes("input", input, input_splits);
     auto run = [host = host_, o = with_timeout(opts), out, in](const Memory& reads, const Memory& writes) mutable {
+      check_splits(host, o, in, out);
       Tensor to = host_tensor(writes[0]), from = host_tensor(reads[0]);
       host->alltoall_base(to, from, out, in, o)->wait();
     };
-    return record(OpType::ALLTOALL_BASE, "all_to_all_single", {input}, {output}, false, run, {output});
+    return record(OpType::ALLTOALL_BASE, {"all_to_all_single", at::kByte, "", -1, Common::NOTHING}, {input}, {output}, false, run, {output});
   }
   Works alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                       const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override {
@@ -433,47 +561,38 @@ class ProcessGroupTpu final : public c10d::Backend {
     TORCH_CHECK(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(), "all_to_all: ", size_,
                 " tensors each are wanted, got ", outputs.size(), " outputs and ", inputs.size(), " inputs");
     auto run = [host = host_, o = with_timeout(opts)](const Memory& reads, const Memory& writes) { exchange(host, o, reads, writes); };
-    return record(OpType::ALLTOALL, "all_to_all", inputs, outputs, false, run, outputs);
+    return record(OpType::ALLTOALL, {"all_to_all", at::kByte, "", -1, Common::NOTHING}, inputs, outputs, false, run, outputs);
   }
   Works send(Tensors& tensors, int to, int tag) override {
     auto run = [host = host_, to, tag](const Memory& reads, const Memory&) {
       for (auto& m : reads) {
-        Tensors one{host_tensor(m)};
+        auto length = static_cast<int64_t>(m.len);
+        Tensors header{at::from_blob(&length, {1}, at::kLong)}, one{host_tensor(m)};
+        host->send(header, to, tag)->wait();
         host->send(one, to, tag)->wait();
       }
     };
-    return record(OpType::SEND, "send", tensors, {}, false, run, tensors, peer_lane(to, tag, 0));
+    return record(OpType::SEND, {"send", at::kByte, "", -1, Common::READS, false}, tensors, {}, false, run, tensors, peer_lane(to, tag, 0));
   }
   Works recv(Tensors& tensors, int from, int tag) override {
     auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
-      for (auto& m : writes) {
-        Tensors one{host_tensor(m)};
-        host->recv(one, from, tag)->wait();
-      }
+      for (auto& m : writes) receive(host, m, from, tag);
     };
     auto source = std::make_shared<std::atomic<int>>(from);
-    return record(OpType::RECV, "recv", {}, tensors, false, run, tensors, peer_lane(from, tag, 1), false, source);
+    return record(OpType::RECV, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(from, tag, 1), false, source);
   }
   Works recvAnysource(Tensors& tensors, int tag) override {
     auto source = std::make_shared<std::atomic<int>>(-1);
     auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
-      for (auto& m : writes) {
-        Tensors one{host_tensor(m)};
-        auto work = host->recvAnysource(one, tag);
-        work->wait();
-        *source = work->sourceRank();
-      }
+      for (auto& m : writes) *source = receive(host, m, -1, tag);
     };
-    return record(OpType::RECVANYSOURCE, "recv", {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
+    return record(OpType::RECVANYSOURCE, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
   }
-  Works barrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions()) override {
-    auto o = opts;
-    o.timeout = timeout(opts.timeout);
-    o.device = c10::Device(c10::kCPU);
-    auto run = [host = host_, o](const Memory&, const Memory&) { host->barrier(o)->wait(); };
+  Works barrier(const c10d::BarrierOptions& = c10d::BarrierOptions()) override {
+    auto run = [](const Memory&, const Memory&) {};  // that they agree is all
     // What the device has still to do is before it.
     check_ok([&](OxiError* e) { return g_core->synchronize(here().index(), e); });
-    return record(OpType::BARRIER, "barrier", {}, {}, false, run, {}, id_, true);
+    return record(OpType::BARRIER, {"barrier"}, {}, {}, false, run, {}, id_, true);
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool all = false) override {
     check_ok([&](OxiError* e) { return g_core->synchronize(here().index(), e); });
@@ -546,6 +665,37 @@ class ProcessGroupTpu final : public c10d::Backend {
                 "all_to_all_single: the ", which, " splits do not sum up to its dimension 0");
     return bytes;
   }
+  // Receives what one rank, or any (-1), sends; says from which. It is told the size first, as hosts abort where it differs.
+  static int receive(const Host& host, const OxiMemory& m, int from, int tag) {
+    int64_t length = 0;
+    Tensors header{at::from_blob(&length, {1}, at::kLong)};
+    auto work = from < 0 ? host->recvAnysource(header, tag) : host->recv(header, from, tag);
+    work->wait();
+    if (from < 0) from = work->sourceRank();
+    bool fits = length == static_cast<int64_t>(m.len);
+    Tensors one{fits ? host_tensor(m) : at::empty({length}, at::kByte)};
+    host->recv(one, from, tag)->wait();
+    TORCH_CHECK(fits, "rank ", from, " sent ", length, " bytes, and ", m.len, " were expected");
+    return from;
+  }
+  // Whether each rank sends what its peer expects: hosts abort where one does not.
+  static void check_splits(const Host& host, const c10d::AllToAllOptions& opts, std::vector<int64_t> in,
+                           const std::vector<int64_t>& out) {
+    std::vector<int64_t> sent(out.size()), none;
+    Tensor from = at::from_blob(in.data(), {static_cast<int64_t>(in.size())}, at::kLong);
+    Tensor to = at::from_blob(sent.data(), {static_cast<int64_t>(sent.size())}, at::kLong);
+    host->alltoall_base(to, from, none, none, opts)->wait();
+    int64_t fits = sent == out;
+    Tensors one{at::from_blob(&fits, {1}, at::kLong)};
+    c10d::AllreduceOptions o;
+    o.reduceOp = ReduceOp::MIN;
+    o.timeout = opts.timeout;
+    host->allreduce(one, o)->wait();
+    for (size_t r = 0; r < out.size(); r++) {
+      TORCH_CHECK(sent[r] == out[r], "rank ", r, " sends ", sent[r], " bytes to this one, which expects ", out[r]);
+    }
+    TORCH_CHECK(fits, "another rank is sent other sizes than it expects");
+  }
   // Each rank sends reads[r] to rank r; in one buffer, as hosts want it.
   static void exchange(const Host& host, const c10d::AllToAllOptions& opts, const Memory& reads, const Memory& writes) {
     auto lengths = [](const Memory& memory) {
@@ -554,6 +704,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       return all;
     };
     auto in = lengths(reads), out = lengths(writes);
+    check_splits(host, opts, in, out);
     Tensor from = at::cat(host_tensors(reads));
     Tensor to = at::empty({std::accumulate(out.begin(), out.end(), int64_t(0))}, at::kByte);
     host->alltoall_base(to, from, out, in, opts)->wait();
@@ -582,7 +733,7 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->allreduce(one, o)->wait();
       }
     };
-    auto work = record(type, name, {}, own, true, run, tensors);
+    auto work = record(type, {name, at::kByte, reduction_name(op)}, {}, own, true, run, tensors);
     for (size_t i = 0; i < own.size(); i++) {
       scale_after(op, own[i], size_);
       if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
@@ -609,7 +760,7 @@ class ProcessGroupTpu final : public c10d::Backend {
         gather_bytes(host, o, rank, reads[i], outs);
       }
     };
-    return record(type, name, inputs, written, false, run, written);
+    return record(type, {name}, inputs, written, false, run, written);
   }
   // Sizes may differ between ranks, of which each knows all.
   static void gather_bytes(const Host& host, const c10d::AllgatherOptions& opts, int rank, const OxiMemory& in, const Memory& outs) {
@@ -649,7 +800,7 @@ class ProcessGroupTpu final : public c10d::Backend {
         gather_bytes(host, o, rank, reads[i], parts);
       }
     };
-    return record(type, name, inputs, outputs, false, run, outputs);
+    return record(type, {name}, inputs, outputs, false, run, outputs);
   }
   // Each rank gets its part of all ranks' inputs, and reduces it on the device. An input is a list of a tensor for each
   // rank, or one of all.
@@ -697,14 +848,14 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->alltoall_base(output, input, out, in, o)->wait();
       }
     };
-    auto work = record(type, name, reads, rows, false, run, outputs);
+    auto work = record(type, {name, at::kByte, reduction_name(opts.reduceOp), -1, Common::READS}, reads, rows, false, run, outputs);
     for (size_t i = 0; i < outputs.size(); i++) {
       outputs[i].copy_(reduced(opts.reduceOp, rows[i], size_));
     }
     return work;
   }
 
-  Works record(OpType type, const char* name, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
+  Works record(OpType type, Call call, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
                Tensors results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
                std::shared_ptr<std::atomic<int>> source = nullptr) {
     std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
@@ -713,7 +864,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     auto described = [&](const Tensors& tensors) {
       std::vector<OxiTensor> all(tensors.size());
       for (size_t i = 0; i < tensors.size(); i++) {
-        TORCH_CHECK(tensors[i].device() == device, name, ": tensors on ", device, " and ", tensors[i].device());
+        TORCH_CHECK(tensors[i].device() == device, call.name, ": tensors on ", device, " and ", tensors[i].device());
         describe_kept(all[i], tensors[i]);
       }
       return all;
@@ -724,13 +875,15 @@ class ProcessGroupTpu final : public c10d::Backend {
     }
     auto r = described(reads), w = described(writes);
     std::vector<uint8_t> flags(writes.size(), in_place);
+    {
+      std::lock_guard<std::mutex> failed(group_->mutex);
+      TORCH_CHECK_WITH(DistBackendError, group_->failure.empty(), call.name,
+                       ": the process group cannot go on, as a collective failed before: ", group_->failure);
+    }
     number_++;
-    auto task = std::make_unique<Task>();
-    task->name = std::string(name) + " (number " + std::to_string(number_) + " of process group " +
-        (options_->group_name.empty() ? "default" : options_->group_name) + ", rank " + std::to_string(rank_) + " of " +
-        std::to_string(size_) + ")";
-    task->run = std::move(run);
-    OxiTask t{task.get(), task->name.c_str(), lane.value_or(id_)};
+    if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
+    auto task = std::make_unique<Task>(Task{group_, call, number_, std::move(run)});
+    OxiTask t{task.get(), call.name, lane.value_or(id_)};
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),
@@ -744,6 +897,7 @@ class ProcessGroupTpu final : public c10d::Backend {
 
   Host host_;
   c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Group> group_;
   uint64_t id_;
   uint64_t number_ = 0;
   std::mutex mutex_;
@@ -756,7 +910,7 @@ inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t tim
   auto options = c10::make_intrusive<c10d::Backend::Options>("tpu", Milliseconds(timeout_ms));
   options->group_name = std::move(name);
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
-  auto backend = c10::make_intrusive<ProcessGroupTpu>(group->getBackend(c10::kCPU), std::move(options));
+  auto backend = c10::make_intrusive<ProcessGroupTpu>(group->getBackend(c10::kCPU), group->getStore(), std::move(options));
   group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
 }  // namespace oxi_group

@@ -342,8 +342,16 @@ pub(crate) struct Shim {
     pub(crate) torch_version: unsafe extern "C" fn() -> *const c_char,
     pub(crate) call:
         unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, u8, *mut Error) -> i32,
-    pub(crate) task_run:
-        unsafe extern "C" fn(*mut c_void, *const Memory, u32, *const Memory, u32, *mut Error) -> i32,
+    pub(crate) task_run: unsafe extern "C" fn(
+        *mut c_void,
+        *const Memory,
+        u32,
+        *const Memory,
+        u32,
+        unsafe extern "C" fn(*const c_void, *mut c_char, usize),
+        *const c_void,
+        *mut Error,
+    ) -> i32,
     pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
 }
 

@@ -2,8 +2,9 @@
 
 use super::{enter, enter_code, report, tensor};
 use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, slice};
-use oxitorch_engine::{Error, Task, TaskTarget, TensorRef, Work};
-use std::ffi::{CStr, c_void};
+use oxitorch_engine::{Error, Site, Task, TaskTarget, TensorRef, Work};
+use std::ffi::{CStr, c_char, c_void};
+use std::panic::catch_unwind;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ impl Task for Called {
         &self.name
     }
 
-    fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]]) -> Result<(), String> {
+    fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
         let read = |b: &&[u8]| Memory { bytes: b.as_ptr().cast_mut().cast(), len: b.len() };
         let reads: Vec<Memory> = reads.iter().map(read).collect();
         let write = |b: &mut &mut [u8]| Memory { bytes: b.as_mut_ptr().cast(), len: b.len() };
@@ -37,6 +38,8 @@ impl Task for Called {
                 reads.len() as u32,
                 writes.as_ptr(),
                 writes.len() as u32,
+                line,
+                (&raw const site).cast(),
                 &mut error,
             )
         };
@@ -46,6 +49,19 @@ impl Task for Called {
         // SAFETY: what failed says why, in a text that lives until this thread's next call.
         Err(unsafe { CStr::from_ptr(error.message) }.to_string_lossy().into_owned())
     }
+}
+
+/// Writes the Python line of a site.
+unsafe extern "C" fn line(site: *const c_void, text: *mut c_char, size: usize) {
+    // SAFETY: `run` passes a site, and the shim room for so many bytes.
+    let (site, out) =
+        unsafe { (*site.cast::<Site>(), std::slice::from_raw_parts_mut(text.cast::<u8>(), size)) };
+    let words = catch_unwind(|| site.describe()).ok().flatten();
+    let words = words.unwrap_or_else(|| "a line that is not known".to_owned());
+    let Some(most) = size.checked_sub(1) else { return };
+    let len = words.len().min(most);
+    out[..len].copy_from_slice(&words.as_bytes()[..len]);
+    out[len] = 0;
 }
 
 impl Drop for Called {
@@ -71,8 +87,7 @@ pub(super) unsafe extern "C" fn task(
             let task = &*task;
             let name = CStr::from_ptr(task.name).to_string_lossy().into_owned();
             let called = Called { shim: s.shim, context: task.context, name };
-            let reads: Vec<TensorRef<'_>> =
-                slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
+            let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
             let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
             let writes: Vec<TensorRef<'_>> = writes.collect();
             ((called, task.lane), reads, writes, slice(in_place, nwrites as usize))

@@ -1,0 +1,160 @@
+"""Training and collectives in two processes: what the second process costs, on the device and by PyTorch's CPU with gloo.
+
+    python benches/distributed.py              # all-reduce, DDP and FSDP2
+    python benches/distributed.py ddp --rounds 20 --json
+
+Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
+the time of a step in two processes by that of one process with the same share of the batch. Device and CPU take turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+KINDS = ("all_reduce", "ddp", "fsdp2")
+SIZES = {"4 B": 1, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], help="what to measure; all if none is named")
+    parser.add_argument("--rounds", type=int, default=10, help="measurements of each, of which the median is taken")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    args = parser.parse_args()
+    if "OXITORCH_BENCH_FOLDER" in os.environ:
+        return _rank(args)
+    found = {}
+    for kind in args.kinds or KINDS:
+        two = _run(kind, 2, args.rounds)
+        if kind == "all_reduce":
+            found[kind] = {
+                size: {"tpu": t["tpu"], "cpu": t["cpu"], "ratio": t["tpu"] / t["cpu"]} for size, t in two.items()
+            }
+        else:
+            one = _run(kind, 1, args.rounds)
+            cost = {device: two[device] / one[device] for device in ("tpu", "cpu")}
+            found[kind] = {"one": one, "two": two, "cost": cost, "ratio": cost["tpu"] / cost["cpu"]}
+    if args.json:
+        print(json.dumps(found))
+        return
+    for kind, rows in found.items():
+        if kind == "all_reduce":
+            for size, t in rows.items():
+                print(
+                    f"all_reduce {size:>6}  tpu {t['tpu'] * 1e3:9.3f} ms  cpu {t['cpu'] * 1e3:9.3f} ms  {t['ratio']:5.2f}x"
+                )
+        else:
+            for device in ("tpu", "cpu"):
+                one, two = rows["one"][device] * 1e3, rows["two"][device] * 1e3
+                print(f"{kind:10} {device}  alone {one:8.2f} ms  two {two:8.2f} ms  {rows['cost'][device]:5.2f}x")
+            print(f"{kind:10} the device's cost by the CPU's: {rows['ratio']:.2f}x")
+
+
+def _run(kind: str, size: int, rounds: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {"OXITORCH_BENCH_FOLDER": folder, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, kind, "--rounds", str(rounds)]
+        ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}) for rank in range(size)]
+        if any([rank.wait() for rank in ranks]):
+            raise SystemExit(f"{kind}: a process failed")
+        with open(f"{folder}/found") as file:
+            return json.load(file)
+
+
+def _rank(args) -> None:
+    rank, size, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["OXITORCH_BENCH_FOLDER"]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size)
+    kind = args.kinds[0]
+    found = _all_reduce(torch, dist, args.rounds) if kind == "all_reduce" else _steps(torch, dist, kind, args.rounds)
+    if rank == 0:
+        with open(f"{folder}/found", "w") as file:
+            json.dump(found, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _all_reduce(torch, dist, rounds: int) -> dict:
+    found = {}
+    for name, elements in SIZES.items():
+        tensors = {device: torch.ones(elements, device=device) for device in ("tpu", "cpu")}
+        times = {device: [] for device in tensors}
+        repeat = 1 if elements > 1 << 16 else 20
+        for i in range(rounds + 2):
+            for device, x in tensors.items():
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(repeat):
+                    dist.all_reduce(x, dist.ReduceOp.MAX)
+                    if device == "tpu":
+                        torch.tpu.synchronize()
+                if i >= 2:
+                    times[device].append((time.perf_counter() - start) / repeat)
+        found[name] = {device: statistics.median(t) for device, t in times.items()}
+    return found
+
+
+def _steps(torch, dist, kind: str, rounds: int) -> dict:
+    from torch import nn
+
+    def model():
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(
+            256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True, activation="gelu"
+        )
+        return nn.Sequential(
+            nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(256, 1000)
+        )
+
+    def wrapped(device):
+        m = model().to(device)
+        if kind == "ddp":
+            return nn.parallel.DistributedDataParallel(m, gradient_as_bucket_view=True)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        for block in m[1].layers:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(m, mesh=mesh)
+
+    def stepper(device):
+        m = wrapped(device)
+        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-4)
+        ids = torch.randint(0, 1000, (8, 128)).to(device)
+
+        def step():
+            loss = nn.functional.cross_entropy(m(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    # FSDP2 takes one device type in a process: the CPU's step has a run of its own there.
+    steps = {device: stepper(device) for device in ("tpu", "cpu")}
+    times = {device: [] for device in steps}
+    for i in range(rounds + 3):
+        for device, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            if i >= 3:
+                times[device].append(time.perf_counter() - start)
+    return {device: statistics.median(t) for device, t in times.items()}
+
+
+if __name__ == "__main__":
+    main()
