@@ -1,4 +1,4 @@
-"""Training and collectives in two processes: what the second process costs, on the device and by PyTorch's CPU with gloo.
+"""Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
     python benches/distributed.py              # all-reduce, DDP and FSDP2
     python benches/distributed.py ddp --rounds 20 --json
@@ -45,9 +45,8 @@ def main() -> None:
     for kind, rows in found.items():
         if kind == "all_reduce":
             for size, t in rows.items():
-                print(
-                    f"all_reduce {size:>6}  tpu {t['tpu'] * 1e3:9.3f} ms  cpu {t['cpu'] * 1e3:9.3f} ms  {t['ratio']:5.2f}x"
-                )
+                times = "  ".join(f"{device} {t[device] * 1e3:9.3f} ms" for device in ("tpu", "cpu"))
+                print(f"all_reduce {size:>6}  {times}  {t['ratio']:5.2f}x")
         else:
             for device in ("tpu", "cpu"):
                 one, two = rows["one"][device] * 1e3, rows["two"][device] * 1e3
@@ -60,7 +59,8 @@ def _run(kind: str, size: int, rounds: int) -> dict:
         env = os.environ | {"OXITORCH_BENCH_FOLDER": folder, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, kind, "--rounds", str(rounds)]
         ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}) for rank in range(size)]
-        if any([rank.wait() for rank in ranks]):
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
             raise SystemExit(f"{kind}: a process failed")
         with open(f"{folder}/found") as file:
             return json.load(file)

@@ -505,7 +505,7 @@ def ranks_that_do_not_do_the_same():
 def bad_arguments():
     import pytest
 
-    with pytest.raises(RuntimeError, match="Cannot use ReduceOp.BAND with"):
+    with pytest.raises(RuntimeError, match=r"Cannot use ReduceOp\.BAND with"):
         dist.all_reduce(torch.ones(2, device="tpu"), dist.ReduceOp.BAND)
     with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times"):
         dist.all_gather_into_tensor(torch.empty(size() * 2 + 1, device="tpu"), torch.ones(2, device="tpu"))

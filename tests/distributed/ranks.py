@@ -1,7 +1,7 @@
 """Runs functions in several processes, as torchrun would start them, and says what came of each.
 
-Each process runs the cases of a module in their order and writes what each raised. A rank that fails a case goes on with
-the next one after a barrier of the host.
+Each process runs the cases of a module in their order and writes what each raised. A rank that fails a case goes on
+with the next one after a barrier of the host.
 """
 
 import importlib

@@ -335,7 +335,7 @@ def fsdp1():
     m = FSDP(model().to("tpu"), device_id=torch.device("tpu", torch.tpu.current_device()), use_orig_params=True)
     train(m, adamw(m), "tpu")
     with FSDP.summon_full_params(m):
-        close({n: p for n, p in m.module.named_parameters()}, alone()[0])
+        close(dict(m.module.named_parameters()), alone()[0])
 
 
 @case

@@ -1,36 +1,18 @@
 //! Programs and values of several devices on XLA's CPU plugin: what the fake plugin cannot compute.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use common::cpu_plugin::client;
 use common::meshes::OnMesh;
 use common::{MUL, NEG, Rig, error, options};
 use oxitorch_engine::{CacheOptions, Collective, Options, Reduction, Target};
 use oxitorch_hlo::DType;
-use oxitorch_pjrt::{Client, ClientOptions, DiscoverOptions, LoadOptions, Platform, Plugin, discover};
 use oxitorch_testkit::fake_plugin::FakePlugin;
 
 mod common;
 
 const MM: &str = "mm(Tensor self, Tensor mat2) -> Tensor";
 const SUM: &str = "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor";
-
-/// As many devices of the CPU plugin: `OXITORCH_CPU_PLUGIN`, or what `python3` would import.
-fn client(devices: usize) -> Arc<Client> {
-    let path = std::env::var_os("OXITORCH_CPU_PLUGIN").map(Into::into).or_else(|| {
-        let print = "import sys; print('\\n'.join(p for p in sys.path if p))";
-        let output = std::process::Command::new("python3").args(["-c", print]).output().ok()?;
-        let paths = String::from_utf8_lossy(&output.stdout).lines().map(Into::into).collect();
-        let found = discover(&DiscoverOptions { python_paths: paths, override_paths: vec![] });
-        found.into_iter().find(|f| f.platform == Platform::Cpu).map(|f| f.path)
-    });
-    let path = path
-        .expect("these tests run on the CPU plugin: `pip install xla-cpu-pjrt`, or set OXITORCH_CPU_PLUGIN");
-    let load = LoadOptions::for_platform(Platform::Cpu, false);
-    let plugin = Plugin::load(Platform::Cpu, Path::new(&path), &load).unwrap();
-    Client::new(plugin, &ClientOptions { cpu_devices: Some(devices), extra: vec![] }).unwrap()
-}
 
 /// Eight devices, two by four.
 fn grid() -> OnMesh {

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod cpu_plugin;
 pub(crate) mod meshes;
 
 use std::cell::Cell;
