@@ -62,6 +62,12 @@ impl Home {
         self.types[which].1
     }
 
+    /// Whether the memory of a type is the host's, and holds it row-major as the host does.
+    pub(crate) fn is_host_memory(&self, which: usize) -> bool {
+        let element = self.ty(which).dtype;
+        self.client.platform() == Platform::Cpu && element.bits() == 8 * element.host_bytes()
+    }
+
     pub(crate) fn types(&self) -> impl ExactSizeIterator<Item = &BufferType> {
         self.types.iter().map(|(t, _)| t)
     }
@@ -152,7 +158,7 @@ impl Buffer {
 
     /// Waits for the value and shows its bytes, row-major, where they are; nothing if that is not in the host's memory.
     pub fn look<T>(&self, f: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
-        if self.size_bytes() == 0 || !self.is_host_memory() {
+        if self.size_bytes() == 0 || !self.home.is_host_memory(self.which as usize) {
             return Ok(None);
         }
         let reference = self.external_reference().map_err(|e| self.explain("to_host", e))?;
@@ -162,10 +168,18 @@ impl Buffer {
         Ok(Some(f(bytes)))
     }
 
-    /// Whether its memory is the host's, and holds it row-major as the host does.
-    fn is_host_memory(&self) -> bool {
-        let element = self.ty().dtype;
-        self.client().platform() == Platform::Cpu && element.bits() == 8 * element.host_bytes()
+    /// Has `f` write the bytes, row-major, of a new buffer in the host's memory that nobody else has seen.
+    pub(crate) fn fill(&mut self, f: impl FnOnce(&mut [u8])) -> Result<()> {
+        if self.size_bytes() == 0 {
+            f(&mut []);
+            return Ok(());
+        }
+        let reference = self.external_reference()?;
+        let memory = non_null("PJRT_Buffer_OpaqueDeviceMemoryDataPointer", reference.address() as *mut u8)?;
+        // SAFETY: the memory has the value's bytes and is pinned; it is the plugin's, so that it holds some bytes whoever
+        // wrote them; and nobody else has the buffer: it is borrowed mutably.
+        f(unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), self.size_bytes()) });
+        Ok(())
     }
 
     /// Waits until the value is computed.
