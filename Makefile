@@ -60,6 +60,7 @@ bench: install
 	$(PY) benches/eager.py
 	$(PY) benches/workloads.py
 	$(PY) benches/varying.py slices
+	$(PY) benches/copies.py
 	$(PY) benches/sparse.py --check
 
 conformance: install

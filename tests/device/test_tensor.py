@@ -172,6 +172,38 @@ def test_moving():
     assert y.to("meta").is_meta
 
 
+# Destinations on the CPU for values of (1100, 1030): those that a read can write itself, and those that it cannot.
+DESTINATIONS = {
+    "row-major": lambda dtype: torch.zeros(1100, 1030, dtype=dtype),
+    "rows of more": lambda dtype: torch.zeros(1200, 1030, dtype=dtype)[50:1150],
+    "columns of more": lambda dtype: torch.zeros(1100, 1040, dtype=dtype)[:, 3:1033],
+    "transposed": lambda dtype: torch.zeros(1030, 1100, dtype=dtype).t(),
+    "another dtype": lambda dtype: torch.zeros(1100, 1030, dtype=torch.complex128),
+    "conjugated": lambda dtype: torch.zeros(1100, 1030, dtype=dtype).conj(),
+    "negated": lambda dtype: torch.zeros(1100, 1030, dtype=torch.complex64).conj().imag,
+    "broadcast": lambda dtype: torch.zeros(2, 1100, 1030, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize("where", DESTINATIONS)
+def test_large_copies(where):
+    """Of so many bytes that several threads copy, in parts; and of views with something lazy."""
+    x = torch.arange(1100 * 1030, dtype=torch.float32).view(1100, 1030)
+    if where != "negated":
+        x = torch.complex(x, -x)
+    views = [lambda t: t, torch.conj, lambda t: t[:1].expand(1100, 1030)]
+    device = x.to(DEVICE)
+    for view in views:
+        theirs, ours = DESTINATIONS[where](x.dtype), DESTINATIONS[where](x.dtype)
+        version = ours._version
+        theirs.copy_(view(x))
+        ours.copy_(view(device))
+        assert torch.equal(ours, theirs) and ours._version == version + 1
+        back = torch.empty_like(theirs, device=DEVICE).copy_(theirs)
+        assert torch.equal(back.cpu(), theirs)
+    assert torch.equal(device.cpu(), x)
+
+
 def test_moving_expanded_and_sliced():
     x = torch.arange(4.0)
     for f in (lambda t: t.expand(3, 4), lambda t: t[1:3], lambda t: t[::2], lambda t: t.view(2, 2).t(), lambda t: t.flip(0), lambda t: t.as_strided((3, 2), (1, 1))):  # fmt: skip

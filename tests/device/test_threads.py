@@ -1,7 +1,9 @@
 """Threads that share a device: each has its own windows, so how they take turns makes no programs and no other values."""
 
+import itertools
 import queue
 import random
+import sys
 import threading
 
 import pytest
@@ -101,20 +103,8 @@ def feeding():
     return run
 
 
-def accumulating():
-    total = torch.zeros(32, device=DEVICE)
-
-    def one(steps):
-        for i in range(steps):
-            total.add_((torch.full((32,), float(i), device=DEVICE) * 2 + 1).sin())
-            if i % 7 == 0:
-                total.sum().item()
-
-    return lambda steps: together(*[lambda: one(steps)] * 3)
-
-
 # Which values of another thread are recorded and not launched yet when one is used is chance: some rounds more.
-SETTLED_AFTER = {serving: 2, training_each_its_own: 3, feeding: 4, accumulating: 8}
+SETTLED_AFTER = {serving: 2, training_each_its_own: 3, feeding: 4}
 
 
 @pytest.mark.parametrize("make", SETTLED_AFTER, ids=lambda f: f.__name__)
@@ -127,6 +117,44 @@ def test_how_threads_take_turns_makes_no_programs(make):
         torch.tpu.synchronize()
         made.append(programs() - before)
     assert sum(made[-4:]) <= 1, made
+
+
+# `total.add_((torch.full(...) * 2 + 1).sin())`, and the steps that a thread makes between two reads.
+STEP = ["full", "mul.Tensor", "add.Tensor", "sin", "add.Tensor"]
+EVERY = 7
+
+
+# Of the value that they share: each run of the test makes programs of its own.
+WIDTHS = itertools.count(33)
+
+
+def accumulating(total, steps):
+    for i in range(steps):
+        total.add_((torch.full(total.shape, float(i), device=DEVICE) * 2 + 1).sin())
+        if i % EVERY == 0:
+            total.sum().item()
+
+
+def test_threads_that_share_a_value_are_cut_between_its_uses():
+    """A read launches what it needs of other threads, so how many steps of one are in a row there is chance, and any
+    round may be the first with so many. But each program is of one thread, of whole steps, and of no more than lie
+    between two reads: so many sequences there are, however long the threads run.
+    """
+    runs = [STEP * n for n in range(EVERY + 1)]
+    possible = [["zeros"], *runs, *[[*run, "sum"] for run in runs]]
+    known = torch.tpu.graphs()
+    total = torch.zeros(next(WIDTHS), device=DEVICE)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(8):
+            together(*[lambda: accumulating(total, 20)] * 3)
+            torch.tpu.synchronize()
+    finally:
+        sys.setswitchinterval(interval)
+    made = [[op["op"] for op in graph.ops] for graph in torch.tpu.graphs(known[-1] if known else None)]
+    assert made
+    assert [ops for ops in made if ops not in possible] == []
 
 
 def penalty(model, x):

@@ -1,5 +1,6 @@
 //! The buffers of a value: one, or one on each device of a mesh. Programs take and give values of either form.
 
+use crate::bulk;
 use crate::spread::{Sharded, Spread};
 use crate::view::row_major;
 use oxitorch_hlo::{DType, TensorType};
@@ -101,7 +102,14 @@ pub(crate) fn upload(
     ty: &TensorType,
     bytes: &[u8],
 ) -> pjrt::Result<pjrt::Buffer> {
-    client.buffer_from_host(bytes, element(ty.dtype), &ty.shape, &client.devices()[device])
+    let (dtype, device) = (element(ty.dtype), &client.devices()[device]);
+    // The plugin copies with one thread.
+    if bytes.len() >= bulk::LEAST
+        && let Some(buffer) = client.buffer_filled(dtype, &ty.shape, device, |to| bulk::copy(bytes, to))?
+    {
+        return Ok(buffer);
+    }
+    client.buffer_from_host(bytes, dtype, &ty.shape, device)
 }
 
 /// Copies to each device what it has of a value; `local` is the type of that.

@@ -4,7 +4,7 @@
 //! runs may read what is written, so the task waits for it; a launch waits for tasks whose results it takes, or that read
 //! what it overwrites. All other launches go on meanwhile.
 
-use crate::buffers::{Buffers, Done, upload};
+use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
 use crate::executor::{GroupTask, Launch, Old, Written};
 use crate::lanes::Begun;
@@ -197,7 +197,11 @@ fn target(
     let new = |bytes: &[u8]| upload(client, device, ty, bytes);
     let old = match old {
         Some(Buffers::One(old)) => old,
-        _ => return new(&vec![0; written.value.whole_bytes() as usize]),
+        // The task writes all of it.
+        _ => match client.buffer_filled(element(ty.dtype), &ty.shape, &client.devices()[device], |_| {})? {
+            Some(buffer) => return Ok(buffer),
+            None => return new(&vec![0; written.value.whole_bytes() as usize]),
+        },
     };
     let copied = |old: &pjrt::Buffer| match old.look(new)? {
         Some(copy) => copy,

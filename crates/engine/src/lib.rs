@@ -11,6 +11,7 @@
 mod absent;
 mod arguments;
 mod buffers;
+mod bulk;
 mod cached;
 mod call;
 mod carry;

@@ -1,5 +1,6 @@
 //! The elements of a strided view, picked out of host memory.
 
+use crate::bulk;
 use oxitorch_hlo::DType;
 use smallvec::SmallVec;
 
@@ -32,7 +33,7 @@ fn copy_runs(
     out: &mut std::slice::ChunksExactMut<'_, u8>,
 ) {
     match dims {
-        [] => out.by_ref().take(1).for_each(|to| to.copy_from_slice(&bytes[at as usize..][..run])),
+        [] => out.by_ref().take(1).for_each(|to| bulk::copy(&bytes[at as usize..][..run], to)),
         [(n, step)] => {
             for (i, to) in out.by_ref().take(*n).enumerate() {
                 to.copy_from_slice(&bytes[(at + i as isize * step) as usize..][..run]);

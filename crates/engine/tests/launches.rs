@@ -36,7 +36,7 @@ fn waits_are_for_what_was_launched_and_not_for_what_is_still_wanted() {
     let released = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
         let synchronized = scope.spawn(|| stream.synchronize(HERE).map(|()| released.load(Ordering::SeqCst)));
-        let waited = scope.spawn(|| stream.wait(number).map(|()| released.load(Ordering::SeqCst)));
+        let waited = scope.spawn(|| stream.wait(number, &mark).map(|()| released.load(Ordering::SeqCst)));
         std::thread::sleep(Duration::from_millis(100));
         assert!(mark.time().is_none());
         released.store(true, Ordering::SeqCst);

@@ -62,6 +62,12 @@ impl Home {
         self.types[which].1
     }
 
+    /// Whether the memory of a type is the host's, and holds it row-major as the host does.
+    pub(crate) fn is_host_memory(&self, which: usize) -> bool {
+        let element = self.ty(which).dtype;
+        self.client.platform() == Platform::Cpu && element.bits() == 8 * element.host_bytes()
+    }
+
     pub(crate) fn types(&self) -> impl ExactSizeIterator<Item = &BufferType> {
         self.types.iter().map(|(t, _)| t)
     }
@@ -161,7 +167,7 @@ impl Buffer {
 
     /// Waits for the value and pins its memory, if that is the host's.
     pub(crate) fn pin(&self) -> Result<Option<ExternalReference<'_>>> {
-        if self.size_bytes() == 0 || !self.is_host_memory() {
+        if self.size_bytes() == 0 || !self.home.is_host_memory(self.which as usize) {
             return Ok(None);
         }
         self.external_reference().map(Some).map_err(|e| self.explain("to_host", e))
@@ -170,12 +176,6 @@ impl Buffer {
     /// Gives back a reference that was forgotten.
     pub(crate) fn unpin(&self) {
         drop(ExternalReference { buffer: self, address: 0 });
-    }
-
-    /// Whether its memory is the host's, and holds it row-major as the host does.
-    fn is_host_memory(&self) -> bool {
-        let element = self.ty().dtype;
-        self.client().platform() == Platform::Cpu && element.bits() == 8 * element.host_bytes()
     }
 
     /// Waits until the value is computed.

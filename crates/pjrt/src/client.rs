@@ -258,6 +258,49 @@ impl Client {
         Ok(buffer)
     }
 
+    /// Makes a buffer in the host's memory and has `fill` write its bytes, dense and row-major. Before that they are
+    /// whatever was there. Unlike memory of an owner it may be donated. Nothing, and `fill` is not called, where the
+    /// device has memory of its own or the plugin makes no such buffers.
+    pub fn buffer_filled(
+        self: &Arc<Self>,
+        dtype: ElementType,
+        dims: &[i64],
+        device: &Device,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Option<Buffer>> {
+        let home = self.home_of(dtype, dims, device)?;
+        if !home.is_host_memory(0) {
+            return Ok(None);
+        }
+        let Some(mut buffer) = self.uninitialized_buffer(home, device)? else { return Ok(None) };
+        fill(&mut buffer.bytes_mut()?);
+        Ok(Some(buffer))
+    }
+
+    /// A buffer with any bytes, if the plugin makes such: nobody else may see it before it is written.
+    fn uninitialized_buffer(&self, home: Arc<Home>, device: &Device) -> Result<Option<Buffer>> {
+        let mut args = Args::<sys::PJRT_Client_CreateUninitializedBuffer_Args>::new();
+        args.client = self.ptr();
+        args.shape_dims = home.ty(0).dims.as_ptr();
+        args.shape_num_dims = home.ty(0).dims.len();
+        args.shape_element_type = home.ty(0).dtype.code();
+        args.device = device.ptr.as_ptr();
+        // SAFETY: client and device are live, the dimensions live through the call.
+        match unsafe { call!(self.api(), PJRT_Client_CreateUninitializedBuffer, args) } {
+            Err(Error::Unsupported { .. } | Error::Status { code: Code::UNIMPLEMENTED, .. }) => Ok(None),
+            Err(e) => Err(e),
+            Ok(()) => {
+                let ptr = non_null("PJRT_Client_CreateUninitializedBuffer", args.buffer)?;
+                Ok(Some(Buffer::from_raw(ptr, home, 0, device.index())))
+            }
+        }
+    }
+
+    fn home_of(self: &Arc<Self>, dtype: ElementType, dims: &[i64], device: &Device) -> Result<Arc<Home>> {
+        self.check_device(device)?;
+        Home::one(self.clone(), BufferType::new(dtype, dims))
+    }
+
     fn new_home(
         self: &Arc<Self>,
         given: usize,
@@ -265,8 +308,7 @@ impl Client {
         dims: &[i64],
         device: &Device,
     ) -> Result<Arc<Home>> {
-        self.check_device(device)?;
-        let home = Home::one(self.clone(), BufferType::new(dtype, dims))?;
+        let home = self.home_of(dtype, dims, device)?;
         let bytes = home.bytes(0);
         if given != bytes {
             let ty = home.ty(0);

@@ -202,6 +202,46 @@ fn host_memory_can_be_used_in_place() {
 }
 
 #[test]
+fn a_buffer_is_filled_in_place_and_may_be_donated() {
+    let client = client(2);
+    let donor = ADD.replacen("tensor<4xf32>", "tensor<4xf32> {jax.buffer_donor = true}", 1);
+    let add = compile(&client, &donor, &[f32s(&[4]), f32s(&[4])]);
+    let filled = |dtype, dims: &[i64], device: usize, bytes: &[u8]| {
+        let write = |to: &mut [u8]| to.copy_from_slice(bytes);
+        client.buffer_filled(dtype, dims, &client.devices()[device], write).unwrap().unwrap()
+    };
+    let a = filled(ElementType::F32, &[4], 0, &bytes_of(&[1.0, 2.0, 3.0, 4.0]));
+    let address = a.unsafe_pointer().unwrap();
+    assert_eq!((address % 64, get(&a)), (0, vec![1.0, 2.0, 3.0, 4.0]));
+    let out = add.execute(&[&a, &put(&client, 0, &[1.0; 4], &[4])], &HOW).unwrap();
+    assert_eq!(out[0].unsafe_pointer().unwrap(), address);
+    assert_eq!((get(&out[0]), a.is_deleted().unwrap()), (vec![2.0, 3.0, 4.0, 5.0], true));
+
+    let other = filled(ElementType::S16, &[], 1, &[7, 1]);
+    assert_eq!((other.device().index(), other.dims(), other.dtype()), (1, &[][..], ElementType::S16));
+    let mut back = [0; 2];
+    other.to_host(&mut back).unwrap();
+    assert_eq!(back, [7, 1]);
+    assert_eq!(filled(ElementType::F32, &[0, 3], 0, &[]).size_bytes(), 0);
+}
+
+#[test]
+fn what_cannot_be_filled_in_place_is_said() {
+    let client = client(1);
+    let no = |_: &mut [u8]| panic!("there is nothing to fill");
+    // On the host an element has a byte, in the plugin perhaps half of one.
+    let packed = client.buffer_filled(ElementType::S4, &[4], &client.devices()[0], no).unwrap();
+    assert!(packed.is_none());
+    for dims in [&[-1][..], &[i64::MAX, i64::MAX]] {
+        let result = client.buffer_filled(ElementType::F32, dims, &client.devices()[0], no);
+        assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{dims:?}");
+    }
+    let other = common::client(1);
+    let result = client.buffer_filled(ElementType::F32, &[1], &other.devices()[0], no);
+    assert!(matches!(result, Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
 fn a_view_calls_back_when_it_is_gone() {
     let client = client(1);
     let owner = put(&client, 0, &[1.0, 2.0, 3.0, 4.0], &[4]);

@@ -51,6 +51,17 @@ fn a_run_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_plugin_without_uninitialized_buffers_fills_none() {
+    let fake = FakePlugin::new();
+    // SAFETY: as in `load`.
+    let plugin = unsafe { Plugin::from_api(Platform::Cpu, fake.table(), Path::new("fake")) }.unwrap();
+    let client = Client::new(plugin, &ClientOptions::default()).unwrap();
+    let no = |_: &mut [u8]| panic!("there is nothing to fill");
+    let device = &client.devices()[0];
+    assert!(client.buffer_filled(ElementType::F32, &[4], device, no).unwrap().is_none());
+}
+
+#[test]
 fn the_client_lives_as_long_as_what_it_made() {
     let fake = FakePlugin::new();
     let client = client(&fake);

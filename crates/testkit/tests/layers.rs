@@ -13,6 +13,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "engine",
         &[
             // What all others speak of.
+            "bulk",
             "config",
             "memory",
             "picked",

@@ -296,13 +296,22 @@ void write_host(const Tensor& src, const Tensor& dst) {
   OxiError e{};
   check_copy(g_core->write(&d, h.const_data_ptr(), &e), e, dst);
 }
-Tensor read_host(const Tensor& src) {
-  Tensor h = at::detail::empty_cpu(src.sizes(), src.scalar_type(), false, std::nullopt);
+void read_into(const Tensor& src, const Tensor& dst) {
   OxiTensor s;
   describe_kept(s, src);
   OxiError e{};
-  check_copy(g_core->read(&s, h.mutable_data_ptr(), &e), e, src);
+  check_copy(g_core->read(&s, dst.mutable_data_ptr(), &e), e, src);
+}
+Tensor read_host(const Tensor& src) {
+  Tensor h = at::detail::empty_cpu(src.sizes(), src.scalar_type(), false, std::nullopt);
+  read_into(src, h);
   return src.is_conj() && is_bits(src) ? h.conj() : h;
+}
+// Whether memory of the CPU is as a read leaves it: row-major, with nothing lazy.
+bool holds_what_is_read(const Tensor& dst, const Tensor& src) {
+  return dst.device().is_cpu() && dst.layout() == at::kStrided && dst.scalar_type() == src.scalar_type() &&
+         dst.is_contiguous() && dst.sizes() == src.sizes() && !dst.is_conj() && !dst.is_neg() &&
+         !(src.is_conj() && is_bits(src));
 }
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
   if (dst.numel() == 0) {
@@ -328,6 +337,8 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
   } else if (to_self) {
     TORCH_CHECK(self.device().is_cpu() || self.device().is_cuda(), "cannot copy a ", self.device(), " tensor to the tpu device");
     write_host(self.to(at::kCPU), dst);
+  } else if (holds_what_is_read(dst, self)) {
+    read_into(self, dst);
   } else {
     dst.copy_(read_host(self));
   }
