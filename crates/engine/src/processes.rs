@@ -5,7 +5,7 @@
 //! that do the same have the same windows.
 
 use crate::config::Mode;
-use crate::error::{Error, Refusal, Result};
+use crate::error::{Refusal, Result};
 use crate::events;
 use crate::executor::{GroupTask, Old, Written};
 use crate::site::Site;
@@ -86,7 +86,7 @@ impl Stream {
         }
         let bytes = ty.bytes().max(0) as u64;
         if !self.memory().has(bytes) {
-            return Err(Error::from(self.out_of_memory(bytes)).into());
+            return Err(self.out_of_memory(bytes).into());
         }
         let value = Value::sharded(ty, None, State::Pending, site);
         w.write(target.tensor.device()?, &target.tensor, value.clone())?;

@@ -27,7 +27,8 @@ pub static ROWS: &[Row] = &[
     op!("pixel_shuffle", pixel_shuffle).layout(Layout::ChannelsLast),
     op!("pixel_unshuffle", pixel_unshuffle).layout(Layout::ChannelsLast),
     op!("linalg_cross", linalg_cross),
-    op!("_chunk_cat", chunk_cat),
+    // As CUDA does; FSDP2 has gradients of bfloat16 reduced in float32 so.
+    op!("_chunk_cat", chunk_cat).out_dtype(OutDtype::Castable),
 ];
 
 fn zero(c: &Ctx, dtype: DType) -> Value {
