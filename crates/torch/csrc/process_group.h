@@ -381,7 +381,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return number_; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override {
-    auto host_options = copy_of(host_->getBackendOptions());
+    auto host_options = copy_of(host_->getBackendOptions(), 0);
     host_options->timeout = options->timeout;
     host_options->group_name = options->group_name;
     host_options->global_ranks_in_group = options->global_ranks_in_group;
@@ -481,7 +481,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) {
-    return gather_single(OpType::ALLGATHER_INTO_TENSOR_COALESCED, "all_gather_into_tensor_coalesced", outputs, inputs, opts);
+    return gather_single(OpType::COALESCED, "all_gather_into_tensor_coalesced", outputs, inputs, opts);
   }
   Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                         const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
@@ -535,7 +535,7 @@ class ProcessGroupTpu final : public c10d::Backend {
                                         const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) {
     std::vector<Tensors> lists;
     for (auto& input : inputs) lists.push_back({input});
-    return scatter_reduced(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", outputs, lists, opts);
+    return scatter_reduced(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs, lists, opts);
   }
   Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                         const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
@@ -607,14 +607,14 @@ class ProcessGroupTpu final : public c10d::Backend {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
   };
-  // What `split` may change: from torch 2.14 on; before, hosts copy them themselves.
+  // What `split` may change. From torch 2.14 on they can be cloned; before, hosts give new ones.
   template <class O>
-  static c10::intrusive_ptr<O> copy_of(const c10::intrusive_ptr<O>& options) {
-    if constexpr (requires { options->clone(); }) {
-      return options->clone();
-    } else {
-      return options;
-    }
+  static auto copy_of(const c10::intrusive_ptr<O>& options, int) -> decltype(options->clone()) {
+    return options->clone();
+  }
+  template <class O>
+  static c10::intrusive_ptr<O> copy_of(const c10::intrusive_ptr<O>& options, long) {
+    return options;
   }
   static c10::Device here() { return c10::Device(kSelf, t_device); }
   static uint64_t next_id() {
