@@ -607,7 +607,8 @@ class ProcessGroupTpu final : public c10d::Backend {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
   };
-  // What `split` may change. From torch 2.14 on they can be cloned; before, hosts give new ones.
+  // What `split` may change. From torch 2.14 on they can be cloned; before, the host's groups
+  // share theirs, of which ours use nothing: each task brings its own timeout.
   template <class O>
   static auto copy_of(const c10::intrusive_ptr<O>& options, int) -> decltype(options->clone()) {
     return options->clone();
