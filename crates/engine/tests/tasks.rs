@@ -306,14 +306,17 @@ fn tensors_without_elements_have_no_memory() {
 #[test]
 fn an_engine_that_ends_waits_for_no_task() {
     let (go, wait) = gate();
+    let (began, begun) = gate();
     {
         let rig = rig();
         let x = rig.tensor(&[1.0; 4]);
         rig.record(1, &[], &[&x], &[], move |_, writes| {
+            began.send(()).unwrap();
             let _ = wait.recv();
             add_one(writes[0]);
             Ok(())
         });
+        begun.recv_timeout(SOON).unwrap();
         let _ = rig.neg(&x);
         rig.engine.close();
     }
