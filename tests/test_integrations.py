@@ -316,7 +316,7 @@ def test_lightning_knows_the_device_by_its_name(python, needs, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_lightning_is_told_is_stronger_and_several_devices_are_told(python, needs):
+def test_what_lightning_is_told_is_stronger(python, needs):
     needs("lightning")
     code = """
 import lightning, torch
@@ -332,9 +332,7 @@ except ValueError as e:
     print(str(e)[:9])
 """
     done = python(code)
-    assert done.stdout.splitlines() == ["cpu cpu", "tpu:0 tpu:0", "cpu cpu", "cpu cpu", "Precision"]
-    told = "Lightning uses the CPU: strategy='auto', devices=2 and num_nodes=1 are not one device 'tpu'"
-    assert done.stderr.count(told) == 1
+    assert done.stdout.splitlines() == ["cpu cpu", *["tpu:0 tpu:0"] * 3, "Precision"]
 
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning"])

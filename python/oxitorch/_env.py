@@ -439,7 +439,7 @@ def tpu_hosts(environ=os.environ) -> list[str]:
     return found
 
 
-def _local_world_size() -> int:
+def local_world_size() -> int:
     """How many processes of this machine torchrun started: `set_device(LOCAL_RANK)` is to work in each of them."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
@@ -450,7 +450,7 @@ def core_config() -> dict[str, Any]:
     return {
         **_preflight(),
         "platform": PLATFORM.read(),
-        "cpu_devices": CPU_DEVICES.read() or _local_world_size(),
+        "cpu_devices": CPU_DEVICES.read() or local_world_size(),
         "cuda_visible_devices": CUDA_DEVICES.read(),
         "cuda_memory_fraction": CUDA_MEMORY_FRACTION.read(),
         "cuda_preallocate": CUDA_PREALLOCATE.read(),

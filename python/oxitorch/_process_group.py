@@ -4,7 +4,12 @@
 recorded like operations, and gloo carries the bytes between processes, from and into the device's memory.
 """
 
-from oxitorch import _after_import
+import atexit
+import functools
+import os
+import sys
+
+from oxitorch import _after_import, _core, _env
 
 
 def install() -> None:
@@ -14,12 +19,59 @@ def install() -> None:
 
 def _register(c10d) -> None:
     c10d.Backend.register_backend("tpu", _create, extended_api=True, devices=["tpu"])
+    theirs = c10d._new_process_group_helper
+
+    # It asks whether the device is there, which starts it, before it makes the group.
+    @functools.wraps(theirs)
+    def _new_process_group_helper(group_size, *args, **kwargs):
+        if "LOCAL_WORLD_SIZE" not in os.environ:
+            expect(group_size)
+        return theirs(group_size, *args, **kwargs)
+
+    c10d._new_process_group_helper = _new_process_group_helper
+    destroy = c10d.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args, **kwargs):
+        try:
+            if sys.exc_info()[0] is None:
+                _finish()
+        finally:
+            destroy(*args, **kwargs)
+
+    c10d.destroy_process_group = destroy_process_group
+
+
+def expect(processes: int) -> None:
+    """Before the device starts: the cpu platform shows a device for each of so many processes.
+
+    `torchrun` says it in LOCAL_WORLD_SIZE; others start processes of their own, such as `mp.spawn`.
+    """
+    if _env.CPU_DEVICES.read() is None:
+        _core.expect_processes(processes)
+
+
+def _finish() -> None:
+    """Runs what is recorded, as other processes wait for this one's part of a collective.
+
+    Not where an error ends the process: the others may never come, and this one would wait for them.
+    """
+    if _core.is_started() and not _core.is_in_bad_fork():
+        for device in range(_core.device_count()):
+            _core.synchronize(device)
+
+
+@functools.cache
+def _finish_at_exit() -> None:
+    # Before the device is shut down: exit functions run in reverse.
+    atexit.register(lambda: getattr(sys, "last_type", None) or _finish())
 
 
 def _create(options, _backend_options):
     import torch
     import torch.distributed as dist
 
+    _finish_at_exit()
     store, rank, size = options.store, options.group_rank, options.group_size
     host = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     # A group that holds both for the call: C++ takes the one and adds the other.

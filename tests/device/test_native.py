@@ -52,7 +52,7 @@ def unscale(grad, scale):
 
 
 def update(scale, found):
-    scale, growth = scale.clone(), torch.zeros(1, dtype=torch.int32, device=scale.device)
+    scale, growth = scale.clone(), torch.zeros(scale.shape, dtype=torch.int32, device=scale.device)
     return torch._amp_update_scale_(scale, growth, found, 2.0, 0.5, 1), growth
 
 
@@ -169,6 +169,7 @@ CASES = {
     "unscale": (unscale, (torch.randn(4, 5), torch.tensor([0.5]))),
     "unscale infinity": (unscale, (torch.tensor([1.0, float("inf")]), torch.tensor([0.5]))),
     "update_scale": (update, (torch.tensor([8.0]), torch.tensor([0.0]))),
+    "update_scale of other shapes": (update, (torch.tensor(8.0), torch.tensor([1.0]))),
     "update_scale after infinity": (update, (torch.tensor([8.0]), torch.tensor([1.0]))),
     # products with weights of few bits
     "_int_mm": (torch._int_mm, (labels(9, 32, 32).to(torch.int8), labels(9, 32, 32).to(torch.int8))),

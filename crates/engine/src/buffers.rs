@@ -189,10 +189,12 @@ impl Done {
 /// What a launch gave.
 pub(crate) type Launched = (SmallVec<[Buffers; 2]>, Option<Done>);
 
-/// Launches a program; with the event of its end if that is asked for. `kept`: arguments that are not given away.
+/// Launches a program, on `device` if it is not spread; with the event of its end if that is asked for. `kept`: arguments
+/// that are not given away.
 pub(crate) fn execute(
     executable: &pjrt::Executable,
     spread: Option<&Spread>,
+    device: usize,
     args: &[Buffers],
     kept: &[i64],
     ask: bool,
@@ -201,7 +203,8 @@ pub(crate) fn execute(
         return execute_on_all(executable, spread, args, kept);
     }
     let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().flat_map(Buffers::each).collect();
-    let how = pjrt::ExecuteArgs { non_donatable: kept, ..Default::default() };
+    let device = executable.client().devices().get(device);
+    let how = pjrt::ExecuteArgs { non_donatable: kept, device };
     let (results, done) = if ask {
         let (results, done) = executable.execute_with_event(&args, &how)?;
         (results, Some(Done(SmallVec::from_buf([done]))))

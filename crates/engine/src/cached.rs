@@ -162,7 +162,10 @@ impl Programs {
         let base = self.base.get_or_init(|| self.base());
         // The types of parameters are in the module.
         let options = pjrt::CompileOptions { param_types: None, ..options.clone() };
-        base.clone().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes())
+        let key =
+            base.clone().with("module", text.as_bytes()).with("options", format!("{options:?}").as_bytes());
+        let (true, Target::Client(client)) = (self.cache.is_persistent(), &self.target) else { return key };
+        key.with("devices", describe_devices(client, options.portable).as_bytes())
     }
 
     fn base(&self) -> Key {
@@ -179,7 +182,6 @@ impl Programs {
         let key = key
             .with("plugin", format!("PJRT {major}.{minor} {digest}").as_bytes())
             .with("platform", format!("{} {}", client.platform_name(), client.platform_version()).as_bytes())
-            .with("devices", describe_devices(client).as_bytes())
             .with("environment", format!("{:?}", self.options.environment).as_bytes());
         if client.platform() == pjrt::Platform::Cpu {
             let (model, features) = processor();
@@ -189,11 +191,13 @@ impl Programs {
     }
 }
 
-/// Kinds and number; executables are bound to the number through their device assignment.
-fn describe_devices(client: &pjrt::Client) -> String {
+/// Kinds and number; executables are bound to the number through their device assignment, unless they run anywhere:
+/// then the ranks of a machine share them, of which each has a device of its own.
+fn describe_devices(client: &pjrt::Client, portable: bool) -> String {
     let mut kinds: Vec<&str> = client.devices().iter().map(|d| d.kind()).collect();
     kinds.dedup();
-    format!("{} x {}", client.devices().len(), kinds.join(", "))
+    let kinds = kinds.join(", ");
+    if portable { kinds } else { format!("{} x {kinds}", client.devices().len()) }
 }
 
 /// What code compiled for this host's processor depends on: its model with how many cores work is split for, and its

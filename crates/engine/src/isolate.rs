@@ -163,7 +163,8 @@ fn one(
     let name = task.graph.ops.insts[0].name();
     let (loaded, _) = compiler.compile(name, task)?;
     let failed = |e: pjrt::Error| error::device(name, &e);
-    let (results, _) = execute(&loaded, task.graph.spread.as_deref(), args, &[], false).map_err(failed)?;
+    let (spread, device) = (task.graph.spread.as_deref(), task.device as usize);
+    let (results, _) = execute(&loaded, spread, device, args, &[], false).map_err(failed)?;
     results.iter().try_for_each(Buffers::wait).map_err(failed)?;
     Ok(results)
 }

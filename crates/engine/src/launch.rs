@@ -699,7 +699,8 @@ impl Launcher {
         if !inline {
             self.timing.starts(wanted, start, launch.before);
         }
-        let launched = launch_one(launch, &executable, &args, !inline || !program.prompt.is_sure());
+        let launched =
+            launch_one(launch, &executable, self.device, &args, !inline || !program.prompt.is_sure());
         self.give(launch, launched.is_ok());
         let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(Done::is_running));
         if inline {
@@ -939,15 +940,16 @@ impl Executor for Launcher {
 fn launch_one(
     launch: &Launch,
     executable: &pjrt::Executable,
+    device: usize,
     args: &[Buffers],
     ask: bool,
 ) -> Result<Launched, pjrt::Error> {
     let spread = launch.program.spread.as_deref();
     if !launch.program.may_fail {
-        return execute(executable, spread, args, &launch.kept(), ask);
+        return execute(executable, spread, device, args, &launch.kept(), ask);
     }
     let kept: SmallVec<[i64; 8]> = (0..args.len() as i64).collect();
-    let (results, done) = execute(executable, spread, args, &kept, true)?;
+    let (results, done) = execute(executable, spread, device, args, &kept, true)?;
     done.iter().try_for_each(Done::wait)?;
     Ok((results, done))
 }

@@ -537,6 +537,7 @@ impl Compiler {
             pjrt::CompileOptions { param_types: Some(types.collect()), ..pjrt::CompileOptions::default() };
         match spread {
             Some(spread) => spread.assign(&mut options),
+            None if self.target.platform() == pjrt::Platform::Cpu => options.portable = true,
             None => options.device_ordinal = Some(task.device),
         }
         let flag = |name: &str, value: bool| (name.to_owned(), pjrt::OptionValue::Bool(value));

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
 #include <functional>
@@ -281,6 +282,13 @@ class GroupWork final : public c10d::Work {
   bool waits_;
   std::shared_ptr<std::atomic<int>> source_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// DDP's statistics of time: what Python's thread records says nothing about the device, so there are none; and no warning
+// that a timer is missing.
+struct NoTimer final : c10d::Timer {
+  explicit NoTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
 };
 
 // ---------------------------------------------------------------- reductions
@@ -915,3 +923,7 @@ inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t tim
   group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
 }  // namespace oxi_group
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, oxi_group::NoTimer)
+}

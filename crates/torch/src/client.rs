@@ -5,6 +5,7 @@ use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ pub(crate) fn open(
     let found = pjrt::discover(&options);
     let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present).map_err(failed)?;
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
+    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| setup.cpu_devices.load(Relaxed));
     let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
     let options = pjrt::ClientOptions { cpu_devices, extra };
     let (platform, path) = (chosen.platform, chosen.path.clone());

@@ -360,7 +360,7 @@ mod _core {
             start_timeout: optional(config, "start_timeout")?.unwrap_or(600),
             tpu_hosts: optional(config, "tpu_hosts")?.unwrap_or_default(),
             lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
-            cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1),
+            cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1usize).into(),
             cuda: cuda_options(config)?,
             shim_dir: std::path::Path::new(&path).parent().map(Into::into),
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
@@ -390,6 +390,14 @@ mod _core {
         crate::threads::start(shim);
         oxitorch_engine::set_running(crate::profile::running);
         Ok(())
+    }
+
+    /// The cpu platform shows a device for each of so many processes, if it has not started.
+    #[pyfunction]
+    fn expect_processes(processes: usize) {
+        if let Some(setup) = state::setup() {
+            setup.cpu_devices.fetch_max(processes, Relaxed);
+        }
     }
 
     /// Runs what is queued and ends the threads: registered with `atexit`.

@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// What registering the backend leaves for the first use of the device: `import torch` starts no plugin and no thread,
@@ -31,7 +31,8 @@ pub(crate) struct Setup {
     pub(crate) capture: Option<PathBuf>,
     /// None: the first platform that has hardware.
     pub(crate) platform: Option<pjrt::Platform>,
-    pub(crate) cpu_devices: usize,
+    /// How many devices the cpu platform shows. More until it starts, if more processes turn out to share the machine.
+    pub(crate) cpu_devices: AtomicUsize,
     /// Options of a client for GPUs.
     pub(crate) cuda: Vec<(String, pjrt::NamedValue)>,
     /// The folder of the shim, which is the user's.

@@ -19,6 +19,8 @@ _ADAPTED = {
     "torchvision.extension": ("torchvision", "follow"),
     "accelerate.state": ("accelerate", "follow"),
     "accelerate.accelerator": ("accelerate", "allow_fp16"),
+    "accelerate.utils.dataclasses": ("accelerate", "follow_options"),
+    "accelerate.commands.launch": ("accelerate", "launch_processes"),
     "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning", "follow"),
     "lightning.fabric.connector": ("lightning", "follow"),
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning", "follow"),

@@ -1,19 +1,18 @@
 """Lightning's Trainer and Fabric.
 
-Both hand the arguments of the user to a connector, which makes accelerator, strategy and precision of them. A device
-from outside takes three arguments there: an Accelerator, a strategy for one device (Lightning gives other people's
-accelerators the CPU as their device), and a plugin for mixed precision (for which it takes CUDA). For
-`accelerator="auto"` where Lightning would take the CPU, and for `accelerator="tpu"` where torch_xla is not installed,
-these three are filled in.
+Both have a connector, which makes accelerator, strategy and precision of the user's arguments. Where it would choose
+the CPU for `accelerator="auto"`, and for `accelerator="tpu"` where torch_xla is not installed, it gets an Accelerator
+of ours here. What its other steps have lists of devices for (one process's strategy, FSDP, mixed precision) is answered
+for ours; the strategies for several processes are Lightning's own.
 """
 
 import functools
+import importlib
 import inspect
-import os
 
 import torch
 
-from oxitorch import _activate, integrations
+from oxitorch import _activate, _env, _process_group, integrations
 
 _CPU = '`accelerator="cpu"`'
 
@@ -21,89 +20,196 @@ _CPU = '`accelerator="cpu"`'
 def follow(connector) -> None:
     """A module with a connector, of the Trainer or of Fabric: `"auto"` is ours where it would be the CPU."""
     cls = getattr(connector, "_AcceleratorConnector", None) or connector._Connector
-    theirs = cls.__init__
-    signature = inspect.signature(theirs)
-    _check(connector, cls, signature)
-    accelerator_class = _accelerator(connector.Accelerator)
+    _check(connector, cls)
+    ours = _accelerator(connector.Accelerator)
+    _take_devices(cls)
+    _take_name(cls, connector, ours)
+    _take_choice(cls, ours)
+    _take_strategies(cls, connector, ours)
+    _take_precision(cls, connector, ours)
+
+
+def _check(connector, cls) -> None:
+    """AttributeError where this version has not what is used here, so that nothing fails later."""
+    of_module = ("FSDPPrecision", "FSDPStrategy", "MixedPrecision", "SingleDeviceStrategy")
+    steps = ("_check_and_init_precision", "_check_config_and_set_final_flags", "_check_strategy_and_fallback")
+    steps += ("_choose_auto_accelerator", "_choose_strategy")
+    missing = [name for name in (*of_module, "XLAAccelerator") if not hasattr(connector, name)]
+    missing += [f"{cls.__name__}.{name}" for name in steps if not hasattr(cls, name)]
+    arguments = {"accelerator", "devices"} - set(inspect.signature(cls.__init__).parameters)
+    if missing or arguments:
+        raise AttributeError(f"it has no {', '.join([*missing, *sorted(arguments)])}")
+
+
+def _wrap(cls, name: str, wrapped) -> None:
+    """`wrapped(theirs, self, *args, **kwargs)` in the place of a method."""
+    theirs = getattr(cls, name)
 
     @functools.wraps(theirs)
-    def __init__(self, *args, **kwargs):
+    def method(self, *args, **kwargs):
+        return wrapped(theirs, self, *args, **kwargs)
+
+    setattr(cls, name, method)
+
+
+def _take_devices(cls) -> None:
+    """On the cpu platform there are as many devices as are asked for. It is said before the device starts."""
+    signature = inspect.signature(cls.__init__)
+
+    def __init__(theirs, self, *args, **kwargs):
         bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        wanted = _is_wanted(cls, connector, given["accelerator"]) and not _is_from_command_line(connector)
-        index = _index(given) if wanted else None
-        if index is None:
-            theirs(*bound.args, **bound.kwargs)
-            if wanted:
-                _tell_why(given)
-            return
-        given["accelerator"] = accelerator_class()
-        given["strategy"] = connector.SingleDeviceStrategy(device=torch.device(_activate.NAME, index))
-        _set_precision(connector, given)
+        _process_group.expect(_how_many(bound.arguments.get("devices", 1)))
         theirs(*bound.args, **bound.kwargs)
+
+    _wrap(cls, "__init__", __init__)
+
+
+def _take_name(cls, connector, ours: type) -> None:
+    """`accelerator="tpu"`, which is torch_xla's where that is installed."""
+    signature = inspect.signature(cls._check_config_and_set_final_flags)
+
+    def check_config(theirs, self, *args, **kwargs):
+        bound = signature.bind(self, *args, **kwargs)
+        if bound.arguments["accelerator"] == _activate.NAME and not connector.XLAAccelerator.is_available():
+            bound.arguments["accelerator"] = ours()
+        theirs(*bound.args, **bound.kwargs)
+
+    _wrap(cls, "_check_config_and_set_final_flags", check_config)
+
+
+def _take_choice(cls, ours: type) -> None:
+    theirs = cls._choose_auto_accelerator
+
+    @functools.wraps(theirs)
+    def choose(*self):
+        found = theirs(*self)
+        if found != "cpu" or not integrations.usable():
+            return found
         integrations.tell_of_cpu_platform("Lightning", _CPU)
+        return ours()
 
-    cls.__init__ = __init__
-
-
-def _check(connector, cls, signature) -> None:
-    """AttributeError where this version has not what is used here, so that nothing fails later."""
-    for name in ("SingleDeviceStrategy", "MixedPrecision", "XLAAccelerator", "_convert_precision_to_unified_args"):
-        getattr(connector, name)
-    missing = {"accelerator", "strategy", "devices", "num_nodes", "precision", "plugins"} - set(signature.parameters)
-    if missing or not hasattr(cls, "_choose_auto_accelerator"):
-        raise AttributeError(f"`{cls.__name__}` has no {', '.join(sorted(missing)) or '_choose_auto_accelerator'}")
+    cls._choose_auto_accelerator = staticmethod(choose)
 
 
-def _is_wanted(cls, connector, accelerator) -> bool:
-    """Whether the user left the choice to Lightning and it would be the CPU, or asked for ours by name."""
-    if accelerator == "auto":
-        return cls._choose_auto_accelerator() == "cpu" and integrations.usable()
-    return accelerator == _activate.NAME and not connector.XLAAccelerator.is_available()
+def _take_strategies(cls, connector, ours: type) -> None:
+    """Lightning gives one process of another's accelerator the CPU, and FSDP to CUDA alone."""
+
+    def choose_strategy(theirs, self):
+        devices = self._parallel_devices
+        if isinstance(self._accelerator_flag, ours) and len(devices) <= 1 and self._num_nodes_flag == 1:
+            return connector.SingleDeviceStrategy(device=devices[0])
+        return theirs(self)
+
+    def check_strategy(theirs, self):
+        flag = self._strategy_flag
+        is_fsdp = isinstance(flag, connector.FSDPStrategy) or str(flag).startswith("fsdp")
+        if not (is_fsdp and isinstance(self._accelerator_flag, ours)):
+            theirs(self)
+
+    _wrap(cls, "_choose_strategy", choose_strategy)
+    _wrap(cls, "_check_strategy_and_fallback", check_strategy)
+    strategies = connector.FSDPStrategy.__module__.rpartition(".")[0]
+    _follow_ddp(importlib.import_module(f"{strategies}.ddp"))
+    _follow_fsdp(connector.FSDPStrategy)
 
 
-def _is_from_command_line(connector) -> bool:
-    """Whether these arguments come from `fabric run`, as variables that are stronger than what is filled in."""
-    return hasattr(connector, "_Connector") and any(
-        f"LT_{name}" in os.environ for name in ("ACCELERATOR", "STRATEGY", "PRECISION", "DEVICES", "NUM_NODES")
-    )
+def _is_ours(strategy) -> bool:
+    return strategy.root_device.type == _activate.NAME
 
 
-def _index(given) -> int | None:
-    """The device that the arguments ask for; None where they ask for several, or for a strategy of several."""
-    if given["strategy"] not in ("auto", "single_device") or given["num_nodes"] != 1:
-        return None
-    devices = given["devices"]
-    if devices in ("auto", 1, "1", -1, "-1"):
-        return torch.tpu.current_device()
-    if isinstance(devices, list | tuple) and len(devices) == 1:
-        return int(devices[0])
-    return None
+def _follow_ddp(module) -> None:
+    """DDP without `device_ids`, for which Lightning opens a stream of CUDA; hooks of communication as on CUDA."""
+    cls = module.DDPStrategy
+    [name] = [n for n in vars(cls) if n.endswith("determine_ddp_device_ids")]
+
+    def device_ids(theirs, self):
+        return None if _is_ours(self) else theirs(self)
+
+    _wrap(cls, name, device_ids)
+    if not hasattr(cls, "_register_ddp_hooks"):
+        return  # Fabric has none
+
+    def register_hooks(theirs, self):
+        if not _is_ours(self):
+            return theirs(self)
+        module._register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
+
+    _wrap(cls, "_register_ddp_hooks", register_hooks)
 
 
-def _tell_why(given) -> None:
-    integrations.tell(
-        "lightning on the CPU",
-        f"Lightning uses the CPU: strategy={given['strategy']!r}, devices={given['devices']!r} and "
-        f"num_nodes={given['num_nodes']} are not one device '{_activate.NAME}'",
-        f'`strategy="auto", devices=1` for the device, or {_CPU} if this is meant',
-    )
+def _follow_fsdp(cls) -> None:
+    """`device_mesh=(2, 4)` becomes a mesh of CUDA devices there."""
+
+    def setup_environment(theirs, self):
+        options = self.kwargs if hasattr(self, "kwargs") else self._fsdp_kwargs
+        shape = options.get("device_mesh")
+        if not isinstance(shape, tuple) or not _is_ours(self):
+            return theirs(self)
+        del options["device_mesh"]
+        theirs(self)
+        options["device_mesh"] = torch.distributed.init_device_mesh(_activate.NAME, shape)
+
+    _wrap(cls, "setup_environment", setup_environment)
 
 
-def _set_precision(connector, given) -> None:
-    """Mixed precision comes as a plugin, as Lightning takes "cuda" for its device otherwise."""
-    precision = connector._convert_precision_to_unified_args(given["precision"])
-    if precision in ("16-mixed", "bf16-mixed"):
-        plugins = given["plugins"] or []
-        plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-        given["plugins"] = [*plugins, connector.MixedPrecision(precision, device=_activate.NAME)]
-        given["precision"] = None
+def _take_precision(cls, connector, ours: type) -> None:
+    """Mixed precision is CUDA's where the accelerator is neither the CPU nor Apple's."""
+    of_fsdp = _fsdp_precision(connector.FSDPPrecision)
+
+    def precision(theirs, self):
+        found = theirs(self)
+        given = getattr(self, "_precision_plugin_flag", None) or getattr(self, "_precision_instance", None)
+        if found is given or not isinstance(self._accelerator_flag, ours):
+            return found
+        if isinstance(found, connector.MixedPrecision):
+            return connector.MixedPrecision(found.precision, device=_activate.NAME)
+        if isinstance(found, connector.FSDPPrecision):
+            return of_fsdp(found.precision)
+        return found
+
+    _wrap(cls, "_check_and_init_precision", precision)
+
+
+def _fsdp_precision(base: type) -> type:
+    class FSDPPrecision(base):
+        """FSDP's mixed precision, with autocast and scaler of the device."""
+
+        def __init__(self, precision):
+            super().__init__(precision)
+            if self.scaler is not None:
+                self.scaler = type(self.scaler)(device=_activate.NAME)
+
+        def forward_context(self):
+            if "mixed" not in self.precision:
+                return super().forward_context()
+            dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
+            return torch.autocast(_activate.NAME, dtype=dtype)
+
+    return FSDPPrecision
+
+
+def _how_many(devices) -> int:
+    """How many devices this machine's processes use; "auto" and -1 are as many as there are processes."""
+    if devices in ("auto", -1, "-1"):
+        return _env.local_world_size()
+    if isinstance(devices, str):
+        devices = [i for i in devices.split(",") if i.strip()] if "," in devices else int(devices)
+    return len(devices) if isinstance(devices, list | tuple) else devices
+
+
+def _numbers(devices) -> list[int]:
+    """The numbers of the devices; one alone is the current device."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [int(i) for i in devices.split(",") if i.strip()]
+    if isinstance(devices, list | tuple):
+        return list(devices)
+    count = _how_many(devices)
+    return list(range(count)) if count > 1 else [torch.tpu.current_device()]
 
 
 def _accelerator(base: type) -> type:
     class TPUAccelerator(base):
-        """One device of ours."""
+        """Devices of ours, one a process."""
 
         def setup_device(self, device: torch.device) -> None:
             if device.type != _activate.NAME:
@@ -118,7 +224,7 @@ def _accelerator(base: type) -> type:
 
         @staticmethod
         def parse_devices(devices) -> list[int]:
-            return list(devices) if isinstance(devices, list | tuple) else [torch.tpu.current_device()]
+            return _numbers(devices)
 
         @staticmethod
         def get_parallel_devices(devices: list[int]) -> list[torch.device]:
@@ -126,7 +232,7 @@ def _accelerator(base: type) -> type:
 
         @staticmethod
         def auto_device_count() -> int:
-            return 1
+            return _env.local_world_size()
 
         @staticmethod
         def is_available() -> bool:

@@ -391,7 +391,7 @@ fn unscale(c: &Ctx, grads: Vec<Tensor>, found_inf: Tensor, inv_scale: Value) -> 
     Ok(out)
 }
 
-/// The scale shrinks after an overflow and grows after `interval` steps without one.
+/// The scale shrinks after an overflow and grows after `interval` steps without one. All three have one element, in any shape.
 fn update_scale(
     c: &Ctx,
     scale: Tensor,
@@ -402,13 +402,13 @@ fn update_scale(
     interval: i64,
 ) -> (Value, Value) {
     let (scale, tracker) = (scale.value, tracker.value);
-    let found = c.broadcast_to(c.to(found_inf.value, DType::Pred), &c.shape(scale));
+    let at = |v, x: Value| c.reshape(v, &c.shape(x));
+    let found = at(c.to(found_inf.value, DType::Pred), scale);
     let times = |s| c.multiply(scale, c.number_like(s, c.dtype(scale), &c.shape(scale)));
     let next = c.add(tracker, c.ones_like(tracker));
     let full = c.eq(next, c.like(tracker, interval as f64));
     let grown = times(growth);
     let grown = c.select(c.is_finite(grown), grown, scale);
-    let at = |v, x: Value| c.broadcast_to(v, &c.shape(x));
     let kept = c.select(at(full, scale), grown, scale);
     let zero = c.zeros_like(tracker);
     let new_scale = c.select(found, times(backoff), kept);
