@@ -163,6 +163,17 @@ def test_a_platform_that_is_not_there(python):
     assert "RuntimeError" in done.stderr and "cuda" in done.stderr.splitlines()[-1] + done.stderr
 
 
+def test_asking_whether_the_device_is_there_does_not_start_it(python):
+    """Launchers ask, and a TPU belongs to the process that starts it."""
+    code = """
+import torch
+print(torch.tpu.is_available(), torch.accelerator.is_available(), torch.tpu.device_count(),
+      torch.accelerator.device_count(), torch.tpu.is_initialized())
+print(torch.ones(2, device="tpu:1").sum().item(), torch.tpu.device_count(), torch.tpu.is_initialized())
+"""
+    assert python(code, OXITORCH_CPU_DEVICES="2").stdout == "True True 2 2 False\n2.0 2 True\n"
+
+
 def test_looking_for_a_module_is_not_importing_it(python):
     """Whoever asks whether a library is there must not keep it from being adapted when it is imported."""
     done = python(

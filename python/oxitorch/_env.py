@@ -187,7 +187,7 @@ TRACE = Var(
     "none",
     "0.1",
     "Write a timeline of the process into this file when it ends, compressed if the name ends with `.gz`; `%p` in it "
-    "is the number of the process. `oxitorch trace run` sets it; see `docs/tools.md`.",
+    "is the number of the process, `%r` its rank. `oxitorch trace run` sets it; see `docs/tools.md`.",
 )
 PREFLIGHT = Var(
     "OXITORCH_PREFLIGHT",
@@ -441,8 +441,28 @@ def tpu_hosts(environ=os.environ) -> list[str]:
 
 def local_world_size() -> int:
     """How many processes of this machine torchrun started: `set_device(LOCAL_RANK)` is to work in each of them."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
+    return max(1, _number("LOCAL_WORLD_SIZE") or 1)
+
+
+def is_of_torchrun() -> bool:
+    """Whether a launcher says how many processes it started on this machine."""
+    return _number("LOCAL_WORLD_SIZE") is not None
+
+
+def rank() -> int | None:
+    """Which of the processes that torchrun started this is."""
+    return _number("RANK")
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _visible(*names: str) -> int | None:
+    """How many devices the first of these variables that is set leaves to this process."""
+    text = next((os.environ[name] for name in names if name in os.environ), None)
+    return None if text is None else len([part for part in text.split(",") if part.strip()])
 
 
 def core_config() -> dict[str, Any]:
@@ -452,6 +472,8 @@ def core_config() -> dict[str, Any]:
         "platform": PLATFORM.read(),
         "cpu_devices": CPU_DEVICES.read() or local_world_size(),
         "cuda_visible_devices": CUDA_DEVICES.read(),
+        "visible_tpus": _visible("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+        "visible_gpus": _visible("CUDA_VISIBLE_DEVICES"),
         "cuda_memory_fraction": CUDA_MEMORY_FRACTION.read(),
         "cuda_preallocate": CUDA_PREALLOCATE.read(),
         "start_timeout": START_TIMEOUT.read(),

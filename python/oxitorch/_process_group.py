@@ -6,7 +6,6 @@ recorded like operations, and gloo carries the bytes between processes, from and
 
 import atexit
 import functools
-import os
 import sys
 
 from oxitorch import _after_import, _core, _env
@@ -24,7 +23,7 @@ def _register(c10d) -> None:
     # It asks whether the device is there, which starts it, before it makes the group.
     @functools.wraps(theirs)
     def _new_process_group_helper(group_size, *args, **kwargs):
-        if "LOCAL_WORLD_SIZE" not in os.environ:
+        if not _env.is_of_torchrun():
             expect(group_size)
         return theirs(group_size, *args, **kwargs)
 

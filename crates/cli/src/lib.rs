@@ -12,6 +12,7 @@ mod env;
 mod facts;
 mod graphs;
 mod machine;
+mod merge;
 mod packages;
 mod plugins;
 mod preflight;
@@ -176,6 +177,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             Ok(status)
         }
         Command::Trace { command: trace::Do::Run(run) } => trace::run(&run, &facts(None)?),
+        Command::Trace { command: trace::Do::Merge(merge) } => merge::run(&merge),
         Command::Preflight(preflight) => {
             let (text, status) = preflight::run(preflight, &facts(None)?)?;
             print(&text)?;

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 
 use crate::facts::Facts;
+use crate::merge::Merge;
 use crate::script;
 use oxitorch_format::bytes;
 
@@ -17,6 +18,10 @@ pub(crate) enum Do {
     ///
     /// The exit status is the script's. Ctrl-C ends the script, and the timeline until then is written.
     Run(Run),
+    /// Put the timelines of several processes into one, with arrows between ranks
+    ///
+    /// OXITORCH_TRACE=trace-%r.json.gz has each process that torchrun starts write its own, by its rank.
+    Merge(Merge),
 }
 
 #[derive(Args)]

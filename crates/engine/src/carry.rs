@@ -6,6 +6,7 @@
 
 use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
+use crate::events::What;
 use crate::executor::{GroupTask, Launch, Old, Written};
 use crate::lanes::Begun;
 use crate::launch::{Failure, Launcher, out_of_memory};
@@ -34,9 +35,10 @@ impl Launcher {
     pub(crate) fn wait_coming(&self, value: &Value, interrupt: Interrupt) -> Result<()> {
         let Some(work) = coming(value) else { return Ok(()) };
         let start = Instant::now();
-        work.wait(None, interrupt)?;
+        let waited = work.wait(None, interrupt);
+        self.metrics.waited_for(&work.about().name, start.elapsed());
         self.waited(start);
-        Ok(())
+        waited.map(drop)
     }
 
     /// Before a launch: waits for the tasks whose results it takes, and for those that read what it overwrites.
@@ -59,7 +61,10 @@ impl Launcher {
             true => Err(Error::runtime("the tpu device is closed")),
             false => Ok(()),
         };
-        work.wait(None, closed).map(drop)
+        let start = Instant::now();
+        let waited = work.wait(None, closed);
+        self.metrics.waited_for(&work.about().name, start.elapsed());
+        waited.map(drop)
     }
 
     /// Hands a task to its lane.
@@ -77,7 +82,8 @@ impl Launcher {
         let reads = recorded.reads.iter().flatten().cloned().collect();
         self.groups.begin(Begun { work: work.clone(), reads });
         let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
-        let (groups, failure) = (self.groups.clone(), self.failure.clone());
+        let (groups, failure, metrics) = (self.groups.clone(), self.failure.clone(), self.metrics.clone());
+        let (bytes, device) = (recorded.bytes(), self.device as u16);
         let end = move |outcome: Result<()>| {
             if let Err(e) = &outcome {
                 failure.lock().get_or_insert_with(|| Failure::of_values(e.clone()));
@@ -88,9 +94,13 @@ impl Launcher {
         };
         let unsent = end.clone();
         let job = move || {
-            let site = recorded.site;
+            let (site, work, start) = (recorded.site, recorded.work.clone(), Instant::now());
             let done = catch_unwind(AssertUnwindSafe(|| memory.run(recorded)));
             let done = done.unwrap_or_else(|_| Err(Error::runtime("a task panicked; please report this")));
+            let about = work.about();
+            metrics.collective(&about.name, bytes, start.elapsed());
+            let what = || What::Collective { device, lane, about: about.clone(), bytes, site };
+            metrics.events.add(start, what);
             end(done.map_err(|e| e.at(site)));
         };
         if let Err(e) = self.groups.send(lane, Box::new(job)) {
@@ -165,7 +175,7 @@ impl Lent {
         for done in &self.before {
             let _ = done.wait(); // what went wrong there is said there
         }
-        let name = recorded.task.name().to_owned();
+        let name = recorded.work.about().name.clone();
         let failed_here = |e: pjrt::Error| error::device(&name, &e);
         for buffers in self.reads.iter().chain(&self.writes).flatten() {
             buffers.wait().map_err(failed_here)?;

@@ -5,6 +5,7 @@
 use crate::inst::Inst;
 use crate::shared::Shared;
 use crate::site::Site;
+use crate::work::{About, Lane};
 use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -65,6 +66,8 @@ pub(crate) enum What {
     Load { program: String },
     /// The next launch waited for its program to be compiled.
     Stall { device: u16, number: u64, program: String },
+    /// This process's part of a collective of several.
+    Collective { device: u16, lane: Lane, about: About, bytes: u64, site: Site },
     /// The device ran a program.
     Execute { device: u16, number: u64, program: String, ops: u64, donated: u64 },
 }

@@ -103,6 +103,13 @@ impl GroupTask {
         self.writes.iter().flatten().map(|w| &w.value)
     }
 
+    /// Bytes of what it reads, or of what it writes if that is more.
+    pub(crate) fn bytes(&self) -> u64 {
+        let reads: u64 = self.reads.iter().flatten().map(|v| v.whole_bytes()).sum();
+        let writes: u64 = self.results().map(|v| v.whole_bytes()).sum();
+        reads.max(writes)
+    }
+
     /// It will not be done.
     pub(crate) fn fail(&self, e: &Error) {
         self.results().for_each(|v| {

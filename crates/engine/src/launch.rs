@@ -167,7 +167,7 @@ pub(crate) struct Launcher {
     /// Of a mesh.
     devices: Option<Arc<Devices>>,
     pub(crate) memory: &'static Memory,
-    metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<Metrics>,
     queue: Mutex<VecDeque<Job>>,
     /// Of the one who runs jobs at the moment.
     runner: Mutex<Runner>,

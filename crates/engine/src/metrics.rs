@@ -6,10 +6,23 @@ use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Upper ends of the buckets of [`Metrics::compile_times`], in milliseconds; the last bucket has none.
 pub const COMPILE_BUCKETS_MS: [u64; 10] = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000];
+
+/// Collectives of one name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collectives {
+    /// How many are done, or have failed.
+    pub count: u64,
+    /// Bytes of what they read, or of what they wrote if that is more.
+    pub bytes: u64,
+    /// From when this process began with them until they were done. Those of several groups run at once.
+    pub time: Duration,
+    /// Of that, the time in which a launch or Python waited for them. The rest was beside something else.
+    pub waited: Duration,
+}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -20,6 +33,7 @@ macro_rules! counters {
             /// Windows that ended, by [`Reason`](crate::Reason).
             pub flushes: [AtomicU64; Reason::ALL.len()],
             fallbacks: Mutex<BTreeMap<String, u64>>,
+            collectives: Mutex<BTreeMap<String, Collectives>>,
             compile_buckets: [AtomicU64; COMPILE_BUCKETS_MS.len() + 1],
             pub(crate) events: Events,
         }
@@ -36,6 +50,7 @@ macro_rules! counters {
                 self.flushes.iter().for_each(|n| n.store(0, Relaxed));
                 self.compile_buckets.iter().for_each(|n| n.store(0, Relaxed));
                 self.fallbacks.lock().clear();
+                self.collectives.lock().clear();
             }
         }
     };
@@ -125,6 +140,23 @@ impl Metrics {
     /// Compiles by their time: how many are in each bucket of [`COMPILE_BUCKETS_MS`], and how many above all.
     pub fn compile_times(&self) -> Vec<u64> {
         self.compile_buckets.iter().map(|n| n.load(Relaxed)).collect()
+    }
+
+    /// A collective took so long.
+    pub(crate) fn collective(&self, name: &str, bytes: u64, time: Duration) {
+        let mut all = self.collectives.lock();
+        let of = all.entry(name.to_owned()).or_default();
+        *of = Collectives { count: of.count + 1, bytes: of.bytes + bytes, time: of.time + time, ..*of };
+    }
+
+    /// Something waited for a collective.
+    pub(crate) fn waited_for(&self, name: &str, time: Duration) {
+        self.collectives.lock().entry(name.to_owned()).or_default().waited += time;
+    }
+
+    /// Collectives by name.
+    pub fn collectives(&self) -> BTreeMap<String, Collectives> {
+        self.collectives.lock().clone()
     }
 
     pub(crate) fn to_device(&self, bytes: usize) {

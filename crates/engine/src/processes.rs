@@ -40,7 +40,7 @@ impl Stream {
         mode: Mode,
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
-        let work = Arc::<Work>::default();
+        let work = Arc::new(Work::new(task.about()));
         {
             let mut w = self.lock(site);
             w.spoil();

@@ -27,7 +27,7 @@ pub enum SeenKind {
     Compile,
     /// The host waited for the device.
     Wait,
-    /// The host copied to the device or from it.
+    /// The host copied to the device or from it, or exchanged with other processes.
     Copy,
     /// The device ran a program.
     Program,
@@ -109,6 +109,12 @@ impl Heard {
                 device: *device,
                 bytes: *bytes as i64,
                 ..seen(K::Copy, "oxitorch::copy_to_host".into())
+            },
+            What::Collective { device, about, bytes, site, .. } => Seen {
+                line: line(*site),
+                device: *device,
+                bytes: *bytes as i64,
+                ..seen(K::Copy, format!("oxitorch::{}", about.name))
             },
             What::Compile { program } => seen(K::Compile, format!("oxitorch::compile {program}")),
             What::Load { program } => seen(K::Compile, format!("oxitorch::load {program}")),

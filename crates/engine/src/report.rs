@@ -1,7 +1,7 @@
 //! What the engine did, for people and for Prometheus.
 
 use crate::engine::Engine;
-use crate::metrics::{COMPILE_BUCKETS_MS, DeviceReport};
+use crate::metrics::{COMPILE_BUCKETS_MS, Collectives, DeviceReport};
 use crate::timing::Parts;
 use std::fmt::{self, Display, Write};
 use std::sync::atomic::Ordering::Relaxed;
@@ -105,6 +105,26 @@ impl Engine {
         out.metric(
             ("fallbacks_total", "counter", "Operations that ran on the CPU."),
             m.fallbacks().into_iter().map(|(op, n)| (Label("op", &op).to_string(), n)),
+        );
+        let collectives = m.collectives();
+        let each = |f: fn(&Collectives) -> f64| {
+            collectives.iter().map(move |(name, of)| (Label("collective", name).to_string(), f(of)))
+        };
+        out.metric(
+            ("collectives_total", "counter", "Collectives of several processes."),
+            each(|c| c.count as f64),
+        );
+        out.metric(
+            ("collective_bytes_total", "counter", "Bytes that they read, or wrote if that is more."),
+            each(|c| c.bytes as f64),
+        );
+        out.metric(
+            ("collective_seconds_total", "counter", "Time in them; those of several groups run at once."),
+            each(|c| c.time.as_secs_f64()),
+        );
+        out.metric(
+            ("collective_wait_seconds_total", "counter", "Time in which a launch or Python waited for them."),
+            each(|c| c.waited.as_secs_f64()),
         );
         let directions = |a: &std::sync::atomic::AtomicU64, b: &std::sync::atomic::AtomicU64| {
             [("to_device", a.load(Relaxed)), ("to_host", b.load(Relaxed))]
@@ -277,6 +297,19 @@ impl Engine {
                 bytes(m.bytes_d2h.load(Relaxed))
             ),
         );
+        let collectives = m.collectives();
+        if !collectives.is_empty() {
+            let one = |(name, c): (&String, &Collectives)| {
+                format!(
+                    "{} {name}, {}, {}, {} waited",
+                    count(c.count),
+                    bytes(c.bytes),
+                    time(c.time),
+                    time(c.waited)
+                )
+            };
+            line("exchanged", collectives.iter().map(one).collect::<Vec<_>>().join("; "));
+        }
         line("donated", format!("{} buffers, {}", get(&m.donations), bytes(m.bytes_donated.load(Relaxed))));
         out
     }

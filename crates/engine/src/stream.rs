@@ -242,7 +242,12 @@ impl Stream {
 
     /// Waits for a task, but not beyond `until`; what came of it, if it is done.
     pub fn wait_for(&self, work: &Work, until: Option<Instant>) -> Result<Option<Result<()>>> {
-        work.wait(until, self.interrupt)
+        let start = Instant::now();
+        let outcome = work.wait(until, self.interrupt);
+        if until.is_none_or(|until| until > start) {
+            self.metrics().waited_for(&work.about().name, start.elapsed());
+        }
+        outcome
     }
 
     /// Bounds what is remembered.

@@ -1,18 +1,19 @@
 //! Timelines in the trace event format, which Perfetto and Chrome open.
 //!
 //! Processes of the file are the threads of Python (waits and copies), what was recorded on each device (windows, in them
-//! Python lines, in those operations), the compiler, and the devices (programs, waits for the compiler). An arrow goes
+//! Python lines, in those operations), the compiler, collectives by their groups, and the devices (programs, waits for the compiler). An arrow goes
 //! from the end of a window to the program that ran it.
 
 use crate::events::{Heard, Span, Stamp, What};
 use crate::site::{Site, describe};
 use std::io::{self, Write};
-use std::time::Instant;
+use std::time::{Instant, UNIX_EPOCH};
 
 /// Numbers of the file's processes; devices follow.
 const PYTHON: u64 = 1;
 const RECORDED: u64 = 2;
 const COMPILER: u64 = 3;
+const COLLECTIVES: u64 = 4;
 const DEVICES: u64 = 10;
 
 /// Lanes of a device.
@@ -174,6 +175,16 @@ impl<W: Write> Writer<'_, W> {
                 let args = [("window", number.to_string())];
                 self.slice(lane, ("compile", &format!("waits for {program}")), times, &args)
             }
+            What::Collective { device, lane, about, bytes, site } => {
+                let args = [
+                    ("group", quoted(&about.group)),
+                    ("number", about.number.to_string()),
+                    ("bytes", bytes.to_string()),
+                    ("device", format!("\"tpu:{device}\"")),
+                    ("line", quoted(&line(*site))),
+                ];
+                self.slice((COLLECTIVES, *lane), ("collective", &about.name), times, &args)
+            }
             What::Execute { device, number, program, ops, donated } => {
                 let lane = (DEVICES + u64::from(*device), PROGRAMS);
                 let args = [
@@ -202,6 +213,9 @@ impl<W: Write> Writer<'_, W> {
                 named(PYTHON, thread, "Python: waits and copies", String::new())
             }
             What::Compile { .. } | What::Load { .. } => named(COMPILER, thread, "compiler", String::new()),
+            What::Collective { lane, about, .. } => {
+                named(COLLECTIVES, *lane, "collectives", format!("group {}", about.group))
+            }
             What::Stall { device, .. } => named(
                 DEVICES + u64::from(*device),
                 STALLS,
@@ -226,8 +240,8 @@ impl Heard {
         self.spans.is_empty()
     }
 
-    /// Writes the timeline as JSON.
-    pub fn write_trace(&self, out: &mut impl Write) -> io::Result<()> {
+    /// Writes the timeline as JSON. `rank`: which of the processes of `torch.distributed` this is, if it is one.
+    pub fn write_trace(&self, out: &mut impl Write, rank: Option<u32>) -> io::Result<()> {
         let mut spans: Vec<&Span> = self.spans.iter().collect();
         // In the order in which they began, and what holds others first.
         spans.sort_by_key(|s| (s.start, std::cmp::Reverse(s.end)));
@@ -237,6 +251,11 @@ impl Heard {
             env!("CARGO_PKG_VERSION")
         )?;
         write!(out, r#""duration_s":{},"#, self.end.duration_since(self.start).as_secs_f64())?;
+        let began = self.wall.duration_since(UNIX_EPOCH).unwrap_or_default();
+        write!(out, r#""began_unix_s":{}.{:09},"#, began.as_secs(), began.subsec_nanos())?;
+        if let Some(rank) = rank {
+            write!(out, r#""rank":{rank},"#)?;
+        }
         write!(out, r#""events left out":{}}},"traceEvents":["#, self.dropped)?;
         let mut w = Writer { out: &mut *out, start: self.start, first: true };
         let mut seen: Vec<Lane> = Vec::new();
@@ -273,7 +292,7 @@ mod tests {
         let wall = std::time::SystemTime::now();
         let heard = Heard { spans, dropped: 0, threads, start, wall, end: at(40) };
         let mut text = Vec::new();
-        heard.write_trace(&mut text).expect("memory does not fail");
+        heard.write_trace(&mut text, Some(3)).expect("memory does not fail");
         let text = String::from_utf8(text).expect("it is text");
         assert!(text.starts_with(r#"{"displayTimeUnit":"ms","otherData":{"writer":"oxitorch "#), "{text}");
         let events: Vec<&str> = text.lines().skip(1).map(|l| l.trim_end_matches(',')).collect();

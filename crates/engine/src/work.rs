@@ -11,10 +11,21 @@ pub type Interrupt = fn() -> Result<()>;
 /// How often a wait looks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
 
+/// What a task is, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// c10d's name of the collective: "all_reduce".
+    pub name: String,
+    /// The name of the process group.
+    pub group: String,
+    /// Which of the group's collectives it is; the first is 1. All ranks number them alike.
+    pub number: u64,
+}
+
 /// What this process does in a collective.
 pub trait Task: Send {
-    /// Its name for errors: "all_reduce".
-    fn name(&self) -> &str;
+    /// What it is.
+    fn about(&self) -> About;
 
     /// Does it, and waits until it is done. Both are row-major bytes of the tensors, in the order in which the task was
     /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.
@@ -26,13 +37,23 @@ pub trait Task: Send {
 pub type Lane = u64;
 
 /// How a task that was recorded goes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Work {
+    about: About,
     outcome: Mutex<Option<(Result<()>, Instant)>>,
     done: Condvar,
 }
 
 impl Work {
+    pub(crate) fn new(about: About) -> Work {
+        Work { about, outcome: Mutex::default(), done: Condvar::new() }
+    }
+
+    /// What it is.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
     /// Whether it is done, and what came of it.
     pub fn outcome(&self) -> Option<Result<()>> {
         self.outcome.lock().as_ref().map(|(outcome, _)| outcome.clone())

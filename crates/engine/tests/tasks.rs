@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::cpu_plugin::client;
 use common::{MUL_, Rig, Tensor, options, wrapped};
-use oxitorch_engine::{ArgRef, Mode, Site, Target, Task, TaskTarget, Work};
+use oxitorch_engine::{About, ArgRef, Mode, Site, Target, Task, TaskTarget, Work};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -31,8 +31,8 @@ type Run = Box<dyn FnMut(&[&[u8]], &mut [&mut [u8]]) -> Result<(), String> + Sen
 struct Runs(Run);
 
 impl Task for Runs {
-    fn name(&self) -> &str {
-        "all_reduce"
+    fn about(&self) -> About {
+        About { name: "all_reduce".into(), group: "0".into(), number: 7 }
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], _: Site) -> Result<(), String> {

@@ -85,7 +85,7 @@ fn normal(package: &str) -> String {
 /// Whether the machine has hardware for a platform, by what the kernel shows; nothing is loaded.
 pub fn hardware_present(platform: Platform) -> bool {
     match platform {
-        Platform::Tpu => has_pci_vendor("0x1ae0") || Path::new("/dev/accel0").exists(),
+        Platform::Tpu => of_pci_vendor(GOOGLE) > 0 || Path::new("/dev/accel0").exists(),
         Platform::Cuda => {
             ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"].iter().any(|p| Path::new(p).exists())
         }
@@ -93,15 +93,37 @@ pub fn hardware_present(platform: Platform) -> bool {
     }
 }
 
-/// Whether a PCI device that is no network or storage device has this vendor. (Google's virtual machines have network
-/// and disk devices of Google's own.)
-fn has_pci_vendor(vendor: &str) -> bool {
-    let Ok(devices) = std::fs::read_dir("/sys/bus/pci/devices") else { return false };
-    devices.filter_map(|d| d.ok()).any(|d| {
+/// How many chips or GPUs of a platform the kernel shows, if it does; nothing is loaded. What hides some of them from this
+/// process (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_CHIPS) is not looked at.
+pub fn devices_present(platform: Platform) -> Option<usize> {
+    let numbered = |name: &str| {
+        let entries = std::fs::read_dir("/dev").ok()?;
+        let is_one = |e: std::fs::DirEntry| {
+            let file = e.file_name().to_string_lossy().into_owned();
+            file.strip_prefix(name).is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        Some(entries.filter_map(Result::ok).filter_map(|e| is_one(e).then_some(())).count())
+    };
+    let found = match platform {
+        Platform::Tpu => Some(of_pci_vendor(GOOGLE)).filter(|&n| n > 0).or_else(|| numbered("accel")),
+        Platform::Cuda => numbered("nvidia"),
+        Platform::Cpu => None,
+    };
+    found.filter(|&n| n > 0)
+}
+
+const GOOGLE: &str = "0x1ae0";
+
+/// PCI devices of this vendor that are no network or storage devices. (Google's virtual machines have network and disk
+/// devices of Google's own.)
+fn of_pci_vendor(vendor: &str) -> usize {
+    let Ok(devices) = std::fs::read_dir("/sys/bus/pci/devices") else { return 0 };
+    let is_one = |d: &std::fs::DirEntry| {
         let read = |name: &str| std::fs::read_to_string(d.path().join(name)).unwrap_or_default();
         let class = read("class");
         read("vendor").trim() == vendor && !class.starts_with("0x01") && !class.starts_with("0x02")
-    })
+    };
+    devices.filter_map(Result::ok).filter(is_one).count()
 }
 
 /// The plugin to use: of the platform asked for, or else of the first platform, in the order TPU, CUDA, CPU, that has a

@@ -57,7 +57,9 @@ pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
 pub use cost::Cost;
 pub use cuda_tools::CudaTools;
 pub use device::{Device, DeviceDescription, Memory, MemoryStats};
-pub use discover::{DiscoverOptions, Found, Opened, choose, discover, hardware_present, open};
+pub use discover::{
+    DiscoverOptions, Found, Opened, choose, devices_present, discover, hardware_present, open,
+};
 pub use element::{BufferType, Dims, ElementType};
 pub use error::{Code, Error, HostError, Result};
 pub use event::Event;

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 12
+#define OXI_ABI_VERSION 13
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -132,7 +132,9 @@ typedef struct OxiSpan {   // something that took time; texts live during the ca
 // What this process does in a collective of several: a function on memory of tensors.
 typedef struct OxiTask {
   void* context;           // what OxiShim::task_run and task_drop take
-  const char* name;        // "all_reduce", for errors
+  const char* name;        // "all_reduce"
+  const char* group;       // the name of the process group
+  uint64_t number;         // which of its collectives; the first is 1
   uint64_t lane;           // tasks of one lane are done in their order, others at once
 } OxiTask;
 
@@ -169,7 +171,7 @@ typedef struct OxiCore {
   int32_t (*read)(const OxiTensor* src, void* host, OxiError* error);
   int32_t (*copy)(const OxiTensor* src, const OxiTensor* dst, OxiError* error);  // converts dtypes and devices
   // Devices and streams.
-  int32_t (*device_count)(void);
+  int32_t (*device_count)(void);  // starts no device that the kernel shows
   int32_t (*synchronize)(int32_t device, OxiError* error);
   int32_t (*is_idle)(int32_t device);
   uint64_t (*event_record)(int32_t device);

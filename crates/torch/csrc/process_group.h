@@ -892,7 +892,8 @@ class ProcessGroupTpu final : public c10d::Backend {
     number_++;
     if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
     auto task = std::make_unique<Task>(Task{group_, call, number_, std::move(run)});
-    OxiTask t{task.get(), call.name, lane.value_or(id_)};
+    auto group_name = group_->name();
+    OxiTask t{task.get(), call.name, group_name.c_str(), number_, lane.value_or(id_)};
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),

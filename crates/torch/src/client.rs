@@ -15,9 +15,7 @@ pub(crate) fn open(
     interrupt: impl Fn() -> Result<(), Error>,
 ) -> Result<Arc<pjrt::Client>, Error> {
     let failed = |e: pjrt::Error| Error::runtime(e.to_string());
-    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
-    let found = pjrt::discover(&options);
-    let chosen = pjrt::choose(&found, setup.platform, pjrt::hardware_present).map_err(failed)?;
+    let chosen = &choose(setup).map_err(failed)?;
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| setup.cpu_devices.load(Relaxed));
     let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
@@ -41,6 +39,30 @@ pub(crate) fn open(
         Error::runtime(format!("the TPU did not start within {limit} s\n{}\n{hint}", waits_for(setup)))
     };
     client.ok_or_else(late)?.map_err(failed)
+}
+
+/// The plugin that was asked for, or the best one that has hardware.
+fn choose(setup: &Setup) -> pjrt::Result<pjrt::Found> {
+    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
+    let found = pjrt::discover(&options);
+    pjrt::choose(&found, setup.platform, pjrt::hardware_present).cloned()
+}
+
+/// How many devices there are, where plugin and kernel say it. Starts nothing: launchers of processes ask, and a TPU belongs
+/// to the process that starts it.
+pub(crate) fn count(setup: &Setup) -> Option<usize> {
+    let platform = choose(setup).ok()?.platform;
+    let asked = setup.cuda.iter().find_map(|(name, value)| match value {
+        pjrt::NamedValue::Ints(ids) if name == "visible_devices" => Some(ids.len()),
+        _ => None,
+    });
+    let few = match platform {
+        pjrt::Platform::Cpu => return Some(setup.cpu_devices.load(Relaxed)),
+        pjrt::Platform::Tpu => setup.visible.0,
+        pjrt::Platform::Cuda => asked.or(setup.visible.1),
+    };
+    let all = pjrt::devices_present(platform)?;
+    Some(few.map_or(all, |few| few.min(all))).filter(|&n| n > 0)
 }
 
 /// After this time it is said what is waited for.

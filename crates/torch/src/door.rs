@@ -557,7 +557,7 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
 // ---------------------------------------------------------------- devices, events, memory
 
 unsafe extern "C" fn device_count() -> i32 {
-    state::get().map_or(0, |s| s.engine.device_count() as i32)
+    state::device_count().map_or(0, |n| n as i32)
 }
 
 unsafe extern "C" fn synchronize(device: i32, error: *mut abi::Error) -> i32 {

@@ -255,6 +255,19 @@ fn reading(out: &Bound<'_, PyDict>, name: &str, r: Reading) -> PyResult<()> {
 }
 
 /// How many compiles took at most so many seconds.
+fn collectives<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    for (name, of) in metrics.collectives() {
+        let one = PyDict::new(py);
+        one.set_item("count", of.count)?;
+        one.set_item("bytes", of.bytes)?;
+        one.set_item("time_s", of.time.as_secs_f64())?;
+        one.set_item("wait_s", of.waited.as_secs_f64())?;
+        out.set_item(name, one)?;
+    }
+    Ok(out)
+}
+
 fn compile_times<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     let ends = COMPILE_BUCKETS_MS.iter().map(|&ms| ms as f64 * 1e-3).chain([f64::INFINITY]);
@@ -361,6 +374,7 @@ mod _core {
             tpu_hosts: optional(config, "tpu_hosts")?.unwrap_or_default(),
             lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1usize).into(),
+            visible: (optional(config, "visible_tpus")?, optional(config, "visible_gpus")?),
             cuda: cuda_options(config)?,
             shim_dir: std::path::Path::new(&path).parent().map(Into::into),
             compile_threads: optional(config, "compile_threads")?.unwrap_or(0),
@@ -431,7 +445,7 @@ mod _core {
 
     #[pyfunction]
     fn device_count(py: Python<'_>) -> PyResult<usize> {
-        Ok(started(py)?.engine.device_count())
+        py.detach(state::device_count).map_err(|e| raise(py, e))
     }
 
     #[pyfunction]
@@ -842,6 +856,7 @@ mod _core {
         out.set_item("cache", cache)?;
         out.set_item("flushes", s.engine.metrics().flushes())?;
         out.set_item("fallbacks", s.engine.metrics().fallbacks())?;
+        out.set_item("collectives", collectives(py, s.engine.metrics())?)?;
         out.set_item("compile_times", compile_times(py, s.engine.metrics())?)?;
         let devices: PyResult<Vec<_>> = s.engine.devices().iter().map(|d| device_report(py, d)).collect();
         out.set_item("devices", devices?)?;
@@ -889,17 +904,22 @@ mod _core {
         Ok(state::listen())
     }
 
-    /// Waits for what is queued and writes the timeline into a file; the number of events in it, and of those that were
+    /// Waits for what is queued and writes the timeline into a file, as that of a rank; the number of events in it, and of those that were
     /// too many for it. None if there is no timeline of that number.
     #[pyfunction]
-    fn trace_stop(py: Python<'_>, number: u64, path: PathBuf) -> PyResult<Option<(usize, u64)>> {
+    fn trace_stop(
+        py: Python<'_>,
+        number: u64,
+        path: PathBuf,
+        rank: Option<u32>,
+    ) -> PyResult<Option<(usize, u64)>> {
         let Some(s) = state::started() else { return Ok(None) };
         let Some(listener) = s.listeners.lock().remove(&number) else { return Ok(None) };
         let site = crate::sites::here();
         py.detach(|| {
             let heard = s.engine.heard(listener, site);
             let mut file = BufWriter::new(File::create(path)?);
-            heard.write_trace(&mut file)?;
+            heard.write_trace(&mut file, rank)?;
             file.flush()?;
             Ok(Some((heard.len(), heard.dropped)))
         })

@@ -180,6 +180,17 @@ pub(crate) fn here() -> Site {
     site
 }
 
+thread_local! {
+    /// Of the latest op of a backward in this thread whose forward is known.
+    static LATEST: Cell<Site> = const { Cell::new(Site(0)) };
+}
+
+/// The site of what is done now, or of the op before it: a hook of autograd's, which reduces gradients, is no op's backward.
+pub(crate) fn near() -> Site {
+    let site = here();
+    if site == Site::default() { LATEST.get() } else { site }
+}
+
 /// The site of a stack, which may be new.
 #[cold]
 fn find(hash: u64) -> Site {
@@ -323,6 +334,7 @@ fn backward() -> Site {
         return Site::default();
     }
     let site = Site(entry as u32 | OF_BACKWARD);
+    LATEST.set(site);
     remember(site); // for the backward of this backward
     site
 }

@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) platform: Option<pjrt::Platform>,
     /// How many devices the cpu platform shows. More until it starts, if more processes turn out to share the machine.
     pub(crate) cpu_devices: AtomicUsize,
+    /// How many chips and GPUs the environment leaves to this process, if it says so.
+    pub(crate) visible: (Option<usize>, Option<usize>),
     /// Options of a client for GPUs.
     pub(crate) cuda: Vec<(String, pjrt::NamedValue)>,
     /// The folder of the shim, which is the user's.
@@ -181,6 +183,14 @@ pub(crate) fn get() -> Result<&'static State, Error> {
         Some(state) => Ok(state),
         None => start().inspect(|_| tell_python()),
     }
+}
+
+/// How many devices there are. Starts them only where plugin and kernel do not say it.
+pub(crate) fn device_count() -> Result<usize, Error> {
+    let is_real = |setup: &&Setup| PRETENDED.get().is_none() && setup.absent.is_none();
+    let unstarted = !FORKED.load(Relaxed) && STATE.get().is_none();
+    let shown = SETUP.get().filter(|_| unstarted).filter(is_real).and_then(crate::client::count);
+    shown.map_or_else(|| Ok(get()?.engine.device_count()), Ok)
 }
 
 /// Lets Python know that the device was started: once, by the first that comes here, who holds no lock.

@@ -72,7 +72,7 @@ def _users_level() -> int:
 
 
 def usable() -> bool:
-    """Whether the device works in this process. Starts the platform, as `torch.cuda.is_available()` does for CUDA."""
+    """Whether the device can be used in this process."""
     from oxitorch import tpu
 
     return tpu.is_available()

@@ -32,7 +32,11 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
 
 
 def is_available() -> bool:
-    """Whether the device can be used in this process. Never raises."""
+    """Whether the device can be used in this process. Never raises.
+
+    As `torch.cuda.is_available()` it starts nothing where plugin and kernel show the hardware, so that a launcher of
+    processes, such as `torchrun`, leaves it to them.
+    """
     if _activate.why_unavailable() is not None:
         return False
     try:
@@ -42,7 +46,10 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """The number of devices of the chosen platform; 0 where the device is not available. Starts the platform."""
+    """The number of devices of the chosen platform; 0 where the device is not available.
+
+    Before they are started it is what the kernel shows, as for `is_available()`.
+    """
     if _activate.why_unavailable() is not None:
         return 0
     return _activate.core().device_count()

@@ -6,6 +6,7 @@ The files are in the trace event format: open them at https://ui.perfetto.dev or
 import gzip
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def _write(number: int, path: Path) -> None:
     """Ends a timeline and writes it: under another name first, so that there is no half file."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as folder:
         plain = whole = os.path.join(folder, "plain")
-        if _activate.core().trace_stop(number, plain) is None:
+        if _activate.core().trace_stop(number, plain, _rank()) is None:
             return  # the device was never used
         if path.name.endswith(".gz"):
             whole = os.path.join(folder, "compressed")
@@ -54,8 +55,17 @@ def _write(number: int, path: Path) -> None:
         os.replace(whole, path)
 
 
+def _rank() -> int | None:
+    """Which of the processes of `torch.distributed` this is, if it is one."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None and c10d.is_initialized():
+        return c10d.get_rank()
+    return _env.rank()
+
+
 def _write_process() -> None:
     """At exit: the timeline that OXITORCH_TRACE asks for."""
-    path = Path(os.path.expanduser(str(_env.TRACE.read()).replace("%p", str(os.getpid()))))
+    path = str(_env.TRACE.read()).replace("%p", str(os.getpid())).replace("%r", str(_rank() or 0))
+    path = Path(os.path.expanduser(path))
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     _write(0, path)

@@ -2,7 +2,7 @@
 
 use super::{enter, enter_code, report, tensor};
 use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, slice};
-use oxitorch_engine::{Error, Site, Task, TaskTarget, TensorRef, Work};
+use oxitorch_engine::{About, Error, Site, Task, TaskTarget, TensorRef, Work};
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::catch_unwind;
 use std::ptr::{null, null_mut};
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 struct Called {
     shim: &'static Shim,
     context: *mut c_void,
-    name: String,
+    about: About,
 }
 
 // SAFETY: the shim says that it may be called and dropped from any thread.
 unsafe impl Send for Called {}
 
 impl Task for Called {
-    fn name(&self) -> &str {
-        &self.name
+    fn about(&self) -> About {
+        self.about.clone()
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
@@ -82,11 +82,12 @@ pub(super) unsafe extern "C" fn task(
     error: *mut abi::Error,
 ) -> *mut c_void {
     let recorded = enter(|s| {
-        // SAFETY: a task with a name, which is ours from here on, and so many described tensors and flags.
+        // SAFETY: a task with names, which is ours from here on, and so many described tensors and flags.
         let (task, reads, writes, in_place) = unsafe {
             let task = &*task;
-            let name = CStr::from_ptr(task.name).to_string_lossy().into_owned();
-            let called = Called { shim: s.shim, context: task.context, name };
+            let text = |c| CStr::from_ptr(c).to_string_lossy().into_owned();
+            let about = About { name: text(task.name), group: text(task.group), number: task.number };
+            let called = Called { shim: s.shim, context: task.context, about };
             let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
             let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
             let writes: Vec<TensorRef<'_>> = writes.collect();
@@ -96,7 +97,7 @@ pub(super) unsafe extern "C" fn task(
         let target = |(tensor, in_place): (_, &u8)| TaskTarget { tensor, in_place: *in_place != 0 };
         let writes: Vec<TaskTarget<'_>> = writes.into_iter().zip(in_place).map(target).collect();
         let stream = s.engine.stream(device.max(0) as usize)?;
-        let (site, mode) = (crate::sites::here(), s.engine.switches().mode);
+        let (site, mode) = (crate::sites::near(), s.engine.switches().mode);
         stream.task(Box::new(called), lane, &reads, &writes, site, mode)
     });
     match recorded {

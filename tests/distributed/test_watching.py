@@ -1,0 +1,76 @@
+"""What metrics, timelines and `oxitorch ranks` say of collectives."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+SCRIPT = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group()
+rank = dist.get_rank()
+torch.tpu.set_device(rank)
+model = DistributedDataParallel(torch.nn.Linear(64, 64).to("tpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.tpu.synchronize()
+torch.tpu.reset_metrics()
+for step in range(5):
+    model(torch.ones(8, 64, device="tpu")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.tpu.synchronize()
+if rank == 1:
+    time.sleep(0.5)
+x = torch.ones(1000, device="tpu")
+dist.all_reduce(x)
+x.sum().item()
+sys.stdout.write("RESULT " + __import__("json").dumps(
+    [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary()]) + "\\n")
+sys.stdout.flush()
+dist.destroy_process_group()
+"""
+
+
+def test_metrics_count_collectives(torchrun):
+    results = torchrun(SCRIPT).results()
+    for _, collectives, text, summary in results:
+        of = collectives["all_reduce"]
+        # DDP reduces its gradients once a step, in one bucket.
+        assert of["count"] == 6
+        assert of["bytes"] == 5 * 4 * (64 * 64 + 64) + 4000
+        assert of["wait_s"] > 0
+        assert 0 < of["time_s"] < 60
+        assert 'oxitorch_collectives_total{collective="all_reduce"} 6' in text
+        assert 'oxitorch_collective_bytes_total{collective="all_reduce"}' in text
+        assert "exchanged  6 all_reduce, 85.2 KiB" in summary
+    # Rank 0 waits for the one that sleeps.
+    assert results[0][1]["all_reduce"]["wait_s"] > 0.3
+
+
+def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
+    torchrun(SCRIPT, OXITORCH_TRACE=str(tmp_path / "trace-%r.json.gz"))
+    files = [str(tmp_path / f"trace-{rank}.json.gz") for rank in range(2)]
+    command = [sys.executable, "-m", "oxitorch", "trace", "merge", *files, "-o", "all.json.gz"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    with gzip.open(tmp_path / "all.json.gz") as file:
+        whole = json.load(file)
+    assert whole["otherData"]["ranks"] == [0, 1]
+    events = whole["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {"rank 0: collectives", "rank 1: collectives", "rank 0: recorded", "rank 1: recorded"} <= names
+    slices = [e for e in events if e.get("cat") == "collective"]
+    by_rank = [
+        {(e["args"]["group"], e["args"]["number"]): e for e in slices if e["pid"] // 1000 == rank} for rank in range(2)
+    ]
+    assert by_rank[0].keys() == by_rank[1].keys()
+    assert len(by_rank[0]) >= 6
+    apart = sorted(abs(e["ts"] + e["dur"] - by_rank[1][k]["ts"] - by_rank[1][k]["dur"]) for k, e in by_rank[0].items())
+    assert apart[len(apart) // 2] < 5e3  # microseconds
+    lines = {e["args"]["line"] for e in slices}
+    assert all("script.py:" in line or "/distributed/" in line for line in lines), lines
+    arrows = [e for e in events if e.get("cat") == "ranks"]
+    assert sorted(e["ph"] for e in arrows) == ["f"] * len(by_rank[0]) + ["s"] * len(by_rank[0])
