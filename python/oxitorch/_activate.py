@@ -14,6 +14,7 @@ import platform
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 
 NAME = "tpu"
 
@@ -125,6 +126,19 @@ def _on_start() -> None:
     from oxitorch import integrations
 
     integrations.look_back()
+    while _at_start:
+        _at_start.pop()()
+
+
+_at_start: list[Callable[[], None]] = []
+
+
+def when_started(action: Callable[[], None]) -> None:
+    """Does something once the device is started; now if it is."""
+    if core().is_started():
+        action()
+    else:
+        _at_start.append(action)
 
 
 def _write_trace() -> None:

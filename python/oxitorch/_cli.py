@@ -44,6 +44,7 @@ def facts() -> dict:
         "site_dirs": _activate.site_dirs(),
         "cache_dir": cache,
         "programs": _programs(),
+        "ranks": _env.ranks_folder(),
         "disk_free_bytes": _free_bytes(Path(cache)),
         "torch": None if torch is None else {"version": torch.version, "root": str(torch.root)},
         "shim": None,

@@ -7,6 +7,7 @@ environment; everything below takes values.
 import json
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +190,14 @@ TRACE = Var(
     "Write a timeline of the process into this file when it ends, compressed if the name ends with `.gz`; `%p` in it "
     "is the number of the process, `%r` its rank. `oxitorch trace run` sets it; see `docs/tools.md`.",
 )
+RANKS = Var(
+    "OXITORCH_RANKS",
+    "path",
+    "`oxitorch-ranks-<user>` in the folder for temporary files",
+    "0.1",
+    "The folder in which each process of `torch.distributed` keeps its latest collectives, for `oxitorch ranks`; `off` "
+    "keeps none.",
+)
 PREFLIGHT = Var(
     "OXITORCH_PREFLIGHT",
     "path",
@@ -341,6 +350,7 @@ TABLE: tuple[Var, ...] = (
     MAX_GRAPHS,
     GRAPHS,
     TRACE,
+    RANKS,
     PREFLIGHT,
     FALLBACK,
     NAN_TRAP,
@@ -452,6 +462,20 @@ def is_of_torchrun() -> bool:
 def rank() -> int | None:
     """Which of the processes that torchrun started this is."""
     return _number("RANK")
+
+
+def run_name() -> str:
+    """What the processes of one run of torchrun have in common."""
+    words = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    return "-".join(w for w in words if w) or "run"
+
+
+def ranks_folder() -> str | None:
+    """Where processes keep their latest collectives; None where they keep none."""
+    asked = RANKS.read()
+    if asked is not None and asked.lower() in ("off", "0"):
+        return None
+    return os.path.expanduser(asked) if asked else os.path.join(tempfile.gettempdir(), f"oxitorch-ranks-{os.getuid()}")
 
 
 def _number(name: str) -> int | None:

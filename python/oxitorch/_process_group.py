@@ -8,7 +8,7 @@ import atexit
 import functools
 import sys
 
-from oxitorch import _after_import, _core, _env
+from oxitorch import _after_import, _core, _env, _ranks
 
 
 def install() -> None:
@@ -63,7 +63,12 @@ def _finish() -> None:
 @functools.cache
 def _finish_at_exit() -> None:
     # Before the device is shut down: exit functions run in reverse.
-    atexit.register(lambda: getattr(sys, "last_type", None) or _finish())
+    def end() -> None:
+        if getattr(sys, "last_type", None) is None:
+            _finish()
+            _ranks.forget()
+
+    atexit.register(end)
 
 
 def _create(options, _backend_options):
@@ -71,6 +76,7 @@ def _create(options, _backend_options):
     import torch.distributed as dist
 
     _finish_at_exit()
+    _ranks.record(options.group_rank, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size
     host = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     # A group that holds both for the call: C++ takes the one and adds the other.

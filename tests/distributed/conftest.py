@@ -29,10 +29,13 @@ class Ran:
 
 @pytest.fixture
 def torchrun(tmp_path):
-    """`torchrun(code, *arguments, ranks=2)`: torchrun's own launcher on this machine; nothing is left behind."""
+    """`torchrun(code, *arguments, ranks=2)`: torchrun's own launcher on this machine; nothing is left behind.
+
+    `launcher` are other arguments of Python before the script, and `meanwhile(process)` is called while it runs.
+    """
 
     def run(code: str, *arguments: str, ranks: int = 2, check: bool = True, timeout: float = 240, launcher=None,
-            **env: str | None) -> Ran:  # fmt: skip
+            meanwhile=None, **env: str | None) -> Ran:  # fmt: skip
         script = tmp_path / "script.py"
         script.write_text(code)
         default = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -41,7 +44,7 @@ def torchrun(tmp_path):
         # A group of its own, of which nobody may be left.
         process = subprocess.Popen(
             command,
-            env=child_environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", **env),
+            env=child_environment(**{"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **env}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -49,6 +52,8 @@ def torchrun(tmp_path):
             cwd=tmp_path,
         )
         try:
+            if meanwhile is not None:
+                meanwhile(process)
             output, _ = process.communicate(timeout=timeout)
             seconds = time.monotonic() - begin
         finally:

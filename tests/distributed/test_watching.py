@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
+import time
 
 SCRIPT = """
 import sys, time
@@ -74,3 +76,60 @@ def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
     assert all("script.py:" in line or "/distributed/" in line for line in lines), lines
     arrows = [e for e in events if e.get("cat") == "ranks"]
     assert sorted(e["ph"] for e in arrows) == ["f"] * len(by_rank[0]) + ["s"] * len(by_rank[0])
+
+
+def ranks(folder) -> str:
+    command = [sys.executable, "-m", "oxitorch", "ranks", "--dir", str(folder)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+STANDS = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+rank = dist.get_rank()
+torch.tpu.set_device(rank)
+x = torch.ones(1000, device="tpu")
+dist.all_reduce(x)
+x.sum().item()
+if rank == 1:
+    time.sleep(600)
+dist.all_reduce(x[:7])
+x.sum().item()
+"""
+
+
+def test_oxitorch_ranks_shows_whom_the_others_wait_for(torchrun, tmp_path):
+    folder = tmp_path / "ranks"
+    seen = []
+
+    def look(process):
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (seen and "waits" in seen[-1]):
+            time.sleep(0.3)
+            seen.append(ranks(folder))
+        process.send_signal(signal.SIGTERM)
+
+    ran = torchrun(STANDS, check=False, meanwhile=look, OXITORCH_RANKS=str(folder))
+    assert ran.status != 0
+    [head, first, second, verdict] = seen[-1].splitlines()
+    assert head.split() == ["rank", "process", "state", "number", "collective", "since", "line"]
+    assert first.split()[0] == "0" and first.split()[2:5] == ["waits", "2", "all_reduce(float32[7])"]
+    assert "script.py:13 in <module>" in first
+    assert second.split()[0] == "1" and second.split()[2:5] == ["done", "1", "all_reduce(float32[1000])"]
+    assert verdict == "rank 1 has not come to number 2 of group 0, where rank 0 waits"
+    # They were killed, and their files say what they were about.
+    assert ranks(folder).count("ended") >= 2
+
+
+def test_ranks_that_end_well_leave_nothing_and_off_keeps_nothing(torchrun, tmp_path):
+    code = STANDS.replace("time.sleep(600)", "pass")
+    torchrun(code, OXITORCH_RANKS=str(tmp_path / "ranks"))
+    assert list((tmp_path / "ranks").iterdir()) == []
+    assert ranks(tmp_path / "ranks").startswith("no ranks in")
+    torchrun(code, OXITORCH_RANKS="off")
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    ran = torchrun(code, OXITORCH_RANKS=str(tmp_path / "open"), PYTHONWARNINGS="default")
+    assert "`oxitorch ranks` will not show this process" in ran.output

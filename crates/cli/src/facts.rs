@@ -22,6 +22,9 @@ pub(crate) struct Facts {
     /// Where built shims are kept.
     pub(crate) cache_dir: PathBuf,
     pub(crate) disk_free_bytes: Option<u64>,
+    /// Where the processes of torch.distributed keep their latest collectives, if they do.
+    #[serde(default)]
+    pub(crate) ranks: Option<PathBuf>,
     /// Settings of the cache of compiled programs.
     #[serde(default)]
     pub(crate) programs: Programs,

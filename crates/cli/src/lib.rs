@@ -16,6 +16,7 @@ mod merge;
 mod packages;
 mod plugins;
 mod preflight;
+mod ranks;
 mod report;
 mod script;
 mod selftest;
@@ -92,6 +93,10 @@ enum Command {
     /// and it ends after some steps. libtpu compiles its programs for the slice. The exit status is 0 if it fits, 1 if
     /// not, 2 if that could not be told.
     Preflight(preflight::Preflight),
+    /// Show what the processes of torch.distributed on this machine are about, and whom they wait for
+    ///
+    /// Each keeps its latest collectives in a file, which is there when the process hangs or was killed.
+    Ranks(ranks::Ranks),
     /// Test what works on the hardware that is there, how fast it is, and how far off preflight is
     ///
     /// Takes a minute with --quick, else at most ten. The exit status is 0 if all is well and 1 if not.
@@ -178,6 +183,10 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
         }
         Command::Trace { command: trace::Do::Run(run) } => trace::run(&run, &facts(None)?),
         Command::Trace { command: trace::Do::Merge(merge) } => merge::run(&merge),
+        Command::Ranks(asked) => {
+            print(&ranks::run(&asked, &facts(None)?)?)?;
+            Ok(0)
+        }
         Command::Preflight(preflight) => {
             let (text, status) = preflight::run(preflight, &facts(None)?)?;
             print(&text)?;

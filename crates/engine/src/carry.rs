@@ -95,9 +95,11 @@ impl Launcher {
         let unsent = end.clone();
         let job = move || {
             let (site, work, start) = (recorded.site, recorded.work.clone(), Instant::now());
+            let entry = metrics.flight.begin(work.about(), recorded.values(), site);
             let done = catch_unwind(AssertUnwindSafe(|| memory.run(recorded)));
             let done = done.unwrap_or_else(|_| Err(Error::runtime("a task panicked; please report this")));
             let about = work.about();
+            metrics.flight.end(entry, done.is_err());
             metrics.collective(&about.name, bytes, start.elapsed());
             let what = || What::Collective { device, lane, about: about.clone(), bytes, site };
             metrics.events.add(start, what);

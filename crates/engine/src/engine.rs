@@ -321,6 +321,12 @@ impl Engine {
         }
     }
 
+    /// Keeps the latest collectives of this process in a file, of which `head` is the first line, in JSON. `oxitorch ranks`
+    /// reads it.
+    pub fn record_flight(&self, path: &std::path::Path, head: &str) -> std::io::Result<()> {
+        self.metrics.flight.open(path, head)
+    }
+
     /// Waits for what runs and ends the threads; later calls are errors.
     pub fn close(&self) {
         *self.closer.lock() = Some(std::thread::current().id());

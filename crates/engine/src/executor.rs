@@ -103,6 +103,12 @@ impl GroupTask {
         self.writes.iter().flatten().map(|w| &w.value)
     }
 
+    /// What it is about: the values that it makes, or those that it reads.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Value>> {
+        let only_reads = self.writes.is_empty();
+        self.results().chain(self.reads.iter().flatten().filter(move |_| only_reads))
+    }
+
     /// Bytes of what it reads, or of what it writes if that is more.
     pub(crate) fn bytes(&self) -> u64 {
         let reads: u64 = self.reads.iter().flatten().map(|v| v.whole_bytes()).sum();

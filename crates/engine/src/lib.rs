@@ -27,6 +27,7 @@ mod executor;
 mod explain;
 mod express;
 mod family;
+mod flight;
 mod flush;
 mod graph;
 mod graphs;

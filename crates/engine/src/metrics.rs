@@ -1,6 +1,7 @@
 //! Counters of what the engine did.
 
 use crate::events::{Events, What};
+use crate::flight::Flight;
 use crate::timing::Split;
 use oxitorch_capture::Reason;
 use parking_lot::Mutex;
@@ -36,6 +37,7 @@ macro_rules! counters {
             collectives: Mutex<BTreeMap<String, Collectives>>,
             compile_buckets: [AtomicU64; COMPILE_BUCKETS_MS.len() + 1],
             pub(crate) events: Events,
+            pub(crate) flight: Flight,
         }
 
         impl Metrics {

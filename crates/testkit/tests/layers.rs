@@ -31,6 +31,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "work",
             "value",
             "events",
+            "flight",
             "ops",
             "tensor",
             "threads",

@@ -897,6 +897,12 @@ mod _core {
         Ok(shown.map(|g| (g.graph.to_json(), g.stablehlo, g.optimized)))
     }
 
+    /// Keeps the latest collectives in a file, of which `head` is the first line.
+    #[pyfunction]
+    fn record_flight(py: Python<'_>, path: PathBuf, head: &str) -> PyResult<()> {
+        Ok(started(py)?.engine.record_flight(&path, head)?)
+    }
+
     /// Begins to keep what happens, for a timeline; gives its number.
     #[pyfunction]
     fn trace_start(py: Python<'_>) -> PyResult<u64> {
