@@ -464,6 +464,12 @@ def rank() -> int | None:
     return _number("RANK")
 
 
+def restart() -> int:
+    """How often torchrun has started these processes again; 0 where they are on several machines, which count alone."""
+    alone = _number("LOCAL_WORLD_SIZE") == _number("WORLD_SIZE")
+    return (_number("TORCHELASTIC_RESTART_COUNT") or 0) if alone else 0
+
+
 def run_name() -> str:
     """What the processes of one run of torchrun have in common."""
     words = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]

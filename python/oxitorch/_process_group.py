@@ -6,6 +6,7 @@ recorded like operations, and gloo carries the bytes between processes, from and
 
 import atexit
 import functools
+import inspect
 import sys
 
 from oxitorch import _after_import, _core, _env, _ranks
@@ -19,13 +20,19 @@ def install() -> None:
 def _register(c10d) -> None:
     c10d.Backend.register_backend("tpu", _create, extended_api=True, devices=["tpu"])
     theirs = c10d._new_process_group_helper
+    signature = inspect.signature(theirs)
 
-    # It asks whether the device is there, which starts it, before it makes the group.
     @functools.wraps(theirs)
-    def _new_process_group_helper(group_size, *args, **kwargs):
+    def _new_process_group_helper(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
         if not _env.is_of_torchrun():
-            expect(group_size)
-        return theirs(group_size, *args, **kwargs)
+            # Here, as it then asks whether the device is there, before it makes the group.
+            expect(given.arguments["group_size"])
+        # torchrun's store outlives a restart, and gloo would find the addresses of processes that are gone.
+        restart, store = _env.restart(), given.arguments["store"]
+        if restart and store is not None:
+            given.arguments["store"] = c10d.PrefixStore(f"restart {restart}", store)
+        return theirs(*given.args, **given.kwargs)
 
     c10d._new_process_group_helper = _new_process_group_helper
     destroy = c10d.destroy_process_group

@@ -204,3 +204,58 @@ dist.destroy_process_group()
     assert len(first) == len(again) == 4
     assert sum(compiles for compiles, _ in first) == max(programs for _, programs in first)
     assert not any(compiles for compiles, _ in again)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_it_compiles(torchrun, empty_cache):
+    """The others may wait for its program, and a new one finds what it left in the cache folder."""
+    code = """
+import os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+rank = dist.get_rank()
+torch.tpu.set_device(rank)
+x = torch.ones(64, 64, device="tpu")
+for i in range(400):
+    x = torch.softmax(x @ x + i, 1)
+if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    def kill():
+        while not any(f.endswith((".lease", ".lock")) or "lease" in f for _, _, fs in os.walk(sys.argv[1]) for f in fs):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=kill, daemon=True).start()
+dist.all_reduce(x)
+total = x.sum().item()
+if rank == 0:
+    sys.stdout.write(f"SUM {total:.3f} RESTARTS {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n")
+    sys.stdout.flush()
+dist.destroy_process_group()
+"""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ran = torchrun(code, str(empty_cache), launcher=launcher, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert "SUM 128.000 RESTARTS 1" in ran.output
+    assert ran.seconds < 90
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_one_rank(torchrun, empty_cache):
+    """A limit of a file's size: a write ends short and the next one fails, as on a full disk."""
+    code = """
+import os, resource, sys
+if os.environ["RANK"] == "1":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+torch.tpu.set_device(dist.get_rank())
+x = torch.ones(64, 64, device="tpu")
+for i in range(5):
+    x = torch.softmax(x @ x + dist.get_rank(), 1)
+    dist.all_reduce(x)
+sys.stdout.write(f"SUM {x.sum().item():.3f}\\n")
+sys.stdout.flush()
+dist.destroy_process_group()
+"""
+    ran = torchrun(code, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert ran.output.count("SUM 128.000") == 2
