@@ -67,7 +67,7 @@ else:
         assert "script.py:" in ran.output
         [waited] = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("WAITED")]
         assert waited < 5 + 5
-    assert ran.seconds < 45
+    assert ran.seconds < 90  # torchrun gives a stopped process 30 s
 
 
 MISMATCHES = {
