@@ -86,7 +86,52 @@ def gru_cell_backward(grad, workspace, has_bias):
     return d_input, d_hidden, grad * update, d_input.sum(0), d_hidden.sum(0)
 
 
+def statistics(x):
+    """Of each channel, in what batch norms of several processes have them."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1).flatten(1)
+    return x.mean(1), x.var(1, correction=0)
+
+
+def gathered(x, means, invstds, running_mean, running_var, momentum, eps, counts):
+    """From the statistics of parts."""
+    counts = counts.to(means.dtype).expand(len(means))[:, None]
+    mean = (counts * means).sum(0) / counts.sum()
+    squares = (counts * (invstds**-2 - eps + (means - mean) ** 2)).sum(0)
+    return mean, (squares / counts.sum() + eps).rsqrt()
+
+
+def along(v, x):
+    """A value per channel."""
+    return 1 if v is None else v.view(-1, *[1] * (x.dim() - 2))
+
+
+def batch_norm_elemt(x, weight, bias, mean, invstd, eps):
+    y = (x - along(mean, x)) * along(invstd, x) * along(weight, x)
+    return (y if bias is None else y + along(bias, x)).to(x.dtype)
+
+
+def batch_norm_backward_reduce(grad, x, mean, invstd, weight, *wanted):
+    dims = [d for d in range(x.dim()) if d != 1]
+    grad = grad.to(mean.dtype)
+    sums = grad.sum(dims), (grad * (x - along(mean, x))).sum(dims)
+    found = *sums, sums[1] * invstd, sums[0]
+    return tuple(t if w else None for t, w in zip(found, (wanted[0], *wanted), strict=True))
+
+
+def batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+    mean_dy, mean_dy_xmu = along(sum_dy / count.sum(), x), along(sum_dy_xmu / count.sum(), x)
+    rstd = along(invstd, x)
+    y = (grad - mean_dy - (x - along(mean, x)) * rstd**2 * mean_dy_xmu) * rstd * along(weight, x)
+    return y.to(x.dtype)
+
+
 REFEREES = {
+    "batch_norm_stats": lambda x, eps: (statistics(x)[0], (statistics(x)[1] + eps).rsqrt()),
+    "batch_norm_gather_stats": lambda *args: gathered(*args[:-1], torch.tensor([args[-1]])),
+    "batch_norm_gather_stats_with_counts": gathered,
+    "batch_norm_elemt": batch_norm_elemt,
+    "batch_norm_backward_reduce": batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": batch_norm_backward_elemt,
     "mm.dtype": with_dtype(torch.mm),
     "bmm.dtype": with_dtype(torch.bmm),
     "addmm.dtype": with_dtype(torch.addmm),

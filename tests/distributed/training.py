@@ -223,6 +223,50 @@ def ddp_broadcasts_buffers():
         torch.testing.assert_close(other, own, rtol=0, atol=0)
 
 
+class Convolutions(nn.Module):
+    """A small net with a batch norm after each kind of layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 2), nn.Flatten()
+        )
+        self.head = nn.Sequential(nn.LazyLinear(6), nn.BatchNorm1d(6, momentum=None, affine=False), nn.Linear(6, 2))
+        self(torch.zeros(2, 3, 5, 5))
+        for m in self.modules():
+            if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d):
+                m.reset_running_stats()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@case
+def ddp_with_sync_batch_norm():
+    torch.manual_seed(1)
+    one = Convolutions().double()
+    m = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(one)).to("tpu"))
+    assert sum(isinstance(x, nn.SyncBatchNorm) for x in m.modules()) == 2
+    optimizers = [torch.optim.SGD(x.parameters(), lr=0.05, momentum=0.9) for x in (m, one)]
+    counts = [2 + i for i in range(size())]  # of a batch, by rank
+    own = slice(sum(counts[: rank()]), sum(counts[: rank() + 1]))
+    for step in range(STEPS):
+        x = torch.randn(sum(counts), 3, 5, 5, generator=torch.Generator().manual_seed(step)).double()
+        wanted = one(x)
+        wanted.square().sum().backward()
+        y = m(x[own].to("tpu"))
+        torch.testing.assert_close(y.detach().cpu(), wanted[own].detach(), rtol=1e-5, atol=1e-6)
+        (y.square().sum() * size()).backward()  # of which DDP makes the mean
+        grads = [{n: p.grad for n, p in x.named_parameters()} for x in (m.module, one)]
+        close(*grads, rtol=1e-5, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    close(m.module.state_dict(), one.state_dict(), rtol=1e-5, atol=1e-6)
+    x = torch.randn(3, 3, 5, 5, generator=torch.Generator().manual_seed(rank())).double()
+    torch.testing.assert_close(m.eval()(x.to("tpu")).detach().cpu(), one.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+
+
 @case
 def ddp_compiled():
     m = DDP(model().to("tpu"))

@@ -23,16 +23,24 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// All dimensions but the channel's.
-fn batch_dims(rank: usize) -> Dims {
+pub(super) fn batch_dims(rank: usize) -> Dims {
     (0..rank as i64).filter(|&d| d != 1).collect()
 }
 
+/// How many channels there are.
+pub(super) fn channels_of(c: &Ctx, input: Tensor) -> Result<i64> {
+    c.shape(input.value).get(1).copied().ok_or_else(|| {
+        let rank = input.rank;
+        runtime(format!("batch_norm: expected input with at least 2 dimensions, got {rank}"))
+    })
+}
+
 /// A value per channel over the whole shape, in opmath of the input.
-fn per_channel(c: &Ctx, v: Value, input: Tensor) -> Value {
+pub(super) fn per_channel(c: &Ctx, v: Value, input: Tensor) -> Value {
     c.broadcast_in_dim(c.to(v, opmath(input.dtype)), &c.shape(input.value), &[1])
 }
 
-struct BatchNorm {
+pub(super) struct BatchNorm {
     input: Tensor,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -48,20 +56,14 @@ struct BatchNormed {
 }
 
 impl BatchNorm {
-    fn new(
+    pub(super) fn new(
         c: &Ctx,
         input: Tensor,
         weight: Option<Tensor>,
         bias: Option<Tensor>,
         running: [Option<Tensor>; 2],
     ) -> Result<Self> {
-        if input.rank < 2 {
-            let rank = input.rank;
-            return Err(runtime(format!(
-                "batch_norm: expected input with at least 2 dimensions, got {rank}"
-            )));
-        }
-        let channels = c.shape(input.value)[1];
+        let channels = channels_of(c, input)?;
         let names = ["weight", "bias", "running_mean", "running_var"];
         for (name, param) in names.into_iter().zip([weight, bias, running[0], running[1]]) {
             let got = param.map_or(channels, |p| c.numel(p.value));
@@ -74,7 +76,7 @@ impl BatchNorm {
     }
 
     /// Scale and shift of normalised values, in the input's dtype.
-    fn affine(&self, c: &Ctx, mut y: Value) -> Value {
+    pub(super) fn affine(&self, c: &Ctx, mut y: Value) -> Value {
         if let Some(w) = self.weight {
             y = c.multiply(y, per_channel(c, w.value, self.input));
         }
@@ -133,7 +135,7 @@ impl BatchNorm {
 }
 
 /// `momentum * new + (1 - momentum) * old` in the dtype of `old`.
-fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
+pub(super) fn towards(c: &Ctx, old: Tensor, new: Value, momentum: Scalar) -> Value {
     let dtype = opmath(old.dtype);
     let shape = c.shape(old.value);
     let m = c.number_like(momentum, dtype, &shape);

@@ -34,6 +34,7 @@ families! {
     softmax: "Softmax and its derivatives.",
     norms: "Normalisation layers.",
     batch_norm: "Batch normalisation.",
+    sync_batch_norm: "Batch normalisation in parts, between which processes gather statistics.",
     pooling: "Pooling.",
     fractional_pool: "Max pools with random windows.",
     adaptive_pool: "Pools of a given output size.",
