@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 12
+#define OXI_ABI_VERSION 13
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -134,6 +134,8 @@ typedef struct OxiTask {
   void* context;           // what OxiShim::task_run and task_drop take
   const char* name;        // "all_reduce", for errors
   uint64_t lane;           // tasks of one lane are done in their order, others at once
+  const uint64_t* ranks;   // those of the group, in its order
+  uint32_t nranks;
 } OxiTask;
 
 typedef struct OxiMemory { // row-major bytes of a tensor

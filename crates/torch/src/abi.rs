@@ -232,7 +232,7 @@ const _: () = {
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
     assert!(size_of::<Caller>() == 32);
-    assert!(size_of::<Task>() == 24);
+    assert!(size_of::<Task>() == 40);
     assert!(size_of::<Memory>() == 16);
 };
 
@@ -242,6 +242,8 @@ pub(crate) struct Task {
     pub(crate) context: *mut c_void,
     pub(crate) name: *const c_char,
     pub(crate) lane: u64,
+    pub(crate) ranks: *const u64,
+    pub(crate) nranks: u32,
 }
 
 /// `OxiMemory`

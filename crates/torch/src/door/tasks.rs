@@ -14,6 +14,7 @@ struct Called {
     shim: &'static Shim,
     context: *mut c_void,
     name: String,
+    ranks: Vec<u64>,
 }
 
 // SAFETY: the shim says that it may be called and dropped from any thread.
@@ -22,6 +23,10 @@ unsafe impl Send for Called {}
 impl Task for Called {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn ranks(&self) -> &[u64] {
+        &self.ranks
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
@@ -86,7 +91,8 @@ pub(super) unsafe extern "C" fn task(
         let (task, reads, writes, in_place) = unsafe {
             let task = &*task;
             let name = CStr::from_ptr(task.name).to_string_lossy().into_owned();
-            let called = Called { shim: s.shim, context: task.context, name };
+            let ranks = slice(task.ranks, task.nranks as usize).into();
+            let called = Called { shim: s.shim, context: task.context, name, ranks };
             let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
             let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
             let writes: Vec<TensorRef<'_>> = writes.collect();
