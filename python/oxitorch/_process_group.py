@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 
-from oxitorch import _after_import, _core, _env, _ranks
+from oxitorch import _after_import, _alone, _core, _env, _ranks
 
 
 def install() -> None:
@@ -45,7 +45,11 @@ def _register(c10d) -> None:
         finally:
             destroy(*args, **kwargs)
 
-    c10d.destroy_process_group = destroy_process_group
+    for module in (c10d, sys.modules.get("torch.distributed")):  # which has taken it already
+        if getattr(module, "destroy_process_group", None) is destroy:
+            module.destroy_process_group = destroy_process_group
+    if _env.PREFLIGHT.read() is not None:
+        _alone.install(c10d, _env.PREFLIGHT.read())
 
 
 def expect(processes: int) -> None:
@@ -85,11 +89,12 @@ def _create(options, _backend_options):
     _finish_at_exit()
     _ranks.record(options.group_rank, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size
-    host = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+    milliseconds = round(options.timeout.total_seconds() * 1e3)
+    ranks = [int(r) for r in options.global_ranks_in_group] or list(range(size))
+    # In preflight this class makes groups in which this process is alone.
+    host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     # A group that holds both for the call: C++ takes the one and adds the other.
     group = dist.ProcessGroup(store, rank, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, host)
-    milliseconds = round(options.timeout.total_seconds() * 1e3)
-    ranks = [int(r) for r in options.global_ranks_in_group]
     torch.ops.oxitorch._process_group(group.boxed(), milliseconds, options.group_id, ranks)
     return group._get_backend(torch.device("tpu"))

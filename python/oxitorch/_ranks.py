@@ -25,7 +25,7 @@ _file: Path | None = None
 @functools.cache
 def record(rank: int, ranks: int) -> None:
     """Begins with it once the device is used. Called for each process group; the first has all ranks."""
-    if _file is None:
+    if _file is None and _env.PREFLIGHT.read() is None:
         _activate.when_started(lambda: _open(rank, ranks))
 
 

@@ -77,6 +77,7 @@ def _of_optimizer(optimizer, own, names):
 
 
 def _label(tensor, role, name):
+    tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
     # A compiled module is a module with the real one in it.
     if torch.is_tensor(tensor) and tensor.device.type == "tpu":
         yield tensor.untyped_storage().data_ptr(), role, name.replace("_orig_mod.", "")

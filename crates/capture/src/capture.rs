@@ -1,6 +1,6 @@
 //! What a run on a device that is not there leaves in a folder.
 
-use crate::collective::Exchanged;
+use crate::collective::{Exchanged, GroupCall};
 use crate::program::{Program, Reason};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -33,6 +33,9 @@ pub struct Capture {
     /// Collectives, in their order.
     #[serde(default)]
     pub exchanges: Vec<Exchanged>,
+    /// Collectives of several processes, in their order.
+    #[serde(default)]
+    pub group_calls: Vec<GroupCall>,
     /// The most bytes of values that were alive at once.
     pub resident_peak_bytes: u64,
 }
@@ -48,6 +51,7 @@ impl Default for Capture {
             writes: Vec::new(),
             fallbacks: Vec::new(),
             exchanges: Vec::new(),
+            group_calls: Vec::new(),
             resident_peak_bytes: 0,
         }
     }

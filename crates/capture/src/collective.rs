@@ -75,3 +75,20 @@ pub struct Exchanged {
     /// What that takes on the device.
     pub bytes: u64,
 }
+
+/// A collective of several processes that was asked for, of which this process does its part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupCall {
+    /// The training step.
+    pub step: u64,
+    /// The Python line.
+    pub line: Option<String>,
+    /// As `torch.distributed` calls it: `all_reduce`, `all_gather_into_tensor`.
+    pub name: String,
+    /// The ranks of its group.
+    pub ranks: Vec<u64>,
+    /// Its first tensor; none if it has none, as a barrier.
+    pub r#type: Option<TensorType>,
+    /// What this process has before or after it, whichever is more.
+    pub bytes: u64,
+}

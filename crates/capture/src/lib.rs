@@ -10,7 +10,7 @@ mod program;
 mod tensor;
 
 pub use capture::{Capture, Error, FellBack, Modules, Moved, VERSION};
-pub use collective::{Collective, Exchanged, Reduction};
+pub use collective::{Collective, Exchanged, GroupCall, Reduction};
 pub use graph::{Cost, Graph, MemoryBytes, Origin};
 pub use program::{
     Cause, CompilerOption, Input, Op, Output, Products, Program, Reason, Undonated, UndonatedReason, Why,

@@ -4,9 +4,9 @@
 //! What was asked of such a device is kept by training step, so that somebody else can compile the programs ahead of
 //! time and say what the steps would take.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events;
-use crate::executor::{Asked, Executor, GroupTask, Launch};
+use crate::executor::{Asked, Executor, GroupTask, Launch, Old, Written};
 use crate::explain::Explainer;
 use crate::graphs::Recorded;
 use crate::memory::Memory;
@@ -18,7 +18,9 @@ use crate::spread::Sharded;
 use crate::target::AbsentDevice;
 use crate::undonated::Undonated;
 use crate::value::{Slot, State, Value};
-use oxitorch_capture::{self as capture, Beside, Capture, Exchanged, FellBack, Modules, Moved, Role};
+use oxitorch_capture::{
+    self as capture, Beside, Capture, Exchanged, FellBack, GroupCall, Modules, Moved, Role,
+};
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -56,6 +58,8 @@ struct Log {
     fallbacks: BTreeMap<(u64, u32, String), u64>,
     /// The step and line of each collective.
     exchanges: Vec<(u64, Site, Asked)>,
+    /// Those of several processes.
+    group_calls: Vec<(Site, GroupCall)>,
     roles: Roles,
     undonated: Undonated,
 }
@@ -76,8 +80,9 @@ struct Runs {
     tensors_beside: Vec<Beside>,
 }
 
-/// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back.
-const KEPT: usize = 4096;
+/// Copies from the host of so many bytes are kept: they are lengths, indices and flags, and scripts read them back, as
+/// `DistributedDataParallel` does with the shapes of all parameters.
+const KEPT: usize = 1 << 20;
 
 impl Absent {
     /// A device of which nothing was asked yet.
@@ -173,6 +178,7 @@ impl Absent {
             writes: moved(&log.writes),
             fallbacks: log.fallbacks.iter().map(fell_back).collect(),
             exchanges: log.exchanges.iter().map(exchanged).collect(),
+            group_calls: log.group_calls.iter().map(group_call).collect(),
             resident_peak_bytes: self.memory.bytes().peak,
             ..Capture::default()
         };
@@ -226,9 +232,27 @@ impl Executor for Absent {
         self.take(&mut log, &launch);
     }
 
-    fn task(&self, task: GroupTask) {
-        task.results().for_each(|value| *value.state.lock() = State::Absent(None));
-        task.work.finish(Ok(()));
+    /// Runs a task whose data are known, with a group in which this process is alone; of others it keeps what was asked
+    /// for.
+    fn task(&self, mut recorded: GroupTask) {
+        let made = match made(&mut recorded) {
+            Ok(made) => made,
+            Err(why) => return recorded.fail(&Error::runtime(why).at(recorded.site)),
+        };
+        let mut log = self.log.lock();
+        let (step, call) = (log.steps, asked(&recorded, log.steps));
+        log.group_calls.push((recorded.site, call));
+        let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
+        for (written, known) in recorded.writes.iter().flatten().zip(made) {
+            if let Old::Taken(old) = &written.old {
+                old.donate();
+            }
+            self.memory.charge(written.value.bytes(), &written.value.charge);
+            *written.value.state.lock() = State::Absent(known);
+        }
+        log.roles.made(&results, step);
+        drop(log);
+        recorded.work.finish(Ok(()));
     }
 
     fn upload(&self, ty: TensorType, _: Sharded, bytes: &[u8], _: bool) -> Result<Arc<Value>> {
@@ -305,6 +329,58 @@ fn exchanged((step, site, asked): &(u64, Site, Asked)) -> Exchanged {
         r#type: (&exchange.ty).into(),
         bytes: exchange.ty.bytes().max(0) as u64,
     }
+}
+
+/// What a task is, for the capture; the line is added when all is written.
+fn asked(task: &GroupTask, step: u64) -> GroupCall {
+    let bytes = |values: &mut dyn Iterator<Item = &Arc<Value>>| values.map(|v| v.bytes()).sum::<u64>();
+    let first = task.reads.iter().flatten().chain(task.results()).next();
+    GroupCall {
+        step,
+        line: None,
+        name: task.work.about().name.clone(),
+        ranks: task.task.ranks().to_vec(),
+        r#type: first.map(|v| (&v.ty).into()),
+        bytes: bytes(&mut task.reads.iter().flatten()).max(bytes(&mut task.results())),
+    }
+}
+
+fn group_call((site, call): &(Site, GroupCall)) -> GroupCall {
+    GroupCall { line: describe(*site), ..call.clone() }
+}
+
+/// The bytes of a value, if the script itself has put them there.
+fn known(value: &Value) -> Option<Box<[u8]>> {
+    match &*value.state.lock() {
+        State::Absent(bytes) => bytes.clone(),
+        State::Host(bytes) => Some(bytes[..].into()),
+        _ => None,
+    }
+}
+
+/// The bytes of each result of a task, where all is known that goes in.
+fn made(recorded: &mut GroupTask) -> Result<Vec<Option<Box<[u8]>>>, String> {
+    let unknown = recorded.writes.iter().flatten().map(|_| None).collect();
+    let read = |v: &Option<Arc<Value>>| v.as_ref().map_or_else(|| Some(Box::default()), |v| known(v));
+    let written = |w: &Option<Written>| match w.as_ref().map(|w| (&w.old, w.value.bytes())) {
+        None => Some(Box::default()),
+        Some((_, bytes)) if bytes > KEPT as u64 => None,
+        Some((Old::Nothing, bytes)) => Some(vec![0; bytes as usize].into()),
+        Some((Old::Taken(old) | Old::Copied(old), _)) => known(old),
+    };
+    // Where nothing goes in, it comes from another rank.
+    let in_place = recorded.writes.iter().flatten().any(|w| !matches!(w.old, Old::Nothing));
+    if recorded.reads.iter().flatten().next().is_none() && !in_place {
+        return Ok(unknown);
+    }
+    let Some(reads) = recorded.reads.iter().map(read).collect::<Option<Vec<_>>>() else { return Ok(unknown) };
+    let Some(mut writes) = recorded.writes.iter().map(written).collect::<Option<Vec<_>>>() else {
+        return Ok(unknown);
+    };
+    let reads: Vec<&[u8]> = reads.iter().map(|b| &**b).collect();
+    recorded.task.run(&reads, &mut writes.iter_mut().map(|b| &mut **b).collect::<Vec<_>>(), recorded.site)?;
+    let is_there = recorded.writes.iter().map(Option::is_some);
+    Ok(writes.into_iter().zip(is_there).filter(|(_, there)| *there).map(|(b, _)| Some(b)).collect())
 }
 
 /// The bytes of a number; what the type cannot hold is cut as `as` does.

@@ -27,6 +27,11 @@ pub trait Task: Send {
     /// What it is.
     fn about(&self) -> About;
 
+    /// The ranks of its group, in their order; none if that is not known.
+    fn ranks(&self) -> &[u64] {
+        &[]
+    }
+
     /// Does it, and waits until it is done. Both are row-major bytes of the tensors, in the order in which the task was
     /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.
     /// An error is said in words.

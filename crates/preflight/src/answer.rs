@@ -28,6 +28,8 @@ pub(crate) struct Judged {
     pub(crate) chips_used: u32,
     /// How the work is split over them.
     pub(crate) parallel: Option<Told>,
+    /// What the script's process sends others, if it makes a group of several; all else is of the first.
+    pub(crate) processes: Option<Processes>,
     pub(crate) compiler: String,
     pub(crate) verdict: Verdict,
     /// Why it is not known, or what is in the way.
@@ -66,6 +68,26 @@ pub(crate) struct Judged {
     pub(crate) fallbacks: Vec<FellBack>,
 }
 
+/// The processes that a script is one of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Processes {
+    /// How many there are, each with a device.
+    pub(crate) count: u64,
+    /// The collectives of the last step in their order, those that are alike as one.
+    pub(crate) collectives: Vec<Called>,
+}
+
+/// Collectives that a line asks for, of one kind and size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Called {
+    /// As `torch.distributed` calls it.
+    pub(crate) name: String,
+    pub(crate) line: Option<String>,
+    /// What is sent, and how long that takes at least.
+    #[serde(flatten)]
+    pub(crate) sent: Sent,
+}
+
 /// The last step that was captured.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Step {
@@ -73,6 +95,8 @@ pub(crate) struct Step {
     pub(crate) programs: u64,
     /// What chips send each other, by kind.
     pub(crate) collectives: Vec<ici::Kind>,
+    /// How long it takes at least where nothing is computed while processes send; none without a group of them.
+    pub(crate) without_overlap_s: Option<f64>,
     #[serde(flatten)]
     pub(crate) work: Work,
 }
@@ -126,6 +150,7 @@ impl Judged {
             chips: slice.chips,
             chips_used: 1,
             parallel: None,
+            processes: None,
             compiler: String::new(),
             verdict: Verdict::Unknown,
             reason: Some(reason),

@@ -40,6 +40,7 @@ use compile::plugin;
 use hardware::Slice;
 use judge::budget;
 use judge::prices::{self, Prices};
+use record::Processes;
 use search::fit::Bounds;
 use search::{checks, fit, remat};
 use session::{Session, Target, Variant};
@@ -49,6 +50,9 @@ const VERSION: u32 = 1;
 
 /// Steps if nobody says how many: the first allocates what optimizers keep, from the second on they are alike.
 const STEPS: u64 = 3;
+
+/// What is plausible: each rank of a group is kept for each of its collectives.
+const MOST_PROCESSES: u64 = 1 << 16;
 
 /// The exit status of what keeps a report from being made.
 pub const UNKNOWN: i32 = 2;
@@ -72,6 +76,10 @@ pub struct Options {
     /// How the step is split over the chips: dp, fsdp, auto (the better of both), or a file of patterns (.toml)
     #[arg(long, value_name = "HOW")]
     pub parallel: Option<Parallel>,
+    /// Processes of a script that uses torch.distributed, of which the first is run [default: one for each device of the
+    /// slice]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_PROCESSES))]
+    pub processes: Option<u64>,
     /// What it may take at most, else the exit status is 1, for instance hbm=90%,graphs=2,syncs=0,fallbacks=0,step_ms=80
     #[arg(long, value_name = "LIMITS", value_delimiter = ',')]
     pub budget: Vec<Limit>,
@@ -110,6 +118,7 @@ impl Options {
             effort: self.effort.or(others.effort),
             host_value: self.host_value.or(others.host_value),
             parallel: self.parallel.or(others.parallel),
+            processes: self.processes.or(others.processes),
             budget,
             fit: self.fit.or(others.fit),
             fit_multiple: self.fit_multiple.or(others.fit_multiple),
@@ -162,6 +171,14 @@ pub fn run(options: &Options, script: Vec<String>, environment: &Environment) ->
         Ok(Target { slice, memory: memory_of(slice)?, plugin })
     };
     let targets: Vec<Target> = slices.iter().zip(plugins).map(target).collect::<anyhow::Result<_>>()?;
+    let processes = match (options.processes, &options.parallel) {
+        (Some(_), Some(_)) => {
+            bail!("--parallel splits the step of one process: it does not go with --processes")
+        }
+        (Some(n), None) => Processes::Asked(n),
+        (None, Some(_)) => Processes::Split,
+        (None, None) => Processes::OfSlice,
+    };
     let call = (steps, options.host_value.unwrap_or(0.0));
     let runs = BTreeMap::new();
     let (parallel, budget) = (options.parallel.as_ref(), options.budget.as_slice());
@@ -172,6 +189,7 @@ pub fn run(options: &Options, script: Vec<String>, environment: &Environment) ->
         effort,
         budget,
         parallel,
+        processes,
         environment,
         runs,
     };

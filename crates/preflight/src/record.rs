@@ -23,9 +23,11 @@ pub(crate) struct Runs<'a> {
     slices: Vec<(&'a Slice, u64)>,
     call: Call,
     environment: &'a Environment,
-    /// By the kind of the devices and their memory.
-    known: BTreeMap<(&'static str, u64), Run>,
+    known: BTreeMap<Key, Run>,
 }
+
+/// The kind of the devices, their memory, and how many processes the script is told to be one of.
+type Key = (&'static str, u64, Option<u64>);
 
 impl<'a> Runs<'a> {
     pub(crate) fn new(
@@ -38,21 +40,29 @@ impl<'a> Runs<'a> {
     }
 
     /// The run for a slice. What the script asks of the smallest memory it asks of a larger one as well, unless something
-    /// depended on the device.
+    /// depended on the device; and what it does as one of many processes it does as one of fewer, unless it makes a group
+    /// of them.
     pub(crate) fn of(&mut self, slice: &Slice, memory: u64) -> anyhow::Result<&Run> {
-        let alike = self.slices.iter().filter(|(s, _)| s.platform() == slice.platform());
-        let (first, least) = alike.min_by_key(|(_, m)| *m).map_or((slice, memory), |(s, m)| (*s, *m));
-        let mut key = self.make(first, least)?;
-        if self.known[&key].depends_on_device() {
-            key = self.make(slice, memory)?;
+        let (of, alike) = (self.call.processes, |s: &Slice| s.platform() == slice.platform());
+        let slices = self.slices.iter().filter(|(s, _)| alike(s));
+        let (first, least) =
+            slices.clone().min_by_key(|(_, m)| *m).map_or((slice, memory), |(s, m)| (*s, *m));
+        let most = slices.map(|(s, _)| of.on(s)).max().unwrap_or_else(|| of.on(slice));
+        let mut key = self.make(first, least, most)?;
+        if self.known[&key].told.processes.is_some() {
+            // A slice of one device beside others: the script has shown that it wants to be told.
+            key = self.make(slice, memory, most.and_then(|_| of.on(slice).or(Some(1))))?;
+        } else if self.known[&key].depends_on_device() {
+            key = self.make(slice, memory, most)?;
         }
         Ok(&self.known[&key])
     }
 
-    fn make(&mut self, slice: &Slice, memory: u64) -> anyhow::Result<(&'static str, u64)> {
-        let key = (kind(slice), memory);
+    fn make(&mut self, slice: &Slice, memory: u64, processes: Option<u64>) -> anyhow::Result<Key> {
+        let key = (kind(slice), memory, processes);
         if let Entry::Vacant(place) = self.known.entry(key) {
-            place.insert(Run::new(&self.script, slice, memory, self.call, self.environment)?);
+            let place_of = (slice, memory, processes);
+            place.insert(Run::new(&self.script, place_of, self.call, self.environment)?);
         }
         Ok(key)
     }
@@ -164,6 +174,42 @@ pub(crate) struct Call {
     pub(crate) remat: Option<Policy>,
     /// Whether it is to compute in bfloat16 where `torch.autocast` does.
     pub(crate) autocast: bool,
+    pub(crate) processes: Processes,
+}
+
+/// How many processes a script is told to be the first of, in the variables of `torchrun`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Processes {
+    /// One for each device of a slice that has several.
+    OfSlice,
+    /// So many.
+    Asked(u64),
+    /// It is told nothing: one process is split over the devices.
+    Split,
+}
+
+impl Processes {
+    /// How many they are on a slice; none: the script is told nothing.
+    fn on(self, slice: &Slice) -> Option<u64> {
+        match self {
+            Processes::OfSlice => Some(slice.devices()).filter(|n| *n > 1),
+            Processes::Asked(n) => Some(n),
+            Processes::Split => None,
+        }
+    }
+}
+
+/// What `torchrun` would tell the first of so many processes on one machine. Nobody listens at the address.
+fn torchrun(processes: u64) -> [(&'static str, String); 6] {
+    let all = processes.to_string();
+    [
+        ("RANK", "0".to_owned()),
+        ("LOCAL_RANK", "0".to_owned()),
+        ("WORLD_SIZE", all.clone()),
+        ("LOCAL_WORLD_SIZE", all),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", "29500".to_owned()),
+    ]
 }
 
 /// What a script tells of itself.
@@ -173,6 +219,8 @@ pub(crate) struct ScriptFacts {
     pub(crate) batch: Option<u64>,
     /// What it could compute again.
     pub(crate) blocks: Option<Blocks>,
+    /// The processes of the group that it makes.
+    pub(crate) processes: Option<u64>,
 }
 
 /// The module that stands for a function: `oxitorch.preflight` was called.
@@ -198,9 +246,8 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(
         script: &[String],
-        slice: &Slice,
-        memory: u64,
-        Call { steps, value, batch, remat, autocast }: Call,
+        (slice, memory, processes): (&Slice, u64, Option<u64>),
+        Call { steps, value, batch, remat, autocast, .. }: Call,
         environment: &Environment,
     ) -> anyhow::Result<Run> {
         let folder = tempfile::Builder::new().prefix("oxitorch-preflight-").tempdir()?;
@@ -225,6 +272,7 @@ impl Run {
             .args(script)
             .env("OXITORCH_PREFLIGHT", folder.path())
             .env("PYTHONUNBUFFERED", "1") // so that what it prints comes in its place
+            .envs(processes.into_iter().flat_map(torchrun))
             .stdout(Stdio::from(std::io::stderr()))
             .status()
             .with_context(|| format!("cannot run {}", environment.executable.display()))?;
@@ -240,6 +288,7 @@ impl Run {
         let told = ScriptFacts {
             batch: file("batch").and_then(|n| n.trim().parse().ok()),
             blocks: file("remat").and_then(|json| serde_json::from_str(&json).ok()),
+            processes: file("processes").and_then(|n| n.trim().parse().ok()),
         };
         Ok(Run { folder, capture, failure, interrupted, told, took: start.elapsed() })
     }

@@ -9,12 +9,13 @@ use oxitorch_format::{duration, many};
 use oxitorch_pjrt::{Found, Platform};
 
 use crate::Environment;
-use crate::answer::Judged;
+use crate::answer::{Judged, Processes};
 use crate::compile::{Asked, Compiling, Effort, Interrupted, Outcome, Said};
 use crate::hardware::Slice;
+use crate::judge::processes::called;
 use crate::judge::{Limit, budget, judge, undecided};
 use crate::progress::{Ticker, elapsed, say};
-use crate::record::{Argument, Call, Policy, Run, Runs, ScriptFacts};
+use crate::record::{self, Argument, Call, Policy, Run, Runs, ScriptFacts};
 use crate::split::{Parallel, Plan, Strategy, Tried};
 use crate::verdict::Verdict;
 
@@ -46,6 +47,7 @@ pub(crate) struct Session<'a> {
     pub(crate) effort: Asked,
     pub(crate) budget: &'a [Limit],
     pub(crate) parallel: Option<&'a Parallel>,
+    pub(crate) processes: record::Processes,
     pub(crate) environment: &'a Environment,
     pub(crate) runs: BTreeMap<Variant, Runs<'a>>,
 }
@@ -68,7 +70,7 @@ impl<'a> Session<'a> {
         variant: &Variant,
         (effort, parallel): (Asked, Option<&Parallel>),
     ) -> anyhow::Result<(Judged, ScriptFacts)> {
-        let Session { script, targets, call, environment, .. } = self;
+        let Session { script, targets, call, processes, environment, .. } = self;
         let runs = self.runs.entry(variant.clone()).or_insert_with(|| {
             let (script, batch) = match &variant.batch {
                 Some((Some(argument), n)) => (argument.set(script, *n), None),
@@ -82,6 +84,7 @@ impl<'a> Session<'a> {
                 batch,
                 remat: variant.remat,
                 autocast: variant.autocast,
+                processes: *processes,
             };
             Runs::new(script, slices, call, environment)
         });
@@ -152,6 +155,16 @@ fn judge_run(
     if let Some(plan) = &plan {
         judged.chips_used = slice.chips;
         judged.parallel = Some(plan.told.clone());
+    }
+    if let Some(processes) = run.told.processes {
+        if slice.place.is_some() && processes > slice.devices() {
+            let devices = many(slice.devices(), "device");
+            let why =
+                format!("the script makes a group of {processes} processes, and the slice has {devices}");
+            return Judged { reason: Some(why), ..judged };
+        }
+        judged.chips_used = slice.chips_of(processes);
+        judged.processes = Some(Processes { count: processes, collectives: called(capture, slice) });
     }
     let mut outcomes = Vec::new();
     let on_one = plan.as_ref().map(|plan| plan.on_one_device(capture));

@@ -136,6 +136,8 @@ typedef struct OxiTask {
   const char* group;       // the name of the process group
   uint64_t number;         // which of its collectives; the first is 1
   uint64_t lane;           // tasks of one lane are done in their order, others at once
+  const uint64_t* ranks;   // those of the group, in its order
+  uint32_t nranks;
 } OxiTask;
 
 typedef struct OxiMemory { // row-major bytes of a tensor

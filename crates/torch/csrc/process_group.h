@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "alone.h"
 #include "tensors.h"
 
 namespace oxi_group {
@@ -893,7 +894,9 @@ class ProcessGroupTpu final : public c10d::Backend {
     if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
     auto task = std::make_unique<Task>(Task{group_, call, number_, std::move(run)});
     auto group_name = group_->name();
-    OxiTask t{task.get(), call.name, group_name.c_str(), number_, lane.value_or(id_)};
+    auto& ranks = options_->global_ranks_in_group;
+    OxiTask t{task.get(), call.name, group_name.c_str(), number_, lane.value_or(id_), ranks.data(),
+              static_cast<uint32_t>(ranks.size())};
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),
@@ -913,6 +916,13 @@ class ProcessGroupTpu final : public c10d::Backend {
   std::mutex mutex_;
   std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;
 };
+
+// Gives a group one for host memory of which only this process runs.
+inline void add_alone(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms) {
+  auto options = c10::make_intrusive<c10d::Backend::Options>("gloo", Milliseconds(timeout_ms));
+  auto backend = c10::make_intrusive<Alone>(group->getRank(), group->getSize(), std::move(options));
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
+}
 
 // Gives a group that has one for host memory one for the device.
 inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,

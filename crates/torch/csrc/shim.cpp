@@ -529,6 +529,7 @@ void register_graphs() {
   m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks) -> ()",
         [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,
            std::vector<int64_t> ranks) { oxi_group::add(group, timeout_ms, std::move(name), ranks); });
+  m.def("_alone(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms) -> ()", &oxi_group::add_alone);
   m.def("_bind(str namespace) -> ()", [](std::string ns) { bind_ops(ns); });
 }
 

@@ -232,7 +232,7 @@ const _: () = {
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
     assert!(size_of::<Caller>() == 32);
-    assert!(size_of::<Task>() == 40);
+    assert!(size_of::<Task>() == 56);
     assert!(size_of::<Memory>() == 16);
 };
 
@@ -244,6 +244,8 @@ pub(crate) struct Task {
     pub(crate) group: *const c_char,
     pub(crate) number: u64,
     pub(crate) lane: u64,
+    pub(crate) ranks: *const u64,
+    pub(crate) nranks: u32,
 }
 
 /// `OxiMemory`

@@ -38,6 +38,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "recipes.h",
     "shim.cpp",
     "sparse.h",
+    "alone.h",
     "tensors.h",
 ];
 

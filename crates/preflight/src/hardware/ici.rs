@@ -1,5 +1,6 @@
 //! How long collectives take on the links between the chips of a slice.
 
+use oxitorch_capture::GroupCall;
 use oxitorch_pjrt::Collective;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,33 @@ pub(crate) struct Sent {
     /// Of all of them, at least.
     #[serde(default)]
     pub(crate) ici_s: Option<f64>,
+}
+
+/// What XLA calls the collectives of `torch.distributed`, by how they begin; a reduction to one and what is like it have no
+/// name there.
+const KINDS: &[(&str, &str)] = &[
+    ("all_reduce", "all-reduce"),
+    ("all_gather", "all-gather"),
+    ("reduce_scatter", "reduce-scatter"),
+    ("all_to_all", "all-to-all"),
+    ("broadcast", "collective-broadcast"),
+    ("send", "collective-permute"),
+    ("recv", "collective-permute"),
+];
+
+impl From<&GroupCall> for Sent {
+    fn from(c: &GroupCall) -> Sent {
+        let kind = KINDS.iter().find(|(name, _)| c.name.starts_with(name)).map_or(&*c.name, |(_, kind)| kind);
+        Sent {
+            kind: kind.to_owned(),
+            operands: c.r#type.as_ref().map_or_else(String::new, ToString::to_string),
+            bytes: c.bytes,
+            count: 1,
+            devices: c.ranks.len() as u64,
+            group: c.ranks.clone(),
+            ici_s: None,
+        }
+    }
 }
 
 impl From<Collective> for Sent {

@@ -168,6 +168,12 @@ impl Slice {
         u64::from(self.chips) * self.chip().map_or(1, |c| u64::from(c.devices))
     }
 
+    /// Chips of so many of its devices.
+    pub(crate) fn chips_of(&self, devices: u64) -> u32 {
+        let on_chip = self.chip().map_or(devices, |c| u64::from(c.devices)).max(1);
+        u32::try_from(devices.div_ceil(on_chip)).unwrap_or(self.chips).min(self.chips)
+    }
+
     /// The platform that compiles for it.
     pub(crate) fn platform(&self) -> Platform {
         match self.chip() {

@@ -5,6 +5,7 @@ pub(crate) mod advice;
 pub(crate) mod budget;
 mod effort;
 pub(crate) mod prices;
+pub(crate) mod processes;
 mod verdict;
 
 pub use budget::Limit;

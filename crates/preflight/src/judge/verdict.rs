@@ -3,6 +3,7 @@
 use oxitorch_capture::{Capture, Moved, Program};
 
 use super::advice::{self, On};
+use super::processes;
 use crate::answer::{Judged, Judgement, Step};
 use crate::compile::{Memory, Outcome};
 use crate::hardware::{Chip, Work, ici};
@@ -18,6 +19,8 @@ pub(crate) fn judge(judged: &mut Judged, chip: Option<&Chip>, capture: &Capture,
     let limit = judged.limit_bytes;
     let strategy = judged.parallel.as_ref().map(|p| p.strategy);
     let trains = capture.programs.iter().any(|p| p.ops.iter().any(|o| o.backward));
+    // How a step is split over processes is the script's own business.
+    let strategy = strategy.or(judged.processes.as_ref().map(|_| "processes"));
     let on = On { chip, chips: judged.chips, strategy, trains };
     let judge = |p: &Program| {
         let outcome = outcomes.iter().find(|o| o.id == p.id);
@@ -41,8 +44,12 @@ pub(crate) fn judge(judged: &mut Judged, chip: Option<&Chip>, capture: &Capture,
     step.collectives = ici::kinds(
         judged.programs.iter().flat_map(|p| p.collectives.iter().map(|c| (c, p.launches_in_last_step))),
     );
+    if let Some(processes) = &judged.processes {
+        processes::add(&mut step, processes);
+    }
     step.work.finish(chip);
     if !whole {
+        step.without_overlap_s = None;
         step.work = Work { product_flops: step.work.product_flops, ..Work::default() };
     }
     judged.step = Some(step);

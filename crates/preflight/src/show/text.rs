@@ -39,6 +39,10 @@ pub(crate) fn place(s: &Judged) -> String {
     let topology = s.topology.as_ref().map_or(String::new(), |t| format!(", topology {t}"));
     let chips = match s.chips {
         1 => "1 chip".to_owned(),
+        n if s.processes.is_some() => {
+            let all = s.processes.as_ref().map_or(1, |p| p.count);
+            format!("{} of {n} chips, {}: all is said of the first", s.chips_used, many_processes(all))
+        }
         n => match &s.parallel {
             Some(told) => format!("{n} chips, {}", told.words()),
             None => {
@@ -47,6 +51,10 @@ pub(crate) fn place(s: &Judged) -> String {
         },
     };
     format!("{}{topology}, {chips}", s.device)
+}
+
+fn many_processes(n: u64) -> String {
+    if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
 }
 
 /// A sign, its style, and the words.
@@ -164,6 +172,18 @@ fn step(s: &Judged) -> String {
     for c in &step.collectives {
         let least = c.ici_s.map_or(String::new(), |s| format!(", at least {}", time(s)));
         let _ = writeln!(out, "    {} x {}, {} a chip{least}", c.count, c.kind, bytes(c.bytes));
+    }
+    for c in s.processes.iter().flat_map(|p| &p.collectives).take(SHOWN) {
+        let line = c.line.as_deref().map_or("an unknown line", short);
+        let (size, group) = (bytes(c.sent.bytes), many_processes(c.sent.devices));
+        let _ = writeln!(
+            out,
+            "      {} x {} of {size}, {}, {group}, {line}",
+            c.sent.count, c.name, c.sent.operands
+        );
+    }
+    if let Some(most) = step.without_overlap_s {
+        let _ = writeln!(out, "    at least {} where nothing is computed while processes send", time(most));
     }
     if let Some(share) = step.work.mfu_ceiling {
         let _ = writeln!(out, "    at most {:.1} % of the chip's bfloat16 peak", 100.0 * share);

@@ -14,6 +14,7 @@ struct Called {
     shim: &'static Shim,
     context: *mut c_void,
     about: About,
+    ranks: Vec<u64>,
 }
 
 // SAFETY: the shim says that it may be called and dropped from any thread.
@@ -22,6 +23,10 @@ unsafe impl Send for Called {}
 impl Task for Called {
     fn about(&self) -> About {
         self.about.clone()
+    }
+
+    fn ranks(&self) -> &[u64] {
+        &self.ranks
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
@@ -87,7 +92,8 @@ pub(super) unsafe extern "C" fn task(
             let task = &*task;
             let text = |c| CStr::from_ptr(c).to_string_lossy().into_owned();
             let about = About { name: text(task.name), group: text(task.group), number: task.number };
-            let called = Called { shim: s.shim, context: task.context, about };
+            let ranks = slice(task.ranks, task.nranks as usize).into();
+            let called = Called { shim: s.shim, context: task.context, about, ranks };
             let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
             let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
             let writes: Vec<TensorRef<'_>> = writes.collect();
