@@ -17,19 +17,30 @@ from pathlib import Path
 import pytest
 
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
+ONLY_WITH: dict[Callable[[], None], int] = {}
 
 
-def case(f: Callable[[], None]) -> Callable[[], None]:
-    """A function that all ranks run; it fails if it raises in one."""
+def case(f: Callable[[], None] | None = None, *, ranks: int | None = None) -> Callable:
+    """A function that all ranks run, of so many if it says how many; it fails if it raises in one."""
+    if f is None:
+        return lambda f: case(f, ranks=ranks)
     CASES.setdefault(f.__module__, {})[f.__name__] = f
+    if ranks is not None:
+        ONLY_WITH[f] = ranks
     return f
 
 
-def names(module: str) -> list[str]:
-    """The cases of a module of this package."""
+def names(module: str, ranks: int) -> list[str]:
+    """The cases of a module of this package that so many ranks run."""
     name = f"tests.distributed.{module}"
     importlib.import_module(name)
-    return list(CASES[name])
+    return [n for n, f in CASES[name].items() if ONLY_WITH.get(f, ranks) == ranks]
+
+
+def parameters(module: str) -> list:
+    """All cases with 2 and 4 ranks, for pytest."""
+    marks = {2: (), 4: (pytest.mark.slow,)}
+    return [pytest.param(n, name, marks=marks[n]) for n in marks for name in names(module, n)]
 
 
 class Outcomes:
@@ -69,7 +80,7 @@ def run(module: str, ranks: int, only: list[str] | None = None, timeout: float =
             printed += f"--- rank {rank} ended with {process.returncode}\n{logs[rank].read()[-6000:]}"
             logs[rank].close()
         outcomes: dict[str, str] = {}
-        for name in only or names(module):
+        for name in only or names(module, ranks):
             files = [Path(folder, f"{name}.{rank}") for rank in range(ranks)]
             if all(f.exists() for f in files):
                 outcomes[name] = "\n".join(filter(None, (f.read_text() for f in files)))
@@ -85,7 +96,7 @@ def main(module: str, folder: str, only: list[str]) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     host = dist.new_group(backend="gloo")
-    every = names(module)
+    every = names(module, size)
     for name in only or every:
         try:
             CASES[f"tests.distributed.{module}"][name]()

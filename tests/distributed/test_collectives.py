@@ -7,7 +7,6 @@ from tests.distributed import ranks
 outcomes = ranks.Outcomes()
 
 
-@pytest.mark.parametrize("name", ranks.names("collectives"))
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size, name", ranks.parameters("collectives"))
 def test_collectives(size, name):
     outcomes.check("collectives", size, name)

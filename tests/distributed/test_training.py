@@ -7,7 +7,6 @@ from tests.distributed import ranks
 outcomes = ranks.Outcomes()
 
 
-@pytest.mark.parametrize("name", ranks.names("training"))
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size, name", ranks.parameters("training"))
 def test_training(size, name):
     outcomes.check("training", size, name)

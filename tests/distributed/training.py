@@ -402,6 +402,46 @@ def tensor_parallel():
     close(m.state_dict(), one.state_dict())
 
 
+@case(ranks=4)
+def fsdp2_hybrid():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("tpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    for reshard in (True, False):
+        m = sharded(reshard, mesh=mesh)
+        train(m, adamw(m), "tpu")
+        close(m.state_dict(), alone()[0])
+        part = m.head.weight.to_local()
+        assert part.shape[0] == (7, 6)[mesh.get_local_rank("shards")]
+
+
+@case(ranks=4)
+def fsdp2_with_tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("tpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    m = model().to("tpu")
+    for block in m.blocks:
+        parallelize_module(block, mesh["tensor"], plan)
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(m, mesh=mesh["data"])
+    one = model()
+    optimizers = [made(torch.optim.AdamW, x) for x in (m, one)]
+    half = slice(4 * mesh.get_local_rank("data"), 4 * mesh.get_local_rank("data") + 4)
+    for step in range(STEPS):
+        ids = batch(step, -1)
+        for x, part, optimizer in ((m, ids[half].to("tpu"), optimizers[0]), (one, ids, optimizers[1])):
+            loss_of(x(part), part).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    weight = m.blocks[0].up.weight
+    assert weight.to_local().shape == (16, 16), "each rank has a quarter"
+    close(m.state_dict(), one.state_dict())
+
+
 @case
 def redistributions():
     from torch.distributed.device_mesh import init_device_mesh
@@ -425,6 +465,44 @@ def redistributions():
 
 
 @case
+def random_numbers():
+    """Follow the seed, agree where they are replicated and differ where they are not, as on CUDA."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, empty, rand, randn
+
+    mesh = init_device_mesh("tpu", (size(),))
+    shape = (4 * size(), 3 * size())
+    ones = torch.ones(shape, device="tpu")
+
+    def drawn(place):
+        torch.manual_seed(5)
+        x = distribute_tensor(ones, mesh, [place]).requires_grad_()
+        y = nn.functional.dropout(x, 0.5)
+        y.sum().backward()
+        assert torch.equal(x.grad.full_tensor(), y.detach().full_tensor())  # the same mask
+        made = [make(shape, device_mesh=mesh, placements=[place]) for make in (rand, randn)]
+        made.append(empty(shape, device_mesh=mesh, placements=[place]).uniform_())
+        return [t.detach() for t in (y, *made)] + [torch.rand(shape, device="tpu")]
+
+    for place in (Replicate(), Shard(0), Shard(1)):
+        found, again = drawn(place), drawn(place)
+        for i, (x, y) in enumerate(zip(found, again, strict=True)):
+            own = x.to_local() if i < 4 else x
+            # Logarithms round by how the program was compiled, which may change between the rounds.
+            torch.testing.assert_close(own, y.to_local() if i < 4 else y)
+            every = torch.empty((size(), *own.shape), device="tpu")
+            dist.all_gather_into_tensor(every.view(-1), own.contiguous().view(-1))
+            # Ordinary tensors are alike too: afterwards all ranks' generators are at one place.
+            alike = isinstance(place, Replicate) or i == 4
+            for other in every[1:]:
+                assert torch.allclose(every[0], other, atol=1e-5) == alike, (place, i)
+    # Of one process they are at the start; DTensor then goes further on than the device's generator.
+    first = drawn(Replicate())[0].to_local()
+    torch.manual_seed(5)
+    assert torch.equal(first, nn.functional.dropout(ones, 0.5))
+
+
+@case
 def loss_in_parallel():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -444,33 +522,57 @@ def loss_in_parallel():
     torch.testing.assert_close(x.grad.full_tensor().cpu(), one.grad)
 
 
-@case
-def pipelines():
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+class Stage(nn.Module):
+    def __init__(self, i):
+        super().__init__()
+        torch.manual_seed(i)
+        self.linear = nn.Linear(8, 8)
 
-    class Stage(nn.Module):
-        def __init__(self, i):
-            super().__init__()
-            torch.manual_seed(i)
-            self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
 
-        def forward(self, x):
-            return torch.tanh(self.linear(x))
+
+def pipeline(schedule, per_rank=1):
+    """A step of a pipeline with so many stages on a rank gives the gradients and the loss of the whole on the CPU."""
+    from torch.distributed.pipelining import PipelineStage
 
     x, target = torch.arange(64.0).view(8, 8) / 64, torch.ones(8, 8)
-    whole = nn.Sequential(*(Stage(i) for i in range(size())))
-    nn.functional.mse_loss(whole(x), target).backward()
+    stages = size() * per_rank
+    whole = nn.Sequential(*(Stage(i) for i in range(stages)))
+    wanted = nn.functional.mse_loss(whole(x), target)
+    wanted.backward()
+    numbers = range(rank(), stages, size())
+    own = [Stage(i).to("tpu") for i in numbers]
+    device = torch.device("tpu", torch.tpu.current_device())
+    made = [PipelineStage(m, i, stages, device) for m, i in zip(own, numbers, strict=True)]
+    steps = schedule(made[0] if per_rank == 1 else made, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    losses = []
+    last = {"target": target.to("tpu"), "losses": losses} if rank() == size() - 1 else {}
+    steps.step(*([x.to("tpu")] if rank() == 0 else []), **last)
+    if last:
+        torch.testing.assert_close(torch.stack(losses).mean().detach().cpu(), wanted.detach())
+    for m, i in zip(own, numbers, strict=True):
+        close({"w": m.linear.weight.grad}, {"w": whole[i].linear.weight.grad})
+
+
+@case
+def pipelines():
+    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
     for schedule in (ScheduleGPipe, Schedule1F1B):
-        own = Stage(rank()).to("tpu")
-        stage = PipelineStage(own, rank(), size(), torch.device("tpu", torch.tpu.current_device()))
-        steps = schedule(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
-        if rank() == 0:
-            steps.step(x.to("tpu"))
-        elif rank() == size() - 1:
-            steps.step(target=target.to("tpu"))
-        else:
-            steps.step()
-        close({"w": own.linear.weight.grad}, {"w": whole[rank()].linear.weight.grad})
+        pipeline(schedule)
+
+
+@case
+def pipelines_of_several_stages():
+    from torch.distributed.pipelining import (
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleLoopedBFS,
+    )
+
+    for schedule in (ScheduleInterleaved1F1B, ScheduleLoopedBFS, ScheduleInterleavedZeroBubble):
+        pipeline(schedule, 2)
 
 
 @case
