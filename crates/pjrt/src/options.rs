@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::guard;
+use crate::key_values::Processes;
 use crate::named_value::NamedValue;
 use crate::platform::Platform;
 use crate::signature;
@@ -23,6 +24,8 @@ pub struct ClientOptions {
     pub cpu_devices: Option<usize>,
     /// Other options by the plugin's names.
     pub extra: Vec<(String, NamedValue)>,
+    /// Of a job of several processes, whose devices are to be those of one client. The CPU platform has no such clients.
+    pub processes: Option<Processes>,
 }
 
 /// More virtual devices than this are refused: each has its own threads.
@@ -59,6 +62,18 @@ impl ClientOptions {
     /// The options to pass, checked.
     pub(crate) fn checked(&self, platform: Platform) -> Result<Vec<(String, NamedValue)>> {
         let mut out = self.extra.clone();
+        if let Some(processes) = &self.processes {
+            processes.check()?;
+            match platform {
+                Platform::Cpu => return Err(err::invalid("a client of the cpu platform has one process")),
+                Platform::Cuda => {
+                    out.push(("node_id".into(), NamedValue::Int(processes.index as i64)));
+                    out.push(("num_nodes".into(), NamedValue::Int(processes.count as i64)));
+                }
+                // libtpu is told by its environment.
+                Platform::Tpu => {}
+            }
+        }
         if platform == Platform::Cpu {
             if out.iter().all(|(name, _)| name != "cpu_device_count") {
                 out.push(("cpu_device_count".into(), NamedValue::Int(self.cpu_devices.unwrap_or(1) as i64)));

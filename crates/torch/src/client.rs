@@ -20,7 +20,7 @@ pub(crate) fn open(
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then_some(setup.cpu_devices);
     let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
-    let options = pjrt::ClientOptions { cpu_devices, extra };
+    let options = pjrt::ClientOptions { cpu_devices, extra, ..Default::default() };
     let (platform, path) = (chosen.platform, chosen.path.clone());
     let begin = move || {
         let plugin = pjrt::Plugin::load(platform, &path, &load)?;

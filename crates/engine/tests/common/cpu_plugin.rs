@@ -18,5 +18,5 @@ pub(crate) fn client(devices: usize) -> Arc<Client> {
         .expect("these tests run on the CPU plugin: `pip install xla-cpu-pjrt`, or set OXITORCH_CPU_PLUGIN");
     let load = LoadOptions::for_platform(Platform::Cpu, false);
     let plugin = Plugin::load(Platform::Cpu, Path::new(&path), &load).unwrap();
-    Client::new(plugin, &ClientOptions { cpu_devices: Some(devices), extra: vec![] }).unwrap()
+    Client::new(plugin, &ClientOptions { cpu_devices: Some(devices), ..Default::default() }).unwrap()
 }
