@@ -54,7 +54,7 @@ impl Launcher {
     }
 
     /// In the launch thread: whether the task succeeds is said by its values.
-    fn await_work(&self, work: &Work) -> Result<()> {
+    pub(crate) fn await_work(&self, work: &Work) -> Result<()> {
         let closed = || match self.stopped.load(Ordering::Acquire) {
             true => Err(Error::runtime("the tpu device is closed")),
             false => Ok(()),

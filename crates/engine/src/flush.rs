@@ -258,8 +258,11 @@ impl Stream {
             None => std::mem::take(&mut part.outputs),
         };
         let donated = lent.donated;
-        let launch = Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step };
-        match part.asked.take() {
+        let mut asked = part.asked.take();
+        let agreement = asked.as_mut().and_then(|a| a.agreement.take());
+        let launch =
+            Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
+        match asked {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.reason == Reason::Read),
         }
@@ -339,7 +342,7 @@ impl Stream {
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
         let inputs: Vec<TensorType> = inputs.chain((!given.is_empty()).then_some(numbers)).collect();
         let spread = self.spread(part, &inputs)?;
-        let replicas = spread.as_ref().filter(|s| s.how == How::Replicas);
+        let replicas = spread.as_ref().filter(|s| s.how != How::Partitions);
         let graph = Graph {
             ops: part.ops.clone(),
             inputs: replicas.map_or(inputs, |s| s.params.clone()),

@@ -381,7 +381,7 @@ impl Launcher {
             let room = self.in_flight() < max_long_in_flight(self.target.platform())
                 && !self.held.load(Ordering::Acquire);
             match runner.batch.front() {
-                Some(Job::Launch(l)) if room && l.program.is_at_hand() => {}
+                Some(Job::Launch(l)) if room && l.program.is_at_hand() && l.agreement.is_none() => {}
                 _ => return false,
             }
             self.run_next(&mut runner);
@@ -589,6 +589,8 @@ impl Launcher {
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
             Ok((mut results, flight)) => {
+                let done = flight.as_ref().map(|f| &*f.done);
+                launch.agreement.iter().for_each(|a| a.begun(&launch.program.name, done));
                 let first = results.drain(launch.program.outputs..).next();
                 let site = (launch.ops == 1).then_some(launch.first);
                 let checked = first.map(|first| Checked { first, site });
@@ -605,6 +607,7 @@ impl Launcher {
                 }
             }
             Err(e) => {
+                launch.agreement.iter().for_each(|a| self.decline(a, &e, launch.first));
                 let isolated = std::panic::AssertUnwindSafe(|| self.isolate(&launch, number, &e));
                 if !std::panic::catch_unwind(isolated).unwrap_or(false) {
                     self.fail(&e);
@@ -693,6 +696,9 @@ impl Launcher {
             args.push(self.buffers(input)?);
         }
         self.check_room(launch, &executable)?;
+        if let Some(agreement) = &launch.agreement {
+            self.agree(agreement, launch.first)?;
+        }
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
         let run = Run::new(self, launch, wanted, start);

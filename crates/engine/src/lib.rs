@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod absent;
+mod agree;
 mod arguments;
 mod buffers;
 mod bulk;

@@ -51,6 +51,19 @@ impl Devices {
         })
     }
 
+    /// One device of this process, and devices of others. Each has all of its own values.
+    pub(crate) fn of_processes(device: usize, ids: &[i32]) -> Result<Devices> {
+        let mesh = Mesh::new(&[("process", ids.len() as i64)]);
+        let mesh = Arc::new(mesh.map_err(|e| Error::runtime(e.to_string()))?);
+        Ok(Devices {
+            copies: Arc::new(Sharding::replicated(&mesh)),
+            one_each: Arc::new(Sharding::one_each(&mesh)),
+            at: vec![device],
+            ids: ids.to_vec(),
+            mesh,
+        })
+    }
+
     /// The place of a device of the client among them.
     pub(crate) fn place(&self, device: usize) -> Option<usize> {
         self.at.iter().position(|&at| at == device)
@@ -72,6 +85,8 @@ pub(crate) enum How {
     Partitions,
     /// The same program on each device, over what that has.
     Replicas,
+    /// That, and one of the devices is this stream's: of the others' values nothing is known here.
+    Processes,
 }
 
 /// How a program is spread over several devices.
@@ -111,7 +126,7 @@ impl Spread {
             How::Partitions => {
                 (options.partitions, options.spmd, options.shardy) = (self.devices.ids.len(), true, true);
             }
-            How::Replicas => options.replicas = self.devices.ids.len(),
+            How::Replicas | How::Processes => options.replicas = self.devices.ids.len(),
         }
     }
 }

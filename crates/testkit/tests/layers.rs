@@ -54,6 +54,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "lanes",
             "launch",
             "carry",
+            "agree",
             "roles",
             "undonated",
             "absent",

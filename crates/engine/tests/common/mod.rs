@@ -7,6 +7,7 @@
 
 pub(crate) mod cpu_plugin;
 pub(crate) mod meshes;
+pub(crate) mod processes;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
