@@ -250,22 +250,31 @@ impl CompileOptions {
             // The plugin would wait for it, and abort.
             return Err(err::invalid(format!("compile: device {id} is not of this process")));
         }
-        let assignment = (!self.portable).then(|| DeviceAssignmentProto {
+        self.encode_with((!self.portable).then(|| self.assignment(&ids)))
+    }
+
+    /// The bytes for a topology of devices with these ids: with a device assignment if devices are named.
+    pub(crate) fn encode_for_topology(&self, available: &[i32], platform: Platform) -> Result<Vec<u8>> {
+        let ids: Vec<i64> = self.ids(available, available)?.into_iter().map(i64::from).collect();
+        let count = ids.len() as i64;
+        if platform == Platform::Tpu && !self.device_ids.is_empty() && ids.iter().any(|id| *id >= count) {
+            // Collectives in it would abort libtpu, which counts a program's devices from 0.
+            let words =
+                format!("compile: libtpu takes a program of {count} devices for the first {count} alone");
+            return Err(err::invalid(format!("{words}, not for {ids:?}")));
+        }
+        self.encode_with((!self.device_ids.is_empty()).then(|| self.assignment(&ids)))
+    }
+
+    fn assignment(&self, ids: &[i64]) -> DeviceAssignmentProto {
+        DeviceAssignmentProto {
             replica_count: self.replicas as i32,
             computation_count: self.partitions as i32,
             computation_devices: ids
                 .chunks(self.replicas)
                 .map(|replicas| ComputationDevice { replica_device_ids: replicas.to_vec() })
                 .collect(),
-        });
-        self.encode_with(assignment)
-    }
-
-    /// The bytes for a topology of so many devices: without a device assignment.
-    pub(crate) fn encode_for_topology(&self, available: usize) -> Result<Vec<u8>> {
-        let ids: Vec<i32> = (0..available as i32).collect();
-        self.ids(&ids, &ids)?;
-        self.encode_with(None)
+        }
     }
 
     fn encode_with(&self, device_assignment: Option<DeviceAssignmentProto>) -> Result<Vec<u8>> {
