@@ -1,7 +1,8 @@
 """The process group of device tensors, for `torch.distributed`.
 
 `dist.init_process_group()` takes it for tensors of the device. It is C++ (`csrc/process_group.h`): its collectives are
-recorded like operations, and gloo carries the bytes between processes, from and into the device's memory.
+recorded like operations. On the cpu platform gloo carries the bytes between processes, from and into the device's
+memory; elsewhere the processes have one client together, and collectives are programs of it.
 """
 
 from oxitorch import _after_import
@@ -20,6 +21,8 @@ def _create(options, _backend_options):
     import torch
     import torch.distributed as dist
 
+    from oxitorch import _processes
+
     store, rank, size = options.store, options.group_rank, options.group_size
     host = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     # A group that holds both for the call: C++ takes the one and adds the other.
@@ -27,5 +30,6 @@ def _create(options, _backend_options):
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, host)
     milliseconds = round(options.timeout.total_seconds() * 1e3)
     ranks = [int(r) for r in options.global_ranks_in_group]
-    torch.ops.oxitorch._process_group(group.boxed(), milliseconds, options.group_id, ranks)
+    devices = _processes.devices(store, rank, size)
+    torch.ops.oxitorch._process_group(group.boxed(), milliseconds, options.group_id, ranks, devices)
     return group._get_backend(torch.device("tpu"))

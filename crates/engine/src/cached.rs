@@ -193,7 +193,10 @@ impl Programs {
 fn describe_devices(client: &pjrt::Client) -> String {
     let mut kinds: Vec<&str> = client.devices().iter().map(|d| d.kind()).collect();
     kinds.dedup();
-    format!("{} x {}", client.devices().len(), kinds.join(", "))
+    match (client.devices().len(), client.device_ids().len()) {
+        (here, all) if here == all => format!("{here} x {}", kinds.join(", ")),
+        (here, all) => format!("{here} of {all} x {}", kinds.join(", ")),
+    }
 }
 
 /// What code compiled for this host's processor depends on: its model with how many cores work is split for, and its

@@ -139,7 +139,7 @@ impl Launcher {
             self.memory.charge(written.value.bytes(), &written.value.charge);
         }
         let client = self.target.client()?.clone();
-        Ok(Lent { client, device: self.device, reads, writes, before: self.running() })
+        Ok(Lent { client, device: self.at, reads, writes, before: self.running() })
     }
 }
 

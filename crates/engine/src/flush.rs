@@ -242,7 +242,9 @@ impl Stream {
     /// Launches a part by a program of its key.
     fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<()> {
         let donated = part.donated();
-        let Chosen { lent, is_new } = self.program(w, part, &donated, cut).inspect_err(|e| part.fail(e))?;
+        let most = part.most_donated();
+        let wanted = most.as_ref().unwrap_or(&donated);
+        let Chosen { lent, is_new } = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
         let program = lent.program;
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(part.inputs.drain(..));
@@ -257,7 +259,7 @@ impl Stream {
             Some(live) => part.outputs_among(live),
             None => std::mem::take(&mut part.outputs),
         };
-        let donated = lent.donated;
+        let donated = if most.is_some() { Some(donated) } else { lent.donated };
         let mut asked = part.asked.take();
         let agreement = asked.as_mut().and_then(|a| a.agreement.take());
         let launch =
@@ -361,7 +363,7 @@ impl Stream {
             ))
         })?;
         self.metrics().count(&self.metrics().programs);
-        self.compiler.submit(graph, program.clone(), i64::from(self.device));
+        self.compiler.submit(graph, program.clone(), self.at as i64);
         Ok(program)
     }
 

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
 use crate::site::Site;
-use crate::spread::{Devices, Sharded};
+use crate::spread::{Devices, Place, Sharded};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
@@ -164,6 +164,8 @@ impl Failure {
 pub(crate) struct Launcher {
     pub(crate) target: Target,
     pub(crate) device: usize,
+    /// The device's place in the client.
+    pub(crate) at: usize,
     /// Of a mesh.
     devices: Option<Arc<Devices>>,
     pub(crate) memory: &'static Memory,
@@ -199,13 +201,14 @@ pub(crate) struct Launcher {
 impl Launcher {
     pub(crate) fn start(
         target: Target,
-        (device, devices): (usize, Option<Arc<Devices>>),
+        Place { number, at, devices }: Place,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
             target,
-            device,
+            device: number,
+            at,
             devices,
             memory,
             metrics,
@@ -229,7 +232,7 @@ impl Launcher {
             groups: Arc::default(),
         });
         let own = launcher.clone();
-        std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
+        std::thread::Builder::new().name(format!("oxi-launch-{number}")).spawn(move || own.run())?;
         Ok(launcher)
     }
 
@@ -817,7 +820,7 @@ impl Launcher {
                 let local = devices.local(ty, &sharding)?;
                 upload_sharded(client, &devices.at, ty, (sharding, &local), bytes)
             }
-            None => upload(client, self.device, ty, bytes).map(Buffers::one),
+            None => upload(client, self.at, ty, bytes).map(Buffers::one),
         };
         buffers.map_err(|e| error::device("copy to the device", &e))
     }

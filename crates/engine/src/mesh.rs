@@ -78,9 +78,7 @@ impl Stream {
         let (devices, how) = match (&self.devices, others) {
             (Some(devices), _) if part.asked.is_some() => (devices.clone(), How::Replicas),
             (Some(devices), _) => (devices.clone(), How::Partitions),
-            (None, Some(ids)) => {
-                (Arc::new(Devices::of_processes(usize::from(self.device), ids)?), How::Processes)
-            }
+            (None, Some(ids)) => (Arc::new(Devices::of_processes(self.at, ids)?), How::Processes),
             (None, None) => return Ok(None),
         };
         let shardings = part.inputs.iter().map(|v| v.sharding.clone()).chain(std::iter::repeat(None));
@@ -103,7 +101,7 @@ impl Stream {
         events::here(site);
         let (slot, ty) = {
             let mut w = self.lock(site);
-            let result = self.launch_collective(&mut w, (what, groups), x, None, site)?;
+            let result = self.launch_collective(&mut w, (what, groups), x, None, site, |_, _| Ok(()))?;
             let ty = result.ty.clone();
             (Slot::with(result.whole_bytes() as usize, self.device, result), ty)
         };
@@ -111,7 +109,7 @@ impl Stream {
         Ok((slot, ty))
     }
 
-    /// Launches a collective in its place of the stream; the value of its result.
+    /// Launches a collective in its place of the stream; the value of its result, which `bind` shows to who is to have it.
     pub(crate) fn launch_collective(
         &self,
         w: &mut Window,
@@ -119,6 +117,7 @@ impl Stream {
         x: &TensorRef<'_>,
         agreement: Option<Agreement>,
         site: Site,
+        bind: impl FnOnce(&mut Window, &Arc<Value>) -> Result<(), Refusal>,
     ) -> Result<Arc<Value>, Refusal> {
         let named = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message));
         let (groups_here, devices) = self.members(groups).map_err(named)?;
@@ -142,6 +141,7 @@ impl Stream {
         }
         let all = of_all(&out.stored, count);
         let result = Value::sharded(all, one_each.filter(|s| !s.is_replicated()), State::Pending, site);
+        bind(w, &result)?;
         let done = w.exchanges.entry(groups.into()).or_default();
         let asked = Asked { exchange, groups: groups.into(), number: *done, agreement };
         *done += 1;
@@ -156,10 +156,9 @@ impl Stream {
     /// A client whose devices are all here waits for nobody else: devices that are missing would make its plugin wait, and
     /// abort.
     fn members(&self, groups: &[Vec<i32>]) -> Result<(ReplicaGroups, Box<[i32]>)> {
-        let here = usize::from(self.device);
         let (ids, elsewhere) = match (&self.devices, self.target()) {
             (Some(devices), _) => (devices.ids.clone(), false),
-            (None, Target::Client(client)) => match client.devices().get(here) {
+            (None, Target::Client(client)) => match client.devices().get(self.at) {
                 Some(own) => with_others(client, own.id(), groups),
                 None => (Vec::new(), false),
             },

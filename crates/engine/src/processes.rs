@@ -91,13 +91,17 @@ impl Stream {
         let work = agreement.work.clone();
         {
             let mut w = self.lock(site);
-            let result = self.launch_collective(&mut w, (what, groups), x, Some(agreement), site)?;
-            let (got, wanted) = (&result.ty, out.ty()?);
-            if *got != wanted {
+            let wanted = out.ty()?;
+            // Before it is launched: what was there may be overwritten.
+            let bind = |w: &mut Window, result: &Arc<Value>| {
+                if result.ty == wanted {
+                    return w.write(out.device()?, out, result.clone());
+                }
+                let got = &result.ty;
                 let words = format!("{}: the result is {got}, and {wanted} is to hold it", what.name());
-                return Err(Error::runtime(words).into());
-            }
-            w.write(out.device()?, out, result)?;
+                Err(Error::runtime(words).into())
+            };
+            self.launch_collective(&mut w, (what, groups), x, Some(agreement), site, bind)?;
         }
         self.after_op(mode)?;
         Ok(work)

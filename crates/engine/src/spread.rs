@@ -8,6 +8,17 @@ use std::sync::Arc;
 /// How a value is cut over the devices of its stream; none: each of them, of which there is mostly one, has all of it.
 pub(crate) type Sharded = Option<Arc<Sharding>>;
 
+/// Whose a stream is.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// What it has for the user: `tpu:0`.
+    pub(crate) number: usize,
+    /// The device's place in the client.
+    pub(crate) at: usize,
+    /// Of a mesh.
+    pub(crate) devices: Option<Arc<Devices>>,
+}
+
 /// Devices of a client that run programs together.
 #[derive(Debug)]
 pub(crate) struct Devices {

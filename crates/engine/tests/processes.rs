@@ -122,6 +122,41 @@ fn a_loop_of_ops_and_collectives_makes_no_new_programs() {
 }
 
 #[test]
+fn how_a_process_keeps_its_tensor_makes_no_other_program() {
+    all_pass("how_a_process_keeps_its_tensor_makes_no_other_program", 2, |process| {
+        let member = Member::new(process);
+        let rig = &member.rig;
+        // One reads its tensor through a view, and nobody sees what is read: it may be overwritten.
+        let x = Tensor::new(DType::F32, &[[2, 1], [1, 2]][member.index()]);
+        let bytes: Vec<u8> = [1f32, 2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        rig.stream().write_host(&x.by_ref(), &bytes, rig.site(), Mode::Fused).unwrap();
+        let seen = if member.index() == 0 { x.view(&[2], &[1], 0) } else { put(rig, &[1.0, 2.0]) };
+        let out = Tensor::new(DType::F32, &[2]);
+        member.collective(&SUM, &member.all(), &seen, &out, "sum").unwrap();
+        assert_eq!(floats(rig, &out), [2.0, 4.0]);
+        assert_eq!(floats(rig, &seen), [1.0, 2.0]);
+        member.meet("end");
+    });
+}
+
+#[test]
+fn a_collective_in_place_overwrites_what_was_there() {
+    all_pass("a_collective_in_place_overwrites_what_was_there", 2, |process| {
+        let member = Member::new(process);
+        let rig = &member.rig;
+        let x = put(rig, &[1.0, 2.0]);
+        let y = rig.neg(&x);
+        for round in 1..4 {
+            rig.at(round);
+            member.collective(&SUM, &member.all(), &y, &y, "sum").unwrap();
+        }
+        assert_eq!(floats(rig, &y), [-8.0, -16.0]);
+        assert_eq!((rig.bytes(), rig.metrics().donations.load(Relaxed)), (16, 3));
+        member.meet("end");
+    });
+}
+
+#[test]
 fn python_waits_for_nobody() {
     all_pass("python_waits_for_nobody", 2, |process| {
         let member = Member::new(process);

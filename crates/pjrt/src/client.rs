@@ -208,18 +208,31 @@ impl Client {
     }
 
     /// Loads what `Compiled::serialize` gave, by the same plugin on the same kind of machine. Of the options, those count
-    /// that the executable needs to know beside its bytes: parameter types and whether it is portable.
+    /// that the executable needs to know beside its bytes: parameter types and whether it is portable. Of a client of several
+    /// processes all count: the bytes may be those of another process, with its devices.
     pub fn deserialize(self: &Arc<Self>, bytes: &[u8], options: &CompileOptions) -> Result<Executable> {
         let bytes = envelope::unwrap(self.api(), bytes)?;
         let mut args = Args::<sys::PJRT_Executable_DeserializeAndLoad_Args>::new();
         args.client = self.ptr();
         args.serialized_executable = bytes.as_ptr().cast();
         args.serialized_executable_size = bytes.len();
-        // SAFETY: the client is live and the bytes live through the call.
+        let spans = self.device_ids.len() > self.devices.len();
+        let encoded = if spans { options.encode(self)? } else { Vec::new() };
+        if spans {
+            args.overridden_serialized_compile_options = encoded.as_ptr().cast();
+            args.overridden_serialized_compile_options_size = encoded.len();
+        }
+        // SAFETY: the client is live, and bytes and options live through the call.
         unsafe { call!(self.api(), PJRT_Executable_DeserializeAndLoad, args) }?;
         let ptr = non_null("PJRT_Executable_DeserializeAndLoad", args.loaded_executable)?;
         // SAFETY: a new executable of this client, now owned.
-        unsafe { Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable) }
+        let loaded = unsafe {
+            Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable)
+        }?;
+        if spans && !options.portable && loaded.devices().len() == 0 {
+            return Err(Error::BadSerialized { reason: "it is for devices of another process".into() });
+        }
+        Ok(loaded)
     }
 
     /// Copies dense row-major bytes to a device. The copy of `data` is done when this returns.

@@ -121,8 +121,18 @@ fn programs_of_devices_of_several_processes_compute_together() {
         let part = sum(&client, &group).unwrap();
         let total = [4.0, 6.0][process.index % 2];
         assert_eq!(run_sum(&client, &part), [[total, 10.0 * total]]);
-        let again = client.deserialize(&part.serialize().unwrap(), &CompileOptions::default()).unwrap();
+        let options = CompileOptions { replicas: 2, device_ids: group.to_vec(), ..Default::default() };
+        let again = client.deserialize(&part.serialize().unwrap(), &options).unwrap();
         assert_eq!(run_sum(&client, &again), [[total, 10.0 * total]]);
+        // What one process has compiled for its device, the others load for theirs.
+        let first = keys(process);
+        if process.index == 0 {
+            first.put("alone", &sum(&client, &[0]).unwrap().serialize().unwrap()).unwrap();
+        }
+        let bytes = first.get("alone", Duration::from_secs(20)).unwrap();
+        let alone = client.deserialize(&bytes, &CompileOptions::default()).unwrap();
+        let own = process.index as f32 + 1.0;
+        assert_eq!(run_sum(&client, &alone), [[own, 10.0 * own]]);
         let foreign = sum(&client, &[(process.index as i32 + 1) % 4]).unwrap_err();
         assert!(foreign.to_string().contains("is of this process"), "{foreign}");
     });

@@ -57,6 +57,7 @@ pub(crate) fn options() -> Options {
         deterministic: || false,
         target: TargetOptions::NONE,
         interrupt: || Ok(()),
+        numbered: None,
     }
 }
 
