@@ -34,7 +34,7 @@ pub(crate) struct Launch {
     /// Whether it is the last of an optimizer's step.
     pub(crate) ends_step: bool,
     /// If other processes launch it too.
-    pub(crate) agreement: Option<Agreement>,
+    pub(crate) agreement: Option<Arc<Agreement>>,
 }
 
 impl Launch {
@@ -72,7 +72,7 @@ pub(crate) struct Asked {
     /// How many collectives these groups have done before: all members count alike.
     pub(crate) number: u64,
     /// If other processes are members.
-    pub(crate) agreement: Option<Agreement>,
+    pub(crate) agreement: Option<Arc<Agreement>>,
 }
 
 /// How processes agree to launch a program together.

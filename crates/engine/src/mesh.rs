@@ -115,7 +115,7 @@ impl Stream {
         w: &mut Window,
         (what, groups): (&Collective, &[Vec<i32>]),
         x: &TensorRef<'_>,
-        agreement: Option<Agreement>,
+        agreement: Option<Arc<Agreement>>,
         site: Site,
         bind: impl FnOnce(&mut Window, &Arc<Value>) -> Result<(), Refusal>,
     ) -> Result<Arc<Value>, Refusal> {

@@ -87,7 +87,7 @@ impl Stream {
         mode: Mode,
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
-        let agreement = Agreement::new(task, lane);
+        let agreement = Arc::new(Agreement::new(task, lane));
         let work = agreement.work.clone();
         {
             let mut w = self.lock(site);
@@ -101,7 +101,13 @@ impl Stream {
                 let words = format!("{}: the result is {got}, and {wanted} is to hold it", what.name());
                 Err(Error::runtime(words).into())
             };
-            self.launch_collective(&mut w, (what, groups), x, Some(agreement), site, bind)?;
+            let launched =
+                self.launch_collective(&mut w, (what, groups), x, Some(agreement.clone()), site, bind);
+            drop(w);
+            if let Err(Refusal::Error(e)) = &launched {
+                self.launcher.decline(&agreement, e, site); // the others are on their way
+            }
+            launched?;
         }
         self.after_op(mode)?;
         Ok(work)

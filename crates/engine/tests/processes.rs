@@ -203,15 +203,20 @@ fn who_cannot_take_part_says_so() {
         let rig = &member.rig;
         let x = put(rig, &[1.0, 2.0]);
         let out = Tensor::new(DType::F32, &[2]);
-        if member.index() == 1 {
+        // When it is launched, or already when it is recorded: less than the result alone.
+        for (line, bytes) in [(1, 12.0), (2, 4.0)] {
+            rig.at(line);
             let memory = rig.stream().memory();
-            memory.set_fraction(12.0 / memory.total() as f64);
+            if member.index() == 1 {
+                memory.set_fraction(bytes / memory.total() as f64);
+            }
+            let recorded = member.collective(&SUM, &member.all(), &x, &out, "sum").map(drop);
+            let e = recorded.and_then(|()| rig.read(&out).map(drop)).unwrap_err();
+            let words = ["process 1 is about nothing: tpu:0 out of memory", "out of memory"][member.index()];
+            assert!(e.message.contains(words), "{e}");
+            memory.set_fraction(1.0);
+            member.meet(&format!("end {line}"));
         }
-        member.collective(&SUM, &member.all(), &x, &out, "sum").unwrap();
-        let e = rig.read(&out).unwrap_err();
-        let words = ["process 1 is about nothing: tpu:0 out of memory", "out of memory"][member.index()];
-        assert!(e.message.contains(words), "{e}");
-        member.meet("end");
     });
 }
 
