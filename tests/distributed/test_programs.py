@@ -1,12 +1,12 @@
-"""Where the processes have one client, and collectives are programs of it: the cases of the other platform, and more."""
+"""Where the processes have one client, and collectives are programs of it: the cases of the cpu platform, and more."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-
 from oxitorch import _processes
+
 from tests.distributed import plugin, ranks
 
 outcomes = ranks.Outcomes(plugin.environ)
