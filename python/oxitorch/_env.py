@@ -388,7 +388,12 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ("XLA_FLAGS", "XLA's options; compiled programs depend on it."),
     ("LIBTPU_INIT_ARGS", "libtpu's options; compiled programs depend on it."),
     ("TPU_WORKER_HOSTNAMES", "libtpu's: the hosts of a TPU, which are named where it does not start."),
-    ("TPU_PROCESS_ADDRESSES", "The same for processes that share a TPU."),
+    (
+        "TPU_PROCESS_ADDRESSES",
+        "The same for processes that share a TPU; `init_process_group()` sets it, see `docs/distributed.md`.",
+    ),
+    ("LOCAL_RANK, LOCAL_WORLD_SIZE", "torchrun's: which of the machine's devices is that of this process."),
+    ("CUDA_VISIBLE_DEVICES", "CUDA's: where it names one GPU, a process of several takes that."),
     ("MEGASCALE_*", "The same for slices that work together."),
     ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
     *(

@@ -1,7 +1,8 @@
 """The process group of device tensors, for `torch.distributed`.
 
 `dist.init_process_group()` takes it for tensors of the device. It is C++ (`csrc/process_group.h`): its collectives are
-recorded like operations, and gloo carries the bytes between processes, from and into the device's memory.
+recorded like operations. On the cpu platform gloo carries the bytes between processes, from and into the device's
+memory; elsewhere the processes have one client together, and collectives are programs of it.
 """
 
 import atexit
@@ -86,6 +87,8 @@ def _create(options, _backend_options):
     import torch
     import torch.distributed as dist
 
+    from oxitorch import _processes
+
     _finish_at_exit()
     _ranks.record(options.group_rank, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size
@@ -96,5 +99,6 @@ def _create(options, _backend_options):
     # A group that holds both for the call: C++ takes the one and adds the other.
     group = dist.ProcessGroup(store, rank, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, host)
-    torch.ops.oxitorch._process_group(group.boxed(), milliseconds, options.group_id, ranks)
+    devices = _processes.devices(store, rank, size)
+    torch.ops.oxitorch._process_group(group.boxed(), milliseconds, options.group_id, ranks, devices)
     return group._get_backend(torch.device("tpu"))

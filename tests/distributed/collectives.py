@@ -384,7 +384,7 @@ def objects():
 @case
 def barriers():
     dist.barrier()
-    dist.barrier(device_ids=[0])
+    dist.barrier(device_ids=[torch.tpu.current_device()])
     dist.barrier(async_op=True).wait()
     dist.monitored_barrier()
 

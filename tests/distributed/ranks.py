@@ -46,22 +46,26 @@ def parameters(module: str) -> list:
 class Outcomes:
     """What came of the cases of a module in some processes, which run when the first is asked for."""
 
-    def __init__(self):
+    def __init__(self, environ: Callable[[], dict[str, str]] = dict):
+        self._environ = environ
         self._known: dict[tuple[str, int], dict[str, str]] = {}
 
     def check(self, module: str, ranks: int, name: str) -> None:
         """Raises what a rank raised."""
         key = (module, ranks)
         if key not in self._known:
-            self._known[key] = run(module, ranks)
+            self._known[key] = run(module, ranks, environ=self._environ())
         found = self._known[key].get(name, "it was not run: an earlier case ended a process\n" + self._known[key][""])
         assert not found, found
 
 
-def run(module: str, ranks: int, only: list[str] | None = None, timeout: float = 600) -> dict[str, str]:
+def run(
+    module: str, ranks: int, only: list[str] | None = None, timeout: float = 600, environ: dict[str, str] | None = None
+) -> dict[str, str]:
     """Runs the cases of a module in so many processes: what went wrong in each, and under "" what they printed."""
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        env |= environ or {}
         start = "import sys; from tests.distributed import ranks; ranks.main(sys.argv[1], sys.argv[2], sys.argv[3:])"
         command = [sys.executable, "-c", start, module, folder, *(only or [])]
         processes, logs = [], []
@@ -94,7 +98,7 @@ def main(module: str, folder: str, only: list[str]) -> None:
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=180))
     host = dist.new_group(backend="gloo")
     every = names(module, size)
     for name in only or every:

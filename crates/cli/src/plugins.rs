@@ -92,7 +92,7 @@ fn ask_plugin(platform: Platform, library: &Path, answer: &mut Answer) -> oxitor
         } else {
             vec![]
         };
-        let client = Client::new(plugin, &ClientOptions { cpu_devices: None, extra })?;
+        let client = Client::new(plugin, &ClientOptions { extra, ..Default::default() })?;
         answer.devices = client.devices().iter().map(|d| d.kind().to_string()).collect();
         answer.memory_bytes = client.devices().first().and_then(|d| d.description().memory_limit_bytes());
     }

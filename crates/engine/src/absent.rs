@@ -226,6 +226,7 @@ impl Executor for Absent {
 
     /// Keeps what was asked for. Its program is not one of a single device, so it is none of those that are captured.
     fn collective(&self, launch: Launch, asked: Asked) {
+        launch.agreement.iter().for_each(|a| a.work.finish(Ok(())));
         let mut log = self.log.lock();
         let step = log.steps;
         log.exchanges.push((step, launch.first, asked));

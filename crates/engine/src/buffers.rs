@@ -1,7 +1,7 @@
 //! The buffers of a value: one, or one on each device of a mesh. Programs take and give values of either form.
 
 use crate::bulk;
-use crate::spread::{Sharded, Spread};
+use crate::spread::{How, Sharded, Spread};
 use crate::view::row_major;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt as pjrt;
@@ -171,6 +171,13 @@ impl Done {
         first
     }
 
+    /// Calls this when a device has run it, with what went wrong there.
+    pub(crate) fn then(&self, then: impl FnOnce(pjrt::Result<()>) + Clone + Send + 'static) {
+        for event in &self.0 {
+            let _ = event.on_ready(then.clone()); // a plugin that calls nobody back drops it
+        }
+    }
+
     /// Drops this when all have run it.
     pub(crate) fn then_drop(&self, last: impl Send + Sync + 'static) {
         // A plugin that calls nobody back drops its callback.
@@ -199,7 +206,7 @@ pub(crate) fn execute(
     kept: &[i64],
     ask: bool,
 ) -> pjrt::Result<Launched> {
-    if let Some(spread) = spread {
+    if let Some(spread) = spread.filter(|s| s.how != How::Processes) {
         return execute_on_all(executable, spread, args, kept);
     }
     let args: SmallVec<[&pjrt::Buffer; 8]> = args.iter().flat_map(Buffers::each).collect();

@@ -197,7 +197,11 @@ fn describe_devices(client: &pjrt::Client, portable: bool) -> String {
     let mut kinds: Vec<&str> = client.devices().iter().map(|d| d.kind()).collect();
     kinds.dedup();
     let kinds = kinds.join(", ");
-    if portable { kinds } else { format!("{} x {kinds}", client.devices().len()) }
+    match (client.devices().len(), client.device_ids().len()) {
+        _ if portable => kinds,
+        (here, all) if here == all => format!("{here} x {kinds}"),
+        (here, all) => format!("{here} of {all} x {kinds}"),
+    }
 }
 
 /// What code compiled for this host's processor depends on: its model with how many cores work is split for, and its

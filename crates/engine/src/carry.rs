@@ -56,7 +56,7 @@ impl Launcher {
     }
 
     /// In the launch thread: whether the task succeeds is said by its values.
-    fn await_work(&self, work: &Work) -> Result<()> {
+    pub(crate) fn await_work(&self, work: &Work) -> Result<()> {
         let closed = || match self.stopped.load(Ordering::Acquire) {
             true => Err(Error::runtime("the tpu device is closed")),
             false => Ok(()),
@@ -151,7 +151,7 @@ impl Launcher {
             self.memory.charge(written.value.bytes(), &written.value.charge);
         }
         let client = self.target.client()?.clone();
-        Ok(Lent { client, device: self.device, reads, writes, before: self.running() })
+        Ok(Lent { client, device: self.at, reads, writes, before: self.running() })
     }
 }
 

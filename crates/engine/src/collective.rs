@@ -12,6 +12,8 @@ pub(crate) struct Exchange {
     pub(crate) ty: TensorType,
     /// The members, by their places among the devices of the program.
     pub(crate) groups: ReplicaGroups,
+    /// The ids of those devices, if most are of other processes. Empty: the program is for those of its stream.
+    pub(crate) devices: Box<[i32]>,
 }
 
 impl Exchange {

@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
 use crate::site::Site;
-use crate::spread::Devices;
+use crate::spread::{Devices, Place};
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::work::Interrupt;
@@ -22,6 +22,7 @@ use oxitorch_capture::{Capture, Graph, Modules, Reason};
 use oxitorch_hlo::Mesh;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,11 +47,24 @@ pub struct Options {
     pub target: TargetOptions,
     /// Called about ten times a second while something waits for the device.
     pub interrupt: Interrupt,
+    /// If the user sees other devices than those of the client.
+    pub numbered: Option<Numbered>,
+}
+
+/// Devices as a user sees them who runs a process for each device of a machine: there are those of all processes, of which
+/// this one has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    /// How many there are.
+    pub count: usize,
+    /// The number of the own one, or the first of these.
+    pub first: usize,
 }
 
 /// Runs ops on the devices of one target.
 pub struct Engine {
     target: Target,
+    numbered: Numbered,
     streams: Vec<Stream>,
     metrics: Arc<Metrics>,
     /// Packed, as they are read with every op.
@@ -83,9 +97,16 @@ impl Engine {
             Target::Absent(device) => Memory::boundless(device.memory),
         };
         let bounds = if target.is_present() { Bounds::RUNNING } else { Bounds::CAPTURING };
+        let own = target.device_count();
+        let numbered = options.numbered.unwrap_or(Numbered { count: own, first: 0 });
+        if numbered.first + own > numbered.count {
+            let words =
+                format!("{own} device(s) from tpu:{} on are not among {}", numbered.first, numbered.count);
+            return Err(Error::runtime(words));
+        }
         let mut absent = None;
         let explainer = Arc::new(Explainer::new(bounds));
-        let mut stream = |device: usize| {
+        let mut stream = |at: usize| {
             let memory = memory(&target);
             let (target, compiler, explainer) = (target.clone(), compiler.clone(), explainer.clone());
             let pretended = match &target {
@@ -95,17 +116,18 @@ impl Engine {
                 }
             };
             let interrupt = options.interrupt;
-            let stream =
-                Stream::new(target, (device, None), compiler, explainer, memory, metrics.clone(), interrupt)?;
+            let place = Place { number: numbered.first + at, at, devices: None };
+            let stream = Stream::new(target, place, compiler, explainer, memory, metrics.clone(), interrupt)?;
             let stream = stream.lowering_for(options.target);
             let Some(pretended) = pretended else { return Ok(stream) };
             absent = Some(pretended.clone());
             Ok(stream.on(pretended))
         };
-        let streams: std::io::Result<Vec<Stream>> = (0..target.device_count()).map(&mut stream).collect();
+        let streams: std::io::Result<Vec<Stream>> = (0..own).map(&mut stream).collect();
         let streams = streams.map_err(|e| Error::runtime(format!("cannot start the launch thread: {e}")))?;
         Ok(Engine {
             target,
+            numbered,
             streams,
             metrics,
             switches: AtomicU64::new(Switches::default().pack()),
@@ -146,16 +168,21 @@ impl Engine {
         }
     }
 
-    /// How many devices there are.
+    /// How many devices there are for the user; some may be those of other processes.
     pub fn device_count(&self) -> usize {
-        self.target.device_count()
+        self.numbered.count
+    }
+
+    /// The devices that this process can use, by their numbers.
+    pub fn own_devices(&self) -> Range<usize> {
+        self.numbered.first..self.numbered.first + self.target.device_count()
     }
 
     /// Makes a stream of several devices, which then run programs together; gives its number, which is what their values
     /// and calls have for a device.
     pub fn add_mesh(&mut self, mesh: Mesh, devices: &[usize]) -> Result<usize> {
         let devices = Arc::new(Devices::new(self.target.client()?, mesh, devices)?);
-        let number = self.streams.len();
+        let number = self.numbered.first + self.streams.len();
         if number > usize::from(u16::MAX) {
             return Err(Error::runtime("there are too many meshes"));
         }
@@ -172,10 +199,22 @@ impl Engine {
             self.linger();
             return Err(Error::runtime("the interpreter is shutting down: the tpu device is closed").into());
         }
-        let n = self.streams.len();
-        let missing =
-            || Error::runtime(format!("tpu device index {device} does not exist: there are {n} device(s)"));
-        Ok(self.streams.get(device).ok_or_else(missing)?)
+        let own = device.checked_sub(self.numbered.first).and_then(|at| self.streams.get(at));
+        Ok(own.ok_or_else(|| self.missing(device))?)
+    }
+
+    fn missing(&self, device: usize) -> Error {
+        let n = self.numbered.count;
+        if device >= n {
+            return Error::runtime(format!(
+                "tpu device index {device} does not exist: there are {n} device(s)"
+            ));
+        }
+        let own = self.numbered.first;
+        Error::runtime(format!(
+            "tpu:{device} is the device of another process, and this one has tpu:{own}\n\
+             hint: torch.tpu.set_device({own}), which is LOCAL_RANK under torchrun"
+        ))
     }
 
     /// What happened so far.

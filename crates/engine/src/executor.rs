@@ -11,7 +11,9 @@ use crate::value::{State, Value};
 use crate::work::{Lane, Task, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
+use std::fmt;
 use std::sync::Arc;
 
 /// One execution of a program.
@@ -31,6 +33,8 @@ pub(crate) struct Launch {
     pub(crate) before: Before,
     /// Whether it is the last of an optimizer's step.
     pub(crate) ends_step: bool,
+    /// If other processes launch it too.
+    pub(crate) agreement: Option<Arc<Agreement>>,
 }
 
 impl Launch {
@@ -67,6 +71,35 @@ pub(crate) struct Asked {
     pub(crate) groups: Box<[Vec<i32>]>,
     /// How many collectives these groups have done before: all members count alike.
     pub(crate) number: u64,
+    /// If other processes are members.
+    pub(crate) agreement: Option<Arc<Agreement>>,
+}
+
+/// How processes agree to launch a program together.
+pub(crate) struct Agreement {
+    /// Compares what they are about to do. None when it has begun.
+    task: Mutex<Option<Box<dyn Task>>>,
+    pub(crate) lane: Lane,
+    /// Done when the device has run the program.
+    pub(crate) work: Arc<Work>,
+}
+
+impl Agreement {
+    pub(crate) fn new(task: Box<dyn Task>, lane: Lane) -> Agreement {
+        let work = Arc::new(Work::new(task.about()));
+        Agreement { task: Mutex::new(Some(task)), lane, work }
+    }
+
+    /// The first time: what is to be run, or declined.
+    pub(crate) fn take(&self) -> Option<Box<dyn Task>> {
+        self.task.lock().take()
+    }
+}
+
+impl fmt::Debug for Agreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Agreement({})", self.lane)
+    }
 }
 
 /// A task of this process in a collective of several, with the values that it reads and those that it writes. There are none

@@ -242,7 +242,9 @@ impl Stream {
     /// Launches a part by a program of its key.
     fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<()> {
         let donated = part.donated();
-        let Chosen { lent, is_new } = self.program(w, part, &donated, cut).inspect_err(|e| part.fail(e))?;
+        let most = part.most_donated();
+        let wanted = most.as_ref().unwrap_or(&donated);
+        let Chosen { lent, is_new } = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
         let program = lent.program;
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(part.inputs.drain(..));
@@ -257,9 +259,12 @@ impl Stream {
             Some(live) => part.outputs_among(live),
             None => std::mem::take(&mut part.outputs),
         };
-        let donated = lent.donated;
-        let launch = Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step };
-        match part.asked.take() {
+        let donated = if most.is_some() { Some(donated) } else { lent.donated };
+        let mut asked = part.asked.take();
+        let agreement = asked.as_mut().and_then(|a| a.agreement.take());
+        let launch =
+            Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
+        match asked {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.reason == Reason::Read),
         }
@@ -339,7 +344,7 @@ impl Stream {
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
         let inputs: Vec<TensorType> = inputs.chain((!given.is_empty()).then_some(numbers)).collect();
         let spread = self.spread(part, &inputs)?;
-        let replicas = spread.as_ref().filter(|s| s.how == How::Replicas);
+        let replicas = spread.as_ref().filter(|s| s.how != How::Partitions);
         let graph = Graph {
             ops: part.ops.clone(),
             inputs: replicas.map_or(inputs, |s| s.params.clone()),
@@ -358,7 +363,7 @@ impl Stream {
             ))
         })?;
         self.metrics().count(&self.metrics().programs);
-        self.compiler.submit(graph, program.clone(), i64::from(self.device));
+        self.compiler.submit(graph, program.clone(), self.at as i64);
         Ok(program)
     }
 

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
 use crate::site::Site;
-use crate::spread::{Devices, Sharded};
+use crate::spread::{Devices, Place, Sharded};
 use crate::target::Target;
 use crate::timing::{Front, Timing};
 use crate::value::{State, Value};
@@ -164,6 +164,8 @@ impl Failure {
 pub(crate) struct Launcher {
     pub(crate) target: Target,
     pub(crate) device: usize,
+    /// The device's place in the client.
+    pub(crate) at: usize,
     /// Of a mesh.
     devices: Option<Arc<Devices>>,
     pub(crate) memory: &'static Memory,
@@ -199,13 +201,14 @@ pub(crate) struct Launcher {
 impl Launcher {
     pub(crate) fn start(
         target: Target,
-        (device, devices): (usize, Option<Arc<Devices>>),
+        Place { number, at, devices }: Place,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
         let launcher = Arc::new(Launcher {
             target,
-            device,
+            device: number,
+            at,
             devices,
             memory,
             metrics,
@@ -229,7 +232,7 @@ impl Launcher {
             groups: Arc::default(),
         });
         let own = launcher.clone();
-        std::thread::Builder::new().name(format!("oxi-launch-{device}")).spawn(move || own.run())?;
+        std::thread::Builder::new().name(format!("oxi-launch-{number}")).spawn(move || own.run())?;
         Ok(launcher)
     }
 
@@ -381,7 +384,7 @@ impl Launcher {
             let room = self.in_flight() < max_long_in_flight(self.target.platform())
                 && !self.held.load(Ordering::Acquire);
             match runner.batch.front() {
-                Some(Job::Launch(l)) if room && l.program.is_at_hand() => {}
+                Some(Job::Launch(l)) if room && l.program.is_at_hand() && l.agreement.is_none() => {}
                 _ => return false,
             }
             self.run_next(&mut runner);
@@ -589,6 +592,8 @@ impl Launcher {
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
         match result {
             Ok((mut results, flight)) => {
+                let done = flight.as_ref().map(|f| &*f.done);
+                launch.agreement.iter().for_each(|a| a.begun(&launch.program.name, done));
                 let first = results.drain(launch.program.outputs..).next();
                 let site = (launch.ops == 1).then_some(launch.first);
                 let checked = first.map(|first| Checked { first, site });
@@ -605,6 +610,7 @@ impl Launcher {
                 }
             }
             Err(e) => {
+                launch.agreement.iter().for_each(|a| self.decline(a, &e, launch.first));
                 let isolated = std::panic::AssertUnwindSafe(|| self.isolate(&launch, number, &e));
                 if !std::panic::catch_unwind(isolated).unwrap_or(false) {
                     self.fail(&e);
@@ -693,6 +699,9 @@ impl Launcher {
             args.push(self.buffers(input)?);
         }
         self.check_room(launch, &executable)?;
+        if let Some(agreement) = &launch.agreement {
+            self.agree(agreement, launch.first)?;
+        }
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
         let run = Run::new(self, launch, wanted, start);
@@ -812,7 +821,7 @@ impl Launcher {
                 let local = devices.local(ty, &sharding)?;
                 upload_sharded(client, &devices.at, ty, (sharding, &local), bytes)
             }
-            None => upload(client, self.device, ty, bytes).map(Buffers::one),
+            None => upload(client, self.at, ty, bytes).map(Buffers::one),
         };
         buffers.map_err(|e| error::device("copy to the device", &e))
     }

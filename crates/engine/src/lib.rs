@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod absent;
+mod agree;
 mod arguments;
 mod buffers;
 mod bulk;
@@ -75,7 +76,7 @@ pub use cached::{CacheOptions, MAX_LOADED, MAX_LOADED_BYTES};
 pub use call::{ArgRef, Call, Meta, Op, Output, Outputs, Rng};
 pub use config::{Limits, Lowering, Mode, Remembered, Switches, target_options};
 pub use decomposed::Decomposed;
-pub use engine::{Engine, Options};
+pub use engine::{Engine, Numbered, Options};
 pub use error::{Error, ErrorKind, Refusal, Result};
 pub use events::{Heard, Listener};
 pub use express::{Express, Plain};

@@ -11,19 +11,21 @@ use crate::collective::Exchange;
 use crate::config::Mode;
 use crate::error::{Error, Refusal, Result};
 use crate::events;
-use crate::executor::Asked;
+use crate::executor::{Agreement, Asked};
 use crate::inst::Kind;
 use crate::ops::Ops;
 use crate::part::Part;
 use crate::site::Site;
-use crate::spread::{How, Sharded, Spread};
+use crate::spread::{Devices, How, Sharded, Spread};
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
+use crate::window::Window;
 use oxitorch_capture::{Collective, Reason};
 use oxitorch_hlo::{ReplicaGroups, Sharding, TensorType};
+use oxitorch_pjrt::Client;
 use std::sync::Arc;
 
 impl Stream {
@@ -72,12 +74,17 @@ impl Stream {
 
     /// How a program for a part is spread over the devices of the mesh.
     pub(crate) fn spread(&self, part: &Part, inputs: &[TensorType]) -> Result<Option<Arc<Spread>>> {
-        let Some(devices) = &self.devices else { return Ok(None) };
-        let how = if part.asked.is_some() { How::Replicas } else { How::Partitions };
+        let others = part.asked.as_ref().map(|a| &a.exchange.devices).filter(|ids| !ids.is_empty());
+        let (devices, how) = match (&self.devices, others) {
+            (Some(devices), _) if part.asked.is_some() => (devices.clone(), How::Replicas),
+            (Some(devices), _) => (devices.clone(), How::Partitions),
+            (None, Some(ids)) => (Arc::new(Devices::of_processes(self.at, ids)?), How::Processes),
+            (None, None) => return Ok(None),
+        };
         let shardings = part.inputs.iter().map(|v| v.sharding.clone()).chain(std::iter::repeat(None));
         let inputs = inputs.iter().cloned().zip(shardings).collect();
         let outputs = part.outputs.iter().map(|v| v.sharding.clone()).collect();
-        Spread::new(devices, how, inputs, outputs).map(Some)
+        Spread::new(&devices, how, inputs, outputs).map(Some)
     }
 
     /// Records a collective of groups of devices, which are named by their ids. It ends what was recorded, is a launch of
@@ -92,56 +99,71 @@ impl Stream {
         mode: Mode,
     ) -> Result<(Slot, TensorType), Refusal> {
         events::here(site);
-        let named = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message));
-        let groups_here = self.members(groups).map_err(named)?;
-        let one_each = self.devices.as_ref().map(|d| d.one_each.clone());
-        let count = self.devices.as_ref().map_or(1, |d| d.ids.len() as i64);
-        let ty = of_each(&x.ty()?, count).map_err(named)?;
-        let exchange = Arc::new(Exchange { what: what.clone(), ty, groups: groups_here });
         let (slot, ty) = {
             let mut w = self.lock(site);
-            w.spoil();
-            let mut value = w.read(x.device()?, x)?;
-            if let Some(sharding) = &one_each {
-                value = w.reshard(value, sharding)?;
-            }
-            let inst = w.instances.get(Kind::Collective(exchange.clone()))?;
-            let out = inst.outputs.first().and_then(Option::as_ref);
-            let out = out.ok_or_else(|| named(Error::runtime("no result; please report this")))?;
-            self.refuse_huge(&inst)?;
-            let held = Held::new(value);
-            self.flush(&mut w, Reason::Collective)?;
-            if w.is_recorded(held.value()) {
-                self.flush_for(&mut w, &Whose::Value(held.value()), Reason::Collective)?; // another thread's
-            }
-            let all = of_all(&out.stored, count);
-            let result =
-                Value::sharded(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
-            let done = w.exchanges.entry(groups.into()).or_default();
-            let asked = Asked { exchange, groups: groups.into(), number: *done };
-            *done += 1;
-            let slot = Slot::with(result.whole_bytes() as usize, self.device, result.clone());
-            let ops =
-                Ops { insts: vec![inst.clone()], sites: vec![site], operands: vec![0], offsets: vec![] };
-            let mut part = Part::of_collective(ops, held.value().clone(), result, asked);
-            drop(held); // what nobody else sees may be overwritten
-            self.launch_window(&mut w, &mut part, &[], Reason::Collective)?;
-            (slot, all)
+            let result = self.launch_collective(&mut w, (what, groups), x, None, site, |_, _| Ok(()))?;
+            let ty = result.ty.clone();
+            (Slot::with(result.whole_bytes() as usize, self.device, result), ty)
         };
         self.after_op(mode)?;
         Ok((slot, ty))
     }
 
-    /// The members of groups by their places among the devices of this stream. A client whose devices are all here waits
-    /// for nobody else: devices that are missing would make its plugin wait, and abort.
-    fn members(&self, groups: &[Vec<i32>]) -> Result<ReplicaGroups> {
-        let ids: Vec<i32> = match (&self.devices, self.target()) {
-            (Some(devices), _) => devices.ids.clone(),
-            (None, Target::Client(client)) => {
-                client.devices().get(usize::from(self.device)).map(|d| d.id()).into_iter().collect()
-            }
+    /// Launches a collective in its place of the stream; the value of its result, which `bind` shows to who is to have it.
+    pub(crate) fn launch_collective(
+        &self,
+        w: &mut Window,
+        (what, groups): (&Collective, &[Vec<i32>]),
+        x: &TensorRef<'_>,
+        agreement: Option<Arc<Agreement>>,
+        site: Site,
+        bind: impl FnOnce(&mut Window, &Arc<Value>) -> Result<(), Refusal>,
+    ) -> Result<Arc<Value>, Refusal> {
+        let named = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message));
+        let (groups_here, devices) = self.members(groups).map_err(named)?;
+        let one_each = self.devices.as_ref().map(|d| d.one_each.clone());
+        let count = self.devices.as_ref().map_or(1, |d| d.ids.len() as i64);
+        let ty = of_each(&x.ty()?, count).map_err(named)?;
+        let exchange = Arc::new(Exchange { what: what.clone(), ty, groups: groups_here, devices });
+        w.spoil();
+        let mut value = w.read(x.device()?, x)?;
+        if let Some(sharding) = &one_each {
+            value = w.reshard(value, sharding)?;
+        }
+        let inst = w.instances.get(Kind::Collective(exchange.clone()))?;
+        let out = inst.outputs.first().and_then(Option::as_ref);
+        let out = out.ok_or_else(|| named(Error::runtime("no result; please report this")))?;
+        self.refuse_huge(&inst)?;
+        let held = Held::new(value);
+        self.flush(w, Reason::Collective)?;
+        if w.is_recorded(held.value()) {
+            self.flush_for(w, &Whose::Value(held.value()), Reason::Collective)?; // another thread's
+        }
+        let all = of_all(&out.stored, count);
+        let result = Value::sharded(all, one_each.filter(|s| !s.is_replicated()), State::Pending, site);
+        bind(w, &result)?;
+        let done = w.exchanges.entry(groups.into()).or_default();
+        let asked = Asked { exchange, groups: groups.into(), number: *done, agreement };
+        *done += 1;
+        let ops = Ops { insts: vec![inst.clone()], sites: vec![site], operands: vec![0], offsets: vec![] };
+        let mut part = Part::of_collective(ops, held.value().clone(), result.clone(), asked);
+        drop(held); // what nobody else sees may be overwritten
+        self.launch_window(w, &mut part, &[], Reason::Collective)?;
+        Ok(result)
+    }
+
+    /// The members of groups by their places among the devices of the program; and these, if some are of other processes.
+    /// A client whose devices are all here waits for nobody else: devices that are missing would make its plugin wait, and
+    /// abort.
+    fn members(&self, groups: &[Vec<i32>]) -> Result<(ReplicaGroups, Box<[i32]>)> {
+        let (ids, elsewhere) = match (&self.devices, self.target()) {
+            (Some(devices), _) => (devices.ids.clone(), false),
+            (None, Target::Client(client)) => match client.devices().get(self.at) {
+                Some(own) => with_others(client, own.id(), groups),
+                None => (Vec::new(), false),
+            },
             // The others of its group are not there either.
-            (None, Target::Absent(_)) => groups.concat(),
+            (None, Target::Absent(_)) => (groups.concat(), false),
         };
         let place = |id: &i32| {
             let place = ids.iter().position(|own| own == id).map(|at| at as i64);
@@ -151,13 +173,26 @@ impl Stream {
         let groups = groups.iter().map(group).collect::<Result<Vec<_>>>()?;
         let members = ReplicaGroups::new(groups).map_err(|e| Error::runtime(e.to_string()))?;
         match ids.len() - members.replicas() {
-            0 => Ok(members),
+            0 => Ok((members, if elsewhere { ids.into() } else { Box::default() })),
             n => Err(Error::runtime(format!(
                 "{n} of {} devices are in no group: all have to take part",
                 ids.len()
             ))),
         }
     }
+}
+
+/// The device of a stream and those of its groups that are of other processes; whether there are such. Another device of
+/// this process would have to be launched from here too: that is a mesh.
+fn with_others(client: &Client, own: i32, groups: &[Vec<i32>]) -> (Vec<i32>, bool) {
+    let is_here = |id: &i32| client.devices().iter().any(|device| device.id() == *id);
+    let mut ids = groups.concat();
+    ids.retain(|id| *id == own || client.device_ids().contains(id) && !is_here(id));
+    if !ids.contains(&own) {
+        ids.push(own); // which is then in no group
+    }
+    let elsewhere = ids.len() > 1;
+    (ids, elsewhere)
 }
 
 /// What each of so many devices has of a tensor along dimension 0.

@@ -78,6 +78,14 @@ impl Part {
         out
     }
 
+    /// What a program that other processes have too is made to overwrite, whatever this one can see: else their programs
+    /// would differ.
+    pub(crate) fn most_donated(&self) -> Option<Indices> {
+        let asked = self.asked.as_ref().filter(|asked| !asked.exchange.devices.is_empty())?;
+        let fits = self.outputs.iter().any(|out| out.ty == asked.exchange.ty);
+        Some(fits.then_some(0).into_iter().collect())
+    }
+
     /// The results of a program that has more than were asked for: nobody wants the others.
     pub(crate) fn outputs_among(&mut self, live: &[u32]) -> SmallVec<[Arc<Value>; 2]> {
         let outs: Vec<Option<&Out>> = self.ops.insts.iter().flat_map(|i| i.results()).collect();

@@ -5,9 +5,9 @@
 //! that do the same have the same windows.
 
 use crate::config::Mode;
-use crate::error::{Refusal, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::events;
-use crate::executor::{GroupTask, Old, Written};
+use crate::executor::{Agreement, GroupTask, Old, Written};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::TensorRef;
@@ -15,7 +15,7 @@ use crate::threads::Whose;
 use crate::value::{Held, State, Value};
 use crate::window::Window;
 use crate::work::{Lane, Task, Work};
-use oxitorch_capture::Reason;
+use oxitorch_capture::{Collective, Reason};
 use std::sync::Arc;
 
 /// A tensor that a task writes.
@@ -67,6 +67,47 @@ impl Stream {
                 written.push(self.written(&mut w, target, old, site)?);
             }
             self.executor.task(GroupTask { task, lane, work: work.clone(), reads, writes: written, site });
+        }
+        self.after_op(mode)?;
+        Ok(work)
+    }
+
+    /// Records a collective of devices of several processes, of which this one is one, as a program of theirs. It has its
+    /// place in the stream and waits for nobody here; before it is launched, `task` compares on its lane what the processes
+    /// are about to do. Of the groups each device is a member of one.
+    #[expect(clippy::too_many_arguments, reason = "what it is, of what, by whom, and how it is recorded")]
+    pub fn collective_into(
+        &self,
+        what: &Collective,
+        groups: &[Vec<i32>],
+        x: &TensorRef<'_>,
+        out: &TensorRef<'_>,
+        (task, lane): (Box<dyn Task>, Lane),
+        site: Site,
+        mode: Mode,
+    ) -> Result<Arc<Work>, Refusal> {
+        events::here(site);
+        let agreement = Arc::new(Agreement::new(task, lane));
+        let work = agreement.work.clone();
+        {
+            let mut w = self.lock(site);
+            let wanted = out.ty()?;
+            // Before it is launched: what was there may be overwritten.
+            let bind = |w: &mut Window, result: &Arc<Value>| {
+                if result.ty == wanted {
+                    return w.write(out.device()?, out, result.clone());
+                }
+                let got = &result.ty;
+                let words = format!("{}: the result is {got}, and {wanted} is to hold it", what.name());
+                Err(Error::runtime(words).into())
+            };
+            let launched =
+                self.launch_collective(&mut w, (what, groups), x, Some(agreement.clone()), site, bind);
+            drop(w);
+            if let Err(Refusal::Error(e)) = &launched {
+                self.launcher.decline(&agreement, e, site); // the others are on their way
+            }
+            launched?;
         }
         self.after_op(mode)?;
         Ok(work)

@@ -555,6 +555,13 @@ impl Compiler {
                 options.overrides.push(flag(FUSION_EMITTERS, false));
             }
         }
+        if let Target::Client(client) = &self.target
+            && client.platform() == pjrt::Platform::Cuda
+            && client.device_ids().len() > client.devices().len()
+        {
+            // Processes compile different programs, each when it needs it, and load what another has compiled.
+            options.overrides.push(flag("xla_gpu_shard_autotuning", false));
+        }
         let user = self.user_options.lock()[task.graph.options as usize].clone();
         options.overrides.retain(|(name, _)| user.iter().all(|(n, _)| n != name));
         options.overrides.extend(user);

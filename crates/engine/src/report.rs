@@ -56,7 +56,7 @@ fn seconds(us: u64) -> f64 {
 impl Engine {
     /// Every device.
     pub fn devices(&self) -> Vec<DeviceReport> {
-        (0..self.device_count()).filter_map(|d| self.stream(d).ok()).map(|s| s.report()).collect()
+        self.own_devices().filter_map(|d| self.stream(d).ok()).map(|s| s.report()).collect()
     }
 
     /// Everything that is counted, as Prometheus reads it.
@@ -182,8 +182,8 @@ impl Engine {
         let devices: Vec<(String, DeviceReport)> = self
             .devices()
             .into_iter()
-            .enumerate()
-            .map(|(i, d)| (Label("device", &i.to_string()).to_string(), d))
+            .zip(self.own_devices())
+            .map(|(d, i)| (Label("device", &i.to_string()).to_string(), d))
             .collect();
         let each = |f: fn(&DeviceReport) -> u64| devices.iter().map(move |(label, d)| (label, f(d)));
         out.metric(("memory_bytes", "gauge", "Device memory in use."), each(|d| d.memory));
@@ -265,7 +265,7 @@ impl Engine {
         let mut out = String::new();
         let (m, cache) = (self.metrics(), self.cache());
         let get = |n: &std::sync::atomic::AtomicU64| count(n.load(Relaxed));
-        for (i, d) in self.devices().iter().enumerate() {
+        for (d, i) in self.devices().iter().zip(self.own_devices()) {
             device(&mut out, i, d);
         }
         let mut line = |name: &str, text: String| _ = writeln!(out, "{name:10} {text}");

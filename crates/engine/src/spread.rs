@@ -8,6 +8,17 @@ use std::sync::Arc;
 /// How a value is cut over the devices of its stream; none: each of them, of which there is mostly one, has all of it.
 pub(crate) type Sharded = Option<Arc<Sharding>>;
 
+/// Whose a stream is.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// What it has for the user: `tpu:0`.
+    pub(crate) number: usize,
+    /// The device's place in the client.
+    pub(crate) at: usize,
+    /// Of a mesh.
+    pub(crate) devices: Option<Arc<Devices>>,
+}
+
 /// Devices of a client that run programs together.
 #[derive(Debug)]
 pub(crate) struct Devices {
@@ -51,6 +62,19 @@ impl Devices {
         })
     }
 
+    /// One device of this process, and devices of others. Each has all of its own values.
+    pub(crate) fn of_processes(device: usize, ids: &[i32]) -> Result<Devices> {
+        let mesh = Mesh::new(&[("process", ids.len() as i64)]);
+        let mesh = Arc::new(mesh.map_err(|e| Error::runtime(e.to_string()))?);
+        Ok(Devices {
+            copies: Arc::new(Sharding::replicated(&mesh)),
+            one_each: Arc::new(Sharding::one_each(&mesh)),
+            at: vec![device],
+            ids: ids.to_vec(),
+            mesh,
+        })
+    }
+
     /// The place of a device of the client among them.
     pub(crate) fn place(&self, device: usize) -> Option<usize> {
         self.at.iter().position(|&at| at == device)
@@ -72,6 +96,8 @@ pub(crate) enum How {
     Partitions,
     /// The same program on each device, over what that has.
     Replicas,
+    /// That, and one of the devices is this stream's: of the others' values nothing is known here.
+    Processes,
 }
 
 /// How a program is spread over several devices.
@@ -111,7 +137,7 @@ impl Spread {
             How::Partitions => {
                 (options.partitions, options.spmd, options.shardy) = (self.devices.ids.len(), true, true);
             }
-            How::Replicas => options.replicas = self.devices.ids.len(),
+            How::Replicas | How::Processes => options.replicas = self.devices.ids.len(),
         }
     }
 }

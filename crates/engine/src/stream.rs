@@ -12,7 +12,7 @@ use crate::metrics::{DeviceReport, Metrics};
 use crate::picked;
 use crate::program::Compiler;
 use crate::site::Site;
-use crate::spread::{Devices, Sharded};
+use crate::spread::{Devices, Place, Sharded};
 use crate::target::Target;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
@@ -31,7 +31,10 @@ use std::time::Instant;
 
 /// The stream of one device.
 pub struct Stream {
+    /// Its number for the user: `tpu:0`.
     pub(crate) device: u16,
+    /// The device's place in the client.
+    pub(crate) at: usize,
     /// Of a mesh.
     pub(crate) devices: Option<Arc<Devices>>,
     target: Target,
@@ -51,20 +54,21 @@ pub struct Stream {
 impl Stream {
     pub(crate) fn new(
         target: Target,
-        (device, devices): (usize, Option<Arc<Devices>>),
+        place: Place,
         compiler: Arc<Compiler>,
         explainer: Arc<Explainer>,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
         interrupt: Interrupt,
     ) -> std::io::Result<Stream> {
-        let launcher = Launcher::start(target.clone(), (device, devices.clone()), memory, metrics.clone())?;
+        let launcher = Launcher::start(target.clone(), place.clone(), memory, metrics.clone())?;
         let limits = Limits::of(target.platform(), memory.total());
         let window = Mutex::new(Window::new(limits));
-        let device = device as u16;
+        let Place { number, at, devices } = place;
         let executor = launcher.clone();
         Ok(Stream {
-            device,
+            device: number as u16,
+            at,
             devices,
             target,
             wanted: TargetOptions::NONE,
@@ -87,7 +91,8 @@ impl Stream {
         memory: &'static Memory,
     ) -> std::io::Result<Stream> {
         let (compiler, explainer) = (self.compiler.clone(), self.explainer.clone());
-        let (target, metrics, place) = (self.target.clone(), self.metrics.clone(), (number, Some(devices)));
+        let (target, metrics) = (self.target.clone(), self.metrics.clone());
+        let place = Place { number, at: number, devices: Some(devices) };
         let stream = Self::new(target, place, compiler, explainer, memory, metrics, self.interrupt)?;
         // Kernels of the host see one device.
         Ok(stream.lowering_for(TargetOptions { library: false, ..self.wanted }))
@@ -111,7 +116,9 @@ impl Stream {
     /// What the plugin counts of the device's memory, if it does.
     pub fn plugin_memory(&self) -> Result<Option<pjrt::MemoryStats>> {
         let Target::Client(client) = &self.target else { return Ok(None) };
-        let Some(device) = client.devices().get(usize::from(self.device)) else { return Ok(None) }; // a mesh
+        let Some(device) = client.devices().get(self.at).filter(|_| self.devices.is_none()) else {
+            return Ok(None);
+        }; // a mesh
         device.memory_stats().map_err(|e| Error::runtime(e.to_string()))
     }
 

@@ -36,6 +36,9 @@ pub trait Task: Send {
     /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.
     /// An error is said in words.
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String>;
+
+    /// It will not be run here, and why: tells those who wait for it, if it can.
+    fn decline(&mut self, _why: &str, _site: Site) {}
 }
 
 /// Tasks of one lane are done in their order, and those of different lanes at once.

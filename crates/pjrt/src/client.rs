@@ -12,13 +12,14 @@ use oxitorch_pjrt_sys as sys;
 use parking_lot::Mutex;
 use sys::Args;
 
-use crate::api::{Api, call, destroy, non_null, null_output, slice, slot, text};
+use crate::api::{Api, call, count_failed_destroy, non_null, null_output, slice, slot, text};
 use crate::buffer::{Buffer, Home};
 use crate::device::Device;
 use crate::element::{BufferType, ElementType};
 use crate::error::{Code, Error, Result, err};
 use crate::event::Event;
 use crate::executable::Executable;
+use crate::key_values::{self, Shared};
 use crate::options::{ClientOptions, CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
@@ -36,6 +37,8 @@ pub struct Client {
     platform_name: String,
     platform_version: String,
     process_index: i32,
+    /// What the plugin may ask until the client is destroyed.
+    store: Option<Shared>,
     /// Held while a program is launched on several devices, so that all of them see launches in the same order.
     pub(crate) launch: Mutex<()>,
 }
@@ -55,8 +58,12 @@ impl Client {
         let mut args = Args::<sys::PJRT_Client_Create_Args>::new();
         args.create_options = c_options.as_ptr();
         args.num_options = c_options.len();
+        let store = options.processes.as_ref().map(|p| Shared::new(p.store.clone()));
+        if let Some(store) = &store {
+            key_values::offer(store, &mut args);
+        }
         let api = plugin.api();
-        // SAFETY: the options live through the call; callbacks are absent.
+        // SAFETY: the options live through the call, and the store as long as the client.
         signals::preserved(|| unsafe { call!(api, PJRT_Client_Create, args) })
             .map_err(|e| no_device(plugin.platform(), e))?;
         let ptr = non_null("PJRT_Client_Create", args.client)?;
@@ -69,6 +76,7 @@ impl Client {
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
+            store,
             launch: Mutex::new(()),
         };
         client.read_facts()?;
@@ -200,18 +208,31 @@ impl Client {
     }
 
     /// Loads what `Compiled::serialize` gave, by the same plugin on the same kind of machine. Of the options, those count
-    /// that the executable needs to know beside its bytes: parameter types and whether it is portable.
+    /// that the executable needs to know beside its bytes: parameter types and whether it is portable. Of a client of several
+    /// processes all count: the bytes may be those of another process, with its devices.
     pub fn deserialize(self: &Arc<Self>, bytes: &[u8], options: &CompileOptions) -> Result<Executable> {
         let bytes = envelope::unwrap(self.api(), bytes)?;
         let mut args = Args::<sys::PJRT_Executable_DeserializeAndLoad_Args>::new();
         args.client = self.ptr();
         args.serialized_executable = bytes.as_ptr().cast();
         args.serialized_executable_size = bytes.len();
-        // SAFETY: the client is live and the bytes live through the call.
+        let spans = self.device_ids.len() > self.devices.len();
+        let encoded = if spans { options.encode(self)? } else { Vec::new() };
+        if spans {
+            args.overridden_serialized_compile_options = encoded.as_ptr().cast();
+            args.overridden_serialized_compile_options_size = encoded.len();
+        }
+        // SAFETY: the client is live, and bytes and options live through the call.
         unsafe { call!(self.api(), PJRT_Executable_DeserializeAndLoad, args) }?;
         let ptr = non_null("PJRT_Executable_DeserializeAndLoad", args.loaded_executable)?;
         // SAFETY: a new executable of this client, now owned.
-        unsafe { Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable) }
+        let loaded = unsafe {
+            Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable)
+        }?;
+        if spans && !options.portable && loaded.devices().len() == 0 {
+            return Err(Error::BadSerialized { reason: "it is for devices of another process".into() });
+        }
+        Ok(loaded)
     }
 
     /// Copies dense row-major bytes to a device. The copy of `data` is done when this returns.
@@ -400,7 +421,10 @@ impl Drop for Client {
         let mut args = Args::<sys::PJRT_Client_Destroy_Args>::new();
         args.client = self.ptr.as_ptr();
         // SAFETY: buffers, executables and events hold an `Arc` of this client, so none is left.
-        unsafe { destroy!(self.plugin.api(), PJRT_Client_Destroy, args) };
+        if unsafe { call!(self.plugin.api(), PJRT_Client_Destroy, args) }.is_err() {
+            count_failed_destroy();
+            std::mem::forget(self.store.take()); // a client that is left may ask it for ever
+        }
     }
 }
 

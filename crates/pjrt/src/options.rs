@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::element::BufferType;
 use crate::error::{Result, err};
 use crate::guard;
+use crate::key_values::Processes;
 use crate::named_value::NamedValue;
 use crate::platform::Platform;
 use crate::signature;
@@ -23,6 +24,8 @@ pub struct ClientOptions {
     pub cpu_devices: Option<usize>,
     /// Other options by the plugin's names.
     pub extra: Vec<(String, NamedValue)>,
+    /// Of a job of several processes, whose devices are to be those of one client. The CPU platform has no such clients.
+    pub processes: Option<Processes>,
 }
 
 /// More virtual devices than this are refused: each has its own threads.
@@ -59,6 +62,18 @@ impl ClientOptions {
     /// The options to pass, checked.
     pub(crate) fn checked(&self, platform: Platform) -> Result<Vec<(String, NamedValue)>> {
         let mut out = self.extra.clone();
+        if let Some(processes) = &self.processes {
+            processes.check()?;
+            match platform {
+                Platform::Cpu => return Err(err::invalid("a client of the cpu platform has one process")),
+                Platform::Cuda => {
+                    out.push(("node_id".into(), NamedValue::Int(processes.index as i64)));
+                    out.push(("num_nodes".into(), NamedValue::Int(processes.count as i64)));
+                }
+                // libtpu is told by its environment.
+                Platform::Tpu => {}
+            }
+        }
         if platform == Platform::Cpu {
             if out.iter().all(|(name, _)| name != "cpu_device_count") {
                 out.push(("cpu_device_count".into(), NamedValue::Int(self.cpu_devices.unwrap_or(1) as i64)));
@@ -235,22 +250,31 @@ impl CompileOptions {
             // The plugin would wait for it, and abort.
             return Err(err::invalid(format!("compile: device {id} is not of this process")));
         }
-        let assignment = (!self.portable).then(|| DeviceAssignmentProto {
+        self.encode_with((!self.portable).then(|| self.assignment(&ids)))
+    }
+
+    /// The bytes for a topology of devices with these ids: with a device assignment if devices are named.
+    pub(crate) fn encode_for_topology(&self, available: &[i32], platform: Platform) -> Result<Vec<u8>> {
+        let ids: Vec<i64> = self.ids(available, available)?.into_iter().map(i64::from).collect();
+        let count = ids.len() as i64;
+        if platform == Platform::Tpu && !self.device_ids.is_empty() && ids.iter().any(|id| *id >= count) {
+            // Collectives in it would abort libtpu, which counts a program's devices from 0.
+            let words =
+                format!("compile: libtpu takes a program of {count} devices for the first {count} alone");
+            return Err(err::invalid(format!("{words}, not for {ids:?}")));
+        }
+        self.encode_with((!self.device_ids.is_empty()).then(|| self.assignment(&ids)))
+    }
+
+    fn assignment(&self, ids: &[i64]) -> DeviceAssignmentProto {
+        DeviceAssignmentProto {
             replica_count: self.replicas as i32,
             computation_count: self.partitions as i32,
             computation_devices: ids
                 .chunks(self.replicas)
                 .map(|replicas| ComputationDevice { replica_device_ids: replicas.to_vec() })
                 .collect(),
-        });
-        self.encode_with(assignment)
-    }
-
-    /// The bytes for a topology of so many devices: without a device assignment.
-    pub(crate) fn encode_for_topology(&self, available: usize) -> Result<Vec<u8>> {
-        let ids: Vec<i32> = (0..available as i32).collect();
-        self.ids(&ids, &ids)?;
-        self.encode_with(None)
+        }
     }
 
     fn encode_with(&self, device_assignment: Option<DeviceAssignmentProto>) -> Result<Vec<u8>> {

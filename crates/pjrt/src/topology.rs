@@ -108,10 +108,12 @@ impl Topology {
         }
     }
 
-    /// Compiles a program for these devices, ahead of time. The options' device indices do not count here.
+    /// Compiles a program for these devices, ahead of time: for those that the options name by their ids, or for the first.
+    /// An ordinal does not count here.
     pub fn compile(&self, program: &Program<'_>, options: &CompileOptions) -> Result<Compiled> {
         program.check(self.plugin.platform())?;
-        let encoded = options.encode_for_topology(self.devices.len())?;
+        let ids: Vec<i32> = self.devices.iter().map(|d| d.id).collect();
+        let encoded = options.encode_for_topology(&ids, self.plugin.platform())?;
         let c_program = program.to_c();
         let compile = slot!(self.plugin.api(), PJRT_Compile)?;
         let mut args = Args::<sys::PJRT_Compile_Args>::new();

@@ -47,7 +47,7 @@ fn the_plugin_says_what_it_is() {
 fn the_platform_is_opened_by_choice() {
     let found =
         [Found { platform: Platform::Cpu, path: common::cpu_plugin_path(), package: None, version: None }];
-    let two = |_| ClientOptions { cpu_devices: Some(2), extra: vec![] };
+    let two = |_| ClientOptions { cpu_devices: Some(2), ..Default::default() };
     let opened = open(&found, Some(Platform::Cpu), two).unwrap();
     assert_eq!((opened.client.platform(), opened.client.devices().len()), (Platform::Cpu, 2));
     assert!(opened.passed_over.is_empty());

@@ -33,7 +33,7 @@ fn default_compile_options_are_not_empty() {
 #[test]
 fn create_options_have_their_type() {
     let with = |name: &str, value: NamedValue| {
-        Client::new(plugin(), &ClientOptions { cpu_devices: None, extra: vec![(name.into(), value)] })
+        Client::new(plugin(), &ClientOptions { extra: vec![(name.into(), value)], ..Default::default() })
     };
     refused(with("cpu_device_count", NamedValue::String("2".into())), "int64");
     refused(with("cpu_device_count", NamedValue::Bool(true)), "int64");
@@ -45,7 +45,7 @@ fn create_options_have_their_type() {
     for count in [0, -1, i64::MIN, i64::MAX] {
         refused(with("cpu_device_count", NamedValue::Int(count)), "cpu_device_count");
     }
-    let zero = ClientOptions { cpu_devices: Some(0), extra: vec![] };
+    let zero = ClientOptions { cpu_devices: Some(0), ..Default::default() };
     refused(Client::new(plugin(), &zero), "cpu_device_count");
     assert_eq!(with("cpu_device_count", NamedValue::Int(2)).unwrap().devices().len(), 2);
 }

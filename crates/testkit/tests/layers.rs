@@ -55,6 +55,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "lanes",
             "launch",
             "carry",
+            "agree",
             "roles",
             "undonated",
             "absent",

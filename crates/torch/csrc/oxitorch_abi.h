@@ -140,6 +140,23 @@ typedef struct OxiTask {
   uint32_t nranks;
 } OxiTask;
 
+// A collective as a program of one device of each process. Values are stable; as in the core's enums.
+enum {
+  OXI_ALL_REDUCE = 0,
+  OXI_ALL_GATHER = 1,
+  OXI_REDUCE_SCATTER = 2,
+  OXI_ALL_TO_ALL = 3,
+  OXI_BROADCAST = 4
+};
+enum { OXI_SUM = 0, OXI_PRODUCT = 1, OXI_MIN = 2, OXI_MAX = 3, OXI_AND = 4, OXI_OR = 5, OXI_XOR = 6 };
+typedef struct OxiCollective {
+  int32_t kind;
+  int32_t reduction;       // of OXI_ALL_REDUCE and OXI_REDUCE_SCATTER
+  int32_t root;            // of OXI_BROADCAST: the place among the devices
+  uint32_t ndevices;
+  const int32_t* devices;  // ids of the members' devices
+} OxiCollective;
+
 typedef struct OxiMemory { // row-major bytes of a tensor
   void* bytes;
   size_t len;
@@ -206,6 +223,10 @@ typedef struct OxiCore {
   // Gives what `task_outcome` takes and `task_drop` lets go, or null. The context is the core's from then on in any case.
   void* (*task)(const OxiTask* task, int32_t device, const OxiTensor* reads, uint32_t nreads, const OxiTensor* writes,
                 const uint8_t* in_place, uint32_t nwrites, OxiError* error);
+  // Whether a collective of these devices is a program of theirs; else it is a task.
+  int32_t (*are_programs)(const int32_t* devices, uint32_t ndevices);
+  // Records a collective as a program; `task` compares, without tensors, what the ranks are about to do. As `task`.
+  void* (*collective)(const OxiTask* task, const OxiCollective* what, const OxiTensor* in, const OxiTensor* out, OxiError* error);
   // OXI_OK when it is done, OXI_PENDING when it is not after so many milliseconds (-1: as long as it takes).
   int32_t (*task_outcome)(const void* work, int32_t device, int64_t wait_ms, OxiError* error);
   void (*task_drop)(void* work);
@@ -254,8 +275,9 @@ typedef struct OxiShim {
   int32_t (*call)(const char* op, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults,
                   uint8_t alone, OxiError* error);
   // Does a task, and waits until it is done; from any thread, once. `line` writes the Python line of `place`, which lives
-  // during the call, as a text of less than `size` bytes.
-  int32_t (*task_run)(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
+  // during the call, as a text of less than `size` bytes. `declined`: why it cannot be done here, which only those are told
+  // who wait for it; else null.
+  int32_t (*task_run)(void* context, const char* declined, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
                       void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error);
   void (*task_drop)(void* context);
 } OxiShim;

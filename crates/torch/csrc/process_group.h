@@ -1,5 +1,8 @@
 // The process group of device tensors: c10d's collectives as tasks that the core runs in the order of the device's ops.
 //
+// Where one PJRT client spans the processes, most collectives are programs of the members' devices instead ("programs"
+// below), and the host only compares before each what the ranks are about to do.
+//
 // The tasks call a group for host memory (gloo), which the user's ranks made beside this one, on the bytes of the device's
 // tensors. What that cannot compute (averages, dtypes that it has not) is recorded as ATen operations around them.
 // A work is done, for its caller, when it is recorded: who reads what a collective writes waits for it.
@@ -28,6 +31,7 @@
 #include <numeric>
 #include <thread>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -72,13 +76,15 @@ struct Call {  // what a task does, in few words
   int64_t root = -1;
   Common common = Common::WRITES;
   bool of_all = true;  // not of two peers
+  std::string program;  // of a collective that is one: what each rank has
   std::string words(const Memory& reads, const Memory& writes) const {
     std::string text;
     auto add = [&](const std::string& word) { text += (text.empty() ? "" : ", ") + word; };
-    for (auto& m : common == Common::NOTHING ? Memory() : common == Common::READS ? reads : writes) {
+    if (!program.empty()) add(program);
+    for (auto& m : common == Common::NOTHING || !program.empty() ? Memory() : common == Common::READS ? reads : writes) {
       add(std::string(at::toString(dtype)) + "[" + std::to_string(m.len / c10::elementSize(dtype)) + "]");
     }
-    if (common == Common::NOTHING) add(at::toString(dtype));
+    if (common == Common::NOTHING && program.empty()) add(at::toString(dtype));
     if (*reduction) add(std::string("op=") + reduction);
     if (root >= 0) add("root=" + std::to_string(root));
     return std::string(name) + "(" + text + ")";
@@ -150,13 +156,16 @@ inline std::string standing(const Group& group, const std::string& own) {
   }
   return text;
 }
-inline void run_task(const Task& task, const Memory& reads, const Memory& writes, const std::function<std::string()>& line) {
+inline void run_task(const Task& task, const char* declined, const Memory& reads, const Memory& writes,
+                     const std::function<std::string()>& line) {
   auto& group = *task.group;
   auto words = task.call.words(reads, writes);
+  if (declined) words += std::string(", which this rank cannot do: ") + declined;
   std::string what;
   try {
     if (task.call.of_all) agree(group, words, line);
-    return task.run(reads, writes);
+    if (task.run && !declined) task.run(reads, writes);
+    return;
   } catch (const c10::Error& e) {
     what = e.what_without_backtrace();
   } catch (const std::exception& e) {
@@ -172,7 +181,7 @@ inline void run_task(const Task& task, const Memory& reads, const Memory& writes
   }
   TORCH_CHECK_WITH(DistBackendError, false, text);
 }
-inline int32_t run(void* context, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
+inline int32_t run(void* context, const char* declined, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
                    void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error) {
   static thread_local std::string message;
   try {
@@ -182,7 +191,7 @@ inline int32_t run(void* context, const OxiMemory* reads, uint32_t nreads, const
       line(place, text, sizeof(text));
       return std::string(text);
     };
-    run_task(*static_cast<Task*>(context), Memory(reads, reads + nreads), Memory(writes, writes + nwrites), here);
+    run_task(*static_cast<Task*>(context), declined, Memory(reads, reads + nreads), Memory(writes, writes + nwrites), here);
     return OXI_OK;
   } catch (const c10::Error& e) {
     message = e.what_without_backtrace();
@@ -374,9 +383,13 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
 // ---------------------------------------------------------------- the group
 class ProcessGroupTpu final : public c10d::Backend {
  public:
-  ProcessGroupTpu(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<Options> options)
+  // `devices`: the id of each rank's device among those of one client, or nothing.
+  ProcessGroupTpu(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<Options> options,
+                  std::vector<int32_t> devices)
       : Backend(host->getRank(), host->getSize()), host_(host), options_(options),
-        group_(std::make_shared<Group>(std::move(host), std::move(store), std::move(options))), id_(next_id()) {}
+        group_(std::make_shared<Group>(std::move(host), std::move(store), std::move(options))), id_(next_id()),
+        devices_(std::move(devices)),
+        programs_(g_core->are_programs(devices_.data(), static_cast<uint32_t>(devices_.size())) != 0) {}
 
   const std::string getBackendName() const override { return "tpu"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -399,7 +412,11 @@ class ProcessGroupTpu final : public c10d::Backend {
     for (int rank : ranks) own += "," + std::to_string(rank);
     auto host = host_->split(c10::make_intrusive<c10d::PrefixStore>(own, store), ranks, host_options);
     if (!host) return nullptr;
-    return c10::make_intrusive<ProcessGroupTpu>(std::move(host), store, options);
+    std::vector<int32_t> devices;
+    if (!devices_.empty()) {
+      for (int rank : ranks) devices.push_back(devices_.at(rank));
+    }
+    return c10::make_intrusive<ProcessGroupTpu>(std::move(host), store, options, std::move(devices));
   }
   void abort() override { host_->abort(); }
   void shutdown() override { host_->shutdown(); }
@@ -426,6 +443,11 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts = c10d::BroadcastOptions()) override {
     bool root = opts.rootRank == rank_;
+    if (is_program(tensors)) {
+      Call call{"broadcast", at::kByte, "", opts.rootRank};
+      OxiCollective what{OXI_BROADCAST, 0, static_cast<int32_t>(opts.rootRank), 0, nullptr};
+      return launch(OpType::BROADCAST, call, what, tensors, tensors, tensors);
+    }
     auto o = opts;
     o.timeout = timeout(opts.timeout);
     auto run = [host = host_, o, root](const Memory& reads, const Memory& writes) {
@@ -457,7 +479,10 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->reduce(one, each)->wait();
       }
     };
-    auto work = record(OpType::REDUCE, {"reduce", at::kByte, reduction_name(opts.reduceOp), opts.rootRank}, {}, results, true, run, tensors);
+    Call call{"reduce", at::kByte, reduction_name(opts.reduceOp), opts.rootRank};
+    auto work = is_program(results)
+        ? reduce_by_program(OpType::REDUCE, call, OXI_ALL_REDUCE, opts.reduceOp, results, results, tensors)
+        : record(OpType::REDUCE, call, {}, results, true, run, tensors);
     if (root) {
       for (size_t i = 0; i < tensors.size(); i++) {
         scale_after(opts.reduceOp, results[i], size_);
@@ -502,6 +527,11 @@ class ProcessGroupTpu final : public c10d::Backend {
     o.timeout = timeout(opts.timeout);
     TORCH_CHECK(inputs.size() == 1 && (!root || outputs.size() == 1), "gather: one input, and one list of outputs on the root");
     TORCH_CHECK(!root || outputs[0].size() == static_cast<size_t>(size_), "gather: ", size_, " outputs are wanted, got ", outputs[0].size());
+    if (is_program(inputs)) {
+      std::vector<Tensors> outs = outputs;
+      if (!root) outs.assign(1, Tensors());
+      return gather_by_program(OpType::GATHER, {"gather", at::kByte, "", opts.rootRank}, outs, inputs);
+    }
     auto run = [host = host_, o, root](const Memory& reads, const Memory& writes) {
       std::vector<Tensors> out;
       if (root) out.push_back(host_tensors(writes));
@@ -555,6 +585,11 @@ class ProcessGroupTpu final : public c10d::Backend {
     TORCH_CHECK(output.scalar_type() == input.scalar_type(), "all_to_all_single: output is ", output.scalar_type(), ", input ",
                 input.scalar_type());
     auto out = split_bytes("output", output, output_splits), in = split_bytes("input", input, input_splits);
+    // Who names sizes may have others than his peers.
+    if (output_splits.empty() && input_splits.empty() && input.numel() == output.numel() && is_program({input})) {
+      OxiCollective what{OXI_ALL_TO_ALL, 0, 0, 0, nullptr};
+      return launch(OpType::ALLTOALL_BASE, {"all_to_all_single"}, what, {input}, {output}, {output});
+    }
     auto run = [host = host_, o = with_timeout(opts), out, in](const Memory& reads, const Memory& writes) mutable {
       check_splits(host, o, in, out);
       Tensor to = host_tensor(writes[0]), from = host_tensor(reads[0]);
@@ -743,7 +778,9 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->allreduce(one, o)->wait();
       }
     };
-    auto work = record(type, {name, at::kByte, reduction_name(op)}, {}, own, true, run, tensors);
+    Call call{name, at::kByte, reduction_name(op)};
+    auto work = is_program(own) ? reduce_by_program(type, call, OXI_ALL_REDUCE, op, own, own, tensors)
+                                : record(type, call, {}, own, true, run, tensors);
     for (size_t i = 0; i < own.size(); i++) {
       scale_after(op, own[i], size_);
       if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
@@ -763,6 +800,12 @@ class ProcessGroupTpu final : public c10d::Backend {
                     inputs[i].scalar_type());
       }
     }
+    auto even = [&](size_t i) {
+      return std::all_of(outputs[i].begin(), outputs[i].end(), [&](auto& t) { return t.numel() == inputs[i].numel(); });
+    };
+    bool all_even = true;
+    for (size_t i = 0; i < inputs.size(); i++) all_even &= even(i);
+    if (all_even && is_program(inputs)) return gather_by_program(type, {name}, outputs, inputs);
     auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
                    const Memory& reads, const Memory& writes) {
       for (size_t i = 0; i < reads.size(); i++) {
@@ -800,6 +843,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       TORCH_CHECK(outputs[i].numel() == inputs[i].numel() * size_,
                   "output tensor size must be equal to world_size times input tensor size");
     }
+    if (is_program(inputs)) return launch(type, {name}, {OXI_ALL_GATHER, 0, 0, 0, nullptr}, inputs, outputs, outputs);
     auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
                    const Memory& reads, const Memory& writes) {
       for (size_t i = 0; i < reads.size(); i++) {
@@ -817,6 +861,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works scatter_reduced(OpType type, const char* name, Tensors& outputs, const std::vector<Tensors>& inputs,
                         const c10d::ReduceScatterOptions& opts) {
     Guard guard;
+    if (is_program(outputs) && are_even(outputs, inputs)) return scatter_by_program(type, name, outputs, inputs, opts.reduceOp);
     Tensors reads, rows;
     for (size_t i = 0; i < outputs.size(); i++) {
       auto& out = outputs[i];
@@ -865,6 +910,139 @@ class ProcessGroupTpu final : public c10d::Backend {
     return work;
   }
 
+  // ---- programs
+  // Whether a collective of these is a program of the members' devices. What has no elements is none.
+  bool is_program(const Tensors& tensors) const {
+    return programs_ && !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [](auto& t) { return t.numel() > 0; });
+  }
+  // As programs name it what hosts are asked for.
+  static int32_t program_reduction(const ReduceOp& op, at::ScalarType t) {
+    switch (static_cast<ReduceOp::RedOpType>(host_reduction(op, t))) {
+      case ReduceOp::PRODUCT: return OXI_PRODUCT;
+      case ReduceOp::MIN: return OXI_MIN;
+      case ReduceOp::MAX: return OXI_MAX;
+      case ReduceOp::BAND: return OXI_AND;
+      case ReduceOp::BOR: return OXI_OR;
+      case ReduceOp::BXOR: return OXI_XOR;
+      default: return OXI_SUM;
+    }
+  }
+  // Records a program for each of these tensors.
+  Works launch(OpType type, const Call& call, OxiCollective what, const Tensors& ins, const Tensors& outs, Tensors results) {
+    Guard guard;
+    Launched launched;
+    for (size_t i = 0; i < ins.size(); i++) launched.push_back(launch_one(call, what, ins[i], outs[i]));
+    return works_of(type, std::move(launched), std::move(results));
+  }
+  using Launched = std::vector<std::shared_ptr<Recorded>>;
+  Works works_of(OpType type, Launched launched, Tensors results) {
+    auto device = results.empty() ? here() : results[0].device();
+    return c10::make_intrusive<GroupWork>(rank_, type, std::move(launched), std::move(results), device, number_, false);
+  }
+  std::shared_ptr<Recorded> launch_one(Call call, OxiCollective what, const Tensor& in, const Tensor& out) {
+    TORCH_CHECK(in.device() == out.device(), call.name, ": tensors on ", in.device(), " and ", out.device());
+    at::assert_no_internal_overlap(out);
+    make_own(out);
+    Tensor from = in.reshape({-1});
+    Tensor to = out.is_contiguous() ? out.view({-1}) : at::empty({out.numel()}, out.options());
+    call.program = std::string(at::toString(in.scalar_type())) + "[" + std::to_string(in.numel()) + "]";
+    what.devices = devices_.data(), what.ndevices = static_cast<uint32_t>(devices_.size());
+    OxiTensor x, y;
+    describe_kept(x, from), describe_kept(y, to);
+    std::shared_ptr<Recorded> recorded;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
+      check_whole(call.name);
+      number_++;
+      auto task = std::make_unique<Task>(Task{group_, call, number_, nullptr});
+      auto label = group_->name();
+      OxiTask t = named(task.get(), label, id_);
+      task.release();
+      OxiError e{};
+      void* work = g_core->collective(&t, &what, &x, &y, &e);
+      if (!work) check(OXI_ERROR, e);
+      recorded = std::make_shared<Recorded>(work, in.device().index());
+      if (coalesced_) coalesced_->push_back(recorded);
+    }
+    if (!out.is_contiguous()) out.copy_(to.view(out.sizes()));
+    return recorded;
+  }
+  // Reduces tensors of dtypes that hosts reduce too; booleans as bytes.
+  Works reduce_by_program(OpType type, const Call& call, int32_t kind, const ReduceOp& op, const Tensors& ins, const Tensors& outs,
+                          Tensors results) {
+    Guard guard;
+    Launched launched;
+    for (size_t i = 0; i < ins.size(); i++) {
+      auto t = ins[i].scalar_type();
+      OxiCollective what{kind, program_reduction(op, t), 0, 0, nullptr};
+      bool bytes = t == at::kBool;
+      Tensor out = bytes ? at::empty(outs[i].sizes(), outs[i].options().dtype(at::kByte)) : outs[i];
+      launched.push_back(launch_one(call, what, bytes ? ins[i].to(at::kByte) : ins[i], out));
+      if (bytes) outs[i].copy_(out);
+    }
+    return works_of(type, std::move(launched), std::move(results));
+  }
+  // Each input from all ranks into a list of tensors; an empty list on ranks that do not want them.
+  Works gather_by_program(OpType type, const Call& call, const std::vector<Tensors>& outputs, const Tensors& inputs) {
+    Guard guard;
+    Launched launched;
+    Tensors results;
+    for (size_t i = 0; i < inputs.size(); i++) {
+      Tensor all = at::empty({size_, inputs[i].numel()}, inputs[i].options());
+      launched.push_back(launch_one(call, {OXI_ALL_GATHER, 0, 0, 0, nullptr}, inputs[i], all));
+      for (size_t r = 0; r < outputs[i].size(); r++) {
+        auto& t = outputs[i][r];
+        TORCH_CHECK(t.numel() == inputs[i].numel(), call.name, ": an output has ", t.numel(), " elements, the input ",
+                    inputs[i].numel());
+        t.copy_(all.select(0, static_cast<int64_t>(r)).view(t.sizes()));
+        results.push_back(t);
+      }
+    }
+    return works_of(type, std::move(launched), std::move(results));
+  }
+  // Whether each rank gets as much as the others.
+  bool are_even(const Tensors& outputs, const std::vector<Tensors>& inputs) const {
+    for (size_t i = 0; i < outputs.size(); i++) {
+      auto n = outputs[i].numel();
+      bool one = inputs[i].size() == 1 && inputs[i][0].numel() == n * size_;
+      bool each = inputs[i].size() == static_cast<size_t>(size_) &&
+          std::all_of(inputs[i].begin(), inputs[i].end(), [&](auto& t) { return t.numel() == n; });
+      if (!one && !each) return false;
+    }
+    return true;
+  }
+  Works scatter_by_program(OpType type, const char* name, const Tensors& outputs, const std::vector<Tensors>& inputs,
+                           const ReduceOp& op) {
+    Tensors ins, outs;
+    for (size_t i = 0; i < outputs.size(); i++) {
+      auto& out = outputs[i];
+      check_reduction(op, out.scalar_type());
+      Tensors flat;
+      for (auto& t : inputs[i]) {
+        TORCH_CHECK(t.scalar_type() == out.scalar_type(), "input tensor must be the same type as the output tensor.");
+        flat.push_back(t.reshape({-1}));
+      }
+      Tensor x = flat.size() == 1 ? flat[0] : at::cat(flat);
+      bool own = flat.size() > 1;
+      if (!host_reduces(x.scalar_type()) || (op == ReduceOp::PREMUL_SUM && !own)) x = widened(x);
+      scale_before(op, x);
+      ins.push_back(x);
+      outs.push_back(x.scalar_type() == out.scalar_type() ? out : at::empty(out.sizes(), x.options()));
+    }
+    auto work = reduce_by_program(type, {name, at::kByte, reduction_name(op)}, OXI_REDUCE_SCATTER, op, ins, outs, outputs);
+    for (size_t i = 0; i < outputs.size(); i++) {
+      scale_after(op, outs[i], size_);
+      if (!outs[i].is_same(outputs[i])) outputs[i].copy_(outs[i]);
+    }
+    return work;
+  }
+  // Raises what went wrong before; with the lock.
+  void check_whole(const char* name) const {
+    std::lock_guard<std::mutex> failed(group_->mutex);
+    TORCH_CHECK_WITH(DistBackendError, group_->failure.empty(), name,
+                     ": the process group cannot go on, as a collective failed before: ", group_->failure);
+  }
+
   Works record(OpType type, Call call, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
                Tensors results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
                std::shared_ptr<std::atomic<int>> source = nullptr) {
@@ -885,18 +1063,13 @@ class ProcessGroupTpu final : public c10d::Backend {
     }
     auto r = described(reads), w = described(writes);
     std::vector<uint8_t> flags(writes.size(), in_place);
-    {
-      std::lock_guard<std::mutex> failed(group_->mutex);
-      TORCH_CHECK_WITH(DistBackendError, group_->failure.empty(), call.name,
-                       ": the process group cannot go on, as a collective failed before: ", group_->failure);
-    }
-    number_++;
+    check_whole(call.name);
+    // Only what all ranks do has one number on all.
+    uint64_t number = call.of_all ? ++number_ : ++of_peers_[lane.value_or(id_)];
     if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
-    auto task = std::make_unique<Task>(Task{group_, call, number_, std::move(run)});
-    auto group_name = group_->name();
-    auto& ranks = options_->global_ranks_in_group;
-    OxiTask t{task.get(), call.name, group_name.c_str(), number_, lane.value_or(id_), ranks.data(),
-              static_cast<uint32_t>(ranks.size())};
+    auto task = std::make_unique<Task>(Task{group_, call, number, std::move(run)});
+    std::string label = call.of_all ? group_->name() : c10::str(group_->name(), ", ", call.name, " of rank ", rank_);
+    OxiTask t = named(task.get(), label, lane.value_or(id_));
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),
@@ -905,14 +1078,22 @@ class ProcessGroupTpu final : public c10d::Backend {
     auto recorded = std::make_shared<Recorded>(work, device.index());
     if (coalesced_) coalesced_->push_back(recorded);
     return c10::make_intrusive<GroupWork>(rank_, type, std::vector<std::shared_ptr<Recorded>>{recorded}, std::move(results),
-                                          device, number_, waits, std::move(source));
+                                          device, number, waits, std::move(source));
+  }
+  // What the core is told of a task. `label`: of the group, and lives through the call.
+  OxiTask named(Task* task, const std::string& label, uint64_t lane) const {
+    auto& ranks = options_->global_ranks_in_group;
+    return {task, task->call.name, label.c_str(), task->number, lane, ranks.data(), static_cast<uint32_t>(ranks.size())};
   }
 
   Host host_;
   c10::intrusive_ptr<Options> options_;
   std::shared_ptr<Group> group_;
   uint64_t id_;
+  std::vector<int32_t> devices_;
+  bool programs_;
   uint64_t number_ = 0;
+  std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
   std::mutex mutex_;
   std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;
 };
@@ -926,11 +1107,12 @@ inline void add_alone(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64
 
 // Gives a group that has one for host memory one for the device.
 inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,
-                const std::vector<int64_t>& ranks) {
+                const std::vector<int64_t>& ranks, const std::vector<int64_t>& devices) {
   auto options = c10::make_intrusive<c10d::Backend::Options>("tpu", Milliseconds(timeout_ms));
   options->group_name = std::move(name);
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
-  auto backend = c10::make_intrusive<ProcessGroupTpu>(group->getBackend(c10::kCPU), group->getStore(), std::move(options));
+  auto backend = c10::make_intrusive<ProcessGroupTpu>(group->getBackend(c10::kCPU), group->getStore(), std::move(options),
+                                                      std::vector<int32_t>(devices.begin(), devices.end()));
   group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
 }  // namespace oxi_group

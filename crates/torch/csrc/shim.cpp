@@ -526,9 +526,11 @@ void register_graphs() {
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
   m.def("_decompose(str name, int graph, Any[] args) -> Tensor?[]?");
   m.def("_sparse(str name, Any[] args) -> Any[]");
-  m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks) -> ()",
+  m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks, int[] devices) -> ()",
         [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t timeout_ms, std::string name,
-           std::vector<int64_t> ranks) { oxi_group::add(group, timeout_ms, std::move(name), ranks); });
+           std::vector<int64_t> ranks, std::vector<int64_t> devices) {
+           oxi_group::add(group, timeout_ms, std::move(name), ranks, devices);
+         });
   m.def("_alone(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms) -> ()", &oxi_group::add_alone);
   m.def("_bind(str namespace) -> ()", [](std::string ns) { bind_ops(ns); });
 }

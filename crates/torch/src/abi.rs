@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 /// The header's numbers, by its names.
 #[allow(dead_code, reason = "the shim alone uses some")]
-mod header {
+pub(crate) mod header {
     include!(concat!(env!("OUT_DIR"), "/constants.rs"));
 }
 
@@ -234,6 +234,7 @@ const _: () = {
     assert!(size_of::<Caller>() == 32);
     assert!(size_of::<Task>() == 56);
     assert!(size_of::<Memory>() == 16);
+    assert!(size_of::<Collective>() == 24);
 };
 
 /// `OxiTask`
@@ -246,6 +247,16 @@ pub(crate) struct Task {
     pub(crate) lane: u64,
     pub(crate) ranks: *const u64,
     pub(crate) nranks: u32,
+}
+
+/// `OxiCollective`
+#[repr(C)]
+pub(crate) struct Collective {
+    pub(crate) kind: i32,
+    pub(crate) reduction: i32,
+    pub(crate) root: i32,
+    pub(crate) ndevices: u32,
+    pub(crate) devices: *const i32,
 }
 
 /// `OxiMemory`
@@ -304,6 +315,14 @@ pub(crate) struct Core {
         u32,
         *mut Error,
     ) -> *mut c_void,
+    pub(crate) are_programs: unsafe extern "C" fn(*const i32, u32) -> i32,
+    pub(crate) collective: unsafe extern "C" fn(
+        *const Task,
+        *const Collective,
+        *const Tensor,
+        *const Tensor,
+        *mut Error,
+    ) -> *mut c_void,
     pub(crate) task_outcome: unsafe extern "C" fn(*const c_void, i32, i64, *mut Error) -> i32,
     pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
     pub(crate) profile_start: unsafe extern "C" fn() -> u64,
@@ -348,6 +367,7 @@ pub(crate) struct Shim {
         unsafe extern "C" fn(*const c_char, *const Arg, u32, *const Tensor, u32, u8, *mut Error) -> i32,
     pub(crate) task_run: unsafe extern "C" fn(
         *mut c_void,
+        *const c_char,
         *const Memory,
         u32,
         *const Memory,

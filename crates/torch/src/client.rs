@@ -1,5 +1,6 @@
 //! Opening the plugin and its client.
 
+use crate::processes;
 use crate::state::{Setup, warn};
 use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;
@@ -9,49 +10,58 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A client of the plugin that was asked for, or of the best one that has hardware.
+/// The plugin that was asked for, or the best one that has hardware.
+pub(crate) fn chosen(setup: &Setup) -> Result<pjrt::Found, Error> {
+    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
+    let found = pjrt::discover(&options);
+    pjrt::choose(&found, setup.platform, pjrt::hardware_present).cloned().map_err(failed)
+}
+
+fn failed(e: pjrt::Error) -> Error {
+    Error::runtime(e.to_string())
+}
+
+/// A client of that plugin.
 pub(crate) fn open(
     setup: &Setup,
     interrupt: impl Fn() -> Result<(), Error>,
 ) -> Result<Arc<pjrt::Client>, Error> {
-    let failed = |e: pjrt::Error| Error::runtime(e.to_string());
-    let chosen = &choose(setup).map_err(failed)?;
+    let chosen = chosen(setup)?;
+    let place = processes::place().filter(|_| chosen.platform != pjrt::Platform::Cpu);
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
     let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| setup.cpu_devices.load(Relaxed));
-    let extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
-    let options = pjrt::ClientOptions { cpu_devices, extra };
-    let (platform, path) = (chosen.platform, chosen.path.clone());
+    let mut extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
+    if let (pjrt::Platform::Cuda, Some(place)) = (chosen.platform, place) {
+        take_one_gpu(&mut extra, place.gpu);
+    }
+    let processes = place.map(processes::for_client);
+    let options = pjrt::ClientOptions { cpu_devices, extra, processes };
+    let (platform, path) = (chosen.platform, chosen.path);
     let begin = move || {
         let plugin = pjrt::Plugin::load(platform, &path, &load)?;
         pjrt::Client::new(plugin, &options)
     };
-    if platform != pjrt::Platform::Tpu {
+    if platform != pjrt::Platform::Tpu && place.is_none() {
         return begin().map_err(failed);
     }
-    // A TPU of several hosts begins when all of them are there, and libtpu waits without a word.
+    // A TPU of several hosts, and a client of several processes, begin when all of them are there. Plugins wait without a
+    // word.
     static STARTING: Start<pjrt::Result<Arc<pjrt::Client>>> = Start::new();
     let patience = Patience { tell: TELL, limit: Duration::from_secs(setup.start_timeout), poll: POLL };
-    let told = || warn(&format!("the TPU is not ready after {} s\n{}", TELL.as_secs(), waits_for(setup)));
+    let told = || warn(&format!("the device is not ready after {} s\n{}", TELL.as_secs(), waits_for(setup)));
     let client = STARTING.run(&patience, begin, told, interrupt)?;
     let late = || {
         let limit = setup.start_timeout;
         let hint = "hint: the same program has to run on every host; OXITORCH_START_TIMEOUT sets the seconds to wait";
-        Error::runtime(format!("the TPU did not start within {limit} s\n{}\n{hint}", waits_for(setup)))
+        Error::runtime(format!("the device did not start within {limit} s\n{}\n{hint}", waits_for(setup)))
     };
     client.ok_or_else(late)?.map_err(failed)
-}
-
-/// The plugin that was asked for, or the best one that has hardware.
-fn choose(setup: &Setup) -> pjrt::Result<pjrt::Found> {
-    let options = pjrt::DiscoverOptions { python_paths: setup.site_dirs.clone(), ..Default::default() };
-    let found = pjrt::discover(&options);
-    pjrt::choose(&found, setup.platform, pjrt::hardware_present).cloned()
 }
 
 /// How many devices there are, where plugin and kernel say it. Starts nothing: launchers of processes ask, and a TPU belongs
 /// to the process that starts it.
 pub(crate) fn count(setup: &Setup) -> Option<usize> {
-    let platform = choose(setup).ok()?.platform;
+    let platform = chosen(setup).ok()?.platform;
     let asked = setup.cuda.iter().find_map(|(name, value)| match value {
         pjrt::NamedValue::Ints(ids) if name == "visible_devices" => Some(ids.len()),
         _ => None,
@@ -65,12 +75,28 @@ pub(crate) fn count(setup: &Setup) -> Option<usize> {
     Some(few.map_or(all, |few| few.min(all))).filter(|&n| n > 0)
 }
 
+/// Of the GPUs that the user names, or else that the driver has, a process among others takes its own.
+fn take_one_gpu(options: &mut Vec<(String, pjrt::NamedValue)>, number: i64) {
+    const NAME: &str = "visible_devices";
+    let named = options.iter().find(|(name, _)| name == NAME).map(|(_, value)| value.clone());
+    let gpu = match named {
+        Some(pjrt::NamedValue::Ints(named)) => named.get(number as usize).or(named.first()).copied(),
+        _ => None,
+    };
+    options.retain(|(name, _)| name != NAME);
+    options.push((NAME.to_owned(), pjrt::NamedValue::Ints(vec![gpu.unwrap_or(number)])));
+}
+
 /// After this time it is said what is waited for.
 const TELL: Duration = Duration::from_secs(30);
 /// How often signals are looked at.
 const POLL: Duration = Duration::from_millis(100);
 
 fn waits_for(setup: &Setup) -> String {
+    if let Some(place) = processes::place() {
+        let (index, count) = (place.index, place.count);
+        return format!("it waits for all {count} processes of torch.distributed; this is number {index}");
+    }
     match setup.tpu_hosts.as_slice() {
         [] => {
             "libtpu is starting it; another process may hold it (`oxitorch doctor` looks for one)".to_owned()
@@ -121,7 +147,7 @@ impl<T: Send + 'static> Start<T> {
                 Err(RecvTimeoutError::Disconnected) => {
                     *begun = None;
                     return Err(Error::runtime(
-                        "the thread that starts the TPU panicked; please report this",
+                        "the thread that starts the device panicked; please report this",
                     ));
                 }
                 Err(RecvTimeoutError::Timeout) => interrupt()?,

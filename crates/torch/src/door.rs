@@ -62,6 +62,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
     task: tasks::task,
+    are_programs: tasks::are_programs,
+    collective: tasks::collective,
     task_outcome: tasks::outcome,
     task_drop: tasks::drop_work,
     profile_start: crate::profile::start,

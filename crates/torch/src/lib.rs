@@ -12,6 +12,7 @@ mod door;
 mod gil;
 mod library;
 mod ops;
+mod processes;
 mod profile;
 mod python;
 mod sites;

@@ -1,11 +1,11 @@
 //! The functions of `oxitorch._core`. Documented for users in `torch.tpu`, which wraps them.
 
 use crate::abi::{self, Shim, ShimInit};
-use crate::{door, sites, state, storage};
+use crate::{door, processes, sites, state, storage};
 use oxitorch_capture::{Graph, Role};
 use oxitorch_engine::{
     Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
-    Parts, Reading, Reason, Refusal, Remembered, SharedCache, Stream,
+    Numbered, Parts, Reading, Reason, Refusal, Remembered, SharedCache, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
@@ -429,6 +429,28 @@ mod _core {
         }
     }
 
+    /// Starts the device as one of several processes that meet in this store: the process's number and how many there
+    /// are, the same among those of its machine, and the driver's number of its GPU. Gives the ids of its devices among
+    /// those of all; none where each process has a client of its own.
+    #[pyfunction]
+    fn join(
+        py: Python<'_>,
+        place: (usize, usize),
+        here: (usize, usize),
+        gpu: i64,
+        store: Py<PyAny>,
+    ) -> PyResult<Vec<i32>> {
+        let numbered = Numbered { first: here.0, count: here.1 };
+        let place = processes::Place { index: place.0, count: place.1, numbered, gpu };
+        py.detach(|| state::join(place, store)).map_err(|e| raise(py, e))
+    }
+
+    /// The platform, if its devices may be those of a client of several processes; starts nothing.
+    #[pyfunction]
+    fn may_span(py: Python<'_>) -> PyResult<Option<&'static str>> {
+        state::may_span().map(|p| p.map(pjrt::Platform::name)).map_err(|e| raise(py, e))
+    }
+
     #[pyfunction]
     fn is_started() -> bool {
         state::started().is_some()
@@ -461,9 +483,10 @@ mod _core {
         let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().total();
         s.engine.absent().into_iter().for_each(Absent::describe);
         let target = s.engine.target();
-        let (platform, kind) = (target.platform(), target.kind(index));
+        let at = index.saturating_sub(s.engine.own_devices().start);
+        let (platform, kind) = (target.platform(), target.kind(at));
         let (id, version) = match target.client() {
-            Ok(client) => (client.devices()[index].id(), client.platform_version()),
+            Ok(client) => (client.devices()[at].id(), client.platform_version()),
             Err(_) => (index as i32, ""),
         };
         let name = match platform {
@@ -952,7 +975,7 @@ mod _core {
         if device < 0 {
             if !state::seed_later(seed as u64) {
                 let s = started(py)?;
-                for device in 0..s.engine.device_count() {
+                for device in s.engine.own_devices() {
                     // SAFETY: the device exists.
                     unsafe { (s.shim.rng_set)(device as i32, seed as u64, 0) };
                 }

@@ -2,6 +2,7 @@
 
 use crate::abi::Shim;
 use crate::library;
+use crate::processes;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
     AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options, Recipe,
@@ -213,6 +214,48 @@ pub(crate) fn started() -> Option<&'static State> {
     STATE.get()
 }
 
+/// The platform, if its devices may be those of a client of several processes; starts nothing.
+pub(crate) fn may_span() -> Result<Option<pjrt::Platform>, Error> {
+    let setup =
+        SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
+    if PRETENDED.get().is_some() || setup.absent.is_some() {
+        return Ok(None);
+    }
+    let platform = match STATE.get() {
+        Some(state) => state.engine.target().platform(),
+        None => crate::client::chosen(setup)?.platform,
+    };
+    Ok(Some(platform).filter(|p| *p != pjrt::Platform::Cpu))
+}
+
+/// Starts the device as one of several processes that all come here; the ids of its devices among those of all. There are
+/// none where each process has a client of its own: on the cpu platform, and where the device is not there. Without the GIL.
+pub(crate) fn join(place: processes::Place, store: Py<PyAny>) -> Result<Vec<i32>, Error> {
+    if may_span()?.is_none() {
+        return Ok(Vec::new());
+    }
+    processes::meet(place, store);
+    let client = get()?.engine.target().client()?;
+    let own: Vec<i32> = client.devices().iter().map(pjrt::Device::id).collect();
+    if place.count > 1 && own.len() == client.device_ids().len() {
+        return Err(Error::runtime(
+            "the tpu device was started for this process alone, and torch.distributed comes too late for it\n\
+             hint: call torch.distributed.init_process_group() before the first use of the device; \
+             torch.tpu.set_device() is no use of it",
+        ));
+    }
+    Ok(own)
+}
+
+/// Whether a collective of these devices, of one process each, is a program of theirs. libtpu takes programs of processes
+/// for all devices of the slice alone.
+pub(crate) fn are_programs(ids: &[i32]) -> bool {
+    let Some(Ok(client)) = started().map(|s| s.engine.target().client()) else { return false };
+    let (all, own) = (client.device_ids().len(), client.devices().len());
+    let spans = ids.len() > 1 && own < all;
+    spans && (client.platform() != pjrt::Platform::Tpu || ids.len() == all)
+}
+
 /// Remembers a seed for devices that are not started yet; false if they are.
 pub(crate) fn seed_later(seed: u64) -> bool {
     let mut pending = SEED.lock();
@@ -255,6 +298,8 @@ fn start() -> Result<&'static State, Error> {
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
         cache.places = cuda_places(setup);
     }
+    let spans = matches!(&target, Target::Client(c) if c.device_ids().len() > c.devices().len());
+    let numbered = processes::place().filter(|_| spans).map(|place| place.numbered);
     let options = Options {
         compile_threads: setup.compile_threads,
         cache,
@@ -263,6 +308,7 @@ fn start() -> Result<&'static State, Error> {
         deterministic,
         target: wanted,
         interrupt,
+        numbered,
     };
     let engine = Engine::start(target, &options)?;
     engine.set_window(setup.window.0, setup.window.1, setup.window.2);
@@ -276,7 +322,7 @@ fn start() -> Result<&'static State, Error> {
     let pending = SEED.lock();
     let state = set(engine, setup);
     if let Some(seed) = *pending {
-        for device in 0..state.engine.device_count() {
+        for device in state.engine.own_devices() {
             // SAFETY: the device exists, and the shim's lock of the generator is held by nobody who waits for this.
             unsafe { (setup.shim.rng_set)(device as i32, seed, 0) };
         }

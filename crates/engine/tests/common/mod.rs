@@ -7,6 +7,7 @@
 
 pub(crate) mod cpu_plugin;
 pub(crate) mod meshes;
+pub(crate) mod processes;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -56,6 +57,7 @@ pub(crate) fn options() -> Options {
         deterministic: || false,
         target: TargetOptions::NONE,
         interrupt: || Ok(()),
+        numbered: None,
     }
 }
 

@@ -29,7 +29,7 @@ fn cpu_plugin_path() -> PathBuf {
 static CLIENT: LazyLock<Arc<Client>> = LazyLock::new(|| {
     let plugin =
         Plugin::load(Platform::Cpu, &cpu_plugin_path(), &LoadOptions::for_platform(Platform::Cpu, false));
-    Client::new(plugin.unwrap(), &ClientOptions { cpu_devices: Some(1), extra: vec![] }).unwrap()
+    Client::new(plugin.unwrap(), &ClientOptions { cpu_devices: Some(1), ..Default::default() }).unwrap()
 });
 
 /// A tensor on the host.

@@ -35,7 +35,7 @@ pub(crate) fn plugin() -> &'static Plugin {
 }
 
 pub(crate) fn client(devices: usize) -> Arc<Client> {
-    Client::new(plugin(), &ClientOptions { cpu_devices: Some(devices), extra: vec![] }).unwrap()
+    Client::new(plugin(), &ClientOptions { cpu_devices: Some(devices), ..Default::default() }).unwrap()
 }
 
 pub(crate) fn f32s(dims: &[i64]) -> BufferType {

@@ -1,9 +1,11 @@
 //! Tasks of process groups: what c10d's collectives of this process do with memory, as functions of the shim.
 
 use super::{enter, enter_code, report, tensor};
-use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, slice};
-use oxitorch_engine::{About, Error, Site, Task, TaskTarget, TensorRef, Work};
-use std::ffi::{CStr, c_char, c_void};
+use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, header, slice};
+use oxitorch_engine::{
+    About, Collective, Error, Reduction, Refusal, Site, Task, TaskTarget, TensorRef, Work,
+};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::catch_unwind;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -20,6 +22,19 @@ struct Called {
 // SAFETY: the shim says that it may be called and dropped from any thread.
 unsafe impl Send for Called {}
 
+impl Called {
+    /// # Safety
+    /// A task whose names and ranks are there, and whose context becomes this value's.
+    unsafe fn of(shim: &'static Shim, task: &abi::Task) -> Called {
+        // SAFETY: by the caller's promise.
+        let (name, group, ranks) = unsafe {
+            let text = |c| CStr::from_ptr(c).to_string_lossy().into_owned();
+            (text(task.name), text(task.group), slice(task.ranks, task.nranks as usize).into())
+        };
+        Called { shim, context: task.context, about: About { name, group, number: task.number }, ranks }
+    }
+}
+
 impl Task for Called {
     fn about(&self) -> About {
         self.about.clone()
@@ -30,6 +45,24 @@ impl Task for Called {
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
+        self.call(None, reads, writes, site)
+    }
+
+    fn decline(&mut self, why: &str, site: Site) {
+        let why = CString::new(why.replace('\0', " ")).unwrap_or_default();
+        // That the ranks do not do the same is what it was to say.
+        let _ = self.call(Some(&why), &[], &mut [], site);
+    }
+}
+
+impl Called {
+    fn call(
+        &self,
+        declined: Option<&CStr>,
+        reads: &[&[u8]],
+        writes: &mut [&mut [u8]],
+        site: Site,
+    ) -> Result<(), String> {
         let read = |b: &&[u8]| Memory { bytes: b.as_ptr().cast_mut().cast(), len: b.len() };
         let reads: Vec<Memory> = reads.iter().map(read).collect();
         let write = |b: &mut &mut [u8]| Memory { bytes: b.as_mut_ptr().cast(), len: b.len() };
@@ -39,6 +72,7 @@ impl Task for Called {
         let code = unsafe {
             (self.shim.task_run)(
                 self.context,
+                declined.map_or(null(), CStr::as_ptr),
                 reads.as_ptr(),
                 reads.len() as u32,
                 writes.as_ptr(),
@@ -90,10 +124,7 @@ pub(super) unsafe extern "C" fn task(
         // SAFETY: a task with names, which is ours from here on, and so many described tensors and flags.
         let (task, reads, writes, in_place) = unsafe {
             let task = &*task;
-            let text = |c| CStr::from_ptr(c).to_string_lossy().into_owned();
-            let about = About { name: text(task.name), group: text(task.group), number: task.number };
-            let ranks = slice(task.ranks, task.nranks as usize).into();
-            let called = Called { shim: s.shim, context: task.context, about, ranks };
+            let called = Called::of(s.shim, task);
             let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
             let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
             let writes: Vec<TensorRef<'_>> = writes.collect();
@@ -106,18 +137,79 @@ pub(super) unsafe extern "C" fn task(
         let (site, mode) = (crate::sites::near(), s.engine.switches().mode);
         stream.task(Box::new(called), lane, &reads, &writes, site, mode)
     });
+    // SAFETY: the shim passes an error to fill.
+    given(recorded, unsafe { &mut *error })
+}
+
+/// What the shim gets for what was recorded.
+fn given(recorded: Result<Arc<Work>, Refusal>, error: &mut abi::Error) -> *mut c_void {
     match recorded {
         Ok(work) => Arc::into_raw(work).cast_mut().cast(),
         Err(refusal) => {
             let e = match refusal {
-                oxitorch_engine::Refusal::Error(e) => e,
-                oxitorch_engine::Refusal::Fallback(why) => Error::runtime(why),
+                Refusal::Error(e) => e,
+                Refusal::Fallback(why) => Error::runtime(why),
             };
-            // SAFETY: the shim passes an error to fill.
-            report(unsafe { &mut *error }, &e);
+            report(error, &e);
             null_mut()
         }
     }
+}
+
+pub(super) unsafe extern "C" fn are_programs(devices: *const i32, ndevices: u32) -> i32 {
+    // SAFETY: so many numbers.
+    let ids = unsafe { slice(devices, ndevices as usize) };
+    catch_unwind(|| i32::from(crate::state::are_programs(ids))).unwrap_or(0)
+}
+
+pub(super) unsafe extern "C" fn collective(
+    task: *const abi::Task,
+    what: *const abi::Collective,
+    input: *const Tensor,
+    output: *const Tensor,
+    error: *mut abi::Error,
+) -> *mut c_void {
+    let recorded = enter(|s| {
+        // SAFETY: a task with a name, which is ours from here on, a collective with so many devices, two described tensors.
+        let (called, lane, what, ids, x, out) = unsafe {
+            let (task, what) = (&*task, &*what);
+            let called = Called::of(s.shim, task);
+            let ids = slice(what.devices, what.ndevices as usize).to_vec();
+            (called, task.lane, kind(what), ids, tensor(&*input), tensor(&*output))
+        };
+        // SAFETY: as above.
+        let device = unsafe { (*input).device_index };
+        let what = what.ok_or_else(|| Error::runtime("an unknown collective; please report this"))?;
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        let (site, mode) = (crate::sites::near(), s.engine.switches().mode);
+        stream.collective_into(&what, &[ids], &x, &out, (Box::new(called), lane), site, mode)
+    });
+    // SAFETY: the shim passes an error to fill.
+    given(recorded, unsafe { &mut *error })
+}
+
+/// What the numbers say.
+fn kind(what: &abi::Collective) -> Option<Collective> {
+    let reduction = || {
+        Some(match what.reduction {
+            header::OXI_SUM => Reduction::Sum,
+            header::OXI_PRODUCT => Reduction::Product,
+            header::OXI_MIN => Reduction::Min,
+            header::OXI_MAX => Reduction::Max,
+            header::OXI_AND => Reduction::And,
+            header::OXI_OR => Reduction::Or,
+            header::OXI_XOR => Reduction::Xor,
+            _ => return None,
+        })
+    };
+    Some(match what.kind {
+        header::OXI_ALL_REDUCE => Collective::AllReduce(reduction()?),
+        header::OXI_ALL_GATHER => Collective::AllGather,
+        header::OXI_REDUCE_SCATTER => Collective::ReduceScatter(reduction()?),
+        header::OXI_ALL_TO_ALL => Collective::AllToAll,
+        header::OXI_BROADCAST => Collective::Broadcast(u32::try_from(what.root).ok()?),
+        _ => return None,
+    })
 }
 
 pub(super) unsafe extern "C" fn outcome(
