@@ -62,6 +62,8 @@ impl Compiler {
             .expect("ptxas and libdevice: `pip install nvidia-cuda-nvcc nvidia-nvvm`");
         let folder = tools.folder(&std::env::temp_dir()).unwrap().display().to_string();
         let mut overrides = cuda::overrides();
+        // As all programs of a client of several processes have it: the plugin knows it.
+        overrides.push(("xla_gpu_shard_autotuning".to_owned(), OptionValue::Bool(false)));
         overrides.push((CudaTools::OPTION.to_owned(), OptionValue::String(folder)));
         Compiler { topology, overrides }
     }
