@@ -77,6 +77,13 @@ def test_processes_find_their_places_without_a_launcher(tmp_path):
         assert f"it is [2.0, 2.0] tpu:{rank} 2" in text
 
 
+def test_groups_are_made_anew_with_another_store(tmp_path):
+    script = SCRIPT + "start()\ndist.barrier()\ndist.destroy_process_group()\npath += '.again'\nstart()\n"
+    script += "x = torch.ones(2, device='tpu')\ndist.all_reduce(x)\nprint('it is', x.tolist())\n"
+    for text in together(tmp_path, script, plugin.environ()):
+        assert "it is [2.0, 2.0]" in text
+
+
 def test_a_tpu_is_told_by_its_environment(tmp_path):
     environ = plugin.environ()
     folder = environ["PYTHONPATH"].split(os.pathsep)[0]

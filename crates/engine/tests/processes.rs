@@ -4,9 +4,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::processes::Member;
-use common::{Rig, Tensor, error};
-use oxitorch_engine::{Collective, Mode, Reduction, Work};
+use common::{Rig, Tensor, client, error, options};
+use oxitorch_engine::{Collective, Engine, Mode, Numbered, Options, Reduction, Slot, Target, Work};
 use oxitorch_hlo::DType;
+use oxitorch_pjrt::Platform;
+use oxitorch_testkit::fake_plugin::FakePlugin;
 use oxitorch_testkit::processes::all_pass;
 
 mod common;
@@ -243,4 +245,32 @@ fn groups_that_cannot_be_are_refused_here() {
         assert!(e.message.contains("2"), "{e}");
         member.meet("end");
     });
+}
+
+#[test]
+fn the_own_device_has_its_number_among_those_of_the_machine() {
+    let fake = FakePlugin::new();
+    let target = Target::Client(client(&fake, Platform::Tpu).unwrap());
+    let start = |first, count| {
+        let numbered = Some(Numbered { first, count });
+        Engine::start(target.clone(), &Options { numbered, ..options() })
+    };
+    let wrong = start(4, 4).map(drop).unwrap_err();
+    assert!(wrong.message.contains("1 device(s) from tpu:4 on are not among 4"), "{wrong}");
+    let engine = start(2, 4).unwrap();
+    assert_eq!((engine.device_count(), engine.own_devices()), (4, 2..3));
+    let refused = |device| error(engine.stream(device).map(drop).unwrap_err()).message.to_string();
+    assert!(refused(1).contains("tpu:1 is the device of another process, and this one has tpu:2"));
+    assert!(refused(3).contains("hint: torch.tpu.set_device(2)"));
+    assert!(refused(4).contains("tpu device index 4 does not exist: there are 4 device(s)"));
+    let stream = engine.stream(2).unwrap();
+    let tensor = Tensor::new(DType::F32, &[2]);
+    let tensor = Tensor { slot: Slot::new(tensor.bytes(), 2).into(), ..tensor };
+    let (site, bytes) = (common::HERE, [7; 8]);
+    stream.write_host(&tensor.by_ref(), &bytes, site, Mode::Strict).unwrap();
+    let mut read = [0; 8];
+    stream.read_host(&tensor.by_ref(), &mut read, site).unwrap();
+    assert_eq!(read, bytes);
+    engine.close();
+    drop((tensor, engine));
 }
