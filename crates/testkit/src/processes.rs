@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const PLACE: &str = "OXITORCH_TEST_PROCESS";
@@ -137,7 +138,10 @@ impl FolderStore {
     pub fn put(&self, key: &str, value: &[u8]) -> io::Result<()> {
         // Who reads finds all of it or nothing.
         let path = self.path(key);
-        let new = path.with_extension(format!("new{}", std::process::id()));
+        // Threads of a process write at once.
+        static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let new = path.with_extension(format!("new{}.{number}", std::process::id()));
         fs::write(&new, value)?;
         fs::rename(new, path)
     }
