@@ -68,7 +68,12 @@ def _finish() -> None:
     Not where an error ends the process: the others may never come, and this one would wait for them.
     """
     if _core.is_started() and not _core.is_in_bad_fork():
-        for device in range(_core.device_count()):
+        from oxitorch import _processes
+        from oxitorch.tpu import current_device
+
+        # Of a client that spans processes, the other devices are those of others.
+        own = [current_device()] if _processes._own else range(_core.device_count())
+        for device in own:
             _core.synchronize(device)
 
 
