@@ -106,6 +106,18 @@ def python(forked):
 
 
 @pytest.fixture
+def needs():
+    """Skips where a library is not installed: the extra `models` has them."""
+
+    def skip(*names: str) -> None:
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                pytest.skip(f"`pip install {name}`")
+
+    return skip
+
+
+@pytest.fixture
 def empty_cache(tmp_path) -> Path:
     """A cache folder without programs."""
     return Path(cache_folder(tmp_path / "cache", Path(_env.cache_dir()) / "shim"))

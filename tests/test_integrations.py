@@ -3,23 +3,9 @@
 Each trains on the device and on the CPU, in one child process each, and the losses are compared.
 """
 
-import importlib.util
 import json
 
 import pytest
-
-
-@pytest.fixture
-def needs():
-    """Skips where a library is not installed: the extra `models` has them."""
-
-    def skip(*names: str) -> None:
-        for name in names:
-            if importlib.util.find_spec(name) is None:
-                pytest.skip(f"`pip install {name}`")
-
-    return skip
-
 
 # The model, data and optimizer that all train; SGD, as Adam hides gradients of the wrong scale.
 TOY = """

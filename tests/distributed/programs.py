@@ -30,6 +30,20 @@ def devices_are_those_of_the_machine():
 
 
 @case
+def metrics_count_them():
+    torch.tpu.synchronize()
+    torch.tpu.reset_metrics()
+    x = torch.ones(1000, device="tpu")
+    for _ in range(3):
+        dist.all_reduce(x)
+    x.sum().item()
+    torch.tpu.synchronize()
+    of = torch.tpu.metrics()["collectives"]["all_reduce"]
+    assert (of["count"], of["bytes"]) == (3, 12000)
+    assert of["time_s"] > 0
+
+
+@case
 def collectives_are_programs():
     size, rank = dist.get_world_size(), dist.get_rank()
     x = torch.ones(2 * size, device="tpu")

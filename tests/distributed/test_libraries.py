@@ -3,8 +3,6 @@
 Each trains in two processes on the device, and in one on the CPU with the same global batches.
 """
 
-import importlib.util
-
 import pytest
 
 # One write, as processes share the output.
@@ -76,16 +74,6 @@ if accelerator.is_main_process:
 accelerator.end_training()
 """
 )
-
-
-@pytest.fixture
-def needs():
-    def skip(*names: str) -> None:
-        for name in names:
-            if importlib.util.find_spec(name) is None:
-                pytest.skip(f"`pip install {name}`")
-
-    return skip
 
 
 def assert_agree(device, cpu, tolerance: float) -> None:

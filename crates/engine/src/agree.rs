@@ -6,18 +6,23 @@
 
 use crate::buffers::Done;
 use crate::error::{self, Error, Result};
-use crate::executor::Agreement;
+use crate::executor::{Agreement, Launch};
 use crate::launch::Launcher;
 use crate::site::Site;
+use crate::underway::Underway;
 use crate::work::Work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 impl Launcher {
     /// Waits until all members are about to launch this; an error if they are not.
-    pub(crate) fn agree(&self, agreement: &Agreement, site: Site) -> Result<()> {
+    pub(crate) fn agree(&self, agreement: &Agreement, launch: &Launch) -> Result<()> {
         let Some(mut task) = agreement.take() else { return Ok(()) };
-        let said = Arc::new(Work::new(agreement.work.about().clone()));
+        let (about, site) = (agreement.work.about(), launch.first);
+        let (place, reads, writes) =
+            ((self.device, agreement.lane), launch.inputs.iter(), launch.outputs.iter());
+        *agreement.underway.lock() = Some(Underway::begin(&self.metrics, about, place, site, reads, writes));
+        let said = Arc::new(Work::new(about.clone()));
         let own = said.clone();
         let job = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| task.run(&[], &mut [], site)));
@@ -31,7 +36,7 @@ impl Launcher {
 
     /// This process does not launch it: tells those who wait for it.
     pub(crate) fn decline(&self, agreement: &Agreement, e: &Error, site: Site) {
-        agreement.work.finish(Err(e.clone()));
+        agreement.finish(Err(e.clone()));
         let Some(mut task) = agreement.take() else { return };
         let why = e.message.to_string();
         let job = move || {
@@ -45,22 +50,22 @@ impl Launcher {
 
 impl Agreement {
     /// The device runs it, or has run it.
-    pub(crate) fn begun(&self, name: &str, done: Option<&Done>) {
-        let Some(done) = done else { return self.work.finish(Ok(())) };
-        let last = Arc::new(Last { work: self.work.clone(), name: name.to_owned() });
-        done.then(move |outcome| last.work.finish(outcome.map_err(|e| error::device(&last.name, &e))));
+    pub(crate) fn begun(self: &Arc<Self>, name: &str, done: Option<&Done>) {
+        let Some(done) = done else { return self.finish(Ok(())) };
+        let last = Arc::new(Last { agreement: self.clone(), name: name.to_owned() });
+        done.then(move |outcome| last.agreement.finish(outcome.map_err(|e| error::device(&last.name, &e))));
     }
 }
 
 /// Finishes a work when nobody will say more of it.
 struct Last {
-    work: Arc<Work>,
+    agreement: Arc<Agreement>,
     name: String,
 }
 
 impl Drop for Last {
     fn drop(&mut self) {
-        self.work.finish(Ok(())); // the first word counts
+        self.agreement.finish(Ok(()));
     }
 }
 

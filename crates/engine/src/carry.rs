@@ -6,11 +6,11 @@
 
 use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
-use crate::events::What;
 use crate::executor::{GroupTask, Launch, Old, Written};
 use crate::lanes::Begun;
 use crate::launch::{Failure, Launcher, out_of_memory};
 use crate::site::Site;
+use crate::underway::Underway;
 use crate::value::{State, Value};
 use crate::work::{Interrupt, Task, Work};
 use oxitorch_pjrt as pjrt;
@@ -82,8 +82,8 @@ impl Launcher {
         let reads = recorded.reads.iter().flatten().cloned().collect();
         self.groups.begin(Begun { work: work.clone(), reads });
         let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
-        let (groups, failure, metrics) = (self.groups.clone(), self.failure.clone(), self.metrics.clone());
-        let (bytes, device) = (recorded.bytes(), self.device as u16);
+        let (groups, failure) = (self.groups.clone(), self.failure.clone());
+        let (metrics, place) = (self.metrics.clone(), (self.device, lane));
         let end = move |outcome: Result<()>| {
             if let Err(e) = &outcome {
                 failure.lock().get_or_insert_with(|| Failure::of_values(e.clone()));
@@ -94,15 +94,12 @@ impl Launcher {
         };
         let unsent = end.clone();
         let job = move || {
-            let (site, work, start) = (recorded.site, recorded.work.clone(), Instant::now());
-            let entry = metrics.flight.begin(work.about(), recorded.values(), site);
+            let (site, about) = (recorded.site, recorded.work.about());
+            let reads = recorded.reads.iter().flatten();
+            let underway = Underway::begin(&metrics, about, place, site, reads, recorded.results());
             let done = catch_unwind(AssertUnwindSafe(|| memory.run(recorded)));
             let done = done.unwrap_or_else(|_| Err(Error::runtime("a task panicked; please report this")));
-            let about = work.about();
-            metrics.flight.end(entry, done.is_err());
-            metrics.collective(&about.name, bytes, start.elapsed());
-            let what = || What::Collective { device, lane, about: about.clone(), bytes, site };
-            metrics.events.add(start, what);
+            underway.end(done.is_err());
             end(done.map_err(|e| e.at(site)));
         };
         if let Err(e) = self.groups.send(lane, Box::new(job)) {

@@ -7,6 +7,7 @@ use crate::program::Program;
 use crate::site::Site;
 use crate::spread::Sharded;
 use crate::timing::Before;
+use crate::underway::Underway;
 use crate::value::{State, Value};
 use crate::work::{Lane, Task, Work};
 use oxitorch_hlo::TensorType;
@@ -82,12 +83,22 @@ pub(crate) struct Agreement {
     pub(crate) lane: Lane,
     /// Done when the device has run the program.
     pub(crate) work: Arc<Work>,
+    /// From when they compare until then.
+    pub(crate) underway: Mutex<Option<Underway>>,
 }
 
 impl Agreement {
     pub(crate) fn new(task: Box<dyn Task>, lane: Lane) -> Agreement {
         let work = Arc::new(Work::new(task.about()));
-        Agreement { task: Mutex::new(Some(task)), lane, work }
+        Agreement { task: Mutex::new(Some(task)), lane, work, underway: Mutex::default() }
+    }
+
+    /// It is done, or will not be. The first word counts.
+    pub(crate) fn finish(&self, outcome: Result<()>) {
+        if let Some(underway) = self.underway.lock().take() {
+            underway.end(outcome.is_err());
+        }
+        self.work.finish(outcome);
     }
 
     /// The first time: what is to be run, or declined.
@@ -132,21 +143,8 @@ pub(crate) enum Old {
 
 impl GroupTask {
     /// The values that it makes.
-    pub(crate) fn results(&self) -> impl Iterator<Item = &Arc<Value>> {
+    pub(crate) fn results(&self) -> impl Iterator<Item = &Arc<Value>> + Clone {
         self.writes.iter().flatten().map(|w| &w.value)
-    }
-
-    /// What it is about: the values that it makes, or those that it reads.
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Value>> {
-        let only_reads = self.writes.is_empty();
-        self.results().chain(self.reads.iter().flatten().filter(move |_| only_reads))
-    }
-
-    /// Bytes of what it reads, or of what it writes if that is more.
-    pub(crate) fn bytes(&self) -> u64 {
-        let reads: u64 = self.reads.iter().flatten().map(|v| v.whole_bytes()).sum();
-        let writes: u64 = self.results().map(|v| v.whole_bytes()).sum();
-        reads.max(writes)
     }
 
     /// It will not be done.

@@ -700,7 +700,7 @@ impl Launcher {
         }
         self.check_room(launch, &executable)?;
         if let Some(agreement) = &launch.agreement {
-            self.agree(agreement, launch.first)?;
+            self.agree(agreement, launch)?;
         }
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
@@ -708,8 +708,7 @@ impl Launcher {
         if !inline {
             self.timing.starts(wanted, start, launch.before);
         }
-        let launched =
-            launch_one(launch, &executable, self.device, &args, !inline || !program.prompt.is_sure());
+        let launched = launch_one(launch, &executable, self.at, &args, !inline || !program.prompt.is_sure());
         self.give(launch, launched.is_ok());
         let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(Done::is_running));
         if inline {

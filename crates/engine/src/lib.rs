@@ -65,6 +65,7 @@ mod threads;
 mod timing;
 mod trace;
 mod turns;
+mod underway;
 mod undonated;
 mod value;
 mod view;

@@ -322,3 +322,25 @@ fn an_engine_that_ends_waits_for_no_task() {
     }
     go.send(()).unwrap();
 }
+
+#[test]
+fn metrics_count_them_and_who_waits() {
+    for make in [rig, apart] {
+        let rig = make();
+        let x = rig.tensor(&[1.0, 2.0, 3.0]);
+        let out = Tensor::new(F32, &[2, 3]);
+        rig.record(1, &[&x], &[], &[&out], |reads, writes| {
+            std::thread::sleep(Duration::from_millis(30));
+            let twice = [floats(reads[0]), floats(reads[0])].concat();
+            put(writes[0], twice);
+            Ok(())
+        });
+        assert_eq!(rig.numbers(&out), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        let failed = rig.record(1, &[], &[&out], &[], |_, _| Err("no".into()));
+        rig.stream().wait_for(&failed, None).unwrap().unwrap().unwrap_err();
+        let all = rig.engine.metrics().collectives();
+        let of = all["all_reduce"];
+        assert_eq!((all.len(), of.count, of.bytes), (1, 2, 48));
+        assert!(of.time >= Duration::from_millis(30) && of.waited >= Duration::from_millis(15), "{of:?}");
+    }
+}

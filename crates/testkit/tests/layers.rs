@@ -36,6 +36,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "tensor",
             "threads",
             "metrics",
+            "underway",
             "profile",
             "trace",
             // Programs.

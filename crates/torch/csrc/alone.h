@@ -130,14 +130,8 @@ class Alone final : public c10d::Backend {
     return done(OpType::ALLTOALL, outputs);
   }
   Works send(Tensors& tensors, int, int) override { return done(OpType::SEND, tensors); }
-  Works recv(Tensors&, int from, int) override {
-    only_own("send", from);
-    return {};
-  }
-  Works recvAnysource(Tensors&, int) override {
-    only_own("send", -1);
-    return {};
-  }
+  Works recv(Tensors&, int from, int) override { alone("recv", from); }
+  Works recvAnysource(Tensors&, int) override { alone("recv", -1); }
   Works barrier(const c10d::BarrierOptions&) override { return done(OpType::BARRIER, {}); }
   void monitoredBarrier(const c10d::BarrierOptions&, bool) override {}
 
@@ -150,7 +144,10 @@ class Alone final : public c10d::Backend {
     return c10::make_intrusive<AloneWork>(rank_, type, std::move(results));
   }
   void only_own(const char* what, int64_t root) const {
-    TORCH_CHECK(root == rank_, what, ": the other processes are not there, as preflight runs rank ", rank_, " of ", size_,
+    if (root != rank_) alone(what, root);
+  }
+  [[noreturn]] void alone(const char* what, int64_t root) const {
+    TORCH_CHECK(false, what, ": the other processes are not there, as preflight runs rank ", rank_, " of ", size_,
                 " alone, and nobody knows what ", root < 0 ? std::string("another") : "rank " + std::to_string(root),
                 " would say");
   }
@@ -170,6 +167,7 @@ class Alone final : public c10d::Backend {
         case c10d::ReduceOp::BXOR:
           if (size_ % 2 == 0) t.zero_();
           break;
+        case c10d::ReduceOp::PREMUL_SUM: TORCH_CHECK(false, "Cannot use ReduceOp.PREMUL_SUM with Gloo");  // as gloo says
         default: break;  // it is one of them
       }
     }

@@ -28,9 +28,12 @@ macro_rules! csrc {
 /// The shim's files by name, which Python builds where no built one fits.
 const SHIM: &[(&str, &str)] = csrc![
     "accelerator.h",
+    "alone.h",
     "calls.h",
     "device.h",
     "glibc.cpp",
+    "group_reductions.h",
+    "group_tasks.h",
     "host_calls.h",
     "oxitorch_abi.h",
     "profiler.h",
@@ -38,7 +41,6 @@ const SHIM: &[(&str, &str)] = csrc![
     "recipes.h",
     "shim.cpp",
     "sparse.h",
-    "alone.h",
     "tensors.h",
 ];
 
@@ -255,7 +257,7 @@ fn reading(out: &Bound<'_, PyDict>, name: &str, r: Reading) -> PyResult<()> {
     out.set_item(format!("{name}.all.freed"), r.freed)
 }
 
-/// How many compiles took at most so many seconds.
+/// Collectives of several processes, by name.
 fn collectives<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     for (name, of) in metrics.collectives() {
@@ -269,6 +271,7 @@ fn collectives<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, P
     Ok(out)
 }
 
+/// How many compiles took at most so many seconds.
 fn compile_times<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     let ends = COMPILE_BUCKETS_MS.iter().map(|&ms| ms as f64 * 1e-3).chain([f64::INFINITY]);
@@ -934,8 +937,8 @@ mod _core {
         Ok(state::listen())
     }
 
-    /// Waits for what is queued and writes the timeline into a file, as that of a rank; the number of events in it, and of those that were
-    /// too many for it. None if there is no timeline of that number.
+    /// Waits for what is queued and writes the timeline into a file, as that of a rank; the number of events in it, and of
+    /// those that were too many for it. None if there is no timeline of that number.
     #[pyfunction]
     fn trace_stop(
         py: Python<'_>,

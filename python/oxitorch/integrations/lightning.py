@@ -6,39 +6,48 @@ of ours here. What its other steps have lists of devices for (one process's stra
 for ours; the strategies for several processes are Lightning's own.
 """
 
+import contextlib
 import functools
-import importlib
 import inspect
+import sys
 
 import torch
 
 from oxitorch import _activate, _env, _process_group, integrations
 
+# DDP's method that says its devices, of the Trainer and of Fabric.
+_DEVICE_IDS = ("determine_ddp_device_ids", "_determine_ddp_device_ids")
 _CPU = '`accelerator="cpu"`'
 
 
 def follow(connector) -> None:
     """A module with a connector, of the Trainer or of Fabric: `"auto"` is ours where it would be the CPU."""
     cls = getattr(connector, "_AcceleratorConnector", None) or connector._Connector
-    _check(connector, cls)
+    ddp = _check(connector, cls)
     ours = _accelerator(connector.Accelerator)
     _take_devices(cls)
     _take_name(cls, connector, ours)
     _take_choice(cls, ours)
     _take_strategies(cls, connector, ours)
+    _follow_ddp(ddp)
+    _follow_fsdp(connector.FSDPStrategy)
     _take_precision(cls, connector, ours)
 
 
-def _check(connector, cls) -> None:
-    """AttributeError where this version has not what is used here, so that nothing fails later."""
+def _check(connector, cls):
+    """AttributeError where this version has not what is used here, so that nothing fails later. Gives DDP's module."""
     of_module = ("FSDPPrecision", "FSDPStrategy", "MixedPrecision", "SingleDeviceStrategy")
     steps = ("_check_and_init_precision", "_check_config_and_set_final_flags", "_check_strategy_and_fallback")
     steps += ("_choose_auto_accelerator", "_choose_strategy")
     missing = [name for name in (*of_module, "XLAAccelerator") if not hasattr(connector, name)]
     missing += [f"{cls.__name__}.{name}" for name in steps if not hasattr(cls, name)]
     arguments = {"accelerator", "devices"} - set(inspect.signature(cls.__init__).parameters)
-    if missing or arguments:
-        raise AttributeError(f"it has no {', '.join([*missing, *sorted(arguments)])}")
+    if not missing and not arguments:
+        ddp = sys.modules.get(connector.FSDPStrategy.__module__.rpartition(".")[0] + ".ddp")
+        if any(hasattr(getattr(ddp, "DDPStrategy", None), name) for name in _DEVICE_IDS):
+            return ddp
+        missing = ["DDPStrategy"]
+    raise AttributeError(f"it has no {', '.join([*missing, *sorted(arguments)])}")
 
 
 def _wrap(cls, name: str, wrapped) -> None:
@@ -58,7 +67,9 @@ def _take_devices(cls) -> None:
 
     def __init__(theirs, self, *args, **kwargs):
         bound = signature.bind(self, *args, **kwargs)
-        _process_group.expect(_how_many(bound.arguments.get("devices", 1)))
+        if bound.arguments.get("accelerator", "auto") in ("auto", _activate.NAME):
+            with contextlib.suppress(TypeError, ValueError):  # what is no number of devices is Lightning's to refuse
+                _process_group.expect(_how_many(bound.arguments.get("devices", 1)))
         theirs(*bound.args, **bound.kwargs)
 
     _wrap(cls, "__init__", __init__)
@@ -108,9 +119,6 @@ def _take_strategies(cls, connector, ours: type) -> None:
 
     _wrap(cls, "_choose_strategy", choose_strategy)
     _wrap(cls, "_check_strategy_and_fallback", check_strategy)
-    strategies = connector.FSDPStrategy.__module__.rpartition(".")[0]
-    _follow_ddp(importlib.import_module(f"{strategies}.ddp"))
-    _follow_fsdp(connector.FSDPStrategy)
 
 
 def _is_ours(strategy) -> bool:
@@ -120,7 +128,7 @@ def _is_ours(strategy) -> bool:
 def _follow_ddp(module) -> None:
     """DDP without `device_ids`, for which Lightning opens a stream of CUDA; hooks of communication as on CUDA."""
     cls = module.DDPStrategy
-    [name] = [n for n in vars(cls) if n.endswith("determine_ddp_device_ids")]
+    [name] = [n for n in _DEVICE_IDS if hasattr(cls, n)]
 
     def device_ids(theirs, self):
         return None if _is_ours(self) else theirs(self)

@@ -1,0 +1,91 @@
+// What the host reduces, and what is done on the device before and after it.
+#pragma once
+
+#include <ATen/ops/all.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
+
+#include "group_tasks.h"
+
+namespace oxi_group {
+// Host groups reduce these; the others are gathered and reduced on the device.
+inline bool host_reduces(at::ScalarType t) {
+  switch (t) {
+    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16: case at::kChar: case at::kByte: case at::kInt:
+    case at::kLong: case at::kBool: case at::kComplexFloat: case at::kComplexDouble: return true;
+    default: return false;
+  }
+}
+inline bool is_bitwise(const ReduceOp& op) {
+  return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+inline const char* reduction_name(const ReduceOp& op) {
+  static constexpr const char* names[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+  auto i = static_cast<size_t>(static_cast<ReduceOp::RedOpType>(op));
+  return i < std::size(names) ? names[i] : "an unknown reduction";
+}
+inline void check_reduction(const ReduceOp& op, at::ScalarType t) {
+  TORCH_CHECK(!is_bitwise(op) || c10::isIntegralType(t, /*includeBool=*/true), "Cannot use ReduceOp.", reduction_name(op),
+              " with ", t);
+  TORCH_CHECK(!c10::isComplexType(t) || op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM,
+              "ReduceOp.", reduction_name(op), " does not support complex tensors");
+}
+// What a host group is asked for, for a tensor of this dtype.
+inline ReduceOp host_reduction(const ReduceOp& op, at::ScalarType t) {
+  if (t == at::kBool) {  // as bytes that are 0 or 1
+    if (op == ReduceOp::BXOR) return ReduceOp::BXOR;
+    return op == ReduceOp::PRODUCT || op == ReduceOp::MIN || op == ReduceOp::BAND ? ReduceOp::MIN : ReduceOp::MAX;
+  }
+  return op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM ? ReduceOp(ReduceOp::SUM) : op;
+}
+inline Tensor reducible(const OxiMemory& m, at::ScalarType t) {
+  if (t == at::kBool) return host_tensor(m);
+  if (t == at::kComplexFloat) return host_tensor(m, at::kFloat);
+  if (t == at::kComplexDouble) return host_tensor(m, at::kDouble);
+  return host_tensor(m, t);
+}
+inline void scale_before(const ReduceOp& op, Tensor& t) {
+  if (op != ReduceOp::PREMUL_SUM) return;
+  auto* factor = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (factor->tensor_factor.defined()) {
+    t.mul_(factor->tensor_factor.reshape({}));
+  } else {
+    t.mul_(factor->double_factor);
+  }
+}
+inline void scale_after(const ReduceOp& op, Tensor& t, int64_t size) {
+  if (op != ReduceOp::AVG || t.scalar_type() == at::kBool) return;
+  if (c10::isIntegralType(t.scalar_type(), false)) {
+    t.div_(size, "trunc");
+  } else {
+    t.div_(size);
+  }
+}
+// The reduction of rows to one; sums of what is narrower than float32 are made in float32.
+inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
+  auto t = rows.scalar_type();
+  if (t == at::kBool && op != ReduceOp::BXOR) {
+    return host_reduction(op, t) == ReduceOp::MIN ? at::all(rows, 0) : at::any(rows, 0);
+  }
+  bool narrow = c10::isFloatingType(t) && c10::elementSize(t) < 4;
+  Tensor x = narrow ? rows.to(at::kFloat) : rows;
+  Tensor r;
+  switch (static_cast<ReduceOp::RedOpType>(op)) {
+    case ReduceOp::PRODUCT: r = at::prod(x, 0, false, x.scalar_type()); break;
+    case ReduceOp::MIN: r = at::amin(x, {0}); break;
+    case ReduceOp::MAX: r = at::amax(x, {0}); break;
+    case ReduceOp::BAND: case ReduceOp::BOR: case ReduceOp::BXOR:
+      r = x.select(0, 0).clone();
+      for (int64_t i = 1; i < x.size(0); i++) {
+        auto row = x.select(0, i);
+        op == ReduceOp::BAND ? r.bitwise_and_(row) : op == ReduceOp::BOR ? r.bitwise_or_(row) : r.bitwise_xor_(row);
+      }
+      break;
+    default: r = at::sum(x, 0, false, x.scalar_type()); scale_after(op, r, size);
+  }
+  return r.to(t);
+}
+}  // namespace oxi_group

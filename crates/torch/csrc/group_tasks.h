@@ -1,0 +1,275 @@
+// What a process does in a collective, as a task that the core runs in its turn: first the ranks compare what they are about
+// to do, and if that or the task fails, each says what all were about. And c10d's work, by which its caller knows of it.
+#pragma once
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tensors.h"
+
+namespace oxi_group {
+using at::Tensor;
+using c10d::OpType;
+using c10d::ReduceOp;
+using Milliseconds = std::chrono::milliseconds;
+using Tensors = std::vector<Tensor>;
+using Host = c10::intrusive_ptr<c10d::Backend>;
+
+// ---------------------------------------------------------------- memory of the host
+inline Tensor host_tensor(const OxiMemory& m, at::ScalarType dtype = at::kByte) {
+  return at::from_blob(m.bytes, {static_cast<int64_t>(m.len / c10::elementSize(dtype))}, dtype);
+}
+using Memory = std::vector<OxiMemory>;
+using Run = std::function<void(const Memory& reads, const Memory& writes)>;
+
+// ---------------------------------------------------------------- ranks that do not do the same
+// Hosts hang or abort where ranks call different collectives, or with other sizes. So each collective begins with a small
+// one, by which all ranks know whether they agree; if not, or if the host fails, each says what the others were about.
+struct Group {  // what the tasks of a group share
+  Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
+      : host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+  Host host;
+  c10::intrusive_ptr<c10d::Store> store;  // may be null
+  c10::intrusive_ptr<c10d::Backend::Options> options;
+  std::mutex mutex;
+  std::string failure;  // of the first task that failed: ranks are not where each other believes
+  std::string name() const { return options->group_name.empty() ? "default" : options->group_name; }
+  std::string key(int rank) const { return "oxitorch/failed/" + name() + "/" + std::to_string(rank); }
+};
+// Which sizes all ranks have in common.
+enum class Common { NOTHING, READS, WRITES };
+struct Call {  // what a task does, in few words
+  const char* name;
+  at::ScalarType dtype = at::kByte;
+  const char* reduction = "";
+  int64_t root = -1;
+  Common common = Common::WRITES;
+  bool of_all = true;  // not of two peers
+  std::string program;  // of a collective that is one: what each rank has
+  std::string words(const Memory& reads, const Memory& writes) const {
+    std::string text;
+    auto add = [&](const std::string& word) { text += (text.empty() ? "" : ", ") + word; };
+    if (!program.empty()) add(program);
+    for (auto& m : common == Common::NOTHING || !program.empty() ? Memory() : common == Common::READS ? reads : writes) {
+      add(std::string(at::toString(dtype)) + "[" + std::to_string(m.len / c10::elementSize(dtype)) + "]");
+    }
+    if (common == Common::NOTHING && program.empty()) add(at::toString(dtype));
+    if (*reduction) add(std::string("op=") + reduction);
+    if (root >= 0) add("root=" + std::to_string(root));
+    return std::string(name) + "(" + text + ")";
+  }
+};
+struct Task {
+  std::shared_ptr<Group> group;
+  Call call;
+  uint64_t number;
+  Run run;
+};
+inline int64_t hash(const std::string& text) {  // FNV-1a
+  uint64_t h = 0xcbf29ce484222325;
+  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return static_cast<int64_t>(h);
+}
+// Of what a rank says of itself.
+constexpr size_t kWords = 512;
+constexpr const char* kDisagree = "the ranks do not do the same:";
+// Raises what each rank is about, unless that is the same.
+inline void agree(const Group& group, const std::string& words, const std::function<std::string()>& line) {
+  int64_t h = hash(words);
+  int64_t extremes[2] = {h, ~h};
+  Tensors one{at::from_blob(extremes, {2}, at::kLong)};
+  c10d::AllreduceOptions o;
+  o.reduceOp = ReduceOp::MAX;
+  o.timeout = group.options->timeout;
+  group.host->allreduce(one, o)->wait();
+  if (extremes[0] == ~extremes[1]) return;
+  auto size = static_cast<size_t>(group.host->getSize());
+  std::string own = words + " at " + line(), all(size * kWords, '\0');
+  own.resize(kWords);
+  auto bytes = [](char* at) { return at::from_blob(at, {static_cast<int64_t>(kWords)}, at::kByte); };
+  Tensors in{bytes(own.data())};
+  std::vector<Tensors> out(1);
+  for (size_t r = 0; r < size; r++) out[0].push_back(bytes(all.data() + r * kWords));
+  group.host->allgather(out, in)->wait();
+  std::string text = kDisagree;
+  for (size_t r = 0; r < size; r++) {
+    text += "\n  rank " + std::to_string(r) + ": " + std::string(all, r * kWords, kWords - 1).c_str();
+  }
+  TORCH_CHECK(false, text);
+}
+// How long a rank that failed waits for what the others say.
+constexpr int kPatienceMs = 2000;
+// What the ranks were about when the host failed, as far as they say it.
+inline std::string standing(const Group& group, const std::string& own) {
+  if (!group.store) return "";
+  std::string text;
+  try {
+    int size = group.host->getSize();
+    group.store->set(group.key(group.host->getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+    std::vector<bool> said(size);
+    for (int waited = 0; waited <= kPatienceMs && std::find(said.begin(), said.end(), false) != said.end(); waited += 100) {
+      if (waited) std::this_thread::sleep_for(Milliseconds(100));
+      for (int r = 0; r < size; r++) said[r] = said[r] || group.store->check({group.key(r)});
+    }
+    for (int r = 0; r < size; r++) {
+      text += "\n  rank " + std::to_string(r) + ": ";
+      if (said[r]) {
+        auto words = group.store->get(group.key(r));
+        text.append(words.begin(), words.end());
+      } else {
+        text += "says nothing: it has ended, or has not come so far";
+      }
+    }
+  } catch (const std::exception&) {
+    text += "\n  the store by which the ranks met does not answer";
+  }
+  return text;
+}
+inline void run_task(const Task& task, const char* declined, const Memory& reads, const Memory& writes,
+                     const std::function<std::string()>& line) {
+  auto& group = *task.group;
+  auto words = task.call.words(reads, writes);
+  if (declined) words += std::string(", which this rank cannot do: ") + declined;
+  std::string what;
+  try {
+    if (task.call.of_all) agree(group, words, line);
+    if (task.run && !declined) task.run(reads, writes);
+    return;
+  } catch (const c10::Error& e) {
+    what = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    what = e.what();
+  }
+  auto number = "number " + std::to_string(task.number);
+  if (what.rfind(kDisagree, 0) != 0) what += standing(group, number + ", " + words + " at " + line());
+  std::string text = c10::str(words, ", ", number, " of process group ", group.name(), ", rank ", group.host->getRank(),
+                              " of ", group.host->getSize(), ": ", what);
+  {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    if (group.failure.empty()) group.failure = text;
+  }
+  TORCH_CHECK_WITH(DistBackendError, false, text);
+}
+inline int32_t run(void* context, const char* declined, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
+                   void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error) {
+  static thread_local std::string message;
+  try {
+    c10::InferenceMode inference;
+    auto here = [&] {
+      char text[256] = "";
+      line(place, text, sizeof(text));
+      return std::string(text);
+    };
+    run_task(*static_cast<Task*>(context), declined, Memory(reads, reads + nreads), Memory(writes, writes + nwrites), here);
+    return OXI_OK;
+  } catch (const c10::Error& e) {
+    message = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    message = e.what();
+  } catch (...) {
+    message = "an exception that is none of C++'s";
+  }
+  error->message = message.c_str();
+  return OXI_ERROR;
+}
+inline void drop(void* context) {
+  delete static_cast<Task*>(context);
+}
+
+// ---------------------------------------------------------------- work
+struct Recorded {  // a task that the core has
+  void* work;
+  int32_t device;
+  Recorded(void* work, int32_t device) : work(work), device(device) {}
+  Recorded(const Recorded&) = delete;
+  ~Recorded() { g_core->task_drop(work); }
+  // Whether it is done; raises what went wrong.
+  bool wait(int64_t ms) const {
+    OxiError e{};
+    int32_t code = g_core->task_outcome(work, device, ms, &e);
+    if (code == OXI_PENDING) return false;
+    check(code, e);
+    return true;
+  }
+};
+
+class GroupWork final : public c10d::Work {
+ public:
+  // `waits`: the caller is to wait for the other processes, and not only the device.
+  GroupWork(int rank, OpType type, std::vector<std::shared_ptr<Recorded>> tasks, Tensors results, c10::Device device,
+            uint64_t number, bool waits, std::shared_ptr<std::atomic<int>> source = nullptr)
+      : Work(rank, type), tasks_(std::move(tasks)), results_(std::move(results)), device_(device), number_(number),
+        waits_(waits), source_(std::move(source)) {}
+
+  bool isCompleted() override {
+    try {
+      return done(0);
+    } catch (...) {
+      return true;
+    }
+  }
+  bool isSuccess() const override { return !failure(); }
+  std::exception_ptr exception() const override { return failure(); }
+  int sourceRank() const override {
+    done(-1);
+    return source_ ? source_->load() : rank_;
+  }
+  Tensors result() override { return results_; }
+  void synchronize() override { done(waits_ ? -1 : 0); }
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    if (timeout == kNoTimeout) {
+      synchronize();
+    } else {
+      TORCH_CHECK_WITH(DistBackendError, done(timeout.count()), c10d::opTypeToString(opType_), " was not done after ",
+                       timeout.count(), " ms");
+    }
+    return true;
+  }
+  void abort() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (future_) return future_;
+    if (waits_) done(-1);
+    auto type = c10::ListType::create(c10::TensorType::get());
+    // What follows on the device is behind the collective anyway: no event has to say so.
+    Unrecorded guard;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::vector<c10::Device>{device_});
+    future_->markCompleted(c10::IValue(results_));
+    return future_;
+  }
+  uint64_t getSequencenumber() const override { return number_; }
+  const std::vector<std::shared_ptr<Recorded>>& tasks() const { return tasks_; }
+
+ private:
+  bool done(int64_t ms) const {
+    bool all = true;
+    for (auto& task : tasks_) all &= task->wait(ms);
+    return all;
+  }
+  std::exception_ptr failure() const {
+    try {
+      done(0);
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+  std::vector<std::shared_ptr<Recorded>> tasks_;
+  Tensors results_;
+  c10::Device device_;
+  uint64_t number_;
+  bool waits_;
+  std::shared_ptr<std::atomic<int>> source_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+}  // namespace oxi_group
