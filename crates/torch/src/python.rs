@@ -3,12 +3,8 @@
 use crate::abi::{self, Shim, ShimInit};
 use crate::{door, processes, sites, state, storage};
 use oxitorch_capture::{Graph, Role};
-use oxitorch_engine::{
-    Absent, AbsentDevice, COMPILE_BUCKETS_MS, CacheOptions, DeviceReport, Error, ErrorKind, Metrics, Mode,
-    Numbered, Parts, Reading, Reason, Refusal, Remembered, SharedCache, Stream,
-};
+use oxitorch_engine::{Absent, Error, ErrorKind, Mode, Numbered, Reason, Refusal, Remembered, Stream};
 use oxitorch_pjrt as pjrt;
-use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{
     PyIndexError, PyNotImplementedError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError,
 };
@@ -19,7 +15,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+mod config;
+mod counted;
+
+use config::{absent_device, cache_options, cuda_options, describe_absent, eager_mode, optional, refuses};
+use counted::{collectives, compile_times, device_report, reading, set_counters};
 
 macro_rules! csrc {
     ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../csrc/", $name)))),*] };
@@ -116,78 +116,6 @@ fn current() -> i32 {
     state::setup().map_or(0, |setup| unsafe { (setup.shim.current_device)() })
 }
 
-fn optional<'py, T: FromPyObjectOwned<'py>>(config: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>> {
-    match config.get_item(key)? {
-        Some(v) if !v.is_none() => v.extract().map(Some).map_err(Into::into),
-        _ => Ok(None),
-    }
-}
-
-/// Where compiled programs are kept, as the configuration says.
-fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions> {
-    let default = CacheOptions::default();
-    let wait: Option<u64> = optional(config, "cache_wait_s")?;
-    let shared: Option<String> = optional(config, "cache_shared")?;
-    let settings: Option<Vec<(String, String)>> = optional(config, "cache_shared_settings")?;
-    let open = |place: String| {
-        let refused = |e| PyValueError::new_err(format!("OXITORCH_CACHE_SHARED={place}: {e}"));
-        SharedCache::open(&place, settings.as_deref().unwrap_or_default()).map_err(refused)
-    };
-    Ok(CacheOptions {
-        disk: optional(config, "cache_dir")?,
-        disk_bytes: optional(config, "cache_bytes")?.unwrap_or(default.disk_bytes),
-        shared: shared.map(open).transpose()?,
-        wait: wait.map_or(default.wait, Duration::from_secs),
-        max_loaded: optional(config, "loaded_programs")?.unwrap_or(default.max_loaded),
-        max_loaded_bytes: optional(config, "loaded_bytes")?.unwrap_or(default.max_loaded_bytes),
-        places: default.places,
-        environment: optional(config, "compiler_environment")?.unwrap_or_default(),
-        warn: state::warn,
-    })
-}
-
-/// Options of a client for GPUs, by the plugin's names.
-fn cuda_options(config: &Bound<'_, PyDict>) -> PyResult<Vec<(String, pjrt::NamedValue)>> {
-    let visible: Option<Vec<i64>> = optional(config, "cuda_visible_devices")?;
-    let fraction: Option<f32> = optional(config, "cuda_memory_fraction")?;
-    let preallocate: Option<bool> = optional(config, "cuda_preallocate")?;
-    let options = [
-        ("visible_devices", visible.map(pjrt::NamedValue::Ints)),
-        ("memory_fraction", fraction.map(pjrt::NamedValue::Float)),
-        ("preallocate", preallocate.map(pjrt::NamedValue::Bool)),
-    ];
-    Ok(options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
-}
-
-/// The device that is not there, if the configuration describes one.
-fn absent_device(config: &Bound<'_, PyDict>) -> PyResult<Option<AbsentDevice>> {
-    optional::<Bound<'_, PyDict>>(config, "absent")?.as_ref().map(describe_absent).transpose()
-}
-
-fn describe_absent(device: &Bound<'_, PyDict>) -> PyResult<AbsentDevice> {
-    let lacks = |key| PyValueError::new_err(format!("the description of the device lacks `{key}`"));
-    let platform: String = optional(device, "platform")?.ok_or_else(|| lacks("platform"))?;
-    Ok(AbsentDevice {
-        platform: platform.parse().map_err(|e| plugin_error(&e))?,
-        kind: optional(device, "kind")?.ok_or_else(|| lacks("kind"))?,
-        memory: optional(device, "memory_bytes")?.ok_or_else(|| lacks("memory_bytes"))?,
-        reads_as: optional(device, "reads_as")?.unwrap_or(0.0),
-        steps: optional(device, "steps")?.unwrap_or(u64::MAX),
-        marked: optional(device, "marked")?.unwrap_or(false),
-    })
-}
-
-/// Sets counters in a dictionary; times are in seconds there.
-fn set_counters(out: &Bound<'_, PyDict>, counters: Vec<(&'static str, u64)>) -> PyResult<()> {
-    for (name, value) in counters {
-        match name.strip_suffix("_us") {
-            Some(base) => out.set_item(format!("{base}_s"), value as f64 * 1e-6)?,
-            None => out.set_item(name, value)?,
-        }
-    }
-    Ok(())
-}
-
 /// In [`_core::cut`]: no optimizer, but somebody who marks the ends of steps.
 const MARK: u64 = 1;
 
@@ -206,21 +134,6 @@ fn change_compiler(py: Python<'_>, change: impl FnOnce(&mut state::CompilerSetti
     let number = s.engine.compiler_options(options);
     s.engine.set_switches(|w| w.compiler_options = number);
     Ok(())
-}
-
-fn eager_mode(name: &str) -> PyResult<Mode> {
-    Mode::parse(name).ok_or_else(|| {
-        PyValueError::new_err(format!("eager mode must be 'fused', 'strict' or 'debug', got '{name}'"))
-    })
-}
-
-/// Whether a fallback policy makes an op without a lowering an error.
-fn refuses(policy: &str) -> PyResult<bool> {
-    match policy {
-        "warn" => Ok(false),
-        "error" => Ok(true),
-        _ => Err(PyValueError::new_err(format!("fallback must be 'warn' or 'error', got '{policy}'"))),
-    }
 }
 
 /// Loads the shim, which registers the backend with PyTorch.
@@ -248,60 +161,6 @@ fn load_shim(path: &str) -> PyResult<&'static Shim> {
         return Err(failed(&"it was built for another version of oxitorch"));
     }
     Ok(shim)
-}
-
-fn reading(out: &Bound<'_, PyDict>, name: &str, r: Reading) -> PyResult<()> {
-    out.set_item(format!("{name}.all.current"), r.current)?;
-    out.set_item(format!("{name}.all.peak"), r.peak)?;
-    out.set_item(format!("{name}.all.allocated"), r.allocated)?;
-    out.set_item(format!("{name}.all.freed"), r.freed)
-}
-
-/// Collectives of several processes, by name.
-fn collectives<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    for (name, of) in metrics.collectives() {
-        let one = PyDict::new(py);
-        one.set_item("count", of.count)?;
-        one.set_item("bytes", of.bytes)?;
-        one.set_item("time_s", of.time.as_secs_f64())?;
-        one.set_item("wait_s", of.waited.as_secs_f64())?;
-        out.set_item(name, one)?;
-    }
-    Ok(out)
-}
-
-/// How many compiles took at most so many seconds.
-fn compile_times<'py>(py: Python<'py>, metrics: &Metrics) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    let ends = COMPILE_BUCKETS_MS.iter().map(|&ms| ms as f64 * 1e-3).chain([f64::INFINITY]);
-    for (end, n) in ends.zip(metrics.compile_times()) {
-        out.set_item(end, n)?;
-    }
-    Ok(out)
-}
-
-fn parts<'py>(py: Python<'py>, parts: &Parts) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    for (name, time) in parts.named() {
-        out.set_item(name, time.as_secs_f64())?;
-    }
-    Ok(out)
-}
-
-fn device_report<'py>(py: Python<'py>, d: &DeviceReport) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    out.set_item("steps", d.split.steps)?;
-    out.set_item("time_s", parts(py, &d.split.all)?)?;
-    out.set_item("last_step_s", d.split.step.map(|p| parts(py, &p)).transpose()?)?;
-    out.set_item("queue_launches", d.queued_launches)?;
-    out.set_item("queue_ops", d.queued_ops)?;
-    out.set_item("memory_bytes", d.memory)?;
-    out.set_item("memory_peak_bytes", d.memory_peak)?;
-    out.set_item("memory_limit_bytes", d.memory_limit)?;
-    out.set_item("known_programs", d.known_programs)?;
-    out.set_item("known_ops", d.known_ops)?;
-    Ok(out)
 }
 
 #[pymodule]
