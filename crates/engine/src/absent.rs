@@ -9,6 +9,7 @@ use crate::events;
 use crate::executor::{Asked, Executor, GroupTask, Launch, Old, Written};
 use crate::explain::Explainer;
 use crate::graphs::Recorded;
+use crate::lanes::Turn;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, Program};
@@ -235,7 +236,7 @@ impl Executor for Absent {
 
     /// Runs a task whose data are known, with a group in which this process is alone; of others it keeps what was asked
     /// for.
-    fn task(&self, mut recorded: GroupTask) {
+    fn task(&self, mut recorded: GroupTask, _: Turn) {
         let made = match made(&mut recorded) {
             Ok(made) => made,
             Err(why) => return recorded.fail(&Error::runtime(why).at(recorded.site)),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 impl Launcher {
     /// Waits until all members are about to launch this; an error if they are not.
     pub(crate) fn agree(&self, agreement: &Agreement, launch: &Launch) -> Result<()> {
-        let Some(mut task) = agreement.take() else { return Ok(()) };
+        let Some((mut task, turn)) = agreement.take() else { return Ok(()) };
         let (about, site) = (agreement.work.about(), launch.first);
         let (place, reads, writes) =
             ((self.device, agreement.lane), launch.inputs.iter(), launch.outputs.iter());
@@ -29,7 +29,7 @@ impl Launcher {
             let outcome = outcome.unwrap_or_else(|_| Err("a task panicked; please report this".to_owned()));
             own.finish(outcome.map_err(Error::runtime));
         };
-        self.groups.send(agreement.lane, Box::new(job)).map_err(|e| no_thread(&e))?;
+        turn.send(Box::new(job)).map_err(|e| no_thread(&e))?;
         self.await_work(&said)?;
         said.outcome().unwrap_or(Ok(()))
     }
@@ -37,14 +37,14 @@ impl Launcher {
     /// This process does not launch it: tells those who wait for it.
     pub(crate) fn decline(&self, agreement: &Agreement, e: &Error, site: Site) {
         agreement.finish(Err(e.clone()));
-        let Some(mut task) = agreement.take() else { return };
+        let Some((mut task, turn)) = agreement.take() else { return };
         let why = e.message.to_string();
         let job = move || {
             // What the others answer is no news here.
             let _ = catch_unwind(AssertUnwindSafe(|| task.decline(&why, site)));
         };
         // Without a thread the others wait as for a process that has ended.
-        let _ = self.groups.send(agreement.lane, Box::new(job));
+        let _ = turn.send(Box::new(job));
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
 use crate::executor::{GroupTask, Launch, Old, Written};
-use crate::lanes::Begun;
+use crate::lanes::{Begun, Turn};
 use crate::launch::{Failure, Launcher, out_of_memory};
 use crate::site::Site;
 use crate::underway::Underway;
@@ -68,7 +68,7 @@ impl Launcher {
     }
 
     /// Hands a task to its lane.
-    pub(crate) fn begin(&self, recorded: GroupTask) {
+    pub(crate) fn begin(&self, recorded: GroupTask, turn: Turn) {
         let memory = match self.lend(&recorded) {
             Ok(memory) => memory,
             Err(e) => {
@@ -77,13 +77,13 @@ impl Launcher {
                 return recorded.fail(&e);
             }
         };
-        let (work, lane) = (recorded.work.clone(), recorded.lane);
+        let work = recorded.work.clone();
         recorded.results().for_each(|v| *v.state.lock() = State::Coming(work.clone()));
         let reads = recorded.reads.iter().flatten().cloned().collect();
         self.groups.begin(Begun { work: work.clone(), reads });
         let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
         let (groups, failure) = (self.groups.clone(), self.failure.clone());
-        let (metrics, place) = (self.metrics.clone(), (self.device, lane));
+        let (metrics, place) = (self.metrics.clone(), (self.device, turn.lane()));
         let end = move |outcome: Result<()>| {
             if let Err(e) = &outcome {
                 failure.lock().get_or_insert_with(|| Failure::of_values(e.clone()));
@@ -102,7 +102,7 @@ impl Launcher {
             underway.end(done.is_err());
             end(done.map_err(|e| e.at(site)));
         };
-        if let Err(e) = self.groups.send(lane, Box::new(job)) {
+        if let Err(e) = turn.send(Box::new(job)) {
             unsent(Err(Error::runtime(format!("no thread for a process group: {e}"))));
         }
     }

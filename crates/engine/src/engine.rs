@@ -8,6 +8,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::events::{Heard, Listener};
 use crate::explain::{Bounds, Explainer};
 use crate::graphs::{Graphs, Shown};
+use crate::lanes::Lanes;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
@@ -104,7 +105,7 @@ impl Engine {
                 format!("{own} device(s) from tpu:{} on are not among {}", numbered.first, numbered.count);
             return Err(Error::runtime(words));
         }
-        let mut absent = None;
+        let (mut absent, lanes) = (None, Lanes::default());
         let explainer = Arc::new(Explainer::new(bounds));
         let mut stream = |at: usize| {
             let memory = memory(&target);
@@ -116,7 +117,7 @@ impl Engine {
                 }
             };
             let interrupt = options.interrupt;
-            let place = Place { number: numbered.first + at, at, devices: None };
+            let place = Place { number: numbered.first + at, at, devices: None, lanes: lanes.clone() };
             let stream = Stream::new(target, place, compiler, explainer, memory, metrics.clone(), interrupt)?;
             let stream = stream.lowering_for(options.target);
             let Some(pretended) = pretended else { return Ok(stream) };

@@ -3,6 +3,7 @@
 use crate::collective::Exchange;
 use crate::error::{Error, Result};
 use crate::known::Indices;
+use crate::lanes::Turn;
 use crate::program::Program;
 use crate::site::Site;
 use crate::spread::Sharded;
@@ -78,8 +79,8 @@ pub(crate) struct Asked {
 
 /// How processes agree to launch a program together.
 pub(crate) struct Agreement {
-    /// Compares what they are about to do. None when it has begun.
-    task: Mutex<Option<Box<dyn Task>>>,
+    /// Compares what they are about to do, in its turn. None when it has begun.
+    task: Mutex<Option<(Box<dyn Task>, Turn)>>,
     pub(crate) lane: Lane,
     /// Done when the device has run the program.
     pub(crate) work: Arc<Work>,
@@ -88,9 +89,9 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    pub(crate) fn new(task: Box<dyn Task>, lane: Lane) -> Agreement {
-        let work = Arc::new(Work::new(task.about()));
-        Agreement { task: Mutex::new(Some(task)), lane, work, underway: Mutex::default() }
+    pub(crate) fn new(task: Box<dyn Task>, turn: Turn) -> Agreement {
+        let (work, lane) = (Arc::new(Work::new(task.about())), turn.lane());
+        Agreement { task: Mutex::new(Some((task, turn))), lane, work, underway: Mutex::default() }
     }
 
     /// It is done, or will not be. The first word counts.
@@ -102,7 +103,7 @@ impl Agreement {
     }
 
     /// The first time: what is to be run, or declined.
-    pub(crate) fn take(&self) -> Option<Box<dyn Task>> {
+    pub(crate) fn take(&self) -> Option<(Box<dyn Task>, Turn)> {
         self.task.lock().take()
     }
 }
@@ -117,7 +118,6 @@ impl fmt::Debug for Agreement {
 /// of tensors without elements.
 pub(crate) struct GroupTask {
     pub(crate) task: Box<dyn Task>,
-    pub(crate) lane: Lane,
     pub(crate) work: Arc<Work>,
     pub(crate) reads: Vec<Option<Arc<Value>>>,
     pub(crate) writes: Vec<Option<Written>>,
@@ -169,7 +169,7 @@ pub(crate) trait Executor: Send + Sync {
     fn collective(&self, launch: Launch, asked: Asked);
 
     /// Does a task of this process in its turn, beside what does not need its results.
-    fn task(&self, task: GroupTask);
+    fn task(&self, task: GroupTask, turn: Turn);
 
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
     fn upload(&self, ty: TensorType, sharding: Sharded, bytes: &[u8], first: bool) -> Result<Arc<Value>>;

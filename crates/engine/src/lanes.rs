@@ -2,12 +2,13 @@
 
 use crate::value::Value;
 use crate::work::{Lane, Work};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// What a lane does.
@@ -16,51 +17,136 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// How long a lane's thread waits for more: each peer and tag of point-to-point operations has a lane.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The lanes that have a thread.
+/// The lanes of an engine, whatever device their tasks are of: the processes of a group meet in the order in which each
+/// recorded its tasks, and launch threads of several devices know none.
 #[derive(Clone, Default)]
-struct Lanes(Arc<Mutex<FxHashMap<Lane, Sender<Job>>>>);
+pub(crate) struct Lanes(Arc<Mutex<FxHashMap<Lane, Arc<Queue>>>>);
+
+/// What a lane is to do.
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// How many turns were taken.
+    taken: u64,
+    /// The turn whose job is done next.
+    next: u64,
+    /// What came of turns: a job, or nothing.
+    jobs: BTreeMap<u64, Option<Job>>,
+    has_thread: bool,
+}
+
+impl Waiting {
+    /// The next job, if it has come.
+    fn job(&mut self) -> Option<Job> {
+        while let Some(came) = self.jobs.remove(&self.next) {
+            self.next += 1;
+            if came.is_some() {
+                return came;
+            }
+        }
+        None
+    }
+}
+
+impl fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lanes({})", self.0.lock().len())
+    }
+}
+
+/// A place in the order of a lane. What comes after it waits until it is used or dropped.
+pub(crate) struct Turn {
+    lanes: Lanes,
+    lane: Lane,
+    queue: Arc<Queue>,
+    number: u64,
+}
 
 impl Lanes {
-    /// Has a lane do this after what it was given before.
-    fn send(&self, lane: Lane, job: Job) -> io::Result<()> {
+    /// The place after all that were taken before.
+    pub(crate) fn turn(&self, lane: Lane) -> Turn {
         let mut lanes = self.0.lock();
-        let sender = match lanes.get(&lane) {
-            Some(sender) => sender.clone(),
-            None => {
-                let (sender, jobs) = channel();
-                let own = self.clone();
-                let thread = std::thread::Builder::new().name("oxi-group".into());
-                thread.spawn(move || own.run(lane, &jobs))?;
-                lanes.insert(lane, sender.clone());
-                sender
-            }
-        };
-        // Its thread goes with the map locked only.
-        sender.send(job).map_err(|_| io::Error::other("the thread of a process group has ended"))
+        let queue = lanes.entry(lane).or_default().clone();
+        let mut waiting = queue.waiting.lock();
+        let number = waiting.taken;
+        waiting.taken += 1;
+        drop(waiting);
+        Turn { lanes: self.clone(), lane, queue, number }
     }
 
-    fn run(&self, lane: Lane, jobs: &Receiver<Job>) {
+    /// Whether nobody will come to a lane any more, which is then forgotten.
+    fn ends(&self, lane: Lane, queue: &Queue) -> bool {
+        let mut lanes = self.0.lock();
+        let mut waiting = queue.waiting.lock();
+        if !waiting.jobs.is_empty() {
+            return false;
+        }
+        waiting.has_thread = false;
+        if waiting.taken == waiting.next {
+            lanes.remove(&lane);
+        }
+        true
+    }
+}
+
+impl Turn {
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    /// Has the lane's thread do this when all turns before are over.
+    pub(crate) fn send(self, job: Job) -> io::Result<()> {
+        self.came(Some(job))
+    }
+
+    fn came(&self, job: Option<Job>) -> io::Result<()> {
+        let mut waiting = self.queue.waiting.lock();
+        if self.number < waiting.next || waiting.jobs.contains_key(&self.number) {
+            return Ok(()); // dropped after it was used
+        }
+        if job.is_some() && !waiting.has_thread {
+            let (lanes, lane, queue) = (self.lanes.clone(), self.lane, self.queue.clone());
+            let thread = std::thread::Builder::new().name("oxi-group".into());
+            thread.spawn(move || queue.run(&lanes, lane))?;
+            waiting.has_thread = true;
+        }
+        waiting.jobs.insert(self.number, job);
+        self.queue.came.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _ = self.came(None); // starts no thread
+    }
+}
+
+impl Queue {
+    fn run(&self, lanes: &Lanes, lane: Lane) {
         loop {
-            while let Ok(job) = jobs.recv_timeout(IDLE) {
-                job();
+            let mut waiting = self.waiting.lock();
+            let mut job = waiting.job();
+            if job.is_none() {
+                self.came.wait_for(&mut waiting, IDLE);
+                job = waiting.job();
             }
-            let mut lanes = self.0.lock();
-            match jobs.try_recv() {
-                Ok(job) => {
-                    drop(lanes);
-                    job();
-                }
-                Err(_) => {
-                    lanes.remove(&lane);
-                    return;
-                }
+            drop(waiting);
+            match job {
+                Some(job) => job(),
+                None if lanes.ends(lane, self) => return,
+                None => {}
             }
         }
     }
 }
 
 /// The tasks of a device that are not done.
-#[derive(Default)]
 pub(crate) struct Groups {
     lanes: Lanes,
     tasks: Mutex<Vec<Begun>>,
@@ -74,9 +160,17 @@ pub(crate) struct Begun {
 }
 
 impl Groups {
-    /// Has a lane do this after what it was given before.
-    pub(crate) fn send(&self, lane: Lane, job: Job) -> io::Result<()> {
-        self.lanes.send(lane, job)
+    pub(crate) fn new(lanes: Lanes) -> Groups {
+        Groups { lanes, tasks: Mutex::default(), count: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn lanes(&self) -> Lanes {
+        self.lanes.clone()
+    }
+
+    /// The place in a lane's order after all that were taken before.
+    pub(crate) fn turn(&self, lane: Lane) -> Turn {
+        self.lanes.turn(lane)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -112,22 +206,35 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::channel;
 
     #[test]
     fn a_lane_keeps_its_order_and_waits_for_no_other() {
         let lanes = Lanes::default();
         let (said, heard) = channel();
         let (go, gate) = channel::<()>();
-        lanes.send(1, Box::new(move || gate.recv().unwrap())).unwrap();
+        lanes.turn(1).send(Box::new(move || gate.recv().unwrap())).unwrap();
         let say = |n: u32| -> Job {
             let said = said.clone();
             Box::new(move || said.send(n).unwrap())
         };
-        lanes.send(1, say(2)).unwrap();
-        lanes.send(1, say(3)).unwrap();
-        lanes.send(2, say(1)).unwrap();
+        let (second, third, fourth) = (lanes.turn(1), lanes.turn(1), lanes.turn(1));
+        fourth.send(say(4)).unwrap();
+        lanes.turn(2).send(say(1)).unwrap();
         assert_eq!(heard.recv(), Ok(1));
         go.send(()).unwrap();
-        assert_eq!((heard.recv(), heard.recv()), (Ok(2), Ok(3)));
+        drop(third);
+        assert_eq!(heard.recv_timeout(Duration::from_millis(50)).ok(), None);
+        second.send(say(2)).unwrap();
+        assert_eq!((heard.recv(), heard.recv()), (Ok(2), Ok(4)));
+    }
+
+    #[test]
+    fn a_lane_that_nobody_used_waits_for_nobody() {
+        let lanes = Lanes::default();
+        drop(lanes.turn(1));
+        let (said, heard) = channel();
+        lanes.turn(1).send(Box::new(move || said.send(()).unwrap())).unwrap();
+        assert_eq!(heard.recv(), Ok(()));
     }
 }

@@ -9,7 +9,7 @@ use crate::events::What;
 use crate::executor::{Asked, Executor, GroupTask, Launch};
 use crate::graph::failed_check;
 use crate::isolate;
-use crate::lanes::Groups;
+use crate::lanes::{Groups, Turn};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
@@ -47,7 +47,7 @@ impl Mark {
 
 enum Job {
     Launch(Launch),
-    Task(GroupTask),
+    Task(GroupTask, Turn),
     Mark(Arc<Mark>),
     Stop,
 }
@@ -201,7 +201,7 @@ pub(crate) struct Launcher {
 impl Launcher {
     pub(crate) fn start(
         target: Target,
-        Place { number, at, devices }: Place,
+        Place { number, at, devices, lanes }: Place,
         memory: &'static Memory,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Launcher>> {
@@ -229,7 +229,7 @@ impl Launcher {
             failure: Arc::default(),
             front: Front::default(),
             timing: Arc::default(),
-            groups: Arc::default(),
+            groups: Arc::new(Groups::new(lanes)),
         });
         let own = launcher.clone();
         std::thread::Builder::new().name(format!("oxi-launch-{number}")).spawn(move || own.run())?;
@@ -530,7 +530,7 @@ impl Launcher {
                 let done = self.ops_done.load(Ordering::Relaxed) + ops; // changes where jobs are run only
                 self.ops_done.store(done, Ordering::Release);
             }
-            Job::Task(task) => self.begin(task),
+            Job::Task(task, turn) => self.begin(task, turn),
             Job::Mark(mark) => {
                 self.land();
                 self.timing.rest();
@@ -917,10 +917,10 @@ impl Executor for Launcher {
         self.launch(launch, false);
     }
 
-    fn task(&self, task: GroupTask) {
+    fn task(&self, task: GroupTask, turn: Turn) {
         self.push_with(false, |number| {
             task.results().for_each(|v| v.launch.store(number, Ordering::Relaxed));
-            Job::Task(task)
+            Job::Task(task, turn)
         });
     }
 

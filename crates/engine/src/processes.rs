@@ -40,7 +40,7 @@ impl Stream {
         mode: Mode,
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
-        let work = Arc::new(Work::new(task.about()));
+        let (work, turn) = (Arc::new(Work::new(task.about())), self.launcher.groups.turn(lane));
         {
             let mut w = self.lock(site);
             w.spoil();
@@ -66,7 +66,8 @@ impl Stream {
             for (target, old) in writes.iter().zip(old) {
                 written.push(self.written(&mut w, target, old, site)?);
             }
-            self.executor.task(GroupTask { task, lane, work: work.clone(), reads, writes: written, site });
+            let task = GroupTask { task, work: work.clone(), reads, writes: written, site };
+            self.executor.task(task, turn);
         }
         self.after_op(mode)?;
         Ok(work)
@@ -87,7 +88,7 @@ impl Stream {
         mode: Mode,
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
-        let agreement = Arc::new(Agreement::new(task, lane));
+        let agreement = Arc::new(Agreement::new(task, self.launcher.groups.turn(lane)));
         let work = agreement.work.clone();
         {
             let mut w = self.lock(site);

@@ -1,6 +1,7 @@
 //! Programs of several devices: which devices these are, and how their values are cut over them.
 
 use crate::error::{Error, Result};
+use crate::lanes::Lanes;
 use oxitorch_hlo::{Mesh, Sharding, TensorType};
 use oxitorch_pjrt::{Client, CompileOptions};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(crate) struct Place {
     pub(crate) at: usize,
     /// Of a mesh.
     pub(crate) devices: Option<Arc<Devices>>,
+    /// What the engine's devices have in common.
+    pub(crate) lanes: Lanes,
 }
 
 /// Devices of a client that run programs together.

@@ -64,7 +64,7 @@ impl Stream {
         let launcher = Launcher::start(target.clone(), place.clone(), memory, metrics.clone())?;
         let limits = Limits::of(target.platform(), memory.total());
         let window = Mutex::new(Window::new(limits));
-        let Place { number, at, devices } = place;
+        let Place { number, at, devices, .. } = place;
         let executor = launcher.clone();
         Ok(Stream {
             device: number as u16,
@@ -92,7 +92,8 @@ impl Stream {
     ) -> std::io::Result<Stream> {
         let (compiler, explainer) = (self.compiler.clone(), self.explainer.clone());
         let (target, metrics) = (self.target.clone(), self.metrics.clone());
-        let place = Place { number, at: number, devices: Some(devices) };
+        let lanes = self.launcher.groups.lanes();
+        let place = Place { number, at: number, devices: Some(devices), lanes };
         let stream = Self::new(target, place, compiler, explainer, memory, metrics, self.interrupt)?;
         // Kernels of the host see one device.
         Ok(stream.lowering_for(TargetOptions { library: false, ..self.wanted }))

@@ -184,6 +184,27 @@ fn it_writes_in_place_what_nobody_else_sees() {
 }
 
 #[test]
+fn a_lane_keeps_its_order_over_the_devices_of_an_engine() {
+    let rig = Rig::of(FakePlugin::new(), Target::Client(client(2)), &options());
+    let x = rig.tensor(&[1.0; 4]);
+    let ((go, wait), (said, order)) = (gate(), channel());
+    // The first device is busy, so the lane's first task is late.
+    rig.record(2, &[], &[&x], &[], move |_, _| wait.recv().map_err(|e| e.to_string()));
+    let says = |n: u32| {
+        let said = said.clone();
+        move |_: &[&[u8]], _: &mut [&mut [u8]]| said.send(n).map_err(|e| e.to_string())
+    };
+    rig.record(1, &[&x], &[], &[], says(1));
+    let (second, on_second) = (rig.engine.stream(1).unwrap(), rig.engine.switches().mode);
+    let task = Box::new(Runs(Box::new(says(2))));
+    second.task(task, 1, &[], &[], rig.site(), on_second).unwrap();
+    assert!(order.recv_timeout(Duration::from_millis(50)).is_err());
+    go.send(()).unwrap();
+    assert_eq!((order.recv_timeout(SOON), order.recv_timeout(SOON)), (Ok(1), Ok(2)));
+    rig.sync().unwrap();
+}
+
+#[test]
 fn ops_go_on_beside_it_unless_they_need_its_result() {
     let rig = rig();
     let (x, y) = (rig.tensor(&[1.0; 4]), rig.tensor(&[2.0; 4]));
