@@ -7,7 +7,8 @@
 use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
 use crate::executor::{GroupTask, Launch, Old, Written};
-use crate::lanes::{Begun, Turn};
+use crate::groups::Begun;
+use crate::lanes::Turn;
 use crate::launch::{Failure, Launcher, out_of_memory};
 use crate::site::Site;
 use crate::underway::Underway;

@@ -1,14 +1,12 @@
 //! The threads that do the tasks of process groups. A lane has one while it has something to do.
 
-use crate::value::Value;
-use crate::work::{Lane, Work};
+use crate::work::Lane;
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// What a lane does.
@@ -143,63 +141,6 @@ impl Queue {
                 None => {}
             }
         }
-    }
-}
-
-/// The tasks of a device that are not done.
-pub(crate) struct Groups {
-    lanes: Lanes,
-    tasks: Mutex<Vec<Begun>>,
-    count: AtomicUsize,
-}
-
-/// A task that is not done, and what it reads.
-pub(crate) struct Begun {
-    pub(crate) work: Arc<Work>,
-    pub(crate) reads: Vec<Arc<Value>>,
-}
-
-impl Groups {
-    pub(crate) fn new(lanes: Lanes) -> Groups {
-        Groups { lanes, tasks: Mutex::default(), count: AtomicUsize::new(0) }
-    }
-
-    pub(crate) fn lanes(&self) -> Lanes {
-        self.lanes.clone()
-    }
-
-    /// The place in a lane's order after all that were taken before.
-    pub(crate) fn turn(&self, lane: Lane) -> Turn {
-        self.lanes.turn(lane)
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    /// The tasks that are not done.
-    pub(crate) fn pending(&self) -> Vec<Arc<Work>> {
-        if self.is_idle() {
-            return Vec::new();
-        }
-        self.tasks.lock().iter().map(|t| t.work.clone()).collect()
-    }
-
-    pub(crate) fn begin(&self, begun: Begun) {
-        self.tasks.lock().push(begun);
-        self.count.fetch_add(1, Ordering::Release);
-    }
-
-    pub(crate) fn end(&self, work: &Arc<Work>) {
-        self.tasks.lock().retain(|t| !Arc::ptr_eq(&t.work, work));
-        self.count.fetch_sub(1, Ordering::Release);
-    }
-
-    /// A task that reads a value.
-    pub(crate) fn reader(&self, value: &Arc<Value>) -> Option<Arc<Work>> {
-        let tasks = self.tasks.lock();
-        let reader = tasks.iter().find(|t| t.reads.iter().any(|read| Arc::ptr_eq(read, value)));
-        reader.map(|t| t.work.clone())
     }
 }
 

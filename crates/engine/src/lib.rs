@@ -32,6 +32,7 @@ mod flight;
 mod flush;
 mod graph;
 mod graphs;
+mod groups;
 mod inst;
 mod isolate;
 mod known;
