@@ -224,7 +224,17 @@ def _register(torch, module) -> None:
     torch.set_autocast_dtype(NAME, torch.bfloat16)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from oxitorch import _decompose, _default_backend, _dlpack, _env, _print, _process_group, _share, integrations
+    from oxitorch import (
+        _decompose,
+        _default_backend,
+        _dlpack,
+        _dtensor,
+        _env,
+        _print,
+        _process_group,
+        _share,
+        integrations,
+    )
 
     if _unavailable is None and _env.PREFLIGHT.read() is not None:
         from oxitorch import preflight
@@ -238,6 +248,7 @@ def _register(torch, module) -> None:
     _share.install()
     _default_backend.install()
     _process_group.install()
+    _dtensor.install()
     if _unavailable is None:
         _decompose.install()
         _dlpack.install()

@@ -1047,6 +1047,18 @@ def test_attention(name):
     run(ATTENTIONS[name])
 
 
+@pytest.mark.parametrize(
+    "kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE", "MATH"]
+)
+def test_attention_by_the_name_of_a_kernel(kernel):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q = torch.ones(1, 2, 4, 8, device=DEVICE)
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        taken = torch._fused_sdp_choice(q, q, q)
+    assert taken == (SDPBackend.MATH if kernel == "MATH" else SDPBackend.OVERRIDEABLE).value
+
+
 def module_results(make, *inputs):
     """Outputs and all gradients of a module on the CPU and on the device, from the same weights."""
     torch.manual_seed(1)

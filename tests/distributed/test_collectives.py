@@ -10,3 +10,8 @@ outcomes = ranks.Outcomes()
 @pytest.mark.parametrize("size, name", ranks.parameters("collectives"))
 def test_collectives(size, name):
     outcomes.check("collectives", size, name)
+
+
+@pytest.mark.parametrize("size, name", ranks.parameters("several_devices"))
+def test_several_devices(size, name):
+    outcomes.check("several_devices", size, name)

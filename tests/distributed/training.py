@@ -1,10 +1,13 @@
 """PyTorch's ways to train in several processes give what one process gives on the CPU with the whole batch."""
 
 import copy
+import itertools
 from contextlib import nullcontext
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -500,6 +503,78 @@ def random_numbers():
     first = drawn(Replicate())[0].to_local()
     torch.manual_seed(5)
     assert torch.equal(first, nn.functional.dropout(ones, 0.5))
+
+
+@case
+def attention_of_shards():
+    """Batch and heads may be sharded, and a mask with them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("tpu", (size(),))
+    attend = nn.functional.scaled_dot_product_attention
+    shapes = (None, (4, 4, 6, 6), (1, 4, 6, 6), (4, 1, 6, 6), (6, 6))
+    torch.manual_seed(0)
+    inputs = [torch.randn(4, 4, 6, 8) for _ in range(4)]
+    for place, shape in itertools.product((Replicate(), Shard(0), Shard(1)), shapes):
+        mask = None if shape is None else torch.randn(shape)
+        is_cut = isinstance(place, Shard) and mask is not None and mask.ndim == 4 and mask.shape[place.dim] > 1
+
+        def outcome(put, place=place, mask=mask, is_cut=is_cut):
+            leaves = [put(x, place).requires_grad_() for x in inputs[:3]]
+            bias = None if mask is None else put(mask, place if is_cut else Replicate()).requires_grad_()
+            out = attend(*leaves, attn_mask=bias, is_causal=mask is None)
+            out.backward(put(inputs[3], place))
+            leaves += [] if bias is None else [bias]
+            return [out.detach(), *(x.grad for x in leaves)]
+
+        want = outcome(lambda x, _: x.clone())
+        got = outcome(lambda x, place: distribute_tensor(x.to("tpu"), mesh, [place]))
+        assert got[0].placements == (place,)
+        for one, several in zip(want, got, strict=True):
+            torch.testing.assert_close(several.full_tensor().cpu(), one, atol=1e-4, rtol=1e-4)
+
+
+@case
+def context_parallel():
+    """Each rank has a part of the sequence, and keys and values go around. It replaces the function of its module."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import _attention as attention
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mesh = init_device_mesh("tpu", (size(),))
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 8 * size(), 8) for _ in range(4)]
+    for rotate, kernel, dtype in (
+        ("allgather", SDPBackend.FLASH_ATTENTION, torch.float32),
+        ("alltoall", SDPBackend.OVERRIDEABLE, torch.bfloat16),
+    ):
+        attention.set_rotate_method(rotate)
+        whole = [x.to(dtype).float().clone().requires_grad_() for x in inputs[:3]]
+        want = F.scaled_dot_product_attention(*whole, is_causal=True)
+        want.backward(inputs[3].to(dtype).float())
+        buffers = [x.to("tpu", dtype) for x in inputs]
+        kept = set(buffers)
+        with (
+            sdpa_kernel(kernel),
+            context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=kept),
+        ):
+            own = [x.requires_grad_() for x in buffers[:3]]
+            out = F.scaled_dot_product_attention(*own, is_causal=True)
+            assert out.shape[2] == 8
+            out.backward(buffers[3])
+        parts = [out.detach(), *(x.grad for x in own)]
+        found = attention.context_parallel_unshard(mesh, parts, [2] * 4)
+        bound = 1e-4 if dtype == torch.float32 else 5e-2
+        for got, exact in zip(found, [want, *(x.grad for x in whole)], strict=True):
+            torch.testing.assert_close(got.cpu().float(), exact.detach(), atol=bound, rtol=bound)
+    x = torch.randn(2, 4, 8 * size(), 8, device="tpu")
+    with (
+        context_parallel(mesh, buffers=[x], buffer_seq_dims=[2], no_restore_buffers={x}),
+        pytest.raises(NotImplementedError, match="takes no mask"),
+    ):
+        F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(2, 4, 8, 8, device="tpu"))
 
 
 @case

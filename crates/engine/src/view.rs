@@ -442,7 +442,7 @@ fn write_box(
     let part = b.transpose(squeezed, &order.iter().map(|&d| position(d)).collect::<Dims>());
     let part = b.reshape(part, &levels.iter().map(|l| l.size).collect::<Dims>());
     let (grid, n) = grid(b, flat, levels, false);
-    let written = b.dynamic_update_slice(grid, part, starts);
+    let written = b.overwrite(grid, part, starts);
     let total = b.numel(written);
     b.slice_dim(b.reshape(written, &[total]), 0, 0, n, 1)
 }

@@ -451,7 +451,11 @@ int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, cons
   auto divides = [](const c10::SymInt& n, const c10::SymInt& of) {
     return (of % n).sym_eq(0).guard_or_false(__FILE__, __LINE__);
   };
-  bool fused = at::globalContext().userEnabledOverrideableSDP() && dense(q) && dense(k) && dense(v) &&
+  // The core's is all that is not the composite: who asks for one of CUDA's by name wants that.
+  auto& user = at::globalContext();
+  bool wanted = user.userEnabledOverrideableSDP() || user.userEnabledFlashSDP() || user.userEnabledMemEfficientSDP() ||
+      user.userEnabledCuDNNSDP();
+  bool fused = wanted && dense(q) && dense(k) && dense(v) &&
       at::isFloatingType(q.scalar_type()) && q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
       same(q, 0, k, 0) && same(q, 0, v, 0) && same(k, 1, v, 1) && divides(k.sym_size(1), q.sym_size(1)) &&
       same(k, 2, v, 2) && same(q, 3, k, 3);

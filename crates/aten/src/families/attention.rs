@@ -226,7 +226,8 @@ impl Attention {
 /// `query, key and value` have four dimensions. Rows without a key to look at give zeros.
 ///
 /// Returns, after output and logsumexp, what the backward needs to draw the same dropout again: seed and offset as the
-/// 64-bit words of the generator's state. Sequence offsets are for nested tensors, the debug mask is never made.
+/// 64-bit words of the generator's state. Sequence offsets are for nested tensors, and the debug mask is never made: there
+/// are none, as PyTorch's meta function has it.
 #[allow(clippy::too_many_arguments)] // the schema's
 fn forward(
     c: &Ctx,
@@ -243,14 +244,9 @@ fn forward(
     let a = Attention::new(c, q, k, v)?;
     let state = c.bitcast_convert(rng.0, DType::S64);
     let word = |i: i64| c.index_dim(state, 0, i);
-    let nothing = c.full(c.scalar_i64(DType::S32, 0), &[0]);
-    let debug_mask = c.full(c.scalar_i64(a.dtype, 0), &[0]);
     let results = |output: Value, logsumexp: Value| {
         let (seed, offset) = (word(0), word(1));
-        let state = [None, None, Some(seed), Some(offset), Some(debug_mask)];
-        let mut results = vec![Some(output), Some(logsumexp), Some(nothing), Some(nothing)];
-        results.extend(state);
-        Ok(results)
+        Ok(vec![Some(output), Some(logsumexp), None, None, None, None, Some(seed), Some(offset), None])
     };
     if bias.is_none()
         && a.is_for_library(c, dropout)

@@ -424,7 +424,7 @@ fn slice_scatter(
     let dim = range.dim as i64;
     let Some(start) = range.start.known() else {
         let start = starts(c, x, dim, range.start.value(c, DType::S64));
-        return Ok(c.dynamic_update_slice(x, src, &start));
+        return Ok(c.overwrite(x, src, &start));
     };
     let before = c.slice_dim(x, dim, 0, start, 1);
     let after = c.slice_dim(x, dim, start + range.length, range.size, 1);

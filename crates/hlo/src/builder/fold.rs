@@ -61,7 +61,7 @@ impl Builder {
 
 impl Inner {
     /// The op whose result a value is.
-    fn made_by(&self, x: Value) -> Option<(&Op, &[Value])> {
+    pub(super) fn made_by(&self, x: Value) -> Option<(&Op, &[Value])> {
         match self.arena.values.get(x.0 as usize)?.def {
             Def::Op(id) => self.arena.ops.get(id as usize).map(|data| (&data.op, data.operands.as_slice())),
             _ => None,

@@ -9,6 +9,7 @@ mod control;
 mod elementwise;
 mod fold;
 mod index;
+mod overwrite;
 mod reduce;
 mod shape;
 mod strided;

@@ -27,14 +27,16 @@ struct Run {
 type Runs = SmallVec<[Run; 2]>;
 
 /// A view on its way back through the ops that made it: a list of runs for each dimension.
-struct Walk {
-    base: Value,
-    offset: i64,
+pub(super) struct Walk {
+    pub(super) base: Value,
+    pub(super) offset: i64,
     dims: Vec<Runs>,
     /// The value of another type that was passed: what is behind it has as many elements.
     converted: Option<Value>,
     /// Whether those are in another order.
     reordered: bool,
+    /// The dynamic slice that was passed, from whose start the offset is then.
+    pub(super) slice: Option<Value>,
 }
 
 impl Builder {
@@ -56,11 +58,8 @@ impl Builder {
     fn walk(&self, value: Value) -> (Strided, Option<Value>) {
         let inner = self.inner.borrow();
         let shape = self.shape(value);
-        let steps = row_major(&shape);
-        let runs = |(&size, &stride): (&i64, &i64)| SmallVec::from_elem(Run { size, stride }, 1);
-        let dims = shape.iter().zip(&steps).map(runs).collect();
-        let mut walk = Walk { base: value, offset: 0, dims, converted: None, reordered: false };
-        let mut found = (Strided { base: value, offset: 0, strides: steps }, None);
+        let mut walk = Walk::begin(value, &shape);
+        let mut found = (Strided { base: value, offset: 0, strides: row_major(&shape) }, None);
         if shape.contains(&0) {
             return found;
         }
@@ -80,7 +79,7 @@ impl Builder {
     }
 }
 
-fn row_major(shape: &[i64]) -> Dims {
+pub(super) fn row_major(shape: &[i64]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for d in (1..shape.len()).rev() {
         strides[d - 1] = strides[d] * shape[d].max(1);
@@ -89,8 +88,15 @@ fn row_major(shape: &[i64]) -> Dims {
 }
 
 impl Walk {
+    /// The view of a value of this shape that is all of it.
+    pub(super) fn begin(value: Value, shape: &[i64]) -> Walk {
+        let runs = |(&size, stride): (&i64, i64)| SmallVec::from_elem(Run { size, stride }, 1);
+        let dims = shape.iter().zip(row_major(shape)).map(runs).collect();
+        Walk { base: value, offset: 0, dims, converted: None, reordered: false, slice: None }
+    }
+
     /// One stride for each dimension, if there is; sizes of 1 get the one that row-major order would give them.
-    fn strides(&self) -> Option<Dims> {
+    pub(super) fn strides(&self) -> Option<Dims> {
         let mut strides = Dims::from_elem(1, self.dims.len());
         let mut next = 1;
         for (d, runs) in self.dims.iter().enumerate().rev() {
@@ -135,6 +141,18 @@ impl Walk {
         };
         let reordered = self.reordered || self.converted.is_some();
         Some(Walk { reordered, ..self.through(from, shape, &places)? })
+    }
+
+    /// The same, and through one dynamic slice.
+    pub(super) fn step_dynamic(&self, arena: &Arena) -> Option<Walk> {
+        let Def::Op(op) = arena.values[self.base.0 as usize].def else { return None };
+        let op = &arena.ops[op as usize];
+        let (Op::DynamicSlice(sizes), [from, ..], None) = (&op.op, op.operands.as_slice(), self.slice) else {
+            return self.step(arena);
+        };
+        let steps = row_major(&arena.ty(*from).shape);
+        let places: Vec<(i64, i64)> = steps.iter().map(|&step| (0, step)).collect();
+        Some(Walk { slice: Some(self.base), ..self.through(*from, sizes, &places)? })
     }
 
     /// The view with the dimensions of the base replaced by these places in another value.
