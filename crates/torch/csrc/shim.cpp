@@ -473,6 +473,7 @@ torch::Library& library(const char* ns) {
 }
 void register_memory_and_views() {
   auto& m = library("aten");
+  m.impl("_fused_sdp_choice", &attention_choice);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);
