@@ -3,6 +3,8 @@
 A compiler that writes in place may read what it has written already.
 """
 
+from random import Random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -106,3 +108,80 @@ def test_of_any_dtype(dtype):
     each_in_turn(x, lambda part: part.flip(0))
     each_in_turn(y, lambda part: part.flip(0))
     assert torch.equal(y.cpu(), x)
+
+
+# ---------------------------------------------------------------- programs drawn at random
+
+VIEWS = {
+    "select": lambda x, a, b: x.select(a % x.dim(), b % x.shape[a % x.dim()]),
+    "narrow": lambda x, a, b: x.narrow(a % x.dim(), (n := b % x.shape[a % x.dim()]), x.shape[a % x.dim()] - n),
+    "head": lambda x, a, b: x.narrow(a % x.dim(), 0, 1 + b % x.shape[a % x.dim()]),
+    "transpose": lambda x, a, b: x.transpose(a % x.dim(), b % x.dim()),
+    "flat": lambda x, a, b: x.view(-1),
+    "halves": lambda x, a, b: x.view(2, x.shape[0] // 2, *x.shape[1:]) if x.shape[0] % 2 == 0 else x,
+    "steps": lambda x, a, b: x[(slice(None),) * (a % x.dim()) + (slice(None, None, 2),)],
+}
+COMPUTES = [
+    lambda y: y + 1,
+    lambda y: y * 2 - 3,
+    lambda y: y.flip(0),
+    lambda y: y.roll(1, -1),
+    lambda y: y - y.flatten()[0],
+    lambda y: y.cumsum(0),
+    lambda y: torch.where(y > 0, y.flip(-1), y),
+    lambda y: y.sort(-1).values,
+    lambda y: y.reshape(-1).flip(0).reshape(y.shape),
+    lambda y: y.max(0, keepdim=True).values - y,
+]
+
+
+def view_of(x, chain):
+    for name, a, b in chain:
+        if x.dim():
+            try:
+                x = VIEWS[name](x, a, b)
+            except RuntimeError:  # not a view of these strides
+                continue
+    return x if x.dim() else x[None]
+
+
+def drawn(seed):
+    """A tensor, and parts of it to be computed from others: where, from where, by what, and whether they are added."""
+    random = Random(seed)
+    shape = [random.choice([1, 2, 3, 4, 6]) for _ in range(random.randint(1, 4))]
+
+    def chain():
+        return [
+            (random.choice(list(VIEWS)), random.randrange(12), random.randrange(12))
+            for _ in range(random.randint(1, 4))
+        ]
+
+    writes = []
+    for _ in range(random.randint(1, 5)):
+        to = chain()
+        read = to if random.random() < 0.5 else chain()
+        writes.append((to, read, random.choices(COMPUTES, k=2), random.random() < 0.3))
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(seed)), writes
+
+
+def written(x, writes):
+    for to, read, (first, second), is_added in writes:
+        target, found = view_of(x, to), second(first(view_of(x, read)))
+        times = -(-target.numel() // found.numel())
+        found = found.reshape(-1).repeat(times)[: target.numel()].reshape(target.shape)
+        if is_added:
+            target.add_(found)
+        else:
+            target.copy_(found)
+    return x
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
+def test_of_parts_drawn_at_random(block):
+    wrong = []
+    for seed in range(60 * block, 60 * block + 60):
+        x, writes = drawn(seed)
+        got = written(x.to("tpu"), writes).cpu()
+        if not torch.equal(got, written(x, writes)):
+            wrong.append(seed)
+    assert not wrong

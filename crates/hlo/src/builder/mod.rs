@@ -48,6 +48,8 @@ struct Inner {
     location: u32,
     /// Whether narrow floats are moved as integers.
     narrow_as_integers: bool,
+    /// Whether what is written is computed before where it may be of the places that are written.
+    keeps_writes_apart: bool,
 }
 
 /// The results of a pushed op: consecutive values.
@@ -76,7 +78,9 @@ impl Builder {
         let arena = Arena { blocks: vec![root], ..Arena::default() };
         let open = SmallVec::from_elem(ROOT, 1);
         let name = "main".into();
-        let inner = Inner { arena, name, open, error: None, location: 0, narrow_as_integers: false };
+        let (narrow_as_integers, keeps_writes_apart) = (false, false);
+        let inner =
+            Inner { arena, name, open, error: None, location: 0, narrow_as_integers, keeps_writes_apart };
         Self { inner: RefCell::new(inner) }
     }
 

@@ -2,13 +2,14 @@
 //!
 //! XLA writes in place, and fuses what computes the part into that. It looks whether this takes elements that are written
 //! already, but not behind a reshape, which is a bitcast by then: `x[0] = x[0].flip(0)` read what it had written. So here
-//! a part is written in place if it takes none of the value's elements, or each only where it is written. Otherwise the
-//! whole result is computed, each element as the old one or the new.
+//! a part is written in place if it takes none of the value's elements, or each only where it is written, or none that is
+//! between those. Otherwise the whole result is computed, each element as the old one or the new; or, where it is not known
+//! which elements these are, the part before the write.
 
 use super::strided::{Walk, row_major};
 use super::{Builder, Inner};
 use crate::ir::{Op, Value};
-use crate::types::{Dims, TensorType};
+use crate::types::{DType, Dims, TensorType};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
@@ -19,42 +20,52 @@ impl Builder {
         if self.numel(update) == 0 || !self.takes_other_elements(x, update, start) {
             return self.dynamic_update_slice(x, update, start);
         }
+        match self.numbers(start) {
+            Some(start) => self.chosen(x, update, &start),
+            None if self.inner.borrow().keeps_writes_apart => self.written_apart(x, update, start),
+            None => self.dynamic_update_slice(x, update, start),
+        }
+    }
+
+    /// Whether an update is kept out of the fusion of its write where nobody knows whether it takes elements of the places
+    /// that are written. For compilers that look at operands alone.
+    pub fn keep_writes_apart(&self, on: bool) {
+        self.inner.borrow_mut().keeps_writes_apart = on;
+    }
+
+    /// Each element as the new one or the old.
+    fn chosen(&self, x: Value, update: Value, start: &[i64]) -> Value {
         let (shape, part) = (self.shape(x), self.shape(update));
         let room: Dims = shape.iter().zip(&part).map(|(n, m)| n - m).collect();
+        let before: Dims = start.iter().zip(&room).map(|(&at, &room)| at.clamp(0, room.max(0))).collect();
+        let after: Dims = room.iter().zip(&before).map(|(room, at)| room - at).collect();
         let none = Dims::from_elem(0, shape.len());
-        let fill = self.scalar_f64(self.dtype(x), 0.0);
-        let at = self.numbers(start).map(|at| -> Dims {
-            at.iter().zip(&room).map(|(&at, &room)| at.clamp(0, room.max(0))).collect()
-        });
-        let spread = match &at {
-            Some(at) => {
-                let after: Dims = room.iter().zip(at).map(|(room, at)| room - at).collect();
-                self.pad(update, fill, at, &after, &none)
-            }
-            None => {
-                let around = self.pad(update, fill, &room, &room, &none);
-                let start: Vec<Value> = start
-                    .iter()
-                    .zip(&room)
-                    .map(|(&at, &room)| {
-                        let room = self.scalar_i64(self.dtype(at), room);
-                        self.subtract(room, self.clamp(self.zeros_like(at), at, room))
-                    })
-                    .collect();
-                self.dynamic_slice(around, &start, &shape)
-            }
-        };
-        let mut result = spread;
-        for (d, (&m, &n)) in part.iter().zip(&shape).enumerate().filter(|(_, (m, n))| m < n) {
-            let dtype = self.dtype(start[d]);
-            let number = |n: i64| self.scalar_i64(dtype, n);
-            let begin = self.clamp(number(0), start[d], number(n - m));
-            let place = self.iota(TensorType::new(dtype, shape.as_slice()), d as i64);
-            let past = self.ge(place, self.full(begin, &shape));
-            let end = self.full(self.add(begin, number(m)), &shape);
-            result = self.select(self.and(past, self.lt(place, end)), result, x);
+        let mut result = self.pad(update, self.scalar_f64(self.dtype(x), 0.0), &before, &after, &none);
+        for d in (0..shape.len()).filter(|&d| part[d] < shape[d]) {
+            let place = self.iota(TensorType::new(DType::S64, shape.as_slice()), d as i64);
+            let bound = |at: i64| self.full(self.scalar_i64(DType::S64, at), &shape);
+            let inside =
+                self.and(self.ge(place, bound(before[d])), self.lt(place, bound(before[d] + part[d])));
+            result = self.select(inside, result, x);
         }
         result
+    }
+
+    /// Writes in a loop of one round, before which the update is computed. That there is one is seen only when it runs.
+    fn written_apart(&self, x: Value, update: Value, start: &[Value]) -> Value {
+        let Some(&varies) = start.iter().find(|&&v| self.constant_i64(v).is_none()) else { return x };
+        let bits = self.dtype(varies).bits() as u32;
+        let least = self.scalar_i64(self.dtype(varies), i64::MIN >> (64 - bits));
+        let inits: Vec<Value> = [self.gt(varies, least), x, update].iter().chain(start).copied().collect();
+        let results = self.while_(
+            &inits,
+            |_, state| state[0],
+            |b, state| {
+                let written = b.dynamic_update_slice(state[1], state[2], &state[3..]);
+                [b.scalar_bool(false), written].iter().chain(&state[2..]).copied().collect()
+            },
+        );
+        results[1]
     }
 
     /// The numbers that these scalars are, if all are known.
@@ -69,7 +80,8 @@ impl Builder {
         let numbers = self.numbers(start);
         let offset = numbers.map(|at| at.iter().zip(&strides).map(|(at, step)| at * step).sum());
         let inner = self.inner.borrow();
-        let place = Written { inner: &inner, root: inner.origin(x), x, offset, start };
+        let part = inner.arena.ty(update).shape.clone();
+        let place = Written { inner: &inner, root: inner.origin(x), x, part, offset, start };
         place.is_taken_elsewhere(update, strides)
     }
 }
@@ -80,9 +92,20 @@ struct Written<'a> {
     /// The value of which `x` has all elements in their order.
     root: Value,
     x: Value,
+    /// The update's shape.
+    part: Dims,
     /// Of the first element, if that is known.
     offset: Option<i64>,
     start: &'a [Value],
+}
+
+/// Elements of the root.
+struct View {
+    sizes: Dims,
+    strides: Dims,
+    offset: i64,
+    /// From whose start the offset is, if that is no number.
+    slice: Option<Value>,
 }
 
 impl Written<'_> {
@@ -91,65 +114,75 @@ impl Written<'_> {
         // With the strides at which its elements are written, as long as each is at its own place.
         let mut todo = vec![(update, Some(strides))];
         let mut seen = FxHashSet::default();
+        // Values are numbered in the order in which they were made.
+        let first = self.inner.first_like(self.root, DEPTH);
         while let Some((v, strides)) = todo.pop() {
-            // Values are numbered in the order in which they were made.
-            if v.0 < self.root.0 || !seen.insert((v, strides.clone())) {
+            if v.0 < first || !seen.insert((v, strides.clone())) {
                 continue;
             }
-            let Some(strides) = strides else {
-                if self.inner.origin(v) == self.root {
-                    return true;
+            if let Some(view) = self.view(v) {
+                if strides.is_some_and(|strides| self.is_in_place(&view, &strides)) || self.is_apart(&view) {
+                    continue;
                 }
-                if let Some((_, operands)) = self.inner.made_by(v).filter(|(op, _)| may_fuse(op)) {
-                    todo.extend(operands.iter().map(|&o| (o, None)));
-                }
+                return true;
+            }
+            let Some((op, operands)) =
+                self.inner.made_by(v).filter(|(op, from)| self.inner.may_fuse(op, from))
+            else {
                 continue;
             };
-            if let Some(is_there) = self.reads(v, &strides) {
-                if !is_there {
-                    return true;
-                }
-                continue;
-            }
-            let Some((op, operands)) = self.inner.made_by(v).filter(|(op, _)| may_fuse(op)) else { continue };
             let shape = &self.inner.arena.ty(v).shape;
             for &o in operands {
                 let from = &self.inner.arena.ty(o).shape;
-                let at = match op {
-                    Op::Reshape => restrided(shape, &strides, from),
+                let at = strides.as_ref().and_then(|strides| match op {
+                    Op::Reshape => restrided(shape, strides, from),
                     Op::Transpose(order) => {
                         let mut at = Dims::from_elem(0, order.len());
-                        order.iter().zip(&strides).for_each(|(&d, &step)| at[d as usize] = step);
+                        order.iter().zip(strides).for_each(|(&d, &step)| at[d as usize] = step);
                         Some(at)
                     }
                     _ if is_elementwise(op) && from == shape => Some(strides.clone()),
                     _ => None,
-                };
+                });
                 todo.push((o, at));
             }
         }
         false
     }
 
-    /// Whether a view of the root has the elements at the places where they are written; none if it is no such view.
-    fn reads(&self, v: Value, strides: &[i64]) -> Option<bool> {
-        let mut walk = Walk::begin(v, &self.inner.arena.ty(v).shape);
+    /// A value as a view of the root, if it is one.
+    fn view(&self, v: Value) -> Option<View> {
+        let sizes = &self.inner.arena.ty(v).shape;
+        let mut walk = Walk::begin(v, sizes);
         loop {
-            if self.inner.origin(walk.base) == self.root
-                && let Some(at) = walk.strides()
+            if self.inner.are_same(self.inner.origin(walk.base), self.root, DEPTH)
+                && let Some(strides) = walk.strides()
             {
-                let sizes = &self.inner.arena.ty(v).shape;
-                let real = |d: &usize| sizes[*d] != 1;
-                let same = (0..sizes.len()).filter(real).all(|d| at[d] == strides[d]);
-                let begins = match (self.offset, walk.slice) {
-                    (Some(offset), None) => walk.offset == offset,
-                    (None, Some(slice)) => walk.offset == 0 && self.is_this_slice(slice),
-                    _ => false,
-                };
-                return Some(same && begins);
+                return Some(View { sizes: sizes.clone(), strides, offset: walk.offset, slice: walk.slice });
             }
             walk = walk.step_dynamic(&self.inner.arena)?;
         }
+    }
+
+    /// Whether it has the elements at the places where they are written.
+    fn is_in_place(&self, view: &View, strides: &[i64]) -> bool {
+        let each = view.sizes.iter().zip(&view.strides).zip(strides);
+        let same = each.filter(|((n, _), _)| **n != 1).all(|((_, a), b)| a == b);
+        same && match (self.offset, view.slice) {
+            (Some(offset), None) => view.offset == offset,
+            (None, Some(slice)) => view.offset == 0 && self.is_this_slice(slice),
+            _ => false,
+        }
+    }
+
+    /// Whether all of its elements are before what is written, or behind.
+    fn is_apart(&self, view: &View) -> bool {
+        let (Some(begin), None) = (self.offset, view.slice) else { return false };
+        let last = |sizes: &[i64], strides: &[i64]| -> i64 {
+            sizes.iter().zip(strides).map(|(n, step)| (n - 1) * step).sum()
+        };
+        let end = begin + last(&self.part, &row_major(&self.inner.arena.ty(self.x).shape));
+        view.offset > end || view.offset + last(&view.sizes, &view.strides) < begin
     }
 
     /// Whether a dynamic slice begins where the update does, in a value of the shape in which that is written.
@@ -157,7 +190,7 @@ impl Written<'_> {
         let Some((_, [from, start @ ..])) = self.inner.made_by(slice) else { return false };
         self.inner.arena.ty(*from).shape == self.inner.arena.ty(self.x).shape
             && start.len() == self.start.len()
-            && start.iter().zip(self.start).all(|(&a, &b)| self.inner.are_same(a, b, 8))
+            && start.iter().zip(self.start).all(|(&a, &b)| self.inner.are_same(a, b, DEPTH))
     }
 }
 
@@ -173,15 +206,33 @@ impl Inner {
         }
     }
 
-    /// Whether two scalars are computed alike.
+    /// Whether two values are computed alike, which a compiler makes one.
     fn are_same(&self, a: Value, b: Value, depth: u32) -> bool {
         if a == b || depth == 0 {
             return a == b;
         }
         let (Some((op, x)), Some((other, y))) = (self.made_by(a), self.made_by(b)) else { return false };
-        op == other && x.len() == y.len() && x.iter().zip(y).all(|(&a, &b)| self.are_same(a, b, depth - 1))
+        op == other
+            && x.len() == y.len()
+            && !x.is_empty()
+            && x.iter().zip(y).all(|(&a, &b)| self.are_same(a, b, depth - 1))
+    }
+
+    /// No value that is computed like this one has a smaller number.
+    fn first_like(&self, v: Value, depth: u32) -> u32 {
+        match self.made_by(v) {
+            Some((_, operands)) if depth > 0 => {
+                operands.iter().map(|&o| self.first_like(o, depth - 1)).max().unwrap_or(0)
+            }
+            Some(_) => 0,
+            None if matches!(self.arena.values[v.0 as usize].def, crate::ir::Def::Constant(_)) => 0,
+            None => v.0,
+        }
     }
 }
+
+/// How many ops are compared one below the other.
+const DEPTH: u32 = 8;
 
 fn is_elementwise(op: &Op) -> bool {
     matches!(
@@ -199,10 +250,20 @@ fn is_elementwise(op: &Op) -> bool {
     )
 }
 
-/// Whether XLA may compute an op inside of what uses it.
-fn may_fuse(op: &Op) -> bool {
-    let elements = op.is_fusible() && !matches!(op, Op::Scatter(..));
-    elements || is_elementwise(op) || matches!(op, Op::Gather(..) | Op::Reduce(_))
+impl Inner {
+    /// Whether XLA may compute an op inside of what uses it: also those that are not what they seem, as a product over one
+    /// element or a sort of one is none.
+    fn may_fuse(&self, op: &Op, operands: &[Value]) -> bool {
+        let shape = |i: usize| operands.get(i).map_or(&[][..], |&v| &self.arena.ty(v).shape);
+        match op {
+            Op::Scatter(..) => false,
+            Op::Gather(..) | Op::Reduce(_) | Op::ReduceWindow(_) => true,
+            Op::Sort { dimension, .. } => shape(0).get(*dimension as usize) == Some(&1),
+            Op::DotGeneral(dims) => dims.0.lhs_contracting.iter().all(|&d| shape(0)[d as usize] == 1),
+            Op::Convolution(_) => shape(1).iter().filter(|n| **n != 1).count() < 2,
+            _ => op.is_fusible() || is_elementwise(op),
+        }
+    }
 }
 
 /// The strides of a view in another shape of as many elements, if it has such.
@@ -234,57 +295,83 @@ fn restrided(shape: &[i64], strides: &[i64], to: &[i64]) -> Option<Dims> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
 
     const SHAPE: [i64; 3] = [2, 4, 4];
 
-    /// Whether the first of two matrices, given to this function as a view, is then written in place.
-    fn is_in_place(f: impl Fn(&Builder, Value) -> Value) -> bool {
-        // Read and written behind reshapes, and with a start that is a number or not.
-        let each = [false, true].map(|is_known| {
-            let b = Builder::new();
-            let x = b.param(TensorType::new(DType::F32, SHAPE.as_slice()));
-            let at = b.param(TensorType::scalar(DType::S32));
+    fn is_in_place(make: impl Fn(&Builder, Value) -> (Value, Value, [Value; 2])) -> bool {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(DType::F32, SHAPE.as_slice()));
+        b.keep_writes_apart(true);
+        let (x, update, start) = make(&b, x);
+        let y = b.overwrite(x, update, &start);
+        assert!(b.error().is_none());
+        matches!(b.inner.borrow().made_by(y), Some((Op::DynamicUpdateSlice, _)))
+    }
+
+    /// Whether the first of two matrices, given to this function, is then written in place: read and written behind
+    /// reshapes that differ.
+    fn is_first_in_place(f: impl Fn(&Builder, Value) -> Value) -> bool {
+        is_in_place(|b, x| {
             let zero = b.scalar_i64(DType::S32, 0);
-            let start = || [if is_known { zero } else { b.multiply(at, b.scalar_i64(DType::S32, 4)) }, zero];
-            let rows = b.reshape(x, &[8, 4]);
-            let read = if is_known {
-                b.slice(b.reshape(x, &[32]), &[0], &[16], &[1])
-            } else {
-                b.dynamic_slice(rows, &start(), &[4, 4])
-            };
-            let update = f(&b, b.reshape(read, &[4, 4]));
-            let y = b.overwrite(b.reshape(x, &[8, 4]), update, &start());
-            assert!(b.error().is_none());
-            matches!(b.inner.borrow().made_by(y), Some((Op::DynamicUpdateSlice, _)))
-        });
-        assert_eq!(each[0], each[1]);
-        each[0]
+            let read = b.slice(b.reshape(x, &[32]), &[0], &[16], &[1]);
+            (b.reshape(x, &[8, 4]), f(b, b.reshape(read, &[4, 4])), [zero, zero])
+        })
+    }
+
+    #[test]
+    fn elements_that_are_apart_stay_in_place() {
+        let from = |row: i64| {
+            is_in_place(|b, x| {
+                let number = |n| b.scalar_i64(DType::S32, n);
+                let read = b.slice(b.reshape(x, &[32]), &[4 * row], &[4 * row + 8], &[1]);
+                (b.reshape(x, &[8, 4]), b.reverse(b.reshape(read, &[2, 4]), &[0]), [number(3), number(0)])
+            })
+        };
+        assert_eq!([0, 1, 2, 4, 5, 6].map(from), [true, true, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_start_that_is_no_number_is_compared() {
+        let from = |more: i64, turned: bool| {
+            is_in_place(|b, x| {
+                let (rows, zero) = (b.reshape(x, &[8, 4]), b.scalar_i64(DType::S32, 0));
+                let at = b.param(TensorType::scalar(DType::S64));
+                let start = |more| b.add(b.convert(at, DType::S32), b.scalar_i64(DType::S32, more));
+                let read = b.dynamic_slice(rows, &[start(more), zero], &[4, 4]);
+                let update = if turned { b.reverse(read, &[0]) } else { b.negate(read) };
+                (rows, update, [start(1), zero])
+            })
+        };
+        assert!(from(1, false));
+        assert!(!from(2, false));
+        assert!(!from(1, true));
     }
 
     #[test]
     fn elements_that_are_read_where_they_are_written_stay_in_place() {
-        assert!(is_in_place(|b, y| b.add(y, b.ones_like(y))));
-        assert!(is_in_place(|b, y| {
+        assert!(is_first_in_place(|b, y| b.add(y, b.ones_like(y))));
+        assert!(is_first_in_place(|b, y| {
             let turned = b.negate(b.transpose(y, &[1, 0]));
             b.transpose(turned, &[1, 0])
         }));
-        assert!(is_in_place(|b, y| b.reshape(b.exponential(b.reshape(y, &[2, 2, 4])), &[4, 4])));
+        assert!(is_first_in_place(|b, y| b.reshape(b.exponential(b.reshape(y, &[2, 2, 4])), &[4, 4])));
         // A product is there before anything is written.
         let dims = crate::DotDims::new(&[], &[], &[1], &[0]);
-        assert!(is_in_place(|b, y| b.dot_general(y, y, &dims, crate::Precision::Default, None)));
+        assert!(is_first_in_place(|b, y| b.dot_general(y, y, &dims, crate::Precision::Default, None)));
     }
 
     #[test]
     fn elements_that_are_read_elsewhere_are_not() {
-        assert!(!is_in_place(|b, y| b.reverse(y, &[0])));
-        assert!(!is_in_place(|b, y| b.add(b.transpose(y, &[1, 0]), y)));
-        assert!(!is_in_place(|b, y| b.reshape(b.transpose(b.reshape(y, &[2, 2, 4]), &[1, 0, 2]), &[4, 4])));
-        assert!(!is_in_place(|b, y| {
+        assert!(!is_first_in_place(|b, y| b.reverse(y, &[0])));
+        assert!(!is_first_in_place(|b, y| b.add(b.transpose(y, &[1, 0]), y)));
+        assert!(!is_first_in_place(
+            |b, y| b.reshape(b.transpose(b.reshape(y, &[2, 2, 4]), &[1, 0, 2]), &[4, 4])
+        ));
+        assert!(!is_first_in_place(|b, y| {
             let first = b.slice(y, &[0, 0], &[1, 4], &[1, 1]);
             b.subtract(y, b.broadcast_in_dim(b.reshape(first, &[4]), &[4, 4], &[1]))
         }));
-        assert!(!is_in_place(|b, y| b.take_dim(
+        assert!(!is_first_in_place(|b, y| b.take_dim(
             y,
             b.iota(TensorType::new(DType::S32, [4].as_slice()), 0),
             0
