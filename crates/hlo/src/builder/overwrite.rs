@@ -54,7 +54,7 @@ impl Builder {
     /// Writes in a loop of one round, before which the update is computed. That there is one is seen only when it runs.
     fn written_apart(&self, x: Value, update: Value, start: &[Value]) -> Value {
         let Some(&varies) = start.iter().find(|&&v| self.constant_i64(v).is_none()) else { return x };
-        let bits = self.dtype(varies).bits() as u32;
+        let bits = self.dtype(varies).bits();
         let least = self.scalar_i64(self.dtype(varies), i64::MIN >> (64 - bits));
         let inits: Vec<Value> = [self.gt(varies, least), x, update].iter().chain(start).copied().collect();
         let results = self.while_(
