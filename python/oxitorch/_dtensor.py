@@ -4,6 +4,8 @@ PyTorch has rules for the attention ops of CUDA. `scaled_dot_product_attention` 
 PyTorch's own, `aten._scaled_dot_product_fused_attention_overrideable`.
 """
 
+import functools
+
 from oxitorch import _after_import
 
 # Dimensions of query, key and value, in which parts are computed apart.
@@ -28,6 +30,23 @@ def _ops():
     return getattr(torch.ops.aten, name).default, getattr(torch.ops.aten, f"{name}_backward").default
 
 
+@functools.cache
+def _add_meta(backward):
+    """Shapes of the gradients, which DTensor asks for; PyTorch 2.11 does not know them."""
+    import torch
+
+    if torch._C._dispatch_has_kernel_for_dispatch_key(backward.name(), "Meta"):
+        return None
+
+    def gradients(grad_out, query, key, value, attn_bias, grad_input_mask, *others, **named):
+        inputs = zip((query, key, value, attn_bias), grad_input_mask, strict=True)
+        return tuple(torch.empty_like(x) if wanted and x is not None else None for x, wanted in inputs)
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl(backward.name().partition("::")[2], gradients)
+    return library  # which undoes it when it goes
+
+
 def _register(tensor) -> None:
     """Batch and heads may be sharded."""
     from torch.distributed.tensor.experimental import register_sharding
@@ -50,13 +69,14 @@ def _register(tensor) -> None:
         return [places.get(i, whole) if is_tensor else None for i, is_tensor in enumerate(tensors)]
 
     forward, backward = _ops()
+    _add_meta(backward)
 
     @register_sharding(forward)
     def _(*args, **named):
         bias = args[3] if len(args) > 3 else None
-        # Output, logsumexp, offsets, sizes, the generator's state, and a mask that is never made.
+        # Output, logsumexp, and the generator's state; there are no offsets, sizes are numbers, a mask is never made.
         return [
-            ([q, q, whole, whole, None, None, whole, whole, whole], placed(args, {0: q, 1: q, 2: q, 3: mask}))
+            ([q, q, None, None, None, None, whole, whole, None], placed(args, {0: q, 1: q, 2: q, 3: mask}))
             for q, mask, _ in ways(bias)
         ]
 

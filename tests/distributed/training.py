@@ -652,24 +652,99 @@ def pipelines_of_several_stages():
 
 @case
 def checkpoints():
-    import tempfile
-
     import torch.distributed.checkpoint as dcp
 
     m = sharded()
     optimizer = adamw(m)
     train(m, optimizer, "tpu")
-    folder = [tempfile.mkdtemp() if rank() == 0 else None]
-    dist.broadcast_object_list(folder)
-    dcp.save({"model": m.state_dict()}, checkpoint_id=folder[0])
-    other = sharded()
-    with torch.no_grad():
-        for p in other.parameters():
-            p.zero_()
+    folder = shared_folder()
+    dcp.save({"model": m.state_dict()}, checkpoint_id=folder)
+    other = zeroed(sharded())
     state = {"model": other.state_dict()}
-    dcp.load(state, checkpoint_id=folder[0])
+    dcp.load(state, checkpoint_id=folder)
     other.load_state_dict(state["model"])
     close(other.state_dict(), alone()[0])
     one = model().state_dict()  # a process of its own, without the device
-    dcp.load({"model": one}, checkpoint_id=folder[0], no_dist=True)
+    dcp.load({"model": one}, checkpoint_id=folder, no_dist=True)
     close(one, alone()[0])
+
+
+def shared_folder():
+    """A folder of rank 0, known to all."""
+    import tempfile
+
+    folder = [tempfile.mkdtemp() if rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    return folder[0]
+
+
+def zeroed(m):
+    with torch.no_grad():
+        for p in m.parameters():
+            p.zero_()
+    return m
+
+
+@case
+def checkpoints_in_the_background():
+    """What is saved is what was there at the call, whatever the next steps do."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    m = sharded()
+    optimizer = adamw(m)
+    train(m, optimizer, "tpu")
+    folder = shared_folder()
+    model_state, optimizer_state = get_state_dict(m, optimizer)
+    saved = dcp.async_save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    train(m, optimizer, "tpu")
+    saved.result()
+    later = {name: p.full_tensor().cpu() for name, p in m.state_dict().items()}
+    other = zeroed(sharded())
+    again = adamw(other)
+    model_state, optimizer_state = get_state_dict(other, again)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(other, again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    close(other.state_dict(), alone()[0])
+    train(other, again, "tpu")
+    close(other.state_dict(), later)
+
+
+@case(ranks=4)
+def checkpoints_of_other_numbers_of_ranks():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import DeviceMesh
+
+    two, four = DeviceMesh("tpu", [0, 1]), DeviceMesh("tpu", [0, 1, 2, 3])
+    wanted = {name: t.clone() for name, t in model().state_dict().items()}
+    for first, second in ((two, four), (four, two)):
+        folder = shared_folder()
+        if first.get_coordinate() is not None:
+            dcp.save({"model": sharded(mesh=first).state_dict()}, checkpoint_id=folder, process_group=first.get_group())
+        dist.barrier()
+        if second.get_coordinate() is not None:
+            state = {"model": zeroed(sharded(mesh=second)).state_dict()}
+            dcp.load(state, checkpoint_id=folder, process_group=second.get_group())
+            close(state["model"], wanted)
+        one = zeroed(model()).state_dict()
+        dcp.load({"model": one}, checkpoint_id=folder, no_dist=True)
+        close(one, wanted)
+
+
+@case(ranks=4)
+def mesh_of_three_dimensions():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("tpu", (2, 1, 2), mesh_dim_names=("stages", "replicas", "parts"))
+    for name, others in (("stages", rank() % 2 * 2 + 2), ("replicas", rank()), ("parts", rank() // 2 * 4 + 1)):
+        x = torch.full((3,), float(rank()), device="tpu")
+        dist.all_reduce(x, group=mesh.get_group(name))
+        torch.testing.assert_close(x.cpu(), torch.full((3,), float(others)))
+    flat = mesh["replicas", "parts"]._flatten("all")
+    assert flat.size() == 2
+    whole = torch.arange(48.0).view(4, 12)
+    x = distribute_tensor(whole.to("tpu"), mesh, [Shard(0), Replicate(), Shard(1)])
+    assert x.to_local().shape == (2, 6)
+    torch.testing.assert_close((x @ x.t()).full_tensor().cpu(), whole @ whole.t())
