@@ -552,6 +552,25 @@ impl Op {
     /// Whether the result needs no memory of its own: each element takes a few operations on a few elements of the
     /// operands, or it is an operand that is partly overwritten.
     pub(crate) fn is_fusible(&self) -> bool {
+        self.is_elementwise()
+            || matches!(
+                self,
+                Op::Iota(_)
+                    | Op::BroadcastInDim(_)
+                    | Op::Reshape
+                    | Op::Transpose(_)
+                    | Op::Slice(_)
+                    | Op::Pad(_)
+                    | Op::Concatenate(_)
+                    | Op::Reverse(_)
+                    | Op::DynamicSlice(_)
+                    | Op::DynamicUpdateSlice
+                    | Op::Scatter(..)
+            )
+    }
+
+    /// Whether each element of the result is computed from those at its place in the operands, or from scalars.
+    pub(crate) fn is_elementwise(&self) -> bool {
         matches!(
             self,
             Op::Unary(_)
@@ -563,17 +582,6 @@ impl Op {
                 | Op::Convert
                 | Op::BitcastConvert
                 | Op::ReducePrecision { .. }
-                | Op::Iota(_)
-                | Op::BroadcastInDim(_)
-                | Op::Reshape
-                | Op::Transpose(_)
-                | Op::Slice(_)
-                | Op::Pad(_)
-                | Op::Concatenate(_)
-                | Op::Reverse(_)
-                | Op::DynamicSlice(_)
-                | Op::DynamicUpdateSlice
-                | Op::Scatter(..)
         )
     }
 

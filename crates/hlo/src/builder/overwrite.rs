@@ -2,13 +2,13 @@
 //!
 //! XLA writes in place, and fuses what computes the part into that. It looks whether this takes elements that are written
 //! already, but not behind a reshape, which is a bitcast by then: `x[0] = x[0].flip(0)` read what it had written. So here
-//! a part is written in place if it takes none of the value's elements, or each only where it is written, or none that is
-//! between those. Otherwise the whole result is computed, each element as the old one or the new; or, where it is not known
-//! which elements these are, the part before the write.
+//! a part is written in place if it takes no element of the value, or each only at the place where it is written, or only
+//! elements before the first or behind the last that is written. Otherwise the whole result is computed, each element as
+//! the old one or the new. Where the program is told the place only when it runs, the part is computed before the write.
 
 use super::strided::{Walk, row_major};
 use super::{Builder, Inner};
-use crate::ir::{Op, Value};
+use crate::ir::{Def, Op, Value};
 use crate::types::{DType, Dims, TensorType};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -36,9 +36,8 @@ impl Builder {
     /// Each element as the new one or the old.
     fn chosen(&self, x: Value, update: Value, start: &[i64]) -> Value {
         let (shape, part) = (self.shape(x), self.shape(update));
-        let room: Dims = shape.iter().zip(&part).map(|(n, m)| n - m).collect();
-        let before: Dims = start.iter().zip(&room).map(|(&at, &room)| at.clamp(0, room.max(0))).collect();
-        let after: Dims = room.iter().zip(&before).map(|(room, at)| room - at).collect();
+        let before = self.clamped(x, update, start);
+        let after: Dims = (0..shape.len()).map(|d| shape[d] - part[d] - before[d]).collect();
         let none = Dims::from_elem(0, shape.len());
         let mut result = self.pad(update, self.scalar_f64(self.dtype(x), 0.0), &before, &after, &none);
         for d in (0..shape.len()).filter(|&d| part[d] < shape[d]) {
@@ -68,6 +67,12 @@ impl Builder {
         results[1]
     }
 
+    /// Where an update begins that is to fit.
+    fn clamped(&self, x: Value, update: Value, start: &[i64]) -> Dims {
+        let (shape, part) = (self.shape(x), self.shape(update));
+        start.iter().zip(&shape).zip(&part).map(|((&at, n), m)| at.clamp(0, (n - m).max(0))).collect()
+    }
+
     /// The numbers that these scalars are, if all are known.
     fn numbers(&self, scalars: &[Value]) -> Option<Dims> {
         scalars.iter().map(|&v| self.constant_i64(v)).collect()
@@ -77,7 +82,7 @@ impl Builder {
     /// fusion with the write.
     fn takes_other_elements(&self, x: Value, update: Value, start: &[Value]) -> bool {
         let strides = row_major(&self.shape(x));
-        let numbers = self.numbers(start);
+        let numbers = self.numbers(start).map(|start| self.clamped(x, update, &start));
         let offset = numbers.map(|at| at.iter().zip(&strides).map(|(at, step)| at * step).sum());
         let inner = self.inner.borrow();
         let part = inner.arena.ty(update).shape.clone();
@@ -115,7 +120,7 @@ impl Written<'_> {
         let mut todo = vec![(update, Some(strides))];
         let mut seen = FxHashSet::default();
         // Values are numbered in the order in which they were made.
-        let first = self.inner.first_like(self.root, DEPTH);
+        let first = self.inner.first_like(self.root);
         while let Some((v, strides)) = todo.pop() {
             if v.0 < first || !seen.insert((v, strides.clone())) {
                 continue;
@@ -155,7 +160,7 @@ impl Written<'_> {
         let sizes = &self.inner.arena.ty(v).shape;
         let mut walk = Walk::begin(v, sizes);
         loop {
-            if self.inner.are_same(self.inner.origin(walk.base), self.root, DEPTH)
+            if self.inner.are_same(self.inner.origin(walk.base), self.root).unwrap_or(true)
                 && let Some(strides) = walk.strides()
             {
                 return Some(View { sizes: sizes.clone(), strides, offset: walk.offset, slice: walk.slice });
@@ -190,64 +195,70 @@ impl Written<'_> {
         let Some((_, [from, start @ ..])) = self.inner.made_by(slice) else { return false };
         self.inner.arena.ty(*from).shape == self.inner.arena.ty(self.x).shape
             && start.len() == self.start.len()
-            && start.iter().zip(self.start).all(|(&a, &b)| self.inner.are_same(a, b, DEPTH))
+            && start.iter().zip(self.start).all(|(&a, &b)| self.inner.are_same(a, b) == Some(true))
     }
 }
 
 impl Inner {
     /// What a value has all bits of, in their order.
-    fn origin(&self, v: Value) -> Value {
-        match self.made_by(v) {
-            Some((Op::Reshape, &[from])) => self.origin(from),
-            Some((Op::BitcastConvert, &[from])) if self.arena.ty(from).shape == self.arena.ty(v).shape => {
-                self.origin(from)
+    fn origin(&self, mut v: Value) -> Value {
+        loop {
+            v = match self.made_by(v) {
+                Some((Op::Reshape, &[from])) => from,
+                Some((Op::BitcastConvert, &[from]))
+                    if self.arena.ty(from).shape == self.arena.ty(v).shape =>
+                {
+                    from
+                }
+                _ => return v,
             }
-            _ => v,
         }
     }
 
-    /// Whether two values are computed alike, which a compiler makes one.
-    fn are_same(&self, a: Value, b: Value, depth: u32) -> bool {
-        if a == b || depth == 0 {
-            return a == b;
+    /// Whether two values are computed alike, which a compiler makes one; none if that would take long to say.
+    fn are_same(&self, a: Value, b: Value) -> Option<bool> {
+        let (mut todo, mut left) = (vec![(a, b)], EFFORT);
+        while let Some((a, b)) = todo.pop() {
+            if a == b {
+                continue;
+            }
+            let (Some((op, x)), Some((other, y))) = (self.made_by(a), self.made_by(b)) else {
+                return Some(false);
+            };
+            if op != other || x.len() != y.len() || x.is_empty() {
+                return Some(false);
+            }
+            left = left.checked_sub(x.len())?;
+            todo.extend(x.iter().copied().zip(y.iter().copied()));
         }
-        let (Some((op, x)), Some((other, y))) = (self.made_by(a), self.made_by(b)) else { return false };
-        op == other
-            && x.len() == y.len()
-            && !x.is_empty()
-            && x.iter().zip(y).all(|(&a, &b)| self.are_same(a, b, depth - 1))
+        Some(true)
     }
 
     /// No value that is computed like this one has a smaller number.
-    fn first_like(&self, v: Value, depth: u32) -> u32 {
-        match self.made_by(v) {
-            Some((_, operands)) if depth > 0 => {
-                operands.iter().map(|&o| self.first_like(o, depth - 1)).max().unwrap_or(0)
+    fn first_like(&self, v: Value) -> u32 {
+        let (mut todo, mut left, mut first) = (vec![v], EFFORT, 0);
+        while let Some(v) = todo.pop() {
+            match self.made_by(v) {
+                Some((_, operands)) => {
+                    let Some(less) = left.checked_sub(operands.len()) else { return first };
+                    left = less;
+                    todo.extend(operands);
+                }
+                None if matches!(self.arena.values[v.0 as usize].def, Def::Constant(_)) => {}
+                None => first = first.max(v.0),
             }
-            Some(_) => 0,
-            None if matches!(self.arena.values[v.0 as usize].def, crate::ir::Def::Constant(_)) => 0,
-            None => v.0,
         }
+        first
     }
 }
 
-/// How many ops are compared one below the other.
-const DEPTH: u32 = 8;
+/// How many operands are looked at to compare two values.
+const EFFORT: usize = 1000;
 
+/// Whether each element is computed from those at its place.
 fn is_elementwise(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(..)
-            | Op::Select
-            | Op::Clamp
-            | Op::Complex
-            | Op::Convert
-            | Op::BitcastConvert
-            | Op::ReducePrecision { .. }
-            | Op::OptimizationBarrier // XLA's CPU backend takes them out before it fuses
-    )
+    // XLA's CPU backend takes barriers out before it fuses.
+    op.is_elementwise() || matches!(op, Op::OptimizationBarrier)
 }
 
 impl Inner {
