@@ -70,6 +70,83 @@ else:
     assert ran.seconds < 90  # torchrun gives a stopped process 30 s
 
 
+ENDS = {"is killed": "SIGKILL", "is stopped": "SIGSTOP"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_rank_that_does_not_come_to_the_group(torchrun, kind):
+    """What rank 0 says is PyTorch's own."""
+    code = f"""
+import os, signal, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.{ENDS[kind]})
+begin = time.monotonic()
+try:
+    dist.init_process_group(timeout=timedelta(seconds=5))
+finally:
+    print("WAITED", time.monotonic() - begin, flush=True)
+"""
+    ran = torchrun(code, check=False, timeout=90)
+    assert ran.status != 0
+    waited = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("WAITED")]
+    assert all(w < 10 for w in waited), ran.output
+    assert waited or kind == "is killed", ran.output  # by which torchrun ends the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_rank_that_ends_while_it_saves(torchrun, tmp_path, kind):
+    """The others raise in time, and after a restart the checkpoint before is there."""
+    code = f"""
+import os, signal, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+class Writer(dcp.FileSystemWriter):
+    def write_data(self, *args):
+        if rank == 1 and step == 2 and begin == 0:
+            os.kill(os.getpid(), signal.{ENDS[kind]})
+        return super().write_data(*args)
+
+dist.init_process_group("cpu:gloo,tpu:tpu", timeout=timedelta(seconds=5))
+rank = dist.get_rank()
+torch.tpu.set_device(rank)
+model = fully_shard(torch.nn.Linear(4, 4, bias=False).to("tpu"))
+begin = max((int(f) for f in os.listdir("saved") if os.path.exists(f"saved/{{f}}/.metadata")), default=0)
+if begin:
+    dcp.load(model.state_dict(), checkpoint_id=f"saved/{{begin}}")
+else:
+    torch.nn.init.ones_(model.weight)
+for step in range(begin + 1, 4):
+    with torch.no_grad():
+        model.weight.mul_(2)
+    start = time.monotonic()
+    try:
+        dcp.save(model.state_dict(), storage_writer=Writer(f"saved/{{step}}"))
+    except BaseException:
+        print("WAITED", time.monotonic() - start, flush=True)
+        raise
+total = model.weight.full_tensor().sum().item()
+if rank == 0:
+    print("BEGAN", begin, "SUM", total, flush=True)
+dist.destroy_process_group()
+"""
+    (tmp_path / "saved").mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ran = torchrun(code, launcher=launcher, timeout=150)
+    assert "BEGAN 1 SUM 128.0" in ran.output, ran.output
+    waited = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("WAITED")]
+    assert all(w < 10 for w in waited), ran.output
+    assert waited or kind == "is killed", ran.output
+
+
 MISMATCHES = {
     "another size": ("dist.all_reduce(x)", "dist.all_reduce(torch.ones(5, device='tpu'))"),
     "another dtype": ("dist.all_reduce(x)", "dist.all_reduce(x.int())"),

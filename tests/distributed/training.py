@@ -296,6 +296,22 @@ def fsdp2():
 
 
 @case
+def fsdp2_compiled():
+    """Block by block, as TorchTitan does it, and the whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    blocks = model().to("tpu")
+    for block in blocks.blocks:
+        block.compile(backend="tpu", fullgraph=True)
+        fully_shard(block)
+    train(fully_shard(blocks), adamw(blocks), "tpu")
+    whole = sharded()
+    train(torch.compile(whole, backend="tpu"), adamw(whole), "tpu")
+    for m in (blocks, whole):
+        close(m.state_dict(), alone()[0])
+
+
+@case
 def fsdp2_compiles_nothing_after_two_steps():
     m = sharded()
     optimizer = adamw(m)

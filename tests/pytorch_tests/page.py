@@ -13,6 +13,8 @@ from pathlib import Path
 
 import tomllib
 
+from . import processes
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RESULTS = HERE / "results.txt"
@@ -34,6 +36,7 @@ FILES = (
     "test_nn",
     "test_linalg",
     "test_autograd",
+    processes.NAME,
 )
 # A file's results: the rule of the sample, and each test's sign.
 Results = dict[str, tuple[int, dict[str, str]]]
@@ -66,7 +69,9 @@ def sign(record: dict) -> str:
 def split(test: str) -> tuple[str, str]:
     """`TestViewOps.test_conj`, and the dtypes and the like: "" or `_complex64`."""
     case, name = test.split(".")
-    base, _, variant = name.rpartition("_tpu")
+    base, mark, variant = name.rpartition("_tpu")
+    if not mark:
+        base, variant = name, ""
     return f"{case.removesuffix('PRIVATEUSE1').removesuffix('TPU')}.{base}", variant
 
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -107,33 +108,48 @@ inline void agree(const Group& group, const std::string& words, const std::funct
   }
   TORCH_CHECK(false, text);
 }
-// How long a rank that failed waits for what the others say.
-constexpr int kPatienceMs = 2000;
+// How long a rank that failed waits for what the others say, and for the store, which may be out of reach: a call of it
+// has no timeout.
+constexpr Milliseconds kPatience(2000), kStorePatience(4000);
 // What the ranks were about when the host failed, as far as they say it.
-inline std::string standing(const Group& group, const std::string& own) {
-  if (!group.store) return "";
+inline std::string said_by_ranks(const Group& group, const std::string& own) {
   std::string text;
-  try {
-    int size = group.host->getSize();
-    group.store->set(group.key(group.host->getRank()), std::vector<uint8_t>(own.begin(), own.end()));
-    std::vector<bool> said(size);
-    for (int waited = 0; waited <= kPatienceMs && std::find(said.begin(), said.end(), false) != said.end(); waited += 100) {
-      if (waited) std::this_thread::sleep_for(Milliseconds(100));
-      for (int r = 0; r < size; r++) said[r] = said[r] || group.store->check({group.key(r)});
+  int size = group.host->getSize();
+  group.store->set(group.key(group.host->getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+  std::vector<bool> said(size);
+  auto until = std::chrono::steady_clock::now() + kPatience;
+  for (bool late = false; !late; std::this_thread::sleep_for(Milliseconds(100))) {
+    late = std::chrono::steady_clock::now() > until;
+    for (int r = 0; r < size; r++) said[r] = said[r] || group.store->check({group.key(r)});
+    if (std::find(said.begin(), said.end(), false) == said.end()) break;
+  }
+  for (int r = 0; r < size; r++) {
+    text += "\n  rank " + std::to_string(r) + ": ";
+    if (said[r]) {
+      auto words = group.store->get(group.key(r));
+      text.append(words.begin(), words.end());
+    } else {
+      text += "says nothing: it has ended, or has not come so far";
     }
-    for (int r = 0; r < size; r++) {
-      text += "\n  rank " + std::to_string(r) + ": ";
-      if (said[r]) {
-        auto words = group.store->get(group.key(r));
-        text.append(words.begin(), words.end());
-      } else {
-        text += "says nothing: it has ended, or has not come so far";
-      }
-    }
-  } catch (const std::exception&) {
-    text += "\n  the store by which the ranks met does not answer";
   }
   return text;
+}
+inline std::string standing(const std::shared_ptr<Group>& group, const std::string& own) {
+  if (!group->store) return "";
+  auto answer = std::make_shared<std::promise<std::string>>();
+  auto told = answer->get_future();
+  std::thread([group, own, answer] {
+    try {
+      answer->set_value(said_by_ranks(*group, own));
+    } catch (...) {
+      answer->set_exception(std::current_exception());
+    }
+  }).detach();
+  try {
+    if (told.wait_for(kStorePatience) == std::future_status::ready) return told.get();
+  } catch (const std::exception&) {
+  }
+  return "\n  " + own + "\n  the store by which the ranks met does not answer";
 }
 inline void run_task(const Task& task, const char* declined, const Memory& reads, const Memory& writes,
                      const std::function<std::string()>& line) {
@@ -151,7 +167,7 @@ inline void run_task(const Task& task, const char* declined, const Memory& reads
     what = e.what();
   }
   auto number = "number " + std::to_string(task.number);
-  if (what.rfind(kDisagree, 0) != 0) what += standing(group, number + ", " + words + " at " + line());
+  if (what.rfind(kDisagree, 0) != 0) what += standing(task.group, number + ", " + words + " at " + line());
   std::string text = c10::str(words, ", ", number, " of process group ", group.name(), ", rank ", group.host->getRank(),
                               " of ", group.host->getSize(), ": ", what);
   {
