@@ -21,6 +21,11 @@ SAME_IN_STRICT := background cache compile constants fused goldens graphs groupe
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
+# Where tests look at what ops compute one by one, compiling is most of the time: they take XLA's least effort. What XLA makes
+# of larger programs, and how exact they are, the others ask, with all effort; the conformance tests take all ops so.
+QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias compile errors library linalg models native ops parts random real_models sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives libraries training)
+QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
 # `make test` leaves out what takes long and says little more; `make test-full` takes all.
 SELECT := -m "not slow"
@@ -112,10 +117,12 @@ test-object-store:
 
 test-python: install
 	rm -rf $(TEST_CACHE)
-	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) tests
+	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) tests $(QUICK_TESTS:%=--ignore %)
+	$(TEST_ENV) $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(QUICK_TESTS)
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) --mode strict $(STRICT_TESTS)
 	$(TEST_ENV) OXITORCH_LOWER_FOR=cuda $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
-	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS) $(LOWERED_ONCE)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_ONCE)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install

@@ -7,8 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -136,19 +137,27 @@ inline std::string said_by_ranks(const Group& group, const std::string& own) {
 }
 inline std::string standing(const std::shared_ptr<Group>& group, const std::string& own) {
   if (!group->store) return "";
-  auto answer = std::make_shared<std::promise<std::string>>();
-  auto told = answer->get_future();
+  struct Answer {  // no std::promise, which takes a symbol of glibc 2.34, and no steady clock, which takes one of 2.30
+    std::mutex mutex;
+    std::condition_variable there;
+    bool done = false;
+    std::string text;
+  };
+  auto answer = std::make_shared<Answer>();
   std::thread([group, own, answer] {
+    std::string text;
     try {
-      answer->set_value(said_by_ranks(*group, own));
-    } catch (...) {
-      answer->set_exception(std::current_exception());
+      text = said_by_ranks(*group, own);
+    } catch (...) {  // the store does not answer
     }
+    std::lock_guard<std::mutex> lock(answer->mutex);
+    answer->text = std::move(text);
+    answer->done = true;
+    answer->there.notify_one();
   }).detach();
-  try {
-    if (told.wait_for(kStorePatience) == std::future_status::ready) return told.get();
-  } catch (const std::exception&) {
-  }
+  std::unique_lock<std::mutex> lock(answer->mutex);
+  answer->there.wait_until(lock, std::chrono::system_clock::now() + kStorePatience, [&] { return answer->done; });
+  if (!answer->text.empty()) return answer->text;
   return "\n  " + own + "\n  the store by which the ranks met does not answer";
 }
 inline void run_task(const Task& task, const char* declined, const Memory& reads, const Memory& writes,
