@@ -1,5 +1,7 @@
 """Every collective of c10d on device tensors gives what it gives on CPU tensors, or what its definition says."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -45,15 +47,20 @@ def as_on_cpu(f):
         same(g, w)
 
 
+# A little data goes with the words by which ranks know that they do the same.
+LITTLE, MORE = 3, 75
+
+
 @case
 def all_reduce():
     for dtype in SUMMED:
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
 
             def reduce(device, dtype=dtype, op=op):
-                x = data(5, 3, dtype=dtype, device=device)
-                dist.all_reduce(x, op)
-                return [x]
+                given = [data(n, dtype=dtype, device=device) for n in (LITTLE, MORE)]
+                for x in given:
+                    dist.all_reduce(x, op)
+                return given
 
             as_on_cpu(reduce)
 
@@ -61,12 +68,14 @@ def all_reduce():
 @case
 def all_reduce_of_bits():
     for op, word in ((dist.ReduceOp.BAND, "and"), (dist.ReduceOp.BOR, "or"), (dist.ReduceOp.BXOR, "xor")):
-        for dtype in (torch.int32, torch.int64, torch.uint8, torch.int16, torch.bool):
-            x = data(7, dtype=dtype, device="tpu")
+        for dtype, n in itertools.product(
+            (torch.int32, torch.int64, torch.uint8, torch.int16, torch.bool), (LITTLE, MORE)
+        ):
+            x = data(n, dtype=dtype, device="tpu")
             dist.all_reduce(x, op)
-            wanted = data(7, dtype=dtype, of=0)
+            wanted = data(n, dtype=dtype, of=0)
             for r in range(1, size()):
-                wanted = getattr(wanted, f"__{word}__")(data(7, dtype=dtype, of=r))
+                wanted = getattr(wanted, f"__{word}__")(data(n, dtype=dtype, of=r))
             same(x, wanted)
 
 
@@ -90,10 +99,10 @@ def all_reduce_of_what_hosts_do_not_reduce():
 
 @case
 def averages():
-    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int32):
-        x = data(6, dtype=dtype, device="tpu")
+    for dtype, n in itertools.product((torch.float32, torch.bfloat16, torch.complex64, torch.int32), (LITTLE, MORE)):
+        x = data(n, dtype=dtype, device="tpu")
         dist.all_reduce(x, dist.ReduceOp.AVG)
-        total = sum(data(6, dtype=dtype, of=r) for r in range(size()))
+        total = sum(data(n, dtype=dtype, of=r) for r in range(size()))
         same(x, total.div(size(), rounding_mode="trunc") if dtype == torch.int32 else total / size())
 
 

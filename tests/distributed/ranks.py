@@ -38,8 +38,8 @@ def names(module: str, ranks: int) -> list[str]:
 
 
 def parameters(module: str) -> list:
-    """All cases with 2 and 4 ranks, for pytest."""
-    marks = {2: (), 4: (pytest.mark.slow,)}
+    """All cases with 2, 4 and 8 ranks, for pytest."""
+    marks = {2: (), 4: (pytest.mark.slow,), 8: (pytest.mark.slow,)}
     return [pytest.param(n, name, marks=marks[n]) for n in marks for name in names(module, n)]
 
 

@@ -1,4 +1,4 @@
-"""The cases of `collectives.py` in 2 and 4 processes."""
+"""The cases of `collectives.py` in 2, 4 and 8 processes."""
 
 import pytest
 

@@ -529,9 +529,10 @@ def attention_of_shards():
 
     mesh = init_device_mesh("tpu", (size(),))
     attend = nn.functional.scaled_dot_product_attention
-    shapes = (None, (4, 4, 6, 6), (1, 4, 6, 6), (4, 1, 6, 6), (6, 6))
+    n = max(4, size())
+    shapes = (None, (n, n, 6, 6), (1, n, 6, 6), (n, 1, 6, 6), (6, 6))
     torch.manual_seed(0)
-    inputs = [torch.randn(4, 4, 6, 8) for _ in range(4)]
+    inputs = [torch.randn(n, n, 6, 8) for _ in range(4)]
     for place, shape in itertools.product((Replicate(), Shard(0), Shard(1)), shapes):
         mask = None if shape is None else torch.randn(shape)
         is_cut = isinstance(place, Shard) and mask is not None and mask.ndim == 4 and mask.shape[place.dim] > 1
@@ -636,7 +637,8 @@ def pipeline(schedule, per_rank=1):
     own = [Stage(i).to("tpu") for i in numbers]
     device = torch.device("tpu", torch.tpu.current_device())
     made = [PipelineStage(m, i, stages, device) for m, i in zip(own, numbers, strict=True)]
-    steps = schedule(made[0] if per_rank == 1 else made, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    batches = max(4, size())
+    steps = schedule(made[0] if per_rank == 1 else made, n_microbatches=batches, loss_fn=nn.functional.mse_loss)
     losses = []
     last = {"target": target.to("tpu"), "losses": losses} if rank() == size() - 1 else {}
     steps.step(*([x.to("tpu")] if rank() == 0 else []), **last)

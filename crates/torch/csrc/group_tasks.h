@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "alone.h"
 #include "tensors.h"
 
 namespace oxi_group {
@@ -39,7 +41,8 @@ using Run = std::function<void(const Memory& reads, const Memory& writes)>;
 // one, by which all ranks know whether they agree; if not, or if the host fails, each says what the others were about.
 struct Group {  // what the tasks of a group share
   Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
-      : host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+      : alone(dynamic_cast<Alone*>(host.get())), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+  const bool alone;  // the others are taken to do and say the same
   Host host;
   c10::intrusive_ptr<c10d::Store> store;  // may be null
   c10::intrusive_ptr<c10d::Backend::Options> options;
@@ -71,11 +74,14 @@ struct Call {  // what a task does, in few words
     return std::string(name) + "(" + text + ")";
   }
 };
+// What all ranks had to say is here already: the bytes of each, a row, and where the result goes.
+using RunCarried = std::function<void(const Tensor& rows, const Memory& writes)>;
 struct Task {
   std::shared_ptr<Group> group;
   Call call;
   uint64_t number;
   Run run;
+  RunCarried run_carried;  // for little data; may be empty
 };
 inline int64_t hash(const std::string& text) {  // FNV-1a
   uint64_t h = 0xcbf29ce484222325;
@@ -85,17 +91,49 @@ inline int64_t hash(const std::string& text) {  // FNV-1a
 // Of what a rank says of itself.
 constexpr size_t kWords = 512;
 constexpr const char* kDisagree = "the ranks do not do the same:";
-// Raises what each rank is about, unless that is the same.
-inline void agree(const Group& group, const std::string& words, const std::function<std::string()>& line) {
-  int64_t h = hash(words);
-  int64_t extremes[2] = {h, ~h};
-  Tensors one{at::from_blob(extremes, {2}, at::kLong)};
-  c10d::AllreduceOptions o;
-  o.reduceOp = ReduceOp::MAX;
-  o.timeout = group.options->timeout;
-  group.host->allreduce(one, o)->wait();
-  if (extremes[0] == ~extremes[1]) return;
-  auto size = static_cast<size_t>(group.host->getSize());
+// What each rank says before a collective: what it is about, and the data if that is no more than this.
+constexpr size_t kCarried = 48;
+struct Entry {
+  int64_t about = 0;
+  uint8_t bytes[kCarried] = {};
+};
+// No message of a user has these tags.
+constexpr int kTags = 0x7fff0000;
+// The entries of all ranks, in log2 rounds; a host's own gathering goes round a ring.
+inline std::vector<Entry> said_by_all(const Group& group, const Entry& own) {
+  auto size = static_cast<size_t>(group.host->getSize()), rank = static_cast<size_t>(group.host->getRank());
+  if (group.alone) return std::vector<Entry>(size, own);
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Entry));
+  // This rank's entry, then that of the rank before, and so on.
+  Tensor all = at::empty({static_cast<int64_t>(size), kBytes}, at::kByte);
+  auto* entries = static_cast<Entry*>(all.mutable_data_ptr());
+  entries[0] = own;
+  int tag = kTags;
+  for (size_t known = 1; known < size; known *= 2, tag++) {
+    auto count = static_cast<int64_t>(std::min(known, size - known));
+    Tensors mine{all.narrow(0, 0, count)}, theirs{all.narrow(0, static_cast<int64_t>(known), count)};
+    auto received = group.host->recv(theirs, static_cast<int>((rank + size - known) % size), tag);
+    auto sent = group.host->send(mine, static_cast<int>((rank + known) % size), tag);
+    received->wait(group.options->timeout);
+    sent->wait(group.options->timeout);
+  }
+  std::vector<Entry> by_rank(size);
+  for (size_t i = 0; i < size; i++) by_rank[(rank + size - i) % size] = entries[i];
+  return by_rank;
+}
+// Raises what each rank is about, unless that is the same; what they carried.
+inline std::vector<Entry> agree(const Group& group, const std::string& words, const Memory& carried,
+                                const std::function<std::string()>& line) {
+  Entry said{hash(words)};
+  size_t at = 0;
+  for (auto& m : carried) {
+    std::memcpy(said.bytes + at, m.bytes, m.len);
+    at += m.len;
+  }
+  auto entries = said_by_all(group, said);
+  auto is_same = [&](const Entry& e) { return e.about == said.about; };
+  if (std::all_of(entries.begin(), entries.end(), is_same)) return entries;
+  auto size = entries.size();
   std::string own = words + " at " + line(), all(size * kWords, '\0');
   own.resize(kWords);
   auto bytes = [](char* at) { return at::from_blob(at, {static_cast<int64_t>(kWords)}, at::kByte); };
@@ -167,8 +205,18 @@ inline void run_task(const Task& task, const char* declined, const Memory& reads
   if (declined) words += std::string(", which this rank cannot do: ") + declined;
   std::string what;
   try {
-    if (task.call.of_all) agree(group, words, line);
-    if (task.run && !declined) task.run(reads, writes);
+    size_t bytes = 0;
+    for (auto& m : writes) bytes += m.len;
+    bool carries = task.run_carried && bytes <= kCarried;
+    std::vector<Entry> said;
+    if (task.call.of_all) said = agree(group, words, carries && !declined ? writes : Memory(), line);
+    if (declined) return;
+    if (carries) {
+      auto rows = static_cast<int64_t>(said.size()), width = static_cast<int64_t>(bytes);
+      task.run_carried(at::from_blob(said[0].bytes, {rows, width}, {static_cast<int64_t>(sizeof(Entry)), 1}, at::kByte), writes);
+    } else if (task.run) {
+      task.run(reads, writes);
+    }
     return;
   } catch (const c10::Error& e) {
     what = e.what_without_backtrace();

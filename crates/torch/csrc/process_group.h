@@ -422,9 +422,19 @@ class ProcessGroupTpu final : public c10d::Backend {
         host->allreduce(one, o)->wait();
       }
     };
+    auto run_carried = [op, dtypes = dtypes(own)](const Tensor& rows, const Memory& writes) {
+      int64_t at = 0;
+      for (size_t i = 0; i < writes.size(); i++) {
+        Tensor one = reducible(writes[i], dtypes[i]);
+        auto width = static_cast<int64_t>(writes[i].len);
+        Tensor own = rows.narrow(1, at, width).contiguous().view(one.scalar_type());
+        one.copy_(reduced(host_reduction(op, dtypes[i]), own, own.size(0)));
+        at += width;
+      }
+    };
     Call call{name, at::kByte, reduction_name(op)};
     auto work = is_program(own) ? reduce_by_program(type, call, OXI_ALL_REDUCE, op, own, own, tensors)
-                                : record(type, call, {}, own, true, run, tensors);
+                                : record(type, call, {}, own, true, run, tensors, {}, false, nullptr, run_carried);
     for (size_t i = 0; i < own.size(); i++) {
       scale_after(op, own[i], size_);
       if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
@@ -598,7 +608,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
       check_whole(call.name);
       number_++;
-      auto task = std::make_unique<Task>(Task{group_, call, number_, nullptr});
+      auto task = std::make_unique<Task>(Task{group_, call, number_, nullptr, nullptr});
       auto label = group_->name();
       OxiTask t = named(task.get(), label, id_);
       task.release();
@@ -689,7 +699,7 @@ class ProcessGroupTpu final : public c10d::Backend {
 
   Works record(OpType type, Call call, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
                Tensors results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
-               std::shared_ptr<std::atomic<int>> source = nullptr) {
+               std::shared_ptr<std::atomic<int>> source = nullptr, RunCarried run_carried = nullptr) {
     std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
     c10::Device device = here();
     if (!reads.empty() || !writes.empty()) device = (reads.empty() ? writes : reads)[0].device();
@@ -711,7 +721,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     // Only what all ranks do has one number on all.
     uint64_t number = call.of_all ? ++number_ : ++of_peers_[lane.value_or(id_)];
     if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
-    auto task = std::make_unique<Task>(Task{group_, call, number, std::move(run)});
+    auto task = std::make_unique<Task>(Task{group_, call, number, std::move(run), std::move(run_carried)});
     std::string label = call.of_all ? group_->name() : c10::str(group_->name(), ", ", call.name, " of rank ", rank_);
     OxiTask t = named(task.get(), label, lane.value_or(id_));
     task.release();
