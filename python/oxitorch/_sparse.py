@@ -61,6 +61,10 @@ def _serves(*names: str):
 
 
 def _on_the_cpu(name: str, op, args: list):
+    if op.namespace == "c10d":  # its schemas do not say what they write
+        raise NotImplementedError(
+            f"{name}: process groups of the device take no sparse tensors\nhint: convert them with .to_dense() before"
+        )
     tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
     layouts = sorted({str(t.layout) for t in tensors if t.layout != torch.strided})
     on_host = [pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, a) for a in args]
@@ -83,8 +87,9 @@ def _on_the_cpu(name: str, op, args: list):
     given = {}
     for parameter, value, host in zip(op._schema.arguments, args, on_host, strict=True):
         if parameter.alias_info is not None and parameter.alias_info.is_write:
-            _assign(value, host)
-            given[id(host)] = value
+            for out, result in zip(pytree.tree_leaves(value), pytree.tree_leaves(host), strict=True):
+                _assign(out, result)
+                given[id(result)] = out
     device = next(t.device for t in tensors if t.device.type != "cpu")
     return pytree.tree_map_only(torch.Tensor, lambda t: given[id(t)] if id(t) in given else t.to(device), results)
 

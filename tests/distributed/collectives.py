@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -523,3 +524,15 @@ def bad_arguments():
     x = data(2, device="tpu")
     dist.all_reduce(x)
     same(x, sum(data(2, of=r) for r in range(size())))
+
+
+@case
+def sparse_tensors_are_refused():
+    x = torch.eye(3, device="tpu").to_sparse()
+    for collective in (dist.all_reduce, lambda t: dist.broadcast(t, 0), lambda t: dist.all_gather([t, t], t)):
+        with pytest.raises((NotImplementedError, RuntimeError), match=r"sparse|strided|dense"):
+            collective(x)
+    same(x.to_dense(), torch.eye(3))
+    y = torch.ones(2, device="tpu")
+    dist.all_reduce(y)
+    same(y, torch.full((2,), float(size())))

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -322,6 +323,44 @@ def fsdp2_compiles_nothing_after_two_steps():
     torch.tpu.synchronize()
     made = torch.tpu.metrics()["programs"] - before
     assert made == 0, made
+
+
+@case(ranks=4)
+def fsdp2_holds_a_quarter():
+    """Accounted bytes: a share of parameters, gradients and state, and while a step runs two whole layers besides."""
+    from torch.distributed.fsdp import fully_shard
+
+    width, layers = 256, 8
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    m = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).to("tpu")
+    for layer in m:
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(fully_shard(m).parameters())
+    x = torch.ones(2, width, device="tpu")
+
+    def step():
+        optimizer.zero_grad()
+        m(x).sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    layer = 4 * width * width
+    share = 4 * layers * layer / size()  # parameters, gradients, and two of AdamW's
+    torch.tpu.synchronize()
+    for _ in range(100):  # a task lets go of what it had right after it is done
+        held = torch.tpu.memory_allocated() - before
+        if held <= 1.1 * share:
+            break
+        time.sleep(0.01)
+    assert held <= 1.1 * share, (held, share)
+    torch.tpu.reset_peak_memory_stats()
+    step()
+    torch.tpu.synchronize()
+    # Of a layer: parameters and gradients, and what is sent and received of them.
+    peak = torch.tpu.max_memory_allocated() - before - held
+    assert peak <= 2 * 2 * layer, (peak / layer, held / layer)
 
 
 @case

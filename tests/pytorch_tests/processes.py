@@ -78,6 +78,8 @@ def be_cuda(rank: int, names_cuda: bool) -> None:
             return torch.device(mapped(str(value)))
         if type(value) in (list, tuple):
             return type(value)(map(mapped, value))
+        if type(value) is dict:
+            return {mapped(k): mapped(v) for k, v in value.items()}
         return value
 
     class Mapped(TorchFunctionMode):
@@ -100,6 +102,7 @@ def be_cuda(rank: int, names_cuda: bool) -> None:
 
     for name in ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration"):
         setattr(dist, name, with_backend(getattr(dist, name)))
+    torch.load = with_devices(torch.load)
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = with_devices(ddp.__init__)
     for name in ("device_count", "current_device", "synchronize", "manual_seed", "Stream", "stream"):
