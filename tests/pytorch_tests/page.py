@@ -143,6 +143,9 @@ def text(origin: str, results: Results) -> str:
         "The files are PyTorch's, read where they are; each device-generic test is instantiated for the device.",
         "What does not pass is repeated on the CPU, and what passes there counts.",
         "Tests that PyTorch marks for other devices alone are skipped, and shown when they pass on the CPU.",
+        f"`{processes.NAME}` comes with torch: tests of torch.distributed for gloo and for CUDA, in {processes.RANKS} "
+        "processes, where CUDA's devices are the device's.",
+        "Of them those that need devices count as passing on the CPU; two that train ResNet-50 were not run.",
         "",
         "| file | tests | pass | of those that pass on the CPU | fail | crash or time out | skipped |",
         "|---|---|---|---|---|---|---|",
