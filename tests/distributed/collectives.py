@@ -461,7 +461,6 @@ def ranks_may_diverge():
 
 @case
 def ranks_that_do_not_do_the_same():
-    import pytest
 
     def failing(words, f):
         group = dist.new_group(use_local_synchronization=False)
@@ -513,14 +512,15 @@ def ranks_that_do_not_do_the_same():
 
 @case
 def bad_arguments():
-    import pytest
-
     with pytest.raises(RuntimeError, match=r"Cannot use ReduceOp\.BAND with"):
         dist.all_reduce(torch.ones(2, device="tpu"), dist.ReduceOp.BAND)
     with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times"):
         dist.all_gather_into_tensor(torch.empty(size() * 2 + 1, device="tpu"), torch.ones(2, device="tpu"))
     with pytest.raises(RuntimeError, match="unsupported operation: more than one element"):
         dist.all_reduce(torch.ones(1, device="tpu").expand(3))
+    for tag in (-1, 2**31 - 1):
+        with pytest.raises(RuntimeError, match="tags are from 0 to 2147418111"):
+            dist.send(torch.ones(1, device="tpu"), (rank() + 1) % size(), tag=tag)
     x = data(2, device="tpu")
     dist.all_reduce(x)
     same(x, sum(data(2, of=r) for r in range(size())))

@@ -4,9 +4,8 @@
     python -m tests.pytorch_tests DIR test_indexing --again    # some, once more
     python -m tests.pytorch_tests DIR test_nn --every 5        # every fifth test, by a checksum of its name
     python -m tests.pytorch_tests DIR --failed                 # what fails here and passes on the CPU, once more
+    python -m tests.pytorch_tests DIR distributed_test         # those of torch.distributed, which come with torch
     python -m tests.pytorch_tests --page                       # runs nothing; writes results.txt and the page
-
-    python -m tests.pytorch_tests DIR distributed_test    # those of torch.distributed, which come with torch
 
 DIR is PyTorch's folder `test`; nothing of it is copied. Each test that does not pass is repeated on the CPU. A test
 that crashes or takes too long is repeated in a process of its own. Exit status: 1 if something fails without a reason
@@ -21,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from . import page, processes
@@ -100,8 +100,10 @@ def run_file(args, name: str, known: dict) -> None:
     from tqdm import tqdm
 
     worker = Worker(args.folder, name, args.timeout)
-    installed = args.results.stem.removeprefix("pytorch-tests-")
-    version = installed if name == processes.NAME else (args.folder.parent / "version.txt").read_text().strip()
+    comes_with_torch = name == processes.NAME
+    version = (
+        metadata.version("torch") if comes_with_torch else (args.folder.parent / "version.txt").read_text().strip()
+    )
     tests = [t for t in worker.start() if page.is_sampled(t, args.every)]
     if args.failed:
         tests = [t for t in tests if page.sign(known.get(f"{name} {t}", {"status": "pass"})) in "-!"]
@@ -114,7 +116,7 @@ def run_file(args, name: str, known: dict) -> None:
             record = worker.run(test) | {"file": name, "every": every, "pytorch": version}
             if record["status"] != "pass":
                 record["cpu"] = worker.run(on_cpu(test))["status"]
-                if name == processes.NAME and record["cpu"] == "skip" and record["status"] != "skip":
+                if comes_with_torch and record["cpu"] == "skip" and record["status"] != "skip":
                     record["cpu"] = "pass"  # the test wants devices, and there are some
             results.write(json.dumps(record) + "\n")
             counts[record["status"]] += 1

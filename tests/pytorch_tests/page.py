@@ -8,6 +8,7 @@ import collections
 import datetime
 import fnmatch
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def text(origin: str, results: Results) -> str:
         "Tests that PyTorch marks for other devices alone are skipped, and shown when they pass on the CPU.",
         f"`{processes.NAME}` comes with torch: tests of torch.distributed for gloo and for CUDA, in {processes.RANKS} "
         "processes, where CUDA's devices are the device's.",
-        "Of them those that need devices count as passing on the CPU; two that train ResNet-50 were not run.",
+        "Of them those that need devices count as passing on the CPU.",
         "",
         "| file | tests | pass | of those that pass on the CPU | fail | crash or time out | skipped |",
         "|---|---|---|---|---|---|---|",
@@ -180,9 +181,21 @@ def row(name: str, c: collections.Counter) -> str:
 
 
 def write(known: dict[str, dict], torch_version: str) -> None:
-    origin = f"files of PyTorch {pytorch_version(known)}, torch {torch_version}, {datetime.date.today()}"
-    RESULTS.write_text(summary(known, origin))
+    """Files that were not run keep their results."""
+    today, files = datetime.date.today(), sorted({r["file"] for r in known.values()})
+    origin = f"files of PyTorch {pytorch_version(known)}, torch {torch_version}, {today}"
+    before, results = read() if RESULTS.exists() else ("", {})
+    if results.keys() - set(files):
+        origin = f"{before}; {', '.join(files)}: {origin}"
+    head, *new = blocks(summary(known, origin))
+    kept = [b for b in blocks(RESULTS.read_text())[1:] if b.split(" ")[0] not in files] if results else []
+    RESULTS.write_text(head + "".join(sorted(new + kept)))
     write_page()
+
+
+def blocks(text: str) -> list[str]:
+    """The first line of what `summary` wrote, and the part of each file."""
+    return re.split(r"^(?=\w)", text, flags=re.MULTILINE)
 
 
 def pytorch_version(known: dict[str, dict]) -> str:

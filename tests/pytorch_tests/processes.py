@@ -12,8 +12,6 @@ import types
 
 NAME = "distributed_test"
 RANKS = 4
-# They train ResNet-50 with images of 1000x1000 in each process, 32 steps on the device: 16 GB, and minutes.
-LEFT_OUT = ("test_ddp_apply_optim_in_backward", "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false")
 
 
 def load() -> types.ModuleType:
@@ -47,8 +45,6 @@ def load() -> types.ModuleType:
             torch.accelerator.device_count = lambda: 0
             torch.accelerator.current_accelerator = lambda check_available=False: None
 
-    for test in LEFT_OUT:
-        setattr(Forked, test, None)
     module = types.ModuleType(NAME)
     for case in (DistributedTPU, DistributedCPU):
         case.__qualname__ = case.__name__

@@ -97,7 +97,7 @@ struct Entry {
   int64_t about = 0;
   uint8_t bytes[kCarried] = {};
 };
-// No message of a user has these tags.
+// From here on tags are the group's own, and a user's are refused.
 constexpr int kTags = 0x7fff0000;
 // The entries of all ranks, in log2 rounds; a host's own gathering goes round a ring.
 inline std::vector<Entry> said_by_all(const Group& group, const Entry& own) {
@@ -186,7 +186,7 @@ inline std::string standing(const std::shared_ptr<Group>& group, const std::stri
     std::string text;
     try {
       text = said_by_ranks(*group, own);
-    } catch (...) {  // the store does not answer
+    } catch (const std::exception&) {  // the store does not answer
     }
     std::lock_guard<std::mutex> lock(answer->mutex);
     answer->text = std::move(text);

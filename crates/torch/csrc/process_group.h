@@ -252,6 +252,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::ALLTOALL, {"all_to_all", at::kByte, "", -1, Common::NOTHING}, inputs, outputs, false, run, outputs);
   }
   Works send(Tensors& tensors, int to, int tag) override {
+    check_tag(tag);
     auto run = [host = host_, to, tag](const Memory& reads, const Memory&) {
       for (auto& m : reads) {
         auto length = static_cast<int64_t>(m.len);
@@ -263,6 +264,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::SEND, {"send", at::kByte, "", -1, Common::READS, false}, tensors, {}, false, run, tensors, peer_lane(to, tag, 0));
   }
   Works recv(Tensors& tensors, int from, int tag) override {
+    check_tag(tag);
     auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
       for (auto& m : writes) receive(host, m, from, tag);
     };
@@ -270,6 +272,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::RECV, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(from, tag, 1), false, source);
   }
   Works recvAnysource(Tensors& tensors, int tag) override {
+    check_tag(tag);
     auto source = std::make_shared<std::atomic<int>>(-1);
     auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
       for (auto& m : writes) *source = receive(host, m, -1, tag);
@@ -314,6 +317,9 @@ class ProcessGroupTpu final : public c10d::Backend {
   static void check_ok(F f) {
     OxiError e{};
     check(f(&e), e);
+  }
+  static void check_tag(int tag) {
+    TORCH_CHECK(tag >= 0 && tag < kTags, "tags are from 0 to ", kTags - 1, ", got ", tag);
   }
   // Point-to-point operations of one peer, tag and direction keep their order.
   uint64_t peer_lane(int peer, int tag, uint64_t direction) const {
