@@ -461,7 +461,6 @@ def ranks_may_diverge():
 
 @case
 def ranks_that_do_not_do_the_same():
-
     def failing(words, f):
         group = dist.new_group(use_local_synchronization=False)
         with pytest.raises(RuntimeError, match=words):
