@@ -34,11 +34,13 @@ pub enum Reason {
     Part,
     /// A collective comes, or has come: it is a program of its own, since each member of its group has to have it.
     Collective,
+    /// A call of a function that is one program (`torch.tpu.jit`) comes, or has come.
+    Jit,
 }
 
 impl Reason {
     /// In the order of declaration.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::Mode,
         Reason::Read,
         Reason::Wait,
@@ -51,6 +53,7 @@ impl Reason {
         Reason::Recompute,
         Reason::Part,
         Reason::Collective,
+        Reason::Jit,
     ];
 
     /// In a word, as it is written and metrics name it.
@@ -68,6 +71,7 @@ impl Reason {
             Reason::Recompute => "recompute",
             Reason::Part => "part",
             Reason::Collective => "collective",
+            Reason::Jit => "jit",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::config::Switches;
 use crate::inst::{Format, Out};
+use crate::recipe::Rng;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::TensorRef;
@@ -91,9 +92,6 @@ impl Meta {
         self.0.contiguous
     }
 }
-
-/// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.
-pub type Rng<'a> = &'a dyn Fn(Option<usize>, u64) -> (u64, u64);
 
 /// An overload that the engine serves.
 pub struct Op {

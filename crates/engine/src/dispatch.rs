@@ -102,7 +102,7 @@ impl<'a> Call<'_, 'a> {
         let op = aten::find(row).ok_or_else(missing)?;
         let held = {
             let mut w = stream.lock(self.site);
-            w.spoil();
+            w.spoil("a size that depends on values");
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
             stream.flush(&mut w, Reason::Read)?;
@@ -458,9 +458,7 @@ impl<'a> Call<'_, 'a> {
         }
         if let Some((place, generator)) = operands.rng {
             let state = Value::generator((self.rng)(generator, inst.rng_blocks));
-            if generator.is_none() {
-                w.note_random(&state, inst.rng_blocks);
-            }
+            w.note_random(&state, generator, inst.rng_blocks);
             operands.values[place] = state;
         }
         let outputs = w.record(&inst, operands.values, &offsets);

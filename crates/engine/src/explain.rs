@@ -241,6 +241,7 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Recompute => "launched because a backward computed something again",
         Reason::Part => "a part of a window that has no program as a whole",
         Reason::Collective => "launched because of a collective",
+        Reason::Jit => "launched because of a function of torch.tpu.jit",
     };
     match describe(site) {
         Some(line) => format!("{why}, at {line}"),

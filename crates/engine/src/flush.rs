@@ -14,7 +14,7 @@ use crate::config::{Mode, Switches};
 use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
-use crate::family;
+use crate::family::{self, Numbers};
 use crate::graph::{Graph, Source};
 use crate::known::{Indices, Lent, Split, Wanted};
 use crate::part::{Part, Results, between, parts};
@@ -66,6 +66,9 @@ impl Window {
         came_round && self.own_ops() >= WORTH_A_LAUNCH
     }
 }
+
+/// A program that launches what was asked for and nothing else: the inputs that it overwrites, and the offsets that it takes.
+pub(crate) type Direct = (Indices, Arc<Program>, Numbers);
 
 /// The program that a part is launched as.
 struct Chosen {
@@ -138,10 +141,92 @@ impl Stream {
 
     /// Launches what was recorded, all of it by one thread.
     fn flush_window(&self, w: &mut Window, reason: Reason) -> Result<()> {
+        self.end_window(w, reason, |w, part, produced| self.launch_window(w, part, produced, reason))
+    }
+
+    /// Launches what was recorded, all of it by one thread, as one program whatever is known of parts of it. `look` sees it
+    /// before, and gives what is done with the program afterwards.
+    pub(crate) fn flush_whole<F: FnOnce(Direct)>(
+        &self,
+        w: &mut Window,
+        reason: Reason,
+        look: impl FnOnce(&Results<'_>) -> F,
+    ) -> Result<()> {
+        self.end_window(w, reason, |w, part, produced| {
+            if part.outputs.is_empty() {
+                return Ok(());
+            }
+            part.options = self.compiler.in_force(part.options);
+            let then = look(&Results { part, produced });
+            self.launch_whole(w, part, reason, then)
+        })
+    }
+
+    /// Launches a part as one program; what is known of that program goes to `then`, unless another one stood in.
+    pub(crate) fn launch_whole(
+        &self,
+        w: &mut Window,
+        part: &mut Part,
+        reason: Reason,
+        then: impl FnOnce(Direct),
+    ) -> Result<()> {
+        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        let began = self.metrics().events.on().then(Instant::now);
+        w.set_key(part, self.devices.is_some());
+        let cut = Cut { reason, is_part: false, repeats: false, began };
+        if let Some(direct) = self.launch_part(w, part, cut)? {
+            then(direct);
+        }
+        Ok(())
+    }
+
+    /// Launches what is known to be launched by a program.
+    pub(crate) fn launch_known(
+        &self,
+        w: &mut Window,
+        inputs: SmallVec<[Arc<Value>; 4]>,
+        outputs: SmallVec<[Arc<Value>; 2]>,
+        (first, ops): (Site, usize),
+        (program, numbers): (Arc<Program>, &Numbers),
+        reason: Reason,
+    ) {
+        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        self.metrics().count(&self.metrics().window_hits);
+        let mut inputs = inputs;
+        if !numbers.is_empty() {
+            inputs.push(Value::offsets(numbers));
+        }
+        let began = self.metrics().events.on().then(Instant::now);
+        let cut = Cut { reason, is_part: false, repeats: false, began };
+        let window = self.recorded(w, &program, cut, false);
+        let ends_step = reason == Reason::Step;
+        let before = self.launcher.front.launches(ends_step);
+        let launch = Launch {
+            program,
+            inputs,
+            outputs,
+            donated: None,
+            ops: ops as u64,
+            first,
+            window,
+            before,
+            ends_step,
+            agreement: None,
+        };
+        self.executor.launch(launch, false);
+    }
+
+    /// Takes what was recorded, all of it by one thread, and begins a new window.
+    fn end_window(
+        &self,
+        w: &mut Window,
+        reason: Reason,
+        launch: impl FnOnce(&mut Window, &mut Part, &[Option<Arc<Value>>]) -> Result<()>,
+    ) -> Result<()> {
         (w.thread.round, w.thread.first_upload) = (w.round_after(reason), None);
         let (mut part, _) = w.take_part();
         let produced = std::mem::take(&mut w.produced);
-        let result = self.launch_window(w, &mut part, &produced, reason);
+        let result = launch(w, &mut part, &produced);
         w.produced = produced;
         if w.ops.is_empty() {
             w.ops = part.ops; // its memory
@@ -180,7 +265,7 @@ impl Stream {
             }
             None => self.cuts(w, whole, cut),
         };
-        let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut) };
+        let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
@@ -239,12 +324,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Launches a part by a program of its key.
-    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<()> {
+    /// Launches a part by a program of its key; says by which, unless another one stood in.
+    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<Option<Direct>> {
         let donated = part.donated();
         let most = part.most_donated();
         let wanted = most.as_ref().unwrap_or(&donated);
         let Chosen { lent, is_new } = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
+        let stood_in = lent.live.is_some() || lent.donated.is_some() || most.is_some();
+        let direct = (!stood_in).then(|| (donated.clone(), lent.program.clone(), lent.numbers.clone()));
         let program = lent.program;
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(part.inputs.drain(..));
@@ -268,7 +355,7 @@ impl Stream {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.reason == Reason::Read),
         }
-        Ok(())
+        Ok(direct)
     }
 
     /// Tells who listens what was recorded; the window's number, 0 if nobody does.

@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Store { from: TensorType, order: Dims },
     /// A tensor in another dtype.
     Cast { from: TensorType, to: DType },
+    /// A value of its own with the same elements.
+    Copy(TensorType),
     /// Zeros, as a storage holds that nobody wrote.
     Zeros(TensorType),
     /// A value as another type over the same bytes, cut or filled with zeros.
@@ -87,6 +89,7 @@ impl Kind {
             | Kind::Resize { from, .. }
             | Kind::Reshard { from, .. } => vec![from.clone()],
             Kind::Collective(exchange) => vec![exchange.ty.clone()],
+            Kind::Copy(ty) => vec![ty.clone()],
             Kind::Zeros(_) => Vec::new(),
         }
     }
@@ -208,7 +211,7 @@ impl Inst {
             Kind::Row { op, .. } => aten::row(*op).name,
             Kind::Read { .. } => "view",
             Kind::Write { .. } => "copy_into_view",
-            Kind::Store { .. } | Kind::Cast { .. } => "copy",
+            Kind::Store { .. } | Kind::Cast { .. } | Kind::Copy(_) => "copy",
             Kind::Zeros(_) => "empty",
             Kind::Resize { .. } => "resize",
             Kind::Reshard { .. } => "reshard",
@@ -275,6 +278,7 @@ fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Res
         Kind::Write { shape, .. } => shape.write(b, operands[0], operands[1], offsets),
         Kind::Store { order, .. } => b.transpose(operands[0], order),
         Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
+        Kind::Copy(_) => b.optimization_barrier(&operands[..1])[0],
         Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
         Kind::Resize { to, .. } => resize(b, operands[0], to),
         Kind::Reshard { to, .. } => {

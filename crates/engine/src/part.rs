@@ -40,6 +40,15 @@ impl Part {
         Part { ops, inputs, live: SmallVec::from_slice(&[0]), outputs, asked: Some(asked), ..Part::default() }
     }
 
+    /// What is launched again as it was.
+    pub(crate) fn again(
+        (ops, live, options): (Ops, Indices, u32),
+        inputs: Vec<Arc<Value>>,
+        outputs: SmallVec<[Arc<Value>; 2]>,
+    ) -> Part {
+        Part { ops, inputs, live, outputs, options, ..Part::default() }
+    }
+
     /// Nobody will compute its results.
     pub(crate) fn fail(&self, e: &Error) {
         self.outputs.iter().for_each(|v| *v.state.lock() = State::Failed(e.clone()));
@@ -56,26 +65,7 @@ impl Part {
 
     /// Inputs that nobody can see or needs any more, and whose memory some result can take.
     pub(crate) fn donated(&self) -> Indices {
-        let mut out = Indices::new();
-        // How many results of a size are still without a donor; made when the first donor is found.
-        let mut wanting: Option<FxHashMap<u64, usize>> = None;
-        for (i, input) in self.inputs.iter().enumerate() {
-            let bytes = input.bytes();
-            let needed = input.is_visible() || self.is_needed_later(i as u32);
-            if needed || bytes == 0 || matches!(*input.state.lock(), State::Host(_)) {
-                continue;
-            }
-            let wanting = wanting.get_or_insert_with(|| {
-                let mut sizes = FxHashMap::default();
-                self.outputs.iter().for_each(|o| *sizes.entry(o.bytes()).or_default() += 1);
-                sizes
-            });
-            if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {
-                *n -= 1;
-                out.push(i as u32);
-            }
-        }
-        out
+        donors(&self.inputs, &self.outputs, |i| self.is_needed_later(i))
     }
 
     /// What a program that other processes have too is made to overwrite, whatever this one can see: else their programs
@@ -99,6 +89,34 @@ impl Part {
     }
 }
 
+/// The inputs that nobody can see or needs any more, and whose memory one of these results can take.
+pub(crate) fn donors(
+    inputs: &[Arc<Value>],
+    results: &[Arc<Value>],
+    is_needed_later: impl Fn(u32) -> bool,
+) -> Indices {
+    let mut out = Indices::new();
+    // How many results of a size are still without a donor; made when the first donor is found.
+    let mut wanting: Option<FxHashMap<u64, usize>> = None;
+    for (i, input) in inputs.iter().enumerate() {
+        let bytes = input.bytes();
+        let needed = input.is_visible() || is_needed_later(i as u32);
+        if needed || bytes == 0 || matches!(*input.state.lock(), State::Host(_)) {
+            continue;
+        }
+        let wanting = wanting.get_or_insert_with(|| {
+            let mut sizes = FxHashMap::default();
+            results.iter().for_each(|o| *sizes.entry(o.bytes()).or_default() += 1);
+            sizes
+        });
+        if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {
+            *n -= 1;
+            out.push(i as u32);
+        }
+    }
+    out
+}
+
 /// The values of a window's results.
 pub(crate) struct Results<'a> {
     pub(crate) part: &'a Part,
@@ -107,7 +125,7 @@ pub(crate) struct Results<'a> {
 
 impl Results<'_> {
     /// The number in the window.
-    fn number(&self, i: u32) -> u32 {
+    pub(crate) fn number(&self, i: u32) -> u32 {
         self.part.results.as_ref().map_or(i, |r| r[i as usize])
     }
 

@@ -43,7 +43,7 @@ impl Stream {
         let (work, turn) = (Arc::new(Work::new(task.about())), self.launcher.groups.turn(lane));
         {
             let mut w = self.lock(site);
-            w.spoil();
+            w.spoil("a collective");
             let held = |t: &TensorRef<'_>, w: &mut Window| -> Result<Option<Held>, Refusal> {
                 if t.numel() == 0 { Ok(None) } else { Ok(Some(Held::new(w.read(t.device()?, t)?))) }
             };

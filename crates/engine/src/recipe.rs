@@ -1,12 +1,19 @@
 //! Recipes: what a compiled graph records, to be recorded again in one call. A [`Tape`](crate::tape::Tape) makes them.
 
+use crate::family::Numbers;
 use crate::inst::Inst;
+use crate::known::Indices;
+use crate::ops::Ops;
+use crate::program::Program;
 use crate::shared::Shared;
 use crate::site::Site;
+use crate::spread::Sharded;
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot};
 use oxitorch_hlo::{DType, Dims, TensorType};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Where an operand comes from.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +26,8 @@ pub(crate) enum Source {
     Result(u32),
     /// A number of the graph.
     Number(u32),
-    /// The default generator, moved on by so many blocks.
-    Random(u64),
+    /// A generator, moved on by so many blocks; none: the default one.
+    Random(Option<usize>, u64),
 }
 
 /// How a tensor looks at its storage.
@@ -112,9 +119,69 @@ pub struct Recipe {
     /// Storages that the graph makes, by size and value.
     pub(crate) made: Vec<(usize, Option<Source>)>,
     pub(crate) outputs: Vec<GraphOutput>,
+    /// If a call is one program.
+    pub(crate) whole: Option<Whole>,
+}
+
+/// What is known of a recipe that is one program.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    /// Whether it makes the step of an optimizer.
+    pub(crate) ends_step: bool,
+    /// The storages of arguments that the caller gives away.
+    pub(crate) donated: Vec<u32>,
+    /// How it is launched, from the second call on.
+    pub(crate) shape: Mutex<Option<Arc<Shape>>>,
+}
+
+/// What is launched in each call of a recipe that is one program.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    /// Number of the compiler options.
+    pub(crate) options: u32,
+    /// The ops that are needed.
+    pub(crate) ops: Ops,
+    pub(crate) inputs: Vec<Input>,
+    /// The results: their numbers among those of the ops that are needed, and of the recipe's, and what they are.
+    pub(crate) live: Indices,
+    pub(crate) results: Vec<(u32, TensorType, Sharded, Site)>,
+    /// Generators move on by these, in this order; and the inputs that get their states.
+    pub(crate) random: Vec<(Drawn, Option<u32>)>,
+    /// By the inputs that they overwrite.
+    pub(crate) programs: Mutex<Vec<(Indices, Arc<Program>, Numbers)>>,
+}
+
+/// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.
+pub type Rng<'a> = &'a dyn Fn(Option<usize>, u64) -> (u64, u64);
+
+/// A generator, none being the default one, and by how many blocks it moves on.
+pub(crate) type Drawn = (Option<usize>, u64);
+
+/// An input of a program that a recipe is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Input {
+    Of(Source),
+    /// A state of a generator.
+    Random,
 }
 
 impl Recipe {
+    /// Of a function that is one program, which may make the step of an optimizer, and may overwrite these arguments.
+    pub(crate) fn whole(self, ends_step: bool, donated: &[u32]) -> Recipe {
+        let is_given = |number: &u32| {
+            let is_result = |o: &GraphOutput| match o.home {
+                Home::Argument(at) => self.arguments[at].storage == Some(*number),
+                Home::Made(_) => false,
+            };
+            self.written.iter().all(|(n, _)| n != number) && !self.outputs.iter().any(is_result)
+        };
+        let storages = donated.iter().filter_map(|&i| self.arguments.get(i as usize)?.storage);
+        let mut donated: Vec<u32> = storages.filter(is_given).collect();
+        donated.sort_unstable();
+        donated.dedup();
+        Recipe { whole: Some(Whole { ends_step, donated, shape: Mutex::default() }), ..self }
+    }
+
     /// The graph's results.
     pub fn outputs(&self) -> &[GraphOutput] {
         &self.outputs

@@ -1,12 +1,17 @@
 //! Recording by a recipe.
 
 use crate::config::{Mode, Switches};
-use crate::error::Refusal;
-use crate::recipe::{Recipe, Source};
+use crate::error::{Refusal, Result};
+use crate::flush::Direct;
+use crate::part::{Part, Results, donors};
+use crate::recipe::{Drawn, Input, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Held, Slot, Value};
+use crate::value::{Held, Slot, State, Value};
+use crate::window::Window;
+use oxitorch_capture::Reason;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -16,24 +21,112 @@ type Hosts = SmallVec<[(u32, Arc<Value>); 4]>;
 /// What the sources of a recipe mean in one call.
 struct Values<'x> {
     numbers: &'x [Held],
-    random: &'x dyn Fn(u64) -> (u64, u64),
+    random: Rng<'x>,
     /// By storage.
     before: SmallVec<[Arc<Value>; 16]>,
     /// By argument.
     hosts: Hosts,
     results: Vec<Option<Arc<Value>>>,
+    /// States of generators, and by how much these moved on.
+    drawn: Vec<(Drawn, Arc<Value>)>,
 }
 
 impl Values<'_> {
     /// `None` for a result that an instance does not have.
-    fn of(&self, source: Source) -> Option<Arc<Value>> {
+    fn of(&mut self, source: Source) -> Option<Arc<Value>> {
         match source {
             Source::Storage(i) => Some(self.before[i as usize].clone()),
             Source::Host(i) => self.hosts.iter().find(|(at, _)| *at == i).map(|(_, v)| v.clone()),
             Source::Result(i) => self.results[i as usize].clone(),
             Source::Number(i) => Some(self.numbers[i as usize].value().clone()),
-            Source::Random(blocks) => Some(Value::generator((self.random)(blocks))),
+            Source::Random(generator, blocks) => {
+                let state = Value::generator((self.random)(generator, blocks));
+                self.drawn.push(((generator, blocks), state.clone()));
+                Some(state)
+            }
         }
+    }
+
+    /// Where each input of what was recorded comes from; nothing for one that is none of these.
+    fn inputs(&self, inputs: &[Arc<Value>]) -> Option<Vec<Input>> {
+        let before = self.before.iter().zip(0..).map(|(v, i)| (v, Input::Of(Source::Storage(i))));
+        let hosts = self.hosts.iter().map(|(i, v)| (v, Input::Of(Source::Host(*i))));
+        let numbers = self.numbers.iter().zip(0..).map(|(v, i)| (v.value(), Input::Of(Source::Number(i))));
+        let drawn = self.drawn.iter().map(|(_, v)| (v, Input::Random));
+        let all = before.chain(hosts).chain(numbers).chain(drawn);
+        let known: FxHashMap<usize, Input> = all.map(|(v, input)| (address(&**v), input)).collect();
+        inputs.iter().map(|v| known.get(&address(&**v)).copied()).collect()
+    }
+}
+
+/// A call of a recipe: its line, and what is in force.
+#[derive(Clone, Copy)]
+struct Called<'x> {
+    recipe: &'x Recipe,
+    slots: &'x [&'x Slot],
+    device: u16,
+    site: Site,
+}
+
+impl Called<'_> {
+    /// The line of an op.
+    fn line(&self, own: Site) -> Site {
+        if own == Site::default() { self.site } else { own }
+    }
+
+    /// Gives the storages their new values, and makes those that the recipe makes.
+    fn bind(&self, values: &mut Values<'_>) -> Vec<Slot> {
+        for (storage, source) in &self.recipe.written {
+            if let Some(value) = values.of(*source) {
+                self.slots[*storage as usize].bind(value);
+            }
+        }
+        for &storage in self.recipe.whole.iter().flat_map(|whole| &whole.donated) {
+            let slot = self.slots[storage as usize];
+            slot.bind(values.before[storage as usize].given_away());
+        }
+        let made = |(nbytes, source): &(usize, Option<Source>)| match source.and_then(|s| values.of(s)) {
+            Some(value) => Slot::with(*nbytes, self.device, value),
+            None => Slot::new(*nbytes, self.device),
+        };
+        self.recipe.made.iter().map(made).collect()
+    }
+
+    /// Records the ops one by one.
+    fn record(&self, w: &mut Window, values: &mut Values<'_>) {
+        let recipe = self.recipe;
+        let mut sources = recipe.operands.iter();
+        let mut offsets = recipe.offsets.as_slice();
+        for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
+            let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
+            let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
+            w.site = self.line(*at);
+            let (own, rest) = offsets.split_at(inst.offsets);
+            offsets = rest;
+            values.results.extend(w.record(inst, operands, own));
+        }
+        w.site = self.site;
+    }
+
+    /// How a program is launched that was recorded so.
+    fn shape(&self, recorded: &Results<'_>, values: &Values<'_>) -> Option<Shape> {
+        let part = recorded.part;
+        let inputs = values.inputs(&part.inputs)?;
+        let result = |(&i, v): (&u32, &Arc<Value>)| {
+            // A line of the recipe's own, or of the caller's.
+            let site = if v.site == self.site { Site::default() } else { v.site };
+            (recorded.number(i), v.ty.clone(), v.sharding.clone(), site)
+        };
+        let place = |v: &Arc<Value>| part.inputs.iter().position(|input| Arc::ptr_eq(input, v));
+        Some(Shape {
+            options: part.options,
+            ops: part.ops.clone(),
+            inputs,
+            live: part.live.clone(),
+            results: part.live.iter().zip(&part.outputs).map(result).collect(),
+            random: values.drawn.iter().map(|(n, v)| (*n, place(v).map(|at| at as u32))).collect(),
+            programs: Default::default(),
+        })
     }
 }
 
@@ -46,7 +139,7 @@ impl Stream {
         args: &[TensorRef<'_>],
         site: Site,
         switches: &Switches,
-        random: &dyn Fn(u64) -> (u64, u64),
+        random: Rng<'_>,
     ) -> Result<Option<Vec<Slot>>, Refusal> {
         let same = recipe.switches == switches.word() && recipe.device == self.device;
         if switches.mode == Mode::Debug || !same {
@@ -54,8 +147,8 @@ impl Stream {
         }
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
         let mut hosts = self.uploads(args)?;
-        let line = |s: Site| if s == Site::default() { site } else { s };
-        let first = recipe.sites.first().map_or(site, |s| line(*s));
+        let call = Called { recipe, slots: &slots, device: self.device, site };
+        let first = recipe.sites.first().map_or(site, |s| call.line(*s));
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(None);
@@ -76,33 +169,106 @@ impl Stream {
                 hosts.push((i as u32, w.number(dtype, &bytes[..dtype.size_bytes()])));
             }
         }
-        let results = Vec::with_capacity(recipe.insts.len());
-        let mut values = Values { numbers: &recipe.numbers, random, before, hosts, results };
-        let mut sources = recipe.operands.iter();
-        let mut offsets = recipe.offsets.as_slice();
-        for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
-            let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
-            let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
-            w.site = line(*at);
-            let (own, rest) = offsets.split_at(inst.offsets);
-            offsets = rest;
-            values.results.extend(w.record(inst, operands, own));
-        }
-        for (storage, source) in &recipe.written {
-            if let Some(value) = values.of(*source) {
-                slots[*storage as usize].bind(value);
+        let values = Values {
+            numbers: &recipe.numbers,
+            random,
+            before,
+            hosts,
+            results: Vec::new(),
+            drawn: Vec::new(),
+        };
+        let made = match &recipe.whole {
+            Some(whole) => self.run_whole(&mut w, call, values, whole, switches)?,
+            None => {
+                let mut values = values;
+                values.results.reserve(recipe.insts.len());
+                call.record(&mut w, &mut values);
+                let made = call.bind(&mut values);
+                self.end_call(&mut w, switches.mode)?;
+                made
             }
-        }
-        let made = recipe.made.iter().map(|(nbytes, source)| match source.and_then(|s| values.of(s)) {
-            Some(value) => Slot::with(*nbytes, self.device, value),
-            None => Slot::new(*nbytes, self.device),
-        });
-        let made = made.collect();
-        self.end_call(&mut w, switches.mode)?;
+        };
         drop(w);
         self.metrics().count(&self.metrics().replays);
         self.after_op(switches.mode)?;
         Ok(Some(made))
+    }
+
+    /// Launches a recipe that is one program.
+    fn run_whole(
+        &self,
+        w: &mut Window,
+        call: Called<'_>,
+        mut values: Values<'_>,
+        whole: &Whole,
+        switches: &Switches,
+    ) -> Result<Vec<Slot>, Refusal> {
+        self.flush(w, Reason::Jit)?;
+        w.thread.options = switches.compiler_options;
+        let reason = if whole.ends_step { Reason::Step } else { Reason::Jit };
+        let known = whole.shape.lock().clone();
+        let options = self.compiler.in_force(switches.compiler_options);
+        if let Some(shape) = known.filter(|shape| shape.options == options) {
+            return Ok(self.launch_shape(w, call, values, &shape, reason)?);
+        }
+        call.record(w, &mut values);
+        let made = call.bind(&mut values);
+        if w.others.ops > 0 {
+            self.flush(w, reason)?; // with what other threads recorded
+            return Ok(made);
+        }
+        self.flush_whole(w, reason, |recorded| {
+            let shape = call.shape(recorded, &values).map(Arc::new);
+            *whole.shape.lock() = shape.clone();
+            move |direct: Direct| {
+                if let Some(shape) = shape {
+                    shape.programs.lock().push(direct);
+                }
+            }
+        })?;
+        Ok(made)
+    }
+
+    /// Launches a recipe that was launched before.
+    fn launch_shape(
+        &self,
+        w: &mut Window,
+        call: Called<'_>,
+        mut values: Values<'_>,
+        shape: &Shape,
+        reason: Reason,
+    ) -> Result<Vec<Slot>> {
+        let mut states = SmallVec::<[(u32, Arc<Value>); 4]>::new();
+        for ((generator, blocks), input) in &shape.random {
+            let state = Value::generator((values.random)(*generator, *blocks));
+            states.extend(input.map(|i| (i, state)));
+        }
+        let state = |at: u32| states.iter().find(|(i, _)| *i == at).map(|(_, v)| v.clone());
+        let input = |(input, at): (&Input, u32)| match input {
+            Input::Of(source) => values.of(*source),
+            Input::Random => state(at),
+        };
+        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().zip(0..).filter_map(input).collect();
+        let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
+        values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
+        for (number, ty, sharding, site) in &shape.results {
+            let value = Value::sharded(ty.clone(), sharding.clone(), State::Pending, call.line(*site));
+            values.results[*number as usize] = Some(value.clone());
+            outputs.push(value);
+        }
+        let made = call.bind(&mut values);
+        drop(values);
+        let donated = donors(&inputs, &outputs, |_| false);
+        let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).cloned();
+        let Some((_, program, numbers)) = known else {
+            let same = (shape.ops.clone(), shape.live.clone(), shape.options);
+            let mut part = Part::again(same, inputs.into_iter().collect(), outputs);
+            self.launch_whole(w, &mut part, reason, |direct| shape.programs.lock().push(direct))?;
+            return Ok(made);
+        };
+        let first = (call.line(shape.ops.sites[0]), shape.ops.len());
+        self.launch_known(w, inputs, outputs, first, (program, &numbers), reason);
+        Ok(made)
     }
 
     /// Copies the arguments in host memory that are more than a number.

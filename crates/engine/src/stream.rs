@@ -148,7 +148,11 @@ impl Stream {
     pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
         events::here(site);
         let whose = if reason == Reason::Wait { Whose::All } else { Whose::Own };
-        self.flush_for(&mut self.lock(site), &whose, reason)
+        let mut w = self.lock(site);
+        if reason == Reason::Step && w.is_watched() {
+            return Ok(()); // the step is a part of the function
+        }
+        self.flush_for(&mut w, &whose, reason)
     }
 
     /// The bounds of a window that nobody set.
@@ -328,7 +332,7 @@ impl Stream {
         let apart = self.platform() != Platform::Cpu && held.value().whole_bytes() > least;
         let held = {
             let mut w = self.lock(site);
-            w.spoil();
+            w.spoil("a value that the host reads");
             if apart {
                 held = Held::new(w.read(slot, tensor)?);
             }

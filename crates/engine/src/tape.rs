@@ -13,7 +13,7 @@ use crate::recipe::{Argument, GraphOutput, Home, Layout, Recipe, Source, address
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Held, Value};
+use crate::value::{Held, Slot, Value};
 use oxitorch_hlo::DType;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -24,7 +24,10 @@ pub(crate) struct Tape {
     pub(crate) thread: ThreadId,
     /// The line that began to watch.
     pub(crate) site: Site,
-    pub(crate) spoiled: bool,
+    /// Why there will be no recipe, and the line.
+    pub(crate) spoiled: Option<(&'static str, Site)>,
+    /// Whether what is recorded is to be one program.
+    pub(crate) whole: bool,
     pub(crate) arguments: Vec<Argument>,
     /// Addresses of the slots of the arguments' storages; compared, never followed.
     pub(crate) slots: Vec<usize>,
@@ -44,12 +47,13 @@ pub(crate) struct Tape {
 }
 
 impl Tape {
-    /// A tape that notes nothing.
-    pub(crate) fn spoiled(site: Site) -> Tape {
+    /// A tape that notes nothing, for this reason.
+    pub(crate) fn spoiled(why: &'static str, site: Site) -> Tape {
         Tape {
             thread: std::thread::current().id(),
             site,
-            spoiled: true,
+            spoiled: Some((why, site)),
+            whole: false,
             arguments: Vec::new(),
             slots: Vec::new(),
             before: Vec::new(),
@@ -86,15 +90,30 @@ impl Tape {
         (layout.dtype == dtype && layout.sizes.as_slice() == sizes).then_some(at)
     }
 
-    /// The recipe, now that the graph was played with these arguments and results.
+    /// The lines of results that are still seen, though by none of these tensors.
+    pub(crate) fn kept_elsewhere(&self, args: &[TensorRef<'_>], outputs: &[TensorRef<'_>]) -> Vec<Site> {
+        let mut seen: FxHashMap<usize, u32> = FxHashMap::default();
+        let mut slots: Vec<&Slot> = args.iter().chain(outputs).filter_map(|t| t.device().ok()).collect();
+        slots.sort_unstable_by_key(|slot| address(*slot));
+        slots.dedup_by_key(|slot| address(*slot));
+        for value in slots.into_iter().filter_map(Slot::value) {
+            *seen.entry(address(&*value)).or_default() += 1;
+        }
+        let is_result = |v: &Value| matches!(self.source(v), Some(Source::Result(_)));
+        let is_kept = |v: &Value| v.holders() > seen.get(&address(v)).copied().unwrap_or(0);
+        self.kept.iter().filter(|v| is_result(v) && is_kept(v)).map(|v| v.site).collect()
+    }
+
+    /// The recipe, now that the graph was played with these arguments and results. Tensors behind the arguments are made
+    /// by the graph, and written anew in each call.
     pub(crate) fn recipe(
-        self,
+        mut self,
         device: u16,
         args: &[TensorRef<'_>],
         outputs: &[TensorRef<'_>],
         switches: &Switches,
     ) -> Option<Recipe> {
-        if self.spoiled || args.len() != self.arguments.len() {
+        if self.spoiled.is_some() || args.len() < self.arguments.len() {
             return None;
         }
         let slot_of = |t: &TensorRef<'_>| match t.place {
@@ -115,6 +134,22 @@ impl Tape {
                     written.push((number as u32, self.source(&now)?));
                 }
             }
+        }
+        for t in &args[self.arguments.len()..] {
+            let Place::Device(slot) = t.place else { return None };
+            let (at, layout) = (slot_of(t)?, Layout::of(t)?);
+            let known = self.slots.iter().position(|s| *s == at);
+            let number = match known {
+                Some(number) => number as u32,
+                None => {
+                    let number = self.slots.len() as u32;
+                    self.slots.push(at);
+                    let value = slot.value()?;
+                    written.push((number, self.source(&value)?));
+                    number
+                }
+            };
+            self.arguments.push(Argument { layout, storage: Some(number) });
         }
         let mut made = Vec::new();
         let mut made_at: FxHashMap<usize, usize> = FxHashMap::default();
@@ -156,6 +191,18 @@ impl Tape {
             written,
             made,
             outputs: results,
+            whole: None,
         })
     }
+}
+
+/// What came of a function that is to be one program.
+#[derive(Debug)]
+pub enum Traced {
+    /// Later calls are recorded so.
+    Function(Box<Recipe>),
+    /// Tensors that it made are still seen though it does not return them, by the lines that made them.
+    Kept(Vec<Site>),
+    /// Later calls cannot be recorded so, for this reason, with its line.
+    Refused(&'static str, Site),
 }

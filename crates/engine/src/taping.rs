@@ -2,57 +2,89 @@
 
 use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
-use crate::inst::Inst;
+use crate::inst::{Inst, Kind};
 use crate::recipe::{Argument, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::tape::Tape;
+use crate::tape::{Tape, Traced};
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Held, Value};
+use crate::value::{Held, Slot, Value};
 use crate::window::Window;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::DType;
 use std::sync::Arc;
 
 impl Tape {
-    /// A tape for these arguments; `None` where they are of a kind that no recipe can have.
-    fn new(device: u16, args: &[TensorRef<'_>], w: &mut Window) -> Result<Option<Tape>, Refusal> {
-        let mut tape = Tape { spoiled: false, ..Tape::spoiled(w.site) };
-        for (i, t) in args.iter().enumerate() {
-            let Some(layout) = Layout::of(t) else { return Ok(None) };
-            let storage = match t.place {
-                Place::Device(slot) if slot.device == device => {
-                    let at = address(slot);
-                    let known = tape.slots.iter().position(|s| *s == at);
-                    let number = match known {
-                        Some(number) => number,
-                        None => {
-                            let value = w.slot_value(slot, layout.dtype, &layout.sizes)?;
-                            tape.slots.push(at);
-                            tape.before.push(value);
-                            tape.slots.len() - 1
-                        }
-                    };
-                    Some(number as u32)
-                }
-                Place::Host(bytes) if t.contiguous && !t.conj && !t.neg => {
-                    tape.host.insert(bytes.as_ptr() as usize, i as u32);
-                    None
-                }
-                _ => return Ok(None),
-            };
-            tape.arguments.push(Argument { layout, storage });
-        }
-        for i in 0..tape.before.len() {
-            let value = tape.before[i].clone();
-            // Two storages with one value: an operand could be either.
-            if tape.source(&value).is_some() {
-                return Ok(None);
+    /// A tape for these arguments; one that is spoiled where they are of a kind that no recipe can have.
+    fn new(
+        device: u16,
+        args: &[TensorRef<'_>],
+        w: &mut Window,
+        site: Site,
+        whole: bool,
+    ) -> Result<Tape, Refusal> {
+        let mut tape = Tape { spoiled: None, whole, ..Tape::spoiled("", site) };
+        for t in args {
+            tape.add(device, t, w)?;
+            if tape.spoiled.is_some() {
+                break;
             }
-            tape.know(&value, Source::Storage(i as u32));
         }
-        Ok(Some(tape))
+        Ok(tape)
+    }
+
+    /// One more argument, of which nothing recorded so far has the value.
+    fn add(&mut self, device: u16, t: &TensorRef<'_>, w: &mut Window) -> Result<(), Refusal> {
+        let refused = Some(("an argument that is no plain tensor of the device or of the host", w.site));
+        let Some(layout) = Layout::of(t) else {
+            self.spoiled = refused;
+            return Ok(());
+        };
+        let storage = match t.place {
+            Place::Device(slot) if slot.device == device => {
+                let at = address(slot);
+                let known = self.slots.iter().position(|s| *s == at);
+                let number = match known {
+                    Some(number) => number,
+                    None => {
+                        let value = self.own_value(slot, &layout, w)?;
+                        let number = self.slots.len();
+                        self.slots.push(at);
+                        self.before.push(value.clone());
+                        self.know(&value, Source::Storage(number as u32));
+                        number
+                    }
+                };
+                Some(number as u32)
+            }
+            Place::Host(bytes) if t.contiguous && !t.conj && !t.neg => {
+                self.host.insert(bytes.as_ptr() as usize, self.arguments.len() as u32);
+                None
+            }
+            _ => {
+                self.spoiled = refused;
+                return Ok(());
+            }
+        };
+        self.arguments.push(Argument { layout, storage });
+        Ok(())
+    }
+
+    /// The value of a storage. Where another storage has the same one, an operand could be either's: then this one gets a
+    /// copy, or there is no recipe.
+    fn own_value(&mut self, slot: &Slot, layout: &Layout, w: &mut Window) -> Result<Arc<Value>, Refusal> {
+        let value = w.slot_value(slot, layout.dtype, &layout.sizes)?;
+        if self.source(&value).is_none() {
+            return Ok(value);
+        }
+        if !self.whole {
+            self.spoiled = Some(("two arguments that share a value", w.site));
+            return Ok(value);
+        }
+        let copy = w.apply(Kind::Copy(value.ty.clone()), [value])?;
+        slot.bind(copy.clone());
+        Ok(copy)
     }
 }
 
@@ -63,18 +95,20 @@ impl Window {
     }
 
     fn tape(&mut self) -> Option<&mut Tape> {
-        self.tape.as_deref_mut().filter(|t| t.is_here() && !t.spoiled)
+        self.tape.as_deref_mut().filter(|t| t.is_here() && t.spoiled.is_none())
     }
 
     /// What is recorded depends on more than the graph.
-    pub(crate) fn spoil(&mut self) {
+    pub(crate) fn spoil(&mut self, why: &'static str) {
+        let site = self.site;
         if let Some(tape) = self.tape() {
-            tape.spoiled = true;
+            tape.spoiled = Some((why, site));
         }
     }
 
     /// Notes a number of the graph.
     pub(crate) fn note_number(&mut self, value: &Arc<Value>) {
+        let site = self.site;
         let Some(tape) = self.tape() else { return };
         match tape.source(value) {
             None => {
@@ -82,14 +116,15 @@ impl Window {
                 tape.numbers.push(Held::new(value.clone()));
             }
             Some(Source::Number(_)) => {}
-            Some(_) => tape.spoiled = true, // a storage holds the same number
+            Some(_) => tape.spoiled = Some(("a number that an argument holds too", site)),
         }
     }
 
-    /// Notes a state of the default generator that an op uses.
-    pub(crate) fn note_random(&mut self, value: &Arc<Value>, blocks: u64) {
-        if let Some(tape) = self.tape() {
-            tape.know(value, Source::Random(blocks));
+    /// Notes a state of a generator that an op uses. Of others than the default one nobody knows how long there are any, but
+    /// who calls a function that is one program keeps them.
+    pub(crate) fn note_random(&mut self, value: &Arc<Value>, generator: Option<usize>, blocks: u64) {
+        if let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) {
+            tape.know(value, Source::Random(generator, blocks));
         }
     }
 
@@ -118,7 +153,7 @@ impl Window {
             }
             None => {
                 if !wrapped {
-                    self.spoil(); // the next call may find another number there
+                    self.spoil("a number of the host that the next call may find changed");
                 }
                 self.number(dtype, bytes)
             }
@@ -129,12 +164,12 @@ impl Window {
     pub(crate) fn note(&mut self, inst: &Shared<Inst>) {
         let site = self.site;
         let Some(mut tape) = self.tape.take() else { return };
-        if tape.is_here() && !tape.spoiled {
+        if tape.is_here() && tape.spoiled.is_none() {
             let operands = &self.ops.operands;
             for &code in &operands[operands.len() - inst.operands.len()..] {
                 match self.value(code).and_then(|v| tape.source(v)) {
                     Some(source) => tape.operands.push(source),
-                    None => tape.spoiled = true,
+                    None => tape.spoiled = Some(("a tensor that is neither an argument nor a result", site)),
                 }
             }
             let offsets = &self.ops.offsets;
@@ -156,15 +191,104 @@ impl Stream {
     /// This thread begins to play a graph on these arguments. False in debug mode, which looks at each op, and while
     /// another thread plays one.
     pub fn watch(&self, args: &[TensorRef<'_>], site: Site, switches: &Switches) -> Result<bool, Refusal> {
+        self.begin(args, site, switches, false)
+    }
+
+    /// This thread begins to run a function that is to be one program, on these arguments; as [`Stream::watch`].
+    pub fn trace(&self, args: &[TensorRef<'_>], site: Site, switches: &Switches) -> Result<bool, Refusal> {
+        self.begin(args, site, switches, true)
+    }
+
+    fn begin(
+        &self,
+        args: &[TensorRef<'_>],
+        site: Site,
+        switches: &Switches,
+        whole: bool,
+    ) -> Result<bool, Refusal> {
         let mut w = self.lock(site);
         if w.tape.is_some() || switches.mode == Mode::Debug {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;
         w.thread.options = switches.compiler_options;
-        let tape = Tape::new(self.device, args, &mut w)?.unwrap_or_else(|| Tape::spoiled(site));
+        let tape = Tape::new(self.device, args, &mut w, site, whole)?;
+        if whole {
+            self.flush(&mut w, Reason::Jit)?;
+            w.thread.options = switches.compiler_options;
+        }
         w.tape = Some(Box::new(tape));
         Ok(true)
+    }
+
+    /// The function that this thread runs takes one more tensor, which it finds elsewhere than among its arguments.
+    pub fn trace_also(&self, tensor: &TensorRef<'_>, site: Site) -> Result<(), Refusal> {
+        let mut w = self.lock(site);
+        let Some(mut tape) = w.tape.take_if(|t| t.is_here() && t.spoiled.is_none()) else { return Ok(()) };
+        let added = tape.add(self.device, tensor, &mut w);
+        w.tape = Some(tape);
+        added
+    }
+
+    /// The function was run with these arguments, those that came later included; tensors behind them it made and
+    /// writes anew in each call. Launches what it recorded, as one program, unless nothing comes of it.
+    pub fn traced(
+        &self,
+        args: &[TensorRef<'_>],
+        outputs: &[TensorRef<'_>],
+        switches: &Switches,
+        ends_step: bool,
+        donated: &[u32],
+    ) -> Result<Traced> {
+        let mut w = self.lock(Site::default());
+        let Some(tape) = w.tape.take_if(|t| t.is_here()) else {
+            return Ok(Traced::Refused("the device runs in debug mode", Site::default()));
+        };
+        if let Some((why, site)) = tape.spoiled {
+            self.flush(&mut w, Reason::Jit)?;
+            return Ok(Traced::Refused(why, site));
+        }
+        let kept = tape.kept_elsewhere(args, outputs);
+        let traced = match tape.recipe(self.device, args, outputs, switches) {
+            _ if !kept.is_empty() => Traced::Kept(kept),
+            Some(recipe) => {
+                self.metrics().count(&self.metrics().recipes);
+                let recipe = recipe.whole(ends_step, donated);
+                self.give_away(&recipe, args);
+                Traced::Function(Box::new(recipe))
+            }
+            None => {
+                Traced::Refused("a result or an argument that has no storage of its own", Site::default())
+            }
+        };
+        self.flush(&mut w, Reason::Jit)?;
+        Ok(traced)
+    }
+
+    /// The arguments that a function was given hold nothing any more.
+    fn give_away(&self, recipe: &Recipe, args: &[TensorRef<'_>]) {
+        let Some(slots) = recipe.storages(args) else { return };
+        for &storage in recipe.whole.iter().flat_map(|whole| &whole.donated) {
+            let slot = slots[storage as usize];
+            if let Some(before) = slot.value() {
+                slot.bind(before.given_away());
+            }
+        }
+    }
+
+    /// The function that this thread runs has not been run: its arguments hold what they held before.
+    pub fn untrace(&self, args: &[TensorRef<'_>], switches: &Switches) -> Result<()> {
+        let mut w = self.lock(Site::default());
+        let Some(tape) = w.tape.take_if(|t| t.is_here()) else { return Ok(()) };
+        for (t, argument) in args.iter().zip(&tape.arguments) {
+            let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
+            let before = &tape.before[number as usize];
+            if slot.value().is_none_or(|now| !Arc::ptr_eq(&now, before)) {
+                slot.bind(before.clone());
+            }
+        }
+        drop(tape);
+        self.flush(&mut w, if switches.mode == Mode::Strict { Reason::Mode } else { Reason::Jit })
     }
 
     /// The graph was played; gives the recipe, if a later call can do with it.

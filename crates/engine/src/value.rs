@@ -132,6 +132,18 @@ impl Value {
         self.holds.load(Relaxed) > 0
     }
 
+    /// What a tensor holds instead that was given to a function.
+    pub(crate) fn given_away(&self) -> Arc<Value> {
+        let why = "this tensor was given to a function of torch.tpu.jit, which may have overwritten it\nhint: use what \
+                   the function returns, or take the argument out of donate_argnums";
+        Value::new(self.ty.clone(), State::Failed(Error::runtime(why)))
+    }
+
+    /// How many slots and host reads see it.
+    pub(crate) fn holders(&self) -> u32 {
+        self.holds.load(Relaxed)
+    }
+
     /// Takes the buffer out, for a program that overwrites it.
     pub(crate) fn donate(&self) -> Option<Buffers> {
         let mut state = self.state.lock();

@@ -25,7 +25,7 @@ fn played(
 /// Records by a recipe; the storages that it made.
 fn replayed(rig: &Rig, recipe: &Recipe, args: &[TensorRef<'_>]) -> Option<Vec<Slot>> {
     let switches = rig.engine.switches();
-    rig.stream().replay(recipe, args, rig.site(), &switches, &|blocks| (7, blocks)).unwrap()
+    rig.stream().replay(recipe, args, rig.site(), &switches, &|_, blocks| (7, blocks)).unwrap()
 }
 
 /// `relu(-x) + w`, which nobody sees the middle of.
@@ -116,7 +116,7 @@ fn arguments_that_a_graph_writes_are_written_again() {
     // Two arguments in one storage: a write would reach both.
     let switches = rig.engine.switches();
     let both = [state.by_ref(), state.by_ref()];
-    assert!(rig.stream().replay(&recipe, &both, rig.site(), &switches, &|_| (0, 0)).unwrap().is_none());
+    assert!(rig.stream().replay(&recipe, &both, rig.site(), &switches, &|_, _| (0, 0)).unwrap().is_none());
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn random_numbers_are_drawn_in_each_call() {
     let drawn = std::cell::Cell::new(0);
     let switches = rig.engine.switches();
     for calls in 1..4 {
-        let random = |blocks: u64| {
+        let random = |_: Option<usize>, blocks: u64| {
             drawn.set(drawn.get() + 1);
             assert!(blocks > 0);
             (9, drawn.get())
@@ -239,7 +239,7 @@ fn arguments_of_another_kind_are_refused() {
     let mut double = rig.engine.switches();
     double.default_dtype = DType::F64;
     let args = [x.by_ref(), w.by_ref()];
-    assert!(rig.stream().replay(&recipe, &args, rig.site(), &double, &|_| (0, 0)).unwrap().is_none());
+    assert!(rig.stream().replay(&recipe, &args, rig.site(), &double, &|_, _| (0, 0)).unwrap().is_none());
     assert!(replayed(&rig, &recipe, &args).is_some());
     // A graph that writes nothing may be given one storage twice; two instead of one is another graph.
     assert!(replayed(&rig, &recipe, &[x.by_ref(), x.by_ref()]).is_some());

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 13
+#define OXI_ABI_VERSION 14
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -96,6 +96,8 @@ typedef struct OxiOut {
 } OxiOut;
 
 enum { OXI_OK = 0, OXI_FALLBACK = 1, OXI_ERROR = 2, OXI_PENDING = 3 };
+// What came of a function that is to be one program.
+enum { OXI_TRACED_REFUSED = 16, OXI_TRACED_FUNCTION = 17, OXI_TRACED_KEPT = 18 };
 enum {  // exception class to throw
   OXI_ERR_RUNTIME = 0, OXI_ERR_INDEX = 1, OXI_ERR_TYPE = 2, OXI_ERR_VALUE = 3,
   OXI_ERR_NOT_IMPLEMENTED = 4, OXI_ERR_OUT_OF_MEMORY = 5, OXI_ERR_INTERRUPTED = 6, OXI_ERR_LINALG = 7
@@ -212,6 +214,15 @@ typedef struct OxiCore {
   int32_t (*watched)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
                      uint32_t nouts, OxiError* error);
   int32_t (*replay)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, OxiResult* result);
+  // Functions that are one program each: as `watch`; one more tensor that the function takes; as `watched`, where tensors behind
+  // the arguments are made by the function and written in each call, and the caller gives some of them away. Gives OXI_TRACED_FUNCTION, and later a `replay` is one
+  // program; or `error` says what it depends on besides (OXI_TRACED_REFUSED), or which lines made tensors that outlive it
+  // (OXI_TRACED_KEPT). `untrace` undoes what was recorded.
+  int32_t (*trace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
+  int32_t (*trace_also)(int32_t device, const OxiTensor* tensor, OxiError* error);
+  int32_t (*traced)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
+                    uint32_t nouts, uint8_t ends_step, const uint32_t* donated, uint32_t ndonated, OxiError* error);
+  int32_t (*untrace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
   // An op without a row that may have a decomposition in Python ("aten::diff"): what `decomposed` takes for it, for good, or
   // null where no recipe could record it, as it writes.
   const void* (*decomposable)(const char* name, const char* schema);

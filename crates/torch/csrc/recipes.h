@@ -83,6 +83,42 @@ bool watched(int64_t graph, at::TensorList args, at::TensorList outs) {
   return kept;
 }
 
+// ---------------------------------------------------------------- functions that are one program
+// Called by python/oxitorch/_jit.py.
+thread_local int32_t t_traced = 0;  // the device of the function that this thread runs
+bool trace(at::TensorList args) {
+  Described a(args);
+  TORCH_CHECK(a.plain, "torch.tpu.jit: an argument is no plain tensor of the device or of the host");
+  OxiError e{};
+  t_traced = a.device;
+  int32_t began = g_core->trace(a.device, a.tensors.data(), a.size(), &e);
+  if (e.message) raise(e);
+  return began;
+}
+void trace_also(const Tensor& tensor) {
+  TORCH_CHECK(is_plain(tensor), "torch.tpu.jit: it uses a tensor that is no plain tensor of the device or of the host");
+  OxiTensor t;
+  describe(t, tensor);
+  OxiError e{};
+  check(g_core->trace_also(t_traced, &t, &e), e);
+}
+std::tuple<int64_t, std::string> traced(int64_t graph, at::TensorList args, at::TensorList outs, bool ends_step,
+                                        at::IntArrayRef donated) {
+  Described a(args), o(outs);
+  TORCH_CHECK(a.plain && o.plain, "torch.tpu.jit: a result is no plain tensor of the device");
+  OxiError e{};
+  std::vector<uint32_t> given(donated.begin(), donated.end());
+  int32_t found = g_core->traced(graph, t_traced, a.tensors.data(), a.size(), o.tensors.data(), o.size(), ends_step,
+                                 given.data(), static_cast<uint32_t>(given.size()), &e);
+  if (found < OXI_TRACED_REFUSED) check(found, e);
+  return {found, e.message ? e.message : ""};
+}
+void untrace(at::TensorList args) {
+  Described a(args);
+  OxiError e{};
+  check(g_core->untrace(t_traced, a.tensors.data(), a.size(), &e), e);
+}
+
 // ---------------------------------------------------------------- decompositions in Python
 // An op that the core does not know may have one. python/oxitorch/_decompose.py runs it for the first call with arguments
 // of a kind, while the core watches; later ones are recorded by the recipe, and no Python runs.

@@ -529,6 +529,10 @@ void register_graphs() {
   m.def("_replay(int graph, Tensor[] args) -> (bool, Tensor[])", &replay);
   m.def("_watch(Tensor[] args) -> bool", &watch);
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
+  m.def("_trace(Tensor[] args) -> bool", &trace);
+  m.def("_trace_also(Tensor tensor) -> ()", &trace_also);
+  m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, int[] donated) -> (int, str)", &traced);
+  m.def("_untrace(Tensor[] args) -> ()", &untrace);
   m.def("_decompose(str name, int graph, Any[] args) -> Tensor?[]?");
   m.def("_sparse(str name, Any[] args) -> Any[]");
   m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks, int[] devices) -> ()",

@@ -70,6 +70,15 @@ pub(crate) const FALLBACK: i32 = header::OXI_FALLBACK;
 pub(crate) const ERROR: i32 = header::OXI_ERROR;
 pub(crate) const PENDING: i32 = header::OXI_PENDING;
 
+/// What came of a function that is to be one program.
+pub(crate) mod traced {
+    use super::header;
+
+    pub(crate) const REFUSED: i32 = header::OXI_TRACED_REFUSED;
+    pub(crate) const FUNCTION: i32 = header::OXI_TRACED_FUNCTION;
+    pub(crate) const KEPT: i32 = header::OXI_TRACED_KEPT;
+}
+
 /// `OxiError::kind`
 pub(crate) mod error {
     use super::header;
@@ -302,6 +311,21 @@ pub(crate) struct Core {
     pub(crate) watched:
         unsafe extern "C" fn(i64, i32, *const Tensor, u32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) replay: unsafe extern "C" fn(i64, i32, *const Tensor, u32, *mut Reply) -> i32,
+    pub(crate) trace: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) trace_also: unsafe extern "C" fn(i32, *const Tensor, *mut Error) -> i32,
+    pub(crate) traced: unsafe extern "C" fn(
+        i64,
+        i32,
+        *const Tensor,
+        u32,
+        *const Tensor,
+        u32,
+        u8,
+        *const u32,
+        u32,
+        *mut Error,
+    ) -> i32,
+    pub(crate) untrace: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) decomposable: unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_void,
     pub(crate) decomposed:
         unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,

@@ -59,6 +59,10 @@ pub(crate) static CORE: abi::Core = abi::Core {
     watch: graphs::watch,
     watched: graphs::watched,
     replay: graphs::replay,
+    trace: graphs::trace,
+    trace_also: graphs::trace_also,
+    traced: graphs::traced,
+    untrace: graphs::untrace,
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
     task: tasks::task,
@@ -106,6 +110,15 @@ fn report(error: &mut abi::Error, e: &Error) {
         ErrorKind::LinAlg => abi::error::LINALG,
     };
     error.message = keep_message(&e.message);
+}
+
+/// Moves a generator on, or the device's default one; its seed, and its offset before. Who says which one keeps it.
+fn draw(s: &State, device: i32, generator: Option<usize>, blocks: u64) -> (u64, u64) {
+    let (mut seed, mut offset) = (0, 0);
+    let generator = generator.unwrap_or(0) as *mut c_void;
+    // SAFETY: the caller names a generator that is there, or none.
+    unsafe { (s.shim.rng_advance)(generator, device, blocks, &mut seed, &mut offset) };
+    (seed, offset)
 }
 
 /// Runs `f` with the state; panics become errors.
@@ -334,20 +347,8 @@ fn run(
     };
     // SAFETY: as above.
     let refs: SmallVec<[ArgRef<'_>; 6]> = args.iter().map(|a| unsafe { arg(a) }).collect();
-    let rng = |generator: Option<usize>, blocks: u64| {
-        let (mut seed, mut offset) = (0, 0);
-        // SAFETY: a generator that the shim passed in this call, or null.
-        unsafe {
-            (s.shim.rng_advance)(
-                generator.unwrap_or(0) as *mut c_void,
-                device,
-                blocks,
-                &mut seed,
-                &mut offset,
-            )
-        };
-        (seed, offset)
-    };
+    // Generators that the shim passed in this call.
+    let rng = |generator: Option<usize>, blocks: u64| draw(s, device, generator, blocks);
     let call = Call { device: ordinal, op, args: &refs, rng: &rng, site, switches, size: None };
     if let Some(e) = failure {
         return Err(call.explain(e));

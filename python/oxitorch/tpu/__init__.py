@@ -94,7 +94,8 @@ __all__ = [
     "get_device_name", "get_device_properties",
     "get_per_process_memory_fraction", "get_precision", "get_rng_state", "get_rng_state_all", "get_window",
     "graphs",
-    "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
+    "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "jit", "manual_seed",
+    "manual_seed_all",
     "max_graphs", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated",
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
     "metrics_summary", "metrics_text", "ops", "platform",
@@ -104,6 +105,13 @@ __all__ = [
     "set_precision", "set_rng_state", "set_rng_state_all",
     "set_stream", "set_window", "stream", "synchronize", "trace",
 ]  # fmt: skip
+
+
+def jit(fn=None, **options):
+    """Makes one program of each kind of calls of a function; see `oxitorch.jit.jit`."""
+    from oxitorch.jit import jit
+
+    return jit(fn, **options)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

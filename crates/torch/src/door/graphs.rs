@@ -1,14 +1,14 @@
 //! The part of the door that compiled graphs go through.
 
-use super::{KEPT, enter, enter_code, report, tensor};
+use super::{KEPT, draw, enter, enter_code, keep_message, report, tensor};
 use crate::abi::slice;
-use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out};
+use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out, traced as outcome};
 use crate::state::{Graph, State};
 use crate::storage;
 use oxitorch_aten::dtype;
-use oxitorch_engine::{Error, ErrorKind, Home, Recipe, Refusal, Slot, Switches, TensorRef};
+use oxitorch_engine::{Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Switches, TensorRef, Traced};
 use smallvec::SmallVec;
-use std::ptr::null_mut;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Recipes of one graph: more than these are not tried.
@@ -59,16 +59,101 @@ pub(super) unsafe extern "C" fn watched(
         let (args, outs) = unsafe { (tensors(args, nargs), tensors(outs, nouts)) };
         let stream = s.engine.stream(device.max(0) as usize)?;
         let Some(recipe) = stream.watched(&args, &outs, &switches(s))? else { return Ok(()) };
-        let mut graphs = s.graphs.lock();
-        let recipes = &mut graphs.entry(graph).or_default().recipes;
-        if recipes.len() == MAX_RECIPES {
-            recipes.remove(0);
-        }
-        recipes.push(Arc::new(recipe));
+        keep_recipe(s, graph, recipe);
         kept = true;
         Ok(())
     });
     i32::from(kept)
+}
+
+fn keep_recipe(s: &State, graph: i64, recipe: Recipe) {
+    let mut graphs = s.graphs.lock();
+    let recipes = &mut graphs.entry(graph).or_default().recipes;
+    if recipes.len() == MAX_RECIPES {
+        recipes.remove(0);
+    }
+    recipes.push(Arc::new(recipe));
+}
+
+pub(super) unsafe extern "C" fn trace(
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    error: *mut abi::Error,
+) -> i32 {
+    let mut began = false;
+    enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let args = unsafe { tensors(args, nargs) };
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        began = stream.trace(&args, crate::sites::here(), &switches(s))?;
+        Ok(())
+    });
+    i32::from(began)
+}
+
+pub(super) unsafe extern "C" fn trace_also(device: i32, of: *const Tensor, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let of = unsafe { tensors(of, 1) };
+        s.engine.stream(device.max(0) as usize)?.trace_also(&of[0], crate::sites::here())
+    })
+}
+
+pub(super) unsafe extern "C" fn traced(
+    graph: i64,
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    outs: *const Tensor,
+    nouts: u32,
+    ends_step: u8,
+    donated: *const u32,
+    ndonated: u32,
+    error: *mut abi::Error,
+) -> i32 {
+    let mut found = None;
+    let code = enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let (args, outs) = unsafe { (tensors(args, nargs), tensors(outs, nouts)) };
+        // SAFETY: passed by the shim, for this call.
+        let donated = unsafe { slice(donated, ndonated as usize) };
+        let stream = s.engine.stream(device.max(0) as usize)?;
+        found = Some(match stream.traced(&args, &outs, &switches(s), ends_step != 0, donated)? {
+            Traced::Function(recipe) => {
+                keep_recipe(s, graph, *recipe);
+                (outcome::FUNCTION, String::new())
+            }
+            Traced::Refused(why, site) => (outcome::REFUSED, format!("{why}{}", at(site))),
+            Traced::Kept(sites) => {
+                let lines: BTreeSet<String> = sites.iter().map(|site| at(*site)).collect();
+                (outcome::KEPT, lines.into_iter().collect::<Vec<_>>().join("\n"))
+            }
+        });
+        Ok(())
+    });
+    let Some((found, text)) = found else { return code };
+    // SAFETY: the shim passes an error to fill.
+    unsafe { (*error).message = keep_message(&text) };
+    found
+}
+
+/// Where something happened, for a message.
+fn at(site: Site) -> String {
+    site.describe().map_or_else(String::new, |line| format!(" at {line}"))
+}
+
+pub(super) unsafe extern "C" fn untrace(
+    device: i32,
+    args: *const Tensor,
+    nargs: u32,
+    error: *mut abi::Error,
+) -> i32 {
+    enter_code(error, |s| {
+        // SAFETY: described by the shim, for this call.
+        let args = unsafe { tensors(args, nargs) };
+        Ok(s.engine.stream(device.max(0) as usize)?.untrace(&args, &switches(s))?)
+    })
 }
 
 pub(super) unsafe extern "C" fn replay(
@@ -100,12 +185,8 @@ pub(super) fn by_recipe(
 ) -> Result<Option<Recorded>, Refusal> {
     let Some(Graph { recipes, defined }) = s.graphs.lock().get(&graph).cloned() else { return Ok(None) };
     let stream = s.engine.stream(device.max(0) as usize)?;
-    let random = |blocks: u64| {
-        let (mut seed, mut offset) = (0, 0);
-        // SAFETY: the device's default generator.
-        unsafe { (s.shim.rng_advance)(null_mut(), device, blocks, &mut seed, &mut offset) };
-        (seed, offset)
-    };
+    // A recipe names the default generator, or others that who calls a function of torch.tpu.jit keeps.
+    let random = |generator: Option<usize>, blocks: u64| draw(s, device, generator, blocks);
     let (site, switches) = (crate::sites::here(), switches(s));
     for recipe in recipes.into_iter().rev() {
         if let Some(made) = stream.replay(&recipe, args, site, &switches, &random)? {
