@@ -4,7 +4,7 @@ process for each, in turns.
     python benches/workloads.py                       # all workloads, against PyTorch on the CPU
     python benches/workloads.py gpt resnet --rounds 5
     python benches/workloads.py --mode fused,strict   # both modes; ratios are to the first
-    python benches/workloads.py --peer jax=PYTHON --peer xla=PYTHON
+    python benches/workloads.py --mode jit --peer jax=PYTHON --peer xla=PYTHON --peer inductor
     python benches/workloads.py gpt --memory          # peak resident size of each process
     python benches/workloads.py gpt --start           # from starting Python to the end of the first step, cold and warm
 
@@ -83,12 +83,15 @@ def mlp():
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-COMPILED = False
+# How functions are compiled: on our device in the modes "compile" and "jit", by inductor on the CPU.
+COMPILED = ""
 
 
-def compiled(f, device):
-    """`f`, through `torch.compile` on our device in mode "compile"."""
-    return torch.compile(f, backend="tpu") if COMPILED and device == "tpu" else f
+def compiled(f):
+    """`f`, through `torch.compile` or `torch.tpu.jit`."""
+    if COMPILED == "jit":
+        return torch.tpu.jit(f)
+    return torch.compile(f, backend=COMPILED) if COMPILED else f
 
 
 def wait(device):
@@ -111,7 +114,7 @@ def ops(device):
             c = c + b
         return c
 
-    add = compiled(add, device)
+    add = compiled(add)
 
     def step():
         c = add(a)
@@ -131,7 +134,7 @@ def chain(device):
             y = torch.tanh(y * 1.01 + 0.1) - 0.05
         return y
 
-    run = compiled(run, device)
+    run = compiled(run)
 
     def step():
         y = run(x)
@@ -150,16 +153,23 @@ def training(make_model, make_batch):
         x, y = make_batch()
         model, x, y = model.to(device), x.to(device), y.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        forward, update = compiled(model, device), compiled(optimizer.step, device)
+        # Of a jitted step all is one program; torch.compile takes forward, backward and the optimizer's step.
+        forward, update = (model, optimizer.step) if COMPILED == "jit" else (compiled(model), compiled(optimizer.step))
 
-        def step():
+        def train():
             optimizer.zero_grad(set_to_none=True)
             out = forward(x)
             loss = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
             loss.backward()
             update()
-            wait(device)
             return loss.detach()
+
+        train = compiled(train) if COMPILED == "jit" else train
+
+        def step():
+            loss = train()
+            wait(device)
+            return loss
 
         return step
 
@@ -193,8 +203,10 @@ def serve(backend: str, name: str):
         import torch_xla
 
         device = torch_xla.device()
+    elif device == "inductor":
+        device, COMPILED = "cpu", "inductor"
     elif device == "tpu":
-        COMPILED = mode == "compile"
+        COMPILED = {"compile": "tpu", "jit": "jit"}.get(mode, "")
         torch.tpu.eager_mode = "fused" if COMPILED else mode
     step = WORKLOADS[name](device)
     reply(*timed(step))
@@ -216,7 +228,7 @@ class Worker:
 
     def __init__(self, backend: str, name: str, peers: dict[str, str], **env: str):
         here = Path(__file__).parent
-        python = peers.get(backend, sys.executable)
+        python = peers.get(backend) or sys.executable
         script = [str(here / "jax_workloads.py")] if backend == "jax" else [__file__, "--serve", backend]
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU", **env}
         if backend == "xla":
@@ -295,8 +307,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--mode", default="fused", help="eager modes, or compile (default: fused)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=... or xla=...")
+    parser.add_argument("--mode", default="fused", help="eager modes, compile or jit (default: fused)")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=..., xla=..., or inductor")
     parser.add_argument("--memory", action="store_true", help="also the peak resident size, in MiB")
     parser.add_argument("--start", action="store_true", help="measure starts instead of steps, in seconds")
     parser.add_argument("--json", action="store_true")
@@ -304,7 +316,7 @@ def main():
     if unknown := set(args.workload) - set(WORKLOADS):
         parser.error(f"unknown workload: {', '.join(sorted(unknown))}")
     peers = dict(p.partition("=")[::2] for p in args.peer)
-    if unknown := set(peers) - {"jax", "xla"}:
+    if unknown := set(peers) - {"jax", "xla", "inductor"}:
         parser.error(f"unknown peer: {', '.join(sorted(unknown))}")
     modes = args.mode.split(",")
     names = args.workload or list(WORKLOADS)
