@@ -20,3 +20,4 @@ mod spmm;
 mod state;
 mod storage;
 mod threads;
+mod tree;

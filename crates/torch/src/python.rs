@@ -167,6 +167,9 @@ fn load_shim(path: &str) -> PyResult<&'static Shim> {
 mod _core {
     use super::*;
 
+    #[pymodule_export]
+    use crate::tree::Tree;
+
     #[pyfunction]
     fn version() -> &'static str {
         env!("CARGO_PKG_VERSION")

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from oxitorch.jit._function import Function, Given, signature
+from oxitorch._core import Tree
+from oxitorch.jit._function import Function, Given
 from oxitorch.jit._tracing import Tracer, running
 
 __all__ = ["Jitted", "jit"]
 
-# Functions by which one kind of call is known; with the next one the first is forgotten.
+# Functions that are known of one kind of call, and kinds; with one more the one that was used longest ago is forgotten.
 _MAX_FUNCTIONS = 16
-# Kinds of calls, by what is no tensor.
-_MAX_KINDS = 256
+_MAX_KINDS = 64
 
 
 def jit(
@@ -33,10 +33,10 @@ def jit(
 ) -> Any:
     """Makes one program of each kind of calls of a function.
 
-    The function takes and gives pytrees (tuples, lists, dicts, named tuples, ...) of tensors. Modules and optimizers may
-    be among its arguments, or be found where it was defined; what it writes to them is written in each call. Autograd
-    is inside: `loss.backward()`, `torch.func.grad_and_value`. Random numbers come from the device's generator, or from
-    one that the function is given.
+    The function takes and gives pytrees (tuples, lists, dicts, named tuples, ...) of tensors. Modules and optimizers
+    may be among its arguments, or be found where it was defined; what it writes to them is written in each call.
+    Autograd is inside: `loss.backward()`, `torch.func.grad_and_value`. Random numbers come from the device's generator,
+    or from one that the function is given.
 
     The first call of a kind runs the function, and later ones run its program. What the function does besides is done
     once: reading a value on the host, writing to a tensor of the host and keeping a tensor elsewhere are errors that
@@ -74,11 +74,10 @@ class Jitted:
         self._donated = donated
         self._static = static
         self._static_names = static_names
-        self._kinds: dict[Any, list[Function]] = {}
+        # By the names of the arguments and what is in force.
+        self._kinds: dict[Any, list[_Kind]] = {}
         # Leaves whose gradients the function makes or takes: whether they have one says which function is right.
         self._leaves: dict[int, torch.Tensor] = {}
-        # Kinds of calls of which one left tensors behind that it made.
-        self._kept: set = set()
         self._lock = threading.RLock()
         self.calls = 0
         self.traces = 0
@@ -90,35 +89,82 @@ class Jitted:
         if running() is not None or torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)  # a part of what is traced
         self.calls += 1
-        given = self._given(args, kwargs)
-        for function in self._kinds.get(given.kind, ()):
-            if function.is_current():
-                done, results = function.call(given)
-                if done:
-                    return results
-        return self._trace(given, args, kwargs)
+        values = (*args, *kwargs.values()) if kwargs else args
+        autocast = torch.is_autocast_enabled("tpu") and torch.get_autocast_dtype("tpu")
+        key = (len(args), *kwargs, torch.is_grad_enabled(), autocast)
+        kinds = self._kinds.get(key, ())
+        for at, kind in enumerate(kinds):
+            tensors = kind.tree.take(values)
+            if tensors is None:
+                continue
+            if at:
+                kinds.insert(0, kinds.pop(at))
+            for function in kind.functions:
+                if function.is_current():
+                    done, results = function.call(tensors)
+                    if done:
+                        return results
+            return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+        fixed = self._fixed(args, kwargs)
+        tree, tensors = Tree.of(values, fixed)
+        kind = _Kind(tree, _donated(args, self._donated, fixed))
+        kinds = self._kinds.setdefault(key, [])
+        kinds.insert(0, kind)
+        del kinds[_MAX_KINDS:]
+        return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def _fixed(self, args, kwargs) -> list[int]:
+        """The numbers of the static arguments."""
+        named = [len(args) + i for i, name in enumerate(kwargs) if name in self._static_names]
+        fixed = [i % len(args) for i in self._static if -len(args) <= i < len(args)] + named
+        values = (*args, *kwargs.values())
+        if any(Tree.of(values[i], [])[0].tensors for i in fixed):
+            raise TypeError("torch.tpu.jit: a static argument is a tensor; static arguments are values of Python")
+        return fixed
 
     def __repr__(self) -> str:
         name = getattr(self._fn, "__qualname__", self._fn)
         return f"<torch.tpu.jit of {name}: {self.calls} calls, {self.traces} traces>"
 
-    def _given(self, args, kwargs) -> Given:
-        return signature(args, kwargs, self._static, self._static_names, self._donated)
-
-    def _trace(self, given: Given, args, kwargs):
+    def _trace(self, kind: "_Kind", given: Given, args, kwargs):
         with self._lock:
             self.traces += 1
-            tracer = Tracer(self._fn, given, self._leaves, given.kind in self._kept)
+            tracer = Tracer(self._fn, given, self._leaves, kind.kept)
             results, function = tracer.run(args, kwargs)
-            if tracer.kept:
-                self._kept.add(given.kind)
+            kind.kept |= tracer.kept
             if function is not None:
-                if given.kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
-                    self._kinds.pop(next(iter(self._kinds)))
-                known = self._kinds.setdefault(given.kind, [])
-                del known[_MAX_FUNCTIONS - 1 :]
-                known.insert(0, function)
+                kind.functions.insert(0, function)
+                del kind.functions[_MAX_FUNCTIONS:]
             return results
+
+
+class _Kind:
+    """Calls that differ in the layouts of tensors alone, and in what the function finds besides its arguments."""
+
+    def __init__(self, tree: Tree, donated: list[int]):
+        self.tree = tree
+        # The numbers of the tensors that the program may overwrite.
+        self.donated = donated
+        self.functions: list[Function] = []
+        # Whether a call left tensors behind that it made.
+        self.kept = False
+
+
+def _donated(args: tuple, positions: tuple[int, ...], fixed: list[int]) -> list[int]:
+    for position in positions:
+        if not -len(args) <= position < len(args):
+            raise ValueError(
+                f"torch.tpu.jit: donate_argnums has {position}, and there are {len(args)} positional arguments"
+            )
+    wanted = {p % len(args) for p in positions}
+    donated: list[int] = []
+    first = 0
+    for i, value in enumerate(args):
+        count = 0 if i in fixed else Tree.of(value, [])[0].tensors
+        if i in wanted:
+            donated.extend(range(first, first + count))
+        first += count
+    return donated
 
 
 def _tuple(x) -> tuple:

@@ -7,7 +7,6 @@ from operator import getitem, is_
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from oxitorch import _activate
 from oxitorch.jit._optimizers import Stepped
@@ -17,84 +16,12 @@ class Given(NamedTuple):
     """The arguments of a call.
 
     Attributes:
-        kind: what has to be the same in two calls that one program serves, besides the layouts of tensors.
         tensors: the tensors among the arguments.
         donated: the numbers of those that the program may overwrite.
     """
 
-    kind: Any
     tensors: list[torch.Tensor]
     donated: list[int]
-
-
-class _Is:
-    """Something that cannot be hashed, compared by identity."""
-
-    __slots__ = ("what",)
-
-    def __init__(self, what):
-        self.what = what
-
-    def __eq__(self, other):
-        return isinstance(other, _Is) and self.what is other.what
-
-    def __hash__(self):
-        return id(self.what)
-
-
-def signature(args, kwargs, static, static_names, donate) -> Given:
-    """The tensors among the arguments, and all the rest as something to be compared.
-
-    Raises:
-        TypeError: a static argument is a tensor.
-        ValueError: an argument that is to be donated is not there.
-    """
-    tensors: list[torch.Tensor] = []
-    rest: list = [torch.is_grad_enabled(), torch.is_autocast_enabled("tpu") and torch.get_autocast_dtype("tpu")]
-    donated: list[int] = []
-    for position in donate:
-        if not -len(args) <= position < len(args):
-            raise ValueError(
-                f"torch.tpu.jit: donate_argnums has {position}, and there are {len(args)} positional arguments"
-            )
-    donate = {p % len(args) for p in donate} if donate else ()
-    for position, value in enumerate(args):
-        first = len(tensors)
-        _take(value, position in static, tensors, rest)
-        if position in donate:
-            donated.extend(range(first, len(tensors)))
-    for name, value in kwargs.items():
-        rest.append(name)
-        _take(value, name in static_names, tensors, rest)
-    rest.extend([t.requires_grad for t in tensors])
-    return Given(tuple(rest), tensors, donated)
-
-
-def _take(value, static: bool, tensors: list, rest: list) -> None:
-    if type(value) is torch.Tensor:
-        if static:
-            raise TypeError("torch.tpu.jit: a static argument is a tensor; static arguments are values of Python")
-        tensors.append(value)
-        rest.append(torch.Tensor)
-        return
-    leaves, spec = pytree.tree_flatten(value)
-    rest.append(spec)
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            if static:
-                raise TypeError("torch.tpu.jit: a static argument has a tensor; static arguments are values of Python")
-            tensors.append(leaf)
-            rest.append(torch.Tensor)
-        else:
-            rest.append((type(leaf), leaf if _is_hashable(leaf) else _Is(leaf)))
-
-
-def _is_hashable(x) -> bool:
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
 
 
 class Found:
@@ -192,13 +119,11 @@ class _Outside(torch.autograd.Function):
         )
 
 
-def outside(results, anchor: torch.Tensor, name: str):
-    """The results, of which gradients are an error. They look as if they came of `anchor`."""
-    leaves, spec = pytree.tree_flatten(results)
-    wanted = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.is_leaf]
-    for i, x in zip(wanted, _Outside.apply(name, anchor, *[leaves[i] for i in wanted]), strict=True):
-        leaves[i] = x
-    return pytree.tree_unflatten(leaves, spec)
+def outside(results: list[torch.Tensor], anchor: torch.Tensor, name: str) -> None:
+    """Makes gradients of these tensors an error, in the list. They look as if they came of `anchor`."""
+    wanted = [i for i, x in enumerate(results) if x.is_floating_point() and x.is_leaf and not x.requires_grad]
+    for i, x in zip(wanted, _Outside.apply(name, anchor, *[results[i] for i in wanted]), strict=True):
+        results[i] = x
 
 
 class Function:
@@ -211,14 +136,9 @@ class Function:
         gradients: Gradients,
         written: list[int],
         results: Callable[[list, list], Any],
-        name: str,
-        anchor: torch.Tensor | None,
         kept: list,
     ):
         self.number = number
-        self._name = name
-        # A leaf, where the results have gradients that end here.
-        self._anchor = anchor
         # What the program needs to live: generators.
         self._kept = kept
         self._found = found
@@ -233,7 +153,7 @@ class Function:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
 
-    def call(self, given: Given) -> tuple[bool, Any]:
+    def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
         """Whether the program takes these arguments, and the results."""
         gradients = self._gradients
         found = self._found.tensors
@@ -241,12 +161,11 @@ class Function:
             found = found.copy()
             for i, p in gradients.taken:
                 found[i] = p.grad
-        inputs = [*given.tensors, *found, *gradients.renewed()]
+        inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
         done, made = self._replay(self.number, inputs)
         if not done:
             return False, None
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
-        results = self._results(made, inputs)
-        return True, results if self._anchor is None else outside(results, self._anchor, self._name)
+        return True, self._results(made, inputs)

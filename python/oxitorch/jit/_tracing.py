@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from oxitorch import _activate
+from oxitorch._core import Tree
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._optimizers import Stepped
@@ -61,16 +61,13 @@ class Tracer:
         traced = False
         try:
             results = self._call(args, kwargs)
-            leaves, spec = pytree.tree_flatten(results)
+            tree, tensors = Tree.of(results, [])
             del results
-            anchor = None
-            if any(isinstance(x, torch.Tensor) and x.grad_fn is not None for x in leaves):
-                anchor = next((t for t in self._ops.inputs if t.requires_grad and t.is_leaf), None)
-                leaves = [x.detach() if isinstance(x, torch.Tensor) and not x.is_leaf else x for x in leaves]
-            function = self._finish(known, begins, leaves, spec, anchor)
+            made = _Results(tree, self._name)
+            made.find_graph(tensors, self._ops.inputs)
+            function = self._finish(known, begins, tensors, made)
             traced = True
-            results = pytree.tree_unflatten(leaves, spec)
-            return results if anchor is None else outside(results, anchor, self._name), function
+            return made.together(tensors), function
         finally:
             if not traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
@@ -107,7 +104,7 @@ class Tracer:
         with _disable_current_modes():
             self._ops.forget(self._optimizers[id(optimizer)].end())
 
-    def _finish(self, known: list[torch.Tensor], begins: list[bool], leaves: list, spec, anchor) -> Function | None:
+    def _finish(self, known: list[torch.Tensor], begins: list[bool], results: list, made_of: "_Results"):
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
@@ -121,7 +118,6 @@ class Tracer:
             if g is not None and self._ops.is_made(g):
                 made.append((t, g))
         number = _activate.core().new_graph()
-        results = [x for x in leaves if isinstance(x, torch.Tensor)]
         for x in results:
             if x.device.type != "tpu":
                 self._fail("gives a tensor of the host", "move it to the device", x)
@@ -151,9 +147,7 @@ class Tracer:
             Found(elsewhere, list(self._modules.values()), list(self._optimizers.values())),
             Gradients(known, begins, elsewhere, made),
             written,
-            _Results(leaves, spec, everything),
-            self._name,
-            anchor,
+            made_of.of(results, everything),
             self._ops.generators,
         )
 
@@ -169,55 +163,63 @@ _FUNCTION, _KEPT = 17, 18
 class _Results:
     """Makes the results of a call of what the program gave."""
 
-    def __init__(self, leaves: list, spec, inputs: list[torch.Tensor]):
-        self._spec = spec
-        place = {id(t): i for i, t in reversed(list(enumerate(inputs)))}
-        # What is no tensor; the number of an argument that is itself a result; or a result of the program.
-        self._parts: list[tuple[str, Any]] = []
-        for x in leaves:
-            if not isinstance(x, torch.Tensor):
-                self._parts.append(("value", x))
-            elif id(x) in place:
-                self._parts.append(("input", place[id(x)]))
-            else:
-                self._parts.append(("result", None))
-        self._plain = all(kind == "result" for kind, _ in self._parts)
-        self._single = self._plain and spec.is_leaf()
+    def __init__(self, tree: Tree, name: str):
+        self._tree = tree
+        self._name = name
+        # A leaf, where the function's results have gradients: those of the program have none.
+        self._anchor: torch.Tensor | None = None
+        # Results that are arguments themselves, by their numbers; those of the arguments.
+        self._same: list[tuple[int, int]] = []
 
-    def __call__(self, made: list, inputs: list) -> Any:
-        if self._single:
-            return made[0]
-        if not self._plain:
-            results = iter(made)
-            made = []
-            for kind, x in self._parts:
-                # The program gives a view of an argument that is a result, too.
-                result = None if kind == "value" else next(results)
-                made.append({"value": x, "result": result}[kind] if kind != "input" else inputs[x])
-        return pytree.tree_unflatten(made, self._spec)
+    def find_graph(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+        """Takes the results out of the graph of autograd that they are in."""
+        if any(x.grad_fn is not None for x in results):
+            self._anchor = next((t for t in inputs if t.requires_grad and t.is_leaf), None)
+            results[:] = [x.detach() if x.grad_fn is not None else x for x in results]
+
+    def of(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> "_Results":
+        """These, where the program has these inputs."""
+        place = {id(t): i for i, t in reversed(list(enumerate(inputs)))}
+        self._same = [(i, place[id(x)]) for i, x in enumerate(results) if id(x) in place]
+        return self
+
+    def together(self, results: list[torch.Tensor]) -> Any:
+        """What the function gives, with these tensors."""
+        if self._anchor is not None:
+            outside(results, self._anchor, self._name)
+        return self._tree.make(results)
+
+    def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor]) -> Any:
+        for i, place in self._same:
+            made[i] = inputs[place]
+        return self.together(made)
 
 
 class _Ops(TorchDispatchMode):
-    """Sees each operation: which tensors it takes that are not known, and what the host would have to know."""
+    """Sees each operation: which tensors it takes that are not known, and what the host would have to know.
+
+    Tensors are told apart by their storages. That of a tensor that is gone may be another's afterwards, but never one's
+    that was there before.
+    """
 
     def __init__(self, arguments: list[torch.Tensor], fail: Callable):
         super().__init__()
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
-        self._fail = fail
-        # Storages of arguments, of tensors that the function finds elsewhere, and of those that it makes.
-        self._known = {_storage(t) for t in arguments}
         self.generators: list[torch.Generator] = []
+        self._fail = fail
+        # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
+        self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
+        self._taken_from_host = {_storage(t) for t in arguments if not _is_on_device(t)}
         self._made: set[int] = set()
-        # Tensors of the host that it makes: whether they are the same in each call.
-        self._host: dict[int, bool] = {_storage(t): False for t in arguments if t.device.type == "cpu"}
+        # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
+        self._constant = dict.fromkeys(self._taken_from_host, False)
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
-        """What is known of storages whose place these tensors have."""
+        """These tensors were made while no operation was seen."""
         for t in tensors:
-            for known in (self._known, self._made):
-                known.discard(_storage(t))
-            self._host.pop(_storage(t), None)
+            self._on_device.discard(_storage(t))
+            self._made.discard(_storage(t))
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether the function made it."""
@@ -225,47 +227,54 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        taken = list(_tensors((args, kwargs.values())))
-        if kwargs.get("generator") is not None:
+        taken = list(_tensors((args, tuple(kwargs.values()))))
+        if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
-        on_device = [t for t in taken if t.device.type == "tpu"]
-        if on_device:
-            if func in _READS or (func is torch.ops.aten._to_copy.default and _is_host(kwargs.get("device"))):
+        if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
+            self.forget(taken)
+            self._constant.update({_storage(t): True for t in taken if not _is_on_device(t)})
+        reads = any(map(_is_on_device, taken))
+        if reads:
+            to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
+            if to_host or func in _READS or (func is _COPY and not _is_on_device(taken[0])):
                 self._fail("reads a value on the host", _READ_HINT)
-            if func is torch.ops.aten.copy_.default and taken[0].device.type == "cpu":
-                self._fail("copies a tensor to the host", _READ_HINT)
-        makes = "tpu" if on_device else None
-        if makes is None and _wants_device(kwargs.get("device")):
-            makes = "tpu"
-        if makes:
+        if reads or torch.device(kwargs.get("device") or "cpu").type == "tpu":
             for t in taken:
                 self._take(t)
         else:
             self._on_host(func, taken)
         results = func(*args, **kwargs)
+        before = {_storage(t) for t in taken}
         for t in _tensors((results,)):
             at = _storage(t)
-            if t.device.type == "cpu":
-                if on_device:
-                    self._fail(f"computes {func} on the host", _READ_HINT)
-                constant = all(self._host.get(_storage(x), False) for x in taken)
-                self._host.setdefault(at, constant and torch.Tag.nondeterministic_seeded not in func.tags)
-            elif at not in self._known:
-                self._known.add(at)
+            if at in before:
+                continue
+            if _is_on_device(t):
+                self._on_device.add(at)
                 self._made.add(at)
+            elif reads:
+                self._fail(f"computes {func} on the host", _READ_HINT)
+            else:
+                drawn = torch.Tag.nondeterministic_seeded in func.tags
+                self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
         return results
 
     def _take(self, t: torch.Tensor) -> None:
         """An operation of the device takes a tensor."""
         at = _storage(t)
-        if at in self._known:
-            return
-        if t.device.type == "cpu" and not self._host.get(at, True):
-            self._fail(
-                "computes on the host with tensors that another call may find changed",
-                "compute it on the device: move what it is made of there first",
-            )
-        self._known.add(at)
+        if _is_on_device(t):
+            if at in self._on_device:
+                return
+            self._on_device.add(at)
+        else:
+            if at in self._taken_from_host:
+                return
+            if not self._constant.get(at, True):
+                self._fail(
+                    "computes on the host with tensors that another call may find changed",
+                    "compute it on the device: move what it is made of there first",
+                )
+            self._taken_from_host.add(at)
         self.inputs.append(t)
         self.versions.append(_version(t))
         torch.ops.oxitorch._trace_also(t)
@@ -273,13 +282,16 @@ class _Ops(TorchDispatchMode):
     def _on_host(self, func, taken: list[torch.Tensor]) -> None:
         for t in taken:
             # What was there before may be changed by whoever has it.
-            self._host.setdefault(_storage(t), False)
-        if func._schema.is_mutable and taken and not self._host[_storage(taken[0])]:
+            self._constant.setdefault(_storage(t), False)
+        if func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
             self._fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
 
 
+_TO_COPY = torch.ops.aten._to_copy.default
+_COPY = torch.ops.aten.copy_.default
+_LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 
@@ -287,16 +299,12 @@ def _tensors(of):
     for x in of:
         if isinstance(x, torch.Tensor):
             yield x
-        elif isinstance(x, (list, tuple)) or type(x).__name__ == "dict_values":
+        elif isinstance(x, (list, tuple)):
             yield from _tensors(x)
 
 
-def _is_host(device) -> bool:
-    return device is not None and torch.device(device).type == "cpu"
-
-
-def _wants_device(device) -> bool:
-    return device is not None and torch.device(device).type == "tpu"
+def _is_on_device(t: torch.Tensor) -> bool:
+    return t.device.type == "tpu"
 
 
 def _storage(t: torch.Tensor) -> int:
