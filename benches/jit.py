@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-NAMES = ("norm1.w", "norm1.b", "norm2.w", "norm2.b", "qkv.w", "qkv.b", "proj.w", "proj.b", "up.w", "up.b", "down.w", "down.b")
+NAMES = [f"{part}.{kind}" for part in ("norm1", "norm2", "qkv", "proj", "up", "down") for kind in "wb"]
 CALLS = 200
 
 

@@ -308,7 +308,7 @@ def main():
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mode", default="fused", help="eager modes, compile or jit (default: fused)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=..., xla=..., or inductor")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=..., xla=..., inductor")
     parser.add_argument("--memory", action="store_true", help="also the peak resident size, in MiB")
     parser.add_argument("--start", action="store_true", help="measure starts instead of steps, in seconds")
     parser.add_argument("--json", action="store_true")

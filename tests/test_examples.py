@@ -55,3 +55,22 @@ def test_digits_reach_98_percent(python, repo, tmp_path):
 def test_examples_name_no_backend_but_the_device(repo, example):
     text = (repo / "examples" / f"{example}.py").read_text()
     assert "oxitorch" not in text and "torch.tpu" not in text
+
+
+WAYS = ("loop", "jitted", "jax_flax")
+
+
+def test_three_ways_to_write_a_step(python, repo):
+    def loss(way):
+        done = python("", str(repo / "examples" / "three_ways" / f"{way}.py"), JAX_PLATFORMS="cpu", timeout=300)
+        return float(done.stdout.removeprefix("loss "))
+
+    first, *others = map(loss, WAYS)
+    assert others == pytest.approx([first] * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_page_shows_what_is_run(repo, way):
+    program = (repo / "examples" / "three_ways" / f"{way}.py").read_text()
+    shown = program.split("# -- page\n")[1]
+    assert f"```python\n{shown}```\n" in (repo / "docs" / "jit.md").read_text()
