@@ -654,3 +654,41 @@ def test_debug_mode_runs_the_function():
     f = torch.tpu.jit(lambda x: x * x.sum().item())
     with torch.tpu.set_eager_mode("debug"):
         assert_close(f(torch.ones(3, device=DEVICE)), torch.full((3,), 3.0))
+
+
+def test_stages(fused):
+    model = mlp().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    @torch.tpu.jit
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(nn.functional.dropout(model(x), 0.1), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x, y = (to_device(t) for t in batches(1)[0])
+    before = [p.detach().cpu() for p in model.parameters()]
+    random = torch.tpu.get_rng_state()
+    lowered = step.lower(x, y)
+    assert "stablehlo.dot_general" in lowered.as_text()
+    compiled = lowered.compile()
+    assert compiled.cost_analysis()["flops"] > 1000
+    assert compiled.memory_analysis()["arguments"] > 0
+    assert "HloModule" in compiled.as_text()
+    # Nothing was done.
+    compare([p.detach().cpu() for p in model.parameters()], before)
+    assert not optimizer.state and all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.tpu.get_rng_state(), random)
+    assert (step.calls, step.traces) == (0, 0)
+    # It is the program that later calls run.
+    compiled(x, y)
+    torch.tpu.synchronize()
+    programs = torch.tpu.metrics()["programs"]
+    for _ in range(3):
+        compiled(x, y)
+    torch.tpu.synchronize()
+    assert torch.tpu.metrics()["programs"] == programs
+    with torch.tpu.set_eager_mode("debug"), pytest.raises(RuntimeError, match="debug mode"):
+        step.lower(x, y)

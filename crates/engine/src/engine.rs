@@ -12,6 +12,7 @@ use crate::lanes::Lanes;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
+use crate::recipe::Recipe;
 use crate::site::Site;
 use crate::spread::{Devices, Place};
 use crate::stream::Stream;
@@ -259,6 +260,19 @@ impl Engine {
     /// What is known of the latest programs from this number on without their executables, in the order in which they came.
     pub fn graphs(&self, from: usize) -> Vec<Graph> {
         self.graphs.list(&self.compiler, from)
+    }
+
+    /// Makes the program of a recipe that is one, without a call; gives its number among those of the process. None where
+    /// it is no program, or where another thread records into the same window.
+    pub fn prepare(
+        &self,
+        device: usize,
+        recipe: &Recipe,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Option<usize>, Refusal> {
+        let program = self.stream(device)?.prepare(recipe, site, switches)?;
+        Ok(program.and_then(|p| self.graphs.number(&p)))
     }
 
     /// All that is known of the program with this number; waits for its executable. Nothing if it has none.

@@ -69,6 +69,13 @@ impl Graphs {
         latest.programs.get(number.checked_sub(latest.first)?).cloned()
     }
 
+    /// The number of a program, if it is not too long ago.
+    pub(crate) fn number(&self, program: &Arc<Program>) -> Option<usize> {
+        let latest = self.latest.lock();
+        let at = latest.programs.iter().rposition(|p| Arc::ptr_eq(p, program))?;
+        Some(latest.first + at)
+    }
+
     /// Writes again how often the programs ran.
     pub(crate) fn finish(&self) {
         let Some(folder) = self.folder.get() else { return };

@@ -95,7 +95,7 @@ pub use program::UserOptions;
 pub use recipe::{GraphOutput, Home, Recipe, Rng};
 pub use site::{Site, set_resolver};
 pub use stream::Stream;
-pub use tape::Traced;
+pub use tape::{Ends, Traced};
 pub use target::{AbsentDevice, Target};
 pub use tensor::{Place, TensorRef};
 pub use threads::{Caller, set_caller};

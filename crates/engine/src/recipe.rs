@@ -10,6 +10,7 @@ use crate::site::Site;
 use crate::spread::Sharded;
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot};
+use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, Dims, TensorType};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -132,6 +133,13 @@ pub(crate) struct Whole {
     pub(crate) donated: Vec<u32>,
     /// How it is launched, from the second call on.
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
+}
+
+impl Whole {
+    /// Why a window ends that is a call of it.
+    pub(crate) fn reason(&self) -> Reason {
+        if self.ends_step { Reason::Step } else { Reason::Jit }
+    }
 }
 
 /// What is launched in each call of a recipe that is one program.

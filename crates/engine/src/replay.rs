@@ -4,13 +4,15 @@ use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
 use crate::flush::Direct;
 use crate::part::{Part, Results, donors};
-use crate::recipe::{Drawn, Input, Recipe, Rng, Shape, Source, Whole, address};
+use crate::program::Program;
+use crate::recipe::{Argument, Drawn, Input, Layout, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, State, Value};
 use crate::window::Window;
 use oxitorch_capture::Reason;
+use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -205,7 +207,7 @@ impl Stream {
     ) -> Result<Vec<Slot>, Refusal> {
         self.flush(w, Reason::Jit)?;
         w.thread.options = switches.compiler_options;
-        let reason = if whole.ends_step { Reason::Step } else { Reason::Jit };
+        let reason = whole.reason();
         let known = whole.shape.lock().clone();
         let options = self.compiler.in_force(switches.compiler_options);
         if let Some(shape) = known.filter(|shape| shape.options == options) {
@@ -269,6 +271,51 @@ impl Stream {
         let first = (call.line(shape.ops.sites[0]), shape.ops.len());
         self.launch_known(w, inputs, outputs, first, (program, &numbers), reason);
         Ok(made)
+    }
+
+    /// Makes the program of a recipe that is one, as a call would on arguments that nobody else has.
+    pub(crate) fn prepare(
+        &self,
+        recipe: &Recipe,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Option<Arc<Program>>> {
+        let Some(whole) = &recipe.whole else { return Ok(None) };
+        let pending = |ty: &TensorType| Value::new(ty.clone(), State::Pending);
+        let before: SmallVec<[Arc<Value>; 16]> = recipe.types.iter().map(pending).collect();
+        let storages = recipe.arguments.iter().filter_map(|a| a.storage).max().map_or(0, |last| last + 1);
+        let slot = |i: u32| match before.get(i as usize) {
+            Some(value) => Slot::with(value.whole_bytes() as usize, self.device, value.clone()),
+            None => Slot::new(0, self.device), // of what the function makes
+        };
+        let slots: Vec<Slot> = (0..storages).map(slot).collect();
+        let slots: Vec<&Slot> = slots.iter().collect();
+        let host = |(i, argument): (u32, &Argument)| {
+            let Layout { dtype, sizes, .. } = &argument.layout;
+            let value = match sizes.is_empty() {
+                true => Value::scalar(*dtype, &vec![0; dtype.size_bytes()]),
+                false => pending(&TensorType::new(*dtype, sizes.as_slice())),
+            };
+            argument.storage.is_none().then_some((i, value))
+        };
+        let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
+        let call = Called { recipe, slots: &slots, device: self.device, site };
+        let (results, drawn, random) = (Vec::new(), Vec::new(), &|_: Option<usize>, _: u64| (0, 0));
+        let mut values = Values { numbers: &recipe.numbers, random, before, hosts, results, drawn };
+        let mut w = self.lock(site);
+        if w.tape.is_some() {
+            return Ok(None);
+        }
+        self.flush(&mut w, Reason::Jit)?;
+        w.thread.options = switches.compiler_options;
+        if w.others.ops > 0 {
+            return Ok(None); // what other threads recorded is in the window
+        }
+        call.record(&mut w, &mut values);
+        let made = call.bind(&mut values);
+        let program = self.program_of_whole(&mut w, whole.reason())?;
+        drop((made, values));
+        Ok(program)
     }
 
     /// Copies the arguments in host memory that are more than a number.

@@ -90,6 +90,19 @@ impl Tape {
         (layout.dtype == dtype && layout.sizes.as_slice() == sizes).then_some(at)
     }
 
+    /// The storages of arguments that hold something else than before, and what they held.
+    pub(crate) fn changed<'a>(&self, args: &[TensorRef<'a>]) -> Vec<(&'a Slot, Arc<Value>)> {
+        let mut changed = Vec::new();
+        for (t, argument) in args.iter().zip(&self.arguments) {
+            let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
+            let before = &self.before[number as usize];
+            if slot.value().is_none_or(|now| !Arc::ptr_eq(&now, before)) {
+                changed.push((slot, before.clone()));
+            }
+        }
+        changed
+    }
+
     /// The lines of results that are still seen, though by none of these tensors.
     pub(crate) fn kept_elsewhere(&self, args: &[TensorRef<'_>], outputs: &[TensorRef<'_>]) -> Vec<Site> {
         let mut seen: FxHashMap<usize, u32> = FxHashMap::default();
@@ -194,6 +207,17 @@ impl Tape {
             whole: None,
         })
     }
+}
+
+/// How a function ends that is to be one program.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    /// It made the step of an optimizer.
+    pub step: bool,
+    /// It was run to find out what it records, and nothing is to come of it.
+    pub dry: bool,
+    /// The arguments that it was given.
+    pub donated: &'a [u32],
 }
 
 /// What came of a function that is to be one program.

@@ -7,7 +7,7 @@ use crate::recipe::{Argument, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::tape::{Tape, Traced};
+use crate::tape::{Ends, Tape, Traced};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
 use crate::window::Window;
@@ -237,8 +237,7 @@ impl Stream {
         args: &[TensorRef<'_>],
         outputs: &[TensorRef<'_>],
         switches: &Switches,
-        ends_step: bool,
-        donated: &[u32],
+        Ends { step, dry, donated }: Ends<'_>,
     ) -> Result<Traced> {
         let mut w = self.lock(Site::default());
         let Some(tape) = w.tape.take_if(|t| t.is_here()) else {
@@ -249,19 +248,27 @@ impl Stream {
             return Ok(Traced::Refused(why, site));
         }
         let kept = tape.kept_elsewhere(args, outputs);
+        let undone = if dry { tape.changed(args) } else { Vec::new() };
         let traced = match tape.recipe(self.device, args, outputs, switches) {
             _ if !kept.is_empty() => Traced::Kept(kept),
             Some(recipe) => {
                 self.metrics().count(&self.metrics().recipes);
-                let recipe = recipe.whole(ends_step, donated);
-                self.give_away(&recipe, args);
+                let recipe = recipe.whole(step, donated);
+                if !dry {
+                    self.give_away(&recipe, args);
+                }
                 Traced::Function(Box::new(recipe))
             }
             None => {
-                Traced::Refused("a result or an argument that has no storage of its own", Site::default())
+                let why = "a result or an argument that has no storage of its own";
+                Traced::Refused(why, Site::default())
             }
         };
-        self.flush(&mut w, Reason::Jit)?;
+        if dry {
+            undone.into_iter().for_each(|(slot, before)| slot.bind(before));
+        } else {
+            self.flush(&mut w, Reason::Jit)?;
+        }
         Ok(traced)
     }
 
@@ -280,13 +287,7 @@ impl Stream {
     pub fn untrace(&self, args: &[TensorRef<'_>], switches: &Switches) -> Result<()> {
         let mut w = self.lock(Site::default());
         let Some(tape) = w.tape.take_if(|t| t.is_here()) else { return Ok(()) };
-        for (t, argument) in args.iter().zip(&tape.arguments) {
-            let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
-            let before = &tape.before[number as usize];
-            if slot.value().is_none_or(|now| !Arc::ptr_eq(&now, before)) {
-                slot.bind(before.clone());
-            }
-        }
+        tape.changed(args).into_iter().for_each(|(slot, before)| slot.bind(before));
         drop(tape);
         self.flush(&mut w, if switches.mode == Mode::Strict { Reason::Mode } else { Reason::Jit })
     }

@@ -215,13 +215,15 @@ typedef struct OxiCore {
                      uint32_t nouts, OxiError* error);
   int32_t (*replay)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, OxiResult* result);
   // Functions that are one program each: as `watch`; one more tensor that the function takes; as `watched`, where tensors behind
-  // the arguments are made by the function and written in each call, and the caller gives some of them away. Gives OXI_TRACED_FUNCTION, and later a `replay` is one
+  // the arguments are made by the function and written in each call, and the caller gives some of them away; `dry`: the arguments get back
+  // what they held. Gives OXI_TRACED_FUNCTION, and later a `replay` is one
   // program; or `error` says what it depends on besides (OXI_TRACED_REFUSED), or which lines made tensors that outlive it
   // (OXI_TRACED_KEPT). `untrace` undoes what was recorded.
   int32_t (*trace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
   int32_t (*trace_also)(int32_t device, const OxiTensor* tensor, OxiError* error);
   int32_t (*traced)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
-                    uint32_t nouts, uint8_t ends_step, const uint32_t* donated, uint32_t ndonated, OxiError* error);
+                    uint32_t nouts, uint8_t ends_step, uint8_t dry, const uint32_t* donated, uint32_t ndonated,
+                    OxiError* error);
   int32_t (*untrace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
   // An op without a row that may have a decomposition in Python ("aten::diff"): what `decomposed` takes for it, for good, or
   // null where no recipe could record it, as it writes.

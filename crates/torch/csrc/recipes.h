@@ -102,14 +102,14 @@ void trace_also(const Tensor& tensor) {
   OxiError e{};
   check(g_core->trace_also(t_traced, &t, &e), e);
 }
-std::tuple<int64_t, std::string> traced(int64_t graph, at::TensorList args, at::TensorList outs, bool ends_step,
+std::tuple<int64_t, std::string> traced(int64_t graph, at::TensorList args, at::TensorList outs, bool ends_step, bool dry,
                                         at::IntArrayRef donated) {
   Described a(args), o(outs);
   TORCH_CHECK(a.plain && o.plain, "torch.tpu.jit: a result is no plain tensor of the device");
   OxiError e{};
   std::vector<uint32_t> given(donated.begin(), donated.end());
   int32_t found = g_core->traced(graph, t_traced, a.tensors.data(), a.size(), o.tensors.data(), o.size(), ends_step,
-                                 given.data(), static_cast<uint32_t>(given.size()), &e);
+                                 dry, given.data(), static_cast<uint32_t>(given.size()), &e);
   if (found < OXI_TRACED_REFUSED) check(found, e);
   return {found, e.message ? e.message : ""};
 }

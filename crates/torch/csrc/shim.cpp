@@ -531,7 +531,7 @@ void register_graphs() {
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
   m.def("_trace(Tensor[] args) -> bool", &trace);
   m.def("_trace_also(Tensor tensor) -> ()", &trace_also);
-  m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, int[] donated) -> (int, str)", &traced);
+  m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, bool dry, int[] donated) -> (int, str)", &traced);
   m.def("_untrace(Tensor[] args) -> ()", &untrace);
   m.def("_decompose(str name, int graph, Any[] args) -> Tensor?[]?");
   m.def("_sparse(str name, Any[] args) -> Any[]");

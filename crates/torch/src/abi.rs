@@ -321,6 +321,7 @@ pub(crate) struct Core {
         *const Tensor,
         u32,
         u8,
+        u8,
         *const u32,
         u32,
         *mut Error,

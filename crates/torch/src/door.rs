@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) mod decomposed;
 mod graphs;
+pub(crate) use graphs::prepare;
 mod tasks;
 
 /// The table that the shim gets.

@@ -486,6 +486,12 @@ mod _core {
         Ok(())
     }
 
+    /// Makes the program of a function that was traced; its number among those of the process, or None.
+    #[pyfunction]
+    fn prepare(py: Python<'_>, graph: i64, device: usize) -> PyResult<Option<usize>> {
+        detached(py, move |s| door::prepare(s, graph, device))
+    }
+
     /// This thread plays no compiled graph any more.
     #[pyfunction]
     fn unwatch(py: Python<'_>) -> PyResult<()> {

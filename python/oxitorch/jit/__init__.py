@@ -15,9 +15,10 @@ import torch
 
 from oxitorch._core import Tree
 from oxitorch.jit._function import Function, Given
+from oxitorch.jit._stages import Compiled, Lowered
 from oxitorch.jit._tracing import Tracer, running
 
-__all__ = ["Jitted", "jit"]
+__all__ = ["Compiled", "Jitted", "Lowered", "jit"]
 
 # Functions that are known of one kind of call, and kinds; with one more the one that was used longest ago is forgotten.
 _MAX_FUNCTIONS = 16
@@ -105,13 +106,27 @@ class Jitted:
                     if done:
                         return results
             return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
-        fixed = self._fixed(args, kwargs)
-        tree, tensors = Tree.of(values, fixed)
-        kind = _Kind(tree, _donated(args, self._donated, fixed))
+        kind, tensors = self._new_kind(args, kwargs)
         kinds = self._kinds.setdefault(key, [])
         kinds.insert(0, kind)
         del kinds[_MAX_KINDS:]
         return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def lower(self, *args, **kwargs) -> Lowered:
+        """The program for these arguments, without a call: what the function writes is as before afterwards.
+
+        Raises:
+            RuntimeError: as a call would; or the device is in debug mode.
+        """
+        kind, tensors = self._new_kind(args, kwargs)
+        with self._lock:
+            number = Tracer(self._fn, Given(tensors, kind.donated), {}, False).lower(args, kwargs)
+        return Lowered(self, number)
+
+    def _new_kind(self, args, kwargs) -> "tuple[_Kind, list[torch.Tensor]]":
+        fixed = self._fixed(args, kwargs)
+        tree, tensors = Tree.of((*args, *kwargs.values()), fixed)
+        return _Kind(tree, _donated(args, self._donated, fixed)), tensors
 
     def _fixed(self, args, kwargs) -> list[int]:
         """The numbers of the static arguments."""

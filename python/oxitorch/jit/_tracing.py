@@ -49,6 +49,9 @@ class Tracer:
         self._ops = _Ops(given.tensors, self._fail)
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimizers: dict[int, Stepped] = {}
+        # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
+        self._states: dict[int, tuple] | None = None
+        self._grads: dict[int, tuple] | None = None
 
     def run(self, args, kwargs) -> tuple[Any, Function | None]:
         """The function's results, and what later calls of the kind go by: nothing if the next is to be traced again."""
@@ -72,6 +75,63 @@ class Tracer:
             if not traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
+    def lower(self, args, kwargs) -> int:
+        """The number of the program, among those of the process. What the function did is undone.
+
+        A first run may leave the state of an optimizer behind, which changes what a second one records: it is run until
+        nothing is left behind, and the state is taken away in the end.
+        """
+        core = _activate.core()
+        device = next(
+            (t.device for t in self._given.tensors if _is_on_device(t)), torch.device("tpu", torch.tpu.current_device())
+        )
+        random = torch.tpu.get_rng_state(device)
+        states: dict[int, tuple] = {}
+        grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        try:
+            for _ in range(_MAX_DRY_RUNS):
+                tracer = Tracer(self._fn, self._given, {}, False)
+                tracer._states, tracer._grads = states, grads
+                found, number, text = tracer._run_dry(args, kwargs)
+                if found == _FUNCTION:
+                    break
+                if found != _KEPT:
+                    raise TraceError(f"torch.tpu.jit: {self._name} cannot be one program: it depends on {text}")
+            else:
+                raise TraceError(f"torch.tpu.jit: {self._name} keeps tensors that it makes in each call, made{text}")
+            program = core.prepare(number, device.index or 0)
+        finally:
+            for optimizer, before in states.values():
+                optimizer.state.clear()
+                optimizer.state.update(before)
+            for p, g in grads.values():
+                p.grad = g
+            torch.tpu.set_rng_state(random, device)
+            core.cut("jit")
+        if program is None:
+            raise TraceError(f"torch.tpu.jit: {self._name} computes nothing")
+        core.forget_graph(number)
+        return program
+
+    def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
+        number = _activate.core().new_graph()
+        if not torch.ops.oxitorch._trace(self._given.tensors):
+            raise TraceError("torch.tpu.jit: in debug mode there are no programs")
+        done = False
+        try:
+            results = self._call(args, kwargs)
+            _, tensors = Tree.of(results, [])
+            inputs = self._ops.inputs
+            made = [t.grad for t in inputs if _is_leaf(t) and t.grad is not None and self._ops.is_made(t.grad)]
+            found, text = torch.ops.oxitorch._traced(
+                number, [*inputs, *made], tensors, bool(self._optimizers), True, self._given.donated
+            )
+            done = True
+            return found, number, text
+        finally:
+            if not done:
+                torch.ops.oxitorch._untrace(self._ops.inputs)
+
     def _call(self, args, kwargs):
         hooks = (
             register_module_forward_pre_hook(self._calls_module),
@@ -93,9 +153,14 @@ class Tracer:
 
     def _calls_module(self, module, _args) -> None:
         self._modules[id(module)] = module
+        if self._grads is not None:
+            for p in module.parameters(recurse=False):
+                self._grads.setdefault(id(p), (p, p.grad))
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
+            if self._states is not None and id(optimizer) not in self._states:
+                self._states[id(optimizer)] = optimizer, {p: dict(state) for p, state in optimizer.state.items()}
             stepped = self._optimizers.setdefault(id(optimizer), Stepped(optimizer))
             # Made while no operation is seen, perhaps where another tensor was before.
             self._ops.forget(stepped.begin())
@@ -109,7 +174,7 @@ class Tracer:
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
         for t in inputs:
-            if not (t.requires_grad and t.is_leaf):
+            if not _is_leaf(t):
                 continue
             g = t.grad
             if id(t) not in self._leaves:
@@ -126,7 +191,7 @@ class Tracer:
         written = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
         written += range(len(inputs), len(everything))
         donated = self._given.donated
-        outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), donated)
+        outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), False, donated)
         self.kept = outcome == _KEPT
         if self.kept and not self._kept_before:
             return None  # the state of an optimizer, which its first step makes; a cache that is filled once
@@ -158,6 +223,7 @@ class Tracer:
 
 
 _FUNCTION, _KEPT = 17, 18
+_MAX_DRY_RUNS = 4
 
 
 class _Results:
@@ -305,6 +371,10 @@ def _tensors(of):
 
 def _is_on_device(t: torch.Tensor) -> bool:
     return t.device.type == "tpu"
+
+
+def _is_leaf(t: torch.Tensor) -> bool:
+    return t.requires_grad and t.is_leaf
 
 
 def _storage(t: torch.Tensor) -> int:

@@ -6,7 +6,9 @@ use crate::abi::{self, ERROR, FALLBACK, OK, Reply, Tensor, out, traced as outcom
 use crate::state::{Graph, State};
 use crate::storage;
 use oxitorch_aten::dtype;
-use oxitorch_engine::{Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Switches, TensorRef, Traced};
+use oxitorch_engine::{
+    Ends, Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Switches, TensorRef, Traced,
+};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -108,6 +110,7 @@ pub(super) unsafe extern "C" fn traced(
     outs: *const Tensor,
     nouts: u32,
     ends_step: u8,
+    dry: u8,
     donated: *const u32,
     ndonated: u32,
     error: *mut abi::Error,
@@ -119,7 +122,8 @@ pub(super) unsafe extern "C" fn traced(
         // SAFETY: passed by the shim, for this call.
         let donated = unsafe { slice(donated, ndonated as usize) };
         let stream = s.engine.stream(device.max(0) as usize)?;
-        found = Some(match stream.traced(&args, &outs, &switches(s), ends_step != 0, donated)? {
+        let ends = Ends { step: ends_step != 0, dry: dry != 0, donated };
+        found = Some(match stream.traced(&args, &outs, &switches(s), ends)? {
             Traced::Function(recipe) => {
                 keep_recipe(s, graph, *recipe);
                 (outcome::FUNCTION, String::new())
@@ -136,6 +140,13 @@ pub(super) unsafe extern "C" fn traced(
     // SAFETY: the shim passes an error to fill.
     unsafe { (*error).message = keep_message(&text) };
     found
+}
+
+/// Makes the program of the function that was traced last under this number; its number among those of the process.
+pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Option<usize>, Refusal> {
+    let recipe = s.graphs.lock().get(&graph).and_then(|g| g.recipes.last().cloned());
+    let Some(recipe) = recipe else { return Ok(None) };
+    s.engine.prepare(device, &recipe, crate::sites::here(), &switches(s))
 }
 
 /// Where something happened, for a message.
