@@ -266,6 +266,9 @@ impl Stream {
         };
         if dry {
             undone.into_iter().for_each(|(slot, before)| slot.bind(before));
+        } else if matches!(traced, Traced::Function(_)) && w.others.ops == 0 {
+            // The program that later calls launch.
+            self.flush_whole(&mut w, if step { Reason::Step } else { Reason::Jit }, |_| drop)?;
         } else {
             self.flush(&mut w, Reason::Jit)?;
         }
