@@ -690,5 +690,5 @@ def test_stages(fused):
         compiled(x, y)
     torch.tpu.synchronize()
     assert torch.tpu.metrics()["programs"] == programs
-    with torch.tpu.set_eager_mode("debug"), pytest.raises(RuntimeError, match="debug mode"):
+    with torch.tpu.set_eager_mode("debug"), pytest.raises(RuntimeError, match="no program in debug mode"):
         step.lower(x, y)

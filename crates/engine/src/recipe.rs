@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::Sharded;
 use crate::tensor::{Place, TensorRef};
-use crate::value::{Held, Slot};
+use crate::value::{Held, Slot, Value};
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, Dims, TensorType};
 use parking_lot::Mutex;
@@ -129,8 +129,8 @@ pub struct Recipe {
 pub(crate) struct Whole {
     /// Whether it makes the step of an optimizer.
     pub(crate) ends_step: bool,
-    /// The storages of arguments that the caller gives away.
-    pub(crate) donated: Vec<u32>,
+    /// The storages of arguments that the caller gives away, and what they hold afterwards.
+    pub(crate) donated: Vec<(u32, Arc<Value>)>,
     /// How it is launched, from the second call on.
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
 }
@@ -187,6 +187,7 @@ impl Recipe {
         let mut donated: Vec<u32> = storages.filter(is_given).collect();
         donated.sort_unstable();
         donated.dedup();
+        let donated = donated.into_iter().map(|i| (i, Value::given_away(&self.types[i as usize]))).collect();
         Recipe { whole: Some(Whole { ends_step, donated, shape: Mutex::default() }), ..self }
     }
 

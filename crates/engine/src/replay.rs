@@ -83,9 +83,8 @@ impl Called<'_> {
                 self.slots[*storage as usize].bind(value);
             }
         }
-        for &storage in self.recipe.whole.iter().flat_map(|whole| &whole.donated) {
-            let slot = self.slots[storage as usize];
-            slot.bind(values.before[storage as usize].given_away());
+        for (storage, gone) in self.recipe.whole.iter().flat_map(|whole| &whole.donated) {
+            self.slots[*storage as usize].bind(gone.clone());
         }
         let made = |(nbytes, source): &(usize, Option<Source>)| match source.and_then(|s| values.of(s)) {
             Some(value) => Slot::with(*nbytes, self.device, value),

@@ -207,7 +207,9 @@ impl Stream {
         whole: bool,
     ) -> Result<bool, Refusal> {
         let mut w = self.lock(site);
-        if w.tape.is_some() || switches.mode == Mode::Debug {
+        // Of a device that is not there it is kept what each step records.
+        let plays = whole && !self.target().is_present();
+        if w.tape.is_some() || switches.mode == Mode::Debug || plays {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;
@@ -278,11 +280,8 @@ impl Stream {
     /// The arguments that a function was given hold nothing any more.
     fn give_away(&self, recipe: &Recipe, args: &[TensorRef<'_>]) {
         let Some(slots) = recipe.storages(args) else { return };
-        for &storage in recipe.whole.iter().flat_map(|whole| &whole.donated) {
-            let slot = slots[storage as usize];
-            if let Some(before) = slot.value() {
-                slot.bind(before.given_away());
-            }
+        for (storage, gone) in recipe.whole.iter().flat_map(|whole| &whole.donated) {
+            slots[*storage as usize].bind(gone.clone());
         }
     }
 

@@ -132,11 +132,11 @@ impl Value {
         self.holds.load(Relaxed) > 0
     }
 
-    /// What a tensor holds instead that was given to a function.
-    pub(crate) fn given_away(&self) -> Arc<Value> {
+    /// What a tensor of such a value holds that was given to a function.
+    pub(crate) fn given_away(ty: &TensorType) -> Arc<Value> {
         let why = "this tensor was given to a function of torch.tpu.jit, which may have overwritten it\nhint: use what \
                    the function returns, or take the argument out of donate_argnums";
-        Value::new(self.ty.clone(), State::Failed(Error::runtime(why)))
+        Value::new(ty.clone(), State::Failed(Error::runtime(why)))
     }
 
     /// How many slots and host reads see it.

@@ -116,7 +116,9 @@ class Tracer:
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
         if not torch.ops.oxitorch._trace(self._given.tensors):
-            raise TraceError("torch.tpu.jit: in debug mode there are no programs")
+            raise TraceError(
+                "torch.tpu.jit: in debug mode, and of a device that is not there, there is no program to lower"
+            )
         done = False
         try:
             results = self._call(args, kwargs)
