@@ -129,10 +129,8 @@ def bucketize(lengths: Any, max_graphs: int, *, multiple_of: int = 1, max_length
         ValueError: there are no lengths, a number is less than 1, or all padding could not be counted in 62 bits.
     """
     array = lengths_of("bucketize", lengths)
-    max_graphs, multiple_of = (
-        positive("bucketize: max_graphs", max_graphs),
-        positive("bucketize: multiple_of", multiple_of),
-    )
+    max_graphs = positive("bucketize: max_graphs", max_graphs)
+    multiple_of = positive("bucketize: multiple_of", multiple_of)
     if not array.size:
         raise ValueError("bucketize: expected at least one length")
     if max_length is not None:

@@ -1,5 +1,6 @@
 """Buckets of image sizes: the few sizes, of nearly one area, to which images are resized and cropped."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -159,9 +160,9 @@ def resolution_buckets(
         ValueError: there are no images, a number is less than 1, or no size of `multiple_of` has so small an area.
     """
     images = _sizes("resolution_buckets", sizes)
-    name = "resolution_buckets: {}".format
-    max_graphs, area = positive(name("max_graphs"), max_graphs), positive(name("area"), area)
-    multiple_of = positive(name("multiple_of"), multiple_of)
+    max_graphs = positive("resolution_buckets: max_graphs", max_graphs)
+    area = positive("resolution_buckets: area", area)
+    multiple_of = positive("resolution_buckets: multiple_of", multiple_of)
     if not len(images):
         raise ValueError("resolution_buckets: expected at least one image")
     if not max_aspect >= 1:
@@ -195,12 +196,13 @@ def _sizes(name: str, sizes: Any) -> np.ndarray:
 def _candidates(area: int, multiple_of: int, max_aspect: float) -> list[tuple[int, int]]:
     """All sizes as large as the area allows, from the tallest to the widest; of one aspect ratio, the largest."""
     largest: dict[float, tuple[int, int]] = {}
-    for one in range(multiple_of, area // multiple_of + 1, multiple_of):
+    longest = int(min(area / multiple_of, math.sqrt(area * max_aspect)))
+    for one in range(multiple_of, longest + 1, multiple_of):
         other = area // one // multiple_of * multiple_of
         for height, width in ((one, other), (other, one)):
             if max(height, width) > max_aspect * min(height, width):
                 continue
-            if height * width > np.prod(largest.get(width / height, (0, 0))):
+            if height * width > math.prod(largest.get(width / height, (0, 0))):
                 largest[width / height] = (height, width)
     return [largest[aspect] for aspect in sorted(largest)]
 

@@ -168,7 +168,13 @@ class BucketBatchSampler:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of an epoch's batches, sorted: samples, then what a sample is padded or cropped to."""
-        return sorted({(each, *self.buckets.shapes[bucket]) for bucket, _, each in self._steps.tolist()})
+        return sorted({shape for shape, _ in self._kinds()})
+
+    def _kinds(self) -> list[tuple[tuple[int, ...], int]]:
+        """The shapes of an epoch's batches by bucket, with how many batches have each."""
+        kinds, counts = np.unique(self._steps[:, ::2], axis=0, return_counts=True)
+        shapes = [(each, *self.buckets.shapes[bucket]) for bucket, each in kinds.tolist()]
+        return list(zip(shapes, counts.tolist(), strict=True))
 
     @property
     def waste(self) -> float:
@@ -177,10 +183,8 @@ class BucketBatchSampler:
 
     def report(self) -> str:
         """The shapes of an epoch with their batches, what comes again and what is left out, and the waste."""
-        kinds, batches = np.unique(self._steps[:, ::2], axis=0, return_counts=True)
         rows = [
-            (" x ".join(map(str, (each, *self.buckets.shapes[bucket]))), count, each * count * self.num_replicas)
-            for (bucket, each), count in zip(kinds.tolist(), batches.tolist(), strict=True)
+            (" x ".join(map(str, shape)), count, shape[0] * count * self.num_replicas) for shape, count in self._kinds()
         ]
         samples, given = sum(map(len, self._members)), sum(row[2] for row in rows)
         lines = [
