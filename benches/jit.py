@@ -32,8 +32,8 @@ def update(w, m, v, t):
 
 
 def timed(call, state, wait, rounds: int) -> list[tuple[float, float]]:
-    """Microseconds of a call: of the thread that calls, and until the device is done. Each is the mean of some in a row,
-    which wait for each other on the device; few enough not to fill its queue.
+    """Microseconds of a call: of the thread that calls, and until the device is done. Each is the mean of some in a
+    row, which wait for each other on the device; few enough not to fill its queue.
     """
     out = []
     for i in range(rounds + 5):

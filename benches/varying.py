@@ -1,19 +1,24 @@
-"""Programs whose numbers and lengths vary: batches that are slices, a recurrent net over many steps, generation.
+"""Programs whose numbers and lengths vary: batches that are slices, a recurrent net over many steps, generation, texts
+in buckets.
 
     python benches/varying.py                # all
     python benches/varying.py slices lstm
 
-Run it on a quiet machine, `lstm` and `generate` with an empty cache (`OXITORCH_CACHE_DIR`), as they measure compiling.
+Run it on a quiet machine, all but `slices` with an empty cache (`OXITORCH_CACHE_DIR`), as they measure compiling.
 `generate` needs transformers.
 """
 
 import argparse
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from oxitorch.data import BucketBatchSampler, Buckets, bucketize, next_token_labels, pad_collate
+from torch.utils.data import DataLoader
+from workloads import GPT
 
 
 def seconds(f) -> float:
@@ -74,7 +79,75 @@ def generate() -> None:
         print(f"generate: {what}: {tokens / took:.1f} tokens a second, {made} new programs")
 
 
-BENCHES = {"slices": slices, "lstm": lstm, "generate": generate}
+def lengths() -> None:
+    """A GPT on texts of many lengths in eight buckets, against texts of one length: tokens a second and compiling."""
+    torch.tpu.set_background_compile(False)
+    spread = torch.empty(400).log_normal_(4.2, 0.6, generator=torch.Generator().manual_seed(0))
+    varied = spread.int().clamp(8, 256).tolist()
+    buckets = bucketize(varied, 8, multiple_of=8)
+    sampler = partial(BucketBatchSampler, max_tokens=1024, drop_last=True)
+    steps = len(sampler(varied, buckets))
+
+    def training(texts: list[int], sizes: Buckets):
+        """A function that trains for an epoch and gives tokens without and with padding, and one that makes a step."""
+        model = GPT(layers=2, block=256).to("tpu")
+        optimizer = torch.optim.AdamW(model.parameters())
+        collate = partial(pad_collate, buckets=sizes)
+        samples = [torch.randint(256, (n,)) for n in texts]
+        loader = DataLoader(samples, batch_sampler=sampler(texts, sizes), collate_fn=collate)
+
+        def step(tokens, mask):
+            labels = next_token_labels(tokens, mask)
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens.to("tpu")).flatten(0, 1), labels.to("tpu").flatten()).backward()
+            optimizer.step()
+            return int(mask.sum()), mask.numel()
+
+        def epoch():
+            return torch.tensor([step(*batch) for batch in loader]).sum(dim=0).tolist()
+
+        return epoch
+
+    def compiled(f) -> tuple[float, int]:
+        """The seconds of compiling in a call, and how many programs that were."""
+        before = torch.tpu.metrics()
+        f()
+        torch.tpu.synchronize()
+        after = torch.tpu.metrics()
+        return after["compile_s"] - before["compile_s"], after["programs"] - before["programs"]
+
+    # As many steps of about as many tokens, padding included, each of one length: one less than the longest bucket, and
+    # one less than the most frequent, so that no program serves both.
+    longest, most = buckets.sizes[-1] - 1, buckets.sizes[max(range(len(buckets)), key=buckets.counts.__getitem__)] - 1
+    fixed = {n: training([n] * (1024 // n * steps), Buckets([n])) for n in (longest, most)}
+    bucketed = training(varied, buckets)
+    print(f"lengths: {buckets}")
+    for name, epoch in {f"length {longest} alone": fixed[longest], "in buckets": bucketed}.items():
+        took, made = compiled(epoch)
+        print(f"lengths: {name}, {made} programs compiled in {took:.1f} s")
+    compiled(fixed[most])
+
+    # Tokens a second without and with padding; also by processor time, which other work does not disturb so much.
+    rates: dict = {}
+    for _ in range(5):
+        for name, epoch in {"bucketed": bucketed, **fixed}.items():
+            counts: list = []
+            processor = time.process_time()
+            took = seconds(lambda e=epoch, c=counts: c.extend(e()))
+            processor = time.process_time() - processor
+            rates.setdefault(name, []).append([n / t for t in (took, processor) for n in counts])
+    best = {name: [max(column) for column in zip(*found, strict=True)] for name, found in rates.items()}
+    ours = best.pop("bucketed")
+    print(f"lengths: {ours[0]:,.0f} tokens a second in buckets, {ours[1]:,.0f} with their padding")
+    for n, found in best.items():
+        real, padded, of_processor, padded_of_processor = (a / b for a, b in zip(ours, found, strict=True))
+        print(
+            f"lengths: {found[0]:,.0f} of length {n} alone: {real:.2f}x of it, with padding {padded:.2f}x; "
+            f"by processor time {of_processor:.2f}x and {padded_of_processor:.2f}x"
+        )
+
+
+BENCHES = {"slices": slices, "lstm": lstm, "generate": generate, "lengths": lengths}
 
 
 def main() -> None:

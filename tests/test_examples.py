@@ -44,6 +44,32 @@ print(hasattr(torch, "tpu"), {{t.device.type for t in saved["model"].values()}})
     assert python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "False {'cpu'}\n"
 
 
+def test_varying_lengths_have_the_losses_of_exact_ones(python, repo, tmp_path):
+    """Three ways to make batches: the losses agree, and the programs are as many as the shapes."""
+    found, printed = {}, {}
+    # The losses and counts are the same with little effort of the compiler.
+    quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    for device in ("cpu", "tpu"):
+        out = tmp_path / f"{device}.json"
+        done = python(
+            "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')",
+            str(repo / "examples" / "varying_lengths.py"), "--device", device, "--losses", str(out),
+            "--lengths", "3", "--max-graphs", "2", "--batch-size", "4", "--rounds", "2", XLA_FLAGS=quick,
+        )  # fmt: skip
+        found[device], printed[device] = json.loads(out.read_text()), done.stdout
+    exact, padded, packed = "a length at a time", "padded to 2 lengths", "packed"
+    for one in found.values():
+        assert one[exact] == pytest.approx(one[padded], rel=1e-5)
+        assert list(one["asked"].values()) == pytest.approx([one["asked"][exact]] * 3, rel=1e-5)
+        assert one[exact][-1] < one[exact][0]
+    for way in (exact, padded, packed):
+        assert found["tpu"][way] == pytest.approx(found["cpu"][way], rel=1e-4)
+    counts = {
+        way: re.search(rf"^{way} +(\d+) +(\d+) ", printed["tpu"], re.M).groups() for way in (exact, padded, packed)
+    }
+    assert counts == {exact: ("3", "3"), padded: ("2", "2"), packed: ("1", "1")}
+
+
 @pytest.mark.slow
 def test_digits_reach_98_percent(python, repo, tmp_path):
     done = python("", str(repo / "examples" / "digits.py"), "--checkpoint", str(tmp_path / "d.pt"), timeout=1200)

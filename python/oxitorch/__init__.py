@@ -31,14 +31,10 @@ def __getattr__(name: str):
         from oxitorch import _core
 
         return _core.version()
-    if name == "tpu":
+    if name in ("data", "preflight", "tpu"):
         import importlib
 
-        return importlib.import_module("oxitorch.tpu")
-    if name == "preflight":
-        import importlib
-
-        return importlib.import_module("oxitorch.preflight")
+        return importlib.import_module(f"oxitorch.{name}")
     if name == "Unavailable":
         from oxitorch._activate import Unavailable
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from oxitorch.data import BucketBatchSampler, bucketize, next_token_labels, pad_collate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -176,6 +177,37 @@ def ddp_accumulates():
                 o.step()
                 o.zero_grad()
     close(m.module.state_dict(), one.state_dict())
+
+
+@case
+def batches_of_a_bucket_have_one_shape_on_all_ranks():
+    sequences = [torch.arange(n) % 13 for n in (2, 3, 3, 4, 5, 7, 8, 8, 9, 9, 10, 11, 12, 3, 9)]
+    lengths = [len(s) for s in sequences]
+    buckets = bucketize(lengths, 2)
+    sampler = BucketBatchSampler(lengths, buckets, 2)
+    assert (sampler.num_replicas, sampler.rank) == (size(), rank())
+    of_all = [[*BucketBatchSampler(lengths, buckets, 2, rank=r)] for r in range(size())]
+
+    def step(m, optimizer, samples, device):
+        tokens, mask = pad_collate([sequences[i] for i in samples], buckets)
+        logits, labels = m(tokens.to(device)), next_token_labels(tokens, mask).to(device)
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+        optimizer.step()
+        return tuple(tokens.shape)
+
+    m, one = DDP(model().to("tpu")), model()
+    optimizer, whole = (torch.optim.SGD(x.parameters(), lr=lr) for x, lr in ((m, 1e-2), (one, 1e-2 / size())))
+    shapes = []
+    for i, samples in enumerate(sampler):
+        shapes.append(step(m, optimizer, samples, "tpu"))
+        # What all ranks have in this step, and the mean of their gradients.
+        step(one, whole, [j for each in of_all for j in each[i]], "cpu")
+    close(m.module.state_dict(), one.state_dict())
+    others = [None] * size()
+    dist.all_gather_object(others, (shapes, sampler.shapes))
+    assert others == [(shapes, sampler.shapes)] * size()
+    assert sorted(set(shapes)) == sampler.shapes
 
 
 @case
