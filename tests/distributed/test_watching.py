@@ -27,19 +27,25 @@ for step in range(5):
 torch.tpu.synchronize()
 if rank == 1:
     time.sleep(0.5)
-x = torch.ones(1000, device="tpu")
+x = torch.ones(1000, device="tpu").mul(3)
 dist.all_reduce(x)
+told, graph = torch.tpu.explain(last=1), torch.tpu.graphs()[-1]
 x.sum().item()
 sys.stdout.write("RESULT " + __import__("json").dumps(
-    [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary()]) + "\\n")
+    [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary(),
+     dist.group.WORLD._get_sequence_number_for_group(), told, graph.ended_by, graph.ended_by_collective]) + "\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
 """
 
 
-def test_metrics_count_collectives(torchrun):
-    results = torchrun(SCRIPT).results()
-    for _, collectives, text, summary in results:
+def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
+    results = torchrun(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
+    which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
+    for *_, told, ended_by, ended_by_collective in results:
+        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:22 in <module>" in told
+        assert (ended_by, ended_by_collective) == ("collective", which)
+    for _, collectives, text, summary, *_ in results:
         of = collectives["all_reduce"]
         # DDP reduces its gradients once a step, in one bucket.
         assert of["count"] == 6
@@ -51,6 +57,11 @@ def test_metrics_count_collectives(torchrun):
         assert "exchanged  6 all_reduce, 85.2 KiB" in summary
     # Rank 0 waits for the one that sleeps.
     assert results[0][1]["all_reduce"]["wait_s"] > 0.3
+    command = [sys.executable, "-m", "oxitorch", "graphs", "--dir", str(tmp_path / "graphs")]
+    listed = json.loads(subprocess.run([*command, "ls", "--json"], check=True, capture_output=True).stdout)
+    (program,) = [g["id"] for g in listed if g.get("ended_by_collective") == which]
+    shown = subprocess.run([*command, "show", program], check=True, capture_output=True, text=True).stdout
+    assert f"ended by: collective {which} at {tmp_path}/script.py:22" in shown
 
 
 def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
@@ -72,6 +83,10 @@ def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
     assert len(by_rank[0]) >= 6
     apart = sorted(abs(e["ts"] + e["dur"] - by_rank[1][k]["ts"] - by_rank[1][k]["dur"]) for k, e in by_rank[0].items())
     assert apart[len(apart) // 2] < 5e3  # microseconds
+    assert {"all_reduce(float32[1000])", "all_reduce(float32[4160])"} <= {e["args"]["call"] for e in slices}
+    windows = [e["args"] for e in events if e.get("cat") == "window" and e["args"]["ended by"] == "collective"]
+    assert all(" of group 0" in w["collective"] for w in windows)
+    assert any(w["collective"].startswith("all_reduce(float32[1000]), number ") for w in windows)
     lines = {e["args"]["line"] for e in slices}
     assert all("script.py:" in line or "/distributed/" in line for line in lines), lines
     arrows = [e for e in events if e.get("cat") == "ranks"]

@@ -11,6 +11,7 @@
 //! - the window is full.
 
 use crate::config::{Mode, Switches};
+use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
@@ -75,8 +76,8 @@ struct Chosen {
 
 /// Why a window ended, and when if somebody listens.
 #[derive(Clone, Copy)]
-struct Cut {
-    reason: Reason,
+struct Cut<'a> {
+    ending: Ending<'a>,
     /// Whether it is about a part of the window.
     is_part: bool,
     /// Whether that part may repeat with other offsets.
@@ -105,19 +106,25 @@ impl Window {
 
 impl Stream {
     /// Launches what the running thread recorded. In debug mode the caller then waits; see [`Stream::after_op`].
-    pub(crate) fn flush(&self, w: &mut Window, reason: Reason) -> Result<()> {
-        self.flush_for(w, &Whose::Own, reason)
+    pub(crate) fn flush<'a>(&self, w: &mut Window, ending: impl Into<Ending<'a>>) -> Result<()> {
+        self.flush_for(w, &Whose::Own, ending)
     }
 
     /// Launches some of what was recorded.
-    pub(crate) fn flush_for(&self, w: &mut Window, whose: &Whose<'_>, reason: Reason) -> Result<()> {
+    pub(crate) fn flush_for<'a>(
+        &self,
+        w: &mut Window,
+        whose: &Whose<'_>,
+        ending: impl Into<Ending<'a>>,
+    ) -> Result<()> {
+        let ending = ending.into();
         let whose = if w.is_crowded() { &Whose::All } else { whose };
         if w.ops.is_empty() || (matches!(whose, Whose::Own) && w.own_ops() == 0) {
             w.thread.first_upload = None;
             return Ok(());
         }
         let result =
-            if w.others.ops > 0 { self.flush_some(w, whose, reason) } else { self.flush_window(w, reason) };
+            if w.others.ops > 0 { self.flush_some(w, whose, ending) } else { self.flush_window(w, ending) };
         w.instances.tick();
         w.stamps.clear();
         w.stamped = self.metrics().events.on();
@@ -137,11 +144,11 @@ impl Stream {
     }
 
     /// Launches what was recorded, all of it by one thread.
-    fn flush_window(&self, w: &mut Window, reason: Reason) -> Result<()> {
-        (w.thread.round, w.thread.first_upload) = (w.round_after(reason), None);
+    fn flush_window(&self, w: &mut Window, ending: Ending<'_>) -> Result<()> {
+        (w.thread.round, w.thread.first_upload) = (w.round_after(ending.reason), None);
         let (mut part, _) = w.take_part();
         let produced = std::mem::take(&mut w.produced);
-        let result = self.launch_window(w, &mut part, &produced, reason);
+        let result = self.launch_window(w, &mut part, &produced, ending);
         w.produced = produced;
         if w.ops.is_empty() {
             w.ops = part.ops; // its memory
@@ -162,14 +169,14 @@ impl Stream {
         w: &mut Window,
         whole: &mut Part,
         produced: &[Option<Arc<Value>>],
-        reason: Reason,
+        ending: Ending<'_>,
     ) -> Result<()> {
         if whole.outputs.is_empty() {
             return Ok(());
         }
-        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { reason, is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, began };
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
@@ -194,8 +201,8 @@ impl Stream {
                 Some(e) => part.fail(e),
                 None => {
                     w.set_key(part, self.devices.is_some());
-                    let reason = if i == last { cut.reason } else { Reason::Part };
-                    let cut = Cut { reason, is_part: true, repeats, ..cut };
+                    let ending = if i == last { cut.ending } else { Reason::Part.into() };
+                    let cut = Cut { ending, is_part: true, repeats, ..cut };
                     failed = self.launch_part(w, part, cut).err();
                 }
             }
@@ -206,8 +213,8 @@ impl Stream {
 
     /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
     /// be looked at stays whole.
-    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut) -> Option<(Arc<[u32]>, bool)> {
-        if matches!(cut.reason, Reason::Mode | Reason::Collective) || !self.compiles() {
+    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut<'_>) -> Option<(Arc<[u32]>, bool)> {
+        if matches!(cut.ending.reason, Reason::Mode | Reason::Collective) || !self.compiles() {
             return None;
         }
         let tokens = part.tokens();
@@ -224,7 +231,7 @@ impl Stream {
     }
 
     /// Counts a launch in parts; after some, a program of the whole window is compiled while parts go on.
-    fn count_split(&self, w: &mut Window, whole: &Part, cut: Cut) -> Result<()> {
+    fn count_split(&self, w: &mut Window, whole: &Part, cut: Cut<'_>) -> Result<()> {
         let known = w.programs.get_mut(&w.key);
         let Some(split) = known.and_then(|k| k.split.as_mut()) else { return Ok(()) };
         let is_worth_it = split.used(w.last_split);
@@ -240,7 +247,7 @@ impl Stream {
     }
 
     /// Launches a part by a program of its key.
-    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<()> {
+    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut<'_>) -> Result<()> {
         let donated = part.donated();
         let most = part.most_donated();
         let wanted = most.as_ref().unwrap_or(&donated);
@@ -252,7 +259,7 @@ impl Stream {
             inputs.push(Value::offsets(&lent.numbers));
         }
         let window = self.recorded(w, &program, cut, is_new);
-        let ends_step = cut.reason == Reason::Step;
+        let ends_step = cut.ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
         let (first, ops) = (part.ops.sites[0], part.ops.len() as u64);
         let outputs = match &lent.live {
@@ -266,7 +273,7 @@ impl Stream {
             Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
         match asked {
             Some(asked) => self.executor.collective(launch, asked),
-            None => self.executor.launch(launch, cut.reason == Reason::Read),
+            None => self.executor.launch(launch, cut.ending.reason == Reason::Read),
         }
         Ok(())
     }
@@ -276,7 +283,7 @@ impl Stream {
         &self,
         w: &mut Window,
         program: &Program,
-        Cut { reason, began, .. }: Cut,
+        Cut { ending, began, .. }: Cut<'_>,
         is_new: bool,
     ) -> u64 {
         let events = &self.metrics().events;
@@ -288,8 +295,7 @@ impl Stream {
                 number,
                 program: program.name.clone(),
                 is_new,
-                reason,
-                site: w.site,
+                ended: ending.at(w.site),
                 ops: std::mem::take(&mut w.stamps),
                 cut,
                 launched_in: running(),
@@ -299,13 +305,13 @@ impl Stream {
     }
 
     /// The program for a part whose key is set.
-    fn program(&self, w: &mut Window, part: &Part, donated: &Indices, cut: Cut) -> Result<Chosen> {
+    fn program(&self, w: &mut Window, part: &Part, donated: &Indices, cut: Cut<'_>) -> Result<Chosen> {
         let wanted = Wanted {
             live: &part.live,
             donated,
             offsets: &part.ops.offsets,
-            max_fixed: if cut.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
-            may_lend: cut.reason != Reason::Mode && self.compiles(),
+            max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
+            may_lend: cut.ending.reason != Reason::Mode && self.compiles(),
         };
         let given = match w.programs.get_mut(&w.key).map(|k| k.choose(&wanted)) {
             Some(Ok(lent)) => {
@@ -317,7 +323,7 @@ impl Stream {
             None => Box::default(),
         };
         let program = self.make(w, part, donated, &given, cut)?;
-        if !matches!(cut.reason, Reason::Mode | Reason::Collective) {
+        if !matches!(cut.ending.reason, Reason::Mode | Reason::Collective) {
             w.sequences.add(part.tokens(), cut.is_part);
         }
         let known = w.programs.entry(&w.key);
@@ -338,7 +344,7 @@ impl Stream {
         part: &Part,
         donated: &Indices,
         given: &[u32],
-        Cut { reason, is_part, repeats, .. }: Cut,
+        Cut { ending, is_part, repeats, .. }: Cut<'_>,
     ) -> Result<Arc<Program>> {
         let numbers = TensorType::new(DType::S64, [given.len() as i64].as_slice());
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
@@ -353,11 +359,14 @@ impl Stream {
             options: part.options,
             live: part.live.clone(),
             spread,
-            source: Source { cut: Some((reason, w.site)), varies: is_part && !repeats, ..Source::default() },
+            source: Source {
+                ended: Some(ending.at(w.site)),
+                varies: is_part && !repeats,
+                ..Source::default()
+            },
         };
         let program = Program::new(&graph);
-        let explained = self.explainer.explain(&graph, &program, (reason, w.site));
-        explained.map_err(|why| {
+        self.explainer.explain(&graph, &program).map_err(|why| {
             Error::runtime(format!(
                 "torch.tpu.max_graphs allows no more programs, and a new one is needed\n{why}"
             ))

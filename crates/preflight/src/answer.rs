@@ -109,6 +109,8 @@ pub(crate) struct Judgement {
     pub(crate) ops: usize,
     pub(crate) first_line: Option<String>,
     pub(crate) ended_by: Option<Reason>,
+    /// Which one, if a collective is the reason.
+    pub(crate) ended_by_collective: Option<String>,
     pub(crate) ended_at: Option<String>,
     pub(crate) launches: u64,
     pub(crate) launches_in_last_step: u64,

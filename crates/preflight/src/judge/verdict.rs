@@ -115,6 +115,7 @@ fn judgement(
         ops: p.ops.len(),
         first_line: p.first_line.clone(),
         ended_by: p.ended_by,
+        ended_by_collective: p.ended_by_collective.clone(),
         ended_at: p.ended_at.clone(),
         launches: p.launches.iter().map(|(_, n)| n).sum(),
         launches_in_last_step: p.launches_in(last),
