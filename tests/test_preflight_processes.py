@@ -71,22 +71,45 @@ def train(wrap, ranks="pass"):
     return TRAIN.format(width=WIDTH, layers=LAYERS, wrap=wrap, ranks=ranks)
 
 
+def line_of(text, wrap=DDP):
+    """The number of the first line with this text in a script that wraps its model so."""
+    return next(i for i, line in enumerate(train(wrap).splitlines(), 1) if text in line)
+
+
 def test_ddp_sends_its_gradients_once(preflight):
     judged, done = preflight(train(DDP), "--slice", "cpu", "--processes", str(PROCESSES))
     assert judged["processes"]["count"] == PROCESSES and judged["verdict"] == "fits"
     (kind,) = judged["step"]["collectives"]
     assert (kind["kind"], kind["bytes"], kind["ici_s"]) == ("all-reduce", 4 * PARAMETERS, None)
     (call,) = judged["processes"]["collectives"]
-    assert (call["name"], call["devices"], call["count"]) == ("all_reduce", PROCESSES, 1)
+    assert (call["name"], call["devices"], call["count"], call["backward"]) == ("all_reduce", PROCESSES, 1, True)
     assert "1 x all-reduce" in done.stdout and f"{PROCESSES} processes" in done.stdout
+    # Each bucket is reduced when the gradients of the layer's line are there.
+    (line,) = judged["processes"]["lines"]
+    assert f":{line_of('loss = model')} in " in line["line"] and line["line"] == call["line"]
+    assert (line["count"], line["bytes"], line["ici_s"]) == (1, 4 * PARAMETERS, None)
 
 
-def test_fsdp_has_a_part_of_parameters_gradients_and_state(preflight):
-    judged, _ = preflight(train(FSDP), "--slice", "cpu", "--processes", str(PROCESSES))
+def test_fsdp_has_a_part_of_parameters_gradients_and_state(preflight, tmp_path):
+    page = tmp_path / "page.html"
+    judged, done = preflight(
+        train(FSDP, "dist.all_reduce(loss.detach())"),
+        *("--slice", "cpu", "--processes", str(PROCESSES), "--html", str(page)),
+    )
     step = {c["kind"]: c for c in judged["step"]["collectives"]}
     # What the forward gathered is freed, but for the last layer's; each layer's gradients are reduced once.
     assert step["reduce-scatter"]["bytes"] == 4 * PARAMETERS
     assert step["all-gather"]["bytes"] in {4 * PARAMETERS * n // LAYERS for n in (2 * LAYERS - 1, 2 * LAYERS)}
+    # What hooks of the backward gather and reduce has the line of the forward.
+    first, last = judged["processes"]["lines"]
+    assert f":{line_of('loss = model', FSDP)} in " in first["line"] and (last["count"], last["bytes"]) == (1, 4)
+    reduced = [c for c in judged["processes"]["collectives"] if c["backward"]]
+    assert {"reduce_scatter_tensor", "all_gather_into_tensor"} == {c["name"] for c in reduced}
+    for line in (first, last):
+        short = line["line"].split(" in ")[0].rsplit("/")[-1]
+        assert f"{line['count']} x  {short}, " in done.stdout and short in page.read_text()
+    assert "Collectives by Python line" in page.read_text()
+    assert f"all_reduce of float32[], 4 B, {PROCESSES} processes" in done.stdout
     last = judged["programs"][-1]
     owned = [t for t in last["tensors"] if t["role"] == "argument"]
     assert owned and all(t["bytes"] <= 4 * (WIDTH * WIDTH + WIDTH) // PROCESSES for t in owned)

@@ -27,19 +27,25 @@ for step in range(5):
 torch.tpu.synchronize()
 if rank == 1:
     time.sleep(0.5)
-x = torch.ones(1000, device="tpu")
+x = torch.ones(1000, device="tpu").mul(3)
 dist.all_reduce(x)
+told, graph = torch.tpu.explain(last=1), torch.tpu.graphs()[-1]
 x.sum().item()
 sys.stdout.write("RESULT " + __import__("json").dumps(
-    [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary()]) + "\\n")
+    [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary(),
+     dist.group.WORLD._get_sequence_number_for_group(), told, graph.ended_by, graph.ended_by_collective]) + "\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
 """
 
 
-def test_metrics_count_collectives(torchrun):
-    results = torchrun(SCRIPT).results()
-    for _, collectives, text, summary in results:
+def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
+    results = torchrun(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
+    which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
+    for *_, told, ended_by, ended_by_collective in results:
+        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:22 in <module>" in told
+        assert (ended_by, ended_by_collective) == ("collective", which)
+    for _, collectives, text, summary, *_ in results:
         of = collectives["all_reduce"]
         # DDP reduces its gradients once a step, in one bucket.
         assert of["count"] == 6
@@ -51,6 +57,11 @@ def test_metrics_count_collectives(torchrun):
         assert "exchanged  6 all_reduce, 85.2 KiB" in summary
     # Rank 0 waits for the one that sleeps.
     assert results[0][1]["all_reduce"]["wait_s"] > 0.3
+    command = [sys.executable, "-m", "oxitorch", "graphs", "--dir", str(tmp_path / "graphs")]
+    listed = json.loads(subprocess.run([*command, "ls", "--json"], check=True, capture_output=True).stdout)
+    (program,) = [g["id"] for g in listed if g.get("ended_by_collective") == which]
+    shown = subprocess.run([*command, "show", program], check=True, capture_output=True, text=True).stdout
+    assert f"ended by: collective {which} at {tmp_path}/script.py:22" in shown
 
 
 def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
@@ -72,10 +83,89 @@ def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
     assert len(by_rank[0]) >= 6
     apart = sorted(abs(e["ts"] + e["dur"] - by_rank[1][k]["ts"] - by_rank[1][k]["dur"]) for k, e in by_rank[0].items())
     assert apart[len(apart) // 2] < 5e3  # microseconds
+    assert {"all_reduce(float32[1000])", "all_reduce(float32[4160])"} <= {e["args"]["call"] for e in slices}
+    windows = [e["args"] for e in events if e.get("cat") == "window" and e["args"]["ended by"] == "collective"]
+    assert all(" of group 0" in w["collective"] for w in windows)
+    assert any(w["collective"].startswith("all_reduce(float32[1000]), number ") for w in windows)
     lines = {e["args"]["line"] for e in slices}
     assert all("script.py:" in line or "/distributed/" in line for line in lines), lines
     arrows = [e for e in events if e.get("cat") == "ranks"]
     assert sorted(e["ph"] for e in arrows) == ["f"] * len(by_rank[0]) + ["s"] * len(by_rank[0])
+
+
+PROFILED = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+dist.init_process_group()
+rank = dist.get_rank()
+torch.tpu.set_device(rank)
+x, two, pair = torch.ones(3, device="tpu"), torch.ones(6, device="tpu"), torch.ones(2, device="tpu")
+lists = [torch.ones(3, device="tpu") for _ in range(2)]
+
+
+def collectives():
+    dist.all_reduce(x)
+    dist.all_reduce_coalesced([x, pair])
+    dist.broadcast(x, src=1)
+    dist.reduce(x, dst=1)
+    dist.all_gather(lists, x)
+    dist.all_gather_into_tensor(two, x)
+    dist.gather(x, lists if rank == 1 else None, dst=1)
+    dist.scatter(x, lists if rank == 1 else None, src=1)
+    dist.reduce_scatter(x, lists)
+    dist.reduce_scatter_tensor(x, two)
+    dist.all_to_all(list(torch.ones(2, 3, device="tpu")), lists)
+    dist.all_to_all_single(torch.empty(2, device="tpu"), pair)
+    dist.all_to_all_single(torch.empty(2, device="tpu"), pair, [1, 1], [1, 1])
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    dist.send(x, 1, tag=1) if rank == 0 else dist.recv(x, tag=1)
+    dist.barrier()
+    assert (x + 1).sum().item()
+
+
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1], record_shapes=True) as prof:
+    collectives()
+titles = [[e.name, e.is_async, e.input_shapes] for e in prof.events() if e.name.startswith("tpu:")]
+prof.export_chrome_trace(f"trace{rank}.json")
+events = json.load(open(f"trace{rank}.json"))["traceEvents"]
+comms = [e["args"] for e in events if e.get("name") == "record_param_comms"]
+names = ("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name", "Rank")
+sys.stdout.write("RESULT " + json.dumps([rank, titles, [[c[n] for n in names] for c in comms]]) + "\\n")
+sys.stdout.flush()
+dist.destroy_process_group()
+"""
+
+
+def test_pytorch_s_profiler_shows_collectives_among_the_host_s_operations(torchrun):
+    x, pair = [3], [2]
+    expected = [  # the title, the shapes, NCCL's name, elements in and out, the root's rank
+        ("all_reduce", [x], "allreduce", 3, 3, None),
+        ("all_reduce", [x, pair], "allreduce_coalesced", 5, 5, None),
+        ("broadcast", [x], "broadcast", 3, 3, 1),
+        ("reduce", [x], "reduce", 3, 3, 1),
+        ("all_gather", [x], "all_gather", 3, 6, None),
+        ("_all_gather_base", [x], "_allgather_base", 3, 6, None),
+        ("gather", [x], "gather", 3, {0: 0, 1: 6}, 1),
+        ("scatter", {0: [x], 1: [x, x]}, "scatter", {0: 0, 1: 6}, 3, 1),
+        ("reduce_scatter", [x, x], "reduce_scatter", 6, 3, None),
+        ("_reduce_scatter_base", [[6]], "_reduce_scatter_base", 6, 3, None),
+        ("all_to_all", [x, x], "all_to_all", 6, 6, None),
+        ("all_to_all", [pair], "all_to_all", 2, 2, None),
+        ("all_to_all", [pair], "all_to_allv", 2, 2, None),
+        ({0: "send", 1: "recv"}, [x], {0: "send", 1: "recv"}, 3, 3, {0: 1, 1: 0}),
+        ({0: "send", 1: "recvAnySource"}, [x], {0: "send", 1: "recvAnySource"}, 3, 3, {0: 1, 1: -1}),
+        ("barrier", [], "barrier", 0, 0, None),
+    ]
+    for rank, titles, comms in torchrun(PROFILED).results():
+        of_rank = [[v[rank] if isinstance(v, dict) else v for v in row] for row in expected]
+        assert titles == [[f"tpu:{title}", True, shapes] for title, shapes, *_ in of_rank]
+        assert comms == [
+            [name, n_in, n_out, "Byte" if name == "barrier" else "Float", 2, "0", rank if root is None else root]
+            for *_, name, n_in, n_out, root in of_rank
+        ]
 
 
 def ranks(folder) -> str:

@@ -28,8 +28,10 @@ def load() -> types.ModuleType:
         @classmethod
         def _run(cls, rank, test_name, file_name, pipe, **kwargs):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            test = inspect.unwrap(getattr(cls, test_name))
-            cls.prepare(rank, any(word in inspect.getsource(test) for word in ("cuda", "_gpu", "rank_to_GPU")))
+            code = inspect.getsource(inspect.unwrap(getattr(cls, test_name)))
+            for without in ("cuda=False", "rank_to_GPU=None"):
+                code = code.replace(without, "")
+            cls.prepare(rank, any(word in code for word in ("cuda", "_gpu", "rank_to_GPU")))
             super()._run(rank, test_name, file_name, pipe, **kwargs)
 
     class DistributedTPU(Forked):
@@ -59,6 +61,7 @@ def be_cuda(rank: int, names_cuda: bool) -> None:
     import torch
     import torch.distributed as dist
     from torch.overrides import TorchFunctionMode
+    from torch.testing._internal.distributed import distributed_test
     from torch.utils._device import _device_constructors
 
     factories = () if names_cuda else _device_constructors()
@@ -87,7 +90,7 @@ def be_cuda(rank: int, names_cuda: bool) -> None:
 
     def with_backend(f):
         def called(*args, **kwargs):
-            if kwargs.get("backend") in ("gloo", "nccl"):
+            if kwargs.get("backend") in ("gloo", "nccl", "tpu"):
                 kwargs["backend"] = "cpu:gloo,tpu:tpu"
             return f(*map(mapped, args), **{k: mapped(v) for k, v in kwargs.items()})
 
@@ -98,6 +101,10 @@ def be_cuda(rank: int, names_cuda: bool) -> None:
 
     for name in ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration"):
         setattr(dist, name, with_backend(getattr(dist, name)))
+    dist.get_backend = lambda group=None: "tpu"  # a group of two backends has no name of one
+    profiled = [name for name in vars(distributed_test) if name.endswith("PROFILING_SUPPORTED_BACKENDS")]
+    for name in profiled:
+        getattr(distributed_test, name).append("tpu")  # else these tests look at no profile
     torch.load = with_devices(torch.load)
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = with_devices(ddp.__init__)

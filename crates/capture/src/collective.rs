@@ -81,8 +81,11 @@ pub struct Exchanged {
 pub struct GroupCall {
     /// The training step.
     pub step: u64,
-    /// The Python line.
+    /// The Python line; of what a backward pass asks for, that of the forward.
     pub line: Option<String>,
+    /// Whether a backward pass asks for it.
+    #[serde(default)]
+    pub backward: bool,
     /// As `torch.distributed` calls it: `all_reduce`, `all_gather_into_tensor`.
     pub name: String,
     /// The ranks of its group.

@@ -85,6 +85,9 @@ pub struct Graph {
     pub first_line: Option<String>,
     /// Why it ended.
     pub ended_by: Option<Reason>,
+    /// Which collective that is, if one is the reason: `all_reduce(float32[1000]), number 3 of group 0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by_collective: Option<String>,
     /// The Python line at which it ended.
     pub ended_at: Option<String>,
     /// Where its executable came from.
@@ -156,6 +159,7 @@ mod tests {
             name: "mm".into(),
             first_line: None,
             ended_by: Some(Reason::Read),
+            ended_by_collective: None,
             ended_at: None,
             from: Origin::Loaded,
             compile_s: 0.5,

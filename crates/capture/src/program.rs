@@ -301,6 +301,9 @@ pub struct Program {
     pub first_line: Option<String>,
     /// Why it ended.
     pub ended_by: Option<Reason>,
+    /// Which collective that is, if one is the reason: `all_reduce(float32[1000]), number 3 of group 0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by_collective: Option<String>,
     /// The Python line at which it ended.
     pub ended_at: Option<String>,
     /// Its operations in order.

@@ -236,7 +236,8 @@ fn show(folder: &Path, g: &Graph, only: &[Part]) -> anyhow::Result<String> {
         let _ = writeln!(out, "{name}{}{name:#} {dim}{}{dim:#}", g.name, g.id);
         let ended = g.ended_by.map_or("-", Reason::name);
         let at = g.ended_at.as_deref().map_or(String::new(), |l| format!(" at {l}"));
-        let _ = writeln!(out, "  {}, ended by: {ended}{at}", many(g.ops.len() as u64, "op"));
+        let which = g.ended_by_collective.as_deref().map_or(String::new(), |c| format!(" {c}"));
+        let _ = writeln!(out, "  {}, ended by: {ended}{which}{at}", many(g.ops.len() as u64, "op"));
         let _ = writeln!(out, "  {} in {}", g.from.name(), seconds(g.compile_s));
         let _ =
             writeln!(out, "  launched {}, {} on the device", many(g.launches, "time"), seconds(g.device_s));

@@ -340,6 +340,7 @@ fn asked(task: &GroupTask, step: u64) -> GroupCall {
     GroupCall {
         step,
         line: None,
+        backward: task.site.is_of_backward(),
         name: task.work.about().name.clone(),
         ranks: task.task.ranks().to_vec(),
         r#type: first.map(|v| (&v.ty).into()),

@@ -2,11 +2,11 @@
 //!
 //! Everything that others have to call is here. While nobody listens a call is one load.
 
+use crate::ending::Ended;
 use crate::inst::Inst;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::work::{About, Lane};
-use oxitorch_capture::Reason;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -47,8 +47,7 @@ pub(crate) enum What {
         number: u64,
         program: String,
         is_new: bool,
-        reason: Reason,
-        site: Site,
+        ended: Ended,
         ops: Vec<Stamp>,
         cut: Instant,
         /// See [`set_running`](crate::set_running).
@@ -67,7 +66,7 @@ pub(crate) enum What {
     /// The next launch waited for its program to be compiled.
     Stall { device: u16, number: u64, program: String },
     /// This process's part of a collective of several.
-    Collective { device: u16, lane: Lane, about: About, bytes: u64, site: Site },
+    Collective { device: u16, lane: Lane, about: About, call: String, bytes: u64, site: Site },
     /// The device ran a program.
     Execute { device: u16, number: u64, program: String, ops: u64, donated: u64 },
 }

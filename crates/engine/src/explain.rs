@@ -1,5 +1,6 @@
 //! Why a program is a new one: what differs from the program before that is most like it, and what to do about it.
 
+use crate::ending::Ended;
 use crate::graph::Graph;
 use crate::inst::{Inst, Kind};
 use crate::program::{Compiler, Program};
@@ -117,12 +118,7 @@ impl Explainer {
     }
 
     /// Notes a new program; the text is an error if it is one too many.
-    pub(crate) fn explain(
-        &self,
-        graph: &Graph,
-        program: &Arc<Program>,
-        cut: (Reason, Site),
-    ) -> Result<(), String> {
+    pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
         let new = Known {
             number,
@@ -138,7 +134,7 @@ impl Explainer {
             number,
             ops: new.insts.len(),
             name: program.name.clone(),
-            launched: launched(cut),
+            launched: graph.source.ended.as_ref().map(launched).unwrap_or_default(),
             nearest: None,
             differences: Vec::new(),
             cause: if known.is_empty() { Cause::First } else { Cause::NewLines },
@@ -227,8 +223,8 @@ fn line(site: Site) -> String {
 }
 
 /// Why and where it was launched.
-fn launched((reason, site): (Reason, Site)) -> String {
-    let why = match reason {
+fn launched(ended: &Ended) -> String {
+    let why = match ended.reason {
         Reason::Mode => "launched at once, as the eager mode asks",
         Reason::Read => "launched because a value was read",
         Reason::Wait => "launched because something waited for the device",
@@ -243,10 +239,9 @@ fn launched((reason, site): (Reason, Site)) -> String {
         Reason::Collective => "launched because of a collective",
         Reason::Jit => "launched because of a function of torch.tpu.jit",
     };
-    match describe(site) {
-        Some(line) => format!("{why}, at {line}"),
-        None => why.to_owned(),
-    }
+    let which = ended.collective.as_ref().map_or(String::new(), |which| format!(": {which}"));
+    let at = describe(ended.site).map_or(String::new(), |line| format!(", at {line}"));
+    format!("{why}{which}{at}")
 }
 
 /// How two programs lie beside each other: ops of the same names at the start and at the end.

@@ -4,16 +4,13 @@
 //! that runs, hangs, or is gone. The threads of process groups write it, before and after each collective.
 
 use crate::site::Site;
-use crate::value::Value;
 use crate::work::About;
-use oxitorch_capture::TensorType;
 use parking_lot::Mutex;
 use serde_json::json;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How many are kept.
@@ -46,27 +43,17 @@ impl Flight {
         Ok(())
     }
 
-    /// This process begins with a collective of these values.
-    pub(crate) fn begin<'a>(
-        &self,
-        about: &About,
-        values: impl Iterator<Item = &'a Arc<Value>>,
-        site: Site,
-    ) -> Option<Entry> {
+    /// This process begins with a collective; `call` names it with its tensors.
+    pub(crate) fn begin(&self, about: &About, call: &str, site: Site) -> Option<Entry> {
         let mut recorder = self.0.lock();
         let recorder = recorder.as_mut()?;
-        let types: Vec<_> = values.map(|v| TensorType::from(&v.ty).to_string()).collect();
-        let mut words = types.join(", ");
-        if let Some((end, _)) = words.char_indices().nth(WORDS) {
-            words.replace_range(end.., "...");
-        }
         let line = site.describe().unwrap_or_default();
-        let skip = line.char_indices().rev().nth(WORDS).map_or(0, |(i, _)| i);
+        let skip = line.char_indices().rev().nth(LINE).map_or(0, |(i, _)| i);
         let text = json!({
             "entry": recorder.next,
             "group": about.group,
             "number": about.number,
-            "what": format!("{}({words})", about.name),
+            "what": call,
             "line": &line[skip..],
             "state": "waits",
             "began_unix_s": now(),
@@ -87,8 +74,8 @@ impl Flight {
     }
 }
 
-/// Characters of types, and of a Python line.
-const WORDS: usize = 300;
+/// Characters of a Python line.
+const LINE: usize = 300;
 
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()

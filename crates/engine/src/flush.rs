@@ -11,6 +11,7 @@
 //! - the window is full.
 
 use crate::config::{Mode, Switches};
+use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
@@ -78,8 +79,8 @@ struct Chosen {
 
 /// Why a window ended, and when if somebody listens.
 #[derive(Clone, Copy)]
-struct Cut {
-    reason: Reason,
+struct Cut<'a> {
+    ending: Ending<'a>,
     /// Whether it is about a part of the window.
     is_part: bool,
     /// Whether that part may repeat with other offsets.
@@ -108,19 +109,25 @@ impl Window {
 
 impl Stream {
     /// Launches what the running thread recorded. In debug mode the caller then waits; see [`Stream::after_op`].
-    pub(crate) fn flush(&self, w: &mut Window, reason: Reason) -> Result<()> {
-        self.flush_for(w, &Whose::Own, reason)
+    pub(crate) fn flush<'a>(&self, w: &mut Window, ending: impl Into<Ending<'a>>) -> Result<()> {
+        self.flush_for(w, &Whose::Own, ending)
     }
 
     /// Launches some of what was recorded.
-    pub(crate) fn flush_for(&self, w: &mut Window, whose: &Whose<'_>, reason: Reason) -> Result<()> {
+    pub(crate) fn flush_for<'a>(
+        &self,
+        w: &mut Window,
+        whose: &Whose<'_>,
+        ending: impl Into<Ending<'a>>,
+    ) -> Result<()> {
+        let ending = ending.into();
         let whose = if w.is_crowded() { &Whose::All } else { whose };
         if w.ops.is_empty() || (matches!(whose, Whose::Own) && w.own_ops() == 0) {
             w.thread.first_upload = None;
             return Ok(());
         }
         let result =
-            if w.others.ops > 0 { self.flush_some(w, whose, reason) } else { self.flush_window(w, reason) };
+            if w.others.ops > 0 { self.flush_some(w, whose, ending) } else { self.flush_window(w, ending) };
         w.instances.tick();
         w.stamps.clear();
         w.stamped = self.metrics().events.on();
@@ -140,8 +147,8 @@ impl Stream {
     }
 
     /// Launches what was recorded, all of it by one thread.
-    fn flush_window(&self, w: &mut Window, reason: Reason) -> Result<()> {
-        self.end_window(w, reason, |w, part, produced| self.launch_window(w, part, produced, reason))
+    fn flush_window(&self, w: &mut Window, ending: Ending<'_>) -> Result<()> {
+        self.end_window(w, ending.reason, |w, part, produced| self.launch_window(w, part, produced, ending))
     }
 
     /// Launches what was recorded, all of it by one thread, as one program whatever is known of parts of it. `look` sees it
@@ -171,7 +178,7 @@ impl Stream {
             }
             part.options = self.compiler.in_force(part.options);
             w.set_key(part, self.devices.is_some());
-            let cut = Cut { reason, is_part: false, repeats: false, began: None };
+            let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began: None };
             let chosen = self.program(w, part, &part.donated(), cut)?;
             program = Some(chosen.lent.program);
             Ok(())
@@ -190,7 +197,7 @@ impl Stream {
         self.metrics().count(&self.metrics().flushes[reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
-        let cut = Cut { reason, is_part: false, repeats: false, began };
+        let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began };
         if let Some(direct) = self.launch_part(w, part, cut)? {
             then(direct);
         }
@@ -214,7 +221,7 @@ impl Stream {
             inputs.push(Value::offsets(numbers));
         }
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { reason, is_part: false, repeats: false, began };
+        let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began };
         let window = self.recorded(w, &program, cut, false);
         let ends_step = reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
@@ -264,14 +271,14 @@ impl Stream {
         w: &mut Window,
         whole: &mut Part,
         produced: &[Option<Arc<Value>>],
-        reason: Reason,
+        ending: Ending<'_>,
     ) -> Result<()> {
         if whole.outputs.is_empty() {
             return Ok(());
         }
-        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { reason, is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, began };
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
@@ -296,8 +303,8 @@ impl Stream {
                 Some(e) => part.fail(e),
                 None => {
                     w.set_key(part, self.devices.is_some());
-                    let reason = if i == last { cut.reason } else { Reason::Part };
-                    let cut = Cut { reason, is_part: true, repeats, ..cut };
+                    let ending = if i == last { cut.ending } else { Reason::Part.into() };
+                    let cut = Cut { ending, is_part: true, repeats, ..cut };
                     failed = self.launch_part(w, part, cut).err();
                 }
             }
@@ -308,8 +315,8 @@ impl Stream {
 
     /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
     /// be looked at stays whole.
-    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut) -> Option<(Arc<[u32]>, bool)> {
-        if matches!(cut.reason, Reason::Mode | Reason::Collective) || !self.compiles() {
+    fn cuts(&self, w: &mut Window, part: &Part, cut: Cut<'_>) -> Option<(Arc<[u32]>, bool)> {
+        if matches!(cut.ending.reason, Reason::Mode | Reason::Collective) || !self.compiles() {
             return None;
         }
         let tokens = part.tokens();
@@ -326,7 +333,7 @@ impl Stream {
     }
 
     /// Counts a launch in parts; after some, a program of the whole window is compiled while parts go on.
-    fn count_split(&self, w: &mut Window, whole: &Part, cut: Cut) -> Result<()> {
+    fn count_split(&self, w: &mut Window, whole: &Part, cut: Cut<'_>) -> Result<()> {
         let known = w.programs.get_mut(&w.key);
         let Some(split) = known.and_then(|k| k.split.as_mut()) else { return Ok(()) };
         let is_worth_it = split.used(w.last_split);
@@ -342,7 +349,7 @@ impl Stream {
     }
 
     /// Launches a part by a program of its key; says by which, unless another one stood in.
-    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut) -> Result<Option<Direct>> {
+    fn launch_part(&self, w: &mut Window, part: &mut Part, cut: Cut<'_>) -> Result<Option<Direct>> {
         let donated = part.donated();
         let most = part.most_donated();
         let wanted = most.as_ref().unwrap_or(&donated);
@@ -356,7 +363,7 @@ impl Stream {
             inputs.push(Value::offsets(&lent.numbers));
         }
         let window = self.recorded(w, &program, cut, is_new);
-        let ends_step = cut.reason == Reason::Step;
+        let ends_step = cut.ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
         let (first, ops) = (part.ops.sites[0], part.ops.len() as u64);
         let outputs = match &lent.live {
@@ -370,7 +377,7 @@ impl Stream {
             Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
         match asked {
             Some(asked) => self.executor.collective(launch, asked),
-            None => self.executor.launch(launch, cut.reason == Reason::Read),
+            None => self.executor.launch(launch, cut.ending.reason == Reason::Read),
         }
         Ok(direct)
     }
@@ -380,7 +387,7 @@ impl Stream {
         &self,
         w: &mut Window,
         program: &Program,
-        Cut { reason, began, .. }: Cut,
+        Cut { ending, began, .. }: Cut<'_>,
         is_new: bool,
     ) -> u64 {
         let events = &self.metrics().events;
@@ -392,8 +399,7 @@ impl Stream {
                 number,
                 program: program.name.clone(),
                 is_new,
-                reason,
-                site: w.site,
+                ended: ending.at(w.site),
                 ops: std::mem::take(&mut w.stamps),
                 cut,
                 launched_in: running(),
@@ -403,13 +409,13 @@ impl Stream {
     }
 
     /// The program for a part whose key is set.
-    fn program(&self, w: &mut Window, part: &Part, donated: &Indices, cut: Cut) -> Result<Chosen> {
+    fn program(&self, w: &mut Window, part: &Part, donated: &Indices, cut: Cut<'_>) -> Result<Chosen> {
         let wanted = Wanted {
             live: &part.live,
             donated,
             offsets: &part.ops.offsets,
-            max_fixed: if cut.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
-            may_lend: cut.reason != Reason::Mode && self.compiles(),
+            max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
+            may_lend: cut.ending.reason != Reason::Mode && self.compiles(),
         };
         let given = match w.programs.get_mut(&w.key).map(|k| k.choose(&wanted)) {
             Some(Ok(lent)) => {
@@ -421,7 +427,7 @@ impl Stream {
             None => Box::default(),
         };
         let program = self.make(w, part, donated, &given, cut)?;
-        if !matches!(cut.reason, Reason::Mode | Reason::Collective) {
+        if !matches!(cut.ending.reason, Reason::Mode | Reason::Collective) {
             w.sequences.add(part.tokens(), cut.is_part);
         }
         let known = w.programs.entry(&w.key);
@@ -442,7 +448,7 @@ impl Stream {
         part: &Part,
         donated: &Indices,
         given: &[u32],
-        Cut { reason, is_part, repeats, .. }: Cut,
+        Cut { ending, is_part, repeats, .. }: Cut<'_>,
     ) -> Result<Arc<Program>> {
         let numbers = TensorType::new(DType::S64, [given.len() as i64].as_slice());
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
@@ -457,11 +463,14 @@ impl Stream {
             options: part.options,
             live: part.live.clone(),
             spread,
-            source: Source { cut: Some((reason, w.site)), varies: is_part && !repeats, ..Source::default() },
+            source: Source {
+                ended: Some(ending.at(w.site)),
+                varies: is_part && !repeats,
+                ..Source::default()
+            },
         };
         let program = Program::new(&graph);
-        let explained = self.explainer.explain(&graph, &program, (reason, w.site));
-        explained.map_err(|why| {
+        self.explainer.explain(&graph, &program).map_err(|why| {
             Error::runtime(format!(
                 "torch.tpu.max_graphs allows no more programs, and a new one is needed\n{why}"
             ))

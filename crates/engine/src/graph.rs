@@ -1,6 +1,7 @@
 //! A window of recorded ops as one program, before anybody compiles it: its ops, its inputs and results, its module.
 
 use crate::buffers::Buffers;
+use crate::ending::Ended;
 use crate::error::{Error, ErrorKind};
 use crate::inst::Inst;
 use crate::ops::{Ops, PRODUCED};
@@ -8,7 +9,6 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_capture::Reason;
 use oxitorch_hlo::{ArgAttr, Builder, DType, Module, Sharding, TensorType, Value};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
@@ -48,7 +48,7 @@ pub(crate) enum Origin {
 #[derive(Debug, Default)]
 pub(crate) struct Source {
     /// Why the window ended, and where.
-    pub(crate) cut: Option<(Reason, Site)>,
+    pub(crate) ended: Option<Ended>,
     /// Whether it is a part of a window that varies: it may never come again.
     pub(crate) varies: bool,
     /// Set when the executable is there, unless another program of this process has it.

@@ -208,12 +208,13 @@ fn told(graph: &Graph, program: &Program, id: String) -> Told {
         None => (capture::Origin::Pending, 0.0),
     };
     let (launches, device_s) = usage(program);
-    let (ended_by, ended_at) = ended(graph);
+    let (ended_by, ended_by_collective, ended_at) = ended(graph);
     Told {
         id,
         name: program.name.clone(),
         first_line: first_line(&ops),
         ended_by,
+        ended_by_collective,
         ended_at,
         from,
         compile_s: seconds,
@@ -229,10 +230,11 @@ fn told(graph: &Graph, program: &Program, id: String) -> Told {
     }
 }
 
-/// Why and where a graph ended.
-fn ended(graph: &Graph) -> (Option<Reason>, Option<String>) {
-    let cut = graph.source.cut;
-    (cut.map(|(reason, _)| reason), cut.and_then(|(_, site)| describe(site)))
+/// Why a graph ended, by which collective if one is the reason, and where.
+fn ended(graph: &Graph) -> (Option<Reason>, Option<String>, Option<String>) {
+    let ended = graph.source.ended.as_ref();
+    let collective = ended.and_then(|e| e.collective.clone());
+    (ended.map(|e| e.reason), collective, ended.and_then(|e| describe(e.site)))
 }
 
 fn first_line(ops: &[capture::Op]) -> Option<String> {
@@ -331,12 +333,13 @@ impl Compiler {
         };
         let output = |o: Output| capture::Output::new(o.ty, o.bytes, o.op);
         let ops = ops(graph);
-        let (ended_by, ended_at) = ended(graph);
+        let (ended_by, ended_by_collective, ended_at) = ended(graph);
         let program = capture::Program {
             id,
             name: program.name.clone(),
             first_line: first_line(&ops),
             ended_by,
+            ended_by_collective,
             ended_at,
             ops,
             inputs: graph.inputs.iter().enumerate().map(input).collect(),

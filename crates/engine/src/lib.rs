@@ -21,6 +21,7 @@ mod config;
 mod decomposed;
 mod dispatch;
 mod effort;
+mod ending;
 mod engine;
 mod error;
 mod events;

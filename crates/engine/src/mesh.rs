@@ -9,6 +9,7 @@
 
 use crate::collective::Exchange;
 use crate::config::Mode;
+use crate::ending::Ending;
 use crate::error::{Error, Refusal, Result};
 use crate::events;
 use crate::executor::{Agreement, Asked};
@@ -23,7 +24,8 @@ use crate::tensor::TensorRef;
 use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
 use crate::window::Window;
-use oxitorch_capture::{Collective, Reason};
+use crate::work::About;
+use oxitorch_capture::Collective;
 use oxitorch_hlo::{ReplicaGroups, Sharding, TensorType};
 use oxitorch_pjrt::Client;
 use std::sync::Arc;
@@ -135,20 +137,26 @@ impl Stream {
         let out = out.ok_or_else(|| named(Error::runtime("no result; please report this")))?;
         self.refuse_huge(&inst)?;
         let held = Held::new(value);
-        self.flush(w, Reason::Collective)?;
-        if w.is_recorded(held.value()) {
-            self.flush_for(w, &Whose::Value(held.value()), Reason::Collective)?; // another thread's
-        }
         let all = of_all(&out.stored, count);
-        let result = Value::sharded(all, one_each.filter(|s| !s.is_replicated()), State::Pending, site);
+        let number = w.exchanges.get(groups).copied().unwrap_or_default();
+        let work = agreement.as_ref().map(|a| a.work.clone());
+        // Devices of one process have no name for a group.
+        let unnamed = || About { name: what.name().into(), group: format!("{groups:?}"), number: number + 1 };
+        let which = || work.as_ref().map_or_else(unnamed, |w| w.about().clone()).which(std::iter::once(&all));
+        let ending = Ending::collective(&which);
+        self.flush(w, ending)?;
+        if w.is_recorded(held.value()) {
+            self.flush_for(w, &Whose::Value(held.value()), ending)?; // another thread's
+        }
+        let result =
+            Value::sharded(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
         bind(w, &result)?;
-        let done = w.exchanges.entry(groups.into()).or_default();
-        let asked = Asked { exchange, groups: groups.into(), number: *done, agreement };
-        *done += 1;
+        w.exchanges.insert(groups.into(), number + 1);
+        let asked = Asked { exchange, groups: groups.into(), number, agreement };
         let ops = Ops { insts: vec![inst.clone()], sites: vec![site], operands: vec![0], offsets: vec![] };
         let mut part = Part::of_collective(ops, held.value().clone(), result.clone(), asked);
         drop(held); // what nobody else sees may be overwritten
-        self.launch_window(w, &mut part, &[], Reason::Collective)?;
+        self.launch_window(w, &mut part, &[], ending)?;
         Ok(result)
     }
 

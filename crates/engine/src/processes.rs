@@ -5,6 +5,7 @@
 //! that do the same have the same windows.
 
 use crate::config::Mode;
+use crate::ending::Ending;
 use crate::error::{Error, Refusal, Result};
 use crate::events;
 use crate::executor::{Agreement, GroupTask, Old, Written};
@@ -14,8 +15,9 @@ use crate::tensor::TensorRef;
 use crate::threads::Whose;
 use crate::value::{Held, State, Value};
 use crate::window::Window;
-use crate::work::{Lane, Task, Work};
-use oxitorch_capture::{Collective, Reason};
+use crate::work::{About, Lane, Task, Work};
+use oxitorch_capture::Collective;
+use oxitorch_hlo::TensorType;
 use std::sync::Arc;
 
 /// A tensor that a task writes.
@@ -25,6 +27,15 @@ pub struct Target<'a> {
     pub tensor: TensorRef<'a>,
     /// Whether the task finds the old value there; else it finds anything, and writes every element.
     pub in_place: bool,
+}
+
+/// Which collective it is, in words: with what it writes, or reads if this process only sends.
+fn which(about: &About, reads: &[TensorRef<'_>], writes: &[Target<'_>]) -> String {
+    let written = writes.iter().map(|target| &target.tensor);
+    let only_reads = writes.is_empty();
+    let named = written.chain(reads.iter().filter(|_| only_reads));
+    let types: Vec<TensorType> = named.filter(|t| t.numel() > 0).filter_map(|t| t.ty().ok()).collect();
+    about.which(types.iter())
 }
 
 impl Stream {
@@ -55,10 +66,12 @@ impl Stream {
             for target in writes {
                 old.push(if target.in_place { held(&target.tensor, &mut w)? } else { None });
             }
-            self.flush(&mut w, Reason::Collective)?;
+            let which = || which(work.about(), reads, writes);
+            let ending = Ending::collective(&which);
+            self.flush(&mut w, ending)?;
             for value in read.iter().chain(&old).flatten() {
                 if w.is_recorded(value.value()) {
-                    self.flush_for(&mut w, &Whose::Value(value.value()), Reason::Collective)?; // another thread's
+                    self.flush_for(&mut w, &Whose::Value(value.value()), ending)?; // another thread's
                 }
             }
             let reads = read.iter().map(|held| held.as_ref().map(|h| h.value().clone())).collect();

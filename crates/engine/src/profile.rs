@@ -89,10 +89,10 @@ impl Heard {
         };
         use SeenKind as K;
         Some(match &span.what {
-            What::Window { device, number, program, site, cut, launched_in, .. } => Seen {
+            What::Window { device, number, program, ended, cut, launched_in, .. } => Seen {
                 launched_in: *launched_in,
                 start_ns: ns(*cut),
-                line: line(*site),
+                line: line(ended.site),
                 device: *device,
                 window: *number,
                 ..seen(K::Launch, format!("oxitorch::launch {program}"))

@@ -140,15 +140,16 @@ impl<W: Write> Writer<'_, W> {
         let python = (PYTHON, thread);
         let at = |site: &Site| [("line", quoted(&line(*site)))];
         match &span.what {
-            What::Window { device, number, program, is_new, reason, site, ops, .. } => {
+            What::Window { device, number, program, is_new, ended, ops, .. } => {
                 let lane = (RECORDED, u64::from(*device) + 1);
-                let args = [
+                let mut args = vec![
                     ("window", number.to_string()),
                     ("ops", ops.len().to_string()),
                     ("program", quoted(if *is_new { "new" } else { "known" })),
-                    ("ended by", quoted(reason.name())),
-                    ("at", quoted(&line(*site))),
+                    ("ended by", quoted(ended.reason.name())),
+                    ("at", quoted(&line(ended.site))),
                 ];
+                args.extend(ended.collective.as_ref().map(|which| ("collective", quoted(which))));
                 self.window(span, lane, ops, &args, program)?;
                 self.arrow(r#""s""#, lane, *number, span.end)
             }
@@ -175,8 +176,9 @@ impl<W: Write> Writer<'_, W> {
                 let args = [("window", number.to_string())];
                 self.slice(lane, ("compile", &format!("waits for {program}")), times, &args)
             }
-            What::Collective { device, lane, about, bytes, site } => {
+            What::Collective { device, lane, about, call, bytes, site } => {
                 let args = [
+                    ("call", quoted(call)),
                     ("group", quoted(&about.group)),
                     ("number", about.number.to_string()),
                     ("bytes", bytes.to_string()),
@@ -278,6 +280,8 @@ impl Heard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ending::Ended;
+    use oxitorch_capture::Reason;
     use std::collections::BTreeMap;
     use std::time::Duration;
 
@@ -287,7 +291,18 @@ mod tests {
         let at = |us| start + Duration::from_micros(us);
         let span = |from, to, what| Span { what, start: at(from), end: at(to), thread: 7 };
         let run = What::Execute { device: 0, number: 3, program: "mm\"..add".into(), ops: 2, donated: 1 };
-        let spans = vec![span(10, 30, run), span(1, 5, What::Wait { site: Site(0) })];
+        let ended = Ended { reason: Reason::Collective, site: Site(0), collective: Some("send()".into()) };
+        let window = What::Window {
+            device: 0,
+            number: 0,
+            program: "neg".into(),
+            is_new: true,
+            ended,
+            ops: Vec::new(),
+            cut: start,
+            launched_in: 0,
+        };
+        let spans = vec![span(10, 30, run), span(1, 5, What::Wait { site: Site(0) }), span(31, 32, window)];
         let threads = BTreeMap::from([(7, "python3".to_owned())]);
         let wall = std::time::SystemTime::now();
         let heard = Heard { spans, dropped: 0, threads, start, wall, end: at(40) };
@@ -306,6 +321,11 @@ mod tests {
             r#"{"ph":"M","pid":10,"tid":1,"name":"thread_name","args":{"name":"programs"}}"#,
             r#"{"ph":"X","pid":10,"tid":1,"cat":"program","name":"mm\"..add","ts":10.000,"dur":20.000,"args":{"window":3,"ops":2,"inputs overwritten":1}}"#,
             r#"{"ph":"f","bp":"e","pid":10,"tid":1,"cat":"launch","name":"launch","id":3,"ts":10.000}"#,
+            r#"{"ph":"M","pid":2,"tid":0,"name":"process_name","args":{"name":"recorded"}}"#,
+            r#"{"ph":"M","pid":2,"tid":0,"name":"process_sort_index","args":{"sort_index":2}}"#,
+            r#"{"ph":"M","pid":2,"tid":1,"name":"thread_name","args":{"name":"tpu:0"}}"#,
+            r#"{"ph":"X","pid":2,"tid":1,"cat":"window","name":"neg","ts":31.000,"dur":1.000,"args":{"window":0,"ops":0,"program":"new","ended by":"collective","at":"an unknown line","collective":"send()"}}"#,
+            r#"{"ph":"s","pid":2,"tid":1,"cat":"launch","name":"launch","id":0,"ts":32.000}"#,
             "]}",
         ];
         assert_eq!(events, expected);

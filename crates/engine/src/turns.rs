@@ -7,6 +7,7 @@
 //!
 //! The thread that autograd runs a backward in records for the thread whose forward that was.
 
+use crate::ending::Ending;
 use crate::error::Result;
 use crate::ops::PRODUCED;
 use crate::part::{Part, Position, Results, grouped, parts};
@@ -173,13 +174,13 @@ fn chosen(values: &Results<'_>, owners: &[u64], own: u64, whose: &Whose<'_>) -> 
 
 impl Stream {
     /// Launches some of what several threads recorded.
-    pub(crate) fn flush_some(&self, w: &mut Window, whose: &Whose<'_>, reason: Reason) -> Result<()> {
+    pub(crate) fn flush_some(&self, w: &mut Window, whose: &Whose<'_>, ending: Ending<'_>) -> Result<()> {
         let own = w.thread.number;
         w.thread.ops = w.own_ops();
         let threads = || w.others.threads.iter().chain([&w.thread]);
         let began: Began = threads().map(|t| (t.number, w.first_site_of(t.number))).collect();
         let options: FxHashMap<u64, u32> = threads().map(|t| (t.number, t.options)).collect();
-        let round = w.round_after(reason);
+        let round = w.round_after(ending.reason);
         let mut owners = w.owners();
         let (whole, needed) = w.take_part();
         if let Some(needed) = needed {
@@ -206,8 +207,8 @@ impl Stream {
         let last = parts.len().saturating_sub(1);
         for (i, (part, (_, thread))) in parts.iter_mut().zip(&places).enumerate() {
             part.options = options.get(thread).copied().unwrap_or_default();
-            let reason = if i == last { reason } else { Reason::Part };
-            result = result.and(self.launch_window(w, part, &produced, reason));
+            let ending = if i == last { ending } else { Reason::Part.into() };
+            result = result.and(self.launch_window(w, part, &produced, ending));
         }
         result
     }

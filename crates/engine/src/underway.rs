@@ -13,6 +13,8 @@ use std::time::Instant;
 pub(crate) struct Underway {
     metrics: Arc<Metrics>,
     about: About,
+    /// It with its tensors.
+    call: String,
     device: u16,
     lane: Lane,
     site: Site,
@@ -36,16 +38,17 @@ impl Underway {
         // A rank that only sends has no results.
         let only_reads = writes.clone().next().is_none();
         let named = writes.chain(reads.filter(move |_| only_reads));
-        let entry = metrics.flight.begin(about, named, site);
+        let call = about.call(named.map(|v| &v.ty));
+        let entry = metrics.flight.begin(about, &call, site);
         let (metrics, about, device) = (metrics.clone(), about.clone(), device as u16);
-        Underway { metrics, about, device, lane, site, bytes, start: Instant::now(), entry }
+        Underway { metrics, about, call, device, lane, site, bytes, start: Instant::now(), entry }
     }
 
     /// It is done, or has failed.
     pub(crate) fn end(self, failed: bool) {
-        let Underway { metrics, about, device, lane, site, bytes, start, entry } = self;
+        let Underway { metrics, about, call, device, lane, site, bytes, start, entry } = self;
         metrics.flight.end(entry, failed);
         metrics.collective(&about.name, bytes, start.elapsed());
-        metrics.events.add(start, || What::Collective { device, lane, about, bytes, site });
+        metrics.events.add(start, || What::Collective { device, lane, about, call, bytes, site });
     }
 }

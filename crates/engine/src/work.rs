@@ -2,6 +2,8 @@
 
 use crate::error::Result;
 use crate::site::Site;
+use oxitorch_capture as capture;
+use oxitorch_hlo::TensorType;
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,30 @@ pub struct About {
     pub group: String,
     /// Which of the group's collectives it is; the first is 1. All ranks number them alike.
     pub number: u64,
+}
+
+/// Characters of the tensors that are named.
+const TENSORS: usize = 300;
+
+impl About {
+    /// The call with its tensors, of many the first: `all_reduce(float32[1000])`.
+    pub(crate) fn call<'a>(&self, tensors: impl Iterator<Item = &'a TensorType>) -> String {
+        let mut words = String::new();
+        for (i, ty) in tensors.enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            words += &format!("{comma}{}", capture::TensorType::from(ty));
+            if let Some((end, _)) = words.char_indices().nth(TENSORS) {
+                words.replace_range(end.., "...");
+                break;
+            }
+        }
+        format!("{}({words})", self.name)
+    }
+
+    /// Which collective it is, for people: `all_reduce(float32[1000]), number 3 of group 0`.
+    pub(crate) fn which<'a>(&self, tensors: impl Iterator<Item = &'a TensorType>) -> String {
+        format!("{}, number {} of group {}", self.call(tensors), self.number, self.group)
+    }
 }
 
 /// What this process does in a collective.

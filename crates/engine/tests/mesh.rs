@@ -191,6 +191,10 @@ fn a_collective_is_a_launch_of_its_own_in_its_place() {
     assert!(own.contains("dense<[[0, 1, 2, 3]]>") && own.contains("%arg0: tensor<1x4xf32>"), "{own}");
     assert!(!own.contains("sdy.") && after.contains("negate"), "{own}\n{after}");
     assert_eq!(on.rig.fake.calls("PJRT_LoadedExecutable_Execute"), 3);
+    let which =
+        "launched because of a collective: all_reduce(float32[4, 4]), number 1 of group [[3, 1, 0, 4]]\n";
+    let told = on.rig.engine.explanations();
+    assert_eq!(told.iter().filter(|t| t.contains(which)).count(), 2, "{told:?}");
     // The same again needs no program.
     let again = on.rig.compiled(|| {
         let sum = on.collective(&Collective::AllReduce(Reduction::Sum), &all(), &x).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::cpu_plugin::client;
 use common::{MUL_, Rig, Tensor, options, wrapped};
-use oxitorch_engine::{About, ArgRef, Mode, Site, Target, Task, TaskTarget, Work};
+use oxitorch_engine::{About, ArgRef, Mode, Reason, Site, Target, Task, TaskTarget, Work};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -130,6 +130,30 @@ fn a_task_has_its_place_among_the_ops() {
             assert_eq!(rig.numbers(&x), [1.0, -2.0, 3.0]);
             assert_eq!(reads.recv(), Ok(vec![1.0, -2.0, 3.0]));
         }
+    }
+}
+
+#[test]
+fn who_is_told_of_a_window_is_told_which_collective_ended_it() {
+    let rig = rig();
+    let (x, own) = (rig.tensor(&[1.0, 2.0]), rig.tensor(&[3.0, 4.0, 5.0]));
+    let cases: [(&[&Tensor], &[&Tensor], &str); 3] = [
+        (&[], &[&own], "all_reduce(float32[3])"),
+        (&[&x], &[&own, &x], "all_reduce(float32[3], float32[2])"),
+        (&[&x], &[], "all_reduce(float32[2])"), // a rank that only sends
+    ];
+    for (line, (reads, writes, call)) in (1..).zip(cases) {
+        // Another program each time.
+        let shape = rig.uploaded(F32, &[line], 1);
+        let y = rig.at(line as u32).neg(&shape);
+        rig.record(1, reads, writes, &[], |_, _| Ok(()));
+        drop(y);
+        let which = format!("{call}, number 7 of group 0");
+        let told = rig.engine.explanations().pop().unwrap();
+        let words = format!("\n  launched because of a collective: {which}, at script.py:{line}");
+        assert!(told.contains(&words), "{told}");
+        let graph = rig.engine.graphs(0).pop().unwrap();
+        assert_eq!((graph.ended_by, graph.ended_by_collective), (Some(Reason::Collective), Some(which)));
     }
 }
 

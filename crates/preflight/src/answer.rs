@@ -7,7 +7,7 @@ use oxitorch_capture::{FellBack, Moved, Reason, Undonated, Why};
 use serde::Serialize;
 
 use crate::compile::{Asked, Effort, Memory};
-use crate::hardware::ici::{self, Sent};
+use crate::hardware::ici::{Sent, Total, totals};
 use crate::hardware::{Slice, Work};
 use crate::memory::{Buffer, Padding, Tensor};
 use crate::record::Policy;
@@ -75,6 +75,8 @@ pub(crate) struct Processes {
     pub(crate) count: u64,
     /// The collectives of the last step in their order, those that are alike as one.
     pub(crate) collectives: Vec<Called>,
+    /// The same by the Python line that asks for them.
+    pub(crate) lines: Vec<CallingLine>,
 }
 
 /// Collectives that a line asks for, of one kind and size.
@@ -83,9 +85,28 @@ pub(crate) struct Called {
     /// As `torch.distributed` calls it.
     pub(crate) name: String,
     pub(crate) line: Option<String>,
+    /// Whether the backward pass of that line asks for it.
+    pub(crate) backward: bool,
     /// What is sent, and how long that takes at least.
     #[serde(flatten)]
     pub(crate) sent: Sent,
+}
+
+/// A Python line that asks for collectives.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct CallingLine {
+    pub(crate) line: Option<String>,
+    #[serde(flatten)]
+    pub(crate) total: Total,
+}
+
+/// What chips send each other by collectives of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Kind {
+    /// XLA's name.
+    pub(crate) kind: String,
+    #[serde(flatten)]
+    pub(crate) total: Total,
 }
 
 /// The last step that was captured.
@@ -94,7 +115,7 @@ pub(crate) struct Step {
     pub(crate) launches: u64,
     pub(crate) programs: u64,
     /// What chips send each other, by kind.
-    pub(crate) collectives: Vec<ici::Kind>,
+    pub(crate) collectives: Vec<Kind>,
     /// How long it takes at least where nothing is computed while processes send; none without a group of them.
     pub(crate) without_overlap_s: Option<f64>,
     #[serde(flatten)]
@@ -109,6 +130,8 @@ pub(crate) struct Judgement {
     pub(crate) ops: usize,
     pub(crate) first_line: Option<String>,
     pub(crate) ended_by: Option<Reason>,
+    /// Which one, if a collective is the reason.
+    pub(crate) ended_by_collective: Option<String>,
     pub(crate) ended_at: Option<String>,
     pub(crate) launches: u64,
     pub(crate) launches_in_last_step: u64,
@@ -137,6 +160,14 @@ pub(crate) struct Judgement {
     pub(crate) work: Option<Work>,
     /// What chips send each other in a launch, the most bytes first.
     pub(crate) collectives: Vec<Sent>,
+}
+
+impl Step {
+    /// Adds so many launches of collectives, by kind.
+    pub(crate) fn send<'a>(&mut self, all: impl Iterator<Item = (&'a Sent, u64)>) {
+        let kinds = totals(all.map(|(sent, launches)| (&*sent.kind, sent, launches))).into_iter();
+        self.collectives.extend(kinds.map(|(kind, total)| Kind { kind: kind.to_owned(), total }));
+    }
 }
 
 impl Judged {

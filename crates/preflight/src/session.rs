@@ -9,10 +9,10 @@ use oxitorch_format::{duration, many};
 use oxitorch_pjrt::{Found, Platform};
 
 use crate::Environment;
-use crate::answer::{Judged, Processes};
+use crate::answer::Judged;
 use crate::compile::{Asked, Compiling, Effort, Interrupted, Outcome, Said};
 use crate::hardware::Slice;
-use crate::judge::processes::called;
+use crate::judge::processes::processes;
 use crate::judge::{Limit, budget, judge, undecided};
 use crate::progress::{Ticker, elapsed, say};
 use crate::record::{self, Argument, Call, Policy, Run, Runs, ScriptFacts};
@@ -156,15 +156,14 @@ fn judge_run(
         judged.chips_used = slice.chips;
         judged.parallel = Some(plan.told.clone());
     }
-    if let Some(processes) = run.told.processes {
-        if slice.place.is_some() && processes > slice.devices() {
+    if let Some(count) = run.told.processes {
+        if slice.place.is_some() && count > slice.devices() {
             let devices = many(slice.devices(), "device");
-            let why =
-                format!("the script makes a group of {processes} processes, and the slice has {devices}");
+            let why = format!("the script makes a group of {count} processes, and the slice has {devices}");
             return Judged { reason: Some(why), ..judged };
         }
-        judged.chips_used = slice.chips_of(processes);
-        judged.processes = Some(Processes { count: processes, collectives: called(capture, slice) });
+        judged.chips_used = slice.chips_of(count);
+        judged.processes = Some(processes(count, capture, slice));
     }
     let mut outcomes = Vec::new();
     let on_one = plan.as_ref().map(|plan| plan.on_one_device(capture));

@@ -25,6 +25,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "error",
             "collective",
             "target",
+            "ending",
             "work",
             "lanes",
             "spread",

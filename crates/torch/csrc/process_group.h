@@ -21,6 +21,7 @@
 #include <unordered_map>
 
 #include "alone.h"
+#include "group_observed.h"
 #include "group_reductions.h"
 #include "group_tasks.h"
 
@@ -79,13 +80,16 @@ class ProcessGroupTpu final : public c10d::Backend {
   using Works = c10::intrusive_ptr<c10d::Work>;
 
   Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override {
+    auto seen = observed({"allreduce", "all_reduce", tensors, tensors});
     return allreduce(OpType::ALLREDUCE, "all_reduce", tensors, opts.reduceOp, opts.timeout);
   }
   Works allreduce_coalesced(Tensors& tensors,
                             const c10d::AllreduceCoalescedOptions& opts = c10d::AllreduceCoalescedOptions()) override {
+    auto seen = observed({"allreduce_coalesced", "all_reduce", tensors, tensors});
     return allreduce(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", tensors, opts.reduceOp, opts.timeout);
   }
   Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts = c10d::BroadcastOptions()) override {
+    auto seen = observed({"broadcast", "broadcast", tensors, tensors, opts.rootRank});
     bool root = opts.rootRank == rank_;
     if (is_program(tensors)) {
       Call call{"broadcast", at::kByte, "", opts.rootRank};
@@ -103,6 +107,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::BROADCAST, {"broadcast", at::kByte, "", o.rootRank, root ? Common::READS : Common::WRITES}, root ? tensors : Tensors(), root ? Tensors() : tensors, false, run, tensors);
   }
   Works reduce(Tensors& tensors, const c10d::ReduceOptions& opts = c10d::ReduceOptions()) override {
+    auto seen = observed({"reduce", "reduce", tensors, tensors, opts.rootRank});
     bool root = opts.rootRank == rank_;
     Guard guard;
     Tensors reads, results;
@@ -138,10 +143,12 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                   const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
     TORCH_CHECK(outputs.size() == inputs.size(), "all_gather: ", outputs.size(), " lists of outputs for ", inputs.size(), " inputs");
+    auto seen = observed({"all_gather", "all_gather", inputs, first(outputs)});
     return gather_all(OpType::ALLGATHER, "all_gather", outputs, inputs, opts);
   }
   Works allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
+    auto seen = observed({"all_gather", "all_gather", inputs, first(outputs)});
     std::vector<Tensors> by_input(inputs.size());  // a list for each input, of all ranks
     for (auto& of_rank : outputs) {
       TORCH_CHECK(of_rank.size() == inputs.size(), "all_gather_coalesced: ", of_rank.size(), " outputs of a rank for ",
@@ -152,6 +159,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works all_gather_single(Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) {
     Tensors outputs{output}, inputs{input};
+    auto seen = observed({"_allgather_base", "_all_gather_base", inputs, outputs});
     return gather_single(OpType::_ALLGATHER_BASE, "all_gather_into_tensor", outputs, inputs, opts);
   }
   Works _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override {
@@ -159,6 +167,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) {
+    auto seen = observed({"allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced", inputs, outputs});
     return gather_single(OpType::COALESCED, "all_gather_into_tensor_coalesced", outputs, inputs, opts);
   }
   Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -166,6 +175,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return all_gather_single_coalesced(outputs, inputs, opts);
   }
   Works gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts = c10d::GatherOptions()) override {
+    auto seen = observed({"gather", "gather", inputs, first(outputs), opts.rootRank});
     bool root = opts.rootRank == rank_;
     auto o = opts;
     o.timeout = timeout(opts.timeout);
@@ -186,6 +196,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::GATHER, {"gather", at::kByte, "", opts.rootRank, Common::READS}, inputs, written, false, run, written);
   }
   Works scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts = c10d::ScatterOptions()) override {
+    auto seen = observed({"scatter", "scatter", first(inputs), outputs, opts.rootRank});
     bool root = opts.rootRank == rank_;
     auto o = opts;
     o.timeout = timeout(opts.timeout);
@@ -202,12 +213,14 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                        const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override {
     TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter: ", inputs.size(), " lists of inputs for ", outputs.size(), " outputs");
+    auto seen = observed({"reduce_scatter", "reduce_scatter", first(inputs), outputs});
     return scatter_reduced(OpType::REDUCE_SCATTER, "reduce_scatter", outputs, inputs, opts);
   }
   Works reduce_scatter_single(Tensor& output, Tensor& input,
                               const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) {
     Tensors outputs{output};
     std::vector<Tensors> inputs{{input}};
+    auto seen = observed({"_reduce_scatter_base", "_reduce_scatter_base", inputs[0], outputs});
     return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", outputs, inputs, opts);
   }
   Works _reduce_scatter_base(Tensor& output, Tensor& input,
@@ -216,6 +229,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                         const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) {
+    auto seen = observed({"reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced", inputs, outputs});
     std::vector<Tensors> lists;
     for (auto& input : inputs) lists.push_back({input});
     return scatter_reduced(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs, lists, opts);
@@ -226,26 +240,31 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works all_to_all_single(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                           const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) {
+    Tensors outputs{output}, inputs{input};
+    bool is_even = output_splits.empty() && input_splits.empty();
+    auto seen = observed({is_even ? "all_to_all" : "all_to_allv", "all_to_all", inputs, outputs, std::nullopt, false, input_splits,
+                          output_splits});
     TORCH_CHECK(output.scalar_type() == input.scalar_type(), "all_to_all_single: output is ", output.scalar_type(), ", input ",
                 input.scalar_type());
     auto out = split_bytes("output", output, output_splits), in = split_bytes("input", input, input_splits);
     // Who names sizes may have others than his peers.
-    if (output_splits.empty() && input_splits.empty() && input.numel() == output.numel() && is_program({input})) {
+    if (is_even && input.numel() == output.numel() && is_program(inputs)) {
       OxiCollective what{OXI_ALL_TO_ALL, 0, 0, 0, nullptr};
-      return launch(OpType::ALLTOALL_BASE, {"all_to_all_single"}, what, {input}, {output}, {output});
+      return launch(OpType::ALLTOALL_BASE, {"all_to_all_single"}, what, inputs, outputs, outputs);
     }
     auto run = [host = host_, o = with_timeout(opts), out, in](const Memory& reads, const Memory& writes) mutable {
       check_splits(host, o, in, out);
       Tensor to = host_tensor(writes[0]), from = host_tensor(reads[0]);
       host->alltoall_base(to, from, out, in, o)->wait();
     };
-    return record(OpType::ALLTOALL_BASE, {"all_to_all_single", at::kByte, "", -1, Common::NOTHING}, {input}, {output}, false, run, {output});
+    return record(OpType::ALLTOALL_BASE, {"all_to_all_single", at::kByte, "", -1, Common::NOTHING}, inputs, outputs, false, run, outputs);
   }
   Works alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                       const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override {
     return all_to_all_single(output, input, output_splits, input_splits, opts);
   }
   Works alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override {
+    auto seen = observed({"all_to_all", "all_to_all", inputs, outputs});
     TORCH_CHECK(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(), "all_to_all: ", size_,
                 " tensors each are wanted, got ", outputs.size(), " outputs and ", inputs.size(), " inputs");
     auto run = [host = host_, o = with_timeout(opts)](const Memory& reads, const Memory& writes) { exchange(host, o, reads, writes); };
@@ -253,6 +272,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works send(Tensors& tensors, int to, int tag) override {
     check_tag(tag);
+    auto seen = observed({"send", "send", tensors, tensors, to, true});
     auto run = [host = host_, to, tag](const Memory& reads, const Memory&) {
       for (auto& m : reads) {
         auto length = static_cast<int64_t>(m.len);
@@ -265,6 +285,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works recv(Tensors& tensors, int from, int tag) override {
     check_tag(tag);
+    auto seen = observed({"recv", "recv", tensors, tensors, from, true});
     auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
       for (auto& m : writes) receive(host, m, from, tag);
     };
@@ -273,6 +294,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works recvAnysource(Tensors& tensors, int tag) override {
     check_tag(tag);
+    auto seen = observed({"recvAnySource", "recvAnySource", tensors, tensors, -1, true});
     auto source = std::make_shared<std::atomic<int>>(-1);
     auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
       for (auto& m : writes) *source = receive(host, m, -1, tag);
@@ -280,6 +302,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(OpType::RECVANYSOURCE, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
   }
   Works barrier(const c10d::BarrierOptions& = c10d::BarrierOptions()) override {
+    auto seen = observed({"barrier", "barrier", none(), none()});
     auto run = [](const Memory&, const Memory&) {};  // that they agree is all
     // What the device has still to do is before it.
     check_ok([&](OxiError* e) { return g_core->synchronize(here().index(), e); });
@@ -298,6 +321,15 @@ class ProcessGroupTpu final : public c10d::Backend {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
   };
+  // What observers see of the collective that the caller records; the caller holds it until then.
+  Observed observed(const Observable& what) {
+    return Observed(*this, *options_, what, (what.of_peers ? peers_number_ : number_) + 1);
+  }
+  static const Tensors& none() {
+    static const Tensors none;
+    return none;
+  }
+  static const Tensors& first(const std::vector<Tensors>& lists) { return lists.empty() ? none() : lists[0]; }
   // What `split` may change. From torch 2.14 on they can be cloned; before, the host's groups
   // share theirs, of which ours use nothing: each task brings its own timeout.
   template <class O>
@@ -726,6 +758,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     check_whole(call.name);
     // Only what all ranks do has one number on all.
     uint64_t number = call.of_all ? ++number_ : ++of_peers_[lane.value_or(id_)];
+    if (!call.of_all) peers_number_++;
     if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
     auto task = std::make_unique<Task>(Task{group_, call, number, std::move(run), std::move(run_carried)});
     std::string label = call.of_all ? group_->name() : c10::str(group_->name(), ", ", call.name, " of rank ", rank_);
@@ -752,7 +785,8 @@ class ProcessGroupTpu final : public c10d::Backend {
   uint64_t id_;
   std::vector<int32_t> devices_;
   bool programs_;
-  uint64_t number_ = 0;
+  std::atomic<uint64_t> number_{0};  // of the last collective of all
+  std::atomic<uint64_t> peers_number_{0};
   std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
   std::mutex mutex_;
   std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;

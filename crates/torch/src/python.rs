@@ -32,6 +32,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "calls.h",
     "device.h",
     "glibc.cpp",
+    "group_observed.h",
     "group_reductions.h",
     "group_tasks.h",
     "host_calls.h",

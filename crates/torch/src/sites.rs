@@ -185,10 +185,15 @@ thread_local! {
     static LATEST: Cell<Site> = const { Cell::new(Site(0)) };
 }
 
-/// The site of what is done now, or of the op before it: a hook of autograd's, which reduces gradients, is no op's backward.
+/// The site of what is done now. A hook of autograd's, which gathers parameters or reduces gradients, is a library's alone:
+/// it is that of the node for which it runs, or else of the op before it.
 pub(crate) fn near() -> Site {
     let site = here();
-    if site == Site::default() { LATEST.get() } else { site }
+    if has_line(site) {
+        return site;
+    }
+    let known = |near: &Site| *near != Site::default();
+    [backward(), LATEST.get()].into_iter().find(known).unwrap_or(site)
 }
 
 /// The site of a stack, which may be new.
@@ -340,6 +345,15 @@ fn backward() -> Site {
 }
 
 fn describe(site: Site) -> Option<String> {
+    look(site, Option::clone)
+}
+
+/// Whether a site has a line that is no library's.
+fn has_line(site: Site) -> bool {
+    look(site, |line| line.as_ref().map(drop)).is_some()
+}
+
+fn look<T>(site: Site, f: impl FnOnce(&Option<String>) -> Option<T>) -> Option<T> {
     let table = TABLE.read();
-    table.as_ref()?.lines.get((site.0 & !OF_BACKWARD).checked_sub(1)? as usize)?.clone()
+    f(table.as_ref()?.lines.get((site.0 & !OF_BACKWARD).checked_sub(1)? as usize)?)
 }

@@ -19,6 +19,7 @@ class Graph:
         donated: the numbers of the inputs whose memory the program takes for its results.
         first_line, ended_by, ended_at: where the window began, why it ended (see `torch.tpu.metrics()["flushes"]`) and
             where.
+        ended_by_collective: if a collective ended it, which: "all_reduce(float32[1000]), number 3 of group 0".
         origin: "compiled", "loaded" from a cache folder, "memory": another program of the process is the same, or
             "pending".
         compile_s: how long that took.
@@ -35,6 +36,7 @@ class Graph:
         self.donated: list[int] = facts["donated"]
         self.first_line: str | None = facts["first_line"]
         self.ended_by: str | None = facts["ended_by"]
+        self.ended_by_collective: str | None = facts.get("ended_by_collective")
         self.ended_at: str | None = facts["ended_at"]
         self.origin: str = facts["from"]
         self.compile_s: float = facts["compile_s"]

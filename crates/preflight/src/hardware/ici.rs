@@ -70,12 +70,12 @@ impl From<Collective> for Sent {
     }
 }
 
-/// All collectives of a kind in a step.
+/// Collectives of a step together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Kind {
-    pub(crate) kind: String,
+pub(crate) struct Total {
     pub(crate) count: u64,
     pub(crate) bytes: u64,
+    /// None if it is not known of one of them.
     pub(crate) ici_s: Option<f64>,
 }
 
@@ -154,21 +154,23 @@ fn sides(topology: &str) -> Vec<u64> {
     sizes.split('x').filter_map(|n| n.parse().ok()).collect()
 }
 
-/// The sums by kind, the longest first.
-pub(crate) fn kinds<'a>(all: impl Iterator<Item = (&'a Sent, u64)>) -> Vec<Kind> {
-    let mut sums: Vec<Kind> = Vec::new();
-    for (sent, launches) in all.filter(|(_, launches)| *launches > 0) {
-        let at = sums.iter().position(|k| k.kind == sent.kind).unwrap_or_else(|| {
-            sums.push(Kind { kind: sent.kind.clone(), ici_s: Some(0.0), ..Kind::default() });
-            sums.len() - 1
+/// The totals of so many launches by what they have in common, the longest first, and where that is not known those of
+/// most bytes.
+pub(crate) fn totals<'a, K: PartialEq>(all: impl Iterator<Item = (K, &'a Sent, u64)>) -> Vec<(K, Total)> {
+    let mut totals: Vec<(K, Total)> = Vec::new();
+    for (common, sent, launches) in all.filter(|(.., launches)| *launches > 0) {
+        let at = totals.iter().position(|(of, _)| *of == common).unwrap_or_else(|| {
+            totals.push((common, Total { ici_s: Some(0.0), ..Total::default() }));
+            totals.len() - 1
         });
-        let sum = &mut sums[at];
-        sum.count += sent.count * launches;
-        sum.bytes += sent.bytes * sent.count * launches;
-        sum.ici_s = sum.ici_s.zip(sent.ici_s).map(|(a, b)| a + b * launches as f64);
+        let total = &mut totals[at].1;
+        total.count += sent.count * launches;
+        total.bytes += sent.bytes * sent.count * launches;
+        total.ici_s = total.ici_s.zip(sent.ici_s).map(|(a, b)| a + b * launches as f64);
     }
-    sums.sort_by(|a, b| b.ici_s.partial_cmp(&a.ici_s).unwrap_or(std::cmp::Ordering::Equal));
-    sums
+    let size = |total: &Total| (total.ici_s, total.bytes);
+    totals.sort_by(|(_, a), (_, b)| size(b).partial_cmp(&size(a)).unwrap_or(std::cmp::Ordering::Equal));
+    totals
 }
 
 #[cfg(test)]
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_by_kind() {
+    fn totals_are_by_what_collectives_have_in_common() {
         let sent = |kind: &str, s| Sent {
             kind: kind.into(),
             operands: String::new(),
@@ -228,8 +230,8 @@ mod tests {
             ici_s: Some(s),
         };
         let (a, b, c) = (sent("all-gather", 1.0), sent("all-reduce", 4.0), sent("all-gather", 2.0));
-        let sums = kinds([(&a, 1), (&b, 1), (&c, 2)].into_iter());
-        let told: Vec<_> = sums.iter().map(|k| (k.kind.as_str(), k.count, k.bytes, k.ici_s)).collect();
+        let sums = totals([(&a, 1), (&b, 1), (&c, 2)].map(|(s, n)| (&*s.kind, s, n)).into_iter());
+        let told: Vec<_> = sums.iter().map(|(kind, t)| (*kind, t.count, t.bytes, t.ici_s)).collect();
         assert_eq!(told, [("all-gather", 9, 90, Some(5.0)), ("all-reduce", 3, 30, Some(4.0))]);
     }
 }

@@ -6,7 +6,7 @@ use super::advice::{self, On};
 use super::processes;
 use crate::answer::{Judged, Judgement, Step};
 use crate::compile::{Memory, Outcome};
-use crate::hardware::{Chip, Work, ici};
+use crate::hardware::{Chip, Work};
 use crate::memory::{Padding, buffers, known_memory, largest, reported};
 use crate::verdict::Verdict;
 
@@ -41,7 +41,7 @@ pub(crate) fn judge(judged: &mut Judged, chip: Option<&Chip>, capture: &Capture,
             None => whole = false,
         }
     }
-    step.collectives = ici::kinds(
+    step.send(
         judged.programs.iter().flat_map(|p| p.collectives.iter().map(|c| (c, p.launches_in_last_step))),
     );
     if let Some(processes) = &judged.processes {
@@ -115,6 +115,7 @@ fn judgement(
         ops: p.ops.len(),
         first_line: p.first_line.clone(),
         ended_by: p.ended_by,
+        ended_by_collective: p.ended_by_collective.clone(),
         ended_at: p.ended_at.clone(),
         launches: p.launches.iter().map(|(_, n)| n).sum(),
         launches_in_last_step: p.launches_in(last),

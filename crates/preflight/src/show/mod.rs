@@ -3,4 +3,5 @@
 mod found;
 mod html;
 mod notes;
+mod sent;
 mod text;

@@ -9,8 +9,9 @@ use oxitorch_format::{amount, bytes, cut, duration, many, short, usd};
 
 use super::found;
 use super::notes::{notes, why_new};
+use super::sent;
 use crate::Report;
-use crate::answer::{Judged, Judgement};
+use crate::answer::{Judged, Judgement, Kind};
 use crate::hardware::{Work, bound, gpus};
 use crate::verdict::Verdict;
 
@@ -53,7 +54,7 @@ pub(crate) fn place(s: &Judged) -> String {
     format!("{}{topology}, {chips}", s.device)
 }
 
-fn many_processes(n: u64) -> String {
+pub(super) fn many_processes(n: u64) -> String {
     if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
 }
 
@@ -96,6 +97,7 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     out += &largest(s);
     out += &found::advice(s);
     out += &step(s);
+    out += &sent::by_line(s);
     out += &notes(s, run_steps);
     out += &programs(&s.programs);
     out += &host(s);
@@ -169,18 +171,9 @@ fn step(s: &Judged) -> String {
         let _ =
             writeln!(out, "    at least {}: bound by {bound} (products {mxu}, memory {hbm}{links})", time(t));
     }
-    for c in &step.collectives {
-        let least = c.ici_s.map_or(String::new(), |s| format!(", at least {}", time(s)));
-        let _ = writeln!(out, "    {} x {}, {} a chip{least}", c.count, c.kind, bytes(c.bytes));
-    }
-    for c in s.processes.iter().flat_map(|p| &p.collectives).take(SHOWN) {
-        let line = c.line.as_deref().map_or("an unknown line", short);
-        let (size, group) = (bytes(c.sent.bytes), many_processes(c.sent.devices));
-        let _ = writeln!(
-            out,
-            "      {} x {} of {size}, {}, {group}, {line}",
-            c.sent.count, c.name, c.sent.operands
-        );
+    for Kind { kind, total } in &step.collectives {
+        let least = total.ici_s.map_or(String::new(), |s| format!(", at least {}", time(s)));
+        let _ = writeln!(out, "    {} x {kind}, {} a chip{least}", total.count, bytes(total.bytes));
     }
     if let Some(most) = step.without_overlap_s {
         let _ = writeln!(out, "    at least {} where nothing is computed while processes send", time(most));

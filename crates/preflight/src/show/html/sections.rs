@@ -6,10 +6,11 @@ use oxitorch_capture::{Moved, Role, Undonated};
 use oxitorch_format::{amount, bytes, many, short};
 
 use crate::answer::{Judged, Judgement};
+use crate::hardware::ici::Total;
 use crate::hardware::{gpus, named};
 use crate::memory::Tensor;
 use crate::show::text::{mark, time};
-use crate::show::{found, notes};
+use crate::show::{found, notes, sent};
 
 /// All sections that have something to say.
 pub(super) fn of(s: &Judged) -> Vec<Section> {
@@ -24,6 +25,7 @@ pub(super) fn of(s: &Judged) -> Vec<Section> {
         roofline,
         times,
         collectives,
+        calling_lines,
         programs,
         waits,
         fallbacks,
@@ -63,22 +65,52 @@ fn collectives(s: &Judged) -> Option<Section> {
     if all.is_empty() {
         return None;
     }
-    let most = all.iter().filter_map(|c| c.ici_s).fold(0.0, f64::max);
+    let most = longest(all.iter().map(|c| &c.total));
     let rows = all.iter().map(|c| {
-        let least = c.ici_s.map_or_else(
-            || Cell::number("not known"),
-            |x| Cell::number(time(x)).filled(if most > 0.0 { x / most } else { 0.0 }),
-        );
-        vec![
-            Cell::code(c.kind.clone()),
-            Cell::number(c.count.to_string()),
-            Cell::number(bytes(c.bytes)),
-            least,
-        ]
+        let mut row = vec![Cell::code(c.kind.clone())];
+        row.extend(total(&c.total, most));
+        row
     });
     let table = Some(Table::new(&["collective", "in a step#", "bytes a chip#", "at least#"], rows));
-    let lead = "What the chips send each other in a step.".to_owned();
+    let apart = s.step.as_ref().and_then(|t| t.without_overlap_s).map_or_else(String::new, |least| {
+        format!(" If nothing is computed meanwhile, a step takes at least {}.", time(least))
+    });
+    let lead = format!("What the chips send each other in a step.{apart}");
     Some(Section { title: "Collectives".into(), lead, table, ..Section::default() })
+}
+
+fn calling_lines(s: &Judged) -> Option<Section> {
+    let processes = s.processes.as_ref().filter(|p| !p.lines.is_empty())?;
+    let most = longest(processes.lines.iter().map(|l| &l.total));
+    let rows = processes.lines.iter().map(|l| {
+        let asked = sent::asked(processes, &l.line).join("\n");
+        let mut row = vec![Cell::line(l.line.as_deref()), Cell { class: "lines", ..Cell::text(asked) }];
+        row.extend(total(&l.total, most));
+        row
+    });
+    let head = ["line", "asks for", "in a step#", "bytes a chip#", "at least#"];
+    let lead =
+        "Where the script asks for them; what the backward pass of a line asks for is shown at that line.";
+    Some(Section {
+        title: "Collectives by Python line".into(),
+        lead: lead.to_owned(),
+        table: Some(Table::new(&head, rows)),
+        ..Section::default()
+    })
+}
+
+/// The longest time of collectives, 0 if none is known.
+fn longest<'a>(all: impl Iterator<Item = &'a Total>) -> f64 {
+    all.filter_map(|t| t.ici_s).fold(0.0, f64::max)
+}
+
+/// Cells for how many collectives there are, of how many bytes and how long; a bar is relative to `most`.
+fn total(t: &Total, most: f64) -> [Cell; 3] {
+    let least = t.ici_s.map_or_else(
+        || Cell { class: "number dim", ..Cell::text("not known") },
+        |x| Cell::number(time(x)).filled(if most > 0.0 { x / most } else { 0.0 }),
+    );
+    [Cell::number(t.count.to_string()), Cell::number(bytes(t.bytes)), least]
 }
 
 fn budget(s: &Judged) -> Option<Section> {
