@@ -61,6 +61,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
     replay: graphs::replay,
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
+    group: tasks::group,
+    group_drop: tasks::drop_group,
     task: tasks::task,
     are_programs: tasks::are_programs,
     collective: tasks::collective,
