@@ -1,10 +1,13 @@
 """Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
-    python benches/distributed.py              # all-reduce, DDP and FSDP2
+    python benches/distributed.py              # recording, all-reduce, DDP and FSDP2
     python benches/distributed.py ddp --rounds 20 --json
 
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
 the time of a step in two processes by that of one process with the same share of the batch. Device and CPU take turns.
+
+`record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What of
+it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import sys
 import tempfile
 import time
 
-KINDS = ("all_reduce", "ddp", "fsdp2")
+KINDS = ("record", "all_reduce", "ddp", "fsdp2")
 SIZES = {"4 B": 1, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
 
 
@@ -31,7 +34,9 @@ def main() -> None:
     found = {}
     for kind in args.kinds or KINDS:
         two = _run(kind, 2, args.rounds)
-        if kind == "all_reduce":
+        if kind == "record":
+            found[kind] = two
+        elif kind == "all_reduce":
             found[kind] = {
                 size: {"tpu": t["tpu"], "cpu": t["cpu"], "ratio": t["tpu"] / t["cpu"]} for size, t in two.items()
             }
@@ -43,7 +48,10 @@ def main() -> None:
         print(json.dumps(found))
         return
     for kind, rows in found.items():
-        if kind == "all_reduce":
+        if kind == "record":
+            for call, seconds in rows.items():
+                print(f"record {call:22} {seconds * 1e6:6.2f} us  {seconds / rows['add_']:5.2f}x add_")
+        elif kind == "all_reduce":
             for size, t in rows.items():
                 times = "  ".join(f"{device} {t[device] * 1e3:9.3f} ms" for device in ("tpu", "cpu"))
                 print(f"all_reduce {size:>6}  {times}  {t['ratio']:5.2f}x")
@@ -77,7 +85,8 @@ def _rank(args) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size)
     kind = args.kinds[0]
-    found = _all_reduce(torch, dist, args.rounds) if kind == "all_reduce" else _steps(torch, dist, kind, args.rounds)
+    measure = {"record": _record, "all_reduce": _all_reduce}.get(kind, _steps)
+    found = measure(torch, dist, kind, args.rounds)
     if rank == 0:
         with open(f"{folder}/found", "w") as file:
             json.dump(found, file)
@@ -85,7 +94,43 @@ def _rank(args) -> None:
     dist.destroy_process_group()
 
 
-def _all_reduce(torch, dist, rounds: int) -> dict:
+def _record(torch, dist, _kind: str, rounds: int) -> dict:
+    from oxitorch import _core
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401: makes the backend known
+
+    nothing, x, host = dist.new_group(backend="fake"), torch.ones(4, device="tpu"), torch.ones(4)
+    two = torch.ones(8, device="tpu")
+
+    def after_op():
+        x.add_(1)
+        dist.all_reduce(x)
+
+    calls = {
+        "add_": lambda: x.add_(1),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "add_ and all_reduce": after_op,
+        "all_reduce, async_op": lambda: dist.all_reduce(x, async_op=True),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(two, x),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(x, two),
+        "PyTorch's all_reduce": lambda: dist.all_reduce(host, group=nothing),
+    }
+    best = dict.fromkeys(calls, float("inf"))
+    for i in range(rounds + 2):
+        for name, call in calls.items():
+            torch.tpu.synchronize()
+            _core.hold_launches(True)
+            start = time.perf_counter()
+            for _ in range(100):
+                call()
+            if i >= 2:
+                best[name] = min(best[name], (time.perf_counter() - start) / 100)
+            _core.hold_launches(False)
+            torch.tpu.synchronize()
+    return best
+
+
+def _all_reduce(torch, dist, _kind: str, rounds: int) -> dict:
     found = {}
     for name, elements in SIZES.items():
         tensors = {device: torch.ones(elements, device=device) for device in ("tpu", "cpu")}

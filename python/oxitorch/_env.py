@@ -395,6 +395,11 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ("LOCAL_RANK, LOCAL_WORLD_SIZE", "torchrun's: which of the machine's devices is that of this process."),
     ("CUDA_VISIBLE_DEVICES", "CUDA's: where it names one GPU, a process of several takes that."),
     ("MEGASCALE_*", "The same for slices that work together."),
+    (
+        "TORCH_FR_BUFFER_SIZE, TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "PyTorch's: how many collectives its flight recorder keeps; set, it records those of the device too, see "
+        "`docs/distributed.md`.",
+    ),
     ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
     *(
         (f"{prefix}*", "Where an object store is and who asks it, if `OXITORCH_CACHE_SHARED` is one.")
@@ -487,6 +492,12 @@ def ranks_folder() -> str | None:
     if asked is not None and asked.lower() in ("off", "0"):
         return None
     return os.path.expanduser(asked) if asked else os.path.join(tempfile.gettempdir(), f"oxitorch-ranks-{os.getuid()}")
+
+
+def records_flight() -> bool:
+    """Whether the device's own flight recorder is the only one: nobody has asked for PyTorch's."""
+    asked = any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    return not asked and ranks_folder() is not None
 
 
 def _number(name: str) -> int | None:

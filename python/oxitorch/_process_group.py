@@ -20,6 +20,9 @@ def install() -> None:
 
 def _register(c10d) -> None:
     c10d.Backend.register_backend("tpu", _create, extended_api=True, devices=["tpu"])
+    if _env.records_flight():
+        # From torch 2.15 on PyTorch records for whom does not, in Python's thread, as long as the rest of a call takes.
+        getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("tpu")
     theirs = c10d._new_process_group_helper
     signature = inspect.signature(theirs)
 

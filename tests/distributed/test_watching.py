@@ -213,13 +213,24 @@ def test_oxitorch_ranks_shows_whom_the_others_wait_for(torchrun, tmp_path):
     assert ranks(folder).count("ended") >= 2
 
 
+# Whether PyTorch's own flight recorder, which comes with torch 2.15, notes what the device's group does.
+THEIRS = """
+hooks = getattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks", None)
+sys.stdout.write("RESULT " + ("null" if hooks is None else str(len(hooks))) + "\\n")
+"""
+
+
 def test_ranks_that_end_well_leave_nothing_and_off_keeps_nothing(torchrun, tmp_path):
-    code = STANDS.replace("time.sleep(600)", "pass")
-    torchrun(code, OXITORCH_RANKS=str(tmp_path / "ranks"))
+    code = STANDS.replace("time.sleep(600)", "pass") + THEIRS
+    ran = torchrun(code, OXITORCH_RANKS=str(tmp_path / "ranks"))
     assert list((tmp_path / "ranks").iterdir()) == []
     assert ranks(tmp_path / "ranks").startswith("no ranks in")
-    torchrun(code, OXITORCH_RANKS="off")
+    assert ran.results() in ([0, 0], [None, None]), "as the device's own notes it"
+    ran = torchrun(code, OXITORCH_RANKS="off")
+    assert ran.results() in ([1, 1], [None, None]), "as no other does"
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
-    ran = torchrun(code, OXITORCH_RANKS=str(tmp_path / "open"), PYTHONWARNINGS="default")
+    folder = str(tmp_path / "open")
+    ran = torchrun(code, OXITORCH_RANKS=folder, TORCH_FR_BUFFER_SIZE="10", PYTHONWARNINGS="default")
     assert "`oxitorch ranks` will not show this process" in ran.output
+    assert ran.results() in ([1, 1], [None, None]), "as it was asked for"

@@ -341,8 +341,8 @@ fn asked(task: &GroupTask, step: u64) -> GroupCall {
         step,
         line: None,
         backward: task.site.is_of_backward(),
-        name: task.work.about().name.clone(),
-        ranks: task.task.ranks().to_vec(),
+        name: task.work.about().name.to_owned(),
+        ranks: task.work.about().group.ranks.to_vec(),
         r#type: first.map(|v| (&v.ty).into()),
         bytes: bytes(&mut task.reads.iter().flatten()).max(bytes(&mut task.results())),
     }

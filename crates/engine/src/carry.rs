@@ -37,7 +37,7 @@ impl Launcher {
         let Some(work) = coming(value) else { return Ok(()) };
         let start = Instant::now();
         let waited = work.wait(None, interrupt);
-        self.metrics.waited_for(&work.about().name, start.elapsed());
+        self.metrics.waited_for(work.about().name, start.elapsed());
         self.waited(start);
         waited.map(drop)
     }
@@ -64,7 +64,7 @@ impl Launcher {
         };
         let start = Instant::now();
         let waited = work.wait(None, closed);
-        self.metrics.waited_for(&work.about().name, start.elapsed());
+        self.metrics.waited_for(work.about().name, start.elapsed());
         waited.map(drop)
     }
 
@@ -175,8 +175,8 @@ impl Lent {
         for done in &self.before {
             let _ = done.wait(); // what went wrong there is said there
         }
-        let name = recorded.work.about().name.clone();
-        let failed_here = |e: pjrt::Error| error::device(&name, &e);
+        let name = recorded.work.about().name;
+        let failed_here = |e: pjrt::Error| error::device(name, &e);
         for buffers in self.reads.iter().chain(&self.writes).flatten() {
             buffers.wait().map_err(failed_here)?;
         }

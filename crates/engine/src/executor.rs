@@ -119,8 +119,8 @@ impl fmt::Debug for Agreement {
 pub(crate) struct GroupTask {
     pub(crate) task: Box<dyn Task>,
     pub(crate) work: Arc<Work>,
-    pub(crate) reads: Vec<Option<Arc<Value>>>,
-    pub(crate) writes: Vec<Option<Written>>,
+    pub(crate) reads: SmallVec<[Option<Arc<Value>>; 1]>,
+    pub(crate) writes: SmallVec<[Option<Written>; 1]>,
     /// The Python line that asked for it.
     pub(crate) site: Site,
 }

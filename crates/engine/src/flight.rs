@@ -51,7 +51,7 @@ impl Flight {
         let skip = line.char_indices().rev().nth(LINE).map_or(0, |(i, _)| i);
         let text = json!({
             "entry": recorder.next,
-            "group": about.group,
+            "group": about.group.name,
             "number": about.number,
             "what": call,
             "line": &line[skip..],

@@ -253,7 +253,7 @@ impl Launcher {
         self.push(Job::Stop)
     }
 
-    /// Lets queued programs wait, or go on. Measures what recording alone costs.
+    /// Lets queued programs and tasks wait, or go on. Measures what recording alone costs.
     pub(crate) fn hold(&self, on: bool) {
         self.held.store(on, Ordering::SeqCst);
     }
@@ -524,6 +524,9 @@ impl Launcher {
     fn run_next(&self, runner: &mut Runner) -> bool {
         let Some(job) = runner.batch.pop_front() else { return false };
         let stop = matches!(job, Job::Stop);
+        while matches!(job, Job::Launch(_) | Job::Task(..)) && self.held.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
         match job {
             Job::Launch(launch) => {
                 let ops = launch.ops;
@@ -580,9 +583,6 @@ impl Launcher {
     }
 
     fn run_launch(&self, launch: Launch, runner: &mut Runner) {
-        while self.held.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_micros(50));
-        }
         // Behind others its inputs may not be there: then it has not run when it is launched.
         let inline = launch.is_inline(self.target.platform()) && self.in_flight() == 0;
         let ended = &mut runner.ended;

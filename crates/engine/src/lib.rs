@@ -103,4 +103,4 @@ pub use threads::{Caller, set_caller};
 pub use timing::{Parts, Split};
 pub use value::{Slot, Value};
 pub use view::View;
-pub use work::{About, Interrupt, Lane, Task, Work};
+pub use work::{About, Group, Interrupt, Lane, Task, Work};

@@ -24,7 +24,7 @@ use crate::tensor::TensorRef;
 use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
 use crate::window::Window;
-use crate::work::About;
+use crate::work::{About, Group};
 use oxitorch_capture::Collective;
 use oxitorch_hlo::{ReplicaGroups, Sharding, TensorType};
 use oxitorch_pjrt::Client;
@@ -141,7 +141,10 @@ impl Stream {
         let number = w.exchanges.get(groups).copied().unwrap_or_default();
         let work = agreement.as_ref().map(|a| a.work.clone());
         // Devices of one process have no name for a group.
-        let unnamed = || About { name: what.name().into(), group: format!("{groups:?}"), number: number + 1 };
+        let unnamed = || {
+            let group = Group { name: format!("{groups:?}"), ..Group::default() };
+            About { name: what.name(), group: group.into(), number: number + 1 }
+        };
         let which = || work.as_ref().map_or_else(unnamed, |w| w.about().clone()).which(std::iter::once(&all));
         let ending = Ending::collective(&which);
         self.flush(w, ending)?;

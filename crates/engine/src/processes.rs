@@ -13,11 +13,12 @@ use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
-use crate::value::{Held, State, Value};
+use crate::value::{Held, Value};
 use crate::window::Window;
 use crate::work::{About, Lane, Task, Work};
 use oxitorch_capture::Collective;
 use oxitorch_hlo::TensorType;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A tensor that a task writes.
@@ -58,11 +59,11 @@ impl Stream {
             let held = |t: &TensorRef<'_>, w: &mut Window| -> Result<Option<Held>, Refusal> {
                 if t.numel() == 0 { Ok(None) } else { Ok(Some(Held::new(w.read(t.device()?, t)?))) }
             };
-            let mut read = Vec::with_capacity(reads.len());
+            let mut read: SmallVec<[Option<Held>; 2]> = SmallVec::new();
             for tensor in reads {
                 read.push(held(tensor, &mut w)?);
             }
-            let mut old = Vec::with_capacity(writes.len());
+            let mut old: SmallVec<[Option<Held>; 2]> = SmallVec::new();
             for target in writes {
                 old.push(if target.in_place { held(&target.tensor, &mut w)? } else { None });
             }
@@ -75,7 +76,7 @@ impl Stream {
                 }
             }
             let reads = read.iter().map(|held| held.as_ref().map(|h| h.value().clone())).collect();
-            let mut written = Vec::with_capacity(writes.len());
+            let mut written = SmallVec::new();
             for (target, old) in writes.iter().zip(old) {
                 written.push(self.written(&mut w, target, old, site)?);
             }
@@ -143,7 +144,7 @@ impl Stream {
         if !self.memory().has(bytes) {
             return Err(self.out_of_memory(bytes).into());
         }
-        let value = Value::sharded(ty, None, State::Pending, site);
+        let value = w.pending(ty, site);
         w.write(target.tensor.device()?, &target.tensor, value.clone())?;
         let old = match old.map(|held| held.value().clone()) {
             None => Old::Nothing,

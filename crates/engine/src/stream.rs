@@ -257,7 +257,7 @@ impl Stream {
         let start = Instant::now();
         let outcome = work.wait(until, self.interrupt);
         if until.is_none_or(|until| until > start) {
-            self.metrics().waited_for(&work.about().name, start.elapsed());
+            self.metrics().waited_for(work.about().name, start.elapsed());
         }
         outcome
     }

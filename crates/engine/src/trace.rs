@@ -179,13 +179,13 @@ impl<W: Write> Writer<'_, W> {
             What::Collective { device, lane, about, call, bytes, site } => {
                 let args = [
                     ("call", quoted(call)),
-                    ("group", quoted(&about.group)),
+                    ("group", quoted(&about.group.name)),
                     ("number", about.number.to_string()),
                     ("bytes", bytes.to_string()),
                     ("device", format!("\"tpu:{device}\"")),
                     ("line", quoted(&line(*site))),
                 ];
-                self.slice((COLLECTIVES, *lane), ("collective", &about.name), times, &args)
+                self.slice((COLLECTIVES, *lane), ("collective", about.name), times, &args)
             }
             What::Execute { device, number, program, ops, donated } => {
                 let lane = (DEVICES + u64::from(*device), PROGRAMS);
@@ -216,7 +216,7 @@ impl<W: Write> Writer<'_, W> {
             }
             What::Compile { .. } | What::Load { .. } => named(COMPILER, thread, "compiler", String::new()),
             What::Collective { lane, about, .. } => {
-                named(COLLECTIVES, *lane, "collectives", format!("group {}", about.group))
+                named(COLLECTIVES, *lane, "collectives", format!("group {}", about.group.name))
             }
             What::Stall { device, .. } => named(
                 DEVICES + u64::from(*device),

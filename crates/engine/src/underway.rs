@@ -48,7 +48,7 @@ impl Underway {
     pub(crate) fn end(self, failed: bool) {
         let Underway { metrics, about, call, device, lane, site, bytes, start, entry } = self;
         metrics.flight.end(entry, failed);
-        metrics.collective(&about.name, bytes, start.elapsed());
+        metrics.collective(about.name, bytes, start.elapsed());
         metrics.events.add(start, || What::Collective { device, lane, about, call, bytes, site });
     }
 }

@@ -177,6 +177,11 @@ impl Window {
         Value::recorded((out.stored.clone(), out.sharding.clone()), mark, self.site, self.spare.pop())
     }
 
+    /// A value that something else than an op of the window makes.
+    pub(crate) fn pending(&mut self, ty: TensorType, site: Site) -> Arc<Value> {
+        Value::recorded((ty, None), 0, site, self.spare.pop())
+    }
+
     /// The value of a storage that a row-major tensor of this type shows as it is; nothing if it shows something else.
     pub(crate) fn whole(&self, slot: &Slot, dtype: DType, sizes: &[i64]) -> Option<Operand> {
         slot.look(|value| {
@@ -351,12 +356,16 @@ impl Window {
 
     /// Makes a device tensor show `value`, which has the tensor's type in logical order.
     pub(crate) fn write(&mut self, slot: &Slot, t: &TensorRef<'_>, value: Arc<Value>) -> Result<(), Refusal> {
-        let view = t.view()?;
-        let n = view.numel();
+        let n = t.numel();
         if n == 0 {
             return Ok(());
         }
-        let covers = n as usize * view.dtype.size_bytes() == slot.nbytes;
+        let covers = n as usize * t.dtype()?.size_bytes() == slot.nbytes;
+        if covers && t.is_whole() {
+            slot.bind(value);
+            return Ok(());
+        }
+        let view = t.view()?;
         if covers
             && view.offset == 0
             && view.is_plain()

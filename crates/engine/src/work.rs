@@ -5,6 +5,7 @@ use crate::site::Site;
 use oxitorch_capture as capture;
 use oxitorch_hlo::TensorType;
 use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Called while waiting, about ten times a second; an error ends the wait.
@@ -13,13 +14,22 @@ pub type Interrupt = fn() -> Result<()>;
 /// How often a wait looks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
 
+/// A process group.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Its ranks, in its order; none if they are not known.
+    pub ranks: Box<[u64]>,
+}
+
 /// What a task is, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// c10d's name of the collective: "all_reduce".
-    pub name: String,
-    /// The name of the process group.
-    pub group: String,
+    pub name: &'static str,
+    /// The process group.
+    pub group: Arc<Group>,
     /// Which of the group's collectives it is; the first is 1. All ranks number them alike.
     pub number: u64,
 }
@@ -44,7 +54,7 @@ impl About {
 
     /// Which collective it is, for people: `all_reduce(float32[1000]), number 3 of group 0`.
     pub(crate) fn which<'a>(&self, tensors: impl Iterator<Item = &'a TensorType>) -> String {
-        format!("{}, number {} of group {}", self.call(tensors), self.number, self.group)
+        format!("{}, number {} of group {}", self.call(tensors), self.number, self.group.name)
     }
 }
 
@@ -52,11 +62,6 @@ impl About {
 pub trait Task: Send {
     /// What it is.
     fn about(&self) -> About;
-
-    /// The ranks of its group, in their order; none if that is not known.
-    fn ranks(&self) -> &[u64] {
-        &[]
-    }
 
     /// Does it, and waits until it is done. Both are row-major bytes of the tensors, in the order in which the task was
     /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::cpu_plugin::client;
 use common::{MUL_, Rig, Tensor, options, wrapped};
-use oxitorch_engine::{About, ArgRef, Mode, Reason, Site, Target, Task, TaskTarget, Work};
+use oxitorch_engine::{About, ArgRef, Group, Mode, Reason, Site, Target, Task, TaskTarget, Work};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -32,7 +32,7 @@ struct Runs(Run);
 
 impl Task for Runs {
     fn about(&self) -> About {
-        About { name: "all_reduce".into(), group: "0".into(), number: 7 }
+        About { name: "all_reduce", group: Group { name: "0".into(), ..Group::default() }.into(), number: 7 }
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], _: Site) -> Result<(), String> {

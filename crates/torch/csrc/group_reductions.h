@@ -88,4 +88,15 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
   }
   return r.to(t);
 }
+inline void reduce_into(Tensor& out, const ReduceOp& op, const Tensor& rows, int64_t size) {
+  auto t = rows.scalar_type();
+  bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM;
+  bool exact = t != at::kBool && (!c10::isFloatingType(t) || c10::elementSize(t) >= 4);
+  if (adds && exact) {
+    at::sum_out(out, rows, 0, false, t);
+    scale_after(op, out, size);
+  } else {
+    out.copy_(reduced(op, rows, size));
+  }
+}
 }  // namespace oxi_group

@@ -34,27 +34,35 @@ inline Tensor host_tensor(const OxiMemory& m, at::ScalarType dtype = at::kByte) 
   return at::from_blob(m.bytes, {static_cast<int64_t>(m.len / c10::elementSize(dtype))}, dtype);
 }
 using Memory = std::vector<OxiMemory>;
-using Run = std::function<void(const Memory& reads, const Memory& writes)>;
 
 // ---------------------------------------------------------------- ranks that do not do the same
 // Hosts hang or abort where ranks call different collectives, or with other sizes. So each collective begins with a small
 // one, by which all ranks know whether they agree; if not, or if the host fails, each says what the others were about.
+struct Named {  // a group by which the core names tasks: its own, or one of those between two peers
+  Named(const std::string& name, const std::vector<uint64_t>& ranks)
+      : core(g_core->group(name.c_str(), ranks.data(), static_cast<uint32_t>(ranks.size()))) {}
+  Named(const Named&) = delete;
+  ~Named() { g_core->group_drop(core); }
+  void* core;
+};
 struct Group {  // what the tasks of a group share
   Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
-      : alone(dynamic_cast<Alone*>(host.get())), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+      : alone(dynamic_cast<Alone*>(host.get())), name(options->group_name.empty() ? "default" : options->group_name),
+        named(name, options->global_ranks_in_group), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
   const bool alone;  // the others are taken to do and say the same
+  const std::string name;
+  const Named named;
   Host host;
   c10::intrusive_ptr<c10d::Store> store;  // may be null
   c10::intrusive_ptr<c10d::Backend::Options> options;
   std::mutex mutex;
   std::string failure;  // of the first task that failed: ranks are not where each other believes
-  std::string name() const { return options->group_name.empty() ? "default" : options->group_name; }
-  std::string key(int rank) const { return "oxitorch/failed/" + name() + "/" + std::to_string(rank); }
+  std::string key(int rank) const { return "oxitorch/failed/" + name + "/" + std::to_string(rank); }
 };
 // Which sizes all ranks have in common.
 enum class Common { NOTHING, READS, WRITES };
 struct Call {  // what a task does, in few words
-  const char* name;
+  const char* name;  // a literal
   at::ScalarType dtype = at::kByte;
   const char* reduction = "";
   int64_t root = -1;
@@ -74,14 +82,28 @@ struct Call {  // what a task does, in few words
     return std::string(name) + "(" + text + ")";
   }
 };
-// What all ranks had to say is here already: the bytes of each, a row, and where the result goes.
-using RunCarried = std::function<void(const Tensor& rows, const Memory& writes)>;
 struct Task {
-  std::shared_ptr<Group> group;
+  Task(std::shared_ptr<Group> group, Call call) : group(std::move(group)), call(std::move(call)) {}
+  virtual ~Task() = default;
+  virtual void run(const Memory& reads, const Memory& writes) = 0;
+  // For little data: what all ranks had to say is here already, the bytes of each in a row.
+  virtual bool may_carry() const = 0;
+  virtual void run_carried(const Tensor& rows, const Memory& writes) = 0;
+  const std::shared_ptr<Group> group;
   Call call;
-  uint64_t number;
-  Run run;
-  RunCarried run_carried;  // for little data; may be empty
+  uint64_t number = 0;
+};
+// What is done, as a function of `run`'s arguments, and perhaps also of those of `run_carried`.
+template <class Run>
+struct Does final : Task {
+  static constexpr bool kCarries = std::is_invocable_v<Run&, const Tensor&, const Memory&>;
+  Does(std::shared_ptr<Group> group, Call call, Run does) : Task(std::move(group), std::move(call)), does(std::move(does)) {}
+  void run(const Memory& reads, const Memory& writes) override { does(reads, writes); }
+  bool may_carry() const override { return kCarries; }
+  void run_carried(const Tensor& rows, const Memory& writes) override {
+    if constexpr (kCarries) does(rows, writes);
+  }
+  Run does;
 };
 inline int64_t hash(const std::string& text) {  // FNV-1a
   uint64_t h = 0xcbf29ce484222325;
@@ -198,7 +220,7 @@ inline std::string standing(const std::shared_ptr<Group>& group, const std::stri
   if (!answer->text.empty()) return answer->text;
   return "\n  " + own + "\n  the store by which the ranks met does not answer";
 }
-inline void run_task(const Task& task, const char* declined, const Memory& reads, const Memory& writes,
+inline void run_task(Task& task, const char* declined, const Memory& reads, const Memory& writes,
                      const std::function<std::string()>& line) {
   auto& group = *task.group;
   auto words = task.call.words(reads, writes);
@@ -207,14 +229,14 @@ inline void run_task(const Task& task, const char* declined, const Memory& reads
   try {
     size_t bytes = 0;
     for (auto& m : writes) bytes += m.len;
-    bool carries = task.run_carried && bytes <= kCarried;
+    bool carries = task.may_carry() && bytes <= kCarried;
     std::vector<Entry> said;
     if (task.call.of_all) said = agree(group, words, carries && !declined ? writes : Memory(), line);
     if (declined) return;
     if (carries) {
       auto rows = static_cast<int64_t>(said.size()), width = static_cast<int64_t>(bytes);
       task.run_carried(at::from_blob(said[0].bytes, {rows, width}, {static_cast<int64_t>(sizeof(Entry)), 1}, at::kByte), writes);
-    } else if (task.run) {
+    } else {
       task.run(reads, writes);
     }
     return;
@@ -225,7 +247,7 @@ inline void run_task(const Task& task, const char* declined, const Memory& reads
   }
   auto number = "number " + std::to_string(task.number);
   if (what.rfind(kDisagree, 0) != 0) what += standing(task.group, number + ", " + words + " at " + line());
-  std::string text = c10::str(words, ", ", number, " of process group ", group.name(), ", rank ", group.host->getRank(),
+  std::string text = c10::str(words, ", ", number, " of process group ", group.name, ", rank ", group.host->getRank(),
                               " of ", group.host->getSize(), ": ", what);
   {
     std::lock_guard<std::mutex> lock(group.mutex);
@@ -260,7 +282,7 @@ inline void drop(void* context) {
 }
 
 // ---------------------------------------------------------------- work
-struct Recorded {  // a task that the core has
+struct Recorded {  // a task or a collective that the core has
   void* work;
   int32_t device;
   Recorded(void* work, int32_t device) : work(work), device(device) {}
@@ -276,10 +298,12 @@ struct Recorded {  // a task that the core has
   }
 };
 
+using Records = c10::SmallVector<std::shared_ptr<Recorded>, 1>;
+
 class GroupWork final : public c10d::Work {
  public:
   // `waits`: the caller is to wait for the other processes, and not only the device.
-  GroupWork(int rank, OpType type, std::vector<std::shared_ptr<Recorded>> tasks, Tensors results, c10::Device device,
+  GroupWork(int rank, OpType type, Records tasks, Tensors results, c10::Device device,
             uint64_t number, bool waits, std::shared_ptr<std::atomic<int>> source = nullptr)
       : Work(rank, type), tasks_(std::move(tasks)), results_(std::move(results)), device_(device), number_(number),
         waits_(waits), source_(std::move(source)) {}
@@ -321,7 +345,7 @@ class GroupWork final : public c10d::Work {
     return future_;
   }
   uint64_t getSequencenumber() const override { return number_; }
-  const std::vector<std::shared_ptr<Recorded>>& tasks() const { return tasks_; }
+  const Records& tasks() const { return tasks_; }
 
  private:
   bool done(int64_t ms) const {
@@ -337,7 +361,7 @@ class GroupWork final : public c10d::Work {
       return std::current_exception();
     }
   }
-  std::vector<std::shared_ptr<Recorded>> tasks_;
+  Records tasks_;
   Tensors results_;
   c10::Device device_;
   uint64_t number_;

@@ -134,12 +134,10 @@ typedef struct OxiSpan {   // something that took time; texts live during the ca
 // What this process does in a collective of several: a function on memory of tensors.
 typedef struct OxiTask {
   void* context;           // what OxiShim::task_run and task_drop take
-  const char* name;        // "all_reduce"
-  const char* group;       // the name of the process group
-  uint64_t number;         // which of its collectives; the first is 1
+  const char* name;        // "all_reduce"; stays for ever
+  const void* group;       // what OxiCore::group gave
+  uint64_t number;         // which of the group's collectives; the first is 1
   uint64_t lane;           // tasks of one lane are done in their order, others at once
-  const uint64_t* ranks;   // those of the group, in its order
-  uint32_t nranks;
 } OxiTask;
 
 // A collective as a program of one device of each process. Values are stable; as in the core's enums.
@@ -232,15 +230,19 @@ typedef struct OxiCore {
   // such a call is to have: 0, none is kept; -1, no decomposition takes it.
   int32_t (*decomposed)(const void* op, int32_t device, const OxiArg* args, uint32_t nargs, int64_t* graph,
                         OxiResult* result);
-  // Records a task that reads and writes tensors, row-major; those of which `in_place` is not 0 hold the old value for it.
+  // A process group, as tasks name it, with its ranks in its order; `group_drop` lets it go, which tasks may outlive.
+  void* (*group)(const char* name, const uint64_t* ranks, uint32_t nranks);
+  void (*group_drop)(void* group);
+  // Records a task that reads and writes tensors, row-major; if `in_place` is not 0, those that it writes hold the old value.
   // Gives what `task_outcome` takes and `task_drop` lets go, or null. The context is the core's from then on in any case.
   void* (*task)(const OxiTask* task, int32_t device, const OxiTensor* reads, uint32_t nreads, const OxiTensor* writes,
-                const uint8_t* in_place, uint32_t nwrites, OxiError* error);
+                uint32_t nwrites, uint8_t in_place, OxiError* error);
   // Whether a collective of these devices is a program of theirs; else it is a task.
   int32_t (*are_programs)(const int32_t* devices, uint32_t ndevices);
   // Records a collective as a program; `task` compares, without tensors, what the ranks are about to do. As `task`.
   void* (*collective)(const OxiTask* task, const OxiCollective* what, const OxiTensor* in, const OxiTensor* out, OxiError* error);
-  // OXI_OK when it is done, OXI_PENDING when it is not after so many milliseconds (-1: as long as it takes).
+  // OXI_OK when it is done, OXI_PENDING when it is not after so many milliseconds (0: it waits for nothing; -1: as long as
+  // it takes).
   int32_t (*task_outcome)(const void* work, int32_t device, int64_t wait_ms, OxiError* error);
   void (*task_drop)(void* work);
   // Profiling, for Kineto. `profile_start` gives a number, also while the device is not started; `profile_stop` calls

@@ -26,6 +26,34 @@
 #include "group_tasks.h"
 
 namespace oxi_group {
+// The host's all-reduce of tensors of these dtypes, or the reduction of what all ranks have said.
+struct AllReduce {
+  Host host;
+  ReduceOp op;
+  Milliseconds timeout;
+  c10::SmallVector<at::ScalarType, 4> dtypes;
+
+  void operator()(const Memory&, const Memory& writes) const {
+    c10d::AllreduceOptions o;
+    o.timeout = timeout;
+    for (size_t i = 0; i < writes.size(); i++) {
+      Tensors one{reducible(writes[i], dtypes[i])};
+      o.reduceOp = host_reduction(op, dtypes[i]);
+      host->allreduce(one, o)->wait();
+    }
+  }
+  void operator()(const Tensor& rows, const Memory& writes) const {
+    int64_t at = 0;
+    for (size_t i = 0; i < writes.size(); i++) {
+      Tensor one = reducible(writes[i], dtypes[i]);
+      auto width = static_cast<int64_t>(writes[i].len);
+      Tensor own = rows.narrow(1, at, width).contiguous().view(one.scalar_type());
+      reduce_into(one, host_reduction(op, dtypes[i]), own, own.size(0));
+      at += width;
+    }
+  }
+};
+
 class ProcessGroupTpu final : public c10d::Backend {
  public:
   // `devices`: the id of each rank's device among those of one client, or nothing.
@@ -68,11 +96,11 @@ class ProcessGroupTpu final : public c10d::Backend {
 
   void startCoalescing() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    coalesced_ = std::make_unique<std::vector<std::shared_ptr<Recorded>>>();
+    coalesced_ = std::make_unique<Records>();
   }
   c10::intrusive_ptr<c10d::Work> endCoalescing() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto tasks = coalesced_ ? std::move(*coalesced_) : std::vector<std::shared_ptr<Recorded>>();
+    auto tasks = coalesced_ ? std::move(*coalesced_) : Records();
     coalesced_.reset();
     return c10::make_intrusive<GroupWork>(rank_, OpType::COALESCED, std::move(tasks), Tensors(), here(), number_, false);
   }
@@ -443,41 +471,34 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
 
   Works allreduce(OpType type, const char* name, Tensors& tensors, const ReduceOp& op, Milliseconds wanted) {
-    Guard guard;
-    Tensors own;
+    bool as_they_are = op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM;
     for (auto& t : tensors) {
       TORCH_CHECK(t.layout() == c10::kStrided, name, ": tpu tensors have the strided layout, got ", t.layout());
       check_reduction(op, t.scalar_type());
+      as_they_are &= host_reduces(t.scalar_type());
+    }
+    if (as_they_are) return allreduce_own(type, name, tensors, tensors, op, wanted);
+    Guard guard;
+    Tensors own;
+    for (auto& t : tensors) {
       own.push_back(host_reduces(t.scalar_type()) ? t : widened(t));
       scale_before(op, own.back());
     }
-    c10d::AllreduceOptions o;
-    o.timeout = timeout(wanted);
-    auto run = [host = host_, o, op, dtypes = dtypes(own)](const Memory&, const Memory& writes) mutable {
-      for (size_t i = 0; i < writes.size(); i++) {
-        Tensors one{reducible(writes[i], dtypes[i])};
-        o.reduceOp = host_reduction(op, dtypes[i]);
-        host->allreduce(one, o)->wait();
-      }
-    };
-    auto run_carried = [op, dtypes = dtypes(own)](const Tensor& rows, const Memory& writes) {
-      int64_t at = 0;
-      for (size_t i = 0; i < writes.size(); i++) {
-        Tensor one = reducible(writes[i], dtypes[i]);
-        auto width = static_cast<int64_t>(writes[i].len);
-        Tensor own = rows.narrow(1, at, width).contiguous().view(one.scalar_type());
-        one.copy_(reduced(host_reduction(op, dtypes[i]), own, own.size(0)));
-        at += width;
-      }
-    };
-    Call call{name, at::kByte, reduction_name(op)};
-    auto work = is_program(own) ? reduce_by_program(type, call, OXI_ALL_REDUCE, op, own, own, tensors)
-                                : record(type, call, {}, own, true, run, tensors, {}, false, nullptr, run_carried);
+    auto work = allreduce_own(type, name, own, tensors, op, wanted);
     for (size_t i = 0; i < own.size(); i++) {
       scale_after(op, own[i], size_);
       if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
     }
     return work;
+  }
+  // Of dtypes that hosts reduce.
+  Works allreduce_own(OpType type, const char* name, const Tensors& own, const Tensors& results, const ReduceOp& op,
+                      Milliseconds wanted) {
+    Call call{name, at::kByte, reduction_name(op)};
+    if (is_program(own)) return reduce_by_program(type, call, OXI_ALL_REDUCE, op, own, own, results);
+    AllReduce run{host_, op, timeout(wanted), {}};
+    for (auto& t : own) run.dtypes.push_back(t.scalar_type());
+    return record(type, call, {}, own, true, std::move(run), results);
   }
   Works gather_all(OpType type, const char* name, const std::vector<Tensors>& outputs, const Tensors& inputs,
                    const c10d::AllgatherOptions& opts) {
@@ -597,7 +618,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     };
     auto work = record(type, {name, at::kByte, reduction_name(opts.reduceOp), -1, Common::READS}, reads, rows, false, run, outputs);
     for (size_t i = 0; i < outputs.size(); i++) {
-      outputs[i].copy_(reduced(opts.reduceOp, rows[i], size_));
+      reduce_into(outputs[i], opts.reduceOp, rows[i], size_);
     }
     return work;
   }
@@ -622,12 +643,11 @@ class ProcessGroupTpu final : public c10d::Backend {
   // Records a program for each of these tensors.
   Works launch(OpType type, const Call& call, OxiCollective what, const Tensors& ins, const Tensors& outs, Tensors results) {
     Guard guard;
-    Launched launched;
+    Records launched;
     for (size_t i = 0; i < ins.size(); i++) launched.push_back(launch_one(call, what, ins[i], outs[i]));
     return works_of(type, std::move(launched), std::move(results));
   }
-  using Launched = std::vector<std::shared_ptr<Recorded>>;
-  Works works_of(OpType type, Launched launched, Tensors results) {
+  Works works_of(OpType type, Records launched, Tensors results) {
     auto device = results.empty() ? here() : results[0].device();
     return c10::make_intrusive<GroupWork>(rank_, type, std::move(launched), std::move(results), device, number_, false);
   }
@@ -646,9 +666,10 @@ class ProcessGroupTpu final : public c10d::Backend {
       std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
       check_whole(call.name);
       number_++;
-      auto task = std::make_unique<Task>(Task{group_, call, number_, nullptr, nullptr});
-      auto label = group_->name();
-      OxiTask t = named(task.get(), label, id_);
+      auto nothing = [](const Memory&, const Memory&) {};  // that they agree is all
+      std::unique_ptr<Task> task = std::make_unique<Does<decltype(nothing)>>(group_, call, nothing);
+      task->number = number_;
+      OxiTask t{task.get(), task->call.name, group_->named.core, number_, id_};
       task.release();
       OxiError e{};
       void* work = g_core->collective(&t, &what, &x, &y, &e);
@@ -663,7 +684,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works reduce_by_program(OpType type, const Call& call, int32_t kind, const ReduceOp& op, const Tensors& ins, const Tensors& outs,
                           Tensors results) {
     Guard guard;
-    Launched launched;
+    Records launched;
     for (size_t i = 0; i < ins.size(); i++) {
       auto t = ins[i].scalar_type();
       OxiCollective what{kind, program_reduction(op, t), 0, 0, nullptr};
@@ -677,7 +698,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   // Each input from all ranks into a list of tensors; an empty list on ranks that do not want them.
   Works gather_by_program(OpType type, const Call& call, const std::vector<Tensors>& outputs, const Tensors& inputs) {
     Guard guard;
-    Launched launched;
+    Records launched;
     Tensors results;
     for (size_t i = 0; i < inputs.size(); i++) {
       Tensor all = at::empty({size_, inputs[i].numel()}, inputs[i].options());
@@ -735,14 +756,22 @@ class ProcessGroupTpu final : public c10d::Backend {
                      ": the process group cannot go on, as a collective failed before: ", group_->failure);
   }
 
+  template <class Run>
   Works record(OpType type, Call call, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
-               Tensors results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
-               std::shared_ptr<std::atomic<int>> source = nullptr, RunCarried run_carried = nullptr) {
+               const Tensors& results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
+               std::shared_ptr<std::atomic<int>> source = nullptr) {
+    if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
+    auto task = std::make_unique<Does<Run>>(group_, std::move(call), std::move(run));
+    return record_task(type, std::move(task), reads, writes, in_place, results, lane.value_or(id_), waits, std::move(source));
+  }
+  Works record_task(OpType type, std::unique_ptr<Task> task, const Tensors& reads, const Tensors& writes, bool in_place,
+                    const Tensors& results, uint64_t lane, bool waits, std::shared_ptr<std::atomic<int>> source) {
     std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
+    auto& call = task->call;
     c10::Device device = here();
     if (!reads.empty() || !writes.empty()) device = (reads.empty() ? writes : reads)[0].device();
     auto described = [&](const Tensors& tensors) {
-      std::vector<OxiTensor> all(tensors.size());
+      c10::SmallVector<OxiTensor, 2> all(tensors.size());
       for (size_t i = 0; i < tensors.size(); i++) {
         TORCH_CHECK(tensors[i].device() == device, call.name, ": tensors on ", device, " and ", tensors[i].device());
         describe_kept(all[i], tensors[i]);
@@ -754,29 +783,29 @@ class ProcessGroupTpu final : public c10d::Backend {
       make_own(t);
     }
     auto r = described(reads), w = described(writes);
-    std::vector<uint8_t> flags(writes.size(), in_place);
     check_whole(call.name);
     // Only what all ranks do has one number on all.
-    uint64_t number = call.of_all ? ++number_ : ++of_peers_[lane.value_or(id_)];
+    auto number = task->number = call.of_all ? ++number_ : ++of_peers_[lane];
     if (!call.of_all) peers_number_++;
-    if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
-    auto task = std::make_unique<Task>(Task{group_, call, number, std::move(run), std::move(run_carried)});
-    std::string label = call.of_all ? group_->name() : c10::str(group_->name(), ", ", call.name, " of rank ", rank_);
-    OxiTask t = named(task.get(), label, lane.value_or(id_));
+    auto& named = call.of_all ? group_->named : of_peer(call.name);
+    OxiTask t{task.get(), call.name, named.core, number, lane};
     task.release();
     OxiError e{};
-    void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(), flags.data(),
-                              static_cast<uint32_t>(w.size()), &e);
+    void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(),
+                              static_cast<uint32_t>(w.size()), in_place, &e);
     if (!work) check(OXI_ERROR, e);
-    auto recorded = std::make_shared<Recorded>(work, device.index());
-    if (coalesced_) coalesced_->push_back(recorded);
-    return c10::make_intrusive<GroupWork>(rank_, type, std::vector<std::shared_ptr<Recorded>>{recorded}, std::move(results),
-                                          device, number, waits, std::move(source));
+    Records recorded(1, std::make_shared<Recorded>(work, device.index()));
+    if (coalesced_) coalesced_->push_back(recorded[0]);
+    return c10::make_intrusive<GroupWork>(rank_, type, std::move(recorded), results, device, number, waits, std::move(source));
   }
-  // What the core is told of a task. `label`: of the group, and lives through the call.
-  OxiTask named(Task* task, const std::string& label, uint64_t lane) const {
-    auto& ranks = options_->global_ranks_in_group;
-    return {task, task->call.name, label.c_str(), task->number, lane, ranks.data(), static_cast<uint32_t>(ranks.size())};
+  // By what the core names sends or receives, which have numbers of their own on each rank; with the lock.
+  const Named& of_peer(const char* name) {
+    auto& named = named_[name];
+    if (!named) {
+      auto label = c10::str(group_->name, ", ", name, " of rank ", rank_);
+      named = std::make_unique<Named>(label, options_->global_ranks_in_group);
+    }
+    return *named;
   }
 
   Host host_;
@@ -789,7 +818,8 @@ class ProcessGroupTpu final : public c10d::Backend {
   std::atomic<uint64_t> peers_number_{0};
   std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
   std::mutex mutex_;
-  std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;
+  std::unordered_map<std::string, std::unique_ptr<Named>> named_;
+  std::unique_ptr<Records> coalesced_;
 };
 
 // Gives a group one for host memory of which only this process runs.

@@ -241,7 +241,7 @@ const _: () = {
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
     assert!(size_of::<Caller>() == 32);
-    assert!(size_of::<Task>() == 56);
+    assert!(size_of::<Task>() == 40);
     assert!(size_of::<Memory>() == 16);
     assert!(size_of::<Collective>() == 24);
 };
@@ -251,11 +251,9 @@ const _: () = {
 pub(crate) struct Task {
     pub(crate) context: *mut c_void,
     pub(crate) name: *const c_char,
-    pub(crate) group: *const c_char,
+    pub(crate) group: *const c_void,
     pub(crate) number: u64,
     pub(crate) lane: u64,
-    pub(crate) ranks: *const u64,
-    pub(crate) nranks: u32,
 }
 
 /// `OxiCollective`
@@ -330,14 +328,16 @@ pub(crate) struct Core {
     pub(crate) decomposable: unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_void,
     pub(crate) decomposed:
         unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,
+    pub(crate) group: unsafe extern "C" fn(*const c_char, *const u64, u32) -> *mut c_void,
+    pub(crate) group_drop: unsafe extern "C" fn(*mut c_void),
     pub(crate) task: unsafe extern "C" fn(
         *const Task,
         i32,
         *const Tensor,
         u32,
         *const Tensor,
-        *const u8,
         u32,
+        u8,
         *mut Error,
     ) -> *mut c_void,
     pub(crate) are_programs: unsafe extern "C" fn(*const i32, u32) -> i32,

@@ -66,6 +66,8 @@ pub(crate) static CORE: abi::Core = abi::Core {
     untrace: graphs::untrace,
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
+    group: tasks::group,
+    group_drop: tasks::drop_group,
     task: tasks::task,
     are_programs: tasks::are_programs,
     collective: tasks::collective,

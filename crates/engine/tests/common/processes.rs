@@ -123,7 +123,7 @@ impl Compare {
 
 impl Task for Compare {
     fn about(&self) -> About {
-        About { name: "compare".into(), ..About::default() }
+        About { name: "compare", ..About::default() }
     }
 
     fn run(&mut self, _: &[&[u8]], _: &mut [&mut [u8]], _: Site) -> Result<(), String> {

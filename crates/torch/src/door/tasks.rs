@@ -3,8 +3,9 @@
 use super::{enter, enter_code, report, tensor};
 use crate::abi::{self, Memory, OK, PENDING, Shim, Tensor, header, slice};
 use oxitorch_engine::{
-    About, Collective, Error, Reduction, Refusal, Site, Task, TaskTarget, TensorRef, Work,
+    About, Collective, Error, Group, Reduction, Refusal, Site, Task, TaskTarget, TensorRef, Work,
 };
+use smallvec::SmallVec;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::catch_unwind;
 use std::ptr::{null, null_mut};
@@ -16,7 +17,6 @@ struct Called {
     shim: &'static Shim,
     context: *mut c_void,
     about: About,
-    ranks: Vec<u64>,
 }
 
 // SAFETY: the shim says that it may be called and dropped from any thread.
@@ -24,24 +24,22 @@ unsafe impl Send for Called {}
 
 impl Called {
     /// # Safety
-    /// A task whose names and ranks are there, and whose context becomes this value's.
+    /// A task whose name stays for ever, whose group is there, and whose context becomes this value's.
     unsafe fn of(shim: &'static Shim, task: &abi::Task) -> Called {
-        // SAFETY: by the caller's promise.
-        let (name, group, ranks) = unsafe {
-            let text = |c| CStr::from_ptr(c).to_string_lossy().into_owned();
-            (text(task.name), text(task.group), slice(task.ranks, task.nranks as usize).into())
+        // SAFETY: by the caller's promise; the group stays the shim's.
+        let (name, group) = unsafe {
+            let group = task.group.cast::<Group>();
+            Arc::increment_strong_count(group);
+            (CStr::from_ptr::<'static>(task.name), Arc::from_raw(group))
         };
-        Called { shim, context: task.context, about: About { name, group, number: task.number }, ranks }
+        let name = name.to_str().unwrap_or_default();
+        Called { shim, context: task.context, about: About { name, group, number: task.number } }
     }
 }
 
 impl Task for Called {
     fn about(&self) -> About {
         self.about.clone()
-    }
-
-    fn ranks(&self) -> &[u64] {
-        &self.ranks
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
@@ -110,29 +108,38 @@ impl Drop for Called {
     }
 }
 
+pub(super) unsafe extern "C" fn group(name: *const c_char, ranks: *const u64, nranks: u32) -> *mut c_void {
+    // SAFETY: a C string, and so many numbers.
+    let (name, ranks) = unsafe { (CStr::from_ptr(name), slice(ranks, nranks as usize)) };
+    let group = Group { name: name.to_string_lossy().into_owned(), ranks: ranks.into() };
+    Arc::into_raw(Arc::new(group)).cast_mut().cast()
+}
+
+pub(super) unsafe extern "C" fn drop_group(group: *mut c_void) {
+    // SAFETY: what `group` gave, dropped once.
+    drop(unsafe { Arc::from_raw(group.cast::<Group>()) });
+}
+
 pub(super) unsafe extern "C" fn task(
     task: *const abi::Task,
     device: i32,
     reads: *const Tensor,
     nreads: u32,
     writes: *const Tensor,
-    in_place: *const u8,
     nwrites: u32,
+    in_place: u8,
     error: *mut abi::Error,
 ) -> *mut c_void {
     let recorded = enter(|s| {
-        // SAFETY: a task with names, which is ours from here on, and so many described tensors and flags.
-        let (task, reads, writes, in_place) = unsafe {
-            let task = &*task;
-            let called = Called::of(s.shim, task);
-            let reads: Vec<TensorRef<'_>> = slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
-            let writes = slice(writes, nwrites as usize).iter().map(|t| tensor(t));
-            let writes: Vec<TensorRef<'_>> = writes.collect();
-            ((called, task.lane), reads, writes, slice(in_place, nwrites as usize))
+        // SAFETY: a task with a name and a group, which is ours from here on, and so many described tensors.
+        let (called, lane, reads, writes) = unsafe {
+            let target = |t| TaskTarget { tensor: tensor(t), in_place: in_place != 0 };
+            let reads: SmallVec<[TensorRef<'_>; 2]> =
+                slice(reads, nreads as usize).iter().map(|t| tensor(t)).collect();
+            let writes: SmallVec<[TaskTarget<'_>; 2]> =
+                slice(writes, nwrites as usize).iter().map(target).collect();
+            (Called::of(s.shim, &*task), (*task).lane, reads, writes)
         };
-        let (called, lane) = task;
-        let target = |(tensor, in_place): (_, &u8)| TaskTarget { tensor, in_place: *in_place != 0 };
-        let writes: Vec<TaskTarget<'_>> = writes.into_iter().zip(in_place).map(target).collect();
         let stream = s.engine.stream(device.max(0) as usize)?;
         let (site, mode) = (crate::sites::near(), s.engine.switches().mode);
         stream.task(Box::new(called), lane, &reads, &writes, site, mode)
@@ -170,7 +177,7 @@ pub(super) unsafe extern "C" fn collective(
     error: *mut abi::Error,
 ) -> *mut c_void {
     let recorded = enter(|s| {
-        // SAFETY: a task with a name, which is ours from here on, a collective with so many devices, two described tensors.
+        // SAFETY: a task with a name and a group, which is ours from here on, a collective with so many devices, two described tensors.
         let (called, lane, what, ids, x, out) = unsafe {
             let (task, what) = (&*task, &*what);
             let called = Called::of(s.shim, task);
@@ -222,8 +229,11 @@ pub(super) unsafe extern "C" fn outcome(
     let work = unsafe { &*work.cast::<Work>() };
     let mut pending = false;
     let code = enter_code(error, |s| {
-        let until = u64::try_from(wait_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-        let outcome = s.engine.stream(device.max(0) as usize)?.wait_for(work, until)?;
+        let until = || u64::try_from(wait_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        let outcome = match wait_ms {
+            0 => work.outcome(),
+            _ => s.engine.stream(device.max(0) as usize)?.wait_for(work, until())?,
+        };
         pending = outcome.is_none();
         Ok(outcome.unwrap_or(Ok(()))?)
     });
