@@ -1036,15 +1036,48 @@ ATTENTIONS = {
     "float mask": Row(lambda q, k, v, m: sdpa(q, k, v, m), [*[ATTENTION] * 3, (2, 1, 4, 4)], EXACT),
     "grouped": Row(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), [(2, 4, 3, 8), (2, 2, 3, 8), (2, 2, 3, 8)], EXACT),
     "three dimensions": Row(lambda q, k, v: sdpa(q, k, v), [(2, 4, 8)] * 3, EXACT),
-    "of the transposed": Row(lambda q, k, v: sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True).transpose(1, 2).reshape(2, 4, -1), [(2, 4, 3, 8)] * 3, EXACT, strides="as after transposing"),
+    "of the transposed": Row(lambda q, k, v: sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True).transpose(1, 2).reshape(2, 4, -1), [(2, 4, 3, 8)] * 3, EXACT),
 }  # fmt: skip
 for row in ATTENTIONS.values():
     row.tolerance = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (3e-2, 3e-2)}
+    row.strides = "the CPU's composite, which it takes where elements lie apart, has others than its fused kernel"
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name):
     run(ATTENTIONS[name])
+
+
+# Queries, keys and values of batch, heads, length, width as projections give them.
+HEADS = {
+    "row-major": lambda b, h, n, w: torch.rand(b, h, n, w),
+    "transposed": lambda b, h, n, w: torch.rand(b, n, h, w).transpose(1, 2),
+    "of a joint projection": lambda b, h, n, w: torch.rand(b, n, 3, h, w).permute(2, 0, 3, 1, 4)[1],
+    "length first": lambda b, h, n, w: torch.rand(n, b, h, w).permute(1, 2, 0, 3),
+    "expanded": lambda b, h, n, w: torch.rand(1, h, n, w).expand(b, h, n, w),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_attention_keeps_the_order_of_the_heads(name):
+    """Strides are those of PyTorch's fused kernel and of the op's meta function, by which `torch.compile` makes views."""
+    op = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+
+    def strides(device, widths, bias):
+        q, k, v = (HEADS[name](2, 4, 6, w).to(device) for w in widths)
+        mask = torch.zeros(2, 4, 6, 6, device=device) if bias else None
+        out, logsumexp, *_, seed, offset, _ = op(q, k, v, mask)
+        need = [True, True, True, bias]
+        grads = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward(
+            out, q, k, v, mask, need, out, logsumexp, None, None, 6, 6, 0.0, False, seed, offset
+        )
+        return [t.stride() for t in (out, logsumexp, *grads) if t is not None]
+
+    for widths in ((8, 8, 8), (8, 8, 5)):
+        for bias in (False, True):
+            assert strides(DEVICE, widths, bias) == strides("meta", widths, bias), (widths, bias)
+    q = HEADS[name](2, 4, 6, 8)
+    assert sdpa(*[to_device(q)] * 3).stride() == sdpa(q, q, q).stride()
 
 
 @pytest.mark.parametrize(

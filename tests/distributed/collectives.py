@@ -12,7 +12,13 @@ DEVICES = ("cpu", "tpu")
 SUMMED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
 ]  # fmt: skip
-MOVED = [*SUMMED, torch.bool, torch.int16, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
+FLOAT8 = [
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+MOVED = [
+    *SUMMED, torch.bool, torch.int16, *UNSIGNED, torch.complex32, torch.complex64, torch.complex128, *FLOAT8,
+]  # fmt: skip
 
 
 def rank() -> int:
@@ -27,12 +33,15 @@ def data(*shape, dtype=torch.float32, device="cpu", seed=0, of=None):
     """The tensor of a rank: this one, unless another is named."""
     generator = torch.Generator().manual_seed(100 * seed + (rank() if of is None else of))
     x = torch.randint(0, 4, shape, generator=generator)
+    if dtype == torch.float8_e8m0fnu:
+        x += 1  # it has no zero
     return (x % 2 == 0 if dtype == torch.bool else x.to(dtype)).to(device)
 
 
 def bits(t):
+    """What can be compared: of dtypes that PyTorch hardly computes with, their bytes."""
     t = t.detach().cpu().contiguous()
-    return t.view(torch.uint8) if t.dtype.itemsize == 1 and t.dtype != torch.bool else t
+    return t.view(torch.uint8) if t.dtype in (*FLOAT8, torch.complex32) else t
 
 
 def same(got, wanted):
@@ -87,8 +96,8 @@ def all_reduce_of_what_hosts_do_not_reduce():
 
     wides = {
         torch.int16: torch.int32, torch.complex64: torch.complex128, torch.complex128: torch.complex128,
-        torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32,
-    }  # fmt: skip
+        torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
+    } | dict.fromkeys(FLOAT8, torch.float32)  # fmt: skip
     for dtype, wide in wides.items():
         x = data(9, dtype=dtype, device="tpu")
         dist.all_reduce(x)
@@ -98,13 +107,23 @@ def all_reduce_of_what_hosts_do_not_reduce():
     same(x, torch.stack([data(9, dtype=torch.bool, of=r) for r in range(size())]).any(0))
 
 
+def mean(total):
+    if not total.is_floating_point() and not total.is_complex():
+        return total.div(size(), rounding_mode="trunc")
+    # PyTorch's division of complex numbers rounds more than once, also where the divisor is real.
+    return torch.view_as_complex(torch.view_as_real(total) / size()) if total.is_complex() else total / size()
+
+
 @case
 def averages():
-    for dtype, n in itertools.product((torch.float32, torch.bfloat16, torch.complex64, torch.int32), (LITTLE, MORE)):
-        x = data(n, dtype=dtype, device="tpu")
-        dist.all_reduce(x, dist.ReduceOp.AVG)
-        total = sum(data(n, dtype=dtype, of=r) for r in range(size()))
-        same(x, total.div(size(), rounding_mode="trunc") if dtype == torch.int32 else total / size())
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int32):
+        for n in (LITTLE, MORE):
+            x = data(n, dtype=dtype, device="tpu")
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            same(x, mean(sum(data(n, dtype=dtype, of=r) for r in range(size()))))
+        out, x = torch.empty(3, dtype=dtype, device="tpu"), data(3 * size(), dtype=dtype, device="tpu")
+        dist.reduce_scatter_tensor(out, x, dist.ReduceOp.AVG)
+        same(out, mean(sum(data(3 * size(), dtype=dtype, of=r) for r in range(size()))).chunk(size())[rank()])
 
 
 @case
@@ -112,6 +131,9 @@ def scaled_sums():
     x = data(6, device="tpu")
     dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
     same(x, sum(data(6, of=r) for r in range(size())) * 0.5)
+    x = data(6, device="tpu")
+    dist.all_reduce(x, dist._make_nccl_premul_sum(torch.tensor([0.25], device="tpu")))
+    same(x, sum(data(6, of=r) for r in range(size())) * 0.25)
     out = torch.empty(3, device="tpu")
     x = data(3 * size(), device="tpu")
     dist.reduce_scatter_tensor(out, x, dist._make_nccl_premul_sum(2.0))
@@ -259,21 +281,16 @@ def all_to_all():
 @case
 def all_to_all_single():
     for dtype in MOVED:
-
-        def exchange(device, dtype=dtype):
-            x = data(2 * size(), 3, dtype=dtype, device=device)
-            out = torch.empty_like(x)
-            dist.all_to_all_single(out, x)
-            splits = [r + rank() for r in range(size())]
-            y = data(sum(splits), 2, dtype=dtype, device=device)
-            uneven = torch.empty(sum(splits), 2, dtype=dtype, device=device)
-            dist.all_to_all_single(uneven, y, splits, splits)
-            return [out, uneven]
-
-        if dtype in SUMMED:
-            as_on_cpu(exchange)
-        else:
-            exchange("tpu")
+        x = data(2 * size(), 3, dtype=dtype, device="tpu")
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x)
+        same(out, torch.cat([data(2 * size(), 3, dtype=dtype, of=r).chunk(size())[rank()] for r in range(size())]))
+        splits = [[r + s for s in range(size())] for r in range(size())]  # of each rank, for each
+        x = data(sum(splits[rank()]), 2, dtype=dtype, device="tpu")
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x, splits[rank()], splits[rank()])
+        parts = [data(sum(s), 2, dtype=dtype, of=r).split(s)[rank()] for r, s in enumerate(splits)]
+        same(out, torch.cat(parts))
 
 
 @case
@@ -346,6 +363,92 @@ def coalesced():
             dist.reduce_scatter_tensor(part, out)
     for i, part in enumerate(parts):
         same(part, data(3 + i) * size())
+    xs = [data(3 + i, device="tpu") for i in range(3)]
+    dist.all_reduce_coalesced(xs, dist.ReduceOp.MAX)
+    for i, x in enumerate(xs):
+        same(x, torch.stack([data(3 + i, of=r) for r in range(size())]).amax(0))
+
+
+@case
+def a_refusal_in_a_coalescing_block_ends_it():
+    out, x = torch.empty(3 * size() + 1, device="tpu"), data(3, device="tpu")
+    for refused in (
+        lambda: dist.all_gather_into_tensor(out, x),
+        lambda: dist.reduce_scatter_tensor(x, out),
+        lambda: dist.all_reduce(x.to_sparse()),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)), dist._coalescing_manager(device=torch.device("tpu")):
+            dist.all_reduce(data(2, device="tpu"))
+            refused()
+        y = data(3, device="tpu")
+        dist.all_reduce(y)
+        same(y, sum(data(3, of=r) for r in range(size())))
+
+
+@case
+def forms_that_do_not_wait():
+    """Each is the waiting form, and a work that can be asked."""
+    parts = [3 * size()]
+    total = sum(data(*parts, of=r) for r in range(size()))
+    each = [data(*parts, of=r) for r in range(size())]
+
+    def lists():
+        return [torch.empty(parts, device="tpu") for _ in range(size())]
+
+    def all_reduce(x):
+        return dist.all_reduce(x, async_op=True), x, total
+
+    def broadcast(x):
+        return dist.broadcast(x, 0, async_op=True), x, each[0]
+
+    def reduce(x):
+        return dist.reduce(x, 0, async_op=True), x, total if rank() == 0 else each[rank()]
+
+    def all_gather(x):
+        outs = lists()
+        return dist.all_gather(outs, x, async_op=True), outs, each
+
+    def all_gather_into_tensor(x):
+        out = torch.empty(parts[0] * size(), device="tpu")
+        return dist.all_gather_into_tensor(out, x, async_op=True), out, torch.cat(each)
+
+    def gather(x):
+        outs = lists() if rank() == 0 else []
+        return dist.gather(x, outs or None, 0, async_op=True), outs, each if rank() == 0 else []
+
+    def scatter(x):
+        out = torch.empty(3, device="tpu")
+        given = list(x.chunk(size())) if rank() == 0 else None
+        return dist.scatter(out, given, 0, async_op=True), out, each[0].chunk(size())[rank()]
+
+    def reduce_scatter(x):
+        out = torch.empty(3, device="tpu")
+        return dist.reduce_scatter(out, list(x.chunk(size())), async_op=True), out, total.chunk(size())[rank()]
+
+    def reduce_scatter_tensor(x):
+        out = torch.empty(3, device="tpu")
+        return dist.reduce_scatter_tensor(out, x, async_op=True), out, total.chunk(size())[rank()]
+
+    def all_to_all(x):
+        outs = [torch.empty(3, device="tpu") for _ in range(size())]
+        work = dist.all_to_all(outs, list(x.chunk(size())), async_op=True)
+        return work, outs, [e.chunk(size())[rank()] for e in each]
+
+    def all_to_all_single(x):
+        out = torch.empty_like(x)
+        return dist.all_to_all_single(out, x, async_op=True), out, torch.cat([e.chunk(size())[rank()] for e in each])
+
+    forms = (all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, gather, scatter, reduce_scatter,
+             reduce_scatter_tensor, all_to_all, all_to_all_single)  # fmt: skip
+    # All are under way before the first is waited for.
+    begun = [form(data(*parts, device="tpu")) for form in forms]
+    for work, got, wanted in begun:
+        assert work.wait()
+        pairs = zip(got, wanted, strict=True) if isinstance(got, list) else [(got, wanted)]
+        for g, w in pairs:
+            same(g, w)
+        torch.tpu.synchronize()
+        assert work.is_completed() and work.exception() is None
 
 
 @case
@@ -376,6 +479,21 @@ def groups():
     x = data(3, device="tpu")
     dist.all_reduce(x, group=split)
     same(x, sum(data(3, of=r) for r in members))
+    named, _ = dist.new_subgroups_by_enumeration([ranks for ranks in (evens, odds) if ranks], backend="tpu")
+    assert dist.get_process_group_ranks(named) == members
+    last = len(members) - 1
+    x = data(3, device="tpu")
+    dist.broadcast(x, group=named, group_src=last)
+    same(x, data(3, of=members[last]))
+    dist.reduce(x, group=named, group_dst=0)
+    same(x, data(3, of=members[last]) * (len(members) if rank() == members[0] else 1))
+    if last > 0 and rank() in (members[0], members[last]):
+        if rank() == members[0]:
+            dist.send(data(2, device="tpu"), group=named, group_dst=last)
+        else:
+            dist.recv(x[:2], group=named, group_src=0)
+            same(x[:2], data(2, of=members[0]))
+    dist.destroy_process_group(named)
 
 
 @case
@@ -389,6 +507,16 @@ def objects():
     into = [None] * size() if rank() == 0 else None
     dist.gather_object(rank() * 2, into)
     assert rank() != 0 or into == [2 * r for r in range(size())]
+    mine = [None]
+    dist.scatter_object_list(mine, [{"for": r} for r in range(size())] if rank() == 0 else None, 0)
+    assert mine == [{"for": rank()}]
+    if rank() == 0:
+        dist.send_object_list(["a", {"b": torch.arange(3)}], 1)
+    elif rank() == 1:
+        things = [None, None]
+        assert dist.recv_object_list(things, 0) == 0
+        assert things[0] == "a"
+        same(things[1]["b"], torch.arange(3))
 
 
 @case
@@ -423,15 +551,130 @@ def functional():
 
 
 @case
+def functional_lists_and_forms_in_place():
+    import torch.distributed._functional_collectives as funcol
+
+    group = dist.group.WORLD
+    shapes = [(2 * size(), 3), (size(), 2)]
+    each = [[data(*shape, of=r) for r in range(size())] for shape in shapes]
+    xs = [data(*shape, device="tpu") for shape in shapes]
+    for got, all_of in zip(funcol.all_reduce_coalesced(xs, "sum", group), each, strict=True):
+        same(got, sum(all_of))
+    for got, all_of in zip(funcol.all_gather_into_tensor_coalesced(xs, group), each, strict=True):
+        same(got, torch.cat(all_of))
+    for got, all_of in zip(funcol.reduce_scatter_tensor_coalesced(xs, "sum", [0, 0], group), each, strict=True):
+        same(got, sum(all_of).chunk(size())[rank()])
+    x, all_of = xs[0], each[0]
+    wanted = sum(all_of).t().contiguous().view(3, size(), 2)[:, rank()].t()
+    same(funcol.reduce_scatter_tensor(x.t().contiguous(), "sum", 1, group), wanted.t())
+    following = [(r + 1) % size() for r in range(size())]
+    same(funcol.permute_tensor(x.view(-1), following, group), all_of[rank() - 1].view(-1))
+    # What is not waited for is a tensor that waits where it is used.
+    y = funcol.all_reduce(x, "max", group)
+    same(y + 1, torch.stack(all_of).amax(0) + 1)
+    same(funcol.wait_tensor(y), torch.stack(all_of).amax(0))
+    y = x.clone()
+    assert funcol.all_reduce_inplace(y, "sum", group) is y
+    same(y, sum(all_of))
+    out = torch.empty(2 * size() * size(), 3, device="tpu")
+    funcol.all_gather_tensor_inplace(out, x, group)
+    same(out, torch.cat(all_of))
+    out = torch.empty(2, 3, device="tpu")
+    funcol.reduce_scatter_tensor_inplace(out, x, "sum", group)
+    same(out, sum(all_of).chunk(size())[rank()])
+    out = torch.empty_like(x)
+    funcol.all_to_all_inplace(out, x, group=group)
+    same(out, torch.cat([e.chunk(size())[rank()] for e in all_of]))
+
+
+@case
+def functional_with_gradients():
+    """Each rank weights its result by its number and one, and sums."""
+    import torch.distributed._functional_collectives as funcol
+
+    group, weights = dist.group.WORLD, [r + 1.0 for r in range(size())]
+    of_chunks = torch.cat([torch.full((2, 3), w) for w in weights])
+    of_all = torch.full((2 * size(), 3), sum(weights))
+    forms = {
+        "reduce_scatter": (lambda x: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, group), of_chunks),
+        "all_gather": (lambda x: funcol.all_gather_tensor_autograd(x, 0, group), of_all),
+        "all_to_all": (lambda x: funcol.all_to_all_single_autograd(x, None, None, group), of_chunks),
+    }
+    if torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_reduce", "Autograd"):
+        forms["all_reduce"] = (lambda x: funcol.all_reduce(x, "sum", group), of_all)
+    for name, (form, wanted) in forms.items():
+        x = data(2 * size(), 3, device="tpu").requires_grad_()
+        (form(x) * weights[rank()]).sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), wanted, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@case
+def compiled():
+    """Collectives in a graph: functional ones, those of c10d which PyTorch makes functional, and their gradients."""
+    import torch.distributed._functional_collectives as funcol
+
+    group = dist.group.WORLD
+
+    def forward(x):
+        y = x * 2
+        dist.all_reduce(y)
+        parts = torch.empty(size() * y.shape[0], *y.shape[1:], device=y.device)
+        dist.all_gather_into_tensor(parts, y + dist.get_rank())
+        mine = funcol.reduce_scatter_tensor(parts, "sum", 0, group)
+        return mine * 3, funcol.all_gather_tensor(mine, 0, group).relu()
+
+    total = sum(data(4, 3, of=r) for r in range(size())) * 2
+    parts = torch.cat([total + r for r in range(size())]) * size()
+    f = torch.compile(forward, backend="tpu", fullgraph=True)
+    for _ in range(2):
+        mine, all_of = f(data(4, 3, device="tpu"))
+        same(mine, (total + rank()) * size() * 3)
+        same(all_of, parts)
+
+    @torch.compile(backend="tpu", fullgraph=True)
+    def loss(x):
+        y = funcol.all_gather_tensor_autograd(x * 2, 0, group)
+        return (funcol.reduce_scatter_tensor_autograd(y.square(), "sum", 0, group) * (dist.get_rank() + 1)).sum()
+
+    x = data(4, 3, device="tpu").requires_grad_()
+    loss(x).backward()
+    # All have all parts, of each the sum over ranks goes to one: 4 x^2 n, by its weight; n ranks give a gradient.
+    same(x.grad, 8 * data(4, 3) * size() * (rank() + 1))
+
+
+@case
 def with_gradients():
+    """`torch.distributed.nn`: each rank weights its result by its number and one, and sums."""
     import torch.distributed.nn.functional as nn
 
-    x = data(3, device="tpu").requires_grad_()
-    (nn.all_reduce(x) * (rank() + 1)).sum().backward()
-    same(x.grad, torch.full((3,), float(sum(range(1, size() + 1)))))
-    x = data(3, device="tpu").requires_grad_()
-    torch.stack(nn.all_gather(x)).sum().backward()
-    same(x.grad, torch.full((3,), float(size())))
+    weights = [r + 1.0 for r in range(size())]
+    shape, src, chunks = (2 * size(), 3), size() - 1, [torch.full((2, 3), w) for w in weights]
+    of_all, of_src = torch.full(shape, sum(weights)), torch.full(shape, weights[src])
+    nothing = torch.zeros(shape)
+
+    def empty(*shape):
+        return torch.empty(shape, device="tpu")
+
+    def parts(x):
+        return list(x.chunk(size()))
+
+    forms = {
+        "all_reduce": (nn.all_reduce, of_all),
+        "broadcast": (lambda x: nn.broadcast(x, src), of_all if rank() == src else nothing),
+        "reduce": (lambda x: nn.reduce(x, src), of_src),
+        "all_gather": (lambda x: torch.stack(nn.all_gather(x)), of_all),
+        "gather": (lambda x: torch.stack(nn.gather(x, src)), of_src),
+        "scatter": (lambda x: nn.scatter(parts(x), src), torch.cat(chunks) if rank() == src else nothing),
+        "reduce_scatter": (lambda x: nn.reduce_scatter(empty(2, 3), parts(x)), torch.cat(chunks)),
+        "all_to_all": (
+            lambda x: torch.stack(nn.all_to_all([empty(2, 3) for _ in range(size())], parts(x))), torch.cat(chunks),
+        ),
+        "all_to_all_single": (lambda x: nn.all_to_all_single(empty(*shape), x), torch.cat(chunks)),
+    }  # fmt: skip
+    for name, (form, wanted) in forms.items():
+        x = data(*shape, device="tpu").requires_grad_()
+        (form(x) * weights[rank()]).sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), wanted, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @case

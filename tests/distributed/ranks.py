@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
-ONLY_WITH: dict[Callable[[], None], int] = {}
+ONLY_WITH: dict[Callable[[], None], tuple[int, ...]] = {}
 
 
-def case(f: Callable[[], None] | None = None, *, ranks: int | None = None) -> Callable:
+def case(f: Callable[[], None] | None = None, *, ranks: tuple[int, ...] | None = None) -> Callable:
     """A function that all ranks run, of so many if it says how many; it fails if it raises in one."""
     if f is None:
         return lambda f: case(f, ranks=ranks)
@@ -30,31 +30,32 @@ def case(f: Callable[[], None] | None = None, *, ranks: int | None = None) -> Ca
     return f
 
 
-def names(module: str, ranks: int) -> list[str]:
-    """The cases of a module of this package that so many ranks run."""
+def names(module: str, ranks: int, starting: str | tuple[str, ...] = "") -> list[str]:
+    """The cases of a module of this package that so many ranks run and whose names start so."""
     name = f"tests.distributed.{module}"
     importlib.import_module(name)
-    return [n for n, f in CASES[name].items() if ONLY_WITH.get(f, ranks) == ranks]
+    return [n for n, f in CASES[name].items() if ranks in ONLY_WITH.get(f, (ranks,)) and n.startswith(starting)]
 
 
-def parameters(module: str) -> list:
-    """All cases with 2, 4 and 8 ranks, for pytest."""
-    marks = {2: (), 4: (pytest.mark.slow,), 8: (pytest.mark.slow,)}
-    return [pytest.param(n, name, marks=marks[n]) for n in marks for name in names(module, n)]
+def parameters(module: str, sizes: tuple[int, ...] = (2, 4, 8), starting: str | tuple[str, ...] = "") -> list:
+    """The cases with so many ranks, for pytest; those of more than 2 are slow."""
+    marks = {n: (pytest.mark.slow,) if n > 2 else () for n in sizes}
+    return [pytest.param(n, name, marks=marks[n]) for n in sizes for name in names(module, n, starting)]
 
 
 class Outcomes:
     """What came of the cases of a module in some processes, which run when the first is asked for."""
 
-    def __init__(self, environ: Callable[[], dict[str, str]] = dict):
+    def __init__(self, environ: Callable[[], dict[str, str]] = dict, starting: str | tuple[str, ...] = ""):
         self._environ = environ
+        self._starting = starting
         self._known: dict[tuple[str, int], dict[str, str]] = {}
 
     def check(self, module: str, ranks: int, name: str) -> None:
         """Raises what a rank raised."""
         key = (module, ranks)
         if key not in self._known:
-            self._known[key] = run(module, ranks, environ=self._environ())
+            self._known[key] = run(module, ranks, names(module, ranks, self._starting), environ=self._environ())
         found = self._known[key].get(name, "it was not run: an earlier case ended a process\n" + self._known[key][""])
         assert not found, found
 

@@ -1,4 +1,4 @@
-"""The cases of `collectives.py` in 2, 4 and 8 processes."""
+"""The cases of `collectives.py` in 2, 3, 4 and 8 processes."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.distributed import ranks
 outcomes = ranks.Outcomes()
 
 
-@pytest.mark.parametrize("size, name", ranks.parameters("collectives"))
+@pytest.mark.parametrize("size, name", ranks.parameters("collectives", (2, 3, 4, 8)))
 def test_collectives(size, name):
     outcomes.check("collectives", size, name)
 

@@ -12,10 +12,21 @@ def test_training(size, name):
     outcomes.check("training", size, name)
 
 
-strict = ranks.Outcomes(lambda: {"OXITORCH_EAGER_MODE": "strict"})
+def strictly():
+    return {"OXITORCH_EAGER_MODE": "strict"}
+
+
+strict = ranks.Outcomes(strictly)
+SHARDED = ("ddp", "fsdp2")
+strict_of_more = ranks.Outcomes(strictly, SHARDED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ranks.names("training", 2))
 def test_training_one_operation_at_a_time(name):
     strict.check("training", 2, name)
+
+
+@pytest.mark.parametrize("size, name", ranks.parameters("training", (4, 8), SHARDED))
+def test_ddp_and_fsdp2_one_operation_at_a_time(size, name):
+    strict_of_more.check("training", size, name)

@@ -226,21 +226,41 @@ def ddp_hooks():
 
 @case
 def ddp_joins():
+    """Rank r has 2 + r batches. Who has none left adds nothing to the others' mean, and ends with their parameters."""
     from torch.distributed.algorithms.join import Join
 
     m = DDP(nn.Linear(2, 1).to("tpu"))
+    start = m.module.weight.detach().cpu().clone()
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.5)
     with Join([m]):
         for _ in range(2 + rank()):
-            m(torch.ones(1, 2, device="tpu")).sum().backward()
+            m(torch.full((1, 2), 3.0, device="tpu")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = sum(2 + r for r in range(size())) / size()  # each with a gradient of 3
+    torch.testing.assert_close(m.module.weight.detach().cpu(), start - 0.5 * 3 * steps)
 
 
 @case
 def ddp_with_zero_redundancy():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    m = DDP(model().to("tpu"))
-    train(m, ZeroRedundancyOptimizer(m.parameters(), torch.optim.AdamW, lr=1e-2, eps=1e-3), "tpu")
-    close(m.module.state_dict(), alone()[0])
+    for as_views in (False, True):
+        m = DDP(model().to("tpu"))
+        optimizer = ZeroRedundancyOptimizer(
+            m.parameters(), torch.optim.AdamW, parameters_as_bucket_view=as_views, lr=1e-2, eps=1e-3
+        )
+        train(m, optimizer, "tpu")
+        close(m.module.state_dict(), alone()[0])
+    optimizer.consolidate_state_dict(to=0)  # of all ranks' parts
+    if rank() == 0:
+        one = model()
+        expected = adamw(one)
+        train(one, expected, "cpu", -1)
+        got, wanted = optimizer.state_dict()["state"], expected.state_dict()["state"]
+        assert got.keys() == wanted.keys()
+        for i, state in wanted.items():
+            close(got[i], state)
 
 
 @case
@@ -329,6 +349,35 @@ def fsdp2():
 
 
 @case
+def fsdp2_recomputes():
+    """Activation checkpointing in both ways, and with a block's parameters fetched ahead."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    def products(_, op, *args, **kwargs):
+        kept = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def some(function, *args, **kwargs):
+        def contexts():
+            return create_selective_checkpoint_contexts(products)
+
+        return checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    for options in ({}, {"checkpoint_fn": some}):
+        m = model().to("tpu")
+        for i, block in enumerate(m.blocks):
+            m.blocks[i] = fully_shard(checkpoint_wrapper(block, **options))
+        fully_shard(m)
+        m.set_modules_to_forward_prefetch([m.blocks[0]])
+        m.blocks[1].set_modules_to_backward_prefetch([m.blocks[0]])
+        train(m, adamw(m), "tpu")
+        got = {name.replace("_checkpoint_wrapped_module.", ""): t for name, t in m.state_dict().items()}
+        close(got, alone()[0])
+
+
+@case
 def fsdp2_compiled():
     """Block by block, as TorchTitan does it, and the whole."""
     from torch.distributed.fsdp import fully_shard
@@ -357,7 +406,7 @@ def fsdp2_compiles_nothing_after_two_steps():
     assert made == 0, made
 
 
-@case(ranks=4)
+@case(ranks=(4,))
 def fsdp2_holds_a_quarter():
     """Accounted bytes: a share of parameters, gradients and state, and while a step runs two whole layers besides."""
     from torch.distributed.fsdp import fully_shard
@@ -462,14 +511,82 @@ def fsdp2_from_meta():
         close(got, alone()[0])
 
 
-@case
-def fsdp1():
+def fsdp1_of(m, **options):
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-    m = FSDP(model().to("tpu"), device_id=torch.device("tpu", torch.tpu.current_device()), use_orig_params=True)
-    train(m, adamw(m), "tpu")
+    return FSDP(m.to("tpu"), device_id=torch.device("tpu", torch.tpu.current_device()), use_orig_params=True, **options)
+
+
+def whole_parameters(m):
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
     with FSDP.summon_full_params(m):
-        close(dict(m.module.named_parameters()), alone()[0])
+        return {name: p.detach().cpu().clone() for name, p in m.module.named_parameters()}
+
+
+@case
+def fsdp1():
+    m = fsdp1_of(model())
+    train(m, adamw(m), "tpu")
+    close(whole_parameters(m), alone()[0])
+
+
+@case(ranks=(4,))
+def fsdp1_in_other_ways():
+    from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
+
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for options, optimizer, tolerance in (
+        ({"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, torch.optim.AdamW, {}),
+        ({"cpu_offload": CPUOffload(offload_params=True)}, torch.optim.AdamW, {}),
+        ({"mixed_precision": half}, torch.optim.SGD, {"rtol": 5e-2, "atol": 5e-2}),
+    ):
+        m = fsdp1_of(model(), **options)
+        train(m, made(optimizer, m), "tpu")
+        close(whole_parameters(m), alone(optimizer)[0], **tolerance)
+
+
+@case(ranks=(4,))
+def fsdp1_clips_accumulates_and_saves():
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    m = fsdp1_of(model())
+    train(m, torch.optim.SGD(m.parameters(), lr=1e-2), "tpu", step=lambda: m.clip_grad_norm_(0.1))
+    wanted, _ = alone(torch.optim.SGD, step=lambda x: torch.nn.utils.clip_grad_norm_(x.parameters(), 0.1))
+    close(whole_parameters(m), wanted)
+    m, one = fsdp1_of(model()), model()
+    for i in range(2):
+        with m.no_sync() if i == 0 else nullcontext():
+            loss_of(m(batch(i).to("tpu")), batch(i).to("tpu")).backward()
+        loss_of(one(batch(i, -1)), batch(i, -1)).backward()
+    with FSDP.summon_full_params(m, with_grads=True):
+        close(*({name: p.grad for name, p in x.named_parameters()} for x in (m.module, one)))
+    m = fsdp1_of(model())
+    optimizer = adamw(m)
+    train(m, optimizer, "tpu")
+    states = copy.deepcopy(get_state_dict(m, optimizer))
+    train(m, optimizer, "tpu")
+    other = fsdp1_of(model())
+    again = adamw(other)
+    set_state_dict(other, again, model_state_dict=states[0], optim_state_dict=states[1])
+    train(other, again, "tpu")
+    close(whole_parameters(other), whole_parameters(m))
+
+
+def as_one(m, one, inputs, loss=lambda y: y.square().mean(), call=lambda m: m):
+    """Trains both, and they end with the same parameters."""
+    for x, device, forward in ((m, "tpu", call(m)), (one, "cpu", one)):
+        optimizer = torch.optim.AdamW(x.parameters(), lr=1e-2, eps=1e-3)
+        for given in inputs:
+            loss(forward(given.to(device))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    close(m.state_dict(), one.state_dict())
+
+
+def numbers(*shape):
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(STEPS)]
 
 
 @case
@@ -478,21 +595,76 @@ def tensor_parallel():
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("tpu", (size(),))
-    torch.manual_seed(2)
-    m = nn.Sequential(nn.Linear(8, 4 * size()), nn.GELU(), nn.Linear(4 * size(), 8))
-    one = copy.deepcopy(m)
-    m = parallelize_module(m.to("tpu"), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for call in (lambda m: m, lambda m: torch.compile(m, backend="tpu", fullgraph=True)):
+        torch.manual_seed(2)
+        m = nn.Sequential(nn.Linear(8, 4 * size()), nn.GELU(), nn.Linear(4 * size(), 8))
+        one = copy.deepcopy(m)
+        m = parallelize_module(m.to("tpu"), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        as_one(m, one, numbers(5, 8), call=call)
+
+
+class Parts(nn.Module):
+    """What a plan of sequence parallel speaks of: rows of tokens between two embeddings."""
+
+    def __init__(self, tokens, width):
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.last = nn.RMSNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = x + self.down(F.silu(self.up(self.norm(x))))
+        return self.head(self.last(x))
+
+
+@case
+def sequence_parallel():
+    """Between products each rank has a part of the sequence, and of the logits a part of the classes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("tpu", (size(),))
+    torch.manual_seed(3)
+    one = Parts(4 * size(), 8)
+    m = copy.deepcopy(one).to("tpu")
+    seen = []
+    m.norm.register_forward_hook(lambda _, inputs, out: seen.append(out.placements))
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "up": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "last": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(m, mesh, plan)
+    parallelize_module(m.up, mesh, ColwiseParallel())
+    ids = [torch.randint(0, 4 * size(), (2, 2 * size()), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     for x, device in ((m, "tpu"), (one, "cpu")):
-        optimizer = torch.optim.AdamW(x.parameters(), lr=1e-2)
-        for i in range(STEPS):
-            torch.manual_seed(i)
-            x(torch.randn(5, 8).to(device)).square().mean().backward()
+        optimizer = torch.optim.AdamW(x.parameters(), lr=1e-2, eps=1e-3)
+        for given in ids:
+            with loss_parallel() if x is m else nullcontext():
+                logits, given = x(given.to(device)), given.to(device)
+                assert isinstance(logits, DTensor) == (x is m)
+                F.cross_entropy(logits.flatten(0, 1), given.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
+    assert seen[0] == (Shard(1),)
     close(m.state_dict(), one.state_dict())
 
 
-@case(ranks=4)
+@case(ranks=(4,))
 def fsdp2_hybrid():
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -503,9 +675,12 @@ def fsdp2_hybrid():
         close(m.state_dict(), alone()[0])
         part = m.head.weight.to_local()
         assert part.shape[0] == (7, 6)[mesh.get_local_rank("shards")]
+    m = sharded(2)  # between forward and backward a rank keeps a half, and not a quarter
+    train(m, adamw(m), "tpu")
+    close(m.state_dict(), alone()[0])
 
 
-@case(ranks=4)
+@case(ranks=(4,))
 def fsdp2_with_tensor_parallel():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -552,6 +727,32 @@ def redistributions():
     for second in (Shard(0), Shard(1), Replicate()):
         torch.testing.assert_close(x.redistribute(mesh, [second]).full_tensor().cpu(), whole * size())
     torch.testing.assert_close((x.mean() + 1).full_tensor().cpu(), (whole * size()).mean() + 1)
+
+
+@case(ranks=(4, 8))
+def redistributions_of_two_dimensions():
+    """Between all pairs of placements, of a tensor whose dimensions the mesh does not divide."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("tpu", (2, size() // 2))
+    whole = torch.arange(5.0 * 7 * 3).view(5, 7, 3)
+    places = list(itertools.product((Replicate(), Shard(0), Shard(1)), repeat=2))
+    for first, second in itertools.product(places, places):
+        x = distribute_tensor(whole.to("tpu"), mesh, first).redistribute(mesh, second)
+        assert x.placements == tuple(second)
+        torch.testing.assert_close(x.to_local().cpu(), distribute_tensor(whole, cpu_mesh(), second).to_local())
+        torch.testing.assert_close((x * 2).sum(1).full_tensor().cpu(), (whole * 2).sum(1))
+    for kind, exact in (("sum", whole * size()), ("avg", whole), ("max", whole), ("min", whole)):
+        x = DTensor.from_local(whole.to("tpu"), mesh, [Partial(kind)] * 2)
+        for second in places:
+            torch.testing.assert_close(x.redistribute(mesh, second).full_tensor().cpu(), exact)
+
+
+def cpu_mesh():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (2, size() // 2))
 
 
 @case
@@ -800,28 +1001,36 @@ def checkpoints_in_the_background():
     close(other.state_dict(), later)
 
 
-@case(ranks=4)
+@case(ranks=(4, 8))
 def checkpoints_of_other_numbers_of_ranks():
+    """What some ranks saved some others load, and one process without the device."""
     import torch.distributed.checkpoint as dcp
+
+    for saving, loading, one in meshes_of_other_sizes():
+        folder = shared_folder()
+        if saving.get_coordinate() is not None:
+            group = saving.get_group()
+            dcp.save({"model": sharded(mesh=saving).state_dict()}, checkpoint_id=folder, process_group=group)
+        dist.barrier()
+        if loading.get_coordinate() is not None:
+            state = {"model": zeroed(sharded(mesh=loading)).state_dict()}
+            dcp.load(state, checkpoint_id=folder, process_group=loading.get_group())
+            close(state["model"], one)
+        single = zeroed(model()).state_dict()
+        dcp.load({"model": single}, checkpoint_id=folder, no_dist=True)
+        close(single, one)
+
+
+def meshes_of_other_sizes():
+    """Two meshes of unlike sizes, for all orders of 2, 4 and 8 that there are, and a model's parameters."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    two, four = DeviceMesh("tpu", [0, 1]), DeviceMesh("tpu", [0, 1, 2, 3])
+    meshes = [DeviceMesh("tpu", list(range(n))) for n in (2, 4, 8) if n <= size()]
     wanted = {name: t.clone() for name, t in model().state_dict().items()}
-    for first, second in ((two, four), (four, two)):
-        folder = shared_folder()
-        if first.get_coordinate() is not None:
-            dcp.save({"model": sharded(mesh=first).state_dict()}, checkpoint_id=folder, process_group=first.get_group())
-        dist.barrier()
-        if second.get_coordinate() is not None:
-            state = {"model": zeroed(sharded(mesh=second)).state_dict()}
-            dcp.load(state, checkpoint_id=folder, process_group=second.get_group())
-            close(state["model"], wanted)
-        one = zeroed(model()).state_dict()
-        dcp.load({"model": one}, checkpoint_id=folder, no_dist=True)
-        close(one, wanted)
+    return [(saving, loading, wanted) for saving, loading in itertools.permutations(meshes, 2)]
 
 
-@case(ranks=4)
+@case(ranks=(4,))
 def mesh_of_three_dimensions():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor

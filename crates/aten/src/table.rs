@@ -65,6 +65,10 @@ pub enum Layout {
     Pointwise,
     /// Like the first tensor argument where that is dense, else row-major.
     LikeFirst,
+    /// The first result with its dimensions in the order of the first tensor's, the others row-major.
+    InOrderOfFirst,
+    /// Each result as `LikeFirst` of one tensor: the first of the second tensor, the next of the third.
+    LikeFollowing,
     /// Channels last where a tensor of the result's rank (or a whole list of them) is, else row-major.
     ChannelsLast,
     /// TensorIterator's rule where the first tensor is indexed by the list of tensors after it.

@@ -361,6 +361,12 @@ fn column_major(shape: &[i64], least: i64) -> Option<Dims> {
     Some(strides)
 }
 
+/// `empty_like`: the strides of a dense tensor, else dense ones in the order of its dimensions.
+fn like((sizes, strides): (&Dims, &Dims), shape: &[i64]) -> Option<Dims> {
+    let same = sizes.as_slice() == shape && dense_order(sizes, strides).is_some();
+    if same { Some(strides.clone()) } else { pointwise_strides(&[(sizes, strides)], shape) }
+}
+
 /// The strides of an op's result `i` after the layout rule of its row, `None` for row-major.
 fn result_strides(layout: Layout, i: usize, args: &[Arg], shape: &[i64]) -> Option<Dims> {
     let tensors = || {
@@ -374,10 +380,22 @@ fn result_strides(layout: Layout, i: usize, args: &[Arg], shape: &[i64]) -> Opti
     let complex = |a: &Arg| matches!(a, Arg::Tensor(t) if t.ty.dtype.is_complex());
     match layout {
         Layout::Contiguous => None,
-        Layout::LikeFirst => {
+        Layout::LikeFirst => like(tensors().next()?, shape),
+        Layout::LikeFollowing => like(tensors().nth(i + 1)?, shape),
+        Layout::InOrderOfFirst if i > 0 => None,
+        Layout::InOrderOfFirst => {
             let (sizes, strides) = tensors().next()?;
-            let same = sizes.as_slice() == shape && dense_order(sizes, strides).is_some();
-            if same { Some(strides.clone()) } else { pointwise_strides(&[(sizes, strides)], shape) }
+            if sizes.as_slice() == shape {
+                return like((sizes, strides), shape);
+            }
+            // What is expanded comes first.
+            let place = |d: i64| match strides[d as usize] {
+                0 => i64::MAX,
+                step => step,
+            };
+            let mut order: Dims = (0..strides.len() as i64).collect();
+            order.sort_by_key(|&d| std::cmp::Reverse(place(d)));
+            (strides.len() == shape.len()).then(|| strides_in_order(shape, &order))
         }
         Layout::RealPointwise if args.iter().any(complex) => None,
         Layout::Pointwise | Layout::RealPointwise => pointwise_strides(&tensors().collect::<Vec<_>>(), shape),

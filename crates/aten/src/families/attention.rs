@@ -6,19 +6,24 @@ use crate::error::{Result, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::table::{Layout, Row};
 use oxitorch_hlo::{DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("_scaled_dot_product_fused_attention_overrideable", forward).products().check_numbers(|n| {
-        n.require(
-            4,
-            |p| (0.0..=1.0).contains(&p),
-            |p| format!("dropout probability has to be between 0 and 1, but got {p}"),
-        )
-    }),
-    op!("_scaled_dot_product_fused_attention_overrideable_backward", backward).products(),
+    op!("_scaled_dot_product_fused_attention_overrideable", forward)
+        .products()
+        .layout(Layout::InOrderOfFirst)
+        .check_numbers(|n| {
+            n.require(
+                4,
+                |p| (0.0..=1.0).contains(&p),
+                |p| format!("dropout probability has to be between 0 and 1, but got {p}"),
+            )
+        }),
+    op!("_scaled_dot_product_fused_attention_overrideable_backward", backward)
+        .products()
+        .layout(Layout::LikeFollowing),
 ];
 
 /// A tensor that autograd may hand over undefined although the schema does not say so.
