@@ -232,6 +232,7 @@ def _register(torch, module) -> None:
         _env,
         _print,
         _process_group,
+        _rnn,
         _share,
         integrations,
     )
@@ -251,5 +252,6 @@ def _register(torch, module) -> None:
     _dtensor.install()
     if _unavailable is None:
         _decompose.install()
+        _rnn.install()
         _dlpack.install()
         integrations.install()

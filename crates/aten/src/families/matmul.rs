@@ -59,18 +59,20 @@ pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
 
 /// A product of two tensors of one dtype, in its accumulator.
 pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
+    library_product(c, l, r, &dims).unwrap_or_else(|| compiled(c, l, r, &dims))
+}
+
+/// The same by the compiler's own code, whatever its size.
+pub(super) fn compiled(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
     let dtype = c.dtype(l);
     let out = accumulator(dtype);
-    if let Some(y) = library_product(c, l, r, &dims) {
-        return y;
-    }
     if c.config.target.fence_bf16_dots && dtype == DType::BF16 {
-        return fenced_dot(c, l, r, &dims);
+        return fenced_dot(c, l, r, dims);
     }
     if c.config.target.int64_as_pairs && matches!(dtype, DType::S64 | DType::U64) {
-        return summed_dot(c, l, r, &dims);
+        return summed_dot(c, l, r, dims);
     }
-    c.dot_general(l, r, &dims, precision(c, dtype), (out != dtype).then_some(out))
+    c.dot_general(l, r, dims, precision(c, dtype), (out != dtype).then_some(out))
 }
 
 /// The sizes of these dimensions of a tensor.

@@ -52,6 +52,7 @@ families! {
     attention: "Attention.",
     transformer: "Transformer layers whole.",
     rnn: "Recurrent cells.",
+    recurrent: "Recurrent layers as loops over their steps.",
     linalg: "Linear algebra.",
     lapack: "Decompositions that LAPACK has.",
     matrix_functions: "Functions of matrices.",
