@@ -113,11 +113,11 @@ impl<'a, 'b> Steps<'a, 'b> {
     /// Runs `body` for each step in its turn, on values that it gives back.
     fn run(&self, inits: &[Value], body: impl FnOnce(&Step, &[Value]) -> Vec<Value>) -> Vec<Value> {
         let (c, limit) = (self.c, self.number(self.count));
-        let place =
-            |i: Value| if self.reverse { c.subtract(self.number(self.count - 1), i) } else { i };
+        let place = |i: Value| if self.reverse { c.subtract(self.number(self.count - 1), i) } else { i };
         let Some((sizes, rows)) = self.packed else {
-            return c
-                .for_loop(self.number(0), limit, inits, |_, i, s| body(&Step { start: place(i), live: None }, s));
+            return c.for_loop(self.number(0), limit, inits, |_, i, s| {
+                body(&Step { start: place(i), live: None }, s)
+            });
         };
         // The first row behind those of the steps so far, or, backwards, the first of these.
         let edge = self.number(if self.reverse { rows } else { 0 });
