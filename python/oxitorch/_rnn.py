@@ -143,8 +143,9 @@ class _Net(NamedTuple):
         return output, *(s[0] if self.layers == 1 else torch.cat(s) for s in zip(*last, strict=True))
 
     def _layer(self):
-        """A loop, unless somebody asks for what only PyTorch's operations have: forward derivatives, transforms, complex
-        numbers, tensors that are several."""
+        """A loop, unless somebody asks for what only PyTorch's operations have: forward derivatives, transforms,
+        complex numbers, tensors that are several.
+        """
         unrolled = (
             self.x.is_complex()
             or torch._C._are_functorch_transforms_active()
