@@ -591,6 +591,63 @@ def test_results_take_part_in_no_graph():
         assert not f(x).requires_grad
 
 
+MATRIX = torch.arange(16.0).reshape(4, 4) / 16
+
+
+def curve(x):
+    return torch.tanh(x @ MATRIX.to(x.device)).sin().sum(-1)
+
+
+TRANSFORMS = {
+    "vjp": lambda x: torch.func.vjp(curve, x)[1](torch.ones(3, device=x.device))[0],
+    "jvp": lambda x: torch.func.jvp(curve, (x,), (torch.ones_like(x),)),
+    "jacrev": lambda x: torch.func.jacrev(curve)(x),
+    "jacfwd": lambda x: torch.func.jacfwd(curve)(x),
+    "hessian": lambda x: torch.func.hessian(lambda y: curve(y).sum())(x),
+    "vmap": lambda x: torch.func.vmap(lambda row: curve(row) * 2)(x),
+    "vmap in chunks": lambda x: torch.func.vmap(curve, chunk_size=2)(x),
+    "gradients of each": lambda x: torch.func.vmap(torch.func.grad(curve))(x),
+    "linearize": lambda x: torch.func.linearize(curve, x)[1](torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name):
+    f = torch.tpu.jit(TRANSFORMS[name])
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        compare(f(to_device(x)), TRANSFORMS[name](x))
+    assert f.traces <= 2
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_random_numbers_under_vmap(randomness):
+    def f(x):
+        return torch.func.vmap(lambda r: r + torch.rand(2, device=r.device).sum(), randomness=randomness)(x)
+
+    def results(function):
+        torch.manual_seed(1)
+        return [function(torch.zeros(3, device=DEVICE)).cpu() for _ in range(3)]
+
+    compare(results(torch.tpu.jit(f)), results(f))
+
+
+def test_an_ensemble():
+    models = [nn.Linear(4, 2).to(DEVICE) for _ in range(3)]
+    state = torch.func.stack_module_state(models)
+    base = nn.Linear(4, 2, device="meta")
+
+    @torch.tpu.jit
+    def f(parameters, buffers, x):
+        call = lambda p, b: torch.func.functional_call(base, (p, b), (x,))  # noqa: E731
+        return torch.func.vmap(call)(parameters, buffers)
+
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_close(f(*state, to_device(x)), torch.stack([m(to_device(x)).cpu() for m in models]))
+
+
 def test_checkpoints_and_higher_order():
     model, other = mlp().to(DEVICE), mlp()
 

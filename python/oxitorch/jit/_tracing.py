@@ -1,5 +1,6 @@
 """Running a function while the engine notes what it records, so that later calls are one program."""
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -192,6 +193,8 @@ class Tracer:
         versions = self._ops.versions
         written = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
         written += range(len(inputs), len(everything))
+        if self._kept_before:
+            gc.collect()  # what only a circle of references holds is not kept
         donated = self._given.donated
         outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), False, donated)
         self.kept = outcome == _KEPT
