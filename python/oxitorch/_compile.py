@@ -282,10 +282,13 @@ def _split(gm: GraphModule) -> _Parts | None:
 
 def _is_pure(node: Node) -> bool:
     """Whether what a node does follows from its arguments alone, random numbers aside."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target.namespace in ("aten", "prims")
-    module = getattr(node.target, "__module__", None)
-    return node.target is operator.getitem or module in ("_operator", "math", "torch")
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        # Of our own operations those that have a row.
+        has_row = target.namespace == "oxitorch" and target.has_kernel_for_dispatch_key("PrivateUse1")
+        return has_row or target.namespace in ("aten", "prims")
+    module = getattr(target, "__module__", None)
+    return target is operator.getitem or module in ("_operator", "math", "torch")
 
 
 def _host_part(sources: list[Node], calls: list[Node]):

@@ -23,9 +23,12 @@ def install() -> None:
 
 
 def _skip_modules(trace_rules) -> None:
-    """`torch.tpu` asks the core, where Dynamo cannot follow: its functions run between graphs, as `torch.cuda`'s do."""
+    """`torch.tpu` asks the core, where Dynamo cannot follow: its functions run between graphs, as `torch.cuda`'s do.
+    And what runs inside of PyTorch's operations is not for Dynamo.
+    """
     for name in ("_device", "compiler", "memory", "modes", "programs", "random", "streams", "tracing"):
         trace_rules.add(f"oxitorch.tpu.{name}")
+    trace_rules.add("oxitorch._rnn")
 
 
 def _set_default(registry) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 _device = torch._C._get_privateuse1_backend_name()
+_batched = torch._C._parse_dispatch_key("Batched")
 _ops = torch.ops.oxitorch
 # Of each cell, how many derivatives a step saves.
 _DERIVATIVES = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
@@ -109,23 +110,28 @@ class _Net(NamedTuple):
         kind = _Kind(op._schema.name.removeprefix("aten::"), 1 + bidirectional, has_biases, batch_sizes)
         states = states if kind.cell == "lstm" else [states]
         tensors = [x, *states, *params]
-        if len(states) != 1 + (kind.cell == "lstm") or any(t.device != x.device for t in tensors):
+        if batch_sizes is not None:
+            _check_batch_sizes(batch_sizes, x)
+        if len(states) != 1 + (kind.cell == "lstm") or any(s.dim() != 3 for s in states):
+            return None
+        if x.dim() != (3 if batch_sizes is None else 2) or any(t.device != x.device for t in tensors):
             return None
         if torch.is_autocast_enabled(_device):
             tensors = [_autocast(t) for t in tensors]
         x, states, params = tensors[0], tensors[1 : 1 + len(states)], tensors[1 + len(states) :]
         hx, cx = states if len(states) == 2 else (*states, None)
+        if batch_sizes is None:
+            batch = x.shape[1]
+        else:  # while a graph is captured there are no numbers
+            batch = int(batch_sizes[0]) if type(batch_sizes) is torch.Tensor else hx.shape[1]
         each = 2 + 2 * has_biases + (cx is not None and cx.shape[-1] != hx.shape[-1])
         fit = (
             (x.is_floating_point() or x.is_complex())
             and all(t.dtype == x.dtype for t in tensors)
             and len(params) == layers * kind.directions * each
-            and all(s.dim() == 3 and s.shape[:2] == (layers * kind.directions, hx.shape[1]) for s in states)
+            and all(s.shape[:2] == (layers * kind.directions, batch) for s in states)
+            and x.shape[0] > 0
         )
-        if batch_sizes is None:
-            fit = fit and x.dim() == 3 and x.shape[0] > 0 and x.shape[1] == hx.shape[1]
-        else:
-            fit = fit and x.dim() == 2 and _are_of(batch_sizes, x.shape[0], hx.shape[1])
         return cls(kind, layers, x, hx, cx, params) if fit else None
 
     def run(self, dropout: float) -> tuple[torch.Tensor, ...]:
@@ -148,7 +154,7 @@ class _Net(NamedTuple):
         """
         unrolled = (
             self.x.is_complex()
-            or torch._C._are_functorch_transforms_active()
+            or _is_transformed(self.x)
             or torch.autograd.forward_ad._current_level >= 0
             or any(hasattr(t, "__tensor_flatten__") for t in (self.x, self.hx, *self.params))
         )
@@ -158,21 +164,28 @@ class _Net(NamedTuple):
         return functools.partial(_Layer.apply, self.kind, None if sizes is None else sizes.to(self.x.device))
 
 
+def _is_transformed(t: torch.Tensor) -> bool:
+    """Whether operations on it are a transform's of `torch.func`, or of a backward of several gradients at once."""
+    return torch._C._are_functorch_transforms_active() or torch._C._dispatch_keys(t).has(_batched)
+
+
 def _autocast(t: torch.Tensor) -> torch.Tensor:
     return t.to(torch.get_autocast_dtype(_device)) if t.is_floating_point() and t.dtype != torch.float64 else t
 
 
-def _are_of(batch_sizes, rows: int, batch: int) -> bool:
-    """Whether these are numbers of samples that begin with all and never grow. While a graph is captured there are no
-    numbers."""
-    if batch_sizes.device.type != "cpu":
-        raise RuntimeError(f"batch_sizes should be on the CPU, got a tensor on {batch_sizes.device}")
+def _check_batch_sizes(batch_sizes: torch.Tensor, data: torch.Tensor) -> None:
+    """Raises if these are no numbers of samples for all rows, or grow: PyTorch would read what is not there."""
+    if batch_sizes.device.type != "cpu" or batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1:
+        form = f"{batch_sizes.dtype} {tuple(batch_sizes.shape)} on {batch_sizes.device}"
+        raise RuntimeError(f"batch_sizes: expected a vector of int64 on the CPU, got {form}")
     if type(batch_sizes) is not torch.Tensor:
-        return True
-    if batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or len(batch_sizes) == 0:
-        return False
-    sizes = batch_sizes.tolist()
-    return sizes[0] == batch and sizes[-1] > 0 and sum(sizes) == rows and sizes == sorted(sizes, reverse=True)
+        return
+    sizes, rows = batch_sizes.tolist(), data.shape[0] if data.dim() else 0
+    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True) or sum(sizes) != rows:
+        raise RuntimeError(
+            f"batch_sizes: expected numbers of samples that do not grow, {rows} in all, got {sizes}\n"
+            "hint: torch.nn.utils.rnn.pack_padded_sequence and pack_sequence make them"
+        )
 
 
 class _Layer(torch.autograd.Function):
@@ -182,48 +195,58 @@ class _Layer(torch.autograd.Function):
     def forward(ctx, kind, sizes, x, hx, cx, *params):
         outputs, last_h, last_c, saved = [], [], [], []
         for d, w in enumerate(kind.weights(params)):
-            gates = F.linear(x, w.ih, w.b_ih)
-            c = None if cx is None else cx[d]
+            gates, c = F.linear(x, w.ih, w.b_ih), None if cx is None else cx[d]
             output, hy, cy, s = _ops._rnn_layer(kind.cell, gates, sizes, hx[d], c, w.hh, w.b_hh, w.hr, d == 1)
-            outputs.append(output), last_h.append(hy), last_c.append(cy), saved.append(s)
+            outputs.append(output)
+            last_h.append(hy)
+            last_c.append(cy)
+            saved.append(s)
         ctx.kind = kind
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(sizes, x, hx, cx, *params, *saved)
         return _joined(outputs, last_h, last_c)
 
     @staticmethod
-    def backward(ctx, grad_output, grad_hy, grad_cy):
-        kind, grads = ctx.kind, (grad_output, grad_hy, grad_cy)
+    def backward(ctx, *grads):
+        kind = ctx.kind
         sizes, x, hx, cx, *params = ctx.saved_tensors
         params, saved = params[: -kind.directions], params[-kind.directions :]
-        inputs = [x, hx, cx, *params]
         if all(g is None for g in grads):
-            return (None,) * (2 + len(inputs))
-        if torch.is_grad_enabled():
-            return None, None, *_differentiable(kind, inputs, grads)
-        grad_x, grad_hx, grad_cx, grad_params = None, [], [], []
+            return (None,) * (5 + len(params))
+        if torch.is_grad_enabled() or any(g is not None and _is_transformed(g) for g in grads):
+            return None, None, *_differentiable(kind, [x, hx, cx, *params], grads)
+        _, _, of_x, _, _, *of_params = ctx.needs_input_grad
+        found = []
         for d, w in enumerate(kind.weights(params)):
-            of_direction = [g if g is None or kind.directions == 1 else g.chunk(2, -1)[d] for g in (grad_output,)]
-            of_hy = torch.zeros_like(hx[d]) if grad_hy is None else grad_hy[d]
-            of_cy = None if grad_cy is None else grad_cy[d]
-            gates, of_hx, of_cx, hidden, projected = _ops._rnn_layer_backward(
-                kind.cell, *of_direction, of_hy, of_cy, saved[d], sizes, w.hh, w.hr, d == 1
+            output, hy, cy = grads
+            output = None if output is None else output.chunk(kind.directions, -1)[d]
+            hy = torch.zeros_like(hx[d]) if hy is None else hy[d]
+            cy = None if cy is None else cy[d]
+            loop = _ops._rnn_layer_backward(kind.cell, output, hy, cy, saved[d], sizes, w.hh, w.hr, d == 1)
+            rows = loop[0].flatten(0, -2)
+            weights = (
+                _of_weights(w, x, saved[d], rows, loop) if any(of_params) else [None] * (len(params) // kind.directions)
             )
-            grad_hx.append(of_hx), grad_cx.append(of_cx)
-            rows = gates.flatten(0, -2)
-            hidden = rows if hidden is None else hidden.flatten(0, -2)
-            # Behind the derivatives: if the output is projected, what it was before; and the states before each step.
-            before = saved[d].flatten(0, -2)[: len(rows), -w.hh.shape[1] :]
-            grad_params += [rows.t() @ x.reshape(-1, x.shape[-1]), hidden.t() @ before]
-            if kind.has_biases:
-                grad_params += [rows.sum(0), hidden.sum(0)]
-            if w.hr is not None:
-                raw = saved[d].flatten(0, -2)[: len(rows), -sum(w.hr.shape) : -w.hh.shape[1]]
-                grad_params.append(projected.flatten(0, -2).t() @ raw)
-            of_x = rows @ w.ih
-            grad_x = of_x if grad_x is None else grad_x + of_x
-        grad_cx = None if cx is None else torch.stack(grad_cx)
-        return None, None, grad_x.view(x.shape), torch.stack(grad_hx), grad_cx, *grad_params
+            found.append((rows @ w.ih if of_x else None, loop[1], loop[2], weights))
+        xs, hxs, cxs, weights = zip(*found, strict=True)
+        grad_x = functools.reduce(torch.add, xs).view(x.shape) if of_x else None
+        grad_cx = None if cx is None else torch.stack(cxs)
+        return None, None, grad_x, torch.stack(hxs), grad_cx, *(g for of in weights for g in of)
+
+
+def _of_weights(w, x, saved, rows, loop) -> list[torch.Tensor]:
+    """Gradients of the weights of a direction, from those of its gates (`rows`: of all samples of all steps)."""
+    hidden, projected = (None if g is None else g.flatten(0, -2) for g in loop[3:])
+    hidden = rows if hidden is None else hidden
+    saved = saved.flatten(0, -2)[: len(rows)]
+    size = w.hh.shape[1]
+    # Behind the derivatives: if the output is projected, what it was before; and the states before each step.
+    found = [rows.t() @ x.reshape(-1, x.shape[-1]), hidden.t() @ saved[:, -size:]]
+    if w.b_ih is not None:
+        found += [rows.sum(0), hidden.sum(0)]
+    if w.hr is not None:
+        found.append(projected.t() @ saved[:, -size - w.hr.shape[1] : -size])
+    return found
 
 
 def _joined(outputs, last_h, last_c):
@@ -232,13 +255,15 @@ def _joined(outputs, last_h, last_c):
 
 
 def _differentiable(kind, inputs, grads):
-    """Gradients that have gradients: of the layer done step by step."""
-    # Of views, as one of the inputs may be computed from another.
-    views = [None if t is None else t.view_as(t) for t in inputs]
-    results = _unrolled(kind, *views)
-    wanted = [v for v in views if v is not None and v.requires_grad]
-    given = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
-    found = iter(torch.autograd.grad(*zip(*given, strict=True), create_graph=True, allow_unused=True, inputs=wanted))
+    """Gradients in PyTorch's operations, so that they have gradients: of the layer done step by step."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Of views, as one of the inputs may be computed from another.
+        views = [None if t is None else t.view_as(t) for t in inputs]
+        results = _unrolled(kind, *views)
+        wanted = [v for v in views if v is not None and v.requires_grad]
+        given, of_given = zip(*((r, g) for r, g in zip(results, grads, strict=True) if g is not None), strict=True)
+        found = iter(torch.autograd.grad(given, wanted, of_given, create_graph=again, allow_unused=True))
     return [next(found) if v is not None and v.requires_grad else None for v in views]
 
 

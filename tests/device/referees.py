@@ -86,6 +86,48 @@ def gru_cell_backward(grad, workspace, has_bias):
     return d_input, d_hidden, grad * update, d_input.sum(0), d_hidden.sum(0)
 
 
+def rnn_layer(cell, gates, sizes, hx, cx, w_hh, b_hh, w_hr, reverse):
+    """PyTorch's function of one layer, with the unit matrix for the weights of the input. What is for the backward is not
+    there."""
+    n, directions = len(w_hh), 1 + reverse
+    zeros = torch.zeros(n, dtype=gates.dtype)
+    weights = [torch.eye(n, dtype=gates.dtype), w_hh, zeros, zeros if b_hh is None else b_hh]
+    weights = [*weights, *([] if w_hr is None else [w_hr])] * directions
+    states = [torch.stack([s] * directions) for s in (hx, cx) if s is not None]
+    packed = [] if sizes is None else [sizes]
+    rest = [] if packed else [False]
+    states = states if cell == "lstm" else states[0]
+    y, *last = getattr(torch, cell)(gates, *packed, states, weights, True, 1, 0.0, False, reverse, *rest)
+    return y[..., -hx.shape[-1] :].contiguous(), *(s[-1] for s in last), torch.zeros(())
+
+
+def rnn_layer_backward(cell, d_output, d_h, d_c, saved, sizes, w_hh, w_hr, reverse):
+    """From the derivatives of each step, which lie side by side."""
+    n = len(w_hh) // {"lstm": 4, "gru": 3}.get(cell, 1)
+    rows = len(d_h)
+    steps = saved[:-rows].split(rows) if sizes is not None else saved.unbind()
+    d_output = None if d_output is None else d_output.reshape(len(steps), rows, -1)
+    found = [None] * len(steps)
+    d_c = torch.zeros(()) if d_c is None else d_c
+    for t in range(len(steps)) if reverse else reversed(range(len(steps))):
+        d = steps[t].split(n, 1)
+        d_y = d_h = d_h if d_output is None else d_h + d_output[t]
+        d_h = d_h if w_hr is None else d_h @ w_hr
+        if cell == "lstm":
+            d_c = d_c + d_h * d[0]
+            gates = hidden = torch.cat([d_c * d[1], d_c * d[2], d_c * d[3], d_h * d[5]], 1)
+            d_c = d_c * d[4]
+        elif cell == "gru":
+            gates, hidden = (torch.cat([d_h * d[0], d_h * d[1], d_h * d[k]], 1) for k in (2, 3))
+        else:
+            gates = hidden = d_h * d[0] if cell == "rnn_tanh" else d_h * (d[0] > 0)
+        d_h = hidden @ w_hh + (d_h * d[4] if cell == "gru" else 0)
+        found[t] = gates, hidden, d_y
+    gates, hidden, d_y = ((torch.stack if sizes is None else torch.cat)(x) for x in zip(*found, strict=True))
+    besides = [d_c] if cell == "lstm" else [hidden] if cell == "gru" else []
+    return gates, d_h, *besides, *([] if w_hr is None else [d_y])
+
+
 def statistics(x):
     """Of each channel, in what batch norms of several processes have them."""
     x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1).flatten(1)
@@ -151,4 +193,6 @@ REFEREES = {
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "oxitorch::_rnn_layer": rnn_layer,
+    "oxitorch::_rnn_layer_backward": rnn_layer_backward,
 }

@@ -95,6 +95,7 @@ FIRST_RESULT_ONLY = {
     "_embedding_bag",
     "_embedding_bag_forward_only",
     "log_sigmoid_forward",
+    "oxitorch::_rnn_layer",
 }
 # Whose lowerings are run, if not those of the platform; what other algorithms find may have other signs.
 LOWER_FOR = os.environ.get("OXITORCH_LOWER_FOR")

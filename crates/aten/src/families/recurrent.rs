@@ -296,11 +296,13 @@ struct Computed {
 
 /// A step from what the input and the state give to the gates, and from the states.
 fn compute(c: &Ctx, s: &Sizes, input: Value, hidden: Value, h: Value, cell: Option<Value>) -> Computed {
-    let both = |k| c.add(s.gate(c, input, k), s.gate(c, hidden, k));
+    let sum = c.add(input, hidden);
     match (s.cell, cell) {
         (Cell::Lstm, Some(cell)) => {
-            let [i, f, o] = [0, 1, 3].map(|k| c.logistic(both(k)));
-            let g = c.tanh(both(2));
+            // Of all gates, as XLA's code for processors then computes it once, and not for each of h and c.
+            let all = c.logistic(sum);
+            let [i, f, o] = [0, 1, 3].map(|k| s.gate(c, all, k));
+            let g = c.tanh(s.gate(c, sum, 2));
             let new = c.add(c.multiply(f, cell), c.multiply(i, g));
             let y = c.tanh(new);
             // Of the cell by h; of the input, forget and cell gates and the old cell by the cell; of the output gate by h.
@@ -315,7 +317,7 @@ fn compute(c: &Ctx, s: &Sizes, input: Value, hidden: Value, h: Value, cell: Opti
             Computed { h: c.multiply(o, y), c: Some(new), derivatives }
         }
         (Cell::Gru, _) => {
-            let [reset, update] = [0, 1].map(|k| c.logistic(both(k)));
+            let [reset, update] = [0, 1].map(|k| c.logistic(s.gate(c, sum, k)));
             let of_state = s.gate(c, hidden, 2);
             let new = c.tanh(c.add(s.gate(c, input, 2), c.multiply(reset, of_state)));
             let change = c.subtract(h, new);
@@ -331,12 +333,11 @@ fn compute(c: &Ctx, s: &Sizes, input: Value, hidden: Value, h: Value, cell: Opti
             Computed { h: c.add(new, c.multiply(update, change)), c: None, derivatives }
         }
         (Cell::Relu, _) => {
-            let sum = both(0);
             let h = c.maximum(sum, c.zeros_like(sum));
             Computed { h, c: None, derivatives: vec![h] }
         }
         (Cell::Tanh | Cell::Lstm, _) => {
-            let h = c.tanh(both(0));
+            let h = c.tanh(sum);
             Computed { h, c: None, derivatives: vec![tanh_slope(c, h)] }
         }
     }
