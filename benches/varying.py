@@ -1,4 +1,5 @@
-"""Programs whose numbers and lengths vary: batches that are slices, a recurrent net over many steps, generation.
+"""Programs whose numbers and lengths vary: batches that are slices, rows written in turn, a recurrent net over many steps,
+generation.
 
     python benches/varying.py                # all
     python benches/varying.py slices lstm
@@ -45,6 +46,26 @@ def slices() -> None:
     print(f"slices: {ours * 10:.3f} ms a step, cut before: {before * 10:.3f} ms, {ours / before:.2f}x")
 
 
+def writes() -> None:
+    """400 writes to rows of a tensor, each computed from the row and the one before, against PyTorch's CPU; best of several."""
+
+    def epochs(device):
+        x = torch.zeros(512, 64, device=device)
+
+        def epoch(start):
+            for s in range(start, start + 200):
+                x[s] += 1
+                x[s] = x[s - 1] * 0.5 + x[s]
+
+        return epoch
+
+    both = [epochs("tpu"), epochs("cpu")]
+    taken = [[seconds(lambda f=f, start=start: f(start)) for f in both] for start in range(1, 300, 13)]
+    ours, cpu = (min(times) for times in zip(*taken[8:], strict=True))
+    programs = torch.tpu.metrics()["programs"]
+    print(f"writes: {ours * 1e3:.2f} ms, CPU {cpu * 1e3:.2f} ms, {ours / cpu:.2f}x, {programs} programs so far")
+
+
 def lstm() -> None:
     """Forward and backward of a bidirectional LSTM of two layers over 80 steps."""
     net, x = nn.LSTM(32, 64, 2, bidirectional=True).to("tpu"), torch.randn(80, 8, 32, device="tpu")
@@ -74,7 +95,7 @@ def generate() -> None:
         print(f"generate: {what}: {tokens / took:.1f} tokens a second, {made} new programs")
 
 
-BENCHES = {"slices": slices, "lstm": lstm, "generate": generate}
+BENCHES = {"slices": slices, "writes": writes, "lstm": lstm, "generate": generate}
 
 
 def main() -> None:
