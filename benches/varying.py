@@ -1,5 +1,5 @@
-"""Programs whose numbers and lengths vary: batches that are slices, a recurrent net over many steps, generation, texts
-in buckets.
+"""Programs whose numbers and lengths vary: batches that are slices, rows written in turn, a recurrent net over many
+steps, generation, texts in buckets.
 
     python benches/varying.py                # all
     python benches/varying.py slices lstm
@@ -48,6 +48,26 @@ def slices() -> None:
     both = [epochs(lambda: ((x[i : i + 64], y[i : i + 64]) for i in range(0, 6400, 64))), epochs(lambda: cut)]
     ours, before = (min(times) for times in zip(*([seconds(f) for f in both] for _ in range(14)), strict=True))
     print(f"slices: {ours * 10:.3f} ms a step, cut before: {before * 10:.3f} ms, {ours / before:.2f}x")
+
+
+def writes() -> None:
+    """400 writes to rows of a tensor, each computed from the row and the one before, against PyTorch's CPU."""
+
+    def epochs(device):
+        x = torch.zeros(512, 64, device=device)
+
+        def epoch(start):
+            for s in range(start, start + 200):
+                x[s] += 1
+                x[s] = x[s - 1] * 0.5 + x[s]
+
+        return epoch
+
+    both = [epochs("tpu"), epochs("cpu")]
+    taken = [[seconds(lambda f=f, start=start: f(start)) for f in both] for start in range(1, 300, 13)]
+    ours, cpu = (min(times) for times in zip(*taken[8:], strict=True))
+    programs = torch.tpu.metrics()["programs"]
+    print(f"writes: {ours * 1e3:.2f} ms, CPU {cpu * 1e3:.2f} ms, {ours / cpu:.2f}x, {programs} programs so far")
 
 
 def lstm() -> None:
@@ -147,7 +167,7 @@ def lengths() -> None:
         )
 
 
-BENCHES = {"slices": slices, "lstm": lstm, "generate": generate, "lengths": lengths}
+BENCHES = {"slices": slices, "writes": writes, "lstm": lstm, "generate": generate, "lengths": lengths}
 
 
 def main() -> None:

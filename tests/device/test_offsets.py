@@ -1,6 +1,7 @@
 """Integers that say where, and shape nothing: a new one is at most one more program, which then serves all values.
 
-The first program has them as constants; the second takes them as operands.
+The first program has them as constants; the second takes them as operands. Of those that say where in what is written, such
+that have kept their distance are one operand, and twice there may be one more program as a distance is lost.
 """
 
 import pytest
@@ -93,6 +94,39 @@ def test_offsets_that_stay_are_constants(fused):
     assert torch.tpu.metrics()["programs"] == 2
     inputs = [graph.inputs for graph in torch.tpu.graphs()[-2:]]
     assert inputs == [["float32[40, 10]", "int64[]"], ["float32[40, 10]", "int64[]", "int64[1]"]], y
+
+
+# Rows: where is written, and from where; the programs that it makes, and the numbers that the program takes.
+MOVES = [
+    ((2, 1, 0), 1, 0),
+    ((3, 2, 1), 1, 1),
+    ((39, 38, 37), 0, 1),
+    ((6, 5, 1), 1, 2),  # the last goes its own way
+    ((9, 8, 0), 0, 2),
+    ((5, 4, 5), 0, 2),
+    ((4, 9, 7), 1, 3),  # so does another
+    ((0, 0, 0), 0, 3),
+    ((7, 39, 6), 0, 3),
+    ((2, 1, 0), 0, 0),
+]
+
+
+def test_offsets_that_keep_their_distance_are_one_number(fused):
+    x, want = source("tpu"), source("cpu")
+    torch.tpu.synchronize()
+    for (to, near, far), new, numbers in MOVES:
+        torch.tpu.reset_metrics()
+        for y in (x, want):
+            y[to] = y[near] * 0.5 + y[far]
+        torch.tpu.synchronize()
+        assert torch.tpu.metrics()["programs"] == new, (to, near, far)
+        assert torch.equal(x.cpu(), want), (to, near, far)
+        if new:
+            graph = torch.tpu.graphs()[-1]
+            assert graph.inputs[2:] == [f"int64[{numbers}]"] * (numbers > 0)
+            # Rows that are known to be others are written in place.
+            assert graph.stablehlo.count("stablehlo.while") == (numbers > 1)
+    assert "offsets that had kept their distance" in torch.tpu.explain(last=1)
 
 
 @pytest.mark.parametrize(

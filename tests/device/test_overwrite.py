@@ -176,6 +176,46 @@ def written(x, writes):
     return x
 
 
+def drawn_rows(seed):
+    """Rounds of the same writes to rows of a tensor: where to, where from, how many rows, and by what. Most move together."""
+    random = Random(seed)
+    count = random.randint(1, 4)
+    writes = [(random.randint(1, 4), random.choices(COMPUTES, k=2), random.random() < 0.3) for _ in range(count)]
+    at = [(random.randint(0, 5), random.randint(0, 5)) for _ in range(count)]
+    rounds = []
+    for _ in range(5):
+        shift = random.randint(0, 5)
+        strays = [random.random() < 0.1 for _ in range(count)]
+        own = [(to + shift, random.randint(0, 10) if s else of + shift) for (to, of), s in zip(at, strays, strict=True)]
+        rounds.append([(to, of, *write) for (to, of), write in zip(own, writes, strict=True)])
+    return torch.randint(-9, 9, [16, 3, 4], generator=torch.Generator().manual_seed(seed)), rounds
+
+
+def written_rows(x, writes):
+    for to, of, rows, (first, second), is_added in writes:
+        target, found = x[to : to + rows], second(first(x[of : of + rows])).expand(rows, 3, 4)
+        if is_added:
+            target.add_(found)
+        else:
+            target.copy_(found)
+    return x
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
+def test_of_rows_that_move(block):
+    wrong = []
+    for seed in range(12 * block, 12 * block + 12):
+        x, rounds = drawn_rows(seed)
+        y = x.to("tpu")
+        for writes in rounds:
+            written_rows(y, writes)
+            torch.tpu.synchronize()
+            written_rows(x, writes)
+        if not torch.equal(y.cpu(), x):
+            wrong.append(seed)
+    assert not wrong
+
+
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
 def test_of_parts_drawn_at_random(block):
     wrong = []

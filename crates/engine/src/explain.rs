@@ -1,7 +1,7 @@
 //! Why a program is a new one: what differs from the program before that is most like it, and what to do about it.
 
 use crate::ending::Ended;
-use crate::graph::Graph;
+use crate::graph::{Given, Graph};
 use crate::inst::{Inst, Kind};
 use crate::program::{Compiler, Program};
 use crate::shared::Shared;
@@ -27,7 +27,7 @@ struct Known {
     live: Vec<u32>,
     donated: usize,
     /// Offsets that it is given.
-    given: usize,
+    given: Box<[Given]>,
     options: u32,
 }
 
@@ -126,7 +126,7 @@ impl Explainer {
             sites: graph.ops.sites.clone(),
             live: graph.live.to_vec(),
             donated: graph.donated.len(),
-            given: graph.given.len(),
+            given: graph.given.clone(),
             options: graph.options,
         };
         let mut known = self.known.lock();
@@ -309,9 +309,15 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
             e.note(Cause::Ops);
         }
     } else if differing.is_empty() && old.given != new.given {
-        let offsets = count(new.given, "offset");
-        let text = "differ in value and are operands from now on (starts of slices, indices, shifts)";
-        e.differences.push(format!("{offsets} {text}"));
+        let text = if old.given.len() == new.given.len() {
+            "offsets that had kept their distance are operands of their own from now on".to_owned()
+        } else {
+            let offsets = count(new.given.len(), "offset");
+            format!(
+                "{offsets} differ in value and are operands from now on (starts of slices, indices, shifts)"
+            )
+        };
+        e.differences.push(text);
         e.note(Cause::Offsets);
     } else if differing.is_empty() {
         visible(old, new, e);

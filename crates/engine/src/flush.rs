@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
 use crate::family::{self, Numbers};
-use crate::graph::{Graph, Source};
-use crate::known::{Indices, Lent, Split, Wanted};
+use crate::graph::{Given, Graph, Source};
+use crate::known::{Indices, Known, Lent, Split, Wanted};
 use crate::part::{Part, Results, between, parts};
 use crate::profile::running;
 use crate::program::Program;
@@ -417,22 +417,25 @@ impl Stream {
             max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
             may_lend: cut.ending.reason != Reason::Mode && self.compiles(),
         };
-        let given = match w.programs.get_mut(&w.key).map(|k| k.choose(&wanted)) {
+        let mut known = w.programs.get_mut(&w.key);
+        let places = match known.as_mut().map(|k| k.choose(&wanted)) {
             Some(Ok(lent)) => {
                 self.metrics().count(&self.metrics().window_hits);
                 return Ok(Chosen { lent, is_new: false });
             }
-            Some(Err(given)) => part.ops.whole(&given),
+            Some(Err(places)) => part.ops.whole(&places),
             None if cut.repeats => (0..part.ops.offsets.len() as u32).collect(),
             None => Box::default(),
         };
+        let along = if places.is_empty() { Vec::new() } else { part.ops.along() };
+        let given = known.unwrap_or(&mut Known::default()).given(&wanted, &places, &along);
         let program = self.make(w, part, donated, &given, cut)?;
         if !matches!(cut.ending.reason, Reason::Mode | Reason::Collective) {
             w.sequences.add(part.tokens(), cut.is_part);
         }
         let known = w.programs.entry(&w.key);
         known.add(&wanted, &given, program.clone());
-        let numbers = given.iter().map(|&i| part.ops.offsets[i as usize]).collect();
+        let numbers = family::numbers(&given, &part.ops.offsets).unwrap_or_default();
         Ok(Chosen { lent: Lent { program, numbers, live: None, donated: None }, is_new: true })
     }
 
@@ -441,16 +444,17 @@ impl Stream {
         self.target().is_present()
     }
 
-    /// Makes a program for a part, which takes the offsets at these places.
+    /// Makes a program for a part, which takes these offsets.
     fn make(
         &self,
         w: &Window,
         part: &Part,
         donated: &Indices,
-        given: &[u32],
+        given: &[Given],
         Cut { ending, is_part, repeats, .. }: Cut<'_>,
     ) -> Result<Arc<Program>> {
-        let numbers = TensorType::new(DType::S64, [given.len() as i64].as_slice());
+        let count = given.iter().map(|g| i64::from(g.number) + 1).max().unwrap_or(0);
+        let numbers = TensorType::new(DType::S64, [count].as_slice());
         let inputs = part.inputs.iter().map(|v| v.ty.clone());
         let inputs: Vec<TensorType> = inputs.chain((!given.is_empty()).then_some(numbers)).collect();
         let spread = self.spread(part, &inputs)?;
@@ -458,7 +462,7 @@ impl Stream {
         let graph = Graph {
             ops: part.ops.clone(),
             inputs: replicas.map_or(inputs, |s| s.params.clone()),
-            given: given.iter().copied().zip(0..).collect(),
+            given: given.into(),
             donated: donated.iter().copied().collect(),
             options: part.options,
             live: part.live.clone(),

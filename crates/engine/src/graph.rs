@@ -21,8 +21,8 @@ pub(crate) struct Graph {
     pub(crate) ops: Ops,
     /// The types of the inputs. If offsets are [given](Graph::given), they are one more input at the end.
     pub(crate) inputs: Vec<TensorType>,
-    /// The offsets that the program is given at its launch: their place among those of the ops, and in that input.
-    pub(crate) given: Box<[(u32, u32)]>,
+    /// The offsets that the program is given at its launch, by their places.
+    pub(crate) given: Box<[Given]>,
     /// Inputs that nothing can see any more.
     pub(crate) donated: SmallVec<[u32; 4]>,
     /// Number of the user's compiler options.
@@ -33,6 +33,17 @@ pub(crate) struct Graph {
     pub(crate) spread: Option<Arc<Spread>>,
     /// Where the ops come from.
     pub(crate) source: Source,
+}
+
+/// An offset that a program is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Given {
+    /// Its place among those of the ops.
+    pub(crate) place: u32,
+    /// Which of the program's numbers it is, but for `more`: offsets that keep their distance are one number.
+    pub(crate) number: u32,
+    /// By how much it is more than that number.
+    pub(crate) more: i64,
 }
 
 /// Where an executable came from first, and how long that took.
@@ -160,10 +171,13 @@ impl Graph {
     /// The offsets of all ops: constants, but for those that the program is given.
     fn offsets(&self, b: &Builder, inputs: &[Value]) -> Vec<Offset> {
         let mut offsets: Vec<Offset> = self.ops.offsets.iter().map(|&n| Offset::Known(n)).collect();
-        if let Some(&all) = inputs.last() {
-            for &(at, i) in &self.given {
-                offsets[at as usize] = Offset::Given(b.index_dim(all, 0, i64::from(i)));
-            }
+        let (Some(&all), false) = (inputs.last(), self.given.is_empty()) else { return offsets };
+        let mut numbers: Vec<Option<Value>> = vec![None; b.dim(all, 0) as usize];
+        for g in &self.given {
+            let number = &mut numbers[g.number as usize];
+            let number = *number.get_or_insert_with(|| b.index_dim(all, 0, i64::from(g.number)));
+            let more = || b.add(number, b.scalar_i64(DType::S64, g.more));
+            offsets[g.place as usize] = Offset::Given(if g.more == 0 { number } else { more() });
         }
         offsets
     }

@@ -244,6 +244,17 @@ impl Inst {
         self.plain
     }
 
+    /// Whether it overwrites a view of its first operand.
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.kind, Kind::Write { .. })
+    }
+
+    /// What its offsets say where in, if they say where a view of its first operand begins: the dtype and the stride of
+    /// each dimension.
+    pub(crate) fn along(&self) -> impl Iterator<Item = (DType, i64)> {
+        self.kind.shape().into_iter().flat_map(|shape| shape.along().map(|stride| (shape.ty().dtype, stride)))
+    }
+
     /// Lowers the instance on these operands, with these offsets.
     pub(crate) fn emit(
         &self,

@@ -3,7 +3,7 @@
 
 use crate::buffers::{Buffers, execute};
 use crate::error::{self, Error, Result};
-use crate::graph::{Graph, Source, Task, failed_check};
+use crate::graph::{Given, Graph, Source, Task, failed_check};
 use crate::inst::Inst;
 use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::program::Compiler;
@@ -122,8 +122,9 @@ fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
     let mut ops = Ops::default();
     ops.push(op, 0..inst.operands.len() as u32);
     let (first, last) = (op.first_offset as u32, (op.first_offset + inst.offsets) as u32);
-    let own = |&(at, i): &(u32, u32)| (first..last).contains(&at).then(|| (at - first, i));
-    let given: Box<[(u32, u32)]> = graph.given.iter().filter_map(own).collect();
+    let own = |g: &&Given| (first..last).contains(&g.place);
+    let given = graph.given.iter().filter(own).map(|g| Given { place: g.place - first, ..*g });
+    let given: Box<[Given]> = given.collect();
     let offsets = graph.inputs.last().filter(|_| !given.is_empty()).cloned();
     Graph {
         ops,

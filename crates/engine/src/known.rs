@@ -3,6 +3,8 @@
 
 use crate::config::Remembered;
 use crate::family::{Choice, Family, Numbers};
+use crate::graph::Given;
+use crate::ops::Along;
 use crate::program::Program;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -157,10 +159,9 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Known {
-    /// The program for a launch, or the offsets that a new one should take.
+    /// The program for a launch, or the places of the offsets that a new one should take.
     pub(crate) fn choose(&mut self, wanted: &Wanted<'_>) -> Result<Lent, Box<[u32]>> {
-        let same = |v: &Variant| v.live == *wanted.live && v.donated == *wanted.donated;
-        let own = self.variants.iter().position(same);
+        let own = self.variants.iter().position(|v| v.is_for(wanted));
         let given = match own.map(|i| self.variants[i].family.choose(wanted.offsets, wanted.max_fixed)) {
             Some(Choice::Known(program, numbers)) => {
                 return Ok(Lent { program, numbers, live: None, donated: None });
@@ -177,10 +178,16 @@ impl Known {
         Ok(lent)
     }
 
-    /// Adds a program that takes the offsets at these places.
-    pub(crate) fn add(&mut self, wanted: &Wanted<'_>, given: &[u32], program: Arc<Program>) {
-        let same = |v: &Variant| v.live == *wanted.live && v.donated == *wanted.donated;
-        let own = self.variants.iter().position(same).unwrap_or_else(|| self.push(wanted));
+    /// The offsets that a new program takes, which are to be those at these places.
+    pub(crate) fn given(&self, wanted: &Wanted<'_>, places: &[u32], along: &[Option<Along>]) -> Box<[Given]> {
+        let none = Family::default();
+        let family = self.variants.iter().find(|v| v.is_for(wanted)).map_or(&none, |v| &v.family);
+        family.given(wanted.offsets, places, along)
+    }
+
+    /// Adds a program that takes these offsets.
+    pub(crate) fn add(&mut self, wanted: &Wanted<'_>, given: &[Given], program: Arc<Program>) {
+        let own = self.variants.iter().position(|v| v.is_for(wanted)).unwrap_or_else(|| self.push(wanted));
         self.variants[own].family.add(wanted.offsets, given, program);
     }
 
@@ -192,6 +199,10 @@ impl Known {
 }
 
 impl Variant {
+    fn is_for(&self, wanted: &Wanted<'_>) -> bool {
+        self.live == *wanted.live && self.donated == *wanted.donated
+    }
+
     /// The program that computes all that is wanted, and perhaps more.
     fn lend(&self, wanted: &Wanted<'_>) -> Option<Lent> {
         if !wanted.live.iter().all(|i| self.live.binary_search(i).is_ok()) {

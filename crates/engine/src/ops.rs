@@ -3,9 +3,30 @@
 use crate::inst::Inst;
 use crate::shared::Shared;
 use crate::site::Site;
+use oxitorch_hlo::DType;
+use rustc_hash::FxHashSet;
 
 /// In operand codes: the value is result number `code & !PRODUCED` of the ops, not one of their inputs.
 pub(crate) const PRODUCED: u32 = 1 << 31;
+
+/// A dimension of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Along {
+    /// The value's operand code.
+    value: u32,
+    /// As what it is seen.
+    dtype: DType,
+    /// How many elements are from one place to the next.
+    stride: i64,
+}
+
+#[cfg(test)]
+impl Along {
+    /// A dimension of an input.
+    pub(crate) fn of_input(value: u32, stride: i64) -> Along {
+        Along { value, dtype: DType::F32, stride }
+    }
+}
 
 /// A sequence of recorded ops.
 #[derive(Clone, Debug, Default)]
@@ -91,6 +112,21 @@ impl Ops {
         let all = |op: &OpRef<'_>| op.first_offset as u32..(op.first_offset + op.offsets.len()) as u32;
         let moves = |range: &std::ops::Range<u32>| offsets.iter().any(|at| range.contains(at));
         self.iter().map(|op| all(&op)).filter(moves).flatten().collect()
+    }
+
+    /// What each offset says where in, if it is a dimension of a value of which one of the ops overwrites a part.
+    pub(crate) fn along(&self) -> Vec<Option<Along>> {
+        let base = |op: &OpRef<'_>| op.operands.first().copied();
+        let written: FxHashSet<u32> =
+            self.iter().filter(|op| op.inst.is_write()).filter_map(|op| base(&op)).collect();
+        let mut along = Vec::with_capacity(self.offsets.len());
+        for op in self.iter() {
+            if let Some(value) = base(&op).filter(|value| written.contains(value)) {
+                along.extend(op.inst.along().map(|(dtype, stride)| Some(Along { value, dtype, stride })));
+            }
+            along.resize(op.first_offset + op.offsets.len(), None);
+        }
+        along
     }
 
     /// How many results they have.

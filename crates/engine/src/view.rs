@@ -161,6 +161,11 @@ impl Shape {
         }
     }
 
+    /// Along which strides its offsets say where it begins, if each does along one; else none.
+    pub(crate) fn along(&self) -> impl Iterator<Item = i64> {
+        self.grid.iter().flatten().filter(|c| c.is_free()).map(|c| c.level.stride)
+    }
+
     /// The offsets of the view that begins at this element; none if that one is not a box of the grid.
     pub(crate) fn place(&self, offset: i64) -> Option<Offsets> {
         let Some(grid) = &self.grid else {

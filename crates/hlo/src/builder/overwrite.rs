@@ -4,18 +4,20 @@
 //! already, but not behind a reshape, which is a bitcast by then: `x[0] = x[0].flip(0)` read what it had written. So here
 //! a part is written in place if it takes no element of the value, or each only at the place where it is written, or only
 //! elements before the first or behind the last that is written. Otherwise the whole result is computed, each element as
-//! the old one or the new. Where the program is told the place only when it runs, the part is computed before the write.
+//! the old one or the new. Where the program is told the place only when it runs, places are compared that are computed
+//! from one number, and else the part is computed before the write.
 
 use super::strided::{Walk, row_major};
 use super::{Builder, Inner};
-use crate::ir::{Def, Op, Value};
+use crate::ir::{Binary, Def, Op, Value};
 use crate::types::{DType, Dims, TensorType};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 impl Builder {
     /// `x` with `update` written at `start`, one integer scalar per dimension, clamped so that the update fits: as
-    /// [`Builder::dynamic_update_slice`], also where `update` is computed from other elements of `x`.
+    /// [`Builder::dynamic_update_slice`], also where `update` is computed from other elements of `x`. Of slices of `x` that
+    /// begin at such a scalar and a constant more or less, none is clamped.
     pub fn overwrite(&self, x: Value, update: Value, start: &[Value]) -> Value {
         if self.numel(update) == 0 || !self.takes_other_elements(x, update, start) {
             return self.dynamic_update_slice(x, update, start);
@@ -182,7 +184,11 @@ impl Written<'_> {
 
     /// Whether all of its elements are before what is written, or behind.
     fn is_apart(&self, view: &View) -> bool {
-        let (Some(begin), None) = (self.offset, view.slice) else { return false };
+        let begin = match (self.offset, view.slice) {
+            (Some(begin), None) => begin,
+            (None, Some(slice)) => return self.is_beside(slice),
+            _ => return false,
+        };
         let last = |sizes: &[i64], strides: &[i64]| -> i64 {
             sizes.iter().zip(strides).map(|(n, step)| (n - 1) * step).sum()
         };
@@ -190,12 +196,24 @@ impl Written<'_> {
         view.offset > end || view.offset + last(&view.sizes, &view.strides) < begin
     }
 
-    /// Whether a dynamic slice begins where the update does, in a value of the shape in which that is written.
+    /// Whether a dynamic slice begins where the update does.
     fn is_this_slice(&self, slice: Value) -> bool {
-        let Some((_, [from, start @ ..])) = self.inner.made_by(slice) else { return false };
-        self.inner.arena.ty(*from).shape == self.inner.arena.ty(self.x).shape
-            && start.len() == self.start.len()
-            && start.iter().zip(self.start).all(|(&a, &b)| self.inner.are_same(a, b) == Some(true))
+        self.distances(slice).is_some_and(|(_, mut far)| far.all(|far| far == Some(0)))
+    }
+
+    /// Whether a dynamic slice ends before the update along a dimension, or begins behind it.
+    fn is_beside(&self, slice: Value) -> bool {
+        let Some((sizes, far)) = self.distances(slice) else { return false };
+        far.zip(sizes).zip(&self.part).any(|((far, n), m)| far.is_some_and(|far| far >= *m || far <= -n))
+    }
+
+    /// The sizes of a dynamic slice of a value of the shape in which the update is written, and how far behind the update it
+    /// begins in each dimension.
+    fn distances(&self, slice: Value) -> Option<(&Dims, impl Iterator<Item = Option<i64>>)> {
+        let (Op::DynamicSlice(sizes), [from, start @ ..]) = self.inner.made_by(slice)? else { return None };
+        let of_this_shape = self.inner.arena.ty(*from).shape == self.inner.arena.ty(self.x).shape;
+        let pairs = self.start.iter().zip(start);
+        of_this_shape.then(|| (sizes, pairs.map(|(&from, &to)| self.inner.distance(from, to))))
     }
 }
 
@@ -232,6 +250,37 @@ impl Inner {
             todo.extend(x.iter().copied().zip(y.iter().copied()));
         }
         Some(true)
+    }
+
+    /// By how much the second of two integer scalars is more than the first, if both are one and a constant.
+    fn distance(&self, from: Value, to: Value) -> Option<i64> {
+        let ((x, less), (y, more)) = (self.without_constant(from), self.without_constant(to));
+        let is_same = match (x, y) {
+            (Some(x), Some(y)) => self.are_same(x, y)?,
+            (x, y) => x == y,
+        };
+        is_same.then_some(more - less)
+    }
+
+    /// An integer scalar as what is no constant in it, if anything is, and the constant that is added.
+    fn without_constant(&self, mut v: Value) -> (Option<Value>, i64) {
+        let mut added = 0;
+        loop {
+            if let Some(n) = self.constant_i64(v) {
+                return (None, added + n);
+            }
+            v = match self.made_by(v) {
+                Some((Op::Convert, &[from])) if self.arena.ty(from).dtype.is_integral() => from,
+                Some((Op::Binary(Binary::Add), &[x, n])) => match self.constant_i64(n) {
+                    Some(n) => {
+                        added += n;
+                        x
+                    }
+                    None => return (Some(v), added),
+                },
+                _ => return (Some(v), added),
+            }
+        }
     }
 
     /// No value that is computed like this one has a smaller number.
@@ -343,19 +392,27 @@ mod tests {
 
     #[test]
     fn a_start_that_is_no_number_is_compared() {
-        let from = |more: i64, turned: bool| {
+        // Two rows from some row on, written two rows further down.
+        let from = |more: i64, column: i64, turned: bool| {
             is_in_place(|b, x| {
-                let (rows, zero) = (b.reshape(x, &[8, 4]), b.scalar_i64(DType::S32, 0));
+                let (rows, column) = (b.reshape(x, &[8, 4]), b.scalar_i64(DType::S32, column));
                 let at = b.param(TensorType::scalar(DType::S64));
-                let start = |more| b.add(b.convert(at, DType::S32), b.scalar_i64(DType::S32, more));
-                let read = b.dynamic_slice(rows, &[start(more), zero], &[4, 4]);
+                let number = |n| b.scalar_i64(DType::S64, n);
+                let start = |more| b.convert(b.add(at, number(more)), DType::S32);
+                let read = b.dynamic_slice(rows, &[start(more), column], &[2, 2]);
                 let update = if turned { b.reverse(read, &[0]) } else { b.negate(read) };
-                (rows, update, [start(1), zero])
+                (rows, update, [start(2), b.scalar_i64(DType::S32, 0)])
             })
         };
-        assert!(from(1, false));
-        assert!(!from(2, false));
-        assert!(!from(1, true));
+        assert_eq!([0, 1, 2, 3, 4].map(|more| from(more, 0, false)), [true, false, true, false, true]);
+        assert_eq!([0, 2, 3].map(|more| from(more, 0, true)), [true, false, false]);
+        assert_eq!([1, 2].map(|column| from(3, column, true)), [false, true]);
+        assert!(!is_in_place(|b, x| {
+            let (rows, zero) = (b.reshape(x, &[8, 4]), b.scalar_i64(DType::S32, 0));
+            let [at, other] = [0, 1].map(|_| b.param(TensorType::scalar(DType::S32)));
+            let read = b.dynamic_slice(rows, &[other, zero], &[2, 4]);
+            (rows, read, [at, zero])
+        }));
     }
 
     #[test]
