@@ -607,7 +607,6 @@ TRANSFORMS = {
     "vmap": lambda x: torch.func.vmap(lambda row: curve(row) * 2)(x),
     "vmap in chunks": lambda x: torch.func.vmap(curve, chunk_size=2)(x),
     "gradients of each": lambda x: torch.func.vmap(torch.func.grad(curve))(x),
-    "linearize": lambda x: torch.func.linearize(curve, x)[1](torch.ones_like(x)),
 }
 
 

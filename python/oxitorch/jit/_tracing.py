@@ -117,9 +117,7 @@ class Tracer:
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
         if not torch.ops.oxitorch._trace(self._given.tensors):
-            raise TraceError(
-                "torch.tpu.jit: in debug mode, and of a device that is not there, there is no program to lower"
-            )
+            raise TraceError("torch.tpu.jit: there is no program in debug mode, nor for a device that is not there")
         done = False
         try:
             results = self._call(args, kwargs)
