@@ -18,6 +18,7 @@ use crate::executor::Launch;
 use crate::family;
 use crate::graph::{Graph, Source};
 use crate::known::{Indices, Lent, Split, Wanted};
+use crate::mark::Note;
 use crate::part::{Part, Results, between, parts};
 use crate::profile::running;
 use crate::program::Program;
@@ -146,7 +147,9 @@ impl Stream {
     /// Launches what was recorded, all of it by one thread.
     fn flush_window(&self, w: &mut Window, ending: Ending<'_>) -> Result<()> {
         (w.thread.round, w.thread.first_upload) = (w.round_after(ending.reason), None);
+        let recorded = w.ops.len() as f64;
         let (mut part, _) = w.take_part();
+        part.notes = w.thread.notes.drain(..).map(|(ops, note)| (ops as f64 / recorded, note)).collect();
         let produced = std::mem::take(&mut w.produced);
         let result = self.launch_window(w, &mut part, &produced, ending);
         w.produced = produced;
@@ -172,6 +175,7 @@ impl Stream {
         ending: Ending<'_>,
     ) -> Result<()> {
         if whole.outputs.is_empty() {
+            self.pass(std::mem::take(&mut whole.notes));
             return Ok(());
         }
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
@@ -208,7 +212,13 @@ impl Stream {
             }
         }
         whole.outputs.clear();
+        self.pass(std::mem::take(&mut whole.notes)); // where in which part they are, nobody knows
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Marks that are in no program are reached when the device has run what is launched.
+    pub(crate) fn pass(&self, notes: Vec<(f64, Note)>) {
+        notes.into_iter().for_each(|(_, note)| self.launcher.pass(note));
     }
 
     /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
@@ -269,8 +279,20 @@ impl Stream {
         let donated = if most.is_some() { Some(donated) } else { lent.donated };
         let mut asked = part.asked.take();
         let agreement = asked.as_mut().and_then(|a| a.agreement.take());
-        let launch =
-            Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
+        let notes = std::mem::take(&mut part.notes);
+        let launch = Launch {
+            program,
+            inputs,
+            outputs,
+            donated,
+            ops,
+            first,
+            window,
+            before,
+            ends_step,
+            agreement,
+            notes,
+        };
         match asked {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.ending.reason == Reason::Read),
