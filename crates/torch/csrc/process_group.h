@@ -287,7 +287,9 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works recv(Tensors& tensors, int from, int tag) override {
     check_tag(tag);
     auto seen = observed({"recv", "recv", tensors, tensors, from, true});
-    auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
+    auto turn = std::make_shared<Receives::Turn>(receives_, tag, false);
+    auto run = [host = host_, from, tag, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
+      turn->wait(limit);
       for (auto& m : writes) receive(host, m, from, tag);
     };
     auto source = std::make_shared<std::atomic<int>>(from);
@@ -297,7 +299,9 @@ class ProcessGroupTpu final : public c10d::Backend {
     check_tag(tag);
     auto seen = observed({"recvAnySource", "recvAnySource", tensors, tensors, -1, true});
     auto source = std::make_shared<std::atomic<int>>(-1);
-    auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
+    auto turn = std::make_shared<Receives::Turn>(receives_, tag, true);
+    auto run = [host = host_, tag, source, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
+      turn->wait(limit);
       for (auto& m : writes) *source = receive(host, m, -1, tag);
     };
     return record(OpType::RECVANYSOURCE, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
@@ -789,6 +793,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   std::atomic<uint64_t> number_{0};  // of the last collective of all
   std::atomic<uint64_t> peers_number_{0};
   std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
+  std::shared_ptr<Receives> receives_ = std::make_shared<Receives>();
   std::mutex mutex_;
   std::unique_ptr<std::vector<std::shared_ptr<Recorded>>> coalesced_;
 };
