@@ -332,6 +332,22 @@ def receive_from_any():
 
 
 @case
+def receives_from_any_and_from_one_rank_keep_their_order():
+    wanted = [torch.full((n,), float(n)) for n in (2, 5, 1, 3)]
+    if rank() == 0:
+        for x in wanted:
+            dist.send(x.to("tpu"), 1)
+    if rank() == 1:
+        got = [torch.empty_like(x, device="tpu") for x in wanted]
+        dist.recv(got[0], 0)
+        works = [dist.irecv(got[1]), dist.irecv(got[2], 0), dist.irecv(got[3])]  # of None: from any
+        for work in works:
+            work.wait()
+        for x, y in zip(got, wanted, strict=True):
+            same(x, y)
+
+
+@case
 def batched_point_to_point():
     right, left = (rank() + 1) % size(), (rank() - 1) % size()
     x, out = data(6, device="tpu"), torch.empty(6, device="tpu")

@@ -20,10 +20,13 @@ model = DistributedDataParallel(torch.nn.Linear(64, 64).to("tpu"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.tpu.synchronize()
 torch.tpu.reset_metrics()
-for step in range(5):
+times, programs = [], []
+for step in range(13):
     model(torch.ones(8, 64, device="tpu")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    times.append({k: v for k, v in model._get_ddp_logging_data().items() if k.endswith("_time") or k == "iteration"})
+    programs.append(torch.tpu.metrics()["programs"])
 torch.tpu.synchronize()
 if rank == 1:
     time.sleep(0.5)
@@ -33,7 +36,8 @@ told, graph = torch.tpu.explain(last=1), torch.tpu.graphs()[-1]
 x.sum().item()
 sys.stdout.write("RESULT " + __import__("json").dumps(
     [rank, torch.tpu.metrics()["collectives"], torch.tpu.metrics_text(), torch.tpu.metrics_summary(),
-     dist.group.WORLD._get_sequence_number_for_group(), told, graph.ended_by, graph.ended_by_collective]) + "\\n")
+     dist.group.WORLD._get_sequence_number_for_group(), told, graph.ended_by, graph.ended_by_collective,
+     times, programs]) + "\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
 """
@@ -42,26 +46,35 @@ dist.destroy_process_group()
 def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
     results = torchrun(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
     which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
-    for *_, told, ended_by, ended_by_collective in results:
-        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:22 in <module>" in told
+    for told, ended_by, ended_by_collective in (r[5:8] for r in results):
+        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:25 in <module>" in told
         assert (ended_by, ended_by_collective) == ("collective", which)
     for _, collectives, text, summary, *_ in results:
         of = collectives["all_reduce"]
         # DDP reduces its gradients once a step, in one bucket.
-        assert of["count"] == 6
-        assert of["bytes"] == 5 * 4 * (64 * 64 + 64) + 4000
+        assert of["count"] == 14
+        assert of["bytes"] == 13 * 4 * (64 * 64 + 64) + 4000
         assert of["wait_s"] > 0
         assert 0 < of["time_s"] < 60
-        assert 'oxitorch_collectives_total{collective="all_reduce"} 6' in text
+        assert 'oxitorch_collectives_total{collective="all_reduce"} 14' in text
         assert 'oxitorch_collective_bytes_total{collective="all_reduce"}' in text
-        assert "exchanged  6 all_reduce, 85.2 KiB" in summary
+        assert "exchanged  14 all_reduce, 215.2 KiB" in summary
+    for times, programs in (r[8:] for r in results):
+        # DDP takes times in its first ten steps, and then in every hundredth: for those there are no other programs.
+        assert [t["iteration"] for t in times] == [*range(11), 10, 10]
+        assert len(set(programs[3:])) == 1, programs
+        for t in times[1:]:
+            overlap = t["backward_compute_comm_overlap_time"]
+            assert t["forward_compute_time"] > 0 and t["backward_compute_time"] >= overlap >= 0
+            assert 0 < t["backward_comm_time"] >= overlap
+            assert t["avg_forward_compute_time"] > 0 and t["avg_backward_comm_time"] > 0
     # Rank 0 waits for the one that sleeps.
     assert results[0][1]["all_reduce"]["wait_s"] > 0.3
     command = [sys.executable, "-m", "oxitorch", "graphs", "--dir", str(tmp_path / "graphs")]
     listed = json.loads(subprocess.run([*command, "ls", "--json"], check=True, capture_output=True).stdout)
     (program,) = [g["id"] for g in listed if g.get("ended_by_collective") == which]
     shown = subprocess.run([*command, "show", program], check=True, capture_output=True, text=True).stdout
-    assert f"ended by: collective {which} at {tmp_path}/script.py:22" in shown
+    assert f"ended by: collective {which} at {tmp_path}/script.py:25" in shown
 
 
 def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):

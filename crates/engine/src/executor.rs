@@ -4,6 +4,7 @@ use crate::collective::Exchange;
 use crate::error::{Error, Result};
 use crate::known::Indices;
 use crate::lanes::Turn;
+use crate::mark::Note;
 use crate::program::Program;
 use crate::site::Site;
 use crate::spread::Sharded;
@@ -37,6 +38,8 @@ pub(crate) struct Launch {
     pub(crate) ends_step: bool,
     /// If other processes launch it too.
     pub(crate) agreement: Option<Arc<Agreement>>,
+    /// Marks in it, each with the share of the recorded ops that comes before.
+    pub(crate) notes: Vec<(f64, Note)>,
 }
 
 impl Launch {

@@ -18,6 +18,7 @@ use crate::executor::Launch;
 use crate::family::{self, Numbers};
 use crate::graph::{Given, Graph, Source};
 use crate::known::{Indices, Known, Lent, Split, Wanted};
+use crate::mark::Note;
 use crate::part::{Part, Results, between, parts};
 use crate::profile::running;
 use crate::program::Program;
@@ -236,6 +237,7 @@ impl Stream {
             before,
             ends_step,
             agreement: None,
+            notes: Vec::new(),
         };
         self.executor.launch(launch, false);
     }
@@ -248,9 +250,12 @@ impl Stream {
         launch: impl FnOnce(&mut Window, &mut Part, &[Option<Arc<Value>>]) -> Result<()>,
     ) -> Result<()> {
         (w.thread.round, w.thread.first_upload) = (w.round_after(reason), None);
+        let recorded = w.ops.len() as f64;
         let (mut part, _) = w.take_part();
+        part.notes = w.thread.notes.drain(..).map(|(ops, note)| (ops as f64 / recorded, note)).collect();
         let produced = std::mem::take(&mut w.produced);
         let result = launch(w, &mut part, &produced);
+        self.pass(std::mem::take(&mut part.notes)); // those of what came to nothing
         w.produced = produced;
         if w.ops.is_empty() {
             w.ops = part.ops; // its memory
@@ -274,6 +279,7 @@ impl Stream {
         ending: Ending<'_>,
     ) -> Result<()> {
         if whole.outputs.is_empty() {
+            self.pass(std::mem::take(&mut whole.notes));
             return Ok(());
         }
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
@@ -310,7 +316,13 @@ impl Stream {
             }
         }
         whole.outputs.clear();
+        self.pass(std::mem::take(&mut whole.notes)); // where in which part they are, nobody knows
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Marks that are in no program are reached when the device has run what is launched.
+    pub(crate) fn pass(&self, notes: Vec<(f64, Note)>) {
+        notes.into_iter().for_each(|(_, note)| self.launcher.pass(note));
     }
 
     /// The part of each op of a window that was not seen before, and whether its parts repeat. One that is captured to
@@ -373,8 +385,20 @@ impl Stream {
         let donated = if most.is_some() { Some(donated) } else { lent.donated };
         let mut asked = part.asked.take();
         let agreement = asked.as_mut().and_then(|a| a.agreement.take());
-        let launch =
-            Launch { program, inputs, outputs, donated, ops, first, window, before, ends_step, agreement };
+        let notes = std::mem::take(&mut part.notes);
+        let launch = Launch {
+            program,
+            inputs,
+            outputs,
+            donated,
+            ops,
+            first,
+            window,
+            before,
+            ends_step,
+            agreement,
+            notes,
+        };
         match asked {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.ending.reason == Reason::Read),

@@ -11,6 +11,7 @@ use crate::graph::failed_check;
 use crate::groups::Groups;
 use crate::isolate;
 use crate::lanes::Turn;
+use crate::mark::{Mark, Note};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::Program;
@@ -25,31 +26,17 @@ use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// A point in the queue: when the device reached it, and what other processes still had to do for what was before it.
-#[derive(Debug, Default)]
-pub struct Mark(OnceLock<(Instant, Vec<Arc<Work>>)>);
-
-impl Mark {
-    /// When it was reached.
-    pub fn time(&self) -> Option<Instant> {
-        let (reached, works) = self.0.get()?;
-        works.iter().try_fold(*reached, |latest, work| Some(work.finished()?.max(latest)))
-    }
-
-    /// What was not done when the device reached it.
-    pub(crate) fn works(&self) -> &[Arc<Work>] {
-        self.0.get().map_or(&[], |(_, works)| works)
-    }
-}
 
 enum Job {
     Launch(Launch),
     Task(GroupTask, Turn),
-    Mark(Arc<Mark>),
+    /// Waits until the device has reached it.
+    Mark(Note),
+    /// Waits for nothing.
+    Pass(Note),
     Stop,
 }
 
@@ -238,9 +225,26 @@ impl Launcher {
     }
 
     /// Queues a mark.
-    pub(crate) fn mark(&self) -> (u64, Arc<Mark>) {
-        let mark = Arc::new(Mark::default());
-        (self.push(Job::Mark(mark.clone())), mark)
+    pub(crate) fn mark(&self) -> Arc<Mark> {
+        let (note, mark) = Note::new(true);
+        self.push_with(false, |number| {
+            note.queued(number);
+            Job::Mark(note)
+        });
+        mark
+    }
+
+    /// Queues a mark that is reached when the device has run what is queued; the launch thread goes on meanwhile.
+    pub(crate) fn pass(&self, note: Note) {
+        self.push_with(false, |number| {
+            note.queued(number);
+            Job::Pass(note)
+        });
+    }
+
+    /// The collectives that are not done, if the mark is behind those.
+    fn pending(&self, note: &Note) -> Vec<Arc<Work>> {
+        if note.of_collectives { self.groups.pending() } else { Vec::new() }
     }
 
     /// Drops what is queued and not yet launched: nobody will look at it any more.
@@ -535,11 +539,16 @@ impl Launcher {
                 self.ops_done.store(done, Ordering::Release);
             }
             Job::Task(task, turn) => self.begin(task, turn),
-            Job::Mark(mark) => {
+            Job::Mark(note) => {
                 self.land();
                 self.timing.rest();
                 runner.ended = None;
-                let _ = mark.0.set((Instant::now(), self.groups.pending())); // set once: each mark is queued once
+                let works = self.pending(&note);
+                note.reach(Instant::now(), works);
+            }
+            Job::Pass(note) => {
+                let works = self.pending(&note);
+                self.timing.follow(note, works);
             }
             Job::Stop => self.land(),
         }
@@ -582,12 +591,13 @@ impl Launcher {
         runner
     }
 
-    fn run_launch(&self, launch: Launch, runner: &mut Runner) {
+    fn run_launch(&self, mut launch: Launch, runner: &mut Runner) {
         // Behind others its inputs may not be there: then it has not run when it is launched.
         let inline = launch.is_inline(self.target.platform()) && self.in_flight() == 0;
         let ended = &mut runner.ended;
         let number = self.done.load(Ordering::Relaxed) + 1; // changes where jobs are run only
-        let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, number, inline, ended));
+        let notes = std::mem::take(&mut launch.notes);
+        let execute = std::panic::AssertUnwindSafe(|| self.execute(&launch, notes, number, inline, ended));
         let result = std::panic::catch_unwind(execute);
         let result =
             result.unwrap_or_else(|_| Err(Error::runtime("the launch thread panicked; please report this")));
@@ -683,6 +693,7 @@ impl Launcher {
     fn execute(
         &self,
         launch: &Launch,
+        notes: Vec<(f64, Note)>,
         number: u64,
         inline: bool,
         ended: &mut Option<Instant>,
@@ -705,11 +716,14 @@ impl Launcher {
         }
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
-        let run = Run::new(self, launch, wanted, start);
+        let mut run = Run::new(self, launch, notes, wanted, start);
         if !inline {
             self.timing.starts(wanted, start, launch.before);
         }
         let launched = launch_one(launch, &executable, self.at, &args, !inline || !program.prompt.is_sure());
+        if launched.is_err() {
+            run.passing = None;
+        }
         self.give(launch, launched.is_ok());
         let over = launched.as_ref().map_or(true, |(_, done)| !done.as_ref().is_some_and(Done::is_running));
         if inline {
@@ -719,6 +733,7 @@ impl Launcher {
             let now = Instant::now();
             let time = self.timing.ran(wanted, start, launch.before, now, run.ends_step);
             run.report(program, &self.metrics, now, time);
+            self.timing.pass();
             *ended = Some(now);
         } else {
             if inline {
@@ -833,22 +848,49 @@ struct Run {
     window: u64,
     ops: u64,
     ends_step: bool,
+    passing: Option<Passing>,
+}
+
+/// Marks in a launch, each with the share of it that comes before.
+struct Passing {
+    /// When it was launched: its inputs were there.
+    began: Instant,
+    notes: Vec<(f64, Note)>,
+}
+
+impl Passing {
+    /// The device has run it until now, for so long.
+    fn end(self, now: Instant, time: Duration) {
+        let start = now.checked_sub(time).map_or(self.began, |start| start.max(self.began));
+        let whole = now.saturating_duration_since(start);
+        for (share, note) in self.notes {
+            note.reach(start + whole.mul_f64(share), Vec::new());
+        }
+    }
 }
 
 impl Run {
     /// It starts at `start`; it was wanted at `wanted`, when it may not have been compiled.
-    fn new(launcher: &Launcher, launch: &Launch, wanted: Instant, start: Instant) -> Run {
+    fn new(
+        launcher: &Launcher,
+        launch: &Launch,
+        notes: Vec<(f64, Note)>,
+        wanted: Instant,
+        start: Instant,
+    ) -> Run {
         let (device, number) = (launcher.device as u16, launch.window);
         if start.duration_since(wanted) > STALL && launcher.metrics.events.on() {
             let program = launch.program.name.clone();
             launcher.metrics.events.push(wanted, start, What::Stall { device, number, program });
         }
-        Run { device, window: number, ops: launch.ops, ends_step: launch.ends_step }
+        let passing = (!notes.is_empty()).then(|| Passing { began: Instant::now(), notes });
+        Run { device, window: number, ops: launch.ops, ends_step: launch.ends_step, passing }
     }
 
     /// It has run until now, for so long.
-    fn report(&self, program: &Program, metrics: &Metrics, now: Instant, time: Duration) {
+    fn report(&mut self, program: &Program, metrics: &Metrics, now: Instant, time: Duration) {
         program.ran.end(time);
+        self.passing.take().into_iter().for_each(|passing| passing.end(now, time));
         if metrics.events.on() {
             let what = What::Execute {
                 device: self.device,
@@ -875,6 +917,7 @@ impl Drop for Running {
         let now = Instant::now();
         let time = self.timing.ends(now, self.run.ends_step);
         self.run.report(&self.program, &self.metrics, now, time);
+        self.timing.pass();
     }
 }
 
@@ -910,6 +953,7 @@ impl Executor for Launcher {
             let ops = self.ops_pushed.load(Ordering::Relaxed) + launch.ops; // under the queue's lock
             self.ops_pushed.store(ops, Ordering::Relaxed);
             launch.outputs.iter().for_each(|v| v.launch.store(number, Ordering::Relaxed));
+            launch.notes.iter().for_each(|(_, note)| note.queued(number));
             Job::Launch(launch)
         });
     }

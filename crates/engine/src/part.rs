@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::executor::Asked;
 use crate::inst::Out;
 use crate::known::Indices;
+use crate::mark::Note;
 use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::site::Site;
 use crate::split::Token;
@@ -31,6 +32,8 @@ pub(crate) struct Part {
     pub(crate) options: u32,
     /// If it is a collective.
     pub(crate) asked: Option<Asked>,
+    /// Marks in it, each with the share of the recorded ops that comes before.
+    pub(crate) notes: Vec<(f64, Note)>,
 }
 
 impl Part {

@@ -6,7 +6,8 @@ use crate::events::{self};
 use crate::executor::Executor;
 use crate::explain::Explainer;
 use crate::inst::{Inst, Kind};
-use crate::launch::{Launcher, Mark, out_of_memory};
+use crate::launch::{Launcher, out_of_memory};
+use crate::mark::{Mark, Note};
 use crate::memory::Memory;
 use crate::metrics::{DeviceReport, Metrics};
 use crate::picked;
@@ -210,8 +211,7 @@ impl Stream {
 
     /// Waits until the device has reached this point, and tasks of other processes that were begun before it are done.
     fn wait_all(&self) -> Result<()> {
-        let (number, mark) = self.launcher.mark();
-        self.wait(number, &mark)
+        self.wait(&self.launcher.mark())
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.
@@ -234,18 +234,44 @@ impl Stream {
     }
 
     /// A mark at the end of the queue, after what the running thread recorded.
-    pub fn mark(&self, site: Site) -> Result<(u64, Arc<Mark>)> {
+    pub fn mark(&self, site: Site) -> Result<Arc<Mark>> {
         events::here(site);
         self.flush(&mut self.lock(site), Reason::Wait)?;
         Ok(self.launcher.mark())
     }
 
-    /// Waits for a mark.
-    pub fn wait(&self, number: u64, mark: &Mark) -> Result<()> {
-        self.launcher.wait(number, self.interrupt)?;
+    /// A mark after what the running thread recorded, which launches nothing. Within a program it is taken to be where as
+    /// many of the ops are over as were recorded before.
+    pub fn note(&self, site: Site) -> Arc<Mark> {
+        let mut w = self.lock(site);
+        let (note, mark) = Note::new(false);
+        match w.own_ops() {
+            0 => self.launcher.pass(note),
+            ops => w.thread.notes.push((ops, note)),
+        }
+        mark
+    }
+
+    /// A mark after all collectives so far, and what is launched; it launches nothing.
+    pub fn note_collectives(&self) -> Arc<Mark> {
+        let (note, mark) = Note::new(true);
+        self.launcher.pass(note);
+        mark
+    }
+
+    /// Waits for a mark, unless what it is in is not launched.
+    pub fn wait(&self, mark: &Mark) -> Result<()> {
+        if mark.job() == 0 {
+            return Ok(());
+        }
+        self.launcher.wait(mark.job(), self.interrupt)?;
         let start = Instant::now();
-        let works = mark.works().iter().filter(|work| work.finished().is_none());
-        for work in works {
+        if mark.wait(self.interrupt)? {
+            self.launcher.waited(start);
+        }
+        let start = Instant::now();
+        let works = mark.works();
+        for work in works.iter().filter(|work| work.finished().is_none()) {
             work.wait(None, self.interrupt)?; // what went wrong is its values'
             self.launcher.waited(start);
         }

@@ -1,5 +1,6 @@
 //! Threads that record, as a window knows them; see `turns.rs`.
 
+use crate::mark::Note;
 use crate::site::Site;
 use crate::value::Value;
 use std::cell::Cell;
@@ -75,6 +76,8 @@ pub(crate) struct Thread {
     pub(crate) recompute_begins: bool,
     /// Number of the compiler options that its ops are to be compiled with.
     pub(crate) options: u32,
+    /// Marks in the window, each with how many of its ops come before.
+    pub(crate) notes: Vec<(usize, Note)>,
 }
 
 /// From this op on, until the next turn, a thread recorded.

@@ -4,7 +4,10 @@
 //! is known when the next launch comes: the front end was busy copying data to it or had waited for that data, it had
 //! waited for the device instead of running ahead of it, or it simply took that long to record.
 
+use crate::mark::Note;
+use crate::work::Work;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -133,6 +136,10 @@ struct Accounts {
     step: Parts,
     /// Programs that run.
     running: u32,
+    /// Programs that have run.
+    ended: u64,
+    /// Marks behind programs that run, each with how many have to have ended.
+    behind: Vec<(u64, Note, Vec<Arc<Work>>)>,
     /// Until when everything is accounted for.
     until: Option<Instant>,
 }
@@ -165,6 +172,7 @@ impl Accounts {
 
     fn ends(&mut self, at: Instant, ends_step: bool) -> Duration {
         self.running = self.running.saturating_sub(1);
+        self.ended += 1;
         let device = self.until.map_or(Duration::ZERO, |until| at.saturating_duration_since(until));
         self.until = self.until.max(Some(at));
         self.split.all.device += device;
@@ -200,6 +208,26 @@ impl Timing {
         let mut accounts = self.0.lock();
         accounts.starts(wanted, start, before);
         accounts.ends(at, ends_step)
+    }
+
+    /// A mark is reached when what runs has ended, and these tasks.
+    pub(crate) fn follow(&self, note: Note, works: Vec<Arc<Work>>) {
+        let mut accounts = self.0.lock();
+        match u64::from(accounts.running) {
+            0 => note.reach(Instant::now(), works),
+            running => {
+                let wanted = accounts.ended + running;
+                accounts.behind.push((wanted, note, works));
+            }
+        }
+    }
+
+    /// A program has ended: marks behind it may be reached.
+    pub(crate) fn pass(&self) {
+        let mut accounts = self.0.lock();
+        let ended = accounts.ended;
+        let reached = accounts.behind.extract_if(.., |(wanted, ..)| *wanted <= ended);
+        reached.for_each(|(_, note, works)| note.reach(Instant::now(), works));
     }
 
     /// Waits for programs whose results are there: threads of the plugin report their end, and may be late.

@@ -210,6 +210,10 @@ impl Stream {
             let ending = if i == last { ending } else { Reason::Part.into() };
             result = result.and(self.launch_window(w, part, &produced, ending));
         }
+        let Window { thread: own, others, .. } = w;
+        for thread in others.threads.iter_mut().chain([own]).filter(|t| t.ops == 0) {
+            thread.notes.drain(..).for_each(|(_, note)| self.launcher.pass(note));
+        }
         result
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub type Interrupt = fn() -> Result<()>;
 
 /// How often a wait looks whether it is to end.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// A process group.
 #[derive(Debug, Default, PartialEq, Eq)]

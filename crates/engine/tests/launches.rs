@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{HERE, Rig, Tensor, eventually, options};
+use common::{HERE, RELU, Rig, Tensor, dispatch, eventually, options};
 use oxitorch_engine::{ErrorKind, Mode, Options, Reason};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
@@ -32,11 +32,11 @@ fn waits_are_for_what_was_launched_and_not_for_what_is_still_wanted() {
     launch_and_forget(&rig);
     eventually("the launch", || fake.calls("PJRT_LoadedExecutable_Execute") > 0);
     assert!(!stream.is_idle(HERE).unwrap());
-    let (number, mark) = stream.mark(HERE).unwrap();
+    let mark = stream.mark(HERE).unwrap();
     let released = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
         let synchronized = scope.spawn(|| stream.synchronize(HERE).map(|()| released.load(Ordering::SeqCst)));
-        let waited = scope.spawn(|| stream.wait(number, &mark).map(|()| released.load(Ordering::SeqCst)));
+        let waited = scope.spawn(|| stream.wait(&mark).map(|()| released.load(Ordering::SeqCst)));
         std::thread::sleep(Duration::from_millis(100));
         assert!(mark.time().is_none());
         released.store(true, Ordering::SeqCst);
@@ -44,6 +44,81 @@ fn waits_are_for_what_was_launched_and_not_for_what_is_still_wanted() {
         assert!(synchronized.join().unwrap().unwrap() && waited.join().unwrap().unwrap());
     });
     assert!(mark.time().is_some() && stream.is_idle(HERE).unwrap());
+}
+
+#[test]
+fn a_note_launches_nothing_and_nobody_waits_for_it_who_does_not_ask() {
+    let rig = Rig::new();
+    let (fake, stream) = (&rig.fake, rig.stream());
+    let executed = || fake.calls("PJRT_LoadedExecutable_Execute");
+    let before = stream.note(HERE);
+    eventually("an idle device is there", || before.time().is_some());
+    fake.hold();
+    let x = rig.neg(&rig.floats());
+    let within = stream.note(HERE);
+    let y = rig.relu(&x);
+    stream.wait(&within).unwrap(); // what it is in is not launched
+    assert_eq!((executed(), within.time()), (0, None));
+    stream.cut(Reason::Step, HERE).unwrap();
+    let after = stream.note(HERE);
+    // Behind it goes on.
+    launch_and_forget(&rig);
+    eventually("the launches", || executed() == 2);
+    assert!(within.time().is_none() && after.time().is_none());
+    std::thread::sleep(Duration::from_millis(80));
+    fake.release();
+    stream.wait(&after).unwrap();
+    stream.wait(&within).unwrap();
+    let [before, within, after] = [before, within, after].map(|mark| mark.time().unwrap());
+    assert!(before <= within && within <= after);
+    // One of two ops is behind it, of a program that ran for so long.
+    assert!(after - within >= Duration::from_millis(30), "{:?}", after - within);
+    drop(y);
+}
+
+#[test]
+fn a_note_in_a_launch_that_fails_is_never_reached() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    let x = rig.neg(&rig.floats());
+    let mark = stream.note(HERE);
+    rig.fake.fail_once("PJRT_LoadedExecutable_Execute", 13, "the chip is on fire");
+    stream.cut(Reason::Step, HERE).unwrap();
+    stream.wait(&mark).unwrap();
+    assert!(mark.time().is_none());
+    assert!(read(&rig, &x).is_err());
+    // Nobody wants what is before it: nothing is launched, and it is reached all the same.
+    drop(rig.neg(&rig.floats()));
+    let mark = stream.note(HERE);
+    stream.cut(Reason::Step, HERE).unwrap();
+    stream.wait(&mark).unwrap();
+    assert!(mark.time().is_some());
+}
+
+#[test]
+fn notes_of_threads_are_in_what_each_of_them_launches() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    let x = rig.floats();
+    let y = rig.neg(&x);
+    let own = stream.note(HERE);
+    let (engine, arg) = (&rig.engine, &x);
+    let other = || {
+        let stream = engine.stream(0).unwrap();
+        let y = dispatch(engine, RELU, &[arg.arg()]);
+        let mark = stream.note(HERE);
+        stream.cut(Reason::Step, HERE).unwrap();
+        stream.wait(&mark).unwrap();
+        (y, mark.time())
+    };
+    let (_, reached) = std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+    assert!(reached.is_some());
+    stream.wait(&own).unwrap();
+    assert!(own.time().is_none()); // is still recorded
+    stream.cut(Reason::Wait, HERE).unwrap();
+    stream.wait(&own).unwrap();
+    assert!(own.time().is_some());
+    drop(y);
 }
 
 #[test]

@@ -158,6 +158,24 @@ fn who_is_told_of_a_window_is_told_which_collective_ended_it() {
 }
 
 #[test]
+fn a_note_of_collectives_is_behind_them_and_no_other() {
+    let rig = rig();
+    let stream = rig.stream();
+    let x = rig.tensor(&[1.0, 2.0]);
+    let (open, gate) = gate();
+    rig.record(1, &[], &[&x], &[], move |_, _| gate.recv_timeout(SOON).map_err(|e| e.to_string()));
+    let alone = stream.note(rig.site());
+    let y = rig.neg(&x); // is not launched
+    let collectives = stream.note_collectives();
+    stream.wait(&alone).unwrap();
+    assert!(alone.time().is_some() && collectives.time().is_none());
+    open.send(()).unwrap();
+    stream.wait(&collectives).unwrap();
+    assert!(collectives.time() > alone.time());
+    drop(y);
+}
+
+#[test]
 fn it_writes_a_part_of_a_storage() {
     let rig = rig();
     let x = rig.tensor(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

@@ -281,6 +281,59 @@ inline void drop(void* context) {
   delete static_cast<Task*>(context);
 }
 
+// ---------------------------------------------------------------- receives
+// What a rank sends is two messages for the host: the size and the bytes. A receive from any rank and one from that rank
+// would each take one of them, so those keep the order in which they were recorded. Receives from certain ranks wait for
+// none but these: blocking calls in any order must find each other.
+class Receives {
+ public:
+  // A receive, from when it is recorded until it is done or will not be.
+  class Turn {
+   public:
+    Turn(std::shared_ptr<Receives> all, int tag, bool from_any) : all_(std::move(all)) {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      number_ = all_->next_++;
+      all_->open_.push_back({number_, tag, from_any});
+    }
+    Turn(const Turn&) = delete;
+    ~Turn() {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      auto& open = all_->open_;
+      open.erase(std::find_if(open.begin(), open.end(), [&](auto& o) { return o.number == number_; }));
+      all_->ended_.notify_all();
+    }
+    // Waits for those before it that may take its messages.
+    void wait(Milliseconds timeout) const {
+      std::unique_lock<std::mutex> lock(all_->mutex_);
+      auto& open = all_->open_;
+      auto own = *std::find_if(open.begin(), open.end(), [&](auto& o) { return o.number == number_; });
+      auto is_first = [&] {
+        return std::none_of(open.begin(), open.end(), [&](auto& o) {
+          return o.number < own.number && o.tag == own.tag && (o.from_any || own.from_any);
+        });
+      };
+      // No steady clock, as above.
+      TORCH_CHECK(all_->ended_.wait_until(lock, std::chrono::system_clock::now() + timeout, is_first),
+                  "a receive before it, with the same tag, was not done after ", timeout.count(), " ms");
+    }
+
+   private:
+    std::shared_ptr<Receives> all_;
+    uint64_t number_;
+  };
+
+ private:
+  struct Open {
+    uint64_t number;
+    int tag;
+    bool from_any;
+  };
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  uint64_t next_ = 0;
+  std::vector<Open> open_;
+};
+
 // ---------------------------------------------------------------- work
 struct Recorded {  // a task or a collective that the core has
   void* work;

@@ -194,6 +194,9 @@ typedef struct OxiCore {
   int32_t (*synchronize)(int32_t device, OxiError* error);
   int32_t (*is_idle)(int32_t device);
   uint64_t (*event_record)(int32_t device);
+  // The same without launching what was recorded: within a program, by its share of the ops; `of_collectives`: when those
+  // so far are done.
+  uint64_t (*event_note)(int32_t device, uint8_t of_collectives);
   int32_t (*event_query)(uint64_t event);
   int32_t (*event_wait)(uint64_t event, OxiError* error);
   double (*event_elapsed_ms)(uint64_t start, uint64_t end, OxiError* error);

@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <array>
 #include <numeric>
 #include <unordered_map>
 
@@ -314,7 +315,9 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works recv(Tensors& tensors, int from, int tag) override {
     check_tag(tag);
     auto seen = observed({"recv", "recv", tensors, tensors, from, true});
-    auto run = [host = host_, from, tag](const Memory&, const Memory& writes) {
+    auto turn = std::make_shared<Receives::Turn>(receives_, tag, false);
+    auto run = [host = host_, from, tag, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
+      turn->wait(limit);
       for (auto& m : writes) receive(host, m, from, tag);
     };
     auto source = std::make_shared<std::atomic<int>>(from);
@@ -324,7 +327,9 @@ class ProcessGroupTpu final : public c10d::Backend {
     check_tag(tag);
     auto seen = observed({"recvAnySource", "recvAnySource", tensors, tensors, -1, true});
     auto source = std::make_shared<std::atomic<int>>(-1);
-    auto run = [host = host_, tag, source](const Memory&, const Memory& writes) {
+    auto turn = std::make_shared<Receives::Turn>(receives_, tag, true);
+    auto run = [host = host_, tag, source, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
+      turn->wait(limit);
       for (auto& m : writes) *source = receive(host, m, -1, tag);
     };
     return record(OpType::RECVANYSOURCE, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
@@ -817,6 +822,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   std::atomic<uint64_t> number_{0};  // of the last collective of all
   std::atomic<uint64_t> peers_number_{0};
   std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
+  std::shared_ptr<Receives> receives_ = std::make_shared<Receives>();
   std::mutex mutex_;
   std::unordered_map<std::string, std::unique_ptr<Named>> named_;
   std::unique_ptr<Records> coalesced_;
@@ -840,14 +846,44 @@ inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t tim
   group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
 
-// DDP's statistics of time: what Python's thread records says nothing about the device, so there are none; and no warning
-// that a timer is missing.
-struct NoTimer final : c10d::Timer {
-  explicit NoTimer(c10::Device) {}
-  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+// DDP's statistics of time, by when the device reaches what DDP marks in some of its steps. A mark launches nothing, or
+// those steps would have other programs than the rest.
+class Timer final : public c10d::Timer {
+ public:
+  explicit Timer(c10::Device device) : device_(device) {}
+  Timer(const Timer&) = delete;
+  ~Timer() override {
+    for (auto mark : marks_) g_core->event_drop(mark);
+  }
+  void record(Event event) override {
+    c10d::Timer::record(event);  // the host's time
+    auto& mark = marks_.at(static_cast<size_t>(event));
+    g_core->event_drop(mark);
+    mark = g_core->event_note(device_.index(), event == Event::kBackwardCommEnd);
+  }
+  // In nanoseconds. DDP asks before the next step of which it takes the times, and waits for the device then.
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    auto first = marks_.at(static_cast<size_t>(start)), last = marks_.at(static_cast<size_t>(end));
+    if (!is_reached(first) || !is_reached(last)) return std::nullopt;
+    OxiError e{};
+    double ms = g_core->event_elapsed_ms(first, last, &e);
+    if (e.message) raise(e);
+    // One of them is of an earlier step.
+    return ms < 0 ? std::nullopt : std::optional<int64_t>(static_cast<int64_t>(ms * 1e6));
+  }
+
+ private:
+  static bool is_reached(uint64_t mark) {
+    if (!mark) return false;
+    OxiError e{};
+    check(g_core->event_wait(mark, &e), e);
+    return g_core->event_query(mark);
+  }
+  c10::Device device_;
+  std::array<uint64_t, 5> marks_{};  // by their numbers in c10d's enumeration; 0 is none
 };
 }  // namespace oxi_group
 
 namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, oxi_group::NoTimer)
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, oxi_group::Timer)
 }

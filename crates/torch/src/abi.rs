@@ -296,6 +296,7 @@ pub(crate) struct Core {
     pub(crate) synchronize: unsafe extern "C" fn(i32, *mut Error) -> i32,
     pub(crate) is_idle: unsafe extern "C" fn(i32) -> i32,
     pub(crate) event_record: unsafe extern "C" fn(i32) -> u64,
+    pub(crate) event_note: unsafe extern "C" fn(i32, u8) -> u64,
     pub(crate) event_query: unsafe extern "C" fn(u64) -> i32,
     pub(crate) event_wait: unsafe extern "C" fn(u64, *mut Error) -> i32,
     pub(crate) event_elapsed_ms: unsafe extern "C" fn(u64, u64, *mut Error) -> f64,

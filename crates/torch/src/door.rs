@@ -10,8 +10,8 @@ use oxitorch_aten::args::Number;
 use oxitorch_aten::dtype;
 use oxitorch_aten::sparse::{Layout, Server, server};
 use oxitorch_engine::{
-    Absent, ArgRef, Call, Error, ErrorKind, Express, Meta, Op, Output, Outputs, Place, Plain, Recipe,
-    Refusal, Slot, TensorRef,
+    Absent, ArgRef, Call, Error, ErrorKind, Express, Mark, Meta, Op, Output, Outputs, Place, Plain, Recipe,
+    Refusal, Slot, Stream, TensorRef,
 };
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -48,6 +48,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     synchronize,
     is_idle,
     event_record,
+    event_note,
     event_query,
     event_wait,
     event_elapsed_ms,
@@ -576,11 +577,23 @@ unsafe extern "C" fn is_idle(device: i32) -> i32 {
 }
 
 unsafe extern "C" fn event_record(device: i32) -> u64 {
+    keep_event(device, |stream| Ok(stream.mark(crate::sites::here())?))
+}
+
+unsafe extern "C" fn event_note(device: i32, of_collectives: u8) -> u64 {
+    let mark = |stream: &Stream| {
+        if of_collectives != 0 { stream.note_collectives() } else { stream.note(crate::sites::near()) }
+    };
+    keep_event(device, |stream| Ok(mark(stream)))
+}
+
+/// The number of a new event; 0 if there is none.
+fn keep_event(device: i32, mark: impl FnOnce(&Stream) -> Result<Arc<Mark>, Refusal>) -> u64 {
     let id = enter(|s| {
         let device = device.max(0) as usize;
-        let (number, mark) = s.engine.stream(device)?.mark(crate::sites::here())?;
+        let mark = mark(s.engine.stream(device)?)?;
         let id = s.next_event.fetch_add(1, Relaxed);
-        s.events.lock().insert(id, Event { device, number, mark });
+        s.events.lock().insert(id, Event { device, mark });
         Ok(id)
     });
     id.unwrap_or(0)
@@ -598,7 +611,7 @@ unsafe extern "C" fn event_query(id: u64) -> i32 {
 unsafe extern "C" fn event_wait(id: u64, error: *mut abi::Error) -> i32 {
     enter_code(error, |s| {
         let e = event(s, id)?;
-        Ok(s.engine.stream(e.device)?.wait(e.number, &e.mark)?)
+        Ok(s.engine.stream(e.device)?.wait(&e.mark)?)
     })
 }
 

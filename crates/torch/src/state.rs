@@ -118,7 +118,6 @@ pub(crate) struct CompilerSettings {
 #[derive(Clone)]
 pub(crate) struct Event {
     pub(crate) device: usize,
-    pub(crate) number: u64,
     pub(crate) mark: Arc<Mark>,
 }
 
