@@ -1,4 +1,4 @@
-"""`oxitorch.data` on the CPU: buckets, batches of one, padding, packing; `device/test_data.py` has the device."""
+"""`oxitorch.data` on the CPU: buckets, batches of one, padding, packing; `device/test_buckets.py` has the device."""
 
 import itertools
 import json
