@@ -14,10 +14,10 @@ test test-full check docs test-rust test-python test-conformance test-torch-olde
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
-OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_sparse.py tests/device/test_interchange.py
+OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals sparse threads trace versions ulps vision
+SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py

@@ -78,6 +78,66 @@ def lstm() -> None:
         print(f"lstm: call {call + 1} {took:.2f} s, {torch.tpu.metrics()['programs']} programs so far")
 
 
+class LanguageModel(nn.Module):
+    """An embedding, an LSTM of two layers, and the next token."""
+
+    def __init__(self, tokens=1000, width=256):
+        super().__init__()
+        self.embedding, self.rnn, self.head = (
+            nn.Embedding(tokens, width),
+            nn.LSTM(width, width, 2),
+            nn.Linear(width, tokens),
+        )
+
+    def forward(self, tokens, unrolled):
+        x = self.embedding(tokens)
+        return self.head(self.unrolled(x) if unrolled else self.rnn(x)[0])
+
+    def unrolled(self, x):
+        """As PyTorch composes it of operations for each step."""
+        states = [torch.zeros(2, x.shape[1], self.rnn.hidden_size, device=x.device)] * 2
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        call = x, states, self.rnn._flat_weights, True, 2, 0.0, True, False, False
+        return torch.ops.aten.lstm.input._op_dk(composite, *call)[0]
+
+
+def trainer(device, steps, unrolled=False):
+    """A function that makes a step of training on as many steps of 32 sequences."""
+    model = LanguageModel().to(device)
+    optimizer, tokens = torch.optim.SGD(model.parameters(), lr=0.1), torch.randint(1000, (steps + 1, 32)).to(device)
+
+    def step():
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens[:-1], unrolled).flatten(0, 1), tokens[1:].flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def rnn() -> None:
+    """A language model of two LSTM layers of 256 on 32 sequences: the loop against PyTorch's composition on the device,
+    and against PyTorch's CPU; steps in turns, best of several."""
+    for steps in (20, 50, 80):
+        ways = {
+            "loop": trainer("tpu", steps),
+            "unrolled": trainer("tpu", steps, unrolled=True),
+            "cpu": trainer("cpu", steps),
+        }
+        with torch.tpu.set_background_compile(False):
+            for name in ("loop", "unrolled"):
+                before = torch.tpu.metrics()
+                first, second = seconds(ways[name]), seconds(ways[name])
+                made = {k: torch.tpu.metrics()[k] - before[k] for k in ("programs", "compile_s", "ops")}
+                print(
+                    f"rnn: {steps} steps, {name}: first {first:.2f} s, second {second:.2f} s, {made['ops'] // 2} ops a "
+                    f"step, {made['programs']} programs, {made['compile_s']:.2f} s of compiling"
+                )
+            times = zip(*([seconds(f) for f in ways.values()] for _ in range(22)), strict=True)
+        best = dict(zip(ways, (min(of[2:]) for of in times), strict=True))
+        ratios = ", ".join(f"{best['loop'] / best[name]:.2f}x {name}" for name in ("unrolled", "cpu"))
+        print(f"rnn: {steps} steps, ms a step: {', '.join(f'{k} {v * 1e3:.1f}' for k, v in best.items())}: {ratios}")
+
+
 def generate() -> None:
     """A tiny Llama with a static cache: prompts of new and of known lengths."""
     import transformers
@@ -167,7 +227,7 @@ def lengths() -> None:
         )
 
 
-BENCHES = {"slices": slices, "writes": writes, "lstm": lstm, "generate": generate, "lengths": lengths}
+BENCHES = {"slices": slices, "writes": writes, "lstm": lstm, "rnn": rnn, "generate": generate, "lengths": lengths}
 
 
 def main() -> None:

@@ -9,16 +9,19 @@ Weights are those of PyTorch's modules, in their order.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from oxitorch import _after_import
+
 _device = torch._C._get_privateuse1_backend_name()
 _batched = torch._C._parse_dispatch_key("Batched")
 _ops = torch.ops.oxitorch
-# Of each cell, how many derivatives a step saves.
-_DERIVATIVES = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
+# The functions, and how many derivatives a step of each saves.
+CELLS = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
 _libraries: list[torch.library.Library] = []
 
 
@@ -38,11 +41,12 @@ def install() -> None:
     own.impl("_rnn_layer", _layer_of_meta, "Meta")
     own.impl("_rnn_layer_backward", _backward_of_meta, "Meta")
     _ops._bind("oxitorch")
-    for cell in _DERIVATIVES:
+    for cell in CELLS:
         for overload, kernel in (("input", _of_sequences), ("data", _of_packed)):
             op = getattr(getattr(torch.ops.aten, cell), overload)
             for key in ("AutogradPrivateUse1", "PrivateUse1"):
                 aten.impl(f"{cell}.{overload}", functools.partial(kernel, op), key)
+    _after_import.call({"torch.utils.flop_counter": _count_flops})
 
 
 def _of_sequences(op, x, states, params, has_biases, layers, dropout, train, bidirectional, batch_first):
@@ -308,7 +312,7 @@ def _layer_of_meta(cell, gates, batch_sizes, hx, cx, w_hh, b_hh, w_hr, reverse):
     hidden = w_hh.shape[0] if cx is None else cx.shape[-1]
     if cell == "gru":
         hidden = hidden // 3
-    width = _DERIVATIVES[cell] * hidden + (0 if w_hr is None else hidden) + hx.shape[-1]
+    width = CELLS[cell] * hidden + (0 if w_hr is None else hidden) + hx.shape[-1]
     rows = gates.shape[:-1] if batch_sizes is None else (gates.shape[0] + hx.shape[0],)
     output, saved = gates.new_empty((*gates.shape[:-1], hx.shape[-1])), gates.new_empty((*rows, width))
     return output, torch.empty_like(hx), None if cx is None else torch.empty_like(cx), saved
@@ -321,3 +325,19 @@ def _backward_of_meta(cell, grad_output, grad_hy, grad_cy, saved, batch_sizes, w
     hidden = torch.empty_like(gates) if cell == "gru" else None
     projected = None if w_hr is None else saved.new_empty((*rows, grad_hy.shape[-1]))
     return gates, torch.empty_like(grad_hy), cx, hidden, projected
+
+
+# For `torch.utils.flop_counter`, which counts by the shapes of arguments.
+
+
+def _count_flops(flop_counter) -> None:
+    flop_counter.register_flop_formula(_ops._rnn_layer)(_flops_of_layer)
+    flop_counter.register_flop_formula(_ops._rnn_layer_backward)(_flops_of_backward)
+
+
+def _flops_of_layer(cell, gates, batch_sizes, hx, cx, w_hh, b_hh, w_hr, *args, **kwargs) -> int:
+    return 2 * math.prod(gates[:-1]) * (math.prod(w_hh) + (0 if w_hr is None else math.prod(w_hr)))
+
+
+def _flops_of_backward(cell, output, hy, cy, saved, batch_sizes, w_hh, w_hr, *args, out_shape, **kwargs) -> int:
+    return _flops_of_layer(cell, out_shape[0], batch_sizes, hy, cy, w_hh, None, w_hr)

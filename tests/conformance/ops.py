@@ -37,6 +37,7 @@ KINDS = {
     "row": "a row of the op table",
     "derived": "the row of another overload: in-place, `out=` and `_foreach_` forms",
     "shim": "the shim itself: memory, views, copies",
+    "loop": "a loop for each direction of a layer, by an operation of ours that has a row",
     "PyTorch": "PyTorch's own composition of other ops",
     "recipe": "PyTorch's decomposition in Python, once for each kind of arguments; then what was recorded then",
     "CPU": "a copy to the CPU, PyTorch's kernel there, and back; warned about and counted",
@@ -57,6 +58,7 @@ def served() -> dict[str, str]:
     """`add.Tensor` and all others that the dispatcher knows, with what serves them."""
     import torch
     from oxitorch._decompose import UNFAITHFUL
+    from oxitorch._rnn import CELLS
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     table = rows()
@@ -82,6 +84,8 @@ def served() -> dict[str, str]:
             plain = RENAMED.get(plain, plain)
             if short in table:
                 return "row"
+            if base in CELLS:
+                return "loop"
             return "derived" if plain in bases or plain == "norm" or plain.startswith("__i") else "shim"
         if has(name, "CompositeImplicitAutograd") or has(name, "CompositeExplicitAutograd") or short == "narrow_copy":
             return "PyTorch"

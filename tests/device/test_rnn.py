@@ -8,6 +8,7 @@ from support import DEVICE, NewGraphs, assert_same, to_device
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 KINDS = {
     "LSTM": nn.LSTM,
@@ -117,6 +118,33 @@ def test_the_length_changes_nothing_but_sizes(kind, fused):
         lines = [len(g.stablehlo.splitlines()) for g in graphs]
         counts[-1] += (lines,)
     assert counts[0] == counts[1] and counts[0][0] < 250
+
+
+def test_the_backward_is_shown_at_the_line_of_the_forward(fused):
+    module, new = net("GRU").to(DEVICE), NewGraphs()
+    output = module(torch.ones(STEPS, BATCH, INPUT, device=DEVICE))[0]
+    output.sum().backward()
+    (graph,) = new.take()
+    lines = {op["line"].rpartition(" in ")[0] for op in graph.ops if "rnn_layer" in op["op"] or "mm" in op["op"]}
+    first = test_the_backward_is_shown_at_the_line_of_the_forward.__code__.co_firstlineno
+    assert lines == {f"{__file__}:{first + 2}"}
+
+
+def test_floating_point_operations_are_those_of_the_products():
+    module, x = net("projected"), torch.randn(STEPS, BATCH, INPUT)
+
+    def count(packed):
+        given = x.to(DEVICE).requires_grad_()
+        states = moved(states_of(module), DEVICE, torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            on_device = copy.deepcopy(module).to(DEVICE)
+            output = on_device(pack_padded_sequence(given, LENGTHS) if packed else given, states)[0]
+            (output.data if packed else output).sum().backward()
+        return counter.get_total_flops()
+
+    # Each forward product has two in the backward.
+    weights = sum(p.numel() for p in module.parameters() if p.dim() == 2)
+    assert [count(False), count(True)] == [6 * rows * weights for rows in (STEPS * BATCH, sum(LENGTHS))]
 
 
 def test_packed_sequences_of_all_lengths(fused):

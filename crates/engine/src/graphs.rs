@@ -255,7 +255,7 @@ fn products(graph: &Graph, module: &Module) -> Vec<capture::Products> {
             k: p.k,
             op: at.and_then(|i| graph.ops.insts.get(i)).map(|inst| inst.name().to_owned()),
             line: at.and_then(|i| graph.ops.sites.get(i)).and_then(|&site| describe(site)),
-            count: 1,
+            count: p.times,
             flops: p.flops(),
         };
         let alike = |known: &&mut capture::Products| {
@@ -263,7 +263,7 @@ fn products(graph: &Graph, module: &Module) -> Vec<capture::Products> {
         };
         match found.iter_mut().find(alike) {
             Some(known) => {
-                known.count += 1;
+                known.count += one.count;
                 known.flops += one.flops;
             }
             None => found.push(one),

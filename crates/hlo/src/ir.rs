@@ -733,6 +733,28 @@ impl Arena {
         &self.values[v.0 as usize].ty
     }
 
+    /// The op whose result a value is, and what it takes.
+    pub(crate) fn made_by(&self, v: Value) -> Option<(&Op, &[Value])> {
+        match self.values.get(v.0 as usize)?.def {
+            Def::Op(id) => self.ops.get(id as usize).map(|data| (&data.op, data.operands.as_slice())),
+            _ => None,
+        }
+    }
+
+    /// The value of an integer or `Pred` splat constant, if `v` is one.
+    pub(crate) fn constant_i64(&self, v: Value) -> Option<i64> {
+        let data = self.values.get(v.0 as usize)?;
+        let Def::Constant(id) = data.def else { return None };
+        let Constant::Splat(bytes) = &self.constants[id as usize] else { return None };
+        if !data.ty.dtype.is_integral() && data.ty.dtype != DType::Pred {
+            return None;
+        }
+        let negative = data.ty.dtype.is_signed() && bytes.last().is_some_and(|b| b & 0x80 != 0);
+        let mut wide = if negative { [0xff; 8] } else { [0; 8] };
+        wide[..bytes.len()].copy_from_slice(bytes);
+        Some(i64::from_le_bytes(wide))
+    }
+
     /// An error if a value of this type cannot be cut so in this program.
     pub(crate) fn check_sharding(&self, sharding: &Sharding, ty: &TensorType) -> Result<(), Error> {
         if self.mesh.as_ref() != Some(sharding.mesh()) {

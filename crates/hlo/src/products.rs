@@ -1,6 +1,6 @@
 //! What a module multiplies: the matrix products and convolutions in it, counted by hand.
 
-use crate::ir::{Convolution, DotDims, Module, Op, OpData, Precision, Value};
+use crate::ir::{Arena, Binary, Convolution, Direction, DotDims, Module, Op, OpData, Precision, ROOT, Value};
 use crate::types::{DType, Dims};
 
 /// A matrix product or convolution: `batch` products of an `m` x `k` by a `k` x `n` matrix.
@@ -20,25 +20,43 @@ pub struct Product {
     pub precision: Precision,
     /// The number of the op's location, if it was given one.
     pub location: Option<u32>,
+    /// How often it is done: as often as the loops that it is in go round, where that is known.
+    pub times: u64,
 }
 
 impl Product {
-    /// Multiplications and additions.
+    /// Multiplications and additions, all times.
     pub fn flops(&self) -> f64 {
-        2.0 * self.batch * self.m * self.n * self.k
+        2.0 * self.batch * self.m * self.n * self.k * self.times as f64
     }
 }
 
 impl Module {
-    /// The products that some result needs, in their order. A loop's body counts once; what a convolution multiplies with
-    /// the zeros of its padding counts as well.
+    /// The products that some result needs, in their order. The body of a loop of which nobody knows how often it goes
+    /// round counts once; what a convolution multiplies with the zeros of its padding counts as well.
     pub fn products(&self) -> Vec<Product> {
-        let live = self.live();
-        let ops = self.arena.ops.iter().zip(live).filter(|(_, live)| *live);
-        ops.filter_map(|(op, _)| self.product(op)).collect()
+        let (live, times) = (self.live(), self.times());
+        let ops = self.arena.ops.iter().zip(live).zip(times).filter(|((_, live), _)| *live);
+        ops.filter_map(|((op, _), times)| self.product(op, times)).collect()
     }
 
-    fn product(&self, op: &OpData) -> Option<Product> {
+    /// How often each op is done.
+    fn times(&self) -> Vec<u64> {
+        let arena = &self.arena;
+        let mut times = vec![1; arena.ops.len()];
+        let mut todo = vec![(ROOT, 1u64)];
+        while let Some((block, n)) = todo.pop() {
+            for &id in &arena.blocks[block as usize].ops {
+                let op = &arena.ops[id as usize];
+                times[id as usize] = n;
+                let rounds = if matches!(op.op, Op::While) { arena.rounds(op).unwrap_or(1) } else { 1 };
+                todo.extend(op.regions.iter().map(|&region| (region, n.saturating_mul(rounds))));
+            }
+        }
+        times
+    }
+
+    fn product(&self, op: &OpData, times: u64) -> Option<Product> {
         let (precision, [batch, m, n, k]) = match &op.op {
             Op::DotGeneral(dot) => (dot.1, self.dot_sizes(op, &dot.0)),
             Op::Convolution(c) => (c.precision, self.convolution_sizes(op, c)),
@@ -46,7 +64,7 @@ impl Module {
         };
         let dtype = self.arena.ty(op.operands[0]).dtype;
         let location = op.location.checked_sub(1);
-        Some(Product { batch, m, n, k, dtype, precision, location })
+        Some(Product { batch, m, n, k, dtype, precision, location, times })
     }
 
     /// Whether each op is needed. What is inside another is needed with it.
@@ -99,6 +117,22 @@ impl Module {
     }
 }
 
+impl Arena {
+    /// How often a loop goes round that counts from one number to another.
+    fn rounds(&self, op: &OpData) -> Option<u64> {
+        let &[cond, body] = op.regions.as_slice() else { return None };
+        let [cond, body] = [cond, body].map(|region| &self.blocks[region as usize]);
+        let (Op::Compare(Direction::Lt, _), &[counter, limit]) = self.made_by(*cond.returns.first()?)? else {
+            return None;
+        };
+        let at = cond.args.iter().position(|&arg| arg == counter)?;
+        let (Op::Binary(Binary::Add), &[before, step]) = self.made_by(body.returns[at])? else { return None };
+        let counts = before == body.args[at] && self.constant_i64(step) == Some(1);
+        let (start, limit) = (self.constant_i64(op.operands[at])?, self.constant_i64(limit)?);
+        counts.then(|| limit.saturating_sub(start).max(0) as u64)
+    }
+}
+
 /// How many elements these dimensions have together.
 fn picked(shape: &[i64], dims: &Dims) -> f64 {
     dims.iter().map(|&d| shape[d as usize] as f64).product()
@@ -127,12 +161,30 @@ mod tests {
         let module = b.finish(&[y, z]).unwrap();
         let found = module.products();
         let (dtype, precision) = (DType::BF16, Precision::Default);
-        let dot = Product { batch: 8.0, m: 32.0, n: 16.0, k: 64.0, dtype, precision, location: Some(7) };
+        let dot =
+            Product { batch: 8.0, m: 32.0, n: 16.0, k: 64.0, dtype, precision, location: Some(7), times: 1 };
         let (dtype, precision) = (DType::F32, Precision::Highest);
-        let folded = Product { batch: 1.0, m: 72.0, n: 5.0, k: 27.0, dtype, precision, location: None };
+        let folded =
+            Product { batch: 1.0, m: 72.0, n: 5.0, k: 27.0, dtype, precision, location: None, times: 1 };
         assert_eq!(found, [dot, folded]);
         assert_eq!(found[0].flops(), (2 * 8 * 32 * 64 * 16) as f64);
         assert_eq!(found[1].flops(), (2 * 2 * 5 * 6 * 6 * 3 * 3 * 3) as f64);
+    }
+
+    #[test]
+    fn a_loop_counts_as_often_as_it_goes_round() {
+        let rounds = |limit: fn(&Builder) -> Value| {
+            let b = Builder::new();
+            let (x, number) = (param(&b, DType::F32, &[4, 4]), |n| b.scalar_i64(DType::S32, n));
+            let square = |b: &Builder, x| b.matmul(x, x, Precision::Default, None);
+            let inner =
+                |b: &Builder, x| b.for_loop(number(1), number(3), &[x], |b, _, s| vec![square(b, s[0])])[0];
+            let y = b.for_loop(number(0), limit(&b), &[x], |b, _, s| vec![inner(b, square(b, s[0]))]);
+            let module = b.finish(&y).unwrap();
+            module.products().iter().map(|p| p.times).collect::<Vec<_>>()
+        };
+        assert_eq!(rounds(|b| b.scalar_i64(DType::S32, 5)), [5, 10]);
+        assert_eq!(rounds(|b| param(b, DType::S32, &[])), [1, 2]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! Frame layouts are private to each Python version; they are checked against the public API at start, and a version that
 //! is not in the table (or does not check) uses the public API, under the GIL.
 //!
-//! Ops of a backward pass run in a thread without Python frames. They are shown at the line of the forward op, found by
-//! the number of its autograd node.
+//! Ops of a backward pass run in a thread without Python frames, or with a library's alone, where that has an
+//! `autograd.Function`. They are shown at the line of the forward op, found by the number of its autograd node.
 
 use crate::abi::Shim;
 use crate::gil;
@@ -63,7 +63,7 @@ const RECENTS: usize = 512;
 thread_local! {
     /// The line of the graph's operation that this thread plays.
     static PLAYED: Cell<Site> = const { Cell::new(Site(0)) };
-    static RECENT: [Cell<(u64, Site)>; RECENTS] = const { [const { Cell::new((0, Site(0))) }; RECENTS] };
+    static RECENT: [Cell<(u64, Place)>; RECENTS] = const { [const { Cell::new((0, Place::NONE)) }; RECENTS] };
 }
 static FORWARD: [AtomicU64; SEQUENCES] = [const { AtomicU64::new(0) }; SEQUENCES];
 
@@ -166,18 +166,39 @@ pub(crate) fn here() -> Site {
     if hash == 0 {
         return backward();
     }
-    let site = RECENT.with(|recent| {
+    let place = RECENT.with(|recent| {
         let entry = &recent[hash as usize >> 1 & (RECENTS - 1)];
-        let (tag, site) = entry.get();
+        let (tag, place) = entry.get();
         if tag == hash {
-            return site;
+            return place;
         }
-        let site = find(hash);
-        entry.set((hash, site));
-        site
+        let place = find(hash);
+        entry.set((hash, place));
+        place
     });
-    remember(site);
-    site
+    place.or_forward()
+}
+
+/// What is known of a stack.
+#[derive(Clone, Copy)]
+struct Place {
+    site: Site,
+    /// Whether a frame of it is the user's.
+    is_user: bool,
+}
+
+impl Place {
+    const NONE: Place = Place { site: Site(0), is_user: false };
+
+    /// The site of the op that runs there: that of its forward, if all frames are a library's and it is of a backward.
+    fn or_forward(self) -> Site {
+        let forward = if self.is_user { Site::default() } else { backward() };
+        if forward != Site::default() {
+            return forward;
+        }
+        remember(self.site);
+        self.site
+    }
 }
 
 thread_local! {
@@ -196,11 +217,17 @@ pub(crate) fn near() -> Site {
     [backward(), LATEST.get()].into_iter().find(known).unwrap_or(site)
 }
 
-/// The site of a stack, which may be new.
+/// What is known of a stack, which may be new.
 #[cold]
-fn find(hash: u64) -> Site {
-    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
-    Site(known.unwrap_or_else(|| gil::with(|py| intern(py, hash))))
+fn find(hash: u64) -> Place {
+    known(hash).unwrap_or_else(|| gil::with(|py| intern(py, hash)))
+}
+
+fn known(hash: u64) -> Option<Place> {
+    let table = TABLE.read();
+    let table = table.as_ref()?;
+    let site = *table.by_hash.get(&hash)?;
+    Some(Place { site: Site(site), is_user: table.lines[site as usize - 1].is_some() })
 }
 
 /// Without a known frame layout: the innermost frame alone, by the public API.
@@ -215,15 +242,14 @@ fn slow(py: Python<'_>) -> Site {
         ffi::Py_DECREF(code.cast());
         (code as u64).wrapping_mul(0x517c_c1b7_2722_0a95) ^ ffi::PyFrame_GetLineNumber(frame) as u64 | 1
     };
-    let known = TABLE.read().as_ref().and_then(|t| t.by_hash.get(&hash).copied());
-    let site = Site(known.unwrap_or_else(|| intern(py, hash)));
-    remember(site);
-    site
+    known(hash).unwrap_or_else(|| intern(py, hash)).or_forward()
 }
 
 /// Gives a stack a number and looks its user line up.
-fn intern(py: Python<'_>, hash: u64) -> u32 {
-    number(hash, user_line(py))
+fn intern(py: Python<'_>, hash: u64) -> Place {
+    let line = user_line(py);
+    let is_user = line.is_some();
+    Place { site: Site(number(hash, line)), is_user }
 }
 
 fn number(hash: u64, line: Option<String>) -> u32 {

@@ -233,22 +233,7 @@ pub(crate) fn decode_f8(code: u8, exponent: u32) -> f64 {
 impl Builder {
     /// The value of an integer or `Pred` splat constant, if `v` is one (for choosing a cheaper lowering).
     pub fn constant_i64(&self, v: Value) -> Option<i64> {
-        self.inner.borrow().constant_i64(v)
-    }
-}
-
-impl Inner {
-    pub(super) fn constant_i64(&self, v: Value) -> Option<i64> {
-        let data = self.arena.values.get(v.0 as usize)?;
-        let Def::Constant(id) = data.def else { return None };
-        let Constant::Splat(bytes) = &self.arena.constants[id as usize] else { return None };
-        if !data.ty.dtype.is_integral() && data.ty.dtype != DType::Pred {
-            return None;
-        }
-        let negative = data.ty.dtype.is_signed() && bytes.last().is_some_and(|b| b & 0x80 != 0);
-        let mut wide = if negative { [0xff; 8] } else { [0; 8] };
-        wide[..bytes.len()].copy_from_slice(bytes);
-        Some(i64::from_le_bytes(wide))
+        self.inner.borrow().arena.constant_i64(v)
     }
 }
 

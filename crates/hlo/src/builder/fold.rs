@@ -4,7 +4,7 @@
 //! So no program divides an integer by what may be zero, and no maximum of constants is left to that folder alone.
 
 use super::{Builder, Inner};
-use crate::ir::{Binary, Def, Direction, Op, Value};
+use crate::ir::{Binary, Direction, Op, Value};
 
 impl Builder {
     /// Division or remainder of integers, whose divisor is nowhere zero: a quotient by zero is -1 (all bits are set), a
@@ -62,10 +62,7 @@ impl Builder {
 impl Inner {
     /// The op whose result a value is.
     pub(super) fn made_by(&self, x: Value) -> Option<(&Op, &[Value])> {
-        match self.arena.values.get(x.0 as usize)?.def {
-            Def::Op(id) => self.arena.ops.get(id as usize).map(|data| (&data.op, data.operands.as_slice())),
-            _ => None,
-        }
+        self.arena.made_by(x)
     }
 
     fn is_constant(&self, x: Value) -> bool {

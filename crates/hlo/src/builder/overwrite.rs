@@ -266,12 +266,12 @@ impl Inner {
     fn without_constant(&self, mut v: Value) -> (Option<Value>, i64) {
         let mut added = 0;
         loop {
-            if let Some(n) = self.constant_i64(v) {
+            if let Some(n) = self.arena.constant_i64(v) {
                 return (None, added + n);
             }
             v = match self.made_by(v) {
                 Some((Op::Convert, &[from])) if self.arena.ty(from).dtype.is_integral() => from,
-                Some((Op::Binary(Binary::Add), &[x, n])) => match self.constant_i64(n) {
+                Some((Op::Binary(Binary::Add), &[x, n])) => match self.arena.constant_i64(n) {
                     Some(n) => {
                         added += n;
                         x
