@@ -201,7 +201,7 @@ def written_rows(x, writes):
     return x
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
 def test_of_rows_that_move(block):
     wrong = []
     for seed in range(12 * block, 12 * block + 12):

@@ -88,6 +88,7 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
   }
   return r.to(t);
 }
+// The same into a tensor; a sum without another one in between.
 inline void reduce_into(Tensor& out, const ReduceOp& op, const Tensor& rows, int64_t size) {
   auto t = rows.scalar_type();
   bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM;

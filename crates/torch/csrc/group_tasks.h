@@ -38,20 +38,20 @@ using Memory = std::vector<OxiMemory>;
 // ---------------------------------------------------------------- ranks that do not do the same
 // Hosts hang or abort where ranks call different collectives, or with other sizes. So each collective begins with a small
 // one, by which all ranks know whether they agree; if not, or if the host fails, each says what the others were about.
-struct Named {  // a group by which the core names tasks: its own, or one of those between two peers
-  Named(const std::string& name, const std::vector<uint64_t>& ranks)
-      : core(g_core->group(name.c_str(), ranks.data(), static_cast<uint32_t>(ranks.size()))) {}
-  Named(const Named&) = delete;
-  ~Named() { g_core->group_drop(core); }
-  void* core;
+struct CoreGroup {  // a group as the core names it in tasks: its own, or one of those between two peers
+  CoreGroup(const std::string& name, const std::vector<uint64_t>& ranks)
+      : handle(g_core->group(name.c_str(), ranks.data(), static_cast<uint32_t>(ranks.size()))) {}
+  CoreGroup(const CoreGroup&) = delete;
+  ~CoreGroup() { g_core->group_drop(handle); }
+  void* handle;
 };
 struct Group {  // what the tasks of a group share
   Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
       : alone(dynamic_cast<Alone*>(host.get())), name(options->group_name.empty() ? "default" : options->group_name),
-        named(name, options->global_ranks_in_group), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+        core(name, options->global_ranks_in_group), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
   const bool alone;  // the others are taken to do and say the same
   const std::string name;
-  const Named named;
+  const CoreGroup core;
   Host host;
   c10::intrusive_ptr<c10d::Store> store;  // may be null
   c10::intrusive_ptr<c10d::Backend::Options> options;

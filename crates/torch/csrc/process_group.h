@@ -674,7 +674,7 @@ class ProcessGroupTpu final : public c10d::Backend {
       auto nothing = [](const Memory&, const Memory&) {};  // that they agree is all
       std::unique_ptr<Task> task = std::make_unique<Does<decltype(nothing)>>(group_, call, nothing);
       task->number = number_;
-      OxiTask t{task.get(), task->call.name, group_->named.core, number_, id_};
+      OxiTask t{task.get(), task->call.name, group_->core.handle, number_, id_};
       task.release();
       OxiError e{};
       void* work = g_core->collective(&t, &what, &x, &y, &e);
@@ -792,8 +792,8 @@ class ProcessGroupTpu final : public c10d::Backend {
     // Only what all ranks do has one number on all.
     auto number = task->number = call.of_all ? ++number_ : ++of_peers_[lane];
     if (!call.of_all) peers_number_++;
-    auto& named = call.of_all ? group_->named : of_peer(call.name);
-    OxiTask t{task.get(), call.name, named.core, number, lane};
+    auto& group = call.of_all ? group_->core : of_peer(call.name);
+    OxiTask t{task.get(), call.name, group.handle, number, lane};
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(),
@@ -804,13 +804,13 @@ class ProcessGroupTpu final : public c10d::Backend {
     return c10::make_intrusive<GroupWork>(rank_, type, std::move(recorded), results, device, number, waits, std::move(source));
   }
   // By what the core names sends or receives, which have numbers of their own on each rank; with the lock.
-  const Named& of_peer(const char* name) {
-    auto& named = named_[name];
-    if (!named) {
+  const CoreGroup& of_peer(const char* name) {
+    auto& group = between_peers_[name];
+    if (!group) {
       auto label = c10::str(group_->name, ", ", name, " of rank ", rank_);
-      named = std::make_unique<Named>(label, options_->global_ranks_in_group);
+      group = std::make_unique<CoreGroup>(label, options_->global_ranks_in_group);
     }
-    return *named;
+    return *group;
   }
 
   Host host_;
@@ -824,7 +824,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
   std::shared_ptr<Receives> receives_ = std::make_shared<Receives>();
   std::mutex mutex_;
-  std::unordered_map<std::string, std::unique_ptr<Named>> named_;
+  std::unordered_map<std::string, std::unique_ptr<CoreGroup>> between_peers_;  // by the name of the call
   std::unique_ptr<Records> coalesced_;
 };
 
