@@ -6,11 +6,12 @@
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
 the time of a step in two processes by that of one process with the same share of the batch. Device and CPU take turns.
 
-`record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What of
-it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
+`record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What
+of it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -96,8 +97,7 @@ def _rank(args) -> None:
 
 def _record(torch, dist, _kind: str, rounds: int) -> dict:
     from oxitorch import _core
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401: makes the backend known
-
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # makes the backend known
     nothing, x, host = dist.new_group(backend="fake"), torch.ones(4, device="tpu"), torch.ones(4)
     two = torch.ones(8, device="tpu")
 

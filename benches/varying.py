@@ -1,5 +1,4 @@
-"""Programs whose numbers and lengths vary: batches that are slices, rows written in turn, a recurrent net over many steps,
-generation.
+"""Programs whose numbers and lengths vary: batches that are slices, rows written in turn, a recurrent net, generation.
 
     python benches/varying.py                # all
     python benches/varying.py slices lstm
@@ -47,7 +46,7 @@ def slices() -> None:
 
 
 def writes() -> None:
-    """400 writes to rows of a tensor, each computed from the row and the one before, against PyTorch's CPU; best of several."""
+    """400 writes to rows, each computed from the row and the one before, against PyTorch's CPU; best of several."""
 
     def epochs(device):
         x = torch.zeros(512, 64, device=device)

@@ -312,7 +312,9 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
             "offsets that had kept their distance are operands of their own from now on".to_owned()
         } else {
             let offsets = count(new.given.len(), "offset");
-            format!("{offsets} differ in value and are operands from now on (starts of slices, indices, shifts)")
+            format!(
+                "{offsets} differ in value and are operands from now on (starts of slices, indices, shifts)"
+            )
         };
         e.differences.push(text);
         e.note(Cause::Offsets);

@@ -117,7 +117,8 @@ impl Ops {
     /// What each offset says where in, if it is a dimension of a value of which one of the ops overwrites a part.
     pub(crate) fn along(&self) -> Vec<Option<Along>> {
         let base = |op: &OpRef<'_>| op.operands.first().copied();
-        let written: FxHashSet<u32> = self.iter().filter(|op| op.inst.is_write()).filter_map(|op| base(&op)).collect();
+        let written: FxHashSet<u32> =
+            self.iter().filter(|op| op.inst.is_write()).filter_map(|op| base(&op)).collect();
         let mut along = Vec::with_capacity(self.offsets.len());
         for op in self.iter() {
             if let Some(value) = base(&op).filter(|value| written.contains(value)) {
