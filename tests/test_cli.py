@@ -165,7 +165,7 @@ def test_cache_warm_keeps_programs_that_call_pytorchs_kernels(cache, tmp_path):
     script = tmp_path / "product.py"
     script.write_text(
         "import torch\n"
-        "x = torch.randn(512, 512, device='tpu')\n"
+        "x = torch.randn(512, 512, device='tpu', dtype=torch.float64)\n"
         "(x @ x).cpu()\n"
         "m = torch.tpu.metrics()\n"
         "print(m['library_calls'], m['compiles'])\n"

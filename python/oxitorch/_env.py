@@ -224,11 +224,13 @@ NAN_TRAP = Var(
 )
 LIBRARY = Var(
     "OXITORCH_LIBRARY",
-    "bool",
-    "1",
+    "choice",
+    "auto",
     "0.1",
     "On the cpu platform, let programs call PyTorch's own kernels for large matrix products, convolutions and "
-    "attention of float32 and float64; `0` leaves all of them to XLA.",
+    "attention of float32 and float64: `auto` where they are faster on this processor, `1` wherever they can, `0` "
+    "nowhere.",
+    choices=("auto", "1", "0"),
 )
 LOWER_FOR = Var(
     "OXITORCH_LOWER_FOR",

@@ -2,6 +2,7 @@
 the CPU's but for rounding, views are read in place, large calls are made in parts, and small ones stay with XLA."""
 
 import concurrent.futures
+from pathlib import Path
 
 import pytest
 import torch
@@ -295,6 +296,25 @@ print((a @ a).sum().item(), torch.tpu.metrics()["library_calls"])
     assert python(code, OXITORCH_LIBRARY="1").stdout.split() == ["134217728.0", "1"]
 
 
+def test_by_itself_it_serves_what_this_processor_is_slower_at(python):
+    """XLA has kernels for AVX-512 on all processors, MKL on Intel's; but few rows by a transposed matrix are MKL's."""
+    code = """
+import torch
+few, many = (torch.randn(n, 1024) for n in (16, 512))
+w = torch.randn(1024, 1024)
+for name, x, y in ("square", w, w), ("many", many, w.t()), ("few", few, w.t()), ("double", w.double(), w.double()):
+    torch.tpu.synchronize()
+    before = torch.tpu.metrics()["library_calls"]
+    z = x.to("tpu") @ (y.to("tpu") if y.is_contiguous() else y.t().to("tpu").t())
+    torch.testing.assert_close(z.cpu(), x @ y, rtol=1e-4, atol=1e-3)
+    print(name, torch.tpu.metrics()["library_calls"] - before)
+"""
+    info = Path("/proc/cpuinfo").read_text()
+    own = "1" if "GenuineIntel" in info or "avx512f" not in info else "0"
+    expected = ["square", own, "many", own, "few", "1", "double", "1"]
+    assert python(code).stdout.split() == expected
+
+
 def test_an_error_of_the_library_names_op_and_line(python):
     code = """
 import torch
@@ -302,7 +322,7 @@ library = torch.library.Library("aten", "IMPL", "CPU")
 def refuse(*args, **kwargs):
     raise ValueError("no products today")
 library.impl("bmm.out", refuse, allow_override=True)
-a = torch.ones(8, 128, 128, device="tpu")
+a = torch.ones(8, 128, 128, device="tpu", dtype=torch.float64)
 y = a @ a
 try:
     y.cpu()
@@ -320,7 +340,7 @@ print((b + b).tolist())
 def test_a_program_that_ends_in_the_middle(python):
     code = """
 import torch
-a = torch.rand(1024, 1024, device="tpu")
+a = torch.rand(1024, 1024, device="tpu", dtype=torch.float64)
 for _ in range(30):
     a = a @ a / 1024
 print("end")
@@ -332,7 +352,7 @@ print("end")
 def test_programs_come_from_the_disk(python, empty_cache):
     code = """
 import torch
-a = torch.ones(512, 512, device="tpu")
+a = torch.ones(512, 512, device="tpu", dtype=torch.float64)
 total = (a @ a).sum().item()
 m = torch.tpu.metrics()
 print(total, m["library_calls"], m["compiles"] > 0, m["loads"] > 0)

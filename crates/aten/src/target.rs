@@ -50,6 +50,9 @@ target_options! {
     top_k_without_nan,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     library,
+    /// Whether products of float32 matrices are the compiler's all the same, where it need not transpose much: for a
+    /// processor whose vector instructions it knows and torch's library of products does not.
+    own_products,
 }
 
 impl TargetOptions {

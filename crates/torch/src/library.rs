@@ -11,6 +11,28 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Which of torch's kernels programs may call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernels {
+    None,
+    /// Those that are faster than the compiler's on this processor.
+    Faster,
+    All,
+}
+
+/// Whether torch's products of float32 matrices are slower than the compiler's on this processor: on x86-64 they are
+/// MKL's, which uses AVX-512 on Intel's processors alone, while XLA's (Eigen's) look at what the processor can.
+pub(crate) fn multiplies_slowly() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let id = std::arch::x86_64::__cpuid(0);
+        let maker = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).concat();
+        std::is_x86_feature_detected!("avx512f") && maker != b"GenuineIntel"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Makes the function known to a plugin whose programs run in host memory.
 pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Result<()> {
     plugin.register_host_fn(FUNCTION, move |call| run(shim, call))

@@ -1,6 +1,7 @@
 //! The functions of `oxitorch._core`. Documented for users in `torch.tpu`, which wraps them.
 
 use crate::abi::{self, Shim, ShimInit};
+use crate::library::Kernels;
 use crate::{door, processes, sites, state, storage};
 use oxitorch_capture::{Graph, Role};
 use oxitorch_engine::{Absent, Error, ErrorKind, Mode, Numbered, Reason, Refusal, Remembered, Stream};
@@ -18,7 +19,9 @@ use std::sync::atomic::Ordering::Relaxed;
 mod config;
 mod counted;
 
-use config::{absent_device, cache_options, cuda_options, describe_absent, eager_mode, optional, refuses};
+use config::{
+    absent_device, cache_options, cuda_options, describe_absent, eager_mode, kernels, optional, refuses,
+};
 use counted::{collectives, compile_times, device_report, reading, set_counters};
 
 macro_rules! csrc {
@@ -229,6 +232,7 @@ mod _core {
         let lower_for: Option<String> = optional(config, "lower_for")?;
         let mode: Option<String> = optional(config, "eager_mode")?;
         let fallback: Option<String> = optional(config, "fallback")?;
+        let library: Option<String> = optional(config, "library")?;
         let path: String =
             optional(config, "shim")?.ok_or_else(|| PyValueError::new_err("config lacks `shim`"))?;
         let shim = load_shim(&path)?;
@@ -262,7 +266,7 @@ mod _core {
             graphs: optional(config, "graphs")?,
             background_compile: optional(config, "background_compile")?.unwrap_or(true),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
-            library: optional(config, "library")?.unwrap_or(true),
+            library: library.as_deref().map_or(Ok(Kernels::Faster), kernels)?,
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
             on_start: optional(config, "on_start")?,

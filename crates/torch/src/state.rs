@@ -1,7 +1,7 @@
 //! What there is once per process: the engine, the switches that are not the engine's.
 
 use crate::abi::Shim;
-use crate::library;
+use crate::library::{self, Kernels};
 use crate::processes;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
@@ -60,8 +60,8 @@ pub(crate) struct Setup {
     pub(crate) background_compile: bool,
     pub(crate) nan_trap: bool,
     pub(crate) refuse_fallback: bool,
-    /// Whether programs may call torch's kernels where they run in host memory.
-    pub(crate) library: bool,
+    /// Which of torch's kernels programs may call where they run in host memory.
+    pub(crate) library: Kernels,
     /// Seconds until a TPU that does not start is an error.
     pub(crate) start_timeout: u64,
     /// The hosts of a TPU as the environment names them, for people.
@@ -285,13 +285,14 @@ fn start() -> Result<&'static State, Error> {
     // Programs that are compiled elsewhere cannot call what is registered here.
     if let Target::Client(client) = &target
         && client.platform() == pjrt::Platform::Cpu
-        && setup.library
+        && setup.library != Kernels::None
         && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
     {
         library::register(client.plugin(), setup.shim)
             .and_then(|()| crate::spmm::register(client.plugin()))
             .map_err(|e| Error::runtime(e.to_string()))?;
         wanted.library = true;
+        wanted.own_products = setup.library == Kernels::Faster && library::multiplies_slowly();
     }
     let mut cache = setup.cache.clone();
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {

@@ -127,6 +127,17 @@ impl Matrices {
         self.m == 1 || self.n == 1
     }
 
+    /// Whether the compiler's own product spends more on bringing a matrix into the order of its kernel than the kernel
+    /// takes: a large matrix lies in memory the other way round, and few rows or columns are multiplied with it.
+    fn transposes_much(&self, c: &Ctx, operands: [Value; 2]) -> bool {
+        let sides = [([self.m, self.k], self.n), ([self.k, self.n], self.m)];
+        operands.into_iter().zip(&self.orders).zip(sides).any(|((x, order), ([rows, columns], others))| {
+            let transposed = c.transpose(x, order);
+            let stride = c.strided(transposed).strides.last().copied();
+            rows * columns > LARGE && others < FEW && stride.is_some_and(|s| s != 1)
+        })
+    }
+
     /// The shape of such matrices, or of the one.
     fn shape(&self, rows: i64, columns: i64) -> Dims {
         let shape = [self.count, rows, columns];
@@ -137,12 +148,20 @@ impl Matrices {
 /// Rows or columns of which a part of a product has a multiple: the kernels take blocks of them.
 const PART: i64 = 48;
 
+/// Elements of a matrix that takes long to transpose, and rows or columns of another, with which a product takes longer.
+/// Measured with Eigen's kernels for AVX-512.
+const LARGE: i64 = 1 << 19;
+const FEW: i64 = 384;
+
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
 fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
     let p = Matrices::of(c, l, r, dims);
     let operations = [p.count, p.m, p.k, p.n].iter().fold(2i64, |all, &n| all.saturating_mul(n));
     let dtype = c.dtype(l);
     if c.dtype(r) != dtype || p.has_vector() || !c.is_for_library(dtype, operations) {
+        return None;
+    }
+    if c.config.target.own_products && dtype == DType::F32 && !p.transposes_much(c, [l, r]) {
         return None;
     }
     let a = c.reshape(c.transpose(l, &p.orders[0]), &p.shape(p.m, p.k));

@@ -1,6 +1,7 @@
 //! The configuration that Python gives, which is what the environment says.
 
 use super::plugin_error;
+use crate::library::Kernels;
 use crate::state;
 use oxitorch_engine::{AbsentDevice, CacheOptions, Mode, SharedCache};
 use oxitorch_pjrt as pjrt;
@@ -78,6 +79,16 @@ pub(super) fn eager_mode(name: &str) -> PyResult<Mode> {
     Mode::parse(name).ok_or_else(|| {
         PyValueError::new_err(format!("eager mode must be 'fused', 'strict' or 'debug', got '{name}'"))
     })
+}
+
+/// Which of torch's kernels programs may call.
+pub(super) fn kernels(choice: &str) -> PyResult<Kernels> {
+    match choice {
+        "auto" => Ok(Kernels::Faster),
+        "1" => Ok(Kernels::All),
+        "0" => Ok(Kernels::None),
+        _ => Err(PyValueError::new_err(format!("library must be 'auto', '1' or '0', got '{choice}'"))),
+    }
 }
 
 /// Whether a fallback policy makes an op without a lowering an error.
