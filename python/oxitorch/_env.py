@@ -518,7 +518,8 @@ def core_config() -> dict[str, Any]:
     return {
         **_preflight(),
         "platform": PLATFORM.read(),
-        "cpu_devices": CPU_DEVICES.read() or local_world_size(),
+        "cpu_devices": CPU_DEVICES.read(),
+        "processes": local_world_size(),
         "cuda_visible_devices": CUDA_DEVICES.read(),
         "visible_tpus": _visible("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
         "visible_gpus": _visible("CUDA_VISIBLE_DEVICES"),

@@ -57,12 +57,11 @@ def _register(c10d) -> None:
 
 
 def expect(processes: int) -> None:
-    """Before the device starts: the cpu platform shows a device for each of so many processes.
+    """Before the device starts: there is a device for each of so many processes, if nobody else says how many there are.
 
     `torchrun` says it in LOCAL_WORLD_SIZE; others start processes of their own, such as `mp.spawn`.
     """
-    if _env.CPU_DEVICES.read() is None:
-        _core.expect_processes(processes)
+    _core.expect_processes(processes)
 
 
 def _finish() -> None:

@@ -59,6 +59,25 @@ def test_the_device_is_not_used_before(tmp_path):
         assert "hint: call torch.distributed.init_process_group() before the first use of the device" in printed
 
 
+def test_under_torchrun_no_backend_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+x = torch.ones(2, device="tpu")
+dist.all_reduce(x)
+print("it is", x.tolist(), x.device, torch.tpu.device_count(), flush=True)
+dist.destroy_process_group()
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    env = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")} | plugin.environ()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"it is [2.0, 2.0] tpu:{rank} 2" in done.stdout
+
+
 def test_a_process_that_does_not_come_is_named(tmp_path):
     script = SCRIPT + "rank = 0\nsize = 2\nfrom oxitorch import _activate, _processes\nimport torch\n"
     script += "store = dist.FileStore(path, 2)\n_processes._join(_activate.core(), 'cuda', store, 0, 2)\n"

@@ -29,7 +29,7 @@ pub(crate) fn open(
     let chosen = chosen(setup)?;
     let place = processes::place().filter(|_| chosen.platform != pjrt::Platform::Cpu);
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| setup.cpu_devices.load(Relaxed));
+    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| cpu_devices(setup));
     let mut extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
     if let (pjrt::Platform::Cuda, Some(place)) = (chosen.platform, place) {
         take_one_gpu(&mut extra, place.gpu);
@@ -67,12 +67,18 @@ pub(crate) fn count(setup: &Setup) -> Option<usize> {
         _ => None,
     });
     let few = match platform {
-        pjrt::Platform::Cpu => return Some(setup.cpu_devices.load(Relaxed)),
+        pjrt::Platform::Cpu => return Some(cpu_devices(setup)),
         pjrt::Platform::Tpu => setup.visible.0,
         pjrt::Platform::Cuda => asked.or(setup.visible.1),
     };
-    let all = pjrt::devices_present(platform)?;
+    // One device for each process, or `init_process_group()`, which asks, would find that each has started them for itself.
+    let shared = Some(setup.processes.load(Relaxed)).filter(|&n| n > 1);
+    let all = pjrt::devices_present(platform).or(shared)?;
     Some(few.map_or(all, |few| few.min(all))).filter(|&n| n > 0)
+}
+
+fn cpu_devices(setup: &Setup) -> usize {
+    setup.cpu_devices.unwrap_or_else(|| setup.processes.load(Relaxed))
 }
 
 /// Of the GPUs that the user names, or else that the driver has, a process among others takes its own.

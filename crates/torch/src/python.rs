@@ -244,7 +244,8 @@ mod _core {
             start_timeout: optional(config, "start_timeout")?.unwrap_or(600),
             tpu_hosts: optional(config, "tpu_hosts")?.unwrap_or_default(),
             lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
-            cpu_devices: optional(config, "cpu_devices")?.unwrap_or(1usize).into(),
+            processes: optional(config, "processes")?.unwrap_or(1usize).into(),
+            cpu_devices: optional(config, "cpu_devices")?,
             visible: (optional(config, "visible_tpus")?, optional(config, "visible_gpus")?),
             cuda: cuda_options(config)?,
             shim_dir: std::path::Path::new(&path).parent().map(Into::into),
@@ -277,11 +278,11 @@ mod _core {
         Ok(())
     }
 
-    /// The cpu platform shows a device for each of so many processes, if it has not started.
+    /// So many processes of one job share the machine; said before the device starts.
     #[pyfunction]
     fn expect_processes(processes: usize) {
         if let Some(setup) = state::setup() {
-            setup.cpu_devices.fetch_max(processes, Relaxed);
+            setup.processes.fetch_max(processes, Relaxed);
         }
     }
 

@@ -32,8 +32,10 @@ pub(crate) struct Setup {
     pub(crate) capture: Option<PathBuf>,
     /// None: the first platform that has hardware.
     pub(crate) platform: Option<pjrt::Platform>,
-    /// How many devices the cpu platform shows. More until it starts, if more processes turn out to share the machine.
-    pub(crate) cpu_devices: AtomicUsize,
+    /// How many processes of one job share the machine, as far as is known; more until the device starts, if more turn out to.
+    pub(crate) processes: AtomicUsize,
+    /// How many devices the cpu platform shows; None: one for each of these processes.
+    pub(crate) cpu_devices: Option<usize>,
     /// How many chips and GPUs the environment leaves to this process, if it says so.
     pub(crate) visible: (Option<usize>, Option<usize>),
     /// Options of a client for GPUs.
