@@ -57,7 +57,7 @@ def _register(c10d) -> None:
 
 
 def expect(processes: int) -> None:
-    """Before the device starts: there is a device for each of so many processes, if nobody else says how many there are.
+    """Before the device starts: a device for each of so many processes, if nobody else says how many.
 
     `torchrun` says it in LOCAL_WORLD_SIZE; others start processes of their own, such as `mp.spawn`.
     """
