@@ -157,8 +157,8 @@ def chain():
     return lambda: run(x).block_until_ready(), lambda y: float(y.sum())
 
 
-def training(model, weights, x, y):
-    optimizer = optax.adamw(1e-3)
+def jitted_step(model, optimizer):
+    """A step of these on weights, optimizer's state and a batch, the first two of which are given away."""
 
     def loss_of(p, x, y):
         out = model(p, x)
@@ -171,6 +171,12 @@ def training(model, weights, x, y):
         updates, state = optimizer.update(gradients, state, p)
         return optax.apply_updates(p, updates), state, loss
 
+    return train
+
+
+def training(model, weights, x, y):
+    optimizer = optax.adamw(1e-3)
+    train = jitted_step(model, optimizer)
     held = [weights, optimizer.init(weights)]
 
     def step():

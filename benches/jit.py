@@ -2,7 +2,7 @@
 
     python benches/jit.py                    # torch.tpu.jit alone
     python benches/jit.py --peer PYTHON      # and jax.jit, in an environment that has jax
-    python benches/jit.py trace --layers 24  # the first call of a GPT's step: running it, lowering, compiling
+    python benches/jit.py trace --layers 24  # the program of a GPT's step: tracing and lowering it, without compiling
 
 `call`: a step on the weights and AdamW's state of a GPT of so many layers, whose tensors have 4 elements each, so that
 nearly all of a call is the host's. Weights and state go in and come out as dicts. Microseconds, best of the rounds: of
@@ -11,6 +11,7 @@ the processor in the thread that calls, and from the call until the device is do
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -69,8 +70,8 @@ def theirs(layers: int, rounds: int):
     return timed(step, (arrays(), arrays(), arrays(), jnp.zeros(())), jax.block_until_ready, rounds)
 
 
-def trace(layers: int) -> dict:
-    """Seconds of the first call of a GPT's step, without the compiler's."""
+def our_program(layers: int, rounds: int) -> list[float]:
+    """Seconds until there is the StableHLO of a GPT's step with AdamW, each time anew."""
     import torch
     from workloads import GPT
 
@@ -79,7 +80,6 @@ def trace(layers: int) -> dict:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.randint(0, 256, (8, 128), device="tpu")
 
-    @torch.tpu.jit
     def step(x):
         optimizer.zero_grad(set_to_none=True)
         out = model(x)
@@ -88,47 +88,80 @@ def trace(layers: int) -> dict:
         optimizer.step()
         return loss.detach()
 
-    times = []
-    for _ in range(2):
-        started = time.perf_counter()
-        step(x)
-        times.append(time.perf_counter() - started)
-    ops = torch.tpu.metrics()["ops"]
+    def lower():
+        torch.tpu.jit(step).lower(x).as_text()
+
+    step(x)  # which gives the optimizer its state, as optax's is there before
     torch.tpu.synchronize()
-    return {"trace_s": times, "ops": ops}
+    return seconds(lower, rounds)
+
+
+def their_program(layers: int, rounds: int) -> list[float]:
+    """The same of JAX, with flat weights and optax."""
+    import jax
+    import optax
+    from jax_workloads import gpt, gpt_weights, ints, jitted_step
+
+    weights, optimizer, x = gpt_weights(layers=layers), optax.adamw(1e-3), ints(8, 128, high=256)
+    step, args = jitted_step(gpt, optimizer), (weights, optimizer.init(weights), x, x)
+
+    def lower():
+        jax.clear_caches()
+        step.lower(*args).as_text()
+
+    return seconds(lower, rounds)
+
+
+def seconds(f, rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+# What is measured, of ours and of theirs.
+MEASURES = {"call": (ours, theirs), "trace": (our_program, their_program)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("call", "trace"), default="call")
+    parser.add_argument("what", nargs="?", choices=MEASURES, default="call")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has jax")
-    parser.add_argument("--serve", choices=("ours", "theirs"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, help="100 calls, or 5 programs, if it is not given")
+    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has jax and optax")
+    parser.add_argument("--serve", type=int, choices=(0, 1), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.what == "trace":
-        print(json.dumps(trace(args.layers)))
+    rounds = args.rounds or {"call": 100, "trace": 5}[args.what]
+    if args.serve is not None:
+        print(json.dumps(MEASURES[args.what][args.serve](args.layers, rounds)))
         return
-    if args.serve:
-        print(json.dumps({"ours": ours, "theirs": theirs}[args.serve](args.layers, args.rounds)))
-        return
-    best = {}
-    for who, python in (("ours", sys.executable), ("theirs", args.peer)):
+    best = []
+    for who, python in enumerate((sys.executable, args.peer)):
         if python is None:
             continue
-        command = [python, __file__, "--serve", who, "--layers", str(args.layers), "--rounds", str(args.rounds)]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        rounds = json.loads(out.splitlines()[-1])
-        best[who] = [min(r[i] for r in rounds) for i in (0, 1)]
-        middle = [statistics.median(r[i] for r in rounds) for i in (0, 1)]
-        name = {"ours": "torch.tpu.jit", "theirs": "jax.jit"}[who]
-        print(
-            f"{name:14} call {best[who][0]:8.1f} us (median {middle[0]:.1f}), with the device {best[who][1]:8.1f} us "
-            f"(median {middle[1]:.1f})"
-        )
+        command = [python, __file__, args.what, "--serve", str(who), "--layers", str(args.layers)]
+        env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        out = subprocess.run(
+            [*command, "--rounds", str(rounds)], check=True, stdout=subprocess.PIPE, text=True, env=env
+        ).stdout
+        best.append(report(args.what, ("torch.tpu.jit", "jax.jit")[who], json.loads(out.splitlines()[-1])))
     if len(best) == 2:
-        print(f"ratio          call {best['ours'][0] / best['theirs'][0]:8.2f}x, with the device "
-              f"{best['ours'][1] / best['theirs'][1]:8.2f}x")  # fmt: skip
+        print("ratio          " + ", ".join(f"{a / b:.2f}x" for a, b in zip(*best, strict=True)))
+
+
+def report(what: str, name: str, rounds: list) -> list[float]:
+    """Prints the best and the median of the rounds, and gives the best."""
+    if what == "trace":
+        print(f"{name:14} {min(rounds):.3f} s (median {statistics.median(rounds):.3f})")
+        return [min(rounds)]
+    best, middle = ([f(r[i] for r in rounds) for i in (0, 1)] for f in (min, statistics.median))
+    print(
+        f"{name:14} call {best[0]:8.1f} us (median {middle[0]:.1f}), with the device {best[1]:8.1f} us "
+        f"(median {middle[1]:.1f})"
+    )
+    return best
 
 
 if __name__ == "__main__":

@@ -21,3 +21,7 @@ mod state;
 mod storage;
 mod threads;
 mod tree;
+
+/// Objects of a launch are made in Python's thread and freed in the device's, which glibc's malloc is slow at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
