@@ -294,8 +294,13 @@ class _Ops(TorchDispatchMode):
         """Whether the function made it."""
         return _storage(tensor) in self._made
 
+    # Loops and branches: their bodies are seen too.
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
@@ -324,9 +329,23 @@ class _Ops(TorchDispatchMode):
             elif reads:
                 self._fail(f"computes {func} on the host", _READ_HINT)
             else:
-                drawn = torch.Tag.nondeterministic_seeded in func.tags
+                drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
                 self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
         return results
+
+    def _body(self, fn: Callable) -> Callable:
+        """A body, which runs while no operation is seen."""
+
+        def run(*given):
+            for t in filter(_is_on_device, _tensors(given)):
+                at = _storage(t)
+                if at not in self._on_device:
+                    self._on_device.add(at)
+                    self._made.add(at)
+            with self:
+                return fn(*given)
+
+        return run
 
     def _take(self, t: torch.Tensor) -> None:
         """An operation of the device takes a tensor."""
@@ -352,7 +371,7 @@ class _Ops(TorchDispatchMode):
         for t in taken:
             # What was there before may be changed by whoever has it.
             self._constant.setdefault(_storage(t), False)
-        if func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
+        if getattr(func, "_schema", None) and func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
             self._fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
