@@ -6,6 +6,7 @@ own way is taken, which runs it for each round; `torch.tpu.explain()` says why.
 `associative_scan` needs nothing: PyTorch's way is a tree of few operations.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def _cond(pred, true_fn, false_fn, operands):
     if first != second:
         drop_bodies(2)
         raise Played("branches that give the same kind of results")
-    return first.together(flow("cond", (0, 0, 0), [pred, *given]))
+    return first.together(flow("cond", (0, 0, 0, 0), [pred, *given]))
 
 
 def _while_loop(cond_fn, body_fn, carried, additional):
@@ -79,7 +80,7 @@ def _while_loop(cond_fn, body_fn, carried, additional):
     record_body(lambda *now: cond_fn(*now, *additional), carried)
     with _forgotten_on_error():
         shape = record_body(lambda *now: body_fn(*now, *additional), carried)
-    return shape.together(flow("while_loop", (0, 0, 0), carried))
+    return shape.together(flow("while_loop", (0, 0, 0, 0), carried))
 
 
 def _scan(combine_fn, init, xs, additional):
@@ -87,12 +88,12 @@ def _scan(combine_fn, init, xs, additional):
     if length == 0:
         raise Played("at least one round")
     shape = record_body(lambda *now: combine_fn(*now, *additional), [*init, *(x[0] for x in xs)])
-    return shape.together(flow("scan", (length, 0, len(init)), [*init, *xs]))
+    return shape.together(flow("scan", (length, 0, len(init), 0), [*init, *xs]))
 
 
 def _map(f, xs, additional):
     shape = record_body(lambda *now: f(*now, *additional), [x[0] for x in xs])
-    return shape.together(flow("map", (xs[0].shape[0], 0, 0), xs))
+    return shape.together(flow("map", (xs[0].shape[0], 0, 0, 0), xs))
 
 
 class Shape:
@@ -102,6 +103,7 @@ class Shape:
         leaves, self._tree = pytree.tree_flatten(results)
         self._is_tensor = [isinstance(x, torch.Tensor) for x in leaves]
         self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        self.count = len(self.tensors)
         if not all(tensor or x is None for tensor, x in zip(self._is_tensor, leaves, strict=True)):
             raise Played("results that are tensors")
         if any(t.device.type == "cpu" for t in self.tensors):
@@ -127,6 +129,9 @@ def record_body(body: Callable, like: Sequence[torch.Tensor]) -> Shape:
     began, given, why = _OPS._body_begin(list(like))
     if not began:
         raise Played(why or "a mode in which operations are recorded")
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # what a body casts is its own
+    _show(given)
     try:
         shape = Shape(body(*given))
     except BaseException:
@@ -134,6 +139,8 @@ def record_body(body: Callable, like: Sequence[torch.Tensor]) -> Shape:
         if why:
             raise Played(why) from None
         raise
+    finally:
+        torch.set_autocast_cache_enabled(caches)
     gone, shape.tensors = shape.tensors, []
     why = _OPS._body_end(gone)
     if why:
@@ -141,13 +148,14 @@ def record_body(body: Callable, like: Sequence[torch.Tensor]) -> Shape:
     return shape
 
 
-def flow(name: str, numbers: tuple[int, int, int], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def flow(name: str, numbers: tuple[int, int, int, int], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Records control flow with the bodies that were recorded last.
 
     Args:
         name: "cond", "while_loop", "scan" or "map".
-        numbers: of the latter two the length, whether it goes from the last slice to the first, and how many of the
-            operands are carried from round to round.
+        numbers: of the latter two the length, whether it goes from the last slice to the first, how many of the operands
+            are carried from round to round, and how many at the end are states of generators: those that another loop
+            gave behind its results, whose random numbers this one then takes again. 0: it moves the generators on.
 
     Raises:
         Played: the bodies do not make it.
@@ -155,7 +163,16 @@ def flow(name: str, numbers: tuple[int, int, int], operands: Sequence[torch.Tens
     done, results, why = _OPS._control(name, list(numbers), list(operands))
     if not done:
         raise Played(why)
+    _show(results)
     return results
+
+
+def _show(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells a function of `torch.tpu.jit` that is being traced of tensors that no operation made."""
+    tracing = sys.modules.get("oxitorch.jit._tracing")
+    tracer = tracing and tracing.running()
+    if tracer is not None:
+        tracer.made(tensors)
 
 
 def drop_bodies(count: int) -> None:

@@ -185,8 +185,8 @@ impl Stream {
         None
     }
 
-    /// Records control flow with the bodies that this thread recorded last; `None`, with the reason, if the bodies do not
-    /// make it.
+    /// Records control flow with the bodies that this thread recorded last; or says why they do not make it. Behind the results
+    /// of a scan are the states of generators that its body used, before it.
     pub fn control(
         &self,
         name: &'static str,
@@ -207,20 +207,26 @@ impl Stream {
         self.make_room(&mut w, site, switches).inspect_err(|_| drop_all())?;
         w.thread.options = switches.compiler_options;
         let values = operands.iter().map(|t| w.read(t.device()?, t)).collect::<Result<Vec<_>, Refusal>>();
-        let values = values.inspect_err(|_| drop_all())?;
+        let mut values = values.inspect_err(|_| drop_all())?;
+        let states = match asked {
+            Asked::Scan { states, .. } => values.split_off(values.len().saturating_sub(states)),
+            _ => Vec::new(),
+        };
         if let Some(why) = refused(asked, &values, &bodies) {
             drop_all();
             return Ok(Err(why));
         }
         let offsets: Vec<i64> = bodies.iter().flat_map(|c| &c.offsets).copied().collect();
         let mut whole = Whole::new(values);
-        let flow = whole.flow(asked, bodies, &mut w, random);
+        let generators = whole.generators(asked, &bodies, states, &mut w, random);
+        let flow = whole.flow(asked, bodies, &generators);
         let operands = whole.operands.iter().map(|v| v.ty.clone()).collect();
         let control = Control { name, flow, operands };
         let inst = w.instances.get(Kind::Control(Arc::new(control)))?;
         self.refuse_huge(&inst)?;
+        let used: Vec<Arc<Value>> = generators.iter().map(|g| whole.operands[g.operand as usize].clone()).collect();
         let results = w.record(&inst, whole.operands, &offsets);
-        let tensors = results.into_iter().flatten().map(|value| self.tensor(value)).collect();
+        let tensors = results.into_iter().flatten().chain(used).map(|value| self.tensor(value)).collect();
         self.end_call(&mut w, switches.mode)?;
         drop(w);
         self.after_op(switches.mode)?;
@@ -244,7 +250,6 @@ impl Recorded {
             inputs: (0..inputs.len() as u32).map(input).collect(),
             results: codes.iter().map(code).collect(),
             insts: ops.insts,
-            sites: ops.sites,
         };
         let taken = inputs.split_off(self.given);
         Captured { thread: self.thread, body, offsets: ops.offsets, taken, results, drawn: self.drawn }
@@ -285,6 +290,10 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
             return Some("an assertion in the condition of a loop");
         }
     }
+    let is_gone = |v: &Arc<Value>| matches!(*v.state.lock(), State::Failed(_));
+    if bodies.iter().flat_map(|c| &c.taken).any(is_gone) {
+        return Some("a value of another body");
+    }
     let mut next: FxHashMap<Option<usize>, (u64, u64)> = FxHashMap::default();
     for drawn in bodies.iter().flat_map(|c| &c.drawn) {
         let Some((seed, offset)) = drawn.state.seed_and_offset() else { return Some("a generator's state") };
@@ -294,12 +303,17 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
         }
         expected.1 = expected.1.wrapping_add(drawn.blocks);
     }
-    None
+    match asked {
+        Asked::Scan { states, .. } if states != 0 && states != next.len() => Some("the generators of the loop before"),
+        _ => None,
+    }
 }
 
 /// The operands of control flow.
 struct Whole {
     operands: Vec<Arc<Value>>,
+    /// How many of them are none that bodies take from outside.
+    given: u32,
     /// By address.
     numbers: FxHashMap<usize, u32>,
 }
@@ -315,11 +329,11 @@ struct Generator {
 
 impl Whole {
     fn new(operands: Vec<Arc<Value>>) -> Whole {
-        Whole { operands, numbers: FxHashMap::default() }
+        Whole { given: operands.len() as u32, operands, numbers: FxHashMap::default() }
     }
 
     fn operand(&mut self, value: Arc<Value>) -> u32 {
-        let Whole { operands, numbers } = self;
+        let Whole { operands, numbers, .. } = self;
         *numbers.entry(address(&*value)).or_insert_with(|| {
             operands.push(value);
             operands.len() as u32 - 1
@@ -327,21 +341,20 @@ impl Whole {
     }
 
     /// What is done with the bodies, whose inputs are operands from now on.
-    fn flow(&mut self, asked: Asked, bodies: Vec<Captured>, w: &mut Window, random: Rng<'_>) -> Flow {
-        let given = self.operands.len() as u32;
-        let generators = self.generators(asked, &bodies, w, random);
+    fn flow(&mut self, asked: Asked, bodies: Vec<Captured>, generators: &[Generator]) -> Flow {
+        let given = self.given;
         let mut types = Vec::new();
         let mut made = Vec::new();
         for (which, captured) in bodies.into_iter().enumerate() {
             types = captured.results.iter().map(|v| v.ty.clone()).collect();
-            made.push(self.placed(captured, which, &generators));
+            made.push(self.placed(captured, which, generators));
         }
         let mut made = made.into_iter();
         let mut next = || made.next().unwrap_or_else(Body::empty);
         match asked {
             Asked::Branch => Flow::Branch { bodies: [next(), next()], given: given - 1 },
             Asked::While => Flow::While { bodies: [next(), next()], carried: given },
-            Asked::Scan { length, reverse, carried } => Flow::Scan {
+            Asked::Scan { length, reverse, carried, .. } => Flow::Scan {
                 body: Box::new(next()),
                 length,
                 reverse,
@@ -357,6 +370,7 @@ impl Whole {
         &mut self,
         asked: Asked,
         bodies: &[Captured],
+        states: Vec<Arc<Value>>,
         w: &mut Window,
         random: Rng<'_>,
     ) -> Vec<Generator> {
@@ -373,8 +387,15 @@ impl Whole {
                 generators[at].0.blocks[which] += drawn.blocks;
             }
         }
+        let mut states = states.into_iter();
         let settle = |(mut generator, before): (Generator, (u64, u64))| {
             let [first, second] = generator.blocks;
+            generator.operand = self.operands.len() as u32;
+            if let Some(state) = states.next() {
+                random(generator.name, first.wrapping_neg());
+                self.operands.push(state);
+                return generator;
+            }
             // Which branch is taken, nobody knows: both begin with the same numbers.
             let all = match asked {
                 Asked::Scan { length, .. } => first.wrapping_mul(length as u64),
@@ -383,7 +404,6 @@ impl Whole {
             random(generator.name, all.wrapping_sub(first + second));
             let state = Value::generator(before);
             w.note_random(&state, generator.name, all);
-            generator.operand = self.operands.len() as u32;
             self.operands.push(state);
             generator
         };

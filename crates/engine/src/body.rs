@@ -68,6 +68,9 @@ pub enum Asked {
         reverse: bool,
         /// How many operands are handed from round to round.
         carried: usize,
+        /// How many operands, at the end, are states of the generators that the body uses, in the order in which it does: for
+        /// the numbers that another loop took. 0: the generators are moved on.
+        states: usize,
     },
 }
 

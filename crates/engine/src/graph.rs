@@ -100,13 +100,12 @@ impl Graph {
     /// What is checked in it.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let of = |(inst, &site): (&Shared<Inst>, &Site)| {
-            let lines = inst.check_sites.iter().copied().chain(std::iter::repeat(site));
-            let check = |((kind, message), site): (&(ErrorKind, String), Site)| Check {
+            let check = move |(kind, message): &(ErrorKind, String)| Check {
                 kind: *kind,
                 message: message.clone(),
                 site,
             };
-            inst.checks.iter().zip(lines).map(check).collect::<Vec<_>>()
+            inst.checks.iter().map(check).collect::<Vec<_>>()
         };
         self.ops.insts.iter().zip(&self.ops.sites).flat_map(of).collect()
     }

@@ -10,7 +10,6 @@ use crate::collective::Exchange;
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
 use crate::shared::Shared;
-use crate::site::Site;
 use crate::spread::Sharded;
 use crate::view::{self, Offsets, Shape, View, dense_order, row_major};
 use oxitorch_aten::args::Offset;
@@ -198,8 +197,6 @@ pub(crate) struct Inst {
     pub(crate) rng_blocks: u64,
     /// What can be wrong with values, in the order in which the checks are emitted.
     pub(crate) checks: Vec<(ErrorKind, String)>,
-    /// The Python lines of those of a loop or branch, in which ops have lines of their own.
-    pub(crate) check_sites: Vec<Site>,
     identity: bool,
     /// When it was looked for last; see [`Instances::clock`].
     used: AtomicU32,
@@ -807,12 +804,6 @@ impl Instances {
             outputs: outputs.into_iter().map(|o| o.map(|o| Shared::new(o, for_ever))).collect(),
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
-            check_sites: match &kind {
-                Kind::Control(control) => {
-                    control.bodies().iter().flat_map(|body| body.checks().map(|(_, site)| site)).collect()
-                }
-                _ => Vec::new(),
-            },
             kind,
             identity,
             used: AtomicU32::new(self.clock),

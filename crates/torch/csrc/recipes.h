@@ -138,8 +138,11 @@ std::tuple<bool, std::vector<Tensor>, std::string> body_begin(at::TensorList lik
 }
 std::string body_end(at::TensorList gives) {
   Described d(gives);
-  TORCH_CHECK(d.plain, "the body of a loop gives a tensor that is handled in Python");
   OxiError e{};
+  if (!d.plain) {
+    g_core->body_drop(t_body, true, &e);
+    return "a tensor that is handled in Python";
+  }
   int32_t rc = g_core->body_end(t_body, d.tensors.data(), d.size(), &e);
   if (rc == OXI_FALLBACK) return said(e);
   check(rc, e);
@@ -151,7 +154,7 @@ std::string body_drop(bool open) {
   return said(e);
 }
 std::tuple<bool, std::vector<Tensor>, std::string> control(std::string name, at::IntArrayRef numbers, at::TensorList operands) {
-  TORCH_CHECK(numbers.size() == 3, "a loop has three numbers");
+  TORCH_CHECK(numbers.size() == 4, "a loop has four numbers");
   Described d(operands);
   if (!d.plain) return {false, {}, "a tensor that is handled in Python"};
   OxiResult r{};

@@ -7,7 +7,6 @@
 use super::{Emitted, Inst, any_offsets};
 use crate::error::ErrorKind;
 use crate::shared::Shared;
-use crate::site::Site;
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::{self as aten};
 use oxitorch_hlo::{Builder, DType, TensorType, Value};
@@ -30,7 +29,8 @@ pub(crate) enum Input {
     Given(u32),
     /// An operand of the whole, the same in each round.
     Operand(u32),
-    /// An operand of the whole that is a generator's state, moved on by `after` Philox blocks, and `each` more in each round.
+    /// An operand of the whole that is a generator's state, moved on by `after` Philox blocks, and `each` more for each slice
+    /// before.
     State { operand: u32, after: u64, each: u64 },
 }
 
@@ -38,8 +38,6 @@ pub(crate) enum Input {
 #[derive(Clone, Debug)]
 pub(crate) struct Body {
     pub(crate) insts: Vec<Shared<Inst>>,
-    /// The Python line of each.
-    pub(crate) sites: Vec<Site>,
     /// The operands of all, one after another.
     pub(crate) operands: Vec<Code>,
     pub(crate) inputs: Vec<Input>,
@@ -49,7 +47,7 @@ pub(crate) struct Body {
 impl PartialEq for Body {
     fn eq(&self, other: &Body) -> bool {
         self.ids().eq(other.ids())
-            && (&self.sites, &self.operands) == (&other.sites, &other.operands)
+            && self.operands == other.operands
             && (&self.inputs, &self.results) == (&other.inputs, &other.results)
     }
 }
@@ -59,7 +57,7 @@ impl Eq for Body {}
 impl Hash for Body {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.ids().for_each(|id| id.hash(state));
-        (&self.sites, &self.operands, &self.inputs, &self.results).hash(state);
+        (&self.operands, &self.inputs, &self.results).hash(state);
     }
 }
 
@@ -90,7 +88,7 @@ struct Round<'a> {
     /// Of the whole.
     operands: &'a [Value],
     given: &'a [Value],
-    /// The number of the round, an integer; none if there is one.
+    /// The number of the slice, an integer; none if there are none.
     number: Option<Value>,
     offsets: &'a [Offset],
 }
@@ -101,8 +99,7 @@ type Done = (Vec<Value>, Vec<Value>);
 impl Body {
     /// One without ops.
     pub(crate) fn empty() -> Body {
-        let (insts, sites, operands) = (Vec::new(), Vec::new(), Vec::new());
-        Body { insts, sites, operands, inputs: Vec::new(), results: Vec::new() }
+        Body { insts: Vec::new(), operands: Vec::new(), inputs: Vec::new(), results: Vec::new() }
     }
 
     fn ids(&self) -> impl Iterator<Item = u32> {
@@ -110,11 +107,8 @@ impl Body {
     }
 
     /// What can be wrong with values in it.
-    pub(crate) fn checks(&self) -> impl Iterator<Item = (&(ErrorKind, String), Site)> {
-        self.insts.iter().zip(&self.sites).flat_map(|(inst, &site)| {
-            let lines = inst.check_sites.iter().copied().chain(std::iter::repeat(site));
-            inst.checks.iter().zip(lines)
-        })
+    pub(crate) fn checks(&self) -> impl Iterator<Item = &(ErrorKind, String)> {
+        self.insts.iter().flat_map(|inst| &inst.checks)
     }
 
     fn emit(&self, b: &Builder, round: &Round<'_>) -> Result<Done, aten::Error> {
@@ -215,8 +209,7 @@ impl Control {
         if let Some(e) = kept.into_inner() {
             return Err(e);
         }
-        let messages = self.bodies().iter().flat_map(|body| body.checks().map(|(check, _)| check.clone()));
-        let messages = messages.collect();
+        let messages = self.bodies().iter().flat_map(Body::checks).cloned().collect();
         Ok(Emitted { outputs: results.into_iter().map(Some).collect(), checks, rng_blocks: 0, messages })
     }
 }
@@ -317,7 +310,7 @@ fn scan(
         };
         let mut given = now[..carried].to_vec();
         given.extend(operands[carried..carried + sliced].iter().map(slice));
-        let round = Round { operands, given: &given, number: Some(i), offsets };
+        let round = Round { operands, given: &given, number: Some(at), offsets };
         let Ok((mut next, checks)) = body.emit(b, &round).map_err(|e| kept.borrow_mut().get_or_insert(e).clone())
         else {
             return now.to_vec();

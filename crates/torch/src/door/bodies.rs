@@ -86,12 +86,16 @@ pub(super) unsafe extern "C" fn control(
     // SAFETY: the shim passes a reply to fill.
     let reply = unsafe { &mut *reply };
     let done = enter(|s| {
-        // SAFETY: described by the shim, for this call, with three numbers.
-        let (operands, numbers) = unsafe { (tensors(operands, n), slice(numbers, 3)) };
+        // SAFETY: described by the shim, for this call, with four numbers.
+        let (operands, numbers) = unsafe { (tensors(operands, n), slice(numbers, 4)) };
         // SAFETY: a C string from the shim.
         let name = unsafe { CStr::from_ptr(name) };
-        let scan =
-            Asked::Scan { length: numbers[0], reverse: numbers[1] != 0, carried: numbers[2].max(0) as usize };
+        let scan = Asked::Scan {
+            length: numbers[0],
+            reverse: numbers[1] != 0,
+            carried: numbers[2].max(0) as usize,
+            states: numbers[3].max(0) as usize,
+        };
         let (name, asked) = match name.to_bytes() {
             b"cond" => ("cond", Asked::Branch),
             b"while_loop" => ("while_loop", Asked::While),
