@@ -230,6 +230,7 @@ def _register(torch, module) -> None:
         _dlpack,
         _dtensor,
         _env,
+        _loops,
         _print,
         _process_group,
         _rnn,
@@ -252,6 +253,7 @@ def _register(torch, module) -> None:
     _dtensor.install()
     if _unavailable is None:
         _decompose.install()
+        _loops.install()
         _rnn.install()
         _dlpack.install()
         integrations.install()

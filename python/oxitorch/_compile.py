@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from oxitorch import _activate
+from oxitorch import _activate, _loops
 from oxitorch._recipes import Recipes, watched
 
 
@@ -72,7 +72,7 @@ class _Graph:
     that recipe in one call.
 
     What the graph computes on the host PyTorch does in each call, first.
-    A graph with operations that may do anything (custom ones, control flow) is played every time.
+    A graph with operations that may do anything (custom ones) is played every time.
     """
 
     def __init__(self, gm: GraphModule, of_backward: bool):
@@ -141,12 +141,23 @@ class _Player(Interpreter):
             for n in gm.graph.nodes
             if n.op == "call_function"
         }
+        # The bodies of loops, and branches.
+        self._bodies = {
+            n.target: _Player(body, of_backward)
+            for n in gm.graph.nodes
+            if n.op == "get_attr" and isinstance(body := _attribute(gm, n), GraphModule)
+        }
 
     def run(self, *args):
+        outer = self._play_site(0)
         try:
             return super().run(*args)
         finally:
-            self._play_site(0)
+            self._play_site(outer)
+
+    def get_attr(self, target, args, kwargs):
+        body = self._bodies.get(target)
+        return super().get_attr(target, args, kwargs) if body is None else body.run
 
     def run_node(self, n):
         if n.op != "call_function":
@@ -194,6 +205,8 @@ def _restrided(result, foretold):
     shape, strides = tuple(foretold.shape), tuple(foretold.stride())
     if not all(type(n) is int for n in shape + strides) or result.numel() == 0:
         return result
+    if tuple(result.shape) != shape:  # the function of an associative scan gets many slices at once
+        return result
     if all(n == 1 or a == b for n, a, b in zip(shape, result.stride(), strides, strict=True)):
         return result
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
@@ -224,14 +237,16 @@ def _split(gm: GraphModule) -> _Parts | None:
     """The parts of a graph; None for one that has to be played as it is."""
     nodes = list(gm.graph.nodes)
     arguments = [n for n in nodes if n.op == "placeholder"]
-    constants = [n for n in nodes if n.op == "get_attr"]
+    attributes = [n for n in nodes if n.op == "get_attr"]
+    constants = [n for n in attributes if isinstance(_attribute(gm, n), torch.Tensor)]
+    bodies = [n for n in attributes if isinstance(_attribute(gm, n), GraphModule)]
     calls = [n for n in nodes if n.op == "call_function"]
     output = nodes[-1]
-    if len(arguments) + len(constants) + len(calls) + 1 != len(nodes) or not all(map(_is_pure, calls)):
+    if len(arguments) + len(constants) + len(bodies) + len(calls) + 1 != len(nodes):
         return None
-    if not all(isinstance(getattr(gm, n.target, None), torch.Tensor) for n in constants):
+    if not all(_is_pure(gm, n) for n in calls):
         return None
-    host, writes = _host_part([*arguments, *constants], calls)
+    host, writes = _host_part([*arguments, *constants, *bodies], calls)
     if writes is None:
         return None
 
@@ -280,9 +295,17 @@ def _split(gm: GraphModule) -> _Parts | None:
     return parts
 
 
-def _is_pure(node: Node) -> bool:
+def _attribute(gm: GraphModule, node: Node):
+    return getattr(gm, node.target, None)
+
+
+def _is_pure(gm: GraphModule, node: Node) -> bool:
     """Whether what a node does follows from its arguments alone, random numbers aside."""
     target = node.target
+    if _loops.is_control_flow(target):
+        bodies = [_attribute(gm, n) for n in node.all_input_nodes if n.op == "get_attr"]
+        bodies = [body for body in bodies if isinstance(body, GraphModule)]
+        return all(_is_pure(body, n) for body in bodies for n in body.graph.nodes if n.op == "call_function")
     if isinstance(target, torch._ops.OpOverload):
         # Of our own operations those that have a row.
         has_row = target.namespace == "oxitorch" and target.has_kernel_for_dispatch_key("PrivateUse1")

@@ -102,7 +102,7 @@ impl<'a> Call<'_, 'a> {
         let op = aten::find(row).ok_or_else(missing)?;
         let held = {
             let mut w = stream.lock(self.site);
-            w.spoil("a size that depends on values");
+            w.leave("a size that depends on values")?;
             let results = self.run_row(stream, &mut w, op, None, &[])?;
             let held = Held::new(results.first()?);
             stream.flush(&mut w, Reason::Read)?;

@@ -307,6 +307,11 @@ impl Engine {
         self.explainer.texts(&self.compiler)
     }
 
+    /// Notes that a loop or branch of this line is recorded round by round, for what its body needs.
+    pub fn played(&self, name: &str, site: Site, why: &str) {
+        self.explainer.played(name, site, why);
+    }
+
     /// Whether that is printed to stderr as it comes.
     pub fn print_explanations(&self, on: bool) {
         self.explainer.print(on);

@@ -63,11 +63,19 @@ pub(crate) struct Explanation {
     cause: Cause,
 }
 
+/// Something that was said, and the program that it is of.
+#[derive(Clone)]
+enum Entry {
+    Program(Explanation, Arc<Program>),
+    /// A loop or branch that is no part of a program.
+    Played(String),
+}
+
 /// The programs of a process and why each was made.
 pub(crate) struct Explainer {
     bounds: Bounds,
     known: Mutex<VecDeque<Known>>,
-    explanations: Mutex<VecDeque<(Explanation, Arc<Program>)>>,
+    explanations: Mutex<VecDeque<Entry>>,
     programs: AtomicU64,
     /// New programs are an error from this number on; 0: never.
     limit: AtomicU64,
@@ -103,18 +111,43 @@ impl Explainer {
     pub(crate) fn texts(&self, compiler: &Compiler) -> Vec<String> {
         let explanations: Vec<_> = self.explanations.lock().iter().cloned().collect();
         let stored = compiler.stored();
-        let whole =
-            |(explanation, program): (Explanation, Arc<Program>)| match compiler.missed(&program, &stored) {
+        let whole = |entry: Entry| match entry {
+            Entry::Played(text) => text,
+            Entry::Program(explanation, program) => match compiler.missed(&program, &stored) {
                 Some(missed) => format!("{explanation}\n  {missed}"),
                 None => explanation.to_string(),
-            };
+            },
+        };
         explanations.into_iter().map(whole).collect()
     }
 
     /// Why this program was made.
     pub(crate) fn of(&self, program: &Arc<Program>) -> Option<Why> {
         let explanations = self.explanations.lock();
-        explanations.iter().find(|(_, p)| Arc::ptr_eq(p, program)).map(|(e, _)| e.why())
+        explanations.iter().find_map(|entry| match entry {
+            Entry::Program(e, p) if Arc::ptr_eq(p, program) => Some(e.why()),
+            _ => None,
+        })
+    }
+
+    /// Notes, once, that the rounds of a loop, or a branch, are recorded one by one.
+    pub(crate) fn played(&self, name: &str, site: Site, why: &str) {
+        let text = format!("{name} at {}: not one operation of a program, as its body needs {why}", line(site));
+        let mut explanations = self.explanations.lock();
+        if explanations.iter().any(|entry| matches!(entry, Entry::Played(known) if *known == text)) {
+            return;
+        }
+        if self.prints.load(Relaxed) {
+            eprintln!("oxitorch: {text}");
+        }
+        self.keep(&mut explanations, Entry::Played(text));
+    }
+
+    fn keep(&self, explanations: &mut VecDeque<Entry>, entry: Entry) {
+        explanations.push_back(entry);
+        if explanations.len() > self.bounds.kept {
+            explanations.pop_front();
+        }
     }
 
     /// Notes a new program; the text is an error if it is one too many.
@@ -152,11 +185,7 @@ impl Explainer {
         }
         let limit = self.limit.load(Relaxed);
         let allowed = if limit == 0 || number < limit { Ok(()) } else { Err(explanation.to_string()) };
-        let mut explanations = self.explanations.lock();
-        explanations.push_back((explanation, program.clone()));
-        if explanations.len() > self.bounds.kept {
-            explanations.pop_front();
-        }
+        self.keep(&mut self.explanations.lock(), Entry::Program(explanation, program.clone()));
         allowed
     }
 }

@@ -122,6 +122,9 @@ impl Stream {
         ending: impl Into<Ending<'a>>,
     ) -> Result<()> {
         let ending = ending.into();
+        if w.in_body() {
+            return w.leave("what it recorded to be launched");
+        }
         let whose = if w.is_crowded() { &Whose::All } else { whose };
         if w.ops.is_empty() || (matches!(whose, Whose::Own) && w.own_ops() == 0) {
             w.thread.first_upload = None;

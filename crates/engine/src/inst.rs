@@ -3,6 +3,9 @@
 //! Instances are interned, so that recording the same op again costs one hash and one comparison, and a window of ops is
 //! identified by the instances' numbers.
 
+mod control;
+pub(crate) use control::{Body, Code, Control, Flow, Input};
+
 use crate::collective::Exchange;
 use crate::config::{Lowering, Remembered};
 use crate::error::{Error, ErrorKind, Refusal};
@@ -44,6 +47,8 @@ pub(crate) enum Kind {
     Reshard { from: TensorType, to: Arc<Sharding> },
     /// What the members of groups of devices do together: a program of its own.
     Collective(Arc<Exchange>),
+    /// A loop, or one of two branches.
+    Control(Arc<Control>),
 }
 
 /// The strides that a `memory_format=` argument asks for.
@@ -89,6 +94,7 @@ impl Kind {
             | Kind::Resize { from, .. }
             | Kind::Reshard { from, .. } => vec![from.clone()],
             Kind::Collective(exchange) => vec![exchange.ty.clone()],
+            Kind::Control(control) => control.operands.clone(),
             Kind::Copy(ty) => vec![ty.clone()],
             Kind::Zeros(_) => Vec::new(),
         }
@@ -106,6 +112,7 @@ impl Kind {
                 args.iter().map(count).sum()
             }
             Kind::Read { shape, .. } | Kind::Write { shape, .. } => shape.offsets(),
+            Kind::Control(control) => control.insts().map(|inst| inst.offsets).sum(),
             _ => 0,
         }
     }
@@ -149,7 +156,7 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    fn new(ty: TensorType, strides: Option<Dims>) -> Out {
+    pub(crate) fn new(ty: TensorType, strides: Option<Dims>) -> Out {
         let strides = strides.unwrap_or_else(|| row_major(&ty.shape));
         let permuted = |o: &Dims| ty.numel() > 0 && o.windows(2).any(|w| w[0] > w[1]);
         let order = dense_order(&ty.shape, &strides).filter(permuted);
@@ -216,6 +223,7 @@ impl Inst {
             Kind::Resize { .. } => "resize",
             Kind::Reshard { .. } => "reshard",
             Kind::Collective(exchange) => exchange.what.name(),
+            Kind::Control(control) => control.name,
         }
     }
 
@@ -226,7 +234,11 @@ impl Inst {
 
     /// Whether it may fail when it runs: a kernel of torch's that may find no solution.
     pub(crate) fn may_fail(&self) -> bool {
-        matches!(&self.kind, Kind::Row { op, lowering, .. } if lowering.config.target.library && aten::row(*op).may_fail)
+        match &self.kind {
+            Kind::Row { op, lowering, .. } => lowering.config.target.library && aten::row(*op).may_fail,
+            Kind::Control(control) => control.insts().any(|inst| inst.may_fail()),
+            _ => false,
+        }
     }
 
     /// Whether every result is an operand, so that nothing has to be computed.
@@ -297,11 +309,17 @@ fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Res
             b.sharding_constraint(operands[0], to)
         }
         Kind::Collective(exchange) => exchange.emit(b, operands[0])?,
+        Kind::Control(control) => {
+            let emitted = control.emit(b, operands, offsets)?;
+            return no_mistake(b).map(|()| emitted);
+        }
     };
-    if let Some(e) = b.error() {
-        return Err(aten::Error::Runtime(e.to_string()));
-    }
+    no_mistake(b)?;
     Ok(Emitted { outputs: vec![Some(value)], checks: Vec::new(), rng_blocks: 0, messages: Vec::new() })
+}
+
+fn no_mistake(b: &Builder) -> Result<(), aten::Error> {
+    b.error().map_or(Ok(()), |e| Err(aten::Error::Runtime(e.to_string())))
 }
 
 fn emit_row(
@@ -782,11 +800,11 @@ impl Instances {
             unused_params,
             id: self.next,
             offsets: offsets.len(),
-            kind,
             operands,
             outputs: outputs.into_iter().map(|o| o.map(|o| Shared::new(o, for_ever))).collect(),
             rng_blocks: emitted.rng_blocks,
             checks: emitted.messages,
+            kind,
             identity,
             used: AtomicU32::new(self.clock),
         };
@@ -799,6 +817,9 @@ impl Instances {
 
 /// Offsets of which nothing is known. What a view shows is the same kind of thing wherever it begins.
 fn any_offsets(kind: &Kind, b: &Builder) -> Vec<Offset> {
+    if let Kind::Control(control) = kind {
+        return control.any_offsets(b);
+    }
     let any = |_| match kind {
         Kind::Row { .. } => Offset::Given(b.param(TensorType::scalar(DType::S64))),
         _ => Offset::Known(0),

@@ -11,6 +11,8 @@
 mod absent;
 mod agree;
 mod arguments;
+mod bodies;
+mod body;
 mod buffers;
 mod bulk;
 mod cached;
@@ -76,6 +78,7 @@ mod window;
 mod work;
 
 pub use absent::Absent;
+pub use body::Asked;
 pub use cached::{CacheOptions, MAX_LOADED, MAX_LOADED_BYTES};
 pub use call::{ArgRef, Call, Meta, Op, Output, Outputs};
 pub use config::{Limits, Lowering, Mode, Remembered, Switches, target_options};

@@ -127,7 +127,7 @@ impl Stream {
         let count = self.devices.as_ref().map_or(1, |d| d.ids.len() as i64);
         let ty = of_each(&x.ty()?, count).map_err(named)?;
         let exchange = Arc::new(Exchange { what: what.clone(), ty, groups: groups_here, devices });
-        w.spoil("a collective");
+        w.leave("a collective")?;
         let mut value = w.read(x.device()?, x)?;
         if let Some(sharding) = &one_each {
             value = w.reshard(value, sharding)?;

@@ -52,10 +52,10 @@ impl Stream {
         mode: Mode,
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
+        self.lock(site).leave("a collective")?;
         let (work, turn) = (Arc::new(Work::new(task.about())), self.launcher.groups.turn(lane));
         {
             let mut w = self.lock(site);
-            w.spoil("a collective");
             let held = |t: &TensorRef<'_>, w: &mut Window| -> Result<Option<Held>, Refusal> {
                 if t.numel() == 0 { Ok(None) } else { Ok(Some(Held::new(w.read(t.device()?, t)?))) }
             };

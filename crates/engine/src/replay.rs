@@ -106,6 +106,9 @@ impl Called<'_> {
             offsets = rest;
             values.results.extend(w.record(inst, operands, own));
         }
+        if w.in_body() {
+            values.drawn.iter().for_each(|((generator, blocks), state)| w.note_drawn(state, *generator, *blocks));
+        }
         w.site = self.site;
     }
 

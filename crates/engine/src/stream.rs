@@ -358,7 +358,7 @@ impl Stream {
         let apart = self.platform() != Platform::Cpu && held.value().whole_bytes() > least;
         let held = {
             let mut w = self.lock(site);
-            w.spoil("a value that the host reads");
+            w.leave("a value that the host reads")?;
             if apart {
                 held = Held::new(w.read(slot, tensor)?);
             }

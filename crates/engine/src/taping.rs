@@ -89,9 +89,9 @@ impl Tape {
 }
 
 impl Window {
-    /// Whether this thread plays a graph.
+    /// Whether this thread plays a graph, or records the body of a loop: the window goes on.
     pub(crate) fn is_watched(&self) -> bool {
-        self.tape.as_deref().is_some_and(Tape::is_here)
+        self.in_body() || self.tape.as_deref().is_some_and(Tape::is_here)
     }
 
     fn tape(&mut self) -> Option<&mut Tape> {
@@ -123,6 +123,9 @@ impl Window {
     /// Notes a state of a generator that an op uses. Of others than the default one nobody knows how long there are any, but
     /// who calls a function that is one program keeps them.
     pub(crate) fn note_random(&mut self, value: &Arc<Value>, generator: Option<usize>, blocks: u64) {
+        if self.in_body() {
+            return self.note_drawn(value, generator, blocks);
+        }
         if let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) {
             tape.know(value, Source::Random(generator, blocks));
         }
@@ -209,7 +212,7 @@ impl Stream {
         let mut w = self.lock(site);
         // Of a device that is not there it is kept what each step records.
         let plays = whole && !self.target().is_present();
-        if w.tape.is_some() || switches.mode == Mode::Debug || plays {
+        if w.tape.is_some() || w.in_body() || switches.mode == Mode::Debug || plays {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;
@@ -227,7 +230,7 @@ impl Stream {
     pub fn trace_also(&self, tensor: &TensorRef<'_>, site: Site) -> Result<(), Refusal> {
         let mut w = self.lock(site);
         let Some(mut tape) = w.tape.take_if(|t| t.is_here() && t.spoiled.is_none()) else { return Ok(()) };
-        let added = tape.add(self.device, tensor, &mut w);
+        let added = w.around_bodies(|w| tape.add(self.device, tensor, w));
         w.tape = Some(tape);
         added
     }

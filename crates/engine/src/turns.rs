@@ -29,6 +29,9 @@ impl Window {
     /// It is the running thread's turn.
     pub(crate) fn enter(&mut self) {
         let caller = here();
+        if !self.bodies.is_empty() {
+            self.enter_body(caller.thread);
+        }
         if self.thread.number != caller.thread {
             self.turn(caller.thread);
         }

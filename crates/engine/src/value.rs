@@ -111,6 +111,14 @@ impl Value {
         Self::new(TensorType::new(DType::U64, [2].as_slice()), State::Host(bytes.as_slice().into()))
     }
 
+    /// Those of a generator's state.
+    pub(crate) fn seed_and_offset(&self) -> Option<(u64, u64)> {
+        let State::Host(bytes) = &*self.state.lock() else { return None };
+        let word = |half: &[u8]| half.try_into().map(u64::from_le_bytes).ok();
+        let (seed, offset) = bytes.split_at_checked(8)?;
+        Some((word(seed)?, word(offset)?))
+    }
+
     /// Offsets that a program takes.
     pub(crate) fn offsets(numbers: &[i64]) -> Arc<Value> {
         let bytes: Box<[u8]> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();

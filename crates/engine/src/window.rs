@@ -1,5 +1,6 @@
 //! What was recorded and is not launched yet.
 
+use crate::body::{Captured, Recorded};
 use crate::config::Limits;
 use crate::error::{Error, Refusal, Result};
 use crate::events::Stamp;
@@ -61,6 +62,12 @@ pub(crate) struct Window {
     pub(crate) stamps: Vec<Stamp>,
     /// The compiled graph that is being played.
     pub(crate) tape: Option<Box<Tape>>,
+    /// The bodies of loops and branches that are being recorded, by one thread, innermost last; and whether it is another
+    /// thread's turn, so that what is around them is in its place.
+    pub(crate) bodies: Vec<Recorded>,
+    pub(crate) aside: bool,
+    /// Bodies that wait for their loop.
+    pub(crate) captured: Vec<Captured>,
     /// How many collectives each groups of devices have done.
     pub(crate) exchanges: FxHashMap<Box<[Vec<i32>]>, u64>,
     /// How values of a mesh were cut so far, by number.
@@ -154,7 +161,7 @@ impl Window {
         if self.stamped {
             self.stamp(inst);
         }
-        if self.tape.is_some() {
+        if self.tape.is_some() && !self.in_body() {
             self.note(inst);
         }
     }
@@ -224,13 +231,13 @@ impl Window {
     }
 
     /// The operand code of a value, if it is in this window.
-    fn known_code(&self, value: &Value) -> Option<u32> {
+    pub(crate) fn known_code(&self, value: &Value) -> Option<u32> {
         let mark = value.mark.load(Relaxed);
         ((mark >> 32) as u32 == self.epoch).then_some(mark as u32)
     }
 
     /// The operand code of a value in this window; makes it an input if it is not in it.
-    fn code(&mut self, value: Arc<Value>) -> u32 {
+    pub(crate) fn code(&mut self, value: Arc<Value>) -> u32 {
         if let Some(code) = self.known_code(&value) {
             return code;
         }
@@ -318,7 +325,9 @@ impl Window {
         let n = (slot.nbytes / dtype.size_bytes()) as i64;
         let ty = if whole.numel() == n { whole } else { TensorType::new(dtype, [n].as_slice()) };
         let value = self.apply(Kind::Zeros(ty), [])?;
-        slot.bind(value.clone());
+        if !self.in_body() {
+            slot.bind(value.clone()); // which may not be the body's
+        }
         Ok(value)
     }
 
@@ -359,6 +368,9 @@ impl Window {
         let n = t.numel();
         if n == 0 {
             return Ok(());
+        }
+        if self.is_around(slot) {
+            self.leave("to write to a tensor that it is not given")?;
         }
         let covers = n as usize * t.dtype()?.size_bytes() == slot.nbytes;
         if covers && t.is_whole() {

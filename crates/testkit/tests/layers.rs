@@ -66,6 +66,7 @@ const CRATES: &[(&str, &[&str])] = &[
             // Recording.
             "recipe",
             "tape",
+            "body",
             "window",
             "part",
             "stream",
@@ -77,6 +78,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "replay",
             // What PyTorch calls.
             "call",
+            "bodies",
             "arguments",
             "decomposed",
             "masks",

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 14
+#define OXI_ABI_VERSION 15
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -226,6 +226,17 @@ typedef struct OxiCore {
                     uint32_t nouts, uint8_t ends_step, uint8_t dry, const uint32_t* donated, uint32_t ndonated,
                     OxiError* error);
   int32_t (*untrace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
+  // Loops and branches. `body_begin`: this thread begins to record the body of one, which is given tensors like these, or
+  // OXI_FALLBACK; `body_end`: the body gives these; `body_drop`: it is dropped, or, if it is not `open`, the one that was
+  // recorded last. Where it is no body, `error` says why, and `body_end` answers OXI_FALLBACK. `control` records what is done
+  // with the bodies that were recorded last: `name` is "cond", "while_loop", "scan" or "map", `numbers` its length, whether it is reversed, how many
+  // of the operands are carried, and how many at the end are states of generators, which come behind the results of a
+  // scan; or OXI_FALLBACK, and the result's error says why.
+  int32_t (*body_begin)(int32_t device, const OxiTensor* like, uint32_t n, OxiResult* result);
+  int32_t (*body_end)(int32_t device, const OxiTensor* gives, uint32_t n, OxiError* error);
+  void (*body_drop)(int32_t device, uint8_t open, OxiError* error);
+  int32_t (*control)(int32_t device, const char* name, const int64_t numbers[4], const OxiTensor* operands, uint32_t n,
+                     OxiResult* result);
   // An op without a row that may have a decomposition in Python ("aten::diff"): what `decomposed` takes for it, for good, or
   // null where no recipe could record it, as it writes.
   const void* (*decomposable)(const char* name, const char* schema);

@@ -119,6 +119,49 @@ void untrace(at::TensorList args) {
   check(g_core->untrace(t_traced, a.tensors.data(), a.size(), &e), e);
 }
 
+// ---------------------------------------------------------------- loops and branches
+// Called by python/oxitorch/_loops.py.
+thread_local int32_t t_body = 0;  // the device of the body that this thread records
+std::string said(const OxiError& e) { return e.message ? e.message : ""; }
+std::tuple<bool, std::vector<Tensor>, std::string> answered(int32_t rc, const OxiResult& r) {
+  if (rc == OXI_FALLBACK) return {false, {}, said(r.error)};
+  check(rc, r.error);
+  return {true, recorded(r, {}), ""};
+}
+std::tuple<bool, std::vector<Tensor>, std::string> body_begin(at::TensorList like) {
+  Described d(like);
+  if (!d.plain) return {false, {}, "a tensor that is handled in Python"};
+  OxiResult r{};
+  t_body = d.device;
+  int32_t rc = g_core->body_begin(d.device, d.tensors.data(), d.size(), &r);
+  return answered(rc, r);
+}
+std::string body_end(at::TensorList gives) {
+  Described d(gives);
+  OxiError e{};
+  if (!d.plain) {
+    g_core->body_drop(t_body, true, &e);
+    return "a tensor that is handled in Python";
+  }
+  int32_t rc = g_core->body_end(t_body, d.tensors.data(), d.size(), &e);
+  if (rc == OXI_FALLBACK) return said(e);
+  check(rc, e);
+  return "";
+}
+std::string body_drop(bool open) {
+  OxiError e{};
+  g_core->body_drop(t_body, open, &e);
+  return said(e);
+}
+std::tuple<bool, std::vector<Tensor>, std::string> control(std::string name, at::IntArrayRef numbers, at::TensorList operands) {
+  TORCH_CHECK(numbers.size() == 4, "a loop has four numbers");
+  Described d(operands);
+  if (!d.plain) return {false, {}, "a tensor that is handled in Python"};
+  OxiResult r{};
+  int32_t rc = g_core->control(t_body, name.c_str(), numbers.data(), d.tensors.data(), d.size(), &r);
+  return answered(rc, r);
+}
+
 // ---------------------------------------------------------------- decompositions in Python
 // An op that the core does not know may have one. python/oxitorch/_decompose.py runs it for the first call with arguments
 // of a kind, while the core watches; later ones are recorded by the recipe, and no Python runs.

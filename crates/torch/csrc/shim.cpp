@@ -533,6 +533,10 @@ void register_graphs() {
   m.def("_trace_also(Tensor tensor) -> ()", &trace_also);
   m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, bool dry, int[] donated) -> (int, str)", &traced);
   m.def("_untrace(Tensor[] args) -> ()", &untrace);
+  m.def("_body_begin(Tensor[] like) -> (bool, Tensor[], str)", &body_begin);
+  m.def("_body_end(Tensor[] gives) -> str", &body_end);
+  m.def("_body_drop(bool open) -> str", &body_drop);
+  m.def("_control(str name, int[] numbers, Tensor[] operands) -> (bool, Tensor[], str)", &control);
   m.def("_decompose(str name, int graph, Any[] args) -> Tensor?[]?");
   m.def("_sparse(str name, Any[] args) -> Any[]");
   m.def("_process_group(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms, str name, int[] ranks, int[] devices) -> ()",

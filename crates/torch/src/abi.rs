@@ -326,6 +326,11 @@ pub(crate) struct Core {
         *mut Error,
     ) -> i32,
     pub(crate) untrace: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) body_begin: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Reply) -> i32,
+    pub(crate) body_end: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) body_drop: unsafe extern "C" fn(i32, u8, *mut Error),
+    pub(crate) control:
+        unsafe extern "C" fn(i32, *const c_char, *const i64, *const Tensor, u32, *mut Reply) -> i32,
     pub(crate) decomposable: unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_void,
     pub(crate) decomposed:
         unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,

@@ -21,6 +21,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+mod bodies;
 pub(crate) mod decomposed;
 mod graphs;
 pub(crate) use graphs::prepare;
@@ -65,6 +66,10 @@ pub(crate) static CORE: abi::Core = abi::Core {
     trace_also: graphs::trace_also,
     traced: graphs::traced,
     untrace: graphs::untrace,
+    body_begin: bodies::begin,
+    body_end: bodies::end,
+    body_drop: bodies::drop,
+    control: bodies::control,
     decomposable: decomposed::decomposable,
     decomposed: decomposed::decomposed,
     group: tasks::group,

@@ -451,6 +451,13 @@ mod _core {
         Ok(started(py)?.engine.explanations())
     }
 
+    /// Notes that a loop or branch of the line that runs is recorded round by round, for what its body needs.
+    #[pyfunction]
+    fn note_played(py: Python<'_>, name: &str, why: &str) -> PyResult<()> {
+        started(py)?.engine.played(name, sites::here(), why);
+        Ok(())
+    }
+
     /// Whether that is printed to stderr as it comes.
     #[pyfunction]
     fn print_explanations(py: Python<'_>, on: bool) -> PyResult<()> {

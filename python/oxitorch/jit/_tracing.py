@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from oxitorch import _activate
 from oxitorch._core import Tree
+from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._optimizers import Stepped
@@ -152,11 +154,17 @@ class Tracer:
             for hook in hooks:
                 hook.remove()
 
+    def made(self, tensors: list[torch.Tensor]) -> None:
+        """The function has these tensors, which no operation made."""
+        self._ops.made(tensors)
+
     def _calls_module(self, module, _args) -> None:
-        self._modules[id(module)] = module
-        if self._grads is not None:
-            for p in module.parameters(recurse=False):
-                self._grads.setdefault(id(p), (p, p.grad))
+        # One of the layers stands for all.
+        for called in module.modules() if isinstance(module, ScannedLayers) else (module,):
+            self._modules[id(called)] = called
+            if self._grads is not None:
+                for p in called.parameters(recurse=False):
+                    self._grads.setdefault(id(p), (p, p.grad))
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -290,13 +298,30 @@ class _Ops(TorchDispatchMode):
             self._on_device.discard(_storage(t))
             self._made.discard(_storage(t))
 
+    def made(self, tensors: list[torch.Tensor]) -> None:
+        """The function made these tensors of the device."""
+        self._on_device.update(map(_storage, tensors))
+        self._made.update(map(_storage, tensors))
+
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether the function made it."""
         return _storage(tensor) in self._made
 
+    # Loops and branches: their bodies are seen too.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """PyTorch's functions for loops have Dynamo capture their bodies, also where operations are seen."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
+        if any(isinstance(t, FakeTensor) for t in taken):
+            return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
@@ -324,9 +349,18 @@ class _Ops(TorchDispatchMode):
             elif reads:
                 self._fail(f"computes {func} on the host", _READ_HINT)
             else:
-                drawn = torch.Tag.nondeterministic_seeded in func.tags
+                drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
                 self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
         return results
+
+    def _body(self, fn: Callable) -> Callable:
+        """A body, which runs while no operation is seen."""
+
+        def run(*given):
+            with self:
+                return fn(*given)
+
+        return run
 
     def _take(self, t: torch.Tensor) -> None:
         """An operation of the device takes a tensor."""
@@ -352,7 +386,7 @@ class _Ops(TorchDispatchMode):
         for t in taken:
             # What was there before may be changed by whoever has it.
             self._constant.setdefault(_storage(t), False)
-        if func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
+        if getattr(func, "_schema", None) and func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
             self._fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )

@@ -100,7 +100,7 @@ __all__ = [
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
     "metrics_summary", "metrics_text", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
-    "reset_peak_memory_stats", "seed", "seed_all", "set_allow_excess_precision", "set_background_compile", "set_device",
+    "reset_peak_memory_stats", "scan_layers", "seed", "seed_all", "set_allow_excess_precision", "set_background_compile", "set_device",
     "set_eager_mode", "set_fallback", "set_nan_trap", "set_per_process_memory_fraction",
     "set_precision", "set_rng_state", "set_rng_state_all",
     "set_stream", "set_window", "stream", "synchronize", "trace",
@@ -112,6 +112,32 @@ def jit(fn=None, **options):
     from oxitorch.jit import jit
 
     return jit(fn, **options)
+
+
+def scan_layers(layers, *, remat="none"):
+    """Makes one loop of layers that are called one after another.
+
+    A program then has the operations of one layer, however many there are, so that it is compiled as fast as that of one.
+    The layers have the same structure, and differ in the values of their parameters and buffers alone; each gives a tensor
+    like the one that it takes. Parameters stay those of the layers, with their names: they are stacked in the program.
+
+    Args:
+        layers: an `nn.ModuleList` or `nn.Sequential`.
+        remat: what the backward finds of each layer's forward. "none": all that it needs, as in PyTorch. "full": the
+            input, from which it computes the layer again. "dots": the results of matrix products, convolutions and
+            attention besides. A list of operations, or a policy, as `torch.utils.checkpoint`'s
+            `create_selective_checkpoint_contexts` takes: what they name.
+
+    Returns:
+        An `nn.Sequential` with the layers under their names; `forward(x, *args, **kwargs)` calls each with the result of
+        the one before and with the same other arguments.
+
+    Raises:
+        ValueError: the layers differ in structure, or `remat` is none of these.
+    """
+    from oxitorch._scan_layers import scan_layers
+
+    return scan_layers(layers, remat=remat)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -18,13 +18,13 @@ const MAX_RECIPES: usize = 16;
 
 /// # Safety
 /// `n` tensors that the shim described, alive during `'a`.
-unsafe fn tensors<'a>(p: *const Tensor, n: u32) -> SmallVec<[TensorRef<'a>; 16]> {
+pub(super) unsafe fn tensors<'a>(p: *const Tensor, n: u32) -> SmallVec<[TensorRef<'a>; 16]> {
     // SAFETY: by the caller's promise.
     unsafe { slice(p, n as usize).iter().map(|t| tensor(t)).collect() }
 }
 
 /// All switches, the precision of products among them.
-fn switches(s: &State) -> Switches {
+pub(super) fn switches(s: &State) -> Switches {
     s.switches(true)
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Option<usi
 }
 
 /// Where something happened, for a message.
-fn at(site: Site) -> String {
+pub(super) fn at(site: Site) -> String {
     site.describe().map_or_else(String::new, |line| format!(" at {line}"))
 }
 

@@ -1,0 +1,88 @@
+"""Layers in a loop against layers one by one: seconds to compile, seconds of a step, memory.
+
+    python benches/loops.py [--layers 24] [--width 256] [--batch 8] [--length 128]
+
+A training step of a decoder's layers in `torch.tpu.jit`, forward and backward, for each way to keep what the backward
+needs. Ways take turns, so that a slow moment of the machine is nobody's alone.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+os.environ.setdefault("OXITORCH_CACHE_DIR", tempfile.mkdtemp())  # nothing is known
+
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.joint, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.joint(self.first(x)).chunk(3, -1)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+
+def step_of(model):
+    @torch.tpu.jit
+    def step(x):
+        for p in model.parameters():
+            p.grad = None
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name, default in (("layers", 24), ("width", 256), ("batch", 8), ("length", 128), ("rounds", 7)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    torch.tpu.set_background_compile(False)
+    x = torch.randn(options.batch, options.length, options.width, device="tpu")
+    ways = {}
+    for name in ("one by one", "none", "dots", "full"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(Layer(options.width, options.width // 64) for _ in range(options.layers)))
+        model = layers if name == "one by one" else torch.tpu.scan_layers(layers, remat=name)
+        step = step_of(model.to("tpu"))
+        start = time.perf_counter()
+        step(x)
+        torch.tpu.synchronize()
+        first = time.perf_counter() - start
+        graph = torch.tpu.graphs()[-1]
+        step(x).item()  # the second time it is known what is seen
+        torch.tpu.synchronize()
+        ways[name] = step, first, graph
+    seconds = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, (step, *_) in ways.items():
+            start = time.perf_counter()
+            step(x)
+            torch.tpu.synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    base = ways["one by one"]
+    for name, (_, first, graph) in ways.items():
+        took, compiled, memory = statistics.median(seconds[name]), graph.compile_s, graph.memory_bytes
+        print(
+            f"{name:11} first call {first:6.2f} s, compiled in {compiled:6.2f} s ({base[2].compile_s / compiled:4.1f}x less), "
+            f"step {took * 1e3:7.1f} ms ({took / statistics.median(seconds['one by one']):.2f}x), memory {memory}"
+        )
+
+
+if __name__ == "__main__":
+    main()

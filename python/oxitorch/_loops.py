@@ -1,0 +1,191 @@
+"""PyTorch's control flow (`torch.cond`, `while_loop`, `scan`, `map`) on the device: one operation of a program each.
+
+The body of a loop, or a branch, is run once while the engine records what it does; the loop is then recorded as one
+operation that has the body in it. Where a body cannot be recorded so, as it reads a value or is run on the CPU, PyTorch's
+own way is taken, which runs it for each round; `torch.tpu.explain()` says why.
+`associative_scan` needs nothing: PyTorch's way is a tree of few operations.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from oxitorch import _activate
+
+_OPS = torch.ops.oxitorch
+_DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+class Played(Exception):
+    """A body cannot be recorded; the message is what it needs."""
+
+
+def install() -> None:
+    kernels = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+    for name, kernel in kernels.items():
+        op = getattr(torch.ops.higher_order, name)
+        op.py_impl(torch._C.DispatchKey.PrivateUse1)(_or_played(op, kernel))
+
+
+def is_control_flow(target) -> bool:
+    """Whether it is one of the operations that a compiled graph may have and still be recorded as a whole."""
+    names = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in names
+
+
+def _or_played(op, kernel: Callable) -> Callable:
+    dense = op.py_kernels[_DENSE]
+
+    def run(*args, **kwargs):
+        try:
+            if kwargs.get("mutated_arg_indices"):
+                raise Played("to write to a tensor that it is not given")
+            return kernel(*args)
+        except Played as why:
+            _activate.core().note_played(op.name(), str(why))
+        return dense(*args, **kwargs)
+
+    return run
+
+
+def _cond(pred, true_fn, false_fn, operands):
+    if not isinstance(pred, torch.Tensor):
+        return (true_fn if pred else false_fn)(*operands)
+    given = [x for x in operands if isinstance(x, torch.Tensor)]
+    device = next((t.device for t in (*given, pred) if t.device.type != "cpu"), pred.device)
+
+    def of(branch):
+        def run(*tensors):
+            rest = iter(tensors)
+            return branch(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
+
+        return run
+
+    pred = pred.reshape(()).to(device=device, dtype=torch.bool)
+    first = record_body(of(true_fn), given)
+    with _forgotten_on_error():
+        second = record_body(of(false_fn), given)
+    if first != second:
+        drop_bodies(2)
+        raise Played("branches that give the same kind of results")
+    return first.together(flow("cond", (0, 0, 0, 0), [pred, *given]))
+
+
+def _while_loop(cond_fn, body_fn, carried, additional):
+    if not all(isinstance(x, torch.Tensor) for x in carried):
+        raise Played("numbers that are carried from round to round")
+    record_body(lambda *now: cond_fn(*now, *additional), carried)
+    with _forgotten_on_error():
+        shape = record_body(lambda *now: body_fn(*now, *additional), carried)
+    return shape.together(flow("while_loop", (0, 0, 0, 0), carried))
+
+
+def _scan(combine_fn, init, xs, additional):
+    length = xs[0].shape[0] if xs else 0
+    if length == 0:
+        raise Played("at least one round")
+    shape = record_body(lambda *now: combine_fn(*now, *additional), [*init, *(x[0] for x in xs)])
+    return shape.together(flow("scan", (length, 0, len(init), 0), [*init, *xs]))
+
+
+def _map(f, xs, additional):
+    shape = record_body(lambda *now: f(*now, *additional), [x[0] for x in xs])
+    return shape.together(flow("map", (xs[0].shape[0], 0, 0, 0), xs))
+
+
+class Shape:
+    """What a body gave: a tree of tensors and of None."""
+
+    def __init__(self, results: Any):
+        leaves, self._tree = pytree.tree_flatten(results)
+        self._is_tensor = [isinstance(x, torch.Tensor) for x in leaves]
+        self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        self.count = len(self.tensors)
+        if not all(tensor or x is None for tensor, x in zip(self._is_tensor, leaves, strict=True)):
+            raise Played("results that are tensors")
+        if any(t.device.type == "cpu" for t in self.tensors):
+            raise Played("a tensor of the host as a result")
+
+    def together(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The same tree of these tensors."""
+        rest = iter(tensors)
+        return pytree.tree_unflatten([next(rest) if tensor else None for tensor in self._is_tensor], self._tree)
+
+    def __eq__(self, other) -> bool:
+        return self._tree == other._tree and self._is_tensor == other._is_tensor
+
+    __hash__ = None
+
+
+def record_body(body: Callable, like: Sequence[torch.Tensor]) -> Shape:
+    """Runs a body on tensors like these, of which nobody knows the values, and records what it does.
+
+    Raises:
+        Played: that cannot be recorded.
+    """
+    began, given, why = _OPS._body_begin(list(like))
+    if not began:
+        raise Played(why or "a mode in which operations are recorded")
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # what a body casts is its own
+    _show(given)
+    try:
+        shape = Shape(body(*given))
+    except BaseException:
+        why = _OPS._body_drop(True)
+        if why:
+            raise Played(why) from None
+        raise
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+    gone, shape.tensors = shape.tensors, []
+    why = _OPS._body_end(gone)
+    if why:
+        raise Played(why)
+    return shape
+
+
+def flow(name: str, numbers: tuple[int, int, int, int], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Records control flow with the bodies that were recorded last.
+
+    Args:
+        name: "cond", "while_loop", "scan" or "map".
+        numbers: of the latter two the length, whether it goes from the last slice to the first, how many of the operands
+            are carried from round to round, and how many at the end are states of generators: those that another loop
+            gave behind its results, whose random numbers this one then takes again. 0: it moves the generators on.
+
+    Raises:
+        Played: the bodies do not make it.
+    """
+    done, results, why = _OPS._control(name, list(numbers), list(operands))
+    if not done:
+        raise Played(why)
+    _show(results)
+    return results
+
+
+def _show(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells a function of `torch.tpu.jit` that is being traced of tensors that no operation made."""
+    tracing = sys.modules.get("oxitorch.jit._tracing")
+    tracer = tracing and tracing.running()
+    if tracer is not None:
+        tracer.made(tensors)
+
+
+def drop_bodies(count: int) -> None:
+    for _ in range(count):
+        _OPS._body_drop(False)
+
+
+class _forgotten_on_error:  # noqa: N801
+    """What was recorded before is dropped if the next body cannot be recorded."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            drop_bodies(1)

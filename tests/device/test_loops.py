@@ -1,0 +1,322 @@
+"""Loops and branches as PyTorch has them, and layers in a loop, against PyTorch on the CPU."""
+
+import copy
+
+import pytest
+import torch
+from support import DEVICE, NewGraphs, assert_same, tensors, to_device
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+WAYS = {"eager": lambda f: f, "compile": torch.compile, "jit": lambda f: torch.tpu.jit(f)}
+
+
+def halved(n, x):
+    """x / 2, n times."""
+    return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x / 2), (torch.zeros_like(n), x))
+
+
+def chosen(flag, x, w):
+    return torch.cond(flag, lambda x, w: (x @ w).sin() + 1, lambda x, w: x * 3 - w, (x, w))
+
+
+def recurrent(x, xs, w):
+    def step(h, x):
+        h = torch.tanh(h @ w + x)
+        return h, h * 2
+
+    return scan(step, x, xs)
+
+
+def backwards(x, xs):
+    return scan(lambda h, x: (h * 0.5 + x, h.exp()), x, xs, reverse=True)
+
+
+def mapped(xs, w):
+    return map_(lambda x, w: (x @ w).relu(), xs, w)
+
+
+def products(xs):
+    return associative_scan(lambda a, b: a * b, xs, 0)
+
+
+def nested(x, xs):
+    """A loop in a loop, with a branch in it."""
+
+    def inner(h, x):
+        h = torch.cond(x.sum() > 0, lambda h, x: h + x, lambda h, x: h - 2 * x, (h, x))
+        return h, h.clone()
+
+    def outer(h, x):
+        h, all_of = scan(inner, h, torch.stack([x, -x, x * 2]))
+        return h, all_of.sum(0)
+
+    return scan(outer, x, xs)
+
+
+def square(n):
+    return torch.randn(n, n)
+
+
+# The function, its arguments, and how many loops and branches its program has.
+CASES = {
+    "while": (halved, lambda: [torch.tensor(5), torch.randn(4)], 1),
+    "while without rounds": (halved, lambda: [torch.tensor(0), torch.randn(4)], 1),
+    "cond": (chosen, lambda: [torch.tensor(True), square(4), square(4)], 1),
+    "cond not": (chosen, lambda: [torch.tensor(False), square(4), square(4)], 1),
+    "scan": (recurrent, lambda: [torch.randn(2, 4), torch.randn(6, 2, 4), square(4)], 1),
+    "scan in reverse": (backwards, lambda: [torch.randn(3), torch.randn(5, 3)], 1),
+    "map": (mapped, lambda: [torch.randn(5, 3, 4), square(4)], 1),
+    "associative_scan": (products, lambda: [torch.rand(9, 3) + 0.5], 0),
+    "nested": (nested, lambda: [torch.randn(3), torch.randn(4, 3)], 3),
+}
+
+
+def regions(graph):
+    return sum(graph.stablehlo.count(f"stablehlo.{op}") for op in ("while", "if", "case"))
+
+
+def close(actual, expected, what=""):
+    assert_same(actual, expected, what, strides=False, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_control_flow(case, way):
+    f, arguments, count = CASES[case]
+    torch.manual_seed(0)
+    args = arguments()
+    expected = f(*args)
+    run, given, graphs = WAYS[way](f), to_device(args), NewGraphs()
+    for _ in range(3):
+        close(run(*given), expected)
+    # Each of one program, or the second when it is known what is seen.
+    found = [g for g in graphs.take() if "closed" not in g.name]
+    assert count == 0 or {regions(g) for g in found if regions(g)} == {count}
+    before = torch.tpu.metrics()
+    close(run(*given), expected)
+    after = torch.tpu.metrics()
+    assert (after["programs"], after["launches"]) == (before["programs"], before["launches"] + 1)
+    assert after["replays"] - before["replays"] == (way != "eager")
+
+
+def gradients(f, *args):
+    args = [t.detach().requires_grad_(t.is_floating_point()) for t in args]
+    loss = sum((t * t).sum() for t in tensors(list(f(*args)) if isinstance(f(*args), tuple) else [f(*args)]))
+    return [loss.detach(), *torch.autograd.grad(loss, [t for t in args if t.requires_grad])]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", ["cond", "cond not", "scan", "map", "associative_scan"])
+def test_gradients(case, way):
+    f, arguments, _ = CASES[case]
+    torch.manual_seed(0)
+    args = arguments()
+    expected = gradients(f, *args)
+    if way == "compile":
+        compiled = torch.compile(f)
+        run = lambda *args: gradients(compiled, *args)  # noqa: E731
+    else:
+        run = WAYS[way](lambda *args: gradients(f, *args))
+    for _ in range(2):
+        close(run(*to_device(args)), expected)
+
+
+def test_rounds_make_no_programs():
+    run = torch.compile(halved)
+    x = torch.ones(4, device=DEVICE)
+    for n in (3, 4):
+        run(torch.tensor(n, device=DEVICE), x)
+    torch.tpu.synchronize()
+    with torch.tpu.max_graphs(0):
+        for n in (1, 10, 30):
+            close(run(torch.tensor(n, device=DEVICE), x)[1], torch.full((4,), 0.5**n))
+
+
+def test_random_numbers_are_those_of_one_round_after_the_other():
+    def step(h, x):
+        h = torch.dropout(torch.tanh(h + x), 0.5, True)
+        return h, h + torch.rand_like(h)
+
+    def one_by_one(h, xs):
+        outs = []
+        for x in xs:
+            h, out = step(h, x)
+            outs.append(out)
+        return h, torch.stack(outs)
+
+    x, xs = torch.ones(3, device=DEVICE), torch.ones(4, 3, device=DEVICE)
+    functions = [one_by_one, torch.compile(lambda x, xs: scan(step, x, xs)), torch.tpu.jit(lambda x, xs: scan(step, x, xs))]
+    found = []
+    for f in functions:
+        for _ in range(2):
+            torch.tpu.manual_seed(5)
+            first, second = f(x, xs), f(x, xs)
+            found.append((*first, *second, torch.rand(3, device=DEVICE)))
+    for other in found[1:]:
+        close(other, found[0])
+
+
+def reads_a_value(x):
+    return scan(lambda h, x: (h * float(torch.ones(1, device=h.device)), h.clone()), x, torch.ones(3, 2, device=x.device))
+
+
+def test_what_cannot_be_a_loop_is_played():
+    def step(h, x):
+        values, _ = torch.linalg.eig(h)  # runs on the CPU
+        return values.real.diag() + x, h.clone()
+
+    h, xs = torch.eye(2), torch.ones(3, 2, 2)
+    with pytest.warns(UserWarning, match="linalg_eig"):
+        close(scan(step, h.to(DEVICE), xs.to(DEVICE)), scan(step, h, xs))
+    assert "scan at" in torch.tpu.explain() and "its body needs" in torch.tpu.explain()
+
+
+class Layer(nn.Module):
+    def __init__(self, width=16, dropout=0.0):
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.register_buffer("shift", torch.zeros(width))
+
+    def forward(self, x, scale=None):
+        y = self.down(torch.nn.functional.gelu(self.up(self.norm(x + self.shift))))
+        return x + self.dropout(y if scale is None else y * scale)
+
+
+def stack_of(count, **options):
+    torch.manual_seed(1)
+    layers = nn.ModuleList(Layer(**options) for _ in range(count))
+    for layer in layers:
+        layer.shift.normal_()
+    return layers
+
+
+def step_of(call, leaves):
+    """Loss, gradients of the arguments and of the parameters."""
+
+    def run(x, scale):
+        for p in leaves:
+            p.grad = None
+        x, scale = x.detach().requires_grad_(), scale.detach().requires_grad_()
+        loss = call(x, scale).square().mean()
+        loss.backward()
+        return loss.detach(), x.grad, scale.grad
+
+    return lambda run_as, *args: [*run_as(run)(*args), *(p.grad for p in leaves)]
+
+
+def one_by_one(layers):
+    def call(x, *args):
+        for layer in layers:
+            x = layer(x, *args)
+        return x
+
+    return call
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "dots", [torch.ops.aten.gelu.default]], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_layers_in_a_loop(way, remat):
+    layers = stack_of(4)
+    x, scale = torch.randn(3, 16), torch.tensor([1.3])
+    expected = step_of(one_by_one(layers), list(layers.parameters()))(lambda f: f, x, scale)
+    scanned = torch.tpu.scan_layers(copy.deepcopy(layers), remat=remat).to(DEVICE)
+    assert list(scanned.state_dict()) == list(layers.state_dict())
+    if way == "compile":
+        step, run_as = step_of(torch.compile(scanned, fullgraph=True), list(scanned.parameters())), lambda f: f
+    else:
+        step, run_as = step_of(scanned, list(scanned.parameters())), WAYS[way]
+    for _ in range(2):
+        close(step(run_as, *to_device([x, scale])), expected)
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+def test_layers_have_the_dropout_of_layers_one_by_one(remat):
+    layers = stack_of(3, dropout=0.4).to(DEVICE)
+    args = to_device([torch.randn(5, 16), torch.tensor([0.7])])
+    scanned = torch.tpu.scan_layers(layers, remat=remat)
+    leaves = list(layers.parameters())
+    found = []
+    for step, run_as in [(one_by_one(layers), "eager"), (scanned, "eager"), (scanned, "jit")]:
+        torch.tpu.manual_seed(3)
+        run = step_of(step, leaves)
+        found.append([*run(WAYS[run_as], *args), torch.rand(2, device=DEVICE)])
+    for other in found[1:]:
+        close(other, found[0])
+
+
+def test_a_program_has_one_layer():
+    sizes = {}
+    for count in (2, 8):
+        scanned = torch.tpu.scan_layers(stack_of(count)).to(DEVICE)
+        graphs = NewGraphs()
+        step_of(scanned, list(scanned.parameters()))(lambda f: f, *to_device([torch.randn(3, 16), torch.ones(1)]))
+        sizes[count] = sum(g.stablehlo.count("dot_general") for g in graphs.take())
+    assert sizes[2] == sizes[8] > 0
+
+
+def test_layers_elsewhere_are_called_one_by_one():
+    layers = stack_of(3)
+    scanned = torch.tpu.scan_layers(nn.Sequential(*layers))
+    x = torch.randn(2, 16)
+    close(scanned(x), one_by_one(layers)(x))  # on the CPU
+    on_device = copy.deepcopy(scanned).to(DEVICE)
+    # Forward derivatives and transforms.
+    f = lambda x: on_device(x).sum()  # noqa: E731
+    close(torch.func.grad(f)(x.to(DEVICE)), torch.func.grad(lambda x: scanned(x).sum())(x))
+    # Second derivatives.
+    seconds = []
+    for model, x_ in ((scanned, x), (on_device, x.to(DEVICE))):
+        x_ = x_.detach().requires_grad_()
+        (first,) = torch.autograd.grad(model(x_).square().sum(), x_, create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), x_)[0])
+    close(seconds[1], seconds[0])
+
+
+def test_layers_that_write_buffers_are_called_one_by_one():
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(3)))
+    scanned = torch.tpu.scan_layers(copy.deepcopy(layers)).to(DEVICE)
+    x = torch.randn(6, 4)
+    close(scanned(x.to(DEVICE)), layers(x))
+    close(scanned.state_dict(), layers.state_dict())
+    assert "scan_layers at" in torch.tpu.explain() and "running_mean" in torch.tpu.explain()
+
+
+def test_layers_must_be_alike():
+    with pytest.raises(ValueError, match=r"layers 1 and 0 differ: .*\(16,\).*\(8,\)|layers 1 and 0 differ: .*\(8,\)"):
+        torch.tpu.scan_layers(nn.ModuleList([Layer(16), Layer(8)]))
+    with pytest.raises(ValueError, match="at least one layer"):
+        torch.tpu.scan_layers(nn.ModuleList())
+    with pytest.raises(ValueError, match="remat: expected"):
+        torch.tpu.scan_layers(stack_of(2), remat="some")
+    with pytest.raises(TypeError, match="nn.ModuleList or nn.Sequential, got list"):
+        torch.tpu.scan_layers([Layer()])
+
+
+def test_stock_optimizers_train_layers_in_a_loop():
+    losses = {}
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    for device in ("cpu", DEVICE):
+        layers = torch.tpu.scan_layers(stack_of(3)).to(device)
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-2)
+        losses[device] = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(layers(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            losses[device].append(loss.detach().cpu())
+    close(losses[DEVICE], losses["cpu"])
