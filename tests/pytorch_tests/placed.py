@@ -22,7 +22,13 @@ OF_CUDA = (
     (re.compile(r"\.cuda\("), ".{}("),
     (re.compile(r"\bGPU_TYPE\b"), '"{}"'),
 )
-INDUCTOR = re.compile(r"""(?<=["'])inductor(?=["'])""")
+# What newer versions of PyTorch say otherwise.
+NEWER = ((re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),)
+# Words that keep their meaning on the CPU.
+OF_THE_DEVICE_ALONE = (
+    (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
+    (re.compile(r"\bDispatchKey\.AutogradCUDA\b"), "DispatchKey.AutogradPrivateUse1"),
+)
 
 
 def is_placed(name: str) -> bool:
@@ -41,10 +47,8 @@ class Loader(SourceFileLoader):
 
     def source_to_code(self, data, path, *, _optimize=-1):
         text = data.decode()
-        for pattern, name in OF_CUDA:
+        for pattern, name in OF_CUDA + NEWER + (OF_THE_DEVICE_ALONE if self.device == "tpu" else ()):
             text = pattern.sub(name.format(self.device), text)
-        if self.device == "tpu":
-            text = INDUCTOR.sub("tpu", text)
         return super().source_to_code(text, path, _optimize=_optimize)
 
 
@@ -81,8 +85,14 @@ def only_known_ops() -> None:
     from functorch_additional_op_db import additional_op_db
     from torch.testing._internal.common_methods_invocations import op_db
 
-    known, skip = {(op.name, op.variant_test_name) for op in (*op_db, *additional_op_db)}, common_utils.skipOps
-    common_utils.skipOps = lambda case, test, to_skip: skip(case, test, {s for s in to_skip if s[:2] in known})
+    known = {(op.name, op.variant_test_name) for op in (*op_db, *additional_op_db)}
+    for name in ("skipOps", "opsToleranceOverride"):
+        mark = getattr(common_utils, name)
+        setattr(
+            common_utils,
+            name,
+            lambda case, test, marks, mark=mark: mark(case, test, [m for m in marks if m[:2] in known]),
+        )
 
 
 def on_device(run, device: str) -> dict:

@@ -1,6 +1,6 @@
 """PyTorch's tests of torch.distributed, as tests of the device and of the CPU.
 
-They know gloo with tensors of the CPU and NCCL with those of CUDA. Here NCCL is the group of the device (or gloo), and
+They know gloo with tensors of the CPU and NCCL with those of CUDA. Here both are the group of the device (or gloo), and
 CUDA's devices are the device's (or the CPU). Each test runs in `RANKS` processes, forked from one that has imported
 PyTorch. `distributed_test`, which is installed with torch, is told that the backend is gloo; what a test of it makes
 that never speaks of CUDA, it makes on the device.
@@ -96,7 +96,7 @@ def imports(name: str, device: str) -> Iterator[None]:
     from torch.testing._internal import common_cuda, common_device_type, common_distributed, common_fsdp, common_utils
     from torch.testing._internal.distributed._tensor import common_dtensor
 
-    mode, is_available = stand_in(device, ("nccl",)), torch.cuda.is_available
+    mode, is_available = stand_in(device, ("gloo", "nccl")), torch.cuda.is_available
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: (0, 0)
     CudaInterface.is_triton_capable = lambda *_: False
