@@ -235,6 +235,7 @@ def _register(torch, module) -> None:
         _process_group,
         _rnn,
         _share,
+        _vmap,
         integrations,
     )
 
@@ -251,6 +252,7 @@ def _register(torch, module) -> None:
     _default_backend.install()
     _process_group.install()
     _dtensor.install()
+    _vmap.install()
     if _unavailable is None:
         _decompose.install()
         _loops.install()

@@ -619,16 +619,64 @@ def test_transforms(name):
     assert f.traces <= 2
 
 
+@pytest.mark.parametrize("chunk_size", [None, 2])
 @pytest.mark.parametrize("randomness", ["different", "same"])
-def test_random_numbers_under_vmap(randomness):
+def test_random_numbers_under_vmap(randomness, chunk_size):
     def f(x):
-        return torch.func.vmap(lambda r: r + torch.rand(2, device=r.device).sum(), randomness=randomness)(x)
+        def of_row(row):
+            return row + torch.rand(2, device=row.device).sum(), torch.randn_like(row)
+
+        return torch.func.vmap(of_row, randomness=randomness, chunk_size=chunk_size)(x)
 
     def results(function):
         torch.manual_seed(1)
-        return [function(torch.zeros(3, device=DEVICE)).cpu() for _ in range(3)]
+        drawn = [function(torch.zeros(5, device=DEVICE)) for _ in range(3)], torch.rand(2, device=DEVICE)
+        return torch.utils._pytree.tree_map(torch.Tensor.cpu, drawn)
 
-    compare(results(torch.tpu.jit(f)), results(f))
+    expected = results(f)
+    for rows in expected[0][0]:
+        assert len(set(rows.tolist())) == (1 if randomness == "same" else 5)
+    compare(results(torch.tpu.jit(f)), expected)
+    compare(results(torch.compile(f, backend="tpu")), expected)
+
+
+def test_generators_that_are_set():
+    """A program moves generators on from where they are, so they may be set back to where it had them."""
+
+    def back(x):
+        first = torch.randn(3, device=DEVICE)
+        state = torch.tpu.get_rng_state()
+        a = x + torch.rand(2, device=DEVICE)
+        torch.tpu.set_rng_state(state)
+        return first, a, torch.rand(2, device=DEVICE), torch.rand(2, device=DEVICE)
+
+    def results(function):
+        torch.manual_seed(1)
+        return [[t.cpu() for t in function(torch.zeros(2, device=DEVICE))] for _ in range(3)]
+
+    expected = results(back)
+    compare(results(torch.tpu.jit(back)), expected)
+    assert torch.equal(expected[1][1], expected[1][2])
+
+    def seeds(x):
+        torch.manual_seed(3)
+        return x + torch.rand(2, device=DEVICE)
+
+    def seeds_between(x):
+        y = x + torch.rand(2, device=DEVICE)
+        torch.tpu.manual_seed(3)
+        return y + torch.rand(2, device=DEVICE)
+
+    def goes_back(x):
+        y = x + torch.rand(2, device=DEVICE)
+        state = torch.tpu.get_rng_state()
+        y = y + torch.rand(2, device=DEVICE)
+        torch.tpu.set_rng_state(state)
+        return y
+
+    for f in (seeds, seeds_between, goes_back):
+        with pytest.raises(RuntimeError, match="the state that a random generator is set to"):
+            torch.tpu.jit(f)(torch.zeros(2, device=DEVICE))
 
 
 def test_an_ensemble():

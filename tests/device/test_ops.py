@@ -1236,6 +1236,25 @@ def test_optimizers(name, form):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6, msg=lambda m, i=i: f"{name}, {i}: {m}")
 
 
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("where", ["cpu", DEVICE])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_fused_optimizers_take_the_rate_as_a_tensor(make, where, shape):
+    """On either device, and of any shape with one element, as on CUDA; the rate may change."""
+
+    def steps(device, rate, **options):
+        p = torch.nn.Parameter(torch.arange(3.0, device=device))
+        optimizer = make([p], lr=rate, **options)
+        for factor in (1, 0.5):
+            rate.mul_(factor)
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        return p.detach()
+
+    expected = steps("cpu", torch.full(shape, 0.1), foreach=False)
+    assert_same(steps(DEVICE, torch.full(shape, 0.1, device=where), fused=True), expected)
+
+
 def test_the_default_optimizer_runs_on_lists():
     """PyTorch picks the foreach form for the device by itself: programs stay few."""
     params = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(4)]

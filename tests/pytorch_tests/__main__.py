@@ -5,6 +5,7 @@
     python -m tests.pytorch_tests DIR test_nn --every 5        # every fifth test, by a checksum of its name
     python -m tests.pytorch_tests DIR --failed                 # what fails here and passes on the CPU, once more
     python -m tests.pytorch_tests DIR distributed_test         # those of torch.distributed, which come with torch
+    python -m tests.pytorch_tests DIR distributed/test_device_mesh functorch/test_vmap
     python -m tests.pytorch_tests --page                       # runs nothing; writes results.txt and the page
 
 DIR is PyTorch's folder `test`; nothing of it is copied. Each test that does not pass is repeated on the CPU. A test
@@ -23,7 +24,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from . import page, processes
+from . import page, placed, processes
 
 # Tests in one process, which keeps memory bounded.
 MOST_TESTS = 150
@@ -34,8 +35,8 @@ IMPORT_TIMEOUT = 300
 class Worker:
     """A process that runs tests of one file, started anew after a crash."""
 
-    def __init__(self, folder: Path, name: str, timeout: float):
-        self.command = [sys.executable, "-m", f"{__package__}.worker", str(folder), name]
+    def __init__(self, folder: Path, name: str, timeout: float, device: str = "tpu"):
+        self.command = [sys.executable, "-m", f"{__package__}.worker", str(folder), name, device]
         self.timeout = timeout
         self.process = None
         self.ran = 0
@@ -55,7 +56,7 @@ class Worker:
         )
         line = self._answer(IMPORT_TIMEOUT)
         if not line:
-            raise SystemExit(f"{self.command[-1]}: its import failed; try {' '.join(self.command)}")
+            raise SystemExit(f"{self.command[-2]}: its import failed; try {' '.join(self.command)}")
         return json.loads(line)
 
     def run(self, test: str) -> dict:
@@ -90,9 +91,10 @@ class Worker:
 
 
 def on_cpu(test: str) -> str:
-    """The same test for the CPU."""
+    """The same test for the CPU, if it is for one device."""
     case, name = test.split(".")
-    return f"{case.removesuffix('PRIVATEUSE1').removesuffix('TPU')}CPU.{'_cpu'.join(name.rsplit('_tpu', 1))}"
+    generic = case.removesuffix("PRIVATEUSE1").removesuffix("TPU")
+    return f"{generic}{'CPU' if generic != case else ''}.{'_cpu'.join(name.rsplit('_tpu', 1))}"
 
 
 def run_file(args, name: str, known: dict) -> None:
@@ -101,6 +103,8 @@ def run_file(args, name: str, known: dict) -> None:
 
     worker = Worker(args.folder, name, args.timeout)
     comes_with_torch = name == processes.NAME
+    of_one_device = name.startswith((processes.FOLDER, *placed.FOLDERS))
+    on_host = Worker(args.folder, name, args.timeout, "cpu") if of_one_device else worker
     version = (
         metadata.version("torch") if comes_with_torch else (args.folder.parent / "version.txt").read_text().strip()
     )
@@ -109,19 +113,20 @@ def run_file(args, name: str, known: dict) -> None:
         tests = [t for t in tests if page.sign(known.get(f"{name} {t}", {"status": "pass"})) in "-!"]
     elif not args.again:
         tests = [t for t in tests if f"{name} {t}" not in known]
-    counts = dict.fromkeys(("pass", "skip", "fail", "crash", "hang"), 0)
+    counts = dict.fromkeys(("pass", "skip", "fail", "crash", "hang", "unused"), 0)
     with args.results.open("a", buffering=1) as results, tqdm(tests, desc=name, smoothing=0.02) as bar:
         for test in bar:
             every = known.get(f"{name} {test}", {"every": args.every})["every"]
             record = worker.run(test) | {"file": name, "every": every, "pytorch": version}
-            if record["status"] != "pass":
-                record["cpu"] = worker.run(on_cpu(test))["status"]
+            if record["status"] not in ("pass", "unused"):
+                record["cpu"] = on_host.run(on_cpu(test))["status"]
                 if comes_with_torch and record["cpu"] == "skip" and record["status"] != "skip":
                     record["cpu"] = "pass"  # the test wants devices, and there are some
             results.write(json.dumps(record) + "\n")
             counts[record["status"]] += 1
             bar.set_postfix(counts)
     worker.stop()
+    on_host.stop()
 
 
 def main() -> int:

@@ -1,6 +1,9 @@
 """Runs tests of one of PyTorch's files, whose names come on stdin; one line of JSON for each on stdout.
 
+    python -m tests.pytorch_tests.worker DIR FILE DEVICE
+
 The first line out is the list of the file's tests for the device. A crash of the process is a result of its test.
+DEVICE is what tests of several processes and of the compiler run on, tpu or cpu; the other files have tests of both.
 """
 
 import contextlib
@@ -13,22 +16,30 @@ import unittest
 import warnings
 from pathlib import Path
 
-from . import processes
+from . import placed, processes
 
-# What files of PyTorch 2.6 import from torch.testing._internal and newer versions have no more.
+# What files of PyTorch 2.6 import and newer versions have no more.
+INTERNAL = "torch.testing._internal"
 DROPPED = {
-    "common_cuda": {"tf32_is_not_fp32": lambda: False},
-    "common_nn": {"new_module_tests": [], "get_new_module_tests": list},
-    "common_mkldnn": {"bf32_on_and_off": lambda *_: lambda test: test},
+    f"{INTERNAL}.common_cuda": {"tf32_is_not_fp32": lambda: False},
+    f"{INTERNAL}.common_mkldnn": {"bf32_on_and_off": lambda *_: lambda test: test},
+    f"{INTERNAL}.common_nn": {"new_module_tests": [], "get_new_module_tests": list},
+    f"{INTERNAL}.common_utils": {"disable_translation_validation_if_dynamic_shapes": lambda test: test},
+    f"{INTERNAL}.inductor_utils": {"HAS_CUDA": True},
+    f"{INTERNAL}.triton_utils": {"HAS_CUDA": False, "requires_cuda": lambda test: test},
+    "functorch.experimental.control_flow": {"UnsupportedAliasMutationException": RuntimeError},
+    "torch.distributed.pipelining._utils": {"PipeliningShapeError": RuntimeError},
 }
 
 
 def main() -> None:
-    folder, name = sys.argv[1:]
+    folder, name, device = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what tests print is not ours
     sys.argv = [name]
-    module = processes.load() if name == processes.NAME else load(Path(folder), name)
+    in_processes = name.startswith(processes.FOLDER)
+    with processes.imports(name, device) if in_processes else contextlib.nullcontext():
+        module = processes.load() if name == processes.NAME else load(Path(folder), name, device)
 
     import torch
 
@@ -36,28 +47,36 @@ def main() -> None:
     tests = [
         f"{c.__name__}.{test}"
         for c in classes
-        if getattr(c, "device_type", None) in ("privateuse1", "tpu")
+        if in_processes or placed.is_placed(name) or getattr(c, "device_type", None) in ("privateuse1", "tpu")
         for test in unittest.TestLoader().getTestCaseNames(c)
     ]
     out.write(json.dumps(tests) + "\n")
     for line in sys.stdin:
-        out.write(json.dumps(run(module, line.strip(), torch)) + "\n")
+        test = line.strip()
+        if in_processes:
+            record = processes.in_a_process(lambda test=test: run(module, test, torch), device)
+        elif placed.is_placed(name):
+            record = placed.on_device(lambda test=test: run(module, test, torch), device)
+        else:
+            record = run(module, test, torch)
+        out.write(json.dumps({"test": test} | record) + "\n")
 
 
-def load(folder: Path, name: str):
-    """The file as a module, with the tests for the device and those for the CPU."""
+def load(folder: Path, name: str, device: str):
+    """The file as a module, with its tests for the device, or for both."""
     os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "cpu,privateuse1"
     os.environ["PYTORCH_DISABLE_FP32_PRECISION_LEAK_CHECK"] = "1"  # newer than the files
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(folder))
     sys.path.insert(0, str((folder / name).parent))
     os.chdir(folder)
-    for where, names in DROPPED.items():
-        internal = importlib.import_module(f"torch.testing._internal.{where}")
+    text = (folder / f"{name}.py").read_text()
+    for where, names in [x for x in DROPPED.items() if x[0] in text]:
+        module = importlib.import_module(where)
         for dropped, stand_in in names.items():
-            if not hasattr(internal, dropped):
-                setattr(internal, dropped, stand_in)
-    module = importlib.import_module(Path(name).name)
+            if not hasattr(module, dropped):
+                setattr(module, dropped, stand_in)
+    module = placed.load(folder / name, device) if placed.is_placed(name) else importlib.import_module(Path(name).name)
     own_set_up(module)
     return module
 
@@ -91,7 +110,7 @@ def run(module, test: str, torch) -> dict:
         record |= {"status": "skip", "why": result.skipped[0][1]}
     else:
         record |= {"status": "pass"}
-    if module.__name__ != processes.NAME:
+    if torch.tpu.is_initialized():
         with contextlib.suppress(RuntimeError):
             torch.tpu.synchronize()  # nobody's failure must not become the next test's
     return record

@@ -133,8 +133,8 @@ pub struct Row {
     pub outs_apart: Option<&'static str>,
     /// Whether PyTorch takes it apart itself, as it moves data between devices; only its `_foreach_` form is served.
     pub moves: bool,
-    /// Whether its index may be in host memory, as those of `x[i]` may.
-    pub takes_host_index: bool,
+    /// Whether a tensor that is in no list may be in host memory: an index as of `x[i]`, the rate of a fused optimizer.
+    pub takes_host_tensor: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
     pub products: bool,
     /// Whether torch's kernel, where a program calls it, may find no solution.
@@ -167,7 +167,7 @@ impl Row {
             out_by_numel: false,
             outs_apart: None,
             moves: false,
-            takes_host_index: false,
+            takes_host_tensor: false,
             products: false,
             may_fail: false,
             internal: false,
@@ -265,9 +265,9 @@ impl Row {
         Row { moves: true, ..self }
     }
 
-    /// See [`Row::takes_host_index`].
-    pub const fn takes_host_index(self) -> Row {
-        Row { takes_host_index: true, ..self }
+    /// See [`Row::takes_host_tensor`].
+    pub const fn takes_host_tensor(self) -> Row {
+        Row { takes_host_tensor: true, ..self }
     }
 
     /// The same for an op whose matrix products or convolutions follow the precision that the user asked for.

@@ -139,7 +139,7 @@ impl<'x, 'a> Item<'x, 'a> {
         out: &mut Operands,
     ) -> Result<(), Refusal> {
         match self {
-            Item::Tensor(t) if call.op.takes_host_index() => {
+            Item::Tensor(t) if call.op.takes_host_tensor() => {
                 out.values.push(index_value(call, stream, w, t)?)
             }
             Item::Tensor(t) => out.values.push(value(call, w, t)?),

@@ -403,7 +403,7 @@ impl Whole {
             };
             random(generator.name, all.wrapping_sub(first + second));
             let state = Value::generator(before);
-            w.note_random(&state, generator.name, all);
+            w.note_random(&state, generator.name, before, all);
             self.operands.push(state);
             generator
         };

@@ -176,9 +176,9 @@ impl Op {
         self.row.warns_of_expanded.filter(|_| first)
     }
 
-    /// Whether its index may be in host memory.
-    pub(crate) fn takes_host_index(&self) -> bool {
-        self.row.takes_host_index
+    /// Whether a tensor that is in no list may be in host memory.
+    pub(crate) fn takes_host_tensor(&self) -> bool {
+        self.row.takes_host_tensor
     }
 
     /// Whether it takes a list of index tensors.

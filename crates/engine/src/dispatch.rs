@@ -457,9 +457,10 @@ impl<'a> Call<'_, 'a> {
             }
         }
         if let Some((place, generator)) = operands.rng {
-            let state = Value::generator((self.rng)(generator, inst.rng_blocks));
-            w.note_random(&state, generator, inst.rng_blocks);
-            operands.values[place] = state;
+            let state = (self.rng)(generator, inst.rng_blocks);
+            let value = Value::generator(state);
+            w.note_random(&value, generator, state, inst.rng_blocks);
+            operands.values[place] = value;
         }
         let outputs = w.record(&inst, operands.values, &offsets);
         Ok(Results { inst, outputs })

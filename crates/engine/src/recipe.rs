@@ -29,6 +29,8 @@ pub(crate) enum Source {
     Number(u32),
     /// A generator, moved on by so many blocks; none: the default one.
     Random(Option<usize>, u64),
+    /// The state that this draw took, counted over all: the generator was set back to it.
+    Again(u32),
 }
 
 /// How a tensor looks at its storage.

@@ -46,6 +46,7 @@ impl Values<'_> {
                 self.drawn.push(((generator, blocks), state.clone()));
                 Some(state)
             }
+            Source::Again(i) => self.drawn.get(i as usize).map(|(_, state)| state.clone()),
         }
     }
 

@@ -44,6 +44,63 @@ pub(crate) struct Tape {
     pub(crate) offsets: Vec<i64>,
     pub(crate) results: u32,
     pub(crate) numbers: Vec<Held>,
+    pub(crate) draws: Draws,
+}
+
+/// The seed of a generator, and its offset in blocks.
+type RandomState = (u64, u64);
+
+/// What generators gave. A recipe moves them on from where they are in each call, so they may be set to states that they
+/// had since the first draw, and to no others.
+#[derive(Default)]
+pub(crate) struct Draws {
+    /// The generator, the state that it had, and by how many blocks it moved on.
+    draws: Vec<(Option<usize>, RandomState, u64)>,
+    /// Where the device's default generator is, if it was set.
+    set: Option<RandomState>,
+}
+
+impl Draws {
+    /// Where later calls find this state; `None` if nowhere.
+    pub(crate) fn draw(
+        &mut self,
+        generator: Option<usize>,
+        state: RandomState,
+        blocks: u64,
+    ) -> Option<Source> {
+        if generator.is_none() && self.set.is_some() {
+            self.set = Some(after(state, blocks));
+        }
+        if let Some(i) = self.draws.iter().position(|d| *d == (generator, state, blocks)) {
+            return Some(Source::Again(i as u32));
+        }
+        let follows = self.end(generator).is_none_or(|end| end == state);
+        follows.then(|| {
+            self.draws.push((generator, state, blocks));
+            Source::Random(generator, blocks)
+        })
+    }
+
+    /// Notes that the default generator was set; whether later calls find this state.
+    pub(crate) fn set(&mut self, state: RandomState) -> bool {
+        self.set = Some(state);
+        let mut of_it = self.draws.iter().filter(|d| d.0.is_none());
+        of_it.any(|(_, before, blocks)| *before == state || after(*before, *blocks) == state)
+    }
+
+    /// Whether the default generator is elsewhere now than where later calls leave it.
+    pub(crate) fn is_set_back(&self) -> bool {
+        self.set.is_some() && self.set != self.end(None)
+    }
+
+    fn end(&self, generator: Option<usize>) -> Option<RandomState> {
+        let last = self.draws.iter().rfind(|d| d.0 == generator)?;
+        Some(after(last.1, last.2))
+    }
+}
+
+fn after((seed, offset): RandomState, blocks: u64) -> RandomState {
+    (seed, offset.wrapping_add(blocks))
 }
 
 impl Tape {
@@ -66,6 +123,7 @@ impl Tape {
             offsets: Vec::new(),
             results: 0,
             numbers: Vec::new(),
+            draws: Draws::default(),
         }
     }
 
@@ -126,7 +184,7 @@ impl Tape {
         outputs: &[TensorRef<'_>],
         switches: &Switches,
     ) -> Option<Recipe> {
-        if self.spoiled.is_some() || args.len() < self.arguments.len() {
+        if self.spoiled.is_some() || self.draws.is_set_back() || args.len() < self.arguments.len() {
             return None;
         }
         let slot_of = |t: &TensorRef<'_>| match t.place {

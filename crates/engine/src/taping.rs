@@ -88,6 +88,9 @@ impl Tape {
     }
 }
 
+/// Later calls start with another state of the generator.
+const SET: &str = "the state that a random generator is set to";
+
 impl Window {
     /// Whether this thread plays a graph, or records the body of a loop: the window goes on.
     pub(crate) fn is_watched(&self) -> bool {
@@ -122,12 +125,21 @@ impl Window {
 
     /// Notes a state of a generator that an op uses. Of others than the default one nobody knows how long there are any, but
     /// who calls a function that is one program keeps them.
-    pub(crate) fn note_random(&mut self, value: &Arc<Value>, generator: Option<usize>, blocks: u64) {
+    pub(crate) fn note_random(
+        &mut self,
+        value: &Arc<Value>,
+        generator: Option<usize>,
+        state: (u64, u64),
+        blocks: u64,
+    ) {
         if self.in_body() {
             return self.note_drawn(value, generator, blocks);
         }
-        if let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) {
-            tape.know(value, Source::Random(generator, blocks));
+        let site = self.site;
+        let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) else { return };
+        match tape.draws.draw(generator, state, blocks) {
+            Some(source) => tape.know(value, source),
+            None => tape.spoiled = Some((SET, site)),
         }
     }
 
@@ -235,6 +247,14 @@ impl Stream {
         added
     }
 
+    /// The device's default generator was set to this seed and offset.
+    pub fn generator_set(&self, seed: u64, offset: u64, site: Site) {
+        let mut w = self.lock(site);
+        if w.tape().is_some_and(|tape| !tape.draws.set((seed, offset))) {
+            w.spoil(SET);
+        }
+    }
+
     /// The function was run with these arguments, those that came later included; tensors behind them it made and
     /// writes anew in each call. Launches what it recorded, as one program, unless nothing comes of it.
     pub fn traced(
@@ -248,7 +268,8 @@ impl Stream {
         let Some(tape) = w.tape.take_if(|t| t.is_here()) else {
             return Ok(Traced::Refused("the device runs in debug mode", Site::default()));
         };
-        if let Some((why, site)) = tape.spoiled {
+        let set_back = tape.draws.is_set_back().then_some((SET, tape.site));
+        if let Some((why, site)) = tape.spoiled.or(set_back) {
             self.flush(&mut w, Reason::Jit)?;
             return Ok(Traced::Refused(why, site));
         }

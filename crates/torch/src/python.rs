@@ -860,16 +860,13 @@ mod _core {
             if !state::seed_later(seed as u64) {
                 let s = started(py)?;
                 for device in s.engine.own_devices() {
-                    // SAFETY: the device exists.
-                    unsafe { (s.shim.rng_set)(device as i32, seed as u64, 0) };
+                    set_generator(py, device as i32, seed as u64, 0)?;
                 }
             }
             return Ok(());
         }
         let device = checked_device(py, device)?;
-        // SAFETY: the device exists.
-        unsafe { (started(py)?.shim.rng_set)(device, seed as u64, 0) };
-        Ok(())
+        set_generator(py, device, seed as u64, 0)
     }
 
     #[pyfunction]
@@ -892,8 +889,17 @@ mod _core {
             return Err(PyRuntimeError::new_err(format!("RNG state must be 16 bytes, got {}", state.len())));
         };
         let device = checked_device(py, device)?;
-        // SAFETY: the device exists.
-        unsafe { (started(py)?.shim.rng_set)(device, seed, offset) };
+        set_generator(py, device, seed, offset)
+    }
+
+    /// Sets the default generator of a device that exists.
+    fn set_generator(py: Python<'_>, device: i32, seed: u64, offset: u64) -> PyResult<()> {
+        let s = started(py)?;
+        let site = crate::sites::here();
+        let stream = s.engine.stream(device as usize).map_err(|r| refused(py, r))?;
+        py.detach(|| stream.generator_set(seed, offset, site));
+        // SAFETY: the engine has the device.
+        unsafe { (s.shim.rng_set)(device, seed, offset) };
         Ok(())
     }
 }

@@ -45,7 +45,8 @@ pub static ROWS: &[Row] = &[
                                    inf: Option<Tensor>| {
         let numbers = Adam { lr, beta1, beta2, decay, eps, decoupled: false };
         adam(c, &numbers, amsgrad, [p, g, m, v, top], &steps, &Common { maximize, scale, inf })
-    }),
+    })
+    .takes_host_tensor(),
     op!("_fused_adamw_", |c: &Ctx,
                           p: Vec<Tensor>,
                           g: Vec<Tensor>,
@@ -83,7 +84,8 @@ pub static ROWS: &[Row] = &[
                                     inf: Option<Tensor>| {
         let numbers = Adam { lr, beta1, beta2, decay, eps, decoupled: true };
         adam(c, &numbers, amsgrad, [p, g, m, v, top], &steps, &Common { maximize, scale, inf })
-    }),
+    })
+    .takes_host_tensor(),
     op!("_fused_sgd_", |c: &Ctx,
                         p: Vec<Tensor>,
                         g: Vec<Tensor>,
@@ -115,7 +117,8 @@ pub static ROWS: &[Row] = &[
                                   inf: Option<Tensor>| {
         let numbers = Sgd { lr, decay, momentum, dampening, nesterov, first };
         sgd(c, &numbers, [p, g, momenta], &Common { maximize, scale, inf })
-    }),
+    })
+    .takes_host_tensor(),
     op!("_fused_adagrad_", |c: &Ctx,
                             p: Vec<Tensor>,
                             g: Vec<Tensor>,
@@ -148,7 +151,8 @@ pub static ROWS: &[Row] = &[
                                       inf: Option<Tensor>| {
         let numbers = Adagrad { lr, lr_decay, decay, eps };
         adagrad(c, &numbers, [p, g, sums], &steps, &Common { maximize, scale, inf })
-    }),
+    })
+    .takes_host_tensor(),
     op!("_amp_foreach_non_finite_check_and_unscale_", unscale),
     op!("_amp_update_scale_", update_scale),
 ];

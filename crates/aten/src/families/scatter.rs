@@ -24,14 +24,14 @@ pub static ROWS: &[Row] = &[
         .apart(&[2])
         .fills()
         .warns_of_expanded(EXPANDED)
-        .takes_host_index()
+        .takes_host_tensor()
         .layout(Layout::LikeFirst)
         .check_numbers(|n| n.fits(3)),
     op!("index_fill.int_Tensor", index_fill_tensor)
         .apart(&[2])
         .fills()
         .warns_of_expanded(EXPANDED)
-        .takes_host_index()
+        .takes_host_tensor()
         .layout(Layout::LikeFirst),
     op!("index_reduce", index_reduce).apart(&[2, 3]),
     op!("masked_scatter", masked_scatter),

@@ -1,0 +1,110 @@
+"""PyTorch's tests of its compiler, most of which name no device, or CUDA, as tests of the device and of the CPU.
+
+What they make is made on the device (or the CPU), and so is what they name CUDA: the file is read with other words.
+Where they ask for inductor, which has no code generator for the device, they get the device's backend.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+FOLDERS = ("dynamo/", "functorch/", "higher_order_ops/")
+
+# Names of CUDA in the files; longer names, as of modules, are not the device's.
+OF_CUDA = (
+    (re.compile(r"""\[torch\.device\("cpu"\), torch\.device\("cuda"\)\]"""), '[torch.device("{}")]'),
+    (re.compile(r"""(?<=["'])cuda(?=[:"'])"""), "{}"),
+    (re.compile(r"\btorch\.cuda\b"), "torch.{}"),
+    (re.compile(r"\.cuda\("), ".{}("),
+    (re.compile(r"\bGPU_TYPE\b"), '"{}"'),
+)
+# What newer versions of PyTorch say otherwise.
+NEWER = ((re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),)
+# Words that keep their meaning on the CPU.
+OF_THE_DEVICE_ALONE = (
+    (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
+    (re.compile(r"\bDispatchKey\.AutogradCUDA\b"), "DispatchKey.AutogradPrivateUse1"),
+)
+
+
+def is_placed(name: str) -> bool:
+    return name.startswith(FOLDERS)
+
+
+class Loader(SourceFileLoader):
+    """Reads a file with the device's name for CUDA's, line by line the same."""
+
+    def __init__(self, name: str, path: str, device: str):
+        super().__init__(name, path)
+        self.device = device
+
+    def get_code(self, fullname):
+        return self.source_to_code(self.get_data(self.path), self.path)  # never what is cached for another device
+
+    def source_to_code(self, data, path, *, _optimize=-1):
+        text = data.decode()
+        for pattern, name in OF_CUDA + NEWER + (OF_THE_DEVICE_ALONE if self.device == "tpu" else ()):
+            text = pattern.sub(name.format(self.device), text)
+        return super().source_to_code(text, path, _optimize=_optimize)
+
+
+def load(path: Path, device: str) -> types.ModuleType:
+    """The file as a module, whose classes for devices are for this one."""
+    os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "privateuse1" if device == "tpu" else "cpu"
+    from torch.testing._internal import common_device_type, common_utils
+
+    instantiate = common_device_type.instantiate_device_type_tests
+    common_device_type.instantiate_device_type_tests = lambda case, scope, **how: instantiate(
+        case, scope, **{k: v for k, v in how.items() if k != "only_for"}
+    )
+    common_utils.requires_cuda = lambda test: test
+    expect = common_utils.TestCase.assertExpectedInline
+
+    def as_on_cpu(self, actual, *args, **kwargs):
+        if isinstance(actual, str):
+            actual = actual.replace("device(type='tpu', index=0)", "device(type='cpu')")
+        return expect(self, actual, *args, **kwargs)
+
+    common_utils.TestCase.assertExpectedInline = as_on_cpu
+    if path.parent.name == "functorch":
+        only_known_ops()
+    loader = Loader(path.name, f"{path}.py", device)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.name, loader))
+    sys.modules[path.name] = module
+    loader.exec_module(module)
+    return module
+
+
+def only_known_ops() -> None:
+    """Lets functorch's files name operations that newer versions of PyTorch have no samples of."""
+    import common_utils
+    from functorch_additional_op_db import additional_op_db
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    known = {(op.name, op.variant_test_name) for op in (*op_db, *additional_op_db)}
+    for name in ("skipOps", "opsToleranceOverride"):
+        mark = getattr(common_utils, name)
+        setattr(
+            common_utils,
+            name,
+            lambda case, test, marks, mark=mark: mark(case, test, [m for m in marks if m[:2] in known]),
+        )
+
+
+def on_device(run, device: str) -> dict:
+    """What `run()` gives where what it makes is made on the device; unused if nothing ran there."""
+    import torch
+
+    before = torch.tpu.metrics()["ops"]
+    torch.set_default_device(device if device == "tpu" else None)
+    try:
+        record = run()
+    finally:
+        torch.set_default_device(None)
+    if record["status"] == "pass" and device == "tpu" and torch.tpu.metrics()["ops"] == before:
+        record |= {"status": "unused"}
+    return record
