@@ -6,6 +6,7 @@
 //!
 //! This crate does not know PyTorch: it reads what packages say about themselves on disk and never imports anything.
 
+mod audit;
 mod cache;
 mod doctor;
 mod env;
@@ -51,6 +52,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Say what of a code base has to change, or will hurt, on TPUs and through XLA
+    ///
+    /// Reads Python, notebooks, launchers, requirements and extensions; runs nothing. Each finding has a line, a reason and
+    /// a fix, and says whether oxitorch runs it unchanged. The exit status is 1 if something has to be changed.
+    Audit(audit::Audit),
     /// Check the installation: versions, plugins, platform, compiler, caches, conflicts
     ///
     /// The exit status is 1 if anything is wrong that keeps the device from working.
@@ -160,6 +166,11 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
         (python, _) => Facts::ask(&python.unwrap_or_else(|| "python3".into())),
     };
     match command {
+        Command::Audit(asked) => {
+            let (text, status) = audit::run(&asked);
+            print(&text)?;
+            Ok(status)
+        }
         Command::Doctor { json, python } => {
             let report = doctor::examine(&facts(python)?);
             print(&if json { report.json()? } else { report.text() })?;

@@ -1,144 +1,19 @@
 //! The report as one page of HTML: nothing is loaded, nothing runs, and it can be printed.
 //!
-//! A page is an answer for each slice and below it [`Section`]s, which are data: a heading, a sentence, a chart, a table.
-//! The templates (`templates/preflight`) say how those look and escape all text, so who adds a section (sections.rs) writes
-//! no HTML.
+//! A page is an answer for each slice and below it [`Section`]s (sections.rs); the crate `page` says how they look.
 
-mod chart;
 mod sections;
 
 use std::time::Duration;
 
-use askama::Template;
-
-use oxitorch_format::{bytes, duration, many, short, usd};
+use oxitorch_format::{bytes, duration, many, usd};
+use oxitorch_page::{Card, Cell, Figure, Page, Section, Table};
 
 use super::text::{mark, place, time};
 use crate::Report;
 use crate::answer::Judged;
 use crate::hardware::bound;
 use crate::verdict::Verdict;
-use chart::{Bars, Roofline, Stack};
-
-/// The page.
-#[derive(Template)]
-#[template(path = "preflight/page.html")]
-struct Page {
-    title: String,
-    command: String,
-    cards: Vec<Card>,
-    /// Several slices side by side.
-    compared: Option<Table>,
-    notes: Vec<String>,
-}
-
-/// A slice.
-struct Card {
-    /// Where it is on the page.
-    anchor: String,
-    name: String,
-    place: String,
-    tone: &'static str,
-    mark: &'static str,
-    headline: String,
-    /// Why it is not known, or what is in the way.
-    reason: Option<String>,
-    figures: Vec<Figure>,
-    sections: Vec<Section>,
-}
-
-/// A number that is shown large.
-struct Figure {
-    label: &'static str,
-    value: String,
-    note: String,
-}
-
-/// A part of what is said about a slice.
-#[derive(Default)]
-struct Section {
-    title: String,
-    /// What the reader should know about it, in a sentence or two.
-    lead: String,
-    chart: Option<Chart>,
-    table: Option<Table>,
-}
-
-/// What a section can draw.
-enum Chart {
-    Stack(Stack),
-    Roofline(Roofline),
-    Bars(Bars),
-}
-
-/// Rows of cells under a head.
-#[derive(Default)]
-struct Table {
-    head: Vec<Cell>,
-    rows: Vec<Vec<Cell>>,
-    /// Rows that were left out.
-    more: usize,
-}
-
-/// Rows of a table.
-const ROWS: usize = 20;
-
-impl Table {
-    /// A table with names of columns; those that end in `#` are of numbers.
-    fn new(head: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> Table {
-        let column = |name: &&str| match name.strip_suffix('#') {
-            Some(name) => Cell::number(name),
-            None => Cell::text(*name),
-        };
-        let mut rows: Vec<Vec<Cell>> = rows.into_iter().collect();
-        let more = rows.len().saturating_sub(ROWS);
-        rows.truncate(ROWS);
-        Table { head: head.iter().map(column).collect(), rows, more }
-    }
-}
-
-/// A cell of a table.
-#[derive(Default)]
-struct Cell {
-    text: String,
-    class: &'static str,
-    /// Shown when the pointer rests there.
-    title: String,
-    /// The share of the cell that is filled, in percent.
-    filled: Option<f64>,
-    /// A place on the page.
-    link: Option<String>,
-}
-
-impl Cell {
-    fn text(text: impl Into<String>) -> Cell {
-        Cell { text: text.into(), ..Cell::default() }
-    }
-
-    fn number(text: impl Into<String>) -> Cell {
-        Cell { class: "number", ..Cell::text(text) }
-    }
-
-    fn code(text: impl Into<String>) -> Cell {
-        Cell { class: "code", ..Cell::text(text) }
-    }
-
-    /// Code that stays on its line.
-    fn fixed(text: impl Into<String>) -> Cell {
-        Cell { class: "code line", ..Cell::text(text) }
-    }
-
-    /// A Python line: its file's name, with the whole path behind it.
-    fn line(line: Option<&str>) -> Cell {
-        let Some(line) = line else { return Cell { class: "dim", ..Cell::text("not known") } };
-        Cell { title: line.to_owned(), ..Cell::fixed(short(line)) }
-    }
-
-    fn filled(mut self, share: f64) -> Cell {
-        self.filled = Some((100.0 * share).clamp(0.0, 100.0));
-        self
-    }
-}
 
 impl Report {
     /// As one page of HTML.
@@ -152,11 +27,11 @@ impl Report {
         let page = Page {
             title: format!("Preflight of {script}"),
             command: self.script.join(" "),
+            first: (ranked.len() > 1).then(|| self.compared(&ranked)).into_iter().collect(),
             cards: ranked.iter().map(|s| self.card(s)).collect(),
-            compared: (ranked.len() > 1).then(|| self.compared(&ranked)),
             notes: self.notes(),
         };
-        Ok(page.render()?)
+        Ok(page.html()?)
     }
 
     fn card(&self, s: &Judged) -> Card {
@@ -205,7 +80,7 @@ impl Report {
         out
     }
 
-    fn compared(&self, slices: &[&Judged]) -> Table {
+    fn compared(&self, slices: &[&Judged]) -> Section {
         let slowest = slices.iter().filter_map(|s| s.least_s()).fold(0.0, f64::max);
         let dearest = slices.iter().filter_map(|s| s.price.as_ref()?.usd_per_step).fold(0.0, f64::max);
         let of = |x: Option<f64>, most: f64, show: fn(f64) -> String| match x {
@@ -237,7 +112,8 @@ impl Report {
             vec!["slice", "", "memory of a chip#", "a step takes at least#", "a step costs at least#"];
         head.extend(run.as_deref());
         head.push("an hour#");
-        Table::new(&head, rows)
+        let (title, lead) = ("Slices side by side".into(), "The cheapest that fits is first.".into());
+        Section { title, lead, table: Some(Table::new(&head, rows)), ..Section::default() }
     }
 
     /// What stands at the end.

@@ -1,9 +1,9 @@
 //! What the page says about a slice, section by section. A new one is a function here and its name in [`of`].
 
-use super::chart::{BarRow, Bars, Dot, Roofline, Stack};
-use super::{Cell, Chart, Section, Table, bound, tone};
+use super::{bound, tone};
 use oxitorch_capture::{Moved, Role, Undonated};
 use oxitorch_format::{amount, bytes, many, short};
+use oxitorch_page::{BarRow, Bars, Cell, Chart, Dot, Roofline, Section, Stack, Table};
 
 use crate::answer::{Judged, Judgement};
 use crate::hardware::ici::Total;

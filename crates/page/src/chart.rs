@@ -1,30 +1,34 @@
 //! The geometry of charts; the templates draw it.
 
 /// One bar of parts, with a limit.
-pub(super) struct Stack {
-    pub(super) parts: Vec<Part>,
+pub struct Stack {
+    /// The parts.
+    pub parts: Vec<Part>,
     /// Where the limit is, in percent of the width.
-    pub(super) limit: Option<f64>,
-    pub(super) limit_label: String,
+    pub limit: Option<f64>,
+    /// What is written at it.
+    pub limit_label: String,
 }
 
 /// A part of a bar; widths are in percent.
-pub(super) struct Part {
-    pub(super) label: &'static str,
-    pub(super) value: String,
+pub struct Part {
+    /// What it is called.
+    pub label: &'static str,
+    /// As it is shown.
+    pub value: String,
     /// What it is made of.
-    pub(super) what: &'static str,
-    pub(super) class: &'static str,
-    pub(super) start: f64,
-    pub(super) width: f64,
+    pub what: &'static str,
+    /// Its colour.
+    pub class: &'static str,
+    /// Where it begins.
+    pub start: f64,
+    /// How wide it is.
+    pub width: f64,
 }
 
 impl Stack {
     /// Label, explanation, class and size of each part.
-    pub(super) fn new(
-        parts: &[(&'static str, &'static str, &'static str, u64)],
-        limit: Option<u64>,
-    ) -> Stack {
+    pub fn new(parts: &[(&'static str, &'static str, &'static str, u64)], limit: Option<u64>) -> Stack {
         let sum: u64 = parts.iter().map(|p| p.3).sum();
         let whole = sum.max(limit.unwrap_or(0)).max(1) as f64;
         let mut start = 0.0;
@@ -41,63 +45,81 @@ impl Stack {
 }
 
 /// Pairs of bars.
-pub(super) struct Bars {
+pub struct Bars {
     /// Name and class of each bar of a pair.
-    pub(super) legend: Vec<(&'static str, &'static str)>,
-    pub(super) rows: Vec<BarRow>,
+    pub legend: Vec<(&'static str, &'static str)>,
+    /// One below the other.
+    pub rows: Vec<BarRow>,
 }
 
 /// Bars of one thing; widths are in percent.
-pub(super) struct BarRow {
-    pub(super) label: String,
-    pub(super) bars: Vec<(&'static str, f64, String)>,
+pub struct BarRow {
+    /// What it is called.
+    pub label: String,
+    /// Class, width and value of each.
+    pub bars: Vec<(&'static str, f64, String)>,
 }
 
 /// Programs under the roof that a chip is: operations in a second over operations for a byte, both as logarithms.
-pub(super) struct Roofline {
+pub struct Roofline {
     /// Points of the roof's line.
-    pub(super) roof: String,
-    pub(super) peak: String,
-    pub(super) bandwidth: String,
-    pub(super) points: Vec<Point>,
+    pub roof: String,
+    /// What is written at the roof.
+    pub peak: String,
+    /// What is written at the slope.
+    pub bandwidth: String,
+    /// The points.
+    pub points: Vec<Point>,
     /// Lines of the grid with their labels.
-    pub(super) columns: Vec<(f64, String)>,
-    pub(super) rows: Vec<(f64, String)>,
+    pub columns: Vec<(f64, String)>,
+    /// One below the other.
+    pub rows: Vec<(f64, String)>,
     /// Where the slope ends.
-    pub(super) ridge: (f64, f64),
+    pub ridge: (f64, f64),
     /// The middle of the slope.
-    pub(super) slope: (f64, f64),
+    pub slope: (f64, f64),
 }
 
 /// A program.
-pub(super) struct Point {
-    pub(super) x: f64,
-    pub(super) y: f64,
-    pub(super) radius: f64,
-    pub(super) label: String,
-    pub(super) title: String,
+pub struct Point {
+    /// From the left.
+    pub x: f64,
+    /// From the top.
+    pub y: f64,
+    /// How large it is.
+    pub radius: f64,
+    /// What it is called.
+    pub label: String,
+    /// Shown when the pointer rests there.
+    pub title: String,
     /// Where the label stands: to the left where there is no room to the right.
-    pub(super) left: bool,
+    pub left: bool,
 }
 
 /// What a program does: operations for a byte, operations in a second at best, share of the step's time.
-pub(super) struct Dot {
-    pub(super) intensity: f64,
-    pub(super) flops_per_s: f64,
-    pub(super) share: f64,
-    pub(super) label: String,
-    pub(super) title: String,
+pub struct Dot {
+    /// Operations for a byte.
+    pub intensity: f64,
+    /// Operations a second.
+    pub flops_per_s: f64,
+    /// Of the whole.
+    pub share: f64,
+    /// What it is called.
+    pub label: String,
+    /// Shown when the pointer rests there.
+    pub title: String,
 }
 
 /// The drawing, without the room for labels.
-pub(super) const WIDTH: f64 = 600.0;
-pub(super) const HEIGHT: f64 = 240.0;
+pub(crate) const WIDTH: f64 = 600.0;
+/// The height of the drawing.
+pub(crate) const HEIGHT: f64 = 240.0;
 /// The room that a point with its label takes.
 const LABEL: (f64, f64) = (160.0, 16.0);
 
 impl Roofline {
     /// For a device of so many operations and bytes in a second. None if there is nothing to draw.
-    pub(super) fn new(peak: f64, bandwidth: f64, dots: Vec<Dot>) -> Option<Roofline> {
+    pub fn new(peak: f64, bandwidth: f64, dots: Vec<Dot>) -> Option<Roofline> {
         let dots: Vec<Dot> = dots.into_iter().filter(|d| d.intensity > 0.0 && d.flops_per_s > 0.0).collect();
         if dots.is_empty() || peak <= 0.0 || bandwidth <= 0.0 {
             return None;

@@ -1,0 +1,771 @@
+//! The walk: once over the tree of a file, with the model, asking the rules that could strike.
+
+use std::sync::LazyLock;
+
+use ruff_python_ast::visitor::{self, Visitor};
+use ruff_python_ast::{Expr, Number, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, UnaryOp};
+use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
+use ruff_text_size::Ranged;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::facts::{self, Facts};
+use super::kind::Kind;
+use super::model::{self, Around, Binding, Call, Hit, Model, Scope, Within, bytes};
+use super::nesting;
+use crate::finding::Struck;
+use crate::rule::{Rule, When};
+use crate::rules;
+
+/// A text that is no Python: where, and why.
+pub(crate) struct Unreadable {
+    pub(crate) at: usize,
+    pub(crate) why: String,
+}
+
+/// Words without one of which no rule strikes in Python.
+const WORDS: &[&str] = &[
+    "torch",
+    "cuda",
+    "CUDA",
+    "nccl",
+    "NCCL",
+    "nvidia",
+    "pynvml",
+    "deepspeed",
+    "megatron",
+    "horovod",
+    "apex",
+    "triton",
+    "xformers",
+    "flash_attn",
+    "bitsandbytes",
+    "lightning",
+    "accelerate",
+    "transformers",
+    "cupy",
+    "cudf",
+    "tensorrt",
+];
+
+static FINDERS: LazyLock<Vec<memchr::memmem::Finder<'static>>> =
+    LazyLock::new(|| WORDS.iter().map(memchr::memmem::Finder::new).collect());
+
+/// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`.
+pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadable> {
+    if !nesting::is_shallow(text) {
+        return Err(Unreadable { at: 0, why: "it nests too deeply".to_owned() });
+    }
+    let mode = if notebook { Mode::Ipython } else { Mode::Module };
+    let parsed = parse_unchecked(text, ParseOptions::from(mode));
+    if let Some(error) = parsed.errors().first() {
+        return Err(Unreadable { at: error.location.start().to_usize(), why: error.error.to_string() });
+    }
+    let Some(module) = parsed.syntax().as_module() else { return Ok(Vec::new()) };
+    if !FINDERS.iter().any(|f| f.find(text.as_bytes()).is_some()) && !imports_named(&module.body) {
+        return Ok(Vec::new());
+    }
+    let facts = Facts::of(&module.body);
+    let trains = !facts.training.is_empty() || !facts.steps.is_empty();
+    let model = Model {
+        text,
+        facts,
+        scopes: vec![Scope::default()],
+        within: Vec::new(),
+        torch: false,
+        trains,
+        device_slot: false,
+        compared: false,
+        around: Around::If,
+        roots: FxHashSet::default(),
+    };
+    let mut walk = Walk { model, table: &TABLE, struck: Vec::new() };
+    for stmt in &module.body {
+        walk.bind_imports(stmt);
+    }
+    walk.visit_body(&module.body);
+    Ok(walk.struck)
+}
+
+/// Whether a package is imported that a rule names.
+fn imports_named(body: &[Stmt]) -> bool {
+    let named = |name: &str| {
+        let first = name.split('.').next().unwrap_or(name);
+        let begins = |n: &&str| n.split('.').next() == Some(first);
+        TABLE.below.keys().chain(TABLE.names.keys()).any(begins)
+    };
+    body.iter().any(|stmt| match stmt {
+        Stmt::Import(import) => import.names.iter().any(|a| named(a.name.as_str())),
+        Stmt::ImportFrom(import) => import.module.as_ref().is_some_and(|m| named(m.as_str())),
+        Stmt::Try(tried) => imports_named(&tried.body),
+        _ => false,
+    })
+}
+
+/// A rule and one of its matchers.
+type Entry = (&'static Rule, &'static When);
+
+/// The rules by what they look at.
+#[derive(Default)]
+struct Table {
+    names: FxHashMap<&'static str, Vec<Entry>>,
+    /// Names of which all below is meant too.
+    below: FxHashMap<&'static str, Vec<Entry>>,
+    calls: FxHashMap<&'static str, Vec<Entry>>,
+    methods: FxHashMap<&'static str, Vec<Entry>>,
+    attributes: FxHashMap<&'static str, Vec<Entry>>,
+    keywords: FxHashMap<&'static str, Vec<Entry>>,
+    variables: Vec<Entry>,
+    texts: Vec<Entry>,
+    truths: Vec<Entry>,
+    indices: Vec<Entry>,
+    statements: Vec<Entry>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let mut t = Table::default();
+    for rule in rules::all() {
+        for when in rule.when {
+            let entry = (rule, when);
+            let put = |map: &mut FxHashMap<&'static str, Vec<Entry>>, name: &'static str| {
+                map.entry(name).or_default().push(entry);
+            };
+            match when {
+                When::Name(names) => {
+                    for name in *names {
+                        match name.strip_suffix(".*") {
+                            Some(name) => put(&mut t.below, name),
+                            None => put(&mut t.names, name),
+                        }
+                    }
+                }
+                When::Call(names, _) => names.iter().for_each(|n| put(&mut t.calls, n)),
+                When::Method(names, _) => names.iter().for_each(|n| put(&mut t.methods, n)),
+                When::Attribute(names, _) => names.iter().for_each(|n| put(&mut t.attributes, n)),
+                When::Keyword(names, _) => names.iter().for_each(|n| put(&mut t.keywords, n)),
+                When::Variable(_) => t.variables.push(entry),
+                When::Text(_) => t.texts.push(entry),
+                When::Truth(_) => t.truths.push(entry),
+                When::Index(_) => t.indices.push(entry),
+                When::Statement(_) => t.statements.push(entry),
+                _ => {}
+            }
+        }
+    }
+    t
+});
+
+struct Walk<'a> {
+    model: Model<'a>,
+    table: &'static Table,
+    struck: Vec<Struck>,
+}
+
+/// The bindings of Python's own names that rules ask for.
+fn unknown(kind: Kind) -> Binding {
+    Binding { kind, path: None, number: None, once: true, loops: 0 }
+}
+
+impl<'a> Walk<'a> {
+    fn strike(&mut self, rule: &'static Rule, hit: Hit) {
+        let range = bytes(hit.range);
+        let what = if hit.what.is_empty() { self.model.source(hit.range).to_owned() } else { hit.what };
+        self.struck.push(Struck { rule, range, what, edits: hit.edits });
+    }
+
+    /// The rules for a qualified name, but those that struck already where `root` was imported.
+    fn named(&mut self, path: &str, root: Option<&str>, node: &impl Ranged) {
+        let table = self.table;
+        let matching = |path: &str| -> Vec<Entry> {
+            let mut found: Vec<Entry> = table.names.get(path).into_iter().flatten().copied().collect();
+            let ends = path.match_indices('.').map(|(i, _)| i).chain([path.len()]);
+            found.extend(ends.filter_map(|end| table.below.get(&path[..end])).flatten().copied());
+            found
+        };
+        let found = matching(path);
+        if found.is_empty() {
+            return;
+        }
+        let before = root.map(matching).unwrap_or_default();
+        for (rule, _) in found {
+            if before.iter().any(|(r, _)| std::ptr::eq(*r, rule)) {
+                continue;
+            }
+            let hit = Hit::at(node).named(path);
+            let hit = rules::devices::renamed(path, node.range(), self.model.source(node.range()), hit);
+            self.strike(rule, hit);
+        }
+    }
+
+    fn bind(&mut self, name: &'a str, mut binding: Binding) {
+        binding.loops = self.model.loops();
+        if let Some(scope) = self.model.scopes.last_mut() {
+            if let Some(before) = scope.names.get(name) {
+                binding.once = false;
+                binding.loops = binding.loops.min(before.loops);
+            }
+            scope.names.insert(name, binding);
+        }
+    }
+
+    /// Binds what an import makes, without asking rules.
+    fn bind_imports(&mut self, stmt: &'a Stmt) {
+        match stmt {
+            Stmt::Import(import) => {
+                for alias in &import.names {
+                    let whole = alias.name.as_str();
+                    let first = whole.split('.').next().unwrap_or(whole);
+                    self.model.torch |= first == "torch";
+                    self.model.roots.insert(first);
+                    let (name, path) = alias.asname.as_ref().map_or((first, first), |a| (a.as_str(), whole));
+                    self.bind(name, Binding { path: Some(path.to_owned()), ..unknown(Kind::Named) });
+                }
+            }
+            Stmt::ImportFrom(import) => {
+                let module = import.module.as_ref().map_or("", |m| m.as_str());
+                self.model.roots.insert(module.split('.').next().unwrap_or(module));
+                self.model.torch |= module == "torch" || module.starts_with("torch.");
+                for alias in &import.names {
+                    let name = alias.asname.as_ref().unwrap_or(&alias.name).as_str();
+                    let path = match import.level {
+                        0 => format!("{module}.{}", alias.name.as_str()),
+                        _ => format!(".{module}.{}", alias.name.as_str()),
+                    };
+                    self.bind(name, Binding { path: Some(path), ..unknown(Kind::Named) });
+                }
+            }
+            Stmt::Try(tried) => tried.body.iter().for_each(|s| self.bind_imports(s)),
+            Stmt::If(tested) => tested.body.iter().for_each(|s| self.bind_imports(s)),
+            _ => {}
+        }
+    }
+
+    fn imports(&mut self, stmt: &'a Stmt) {
+        self.bind_imports(stmt);
+        match stmt {
+            Stmt::Import(import) => {
+                for alias in &import.names {
+                    self.named(alias.name.as_str(), None, alias);
+                }
+            }
+            Stmt::ImportFrom(import) if import.level == 0 => {
+                let module = import.module.as_ref().map_or("", |m| m.as_str());
+                // A module that is meant whole is reported once.
+                for alias in &import.names {
+                    let path = format!("{module}.{}", alias.name.as_str());
+                    let before = self.struck.len();
+                    self.named(&path, None, alias);
+                    let whole = self.struck[before..].iter().any(|s| s.rule.when.iter().any(|w| matches!(w, When::Name(n) if n.iter().any(|n| n.strip_suffix(".*").is_some_and(|n| module == n || module.strip_prefix(n).is_some_and(|r| r.starts_with('.')))))));
+                    if whole {
+                        break;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Binds the names of a target to a value.
+    fn assign(&mut self, target: &'a Expr, value: Option<&'a Expr>, kind: Kind) {
+        match target {
+            Expr::Name(name) => {
+                let name = name.id.as_str();
+                let kind = match kind {
+                    Kind::Unknown | Kind::Maybe if self.model.facts.losses.contains(name) => Kind::Tensor,
+                    kind => kind,
+                };
+                let path = value.and_then(|v| match v {
+                    Expr::Name(_) | Expr::Attribute(_) => self.model.path(v),
+                    _ => None,
+                });
+                let number = value.and_then(|v| match v {
+                    Expr::NumberLiteral(n) => match &n.value {
+                        Number::Int(n) => n.as_i64(),
+                        _ => None,
+                    },
+                    _ => None,
+                });
+                self.bind(name, Binding { kind, path, number, once: true, loops: 0 });
+            }
+            Expr::Attribute(attribute) => {
+                if let Expr::Name(base) = &*attribute.value
+                    && base.id.as_str() == "self"
+                    && let Some(class) = self.model.scopes.iter_mut().rev().find(|s| s.is_class)
+                {
+                    let name = attribute.attr.as_str();
+                    // What is one thing here and another there is neither.
+                    let kind = match class.members.get(name) {
+                        Some(before) if *before != kind => Kind::Unknown,
+                        _ => kind,
+                    };
+                    class.members.insert(name, kind);
+                }
+            }
+            Expr::Tuple(tuple) => self.unpack(&tuple.elts, value, kind),
+            Expr::List(list) => self.unpack(&list.elts, value, kind),
+            Expr::Starred(starred) => self.assign(&starred.value, None, Kind::Unknown),
+            _ => {}
+        }
+    }
+
+    fn unpack(&mut self, targets: &'a [Expr], value: Option<&'a Expr>, kind: Kind) {
+        let values: &[Expr] = match value {
+            Some(Expr::Tuple(t)) if t.elts.len() == targets.len() => &t.elts,
+            _ => &[],
+        };
+        let part = match kind {
+            Kind::Tensor | Kind::Tensors => Kind::Tensor,
+            Kind::Maybe => Kind::Maybe,
+            _ => Kind::Unknown,
+        };
+        for (i, target) in targets.iter().enumerate() {
+            match values.get(i) {
+                Some(v) => self.assign(target, Some(v), self.model.kind(v)),
+                None => self.assign(target, None, part),
+            }
+        }
+    }
+
+    /// What a loop's variable is.
+    fn assign_each(&mut self, target: &'a Expr, iter: &'a Expr) {
+        let wrapped = |e: &'a Expr| match e {
+            Expr::Call(call) => {
+                let name = facts::last(&call.func)?;
+                matches!(name, "enumerate" | "tqdm" | "trange" | "prefetch" | "track" | "islice" | "iter")
+                    .then_some((name, call.arguments.args.first()?))
+            }
+            _ => None,
+        };
+        let (mut iter, mut numbered) = (iter, false);
+        while let Some((name, inner)) = wrapped(iter) {
+            numbered |= name == "enumerate";
+            iter = inner;
+        }
+        let kind = match self.model.kind(iter) {
+            Kind::Loader => Kind::Maybe,
+            Kind::Unknown if is_loader(iter) => Kind::Maybe,
+            Kind::Tensor | Kind::Tensors => Kind::Tensor,
+            Kind::Host => Kind::Host,
+            _ => Kind::Unknown,
+        };
+        match target {
+            Expr::Tuple(tuple) if numbered && tuple.elts.len() == 2 => {
+                self.assign(&tuple.elts[0], None, Kind::Host);
+                self.assign(&tuple.elts[1], None, kind);
+            }
+            _ => self.assign(target, None, kind),
+        }
+    }
+
+    fn truth(&mut self, expr: &'a Expr) {
+        match expr {
+            Expr::BoolOp(op) => op.values.iter().for_each(|v| self.truth(v)),
+            Expr::UnaryOp(op) if op.op == UnaryOp::Not => self.truth(&op.operand),
+            _ => {
+                for (rule, when) in &self.table.truths {
+                    if let When::Truth(find) = when
+                        && let Some(hit) = find(expr, &self.model)
+                    {
+                        self.strike(rule, hit);
+                    }
+                }
+            }
+        }
+    }
+
+    fn asked(&mut self, around: Around, test: &'a Expr) {
+        self.model.around = around;
+        self.truth(test);
+        self.model.around = Around::If;
+    }
+
+    fn inside(&mut self, within: Within, body: &'a [Stmt]) {
+        self.model.within.push(within);
+        self.visit_body(body);
+        self.model.within.pop();
+    }
+
+    fn for_loop(&mut self, stmt: &'a StmtFor) {
+        self.visit_expr(&stmt.iter);
+        self.assign_each(&stmt.target, &stmt.iter);
+        self.visit_expr(&stmt.target);
+        let over_batches = is_over_batches(&stmt.iter) || {
+            let of = |e: &Expr| self.model.kind(e) == Kind::Loader;
+            of(&stmt.iter) || matches!(&*stmt.iter, Expr::Call(c) if c.arguments.args.first().is_some_and(of))
+        };
+        let trains = (over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start());
+        self.inside(Within::Loop { trains }, &stmt.body);
+        self.visit_body(&stmt.orelse);
+    }
+
+    fn function(&mut self, f: &'a StmtFunctionDef) {
+        f.decorator_list.iter().for_each(|d| self.visit_decorator(d));
+        for p in f.parameters.iter_non_variadic_params() {
+            p.parameter.annotation.iter().for_each(|a| self.visit_expr(a));
+            let device = p.name().as_str().contains("device");
+            self.in_slot(device, |w| p.default.iter().for_each(|d| w.visit_expr(d)));
+        }
+        let name = f.name.as_str();
+        let (method, dataset, special) = match self.model.within.last() {
+            Some(Within::Class { dataset, function }) => (true, *dataset, *function),
+            _ => (false, false, false),
+        };
+        let forward = method && !special && self.model.torch && name == "forward";
+        let step = self.model.facts.steps.contains(&f.start())
+            || (method && matches!(name, "training_step" | "compute_loss"))
+            || self.model.facts.called_in_training.contains(name);
+        let item = (dataset && matches!(name, "__getitem__" | "__iter__" | "__getitems__"))
+            || name.contains("collate");
+        let mut scope = Scope::default();
+        for p in f.parameters.iter_non_variadic_params() {
+            let annotation = p.parameter.annotation.as_deref();
+            let kind = match annotation.map(|a| self.annotated(a)) {
+                Some(kind) => kind,
+                None if forward && p.name().as_str() != "self" => Kind::Maybe,
+                None => Kind::Unknown,
+            };
+            // What is a number or a flag by its default is no tensor.
+            let kind = if p
+                .default
+                .as_deref()
+                .is_some_and(|d| matches!(self.model.kind(d), Kind::Host) && !d.is_none_literal_expr())
+            {
+                Kind::Host
+            } else {
+                kind
+            };
+            scope.names.insert(p.name().as_str(), Binding { once: false, ..unknown(kind) });
+        }
+        self.bind(name, unknown(Kind::Named));
+        self.model.scopes.push(scope);
+        self.inside(Within::Function { forward, step, item }, &f.body);
+        self.model.scopes.pop();
+    }
+
+    fn annotated(&self, annotation: &Expr) -> Kind {
+        let name = match annotation {
+            Expr::StringLiteral(s) => s.value.to_str().rsplit('.').next().unwrap_or_default(),
+            other => facts::last(other).unwrap_or_default(),
+        };
+        match name {
+            "Tensor" | "FloatTensor" | "LongTensor" | "BoolTensor" => Kind::Tensor,
+            "int" | "float" | "bool" | "str" | "dict" | "Dict" => Kind::Host,
+            "DataLoader" => Kind::Loader,
+            _ => Kind::Unknown,
+        }
+    }
+
+    fn class(&mut self, class: &'a StmtClassDef) {
+        class.decorator_list.iter().for_each(|d| self.visit_decorator(d));
+        class.arguments.iter().for_each(|a| self.visit_arguments(a));
+        let name = class.name.as_str();
+        let dataset = self.model.facts.descends(name, |b| b.ends_with("Dataset"));
+        let function = self.model.facts.descends(name, |b| b == "Function");
+        self.bind(name, unknown(Kind::Named));
+        self.model.scopes.push(Scope { is_class: true, ..Scope::default() });
+        self.model.within.push(Within::Class { dataset, function });
+        // `__init__` first, wherever it stands, since it says what the members are.
+        let is_init = |s: &&Stmt| matches!(s, Stmt::FunctionDef(f) if f.name.as_str() == "__init__");
+        class.body.iter().filter(is_init).for_each(|s| self.visit_stmt(s));
+        class.body.iter().filter(|s| !is_init(s)).for_each(|s| self.visit_stmt(s));
+        self.model.within.pop();
+        self.model.scopes.pop();
+    }
+
+    fn call(&mut self, call: &'a ruff_python_ast::ExprCall) {
+        let path = self.model.path(&call.func);
+        let bare = match &*call.func {
+            Expr::Name(name) if self.model.binding(name.id.as_str()).is_none() => Some(name.id.as_str()),
+            _ => None,
+        };
+        let path = path.as_deref().or(bare).unwrap_or_default();
+        let mut found: Vec<(&'static Rule, Hit)> = Vec::new();
+        let seen = Call { call, model: &self.model, path };
+        for (rule, when) in self.table.calls.get(path).into_iter().flatten() {
+            if let When::Call(_, find) = when {
+                found.extend(find(&seen).map(|h| (*rule, h)));
+            }
+        }
+        if let Expr::Attribute(f) = &*call.func {
+            for (rule, when) in self.table.methods.get(f.attr.as_str()).into_iter().flatten() {
+                if let When::Method(_, find) = when {
+                    found.extend(find(&seen).map(|h| (*rule, h)));
+                }
+            }
+        }
+        for keyword in &call.arguments.keywords {
+            let Some(name) = &keyword.arg else { continue };
+            for (rule, when) in self.table.keywords.get(name.as_str()).into_iter().flatten() {
+                if let When::Keyword(_, find) = when {
+                    found.extend(find(&keyword.value, &seen).map(|h| (*rule, h)));
+                }
+            }
+        }
+        for (rule, hit) in found {
+            self.strike(rule, hit);
+        }
+    }
+
+    fn string(&mut self, expr: &'a Expr, text: &str) {
+        for (rule, when) in &self.table.texts {
+            if let When::Text(find) = when
+                && let Some(hit) = find(text, expr, &self.model)
+            {
+                self.strike(rule, hit);
+            }
+        }
+        for (rule, when) in &self.table.variables {
+            let When::Variable(names) = when else { continue };
+            if crate::rules::listed(names, text) {
+                self.strike(rule, Hit::at(expr).named(text));
+            }
+        }
+    }
+
+    /// What runs seldom, or on one rank, by the test of an `if`.
+    fn guard(&self, test: &Expr) -> Option<Within> {
+        let text = self.model.source(test.range());
+        let words = text.to_ascii_lowercase();
+        let has = |list: &[&str]| list.iter().any(|w| words.contains(w));
+        if text.contains('%')
+            || has(&[
+                "interval",
+                "should_log",
+                "every",
+                "debug",
+                "verbose",
+                "log_step",
+                "logging_step",
+                "is_last",
+                "do_log",
+            ])
+        {
+            return Some(Within::Seldom);
+        }
+        let rank = has(&[
+            "rank",
+            "is_main",
+            "is_master",
+            "master_process",
+            "main_process",
+            "is_primary",
+            "is_world_process_zero",
+        ]);
+        let one = rank && !has(&["!=", "not ", "> 0", ">= 0", "world_size", "none", "-1"]);
+        one.then_some(Within::OneRank)
+    }
+}
+
+/// Whether an expression names a loader of data.
+fn is_loader(expr: &Expr) -> bool {
+    let expr = match expr {
+        Expr::Subscript(s) => &s.value,
+        other => other,
+    };
+    facts::last(expr).is_some_and(|n| {
+        let n = n.to_ascii_lowercase();
+        n.ends_with("loader") || n.ends_with("_dl") || n.ends_with("train_iter") || n.ends_with("dataloaders")
+    })
+}
+
+fn is_over_batches(iter: &Expr) -> bool {
+    match iter {
+        Expr::Call(call) => call.arguments.args.iter().any(is_over_batches),
+        other => is_loader(other),
+    }
+}
+
+impl<'a> Visitor<'a> for Walk<'a> {
+    fn visit_stmt(&mut self, stmt: &'a Stmt) {
+        for (rule, when) in &self.table.statements {
+            if let When::Statement(find) = when
+                && let Some(hit) = find(stmt, &self.model)
+            {
+                self.strike(rule, hit);
+            }
+        }
+        match stmt {
+            Stmt::Import(_) | Stmt::ImportFrom(_) => self.imports(stmt),
+            Stmt::Assign(assign) => {
+                let device = assign.targets.iter().any(is_device_name);
+                self.in_slot(device, |w| w.visit_expr(&assign.value));
+                let kind = self.model.kind(&assign.value);
+                for target in &assign.targets {
+                    self.visit_expr(target);
+                    self.assign(target, Some(&assign.value), kind);
+                }
+            }
+            Stmt::AnnAssign(assign) => {
+                let device = is_device_name(&assign.target);
+                self.in_slot(device, |w| assign.value.iter().for_each(|v| w.visit_expr(v)));
+                let kind = match self.annotated(&assign.annotation) {
+                    Kind::Unknown => assign.value.as_deref().map_or(Kind::Unknown, |v| self.model.kind(v)),
+                    known => known,
+                };
+                self.assign(&assign.target, assign.value.as_deref(), kind);
+            }
+            Stmt::AugAssign(assign) => {
+                self.visit_expr(&assign.value);
+                self.visit_expr(&assign.target);
+                let (before, value) = (self.model.kind(&assign.target), self.model.kind(&assign.value));
+                let kind = if value == Kind::Tensor { value } else { before };
+                self.assign(&assign.target, None, kind);
+            }
+            Stmt::For(stmt) => self.for_loop(stmt),
+            Stmt::While(stmt) => {
+                self.asked(Around::While, &stmt.test);
+                self.visit_expr(&stmt.test);
+                let trains = self.model.facts.training.contains(&stmt.start());
+                self.inside(Within::Loop { trains }, &stmt.body);
+                self.visit_body(&stmt.orelse);
+            }
+            Stmt::If(stmt) => {
+                self.truth(&stmt.test);
+                self.visit_expr(&stmt.test);
+                self.guarded(&stmt.test, &stmt.body);
+                for clause in &stmt.elif_else_clauses {
+                    match &clause.test {
+                        Some(test) => {
+                            self.truth(test);
+                            self.visit_expr(test);
+                            self.guarded(test, &clause.body);
+                        }
+                        None => self.visit_body(&clause.body),
+                    }
+                }
+            }
+            Stmt::Assert(stmt) => {
+                self.asked(Around::Assert, &stmt.test);
+                self.visit_expr(&stmt.test);
+                stmt.msg.iter().for_each(|m| self.visit_expr(m));
+            }
+            Stmt::FunctionDef(f) => self.function(f),
+            Stmt::ClassDef(class) => self.class(class),
+            // Docstrings.
+            Stmt::Expr(e) if e.value.is_string_literal_expr() => {}
+            _ => visitor::walk_stmt(self, stmt),
+        }
+    }
+
+    fn visit_expr(&mut self, expr: &'a Expr) {
+        match expr {
+            Expr::Attribute(attribute) => {
+                for (rule, when) in self.table.attributes.get(attribute.attr.as_str()).into_iter().flatten() {
+                    if let When::Attribute(_, find) = when
+                        && let Some(hit) = find(expr, &self.model)
+                    {
+                        self.strike(rule, hit);
+                    }
+                }
+                match self.model.path(expr) {
+                    Some(path) => {
+                        let root = self.model.root(expr).map(str::to_owned);
+                        self.named(&path, root.as_deref(), expr);
+                    }
+                    None => self.visit_expr(&attribute.value),
+                }
+            }
+            Expr::Call(call) => {
+                self.call(call);
+                self.arguments(call);
+            }
+            // What is compared or looked up is not what is given.
+            Expr::Compare(_) => {
+                let before = std::mem::replace(&mut self.model.compared, true);
+                self.in_slot(false, |w| visitor::walk_expr(w, expr));
+                self.model.compared = before;
+            }
+            Expr::Dict(_) => self.in_slot(false, |w| visitor::walk_expr(w, expr)),
+            Expr::If(either) => {
+                self.truth(&either.test);
+                visitor::walk_expr(self, expr);
+            }
+            Expr::Subscript(_) => {
+                for (rule, when) in &self.table.indices {
+                    if let When::Index(find) = when
+                        && let Some(hit) = find(expr, &self.model)
+                    {
+                        self.strike(rule, hit);
+                    }
+                }
+                self.in_slot(false, |w| visitor::walk_expr(w, expr));
+            }
+            Expr::StringLiteral(s) => self.string(expr, s.value.to_str()),
+            Expr::FString(f) => {
+                // The text in front of the first value.
+                let first = f.value.elements().next().and_then(|e| e.as_literal());
+                if let Some(first) = first {
+                    self.string(expr, &first.value.to_string());
+                }
+                visitor::walk_expr(self, expr);
+            }
+            Expr::Named(named) => {
+                self.visit_expr(&named.value);
+                self.assign(&named.target, Some(&named.value), self.model.kind(&named.value));
+            }
+            Expr::Lambda(_) => {
+                self.model.within.push(Within::Lambda);
+                visitor::walk_expr(self, expr);
+                self.model.within.pop();
+            }
+            Expr::ListComp(c) => self.comprehension(expr, &c.generators),
+            Expr::SetComp(c) => self.comprehension(expr, &c.generators),
+            Expr::DictComp(c) => self.comprehension(expr, &c.generators),
+            Expr::Generator(c) => self.comprehension(expr, &c.generators),
+            _ => visitor::walk_expr(self, expr),
+        }
+    }
+}
+
+/// Whether a name is for a device.
+fn is_device_name(expr: &Expr) -> bool {
+    facts::last(expr).is_some_and(|n| n.to_ascii_lowercase().contains("device"))
+}
+
+impl<'a> Walk<'a> {
+    fn in_slot(&mut self, is: bool, walk: impl FnOnce(&mut Walk<'a>)) {
+        let before = std::mem::replace(&mut self.model.device_slot, is);
+        walk(self);
+        self.model.device_slot = before;
+    }
+
+    /// What is called and with what, with an eye to parameters for devices.
+    fn arguments(&mut self, call: &'a ruff_python_ast::ExprCall) {
+        self.in_slot(false, |w| w.visit_expr(&call.func));
+        let name = facts::last(&call.func).unwrap_or_default();
+        let takes = matches!(
+            name,
+            "device"
+                | "to"
+                | "autocast"
+                | "GradScaler"
+                | "set_default_device"
+                | "init_device_mesh"
+                | "Generator"
+        );
+        let option = name == "add_argument"
+            && call.arguments.args.iter().any(|a| model::text(a).is_some_and(|t| t.contains("device")));
+        for (i, argument) in call.arguments.args.iter().enumerate() {
+            self.in_slot(takes && i == 0, |w| w.visit_expr(argument));
+        }
+        for keyword in &call.arguments.keywords {
+            let name = keyword.arg.as_ref().map_or("", |a| a.as_str());
+            let device = name.contains("device") || name == "map_location" || (option && name == "default");
+            self.in_slot(device, |w| w.visit_expr(&keyword.value));
+        }
+    }
+
+    fn guarded(&mut self, test: &'a Expr, body: &'a [Stmt]) {
+        match self.guard(test) {
+            Some(within) => self.inside(within, body),
+            None => self.visit_body(body),
+        }
+    }
+
+    fn comprehension(&mut self, expr: &'a Expr, generators: &'a [ruff_python_ast::Comprehension]) {
+        for g in generators {
+            self.assign_each(&g.target, &g.iter);
+            g.ifs.iter().for_each(|test| self.truth(test));
+        }
+        visitor::walk_expr(self, expr);
+    }
+}
