@@ -679,6 +679,21 @@ def test_generators_that_are_set():
             torch.tpu.jit(f)(torch.zeros(2, device=DEVICE))
 
 
+def test_a_generator_is_set_back_where_nothing_was_drawn():
+    def f(x):
+        before = torch.tpu.get_rng_state()
+        y = x + 1
+        torch.tpu.set_rng_state(before)
+        return y + torch.rand(2, device=DEVICE)
+
+    jitted, x = torch.tpu.jit(f), torch.zeros(2, device=DEVICE)
+    torch.manual_seed(0)
+    expected = [f(x).cpu() for _ in range(3)]
+    torch.manual_seed(0)
+    for e in expected:
+        assert_close(jitted(x), e)
+
+
 def test_an_ensemble():
     models = [nn.Linear(4, 2).to(DEVICE) for _ in range(3)]
     state = torch.func.stack_module_state(models)

@@ -58,6 +58,8 @@ pub(crate) struct Draws {
     draws: Vec<(Option<usize>, RandomState, u64)>,
     /// Where the device's default generator is, if it was set.
     set: Option<RandomState>,
+    /// Where it was when it was asked for its state, before it gave anything.
+    began: Option<RandomState>,
 }
 
 impl Draws {
@@ -81,16 +83,24 @@ impl Draws {
         })
     }
 
+    /// Notes that somebody asked the default generator for its state, which it is perhaps set back to.
+    pub(crate) fn read(&mut self, state: RandomState) {
+        if self.end(None).is_none() {
+            self.began = Some(state);
+        }
+    }
+
     /// Notes that the default generator was set; whether later calls find this state.
     pub(crate) fn set(&mut self, state: RandomState) -> bool {
         self.set = Some(state);
         let mut of_it = self.draws.iter().filter(|d| d.0.is_none());
         of_it.any(|(_, before, blocks)| *before == state || after(*before, *blocks) == state)
+            || self.began == Some(state)
     }
 
     /// Whether the default generator is elsewhere now than where later calls leave it.
     pub(crate) fn is_set_back(&self) -> bool {
-        self.set.is_some() && self.set != self.end(None)
+        self.set.is_some() && self.set != self.end(None).or(self.began)
     }
 
     fn end(&self, generator: Option<usize>) -> Option<RandomState> {

@@ -247,6 +247,13 @@ impl Stream {
         added
     }
 
+    /// The device's default generator was asked for its seed and offset.
+    pub fn generator_read(&self, seed: u64, offset: u64, site: Site) {
+        if let Some(tape) = self.lock(site).tape() {
+            tape.draws.read((seed, offset));
+        }
+    }
+
     /// The device's default generator was set to this seed and offset.
     pub fn generator_set(&self, seed: u64, offset: u64, site: Site) {
         let mut w = self.lock(site);

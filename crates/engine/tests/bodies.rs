@@ -8,8 +8,7 @@ use oxitorch_hlo::{DType, TensorType};
 
 mod common;
 
-const DROPOUT: &str =
-    "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)";
+const DROPOUT: &str = "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)";
 
 /// Blocks by which the generator was moved on.
 type Blocks = RefCell<Vec<u64>>;
@@ -55,7 +54,8 @@ fn a_loop_is_one_op_of_the_window_around_it() {
     let before = rig.neg(&x);
     assert_eq!(body(&rig, &[&x], |now| vec![rig.add(&rig.relu(&now[0]), &w)]), None);
     let programs = rig.compiled(|| {
-        let out = control(&rig, Asked::Scan { length: 100, reverse: false, carried: 1, states: 0 }, &[&before]);
+        let out =
+            control(&rig, Asked::Scan { length: 100, reverse: false, carried: 1, states: 0 }, &[&before]);
         rig.read(&out.unwrap()[0]).unwrap();
     });
     let [program] = programs.as_slice() else { panic!("{programs:?}") };
@@ -219,7 +219,11 @@ fn random_numbers_move_on_from_round_to_round() {
     with_dropout(&rig, &x);
     let (out, blocks) = scan(FOUR, &[&x]);
     assert_eq!(blocks, [3], "the body took one block, and there are four rounds");
-    assert_eq!((out.len(), out[1].dtype, out[1].sizes.as_slice()), (2, DType::U64, &[2][..]), "the state before");
+    assert_eq!(
+        (out.len(), out[1].dtype, out[1].sizes.as_slice()),
+        (2, DType::U64, &[2][..]),
+        "the state before"
+    );
     // The same numbers again: those of the generator are given back.
     with_dropout(&rig, &x);
     let again = Asked::Scan { length: 4, reverse: true, carried: 1, states: 1 };

@@ -877,6 +877,10 @@ mod _core {
     #[pyfunction]
     fn get_rng_state(py: Python<'_>, device: i32) -> PyResult<Bound<'_, PyBytes>> {
         let (seed, offset) = rng(py, device)?;
+        let (s, site) = (started(py)?, crate::sites::here());
+        let device = checked_device(py, device)?;
+        let stream = s.engine.stream(device as usize).map_err(|r| refused(py, r))?;
+        py.detach(|| stream.generator_read(seed, offset, site));
         let bytes: Vec<u8> = [seed, offset].iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok(PyBytes::new(py, &bytes))
     }
