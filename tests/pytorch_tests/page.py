@@ -29,7 +29,6 @@ DISTRIBUTED = (
     "test_device_mesh",
     "test_functional_api",
     "_tensor/test_api",
-    "_tensor/test_attention",
     "_tensor/test_convolution_ops",
     "_tensor/test_dtensor",
     "_tensor/test_dtensor_compile",
@@ -72,7 +71,6 @@ COMPILER = (
     "functorch/test_ops",
     "functorch/test_aotdispatch",
     "functorch/test_control_flow",
-    "functorch/test_ac",
     "dynamo/test_activation_checkpointing",
     "dynamo/test_aot_autograd",
     "dynamo/test_autograd_function",
@@ -260,7 +258,9 @@ def write(known: dict[str, dict], torch_version: str) -> None:
     origin = f"files of PyTorch {pytorch_version(known)}, torch {torch_version}, {today}"
     before, results = read() if RESULTS.exists() else ("", {})
     if results.keys() - set(files):
-        origin = f"{before}; {', '.join(files)}: {origin}"
+        names = sorted({f"{folder}/*" if sub else folder for folder, sub, _ in (f.partition("/") for f in files)})
+        others = [part for part in before.split("; ") if not set(part.split(": ")[0].split(", ")) <= set(names)]
+        origin = "; ".join([*others, f"{', '.join(names)}: {origin}"])
     head, *new = blocks(summary(known, origin))
     kept = [b for b in blocks(RESULTS.read_text())[1:] if b.split(" ")[0] not in files] if results else []
     RESULTS.write_text(head + "".join(sorted(new + kept)))

@@ -79,7 +79,8 @@ def load() -> types.ModuleType:
 def imports(name: str, device: str) -> Iterator[None]:
     """Has a file of `FOLDER`, which is imported in it, take the device for what it names CUDA, in forked processes."""
     devices = 8 if name.startswith(OF_8) else RANKS
-    os.environ |= {"LOCAL_WORLD_SIZE": str(devices), "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "100"}
+    os.environ["LOCAL_WORLD_SIZE"] = str(devices)
+    os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "100")
     import torch
     import torch.distributed as dist
 
