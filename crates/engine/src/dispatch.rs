@@ -457,9 +457,8 @@ impl<'a> Call<'_, 'a> {
             }
         }
         if let Some((place, generator)) = operands.rng {
-            let state = Value::generator((self.rng)(generator, inst.rng_blocks));
-            w.note_random(&state, generator, inst.rng_blocks);
-            operands.values[place] = state;
+            let state = (self.rng)(generator, inst.rng_blocks);
+            operands.values[place] = w.random(state, (generator, inst.rng_blocks));
         }
         let outputs = w.record(&inst, operands.values, &offsets);
         Ok(Results { inst, outputs })

@@ -9,7 +9,7 @@
 
 use crate::config::Switches;
 use crate::inst::Inst;
-use crate::recipe::{Argument, GraphOutput, Home, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
@@ -44,6 +44,15 @@ pub(crate) struct Tape {
     pub(crate) offsets: Vec<i64>,
     pub(crate) results: u32,
     pub(crate) numbers: Vec<Held>,
+    pub(crate) drawn: Vec<DrawnState>,
+}
+
+/// A state of a generator that an op of the graph used.
+pub(crate) struct DrawnState {
+    pub(crate) drawn: Drawn,
+    /// Seed and offset.
+    pub(crate) state: (u64, u64),
+    pub(crate) value: Arc<Value>,
 }
 
 impl Tape {
@@ -66,6 +75,7 @@ impl Tape {
             offsets: Vec::new(),
             results: 0,
             numbers: Vec::new(),
+            drawn: Vec::new(),
         }
     }
 
@@ -201,6 +211,7 @@ impl Tape {
             operands: self.operands,
             offsets: self.offsets,
             numbers: self.numbers,
+            drawn: self.drawn.iter().map(|d| d.drawn).collect(),
             written,
             made,
             outputs: results,

@@ -3,11 +3,11 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
 use crate::inst::{Inst, Kind};
-use crate::recipe::{Argument, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Drawn, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::tape::{Ends, Tape, Traced};
+use crate::tape::{DrawnState, Ends, Tape, Traced};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
 use crate::window::Window;
@@ -120,12 +120,27 @@ impl Window {
         }
     }
 
-    /// Notes a state of a generator that an op uses. Of others than the default one nobody knows how long there are any, but
-    /// who calls a function that is one program keeps them.
-    pub(crate) fn note_random(&mut self, value: &Arc<Value>, generator: Option<usize>, blocks: u64) {
-        if let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) {
-            tape.know(value, Source::Random(generator, blocks));
+    /// The state of a generator that an op uses, which is noted. Of others than the default one nobody knows how long there
+    /// are any, but who calls a function that is one program keeps them. What a backward computes again takes a state once
+    /// more.
+    pub(crate) fn random(&mut self, state: (u64, u64), drawn: Drawn) -> Arc<Value> {
+        let site = self.site;
+        let Some(tape) = self.tape().filter(|t| drawn.0.is_none() || t.whole) else {
+            return Value::generator(state);
+        };
+        if let Some(same) = tape.drawn.iter_mut().find(|d| d.drawn.0 == drawn.0 && d.state == state) {
+            // An op that draws nothing after all leaves the state to the next one.
+            same.drawn.1 = same.drawn.1.max(drawn.1);
+            return same.value.clone();
         }
+        let before = tape.drawn.iter().rfind(|d| d.drawn.0 == drawn.0);
+        if before.is_some_and(|d| (d.state.0, d.state.1.wrapping_add(d.drawn.1)) != state) {
+            tape.spoiled = Some(("a state that a random generator is set to", site));
+        }
+        let value = Value::generator(state);
+        tape.know(&value, Source::Random(tape.drawn.len() as u32));
+        tape.drawn.push(DrawnState { drawn, state, value: value.clone() });
+        value
     }
 
     /// Notes a value that was copied from host memory.

@@ -13,7 +13,7 @@ use crate::ops::PRODUCED;
 use crate::part::{Part, Position, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, here};
+use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, asked, here};
 use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
@@ -28,7 +28,8 @@ impl Window {
 
     /// It is the running thread's turn.
     pub(crate) fn enter(&mut self) {
-        let caller = here();
+        let is_watched = self.is_watched();
+        let caller = if is_watched { asked() } else { here() };
         if self.thread.number != caller.thread {
             self.turn(caller.thread);
         }
@@ -37,7 +38,9 @@ impl Window {
         }
         if self.thread.recomputes != caller.recomputes {
             self.thread.recomputes = caller.recomputes;
-            self.thread.recompute_begins = caller.recomputes && self.own_ops() > 0;
+            let begins = caller.recomputes && self.own_ops() > 0;
+            self.thread.recompute_begins = begins;
+            self.thread.fence = (begins && is_watched).then(|| self.new_fence());
         }
     }
 
@@ -106,6 +109,7 @@ impl Window {
     /// Nothing is recorded any more.
     pub(crate) fn clear_threads(&mut self) {
         (self.thread.bytes, self.thread.kept) = (0, 0);
+        self.thread.fence = None;
         self.others.turns.clear();
     }
 

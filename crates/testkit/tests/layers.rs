@@ -67,6 +67,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "recipe",
             "tape",
             "window",
+            "fence",
             "part",
             "stream",
             "turns",
