@@ -27,6 +27,8 @@ _done = False
 _registered = False
 _unavailable: Exception | None = None
 _step_hook = None
+# While this thread runs a function that is one program: `made`, the numbers of optimizers that made steps in it.
+steps_later = threading.local()
 
 
 class Unavailable(RuntimeError):
@@ -156,8 +158,13 @@ def _end_of_step(optimizer, *_) -> None:
     from oxitorch import _core
 
     # A compiled step is traced, this hook with it; the backend then cuts after the step's graph.
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    made = getattr(steps_later, "made", None)
+    if made is None:
         _core.cut("step", id(optimizer))
+    else:
+        made.append(id(optimizer))
 
 
 def pretend(device: dict, folder: str) -> None:

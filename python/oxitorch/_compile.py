@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from oxitorch import _activate, _loops
+from oxitorch import _activate, _fences, _loops
 from oxitorch._recipes import Recipes, watched
 
 
@@ -51,6 +51,8 @@ _OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
 
 
 def _compiler(gm: GraphModule, _example_inputs, of_backward: bool):
+    if of_backward:
+        _fences.put(gm)
     graph = _Graph(gm, of_backward)
     # As after an optimizer's eager step, whose hook is traced away.
     ends_step = not of_backward and any(_OPTIMIZERS in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)

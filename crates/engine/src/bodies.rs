@@ -409,9 +409,7 @@ impl Whole {
                 _ => first.max(second),
             };
             random(generator.name, all.wrapping_sub(first + second));
-            let state = Value::generator(before);
-            w.note_random(&state, generator.name, before, all);
-            self.operands.push(state);
+            self.operands.push(w.random(before, (generator.name, all)));
             generator
         };
         generators.into_iter().map(settle).collect()

@@ -458,9 +458,7 @@ impl<'a> Call<'_, 'a> {
         }
         if let Some((place, generator)) = operands.rng {
             let state = (self.rng)(generator, inst.rng_blocks);
-            let value = Value::generator(state);
-            w.note_random(&value, generator, state, inst.rng_blocks);
-            operands.values[place] = value;
+            operands.values[place] = w.random(state, (generator, inst.rng_blocks));
         }
         let outputs = w.record(&inst, operands.values, &offsets);
         Ok(Results { inst, outputs })

@@ -121,6 +121,7 @@ impl Graph {
         // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
+        b.order_by_values(platform == pjrt::Platform::Cpu);
         b.set_name(&self.name());
         let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
         for &i in &self.donated {

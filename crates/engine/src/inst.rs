@@ -39,6 +39,8 @@ pub(crate) enum Kind {
     Cast { from: TensorType, to: DType },
     /// A value of its own with the same elements.
     Copy(TensorType),
+    /// A value behind a barrier, and behind another value if there is one: see `fence.rs`.
+    Fence { ty: TensorType, after: Option<TensorType>, firmly: bool },
     /// Zeros, as a storage holds that nobody wrote.
     Zeros(TensorType),
     /// A value as another type over the same bytes, cut or filled with zeros.
@@ -96,6 +98,7 @@ impl Kind {
             Kind::Collective(exchange) => vec![exchange.ty.clone()],
             Kind::Control(control) => control.operands.clone(),
             Kind::Copy(ty) => vec![ty.clone()],
+            Kind::Fence { ty, after, .. } => std::iter::once(ty).chain(after).cloned().collect(),
             Kind::Zeros(_) => Vec::new(),
         }
     }
@@ -219,6 +222,7 @@ impl Inst {
             Kind::Read { .. } => "view",
             Kind::Write { .. } => "copy_into_view",
             Kind::Store { .. } | Kind::Cast { .. } | Kind::Copy(_) => "copy",
+            Kind::Fence { .. } => "optimization_barrier",
             Kind::Zeros(_) => "empty",
             Kind::Resize { .. } => "resize",
             Kind::Reshard { .. } => "reshard",
@@ -302,6 +306,8 @@ fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Res
         Kind::Store { order, .. } => b.transpose(operands[0], order),
         Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
         Kind::Copy(_) => b.optimization_barrier(&operands[..1])[0],
+        Kind::Fence { firmly: true, after: Some(_), .. } => b.after(operands[0], operands[1]),
+        Kind::Fence { .. } => b.optimization_barrier(operands)[0],
         Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
         Kind::Resize { to, .. } => resize(b, operands[0], to),
         Kind::Reshard { to, .. } => {
@@ -789,6 +795,7 @@ impl Instances {
             _ => false,
         };
         let bytes = outputs.iter().flatten().map(|o| o.bytes).fold(0, u64::saturating_add);
+        let bytes = if matches!(kind, Kind::Fence { .. }) { 0 } else { bytes }; // in the memory of its operand
         let careful = unused_params != 0 || factor(&kind);
         let one = matches!(outputs.as_slice(), [Some(_)]);
         let inst = Inst {

@@ -31,6 +31,7 @@ mod executor;
 mod explain;
 mod express;
 mod family;
+mod fence;
 mod flight;
 mod flush;
 mod graph;

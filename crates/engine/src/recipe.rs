@@ -27,10 +27,8 @@ pub(crate) enum Source {
     Result(u32),
     /// A number of the graph.
     Number(u32),
-    /// A generator, moved on by so many blocks; none: the default one.
-    Random(Option<usize>, u64),
-    /// The state that this draw took, counted over all: the generator was set back to it.
-    Again(u32),
+    /// A state of a generator: which of those that the graph draws.
+    Random(u32),
 }
 
 /// How a tensor looks at its storage.
@@ -117,6 +115,8 @@ pub struct Recipe {
     pub(crate) operands: Vec<Source>,
     pub(crate) offsets: Vec<i64>,
     pub(crate) numbers: Vec<Held>,
+    /// What it draws from generators, in this order.
+    pub(crate) drawn: Vec<Drawn>,
     /// Storages of the arguments that get other values.
     pub(crate) written: Vec<(u32, Source)>,
     /// Storages that the graph makes, by size and value.

@@ -24,6 +24,7 @@ type Hosts = SmallVec<[(u32, Arc<Value>); 4]>;
 struct Values<'x> {
     numbers: &'x [Held],
     random: Rng<'x>,
+    draws: &'x [Drawn],
     /// By storage.
     before: SmallVec<[Arc<Value>; 16]>,
     /// By argument.
@@ -41,12 +42,13 @@ impl Values<'_> {
             Source::Host(i) => self.hosts.iter().find(|(at, _)| *at == i).map(|(_, v)| v.clone()),
             Source::Result(i) => self.results[i as usize].clone(),
             Source::Number(i) => Some(self.numbers[i as usize].value().clone()),
-            Source::Random(generator, blocks) => {
-                let state = Value::generator((self.random)(generator, blocks));
-                self.drawn.push(((generator, blocks), state.clone()));
-                Some(state)
+            Source::Random(i) => {
+                while self.drawn.len() <= i as usize {
+                    let drawn = self.draws[self.drawn.len()];
+                    self.drawn.push((drawn, Value::generator((self.random)(drawn.0, drawn.1))));
+                }
+                Some(self.drawn[i as usize].1.clone())
             }
-            Source::Again(i) => self.drawn.get(i as usize).map(|(_, state)| state.clone()),
         }
     }
 
@@ -180,6 +182,7 @@ impl Stream {
         let values = Values {
             numbers: &recipe.numbers,
             random,
+            draws: &recipe.drawn,
             before,
             hosts,
             results: Vec::new(),
@@ -307,7 +310,8 @@ impl Stream {
         let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
         let call = Called { recipe, slots: &slots, device: self.device, site };
         let (results, drawn, random) = (Vec::new(), Vec::new(), &|_: Option<usize>, _: u64| (0, 0));
-        let mut values = Values { numbers: &recipe.numbers, random, before, hosts, results, drawn };
+        let (numbers, draws) = (&recipe.numbers, &recipe.drawn);
+        let mut values = Values { numbers, random, draws, before, hosts, results, drawn };
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(None);

@@ -9,7 +9,7 @@
 
 use crate::config::Switches;
 use crate::inst::Inst;
-use crate::recipe::{Argument, GraphOutput, Home, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
@@ -50,12 +50,19 @@ pub(crate) struct Tape {
 /// The seed of a generator, and its offset in blocks.
 type RandomState = (u64, u64);
 
+/// A state of a generator that an op of the graph used.
+pub(crate) struct DrawnState {
+    pub(crate) drawn: Drawn,
+    state: RandomState,
+    value: Arc<Value>,
+}
+
 /// What generators gave. A recipe moves them on from where they are in each call, so they may be set to states that they
 /// had since the first draw, and to no others.
 #[derive(Default)]
 pub(crate) struct Draws {
-    /// The generator, the state that it had, and by how many blocks it moved on.
-    draws: Vec<(Option<usize>, RandomState, u64)>,
+    /// Each state once: what a backward computes again takes it once more.
+    pub(crate) drawn: Vec<DrawnState>,
     /// Where the device's default generator is, if it was set.
     set: Option<RandomState>,
     /// Where it was when it was asked for its state, before it gave anything.
@@ -63,24 +70,22 @@ pub(crate) struct Draws {
 }
 
 impl Draws {
-    /// Where later calls find this state; `None` if nowhere.
-    pub(crate) fn draw(
-        &mut self,
-        generator: Option<usize>,
-        state: RandomState,
-        blocks: u64,
-    ) -> Option<Source> {
-        if generator.is_none() && self.set.is_some() {
-            self.set = Some(after(state, blocks));
+    /// The value of a state that an op takes, and where later calls find it, if that is not known yet; `None` if nowhere.
+    pub(crate) fn draw(&mut self, state: RandomState, drawn: Drawn) -> Option<(Arc<Value>, Option<Source>)> {
+        if drawn.0.is_none() && self.set.is_some() {
+            self.set = Some(after(state, drawn.1));
         }
-        if let Some(i) = self.draws.iter().position(|d| *d == (generator, state, blocks)) {
-            return Some(Source::Again(i as u32));
+        if let Some(same) = self.drawn.iter_mut().find(|d| d.drawn.0 == drawn.0 && d.state == state) {
+            // An op that draws nothing after all leaves the state to the next one.
+            same.drawn.1 = same.drawn.1.max(drawn.1);
+            return Some((same.value.clone(), None));
         }
-        let follows = self.end(generator).is_none_or(|end| end == state);
-        follows.then(|| {
-            self.draws.push((generator, state, blocks));
-            Source::Random(generator, blocks)
-        })
+        if self.end(drawn.0).is_some_and(|end| end != state) {
+            return None;
+        }
+        let (value, source) = (Value::generator(state), Source::Random(self.drawn.len() as u32));
+        self.drawn.push(DrawnState { drawn, state, value: value.clone() });
+        Some((value, Some(source)))
     }
 
     /// Notes that somebody asked the default generator for its state, which it is perhaps set back to.
@@ -93,9 +98,8 @@ impl Draws {
     /// Notes that the default generator was set; whether later calls find this state.
     pub(crate) fn set(&mut self, state: RandomState) -> bool {
         self.set = Some(state);
-        let mut of_it = self.draws.iter().filter(|d| d.0.is_none());
-        of_it.any(|(_, before, blocks)| *before == state || after(*before, *blocks) == state)
-            || self.began == Some(state)
+        let mut of_it = self.drawn.iter().filter(|d| d.drawn.0.is_none());
+        of_it.any(|d| d.state == state || after(d.state, d.drawn.1) == state) || self.began == Some(state)
     }
 
     /// Whether the default generator is elsewhere now than where later calls leave it.
@@ -104,8 +108,8 @@ impl Draws {
     }
 
     fn end(&self, generator: Option<usize>) -> Option<RandomState> {
-        let last = self.draws.iter().rfind(|d| d.0 == generator)?;
-        Some(after(last.1, last.2))
+        let last = self.drawn.iter().rfind(|d| d.drawn.0 == generator)?;
+        Some(after(last.state, last.drawn.1))
     }
 }
 
@@ -269,6 +273,7 @@ impl Tape {
             operands: self.operands,
             offsets: self.offsets,
             numbers: self.numbers,
+            drawn: self.draws.drawn.iter().map(|d| d.drawn).collect(),
             written,
             made,
             outputs: results,

@@ -3,7 +3,7 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Refusal, Result};
 use crate::inst::{Inst, Kind};
-use crate::recipe::{Argument, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Drawn, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
@@ -123,24 +123,26 @@ impl Window {
         }
     }
 
-    /// Notes a state of a generator that an op uses. Of others than the default one nobody knows how long there are any, but
-    /// who calls a function that is one program keeps them.
-    pub(crate) fn note_random(
-        &mut self,
-        value: &Arc<Value>,
-        generator: Option<usize>,
-        state: (u64, u64),
-        blocks: u64,
-    ) {
+    /// The state of a generator that an op uses, which is noted. Of others than the default one nobody knows how long there
+    /// are any, but who calls a function that is one program keeps them.
+    pub(crate) fn random(&mut self, state: (u64, u64), drawn: Drawn) -> Arc<Value> {
         if self.in_body() {
-            return self.note_drawn(value, generator, blocks);
+            let value = Value::generator(state);
+            self.note_drawn(&value, drawn.0, drawn.1);
+            return value;
         }
         let site = self.site;
-        let Some(tape) = self.tape().filter(|t| generator.is_none() || t.whole) else { return };
-        match tape.draws.draw(generator, state, blocks) {
-            Some(source) => tape.know(value, source),
-            None => tape.spoiled = Some((SET, site)),
+        let Some(tape) = self.tape().filter(|t| drawn.0.is_none() || t.whole) else {
+            return Value::generator(state);
+        };
+        let Some((value, source)) = tape.draws.draw(state, drawn) else {
+            tape.spoiled = Some((SET, site));
+            return Value::generator(state);
+        };
+        if let Some(source) = source {
+            tape.know(&value, source);
         }
+        value
     }
 
     /// Notes a value that was copied from host memory.

@@ -3,6 +3,7 @@
 use crate::mark::Note;
 use crate::site::Site;
 use crate::value::Value;
+use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -57,6 +58,12 @@ pub(crate) fn here() -> Caller {
     caller
 }
 
+/// For whom this thread records in this very call, though it may have told that this does not vary: while a function is
+/// traced, its backward runs in the thread that runs it.
+pub(crate) fn asked() -> Caller {
+    CALLER.get().map_or_else(here, |caller| caller())
+}
+
 /// A thread that records.
 #[derive(Debug, Default)]
 pub(crate) struct Thread {
@@ -74,10 +81,26 @@ pub(crate) struct Thread {
     pub(crate) recomputes: bool,
     /// Whether the next op is the first such.
     pub(crate) recompute_begins: bool,
+    /// While it is, and no window can end there.
+    pub(crate) fence: Option<Box<Fence>>,
     /// Number of the compiler options that its ops are to be compiled with.
     pub(crate) options: u32,
     /// Marks in the window, each with how many of its ops come before.
     pub(crate) notes: Vec<(usize, Note)>,
+}
+
+/// What is between a part of a forward that a backward computes again and all that was recorded before: in one program
+/// the compiler would find both alike, and keep what was to be dropped.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    /// The window that it is in.
+    pub(crate) epoch: u32,
+    /// Results from this one on are behind it.
+    pub(crate) first: u32,
+    /// What the backward has computed last: nothing behind the fence is computed before it.
+    pub(crate) after: Option<Arc<Value>>,
+    /// What stands for values from before, by their addresses and whether they wait for `after`.
+    pub(crate) behind: FxHashMap<(usize, bool), Arc<Value>>,
 }
 
 /// From this op on, until the next turn, a thread recorded.

@@ -13,7 +13,7 @@ use crate::ops::PRODUCED;
 use crate::part::{Part, Position, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, here};
+use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, asked, here};
 use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
@@ -28,10 +28,11 @@ impl Window {
 
     /// It is the running thread's turn.
     pub(crate) fn enter(&mut self) {
-        let caller = here();
         if !self.bodies.is_empty() {
-            self.enter_body(caller.thread);
+            self.enter_body(here().thread);
         }
+        let is_watched = self.is_watched();
+        let caller = if is_watched { asked() } else { here() };
         if self.thread.number != caller.thread {
             self.turn(caller.thread);
         }
@@ -40,7 +41,9 @@ impl Window {
         }
         if self.thread.recomputes != caller.recomputes {
             self.thread.recomputes = caller.recomputes;
-            self.thread.recompute_begins = caller.recomputes && self.own_ops() > 0;
+            let begins = caller.recomputes && self.own_ops() > 0;
+            self.thread.recompute_begins = begins;
+            self.thread.fence = (begins && is_watched).then(|| self.new_fence());
         }
     }
 
@@ -109,6 +112,7 @@ impl Window {
     /// Nothing is recorded any more.
     pub(crate) fn clear_threads(&mut self) {
         (self.thread.bytes, self.thread.kept) = (0, 0);
+        self.thread.fence = None;
         self.others.turns.clear();
     }
 

@@ -116,6 +116,20 @@ impl Window {
             };
             return inst.outputs.iter().map(same).collect();
         }
+        if self.thread.fence.is_some() {
+            let behind = self.behind_fence(operands.into_iter().collect());
+            return self.record_behind(inst, behind, offsets);
+        }
+        self.record_behind(inst, operands, offsets)
+    }
+
+    /// As [`Window::record`], whatever fence there is.
+    pub(crate) fn record_behind(
+        &mut self,
+        inst: &Shared<Inst>,
+        operands: impl IntoIterator<Item = Arc<Value>>,
+        offsets: &[i64],
+    ) -> Outputs {
         for value in operands {
             let code = self.code(value);
             self.ops.operands.push(code);
@@ -137,6 +151,12 @@ impl Window {
         operands: impl IntoIterator<Item = Operand>,
         offsets: &[i64],
     ) -> Option<(Arc<Value>, &'i Shared<Out>)> {
+        if self.thread.fence.is_some() {
+            let behind: SmallVec<[Arc<Value>; 4]> =
+                operands.into_iter().filter_map(|operand| self.value_of(operand)).collect();
+            let value = self.record(inst, behind, offsets).pop()??;
+            return Some((value, inst.outputs.first()?.as_ref()?));
+        }
         let out = inst.outputs.first()?.as_ref()?;
         for operand in operands {
             let code = match operand {
@@ -225,6 +245,11 @@ impl Window {
         (mark >> 32) as u32 == self.epoch && mark as u32 & PRODUCED != 0
     }
 
+    /// The number of a value among the results of ops that were not launched yet.
+    pub(crate) fn result_number(&self, value: &Value) -> Option<u32> {
+        self.known_code(value).filter(|code| code & PRODUCED != 0).map(|code| code & !PRODUCED)
+    }
+
     /// Whether an op that was not launched yet has or makes a value.
     pub(crate) fn is_known(&self, value: &Value) -> bool {
         self.known_code(value).is_some()
@@ -251,6 +276,13 @@ impl Window {
     pub(crate) fn value(&self, code: u32) -> Option<&Arc<Value>> {
         let at = (code & !PRODUCED) as usize;
         if code & PRODUCED == 0 { self.inputs.get(at) } else { self.produced.get(at)?.as_ref() }
+    }
+
+    fn value_of(&self, operand: Operand) -> Option<Arc<Value>> {
+        match operand {
+            Operand::Code(code) => self.value(code).cloned(),
+            Operand::Value(value) => Some(value),
+        }
     }
 
     /// Records a kind; gives its only result.

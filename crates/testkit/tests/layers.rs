@@ -68,6 +68,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "tape",
             "body",
             "window",
+            "fence",
             "part",
             "stream",
             "turns",

@@ -13,7 +13,6 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
-#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_lazy_clone_native.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -38,6 +37,7 @@
 #include <optional>
 
 #include "oxitorch_abi.h"
+#include "attention.h"
 #include "calls.h"
 #include "device.h"
 #include "host_calls.h"
@@ -437,31 +437,6 @@ Tensor lazy_clone(const Tensor& s) {
   return at::native::_lazy_clone(s);
 }
 
-// ---------------------------------------------------------------- attention
-// Which implementation scaled_dot_product_attention takes: the core's fused one, unless PyTorch's composite must serve.
-int64_t attention_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>&, double, bool,
-                         std::optional<double>, bool) {
-  // Sizes are symbolic while a graph is captured; what is not known then is taken to be as the composite needs it.
-  auto dense = [](const Tensor& t) {
-    return !t.is_nested() && t.dim() == 4 && t.sym_numel().sym_gt(0).guard_or_false(__FILE__, __LINE__);
-  };
-  auto same = [](const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
-    return a.sym_size(i).sym_eq(b.sym_size(j)).guard_or_false(__FILE__, __LINE__);
-  };
-  auto divides = [](const c10::SymInt& n, const c10::SymInt& of) {
-    return (of % n).sym_eq(0).guard_or_false(__FILE__, __LINE__);
-  };
-  // The core's is all that is not the composite: who asks for one of CUDA's by name wants that.
-  auto& user = at::globalContext();
-  bool wanted = user.userEnabledOverrideableSDP() || user.userEnabledFlashSDP() || user.userEnabledMemEfficientSDP() ||
-      user.userEnabledCuDNNSDP();
-  bool fused = wanted && dense(q) && dense(k) && dense(v) &&
-      at::isFloatingType(q.scalar_type()) && q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
-      same(q, 0, k, 0) && same(q, 0, v, 0) && same(k, 1, v, 1) && divides(k.sym_size(1), q.sym_size(1)) &&
-      same(k, 2, v, 2) && same(q, 3, k, 3);
-  return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
-}
-
 // ---------------------------------------------------------------- registration
 std::vector<std::unique_ptr<torch::Library>>& libraries() {
   static auto* v = new std::vector<std::unique_ptr<torch::Library>>;  // never destroyed: PyTorch's registry may be gone by then
@@ -473,7 +448,7 @@ torch::Library& library(const char* ns) {
 }
 void register_memory_and_views() {
   auto& m = library("aten");
-  m.impl("_fused_sdp_choice", &attention_choice);
+  m.impl("_fused_sdp_choice", &oxi_attention::choice);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);
@@ -619,7 +594,7 @@ const OxiShim kShim = {
 }  // namespace
 
 namespace at::native {
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &oxi_attention::choice)
 }
 
 // The core writes through lazy conjugation and negation. These ops do not say that they write, so PyTorch would hand
@@ -671,6 +646,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     register_graphs();
     oxi_accelerator::refuse_graphs(kSelf);
     oxi_sparse::install(core, libraries());
+    oxi_attention::install(libraries());
     oxi_profiler::install(core);
     return &kShim;
   } catch (const std::exception& e) {

@@ -32,6 +32,7 @@ macro_rules! csrc {
 const SHIM: &[(&str, &str)] = csrc![
     "accelerator.h",
     "alone.h",
+    "attention.h",
     "calls.h",
     "device.h",
     "glibc.cpp",

@@ -17,6 +17,7 @@ from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._optimizers import Stepped
+from oxitorch._recipes import watched
 
 _here = threading.local()
 
@@ -63,7 +64,7 @@ class Tracer:
         known = list(self._leaves.values())
         begins = [t.grad is not None for t in known]
         if not torch.ops.oxitorch._trace(self._given.tensors):
-            return self._fn(*args, **kwargs), None  # debug mode
+            return self._together(args, kwargs), None
         traced = False
         try:
             results = self._call(args, kwargs)
@@ -77,6 +78,23 @@ class Tracer:
         finally:
             if not traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+
+    def _together(self, args, kwargs) -> Any:
+        """The function's results where there is nothing to call later: in debug mode, and on a device that is not there,
+        which keeps what the function records as one program.
+        """
+        core, later = _activate.core(), _activate.steps_later
+        core.cut("jit")
+        later.made = []
+        try:
+            (results,) = watched(lambda: [self._fn(*args, **kwargs)], self._given.tensors, [], None)
+            made = later.made
+        finally:
+            later.made = None
+        for optimizer in made:
+            core.cut("step", optimizer)
+        core.cut("jit")
+        return results
 
     def lower(self, args, kwargs) -> int:
         """The number of the program, among those of the process. What the function did is undone.

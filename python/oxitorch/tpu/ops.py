@@ -34,6 +34,7 @@ def _backward(_ctx, grads):
 # The definitions live as long as this.
 _library = torch.library.Library("oxitorch", "FRAGMENT")
 _library.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
+_library.define("_fence(Tensor x, Tensor after, bool firmly) -> Tensor")
 # XLA moves work about inside one program only, so the end of a program is a barrier.
 _library.impl("optimization_barrier", _clone_and_cut, "CompositeExplicitAutograd")
 torch.library.register_fake(

@@ -67,6 +67,7 @@ families! {
     sorting: "Sort, top-k and search.",
     histogram: "Counts of what lies between edges.",
     sparse: "Sparse matrices by their parts.",
+    memory: "When values are computed.",
     vision: "Boxes and deformable convolutions, of torchvision.",
     shape: "Joining, padding and rearranging.",
 }

@@ -70,6 +70,31 @@ impl Builder {
         self.op_full(Op::OptimizationBarrier, xs, &[], &[]).values()
     }
 
+    /// Whether the order of [`Builder::after`] is in the values themselves: for compilers that forget barriers before they
+    /// choose an order.
+    pub fn order_by_values(&self, on: bool) {
+        self.inner.borrow_mut().orders_by_values = on;
+    }
+
+    /// `x`, which the compiler takes for another value, and has no sooner than `after`.
+    pub fn after(&self, x: Value, after: Value) -> Value {
+        let values = self.optimization_barrier(&[x, after]);
+        let (x, after) = (values[0], values[1]);
+        if !self.inner.borrow().orders_by_values || self.numel(after) == 0 {
+            return x;
+        }
+        let rank = self.rank(after);
+        let (start, limit) = (vec![0; rank], vec![1; rank]);
+        let first = self.reshape(self.slice(after, &start, &limit, &limit), &[]);
+        let first = if self.dtype(first).is_complex() { self.real(first) } else { first };
+        let n = self.bitcast_convert(self.convert(first, DType::F32), DType::U32);
+        let one = self.scalar_i64(DType::U32, 1);
+        // One of two neighbours is even, which no compiler of these looks for.
+        let is_odd = self.and(self.multiply(n, self.add(n, one)), one);
+        let yes = self.eq(is_odd, self.scalar_i64(DType::U32, 0));
+        self.select(self.full(yes, &self.shape(x)), x, self.zeros_like(x))
+    }
+
     /// `stablehlo.rng_bit_generator`: the new state and `ty` full of random bits: any integer or float type, the latter as
     /// raw bits. State: a `ui64` vector, of 2 for ThreeFry, of 2 or 3 for Philox.
     pub fn rng_bit_generator(&self, state: Value, ty: TensorType, algorithm: RngAlgorithm) -> (Value, Value) {

@@ -50,6 +50,7 @@ struct Inner {
     narrow_as_integers: bool,
     /// Whether what is written is computed before where it may be of the places that are written.
     keeps_writes_apart: bool,
+    orders_by_values: bool,
 }
 
 /// The results of a pushed op: consecutive values.
@@ -78,9 +79,17 @@ impl Builder {
         let arena = Arena { blocks: vec![root], ..Arena::default() };
         let open = SmallVec::from_elem(ROOT, 1);
         let name = "main".into();
-        let (narrow_as_integers, keeps_writes_apart) = (false, false);
-        let inner =
-            Inner { arena, name, open, error: None, location: 0, narrow_as_integers, keeps_writes_apart };
+        let (narrow_as_integers, keeps_writes_apart, orders_by_values) = (false, false, false);
+        let inner = Inner {
+            arena,
+            name,
+            open,
+            error: None,
+            location: 0,
+            narrow_as_integers,
+            keeps_writes_apart,
+            orders_by_values,
+        };
         Self { inner: RefCell::new(inner) }
     }
 
