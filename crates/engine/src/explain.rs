@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Differing ops that an explanation names.
@@ -72,6 +73,8 @@ pub(crate) struct Explainer {
     /// New programs are an error from this number on; 0: never.
     limit: AtomicU64,
     prints: AtomicBool,
+    /// What is to be said of the next program of a thread.
+    remarks: Mutex<Vec<(ThreadId, String)>>,
 }
 
 impl Explainer {
@@ -84,6 +87,7 @@ impl Explainer {
             programs: AtomicU64::new(0),
             limit: AtomicU64::new(0),
             prints: AtomicBool::new(false),
+            remarks: Mutex::default(),
         }
     }
 
@@ -117,6 +121,13 @@ impl Explainer {
         explanations.iter().find(|(_, p)| Arc::ptr_eq(p, program)).map(|(e, _)| e.why())
     }
 
+    /// Says something of the next program of this thread.
+    pub(crate) fn remark(&self, text: String) {
+        let mut remarks = self.remarks.lock();
+        remarks.retain(|(thread, _)| *thread != std::thread::current().id());
+        remarks.push((std::thread::current().id(), text));
+    }
+
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
@@ -142,6 +153,11 @@ impl Explainer {
         if let Some(old) = nearest(&known, &new) {
             compare(old, &new, &mut explanation);
         }
+        let mut remarks = self.remarks.lock();
+        if let Some(at) = remarks.iter().position(|(thread, _)| *thread == std::thread::current().id()) {
+            explanation.differences.push(remarks.swap_remove(at).1);
+        }
+        drop(remarks);
         known.push_back(new);
         if known.len() > self.bounds.compared {
             known.pop_front();

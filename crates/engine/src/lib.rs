@@ -11,6 +11,7 @@
 mod absent;
 mod agree;
 mod arguments;
+mod bounded;
 mod buffers;
 mod bulk;
 mod cached;

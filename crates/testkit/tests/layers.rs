@@ -75,6 +75,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "processes",
             "taping",
             "replay",
+            "bounded",
             // What PyTorch calls.
             "call",
             "arguments",
