@@ -154,6 +154,7 @@ class _Player(Interpreter):
             return super().run(*args)
         finally:
             self._play_site(0)
+            self.env = {}  # it has the results
 
     def run_node(self, n):
         if n.op != "call_function":

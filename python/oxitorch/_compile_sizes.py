@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from oxitorch import _activate
 from oxitorch._dims import Dim
-from oxitorch._padding import padded
+from oxitorch._padding import order, packed, padded
 from oxitorch._recipes import Recipes, _version
 
 _FUNCTION = 17
@@ -44,7 +44,7 @@ class SizedGraph:
 
     def __init__(self, values: list, run):
         self._run = run
-        # Of each input: its size or sizes, and the strides of a tensor.
+        # Of each input: its value, or its sizes.
         self._exprs = []
         # Where each symbol is found: number of the input, dimension.
         self._sources: dict = {}
@@ -52,10 +52,10 @@ class SizedGraph:
         wanted = set()
         for i, v in enumerate(values):
             if isinstance(v, torch.Tensor):
-                sizes, strides = [_expr(n) for n in v.shape], [_expr(n) for n in v.stride()]
-                self._exprs.append((sizes, strides))
+                sizes = [_expr(n) for n in v.shape]
+                self._exprs.append(sizes)
                 found = [(expr, (i, d)) for d, expr in enumerate(sizes)]
-                wanted.update(*(_symbols(n) for n in sizes + strides))
+                wanted.update(*map(_symbols, sizes))
             elif isinstance(v, torch.SymInt):
                 self._exprs.append(_expr(v))
                 found = [(_expr(v), (i, None))]
@@ -91,10 +91,11 @@ class SizedGraph:
         made = self._learn(inputs, values)
         if made is self:
             return None
+        results = None if made is None else made(inputs)
         if len(self._calls) >= _MAX_SIZES:
             self._calls.pop(next(iter(self._calls)))
-        self._calls[key] = made
-        return None if made is None else made(inputs)
+        self._calls[key] = None if results is None else made
+        return results
 
     def _learn(self, inputs: list, values: tuple):
         for seen, n in zip(self._seen.values(), values, strict=True):
@@ -111,12 +112,15 @@ class SizedGraph:
         if sample == bounds:
             return None
         core = _activate.core()
-        at_size = self._dry(inputs, sample)
+        shapes = self._shapes(bounds)
+        orders = {i: order(inputs[i], shape) for i, shape in shapes}
+        at_size = self._dry(inputs, sample, orders)
         if at_size is None:
             return None
-        key = (bounds, *[None if e is None or isinstance(e, tuple) else e for e in self._exprs])
+        plain = [(type(x), x) for x, e in zip(inputs, self._exprs, strict=True) if e is None]
+        key = (bounds, *orders.values(), *plain)
         if key not in self._bounds:
-            self._bounds[key] = self._dry(inputs, bounds)
+            self._bounds[key] = self._dry(inputs, bounds, orders)
         at_bounds = self._bounds[key]
         if at_bounds is None:
             return None
@@ -128,31 +132,28 @@ class SizedGraph:
         known = Recipes(number)
         known.written = at_size.written
         results = at_size.results if sample == values else at_bounds.results
-        return _Call(known, results, self._layouts(bounds))
+        return _Call(known, results, shapes)
 
     def _value(self, expr, values: tuple) -> int:
         if isinstance(expr, int):
             return expr
         return int(expr.subs(dict(zip(self._sources, values, strict=True))))
 
-    def _layouts(self, values: tuple) -> list[tuple[int, list[int], list[int]]]:
-        """The inputs that are tensors with sizes that vary, and their sizes and strides."""
-        varying = [
-            (i, of) for i, of in enumerate(self._exprs) if isinstance(of, tuple) and any(map(_symbols, of[0] + of[1]))
-        ]
-        evaluated = [(i, *[[self._value(e, values) for e in exprs] for exprs in of]) for i, of in varying]
-        return evaluated
+    def _shapes(self, values: tuple) -> list[tuple[int, list[int]]]:
+        """The inputs that are tensors with sizes that vary, and their sizes."""
+        varying = [(i, of) for i, of in enumerate(self._exprs) if isinstance(of, list) and any(map(_symbols, of))]
+        return [(i, [self._value(e, values) for e in of]) for i, of in varying]
 
-    def _dry(self, inputs: list, values: tuple) -> Recipes | None:
+    def _dry(self, inputs: list, values: tuple, orders: dict) -> Recipes | None:
         """What is recorded at these sizes, of which nothing is computed."""
         own = list(inputs)
         for i, expr in enumerate(self._exprs):
-            if expr is not None and not isinstance(expr, tuple):
+            if expr is not None and not isinstance(expr, list):
                 own[i] = self._value(expr, values)
-        for i, sizes, strides in self._layouts(values):
-            own[i] = padded(own[i], sizes, strides)
-            if own[i] is None:
-                return None
+        for i, shape in self._shapes(values):
+            # From the host, so that nothing is computed for it.
+            stored = torch.zeros([shape[d] for d in orders[i]], dtype=inputs[i].dtype).to(inputs[i].device)
+            own[i] = stored.as_strided(shape, packed(shape, orders[i]))
         tensors = [x for x in own if isinstance(x, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type == "tpu"), torch.device("tpu"))
         random = torch.tpu.get_rng_state(device)
@@ -162,7 +163,7 @@ class SizedGraph:
         recipes = Recipes()
         traced = False
         try:
-            results = [_own(r) for r in self._run(*own)]
+            results = _own(self._run(*own), tensors)
             made = [r for r in results if isinstance(r, torch.Tensor)]
             found, _ = torch.ops.oxitorch._traced(recipes.number, tensors, made, False, True, [])
             traced = True
@@ -182,18 +183,16 @@ class SizedGraph:
 class _Call:
     """A call of some sizes."""
 
-    def __init__(self, known: Recipes, results: list, layouts: list):
+    def __init__(self, known: Recipes, results: list, shapes: list):
         self._known = known
         self._results = results
-        self._layouts = layouts
+        self._shapes = shapes
         self._replay = torch.ops.oxitorch._replay.default
 
     def __call__(self, inputs: list) -> list | None:
         own = list(inputs)
-        for i, sizes, strides in self._layouts:
-            own[i] = padded(own[i], sizes, strides)
-            if own[i] is None:
-                return None
+        for i, shape in self._shapes:
+            own[i] = padded(own[i], shape)
         tensors = [x for x in own if isinstance(x, torch.Tensor)]
         done, made = self._replay(self._known.number, tensors)
         if not done:
@@ -204,12 +203,21 @@ class _Call:
         return [next(made) if r is torch.Tensor else r for r in self._results]
 
 
-def _own(result):
-    """A result in memory of its own: what a view shows of a larger tensor is another part of it at another size."""
-    if not isinstance(result, torch.Tensor) or result.device.type != "tpu":
-        return result
-    is_whole = result.is_contiguous() and result.untyped_storage().nbytes() == result.nbytes
-    return result if is_whole and not result._is_view() else result.clone(memory_format=torch.contiguous_format)
+def _own(results, taken: list[torch.Tensor]) -> list:
+    """Results in memory of their own: what a view shows of another tensor is another part of it at another size."""
+    shown = {_storage(t): t.shape for t in taken if t.device.type == "tpu"}
+    own = []
+    for r in results:
+        if isinstance(r, torch.Tensor) and r.device.type == "tpu":
+            is_whole = r.is_contiguous() and r.untyped_storage().nbytes() == r.nbytes
+            if not is_whole or shown.setdefault(_storage(r), r.shape) != r.shape:
+                r = r.clone(memory_format=torch.contiguous_format)
+        own.append(r)
+    return own
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
 
 
 def _expr(n):
@@ -228,8 +236,5 @@ def _symbolic(v):
 def _dim(env, symbol) -> Dim:
     """The bounds of a symbol, up to what the user said of it."""
     most = env.var_to_range[symbol].upper if env is not None and symbol in env.var_to_range else None
-    try:
-        most = int(most)
-    except (TypeError, ValueError, OverflowError):
-        most = None
-    return Dim(max=most if most is not None and most < 2**31 else None, least=1)
+    has_most = getattr(most, "is_Integer", False) and most < 2**31
+    return Dim(max=int(most) if has_most else None, least=1)
