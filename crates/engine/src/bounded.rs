@@ -8,9 +8,7 @@ use crate::config::Switches;
 use crate::error::{Refusal, Result};
 use crate::family::Numbers;
 use crate::graph::{Graph, Sample, Source as From};
-use crate::recipe::{
-    AtSize, Bound, GraphOutput, Home, Input, Layout, OfSizes, Recipe, Shape, Source, Whole,
-};
+use crate::recipe::{AtSize, Bound, GraphOutput, Home, Input, Layout, OfSizes, Recipe, Shape, Source, Whole};
 use crate::site::{Site, describe};
 use crate::spread::Sharded;
 use crate::stream::Stream;
@@ -70,7 +68,8 @@ impl Stream {
         }
         let sample_graph = graph(&own, types, None);
         let outline = sample_graph.outline(self.target().platform())?;
-        let (inputs, results) = (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
+        let (inputs, results) =
+            (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
         let made = match known.outline.bounded(&outline, &inputs, &results) {
             Ok(made) => made,
             Err(e) => {
@@ -216,7 +215,8 @@ fn memory_of_results(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Opti
 }
 
 fn outputs_of(outputs: &[GraphOutput]) -> Vec<GraphOutput> {
-    let same = |o: &GraphOutput| GraphOutput { home: o.home, layout: o.layout.clone(), contiguous: o.contiguous };
+    let same =
+        |o: &GraphOutput| GraphOutput { home: o.home, layout: o.layout.clone(), contiguous: o.contiguous };
     outputs.iter().map(same).collect()
 }
 

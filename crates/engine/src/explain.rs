@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::ThreadId;
 
 /// Differing ops that an explanation names.
 const NAMED: usize = 3;

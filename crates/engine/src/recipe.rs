@@ -220,7 +220,10 @@ impl Recipe {
         donated.sort_unstable();
         donated.dedup();
         let donated = donated.into_iter().map(|i| (i, Value::given_away(&self.types[i as usize]))).collect();
-        Recipe { whole: Some(Whole { ends_step, donated, shape: Mutex::default(), bound: Mutex::default() }), ..self }
+        Recipe {
+            whole: Some(Whole { ends_step, donated, shape: Mutex::default(), bound: Mutex::default() }),
+            ..self
+        }
     }
 
     /// The graph's results.

@@ -1,15 +1,15 @@
 //! Recording by a recipe.
 
 use crate::config::{Mode, Switches};
-use crate::error::{Refusal, Result};
 use crate::ending::Ending;
+use crate::error::{Refusal, Result};
 use crate::family::Numbers;
 use crate::flush::Direct;
 use crate::graph::{self, Graph};
 use crate::known::Indices;
 use crate::part::{Part, Results, donors};
 use crate::program::Program;
-use crate::recipe::{Argument, Drawn, Input, Layout, Recipe, Rng, Shape, AtSize, Source, Whole, address};
+use crate::recipe::{Argument, AtSize, Drawn, Input, Layout, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
@@ -202,7 +202,9 @@ impl Stream {
 
     /// Whether a recipe is for a size and other compiler options than are in force, for which nothing is known of it.
     fn is_outdated(&self, recipe: &Recipe, switches: &Switches) -> bool {
-        let Some(shape) = recipe.whole.as_ref().and_then(|whole| whole.shape.lock().clone()) else { return false };
+        let Some(shape) = recipe.whole.as_ref().and_then(|whole| whole.shape.lock().clone()) else {
+            return false;
+        };
         shape.size.is_some() && shape.options != self.compiler.in_force(switches.compiler_options)
     }
 
@@ -292,13 +294,7 @@ impl Stream {
     }
 
     /// A program for all sizes up to a bound that overwrites these inputs.
-    fn of_sizes(
-        &self,
-        size: &AtSize,
-        donated: &Indices,
-        w: &Window,
-        reason: Reason,
-    ) -> Result<Arc<Program>> {
+    fn of_sizes(&self, size: &AtSize, donated: &Indices, w: &Window, reason: Reason) -> Result<Arc<Program>> {
         let Graph { ops, inputs, options, live, sample, .. } = &*size.graph;
         self.begin_program(Graph {
             ops: ops.clone(),
@@ -321,7 +317,8 @@ impl Stream {
         switches: &Switches,
     ) -> Result<Option<Arc<Program>>> {
         let Some(whole) = &recipe.whole else { return Ok(None) };
-        let program = self.rehearse(recipe, site, switches, |w, _, _| self.program_of_whole(w, whole.reason()))?;
+        let program =
+            self.rehearse(recipe, site, switches, |w, _, _| self.program_of_whole(w, whole.reason()))?;
         Ok(program.flatten())
     }
 

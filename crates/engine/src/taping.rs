@@ -194,7 +194,9 @@ impl Window {
     fn shape_results(&mut self, results: &[TensorRef<'_>]) -> Result<()> {
         for t in results {
             let (Place::Device(slot), Some(dtype), 0) = (t.place, t.dtype, t.offset) else { continue };
-            let (Some(order), Some(value)) = (dense_order(t.sizes, t.strides), slot.value()) else { continue };
+            let (Some(order), Some(value)) = (dense_order(t.sizes, t.strides), slot.value()) else {
+                continue;
+            };
             let is_made = self.tape().is_some_and(|tape| !tape.slots.contains(&address(slot)));
             let sizes: Dims = order.iter().map(|&d| t.sizes[d as usize]).collect();
             let to = TensorType::new(dtype, sizes);

@@ -131,11 +131,13 @@ mod tests {
     #[test]
     fn dimensions_are_merged_and_split() {
         let d = Dims::from_slice;
-        let check = |flat: &[(i64, i64)], bound: &[i64], sample: &[i64], expected: Option<&[&[(i64, i64)]]>| {
-            let got = split(&of(flat), &d(bound), &d(sample));
-            let expected = expected.map(|dims| dims.iter().map(|f| of(f).into()).collect::<Vec<Factors>>());
-            assert_eq!(got, expected, "{flat:?} as {bound:?}");
-        };
+        let check =
+            |flat: &[(i64, i64)], bound: &[i64], sample: &[i64], expected: Option<&[&[(i64, i64)]]>| {
+                let got = split(&of(flat), &d(bound), &d(sample));
+                let expected =
+                    expected.map(|dims| dims.iter().map(|f| of(f).into()).collect::<Vec<Factors>>());
+                assert_eq!(got, expected, "{flat:?} as {bound:?}");
+            };
         // [4, n, 6] with n of 16 as [4 n, 6], as [4, n, 2, 3], as [4 n 6].
         let flat: &[(i64, i64)] = &[(4, 4), (16, 5), (6, 6)];
         check(flat, &[64, 6], &[20, 6], Some(&[&[(4, 4), (16, 5)], &[(6, 6)]]));

@@ -108,6 +108,7 @@ impl Module {
             given: FxHashMap::default(),
             masks: FxHashMap::default(),
             masked: FxHashMap::default(),
+            scopes: Vec::new(),
         };
         for (i, (&p, &s)) in bound.params.iter().zip(&other.params).enumerate() {
             let v = bounding.b.param(bound.ty(p).clone());
@@ -119,7 +120,8 @@ impl Module {
                 && layout.iter().any(Dim::varies)
             {
                 let split = layout::split(&flat(dims), &bound.ty(p).shape, &other.ty(s).shape);
-                let split = split.ok_or_else(|| whole("an argument lies in memory otherwise than it is taken"))?;
+                let split =
+                    split.ok_or_else(|| whole("an argument lies in memory otherwise than it is taken"))?;
                 layout = split.into_iter().map(|factors| Dim { factors, even: false }).collect();
             }
             bounding.know(p, s, Laid { v, layout });
@@ -176,6 +178,8 @@ struct Bounding<'a> {
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
+    /// The values of the regions that are being copied, outermost first.
+    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
 }
 
 impl Bounding<'_> {

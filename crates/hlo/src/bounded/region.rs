@@ -30,44 +30,63 @@ impl Bounding<'_> {
         if p.ops.len() != s.ops.len() || p.args.len() != s.args.len() || p.returns.len() != s.returns.len() {
             return differs();
         }
-        let mut own: FxHashMap<Value, (Value, Value)> = FxHashMap::default();
+        self.scopes.push(FxHashMap::default());
+        let returns = self.filled(p, s, args);
+        self.scopes.pop();
+        returns
+    }
+
+    fn filled(&mut self, p: &Block, s: &Block, args: &[Value]) -> Result<Vec<Value>> {
+        let (bound, sample) = (self.bound, self.sample);
+        let differs = || Err("what it does with each element depends on the size".to_owned());
         for ((&a, &b), &new) in p.args.iter().zip(&s.args).zip(args) {
             if bound.ty(a) != sample.ty(b) {
                 return differs();
             }
-            own.insert(a, (b, new));
+            self.scope(a, b, new);
         }
         for (&p, &s) in p.ops.iter().zip(&s.ops) {
             let (p, s) = (&bound.ops[p as usize], &sample.ops[s as usize]);
-            let same = p.op == s.op && p.operands.len() == s.operands.len() && p.regions.len() == s.regions.len();
+            let same =
+                p.op == s.op && p.operands.len() == s.operands.len() && p.regions.len() == s.regions.len();
             let types = |arena: &Arena, op: &OpData| -> Vec<TensorType> {
                 op.result_values().map(|v| arena.ty(v).clone()).collect()
             };
             let results = types(bound, p);
-            if !same || results != types(sample, s) || !p.regions.is_empty() {
+            if !same || results != types(sample, s) {
                 return differs();
+            }
+            let mut regions = Vec::new();
+            for (&a, &b) in p.regions.iter().zip(&s.regions) {
+                regions.push(self.region(a, b)?);
             }
             let mut operands = Vec::new();
             for (&a, &b) in p.operands.iter().zip(&s.operands) {
-                operands.push(self.inner(&own, a, b)?);
+                operands.push(self.inner(a, b)?);
             }
-            let made = self.b.copied(p.op.clone(), &operands, &results, &[]);
+            let made = self.b.copied(p.op.clone(), &operands, &results, &regions);
             for ((a, b), new) in p.result_values().zip(s.result_values()).zip(made) {
-                own.insert(a, (b, new));
+                self.scope(a, b, new);
             }
         }
-        p.returns.iter().zip(&s.returns).map(|(&a, &b)| self.inner(&own, a, b)).collect()
+        p.returns.iter().zip(&s.returns).map(|(&a, &b)| self.inner(a, b)).collect()
+    }
+
+    /// A value of the innermost region: at the bound, in the sample, and in the new module.
+    fn scope(&mut self, p: Value, s: Value, new: Value) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.insert(p, (s, new));
+        }
     }
 
     /// A value that a region uses.
-    fn inner(&mut self, own: &FxHashMap<Value, (Value, Value)>, p: Value, s: Value) -> Result<Value> {
-        if let Some(&(pair, new)) = own.get(&p) {
+    fn inner(&mut self, p: Value, s: Value) -> Result<Value> {
+        if let Some(&(pair, new)) = self.scopes.iter().rev().find_map(|scope| scope.get(&p)) {
             return if pair == s { Ok(new) } else { Err("a region depends on the size".into()) };
         }
-        let is_constant = matches!(self.bound.values[p.0 as usize].def, Def::Constant(_));
         let before = self.numbers.len();
         let x = self.operand(p, s)?;
-        if !is_constant || x.varies() || self.numbers.len() != before {
+        if x.varies() || self.numbers.len() != before {
             return Err("a region takes what depends on the size".into());
         }
         Ok(x.v)
@@ -89,7 +108,8 @@ impl Bounding<'_> {
             _ => false,
         };
         let all = |wanted: Binary, n: f64| {
-            ops().all(|op| *op == Op::Binary(wanted)) && starts.iter().all(|&v| is(v, n) || is(v, -n) && n == 0.0)
+            ops().all(|op| *op == Op::Binary(wanted))
+                && starts.iter().all(|&v| is(v, n) || is(v, -n) && n == 0.0)
         };
         let keeps = |op: &Op| {
             matches!(

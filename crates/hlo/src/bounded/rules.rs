@@ -390,9 +390,8 @@ impl Bounding<'_> {
             (x, index) = self.paired((x, own as usize), (index, other as usize))?;
         }
         let batched = |d: usize| dims.operand_batching_dims.contains(&(d as i64));
-        let is_whole = |x: &Laid, d: usize| {
-            (x.layout[d].size(), x.layout[d].used()) == (sizes.0[d], sizes.1[d])
-        };
+        let is_whole =
+            |x: &Laid, d: usize| (x.layout[d].size(), x.layout[d].used()) == (sizes.0[d], sizes.1[d]);
         let indexed = |x: &Laid, d: usize| !batched(d) && !is_whole(x, d);
         let rank = x.layout.len();
         let which: Vec<bool> = (0..rank).map(|d| indexed(&x, d)).collect();
@@ -409,9 +408,7 @@ impl Bounding<'_> {
             index.v = self.limited(&index, vector, &limits);
         }
         let v = self.b.gather(x.v, index.v, dims, sizes.0, sorted);
-        let mut own = (0..rank).filter(|d| {
-            !batched(*d) && !dims.collapsed_slice_dims.contains(&(*d as i64))
-        });
+        let mut own = (0..rank).filter(|d| !batched(*d) && !dims.collapsed_slice_dims.contains(&(*d as i64)));
         let mut others = (0..index.layout.len()).filter(|&d| d != vector);
         let mut layout = Vec::new();
         for d in 0..pair.bound.rank() {
@@ -538,13 +535,7 @@ impl Bounding<'_> {
         Ok(made.into_iter().map(|v| Laid { v, layout: layout.clone() }).collect())
     }
 
-    fn sort(
-        &mut self,
-        pair: Pair<'_>,
-        args: Vec<Laid>,
-        d: usize,
-        is_stable: bool,
-    ) -> Result<Vec<Laid>> {
+    fn sort(&mut self, pair: Pair<'_>, args: Vec<Laid>, d: usize, is_stable: bool) -> Result<Vec<Laid>> {
         let xs = self.alike(args)?;
         let dim = xs[0].layout[d].clone();
         let mut values: Vec<Value> = xs.iter().map(|x| x.v).collect();
@@ -573,8 +564,7 @@ impl Bounding<'_> {
         let op = Op::Sort { dimension: d as i64, is_stable };
         let made = self.b.copied(op, &values, &[], &[block]);
         let laid = |(v, x): (Value, &Laid)| {
-            let mut layout: Vec<Dim> =
-                x.layout.iter().map(|d| Dim { even: false, ..d.clone() }).collect();
+            let mut layout: Vec<Dim> = x.layout.iter().map(|d| Dim { even: false, ..d.clone() }).collect();
             layout[d] = dim.to_prefix();
             layout[d].even = false;
             Laid { v, layout }

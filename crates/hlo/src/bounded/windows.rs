@@ -55,7 +55,12 @@ impl Bounding<'_> {
         Ok(made.into_iter().map(|v| Laid { v, layout: layout.clone() }).collect())
     }
 
-    pub(super) fn select_and_scatter(&mut self, pair: Pair<'_>, mut args: Vec<Laid>, w: &Window) -> Result<Laid> {
+    pub(super) fn select_and_scatter(
+        &mut self,
+        pair: Pair<'_>,
+        mut args: Vec<Laid>,
+        w: &Window,
+    ) -> Result<Laid> {
         let start = args.remove(2);
         for d in 0..w.dims.len() {
             let plain = w.dims[d] == 1 && w.strides[d] == 1 && w.padding[d] == (0, 0);
@@ -101,7 +106,11 @@ impl Bounding<'_> {
         let grouped = a.feature_group_count != 1 || a.batch_group_count != 1;
         let channels = [&x.layout[feature], &kernel.layout[at(c.kernel_input_feature)]];
         let out_channels = &kernel.layout[at(c.kernel_output_feature)];
-        if grouped && (channels.iter().any(|d| d.varies()) || out_channels.varies() || a.batch_group_count != 1 && x.layout[batch].varies()) {
+        if grouped
+            && (channels.iter().any(|d| d.varies())
+                || out_channels.varies()
+                || a.batch_group_count != 1 && x.layout[batch].varies())
+        {
             return Err("groups of what varies".into());
         }
         if !grouped {
@@ -116,7 +125,8 @@ impl Bounding<'_> {
         if a.batch_group_count == 1 {
             layout[at(c.output_batch)] = Dim { even: false, ..x.layout[batch].clone() };
         }
-        layout[at(c.output_feature)] = Dim { even: false, ..kernel.layout[at(c.kernel_output_feature)].clone() };
+        layout[at(c.output_feature)] =
+            Dim { even: false, ..kernel.layout[at(c.kernel_output_feature)].clone() };
         Ok(Laid { v, layout })
     }
 }

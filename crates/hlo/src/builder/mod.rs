@@ -81,8 +81,16 @@ impl Builder {
         let open = SmallVec::from_elem(ROOT, 1);
         let name = "main".into();
         let (narrow_as_integers, keeps_writes_apart) = (false, false);
-        let inner =
-            Inner { arena, name, open, error: None, location: 0, narrow_as_integers, keeps_writes_apart, is_outline: false };
+        let inner = Inner {
+            arena,
+            name,
+            open,
+            error: None,
+            location: 0,
+            narrow_as_integers,
+            keeps_writes_apart,
+            is_outline: false,
+        };
         Self { inner: RefCell::new(inner) }
     }
 
