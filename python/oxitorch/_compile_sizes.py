@@ -1,8 +1,8 @@
 """Graphs of `torch.compile` with sizes that vary: one program for all sizes up to a bound.
 
-The symbols in such a graph are Dynamo's. A call with a new size plays the graph at that size, and at the bound if that is
-new, without computing anything, and the engine makes the program of what the two record (`bounded.rs`). A symbol that
-had the same value in all calls so far is that value.
+The symbols in such a graph are Dynamo's. A call with a new size plays the graph at that size, and at the bound if that
+is new, without computing anything, and the engine makes the program of what the two record (`bounded.rs`). A symbol
+that had the same value in all calls so far is that value.
 """
 
 import torch
@@ -72,7 +72,8 @@ class SizedGraph:
             self._sources = {}
         # The values that each symbol had.
         self._seen: dict = {symbol: set() for symbol in self._sources}
-        # By the values of the symbols and of inputs that are no tensors: how a call is made; None if it is of these alone.
+        # By the values of the symbols and of inputs that are no tensors: how a call is made; None if it is for these
+        # alone.
         self._calls: dict[tuple, _Call | None] = {}
         # What was recorded at bounds.
         self._bounds: dict[tuple, Recipes | None] = {}

@@ -60,7 +60,7 @@ class Dim:
     def sample(self, bound: int) -> int:
         """A smaller size that belongs to a bound, or the bound: not 1, at which tensors are expanded."""
         for size in (bound - bound // 4, bound - bound // 8, bound - 1):
-            if size > 1 and self.bound(size) == bound:
+            if 1 < size < bound and self.bound(size) == bound:
                 return size
         return bound
 

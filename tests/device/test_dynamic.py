@@ -123,7 +123,9 @@ def test_one_program_gives_what_each_size_gives(function, fused):
         actual, expected = f(x.to(DEVICE)), function(x)
         assert actual.keys() == expected.keys()
         for name in expected:
-            for a, e in zip(*[t if isinstance(t, tuple) else (t,) for t in (actual[name], expected[name])], strict=True):
+            for a, e in zip(
+                *[t if isinstance(t, tuple) else (t,) for t in (actual[name], expected[name])], strict=True
+            ):
                 check(a, e, f"{name} of {size}")
     assert programs() - before == 1
 
@@ -202,3 +204,186 @@ def test_a_step_over_twenty_lengths_is_a_program_for_each_bucket(on_host, fused)
             assert_same(actual, wanted, f"{tokens.shape}", strides=False, rtol=1e-4, atol=2e-4)
     # 16, 32, 64, and the first step, which makes the optimizer's state.
     assert programs() - before == 4
+
+
+def test_random_numbers_are_those_of_the_size(fused):
+    def f(x):
+        return F.dropout(x, 0.5), torch.rand_like(x), x * 2
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(max=16)}})
+    for size in SIZES:
+        x = torch.randn(2, size, 3, device=DEVICE)
+        torch.tpu.manual_seed(size)
+        expected, after = f(x), torch.rand(2, device=DEVICE)
+        torch.tpu.manual_seed(size)
+        for a, e in zip(g(x), expected, strict=True):
+            check(a, e.cpu())
+        check(torch.rand(2, device=DEVICE), after.cpu())
+
+
+def test_results_are_taken_by_other_functions_as_they_are(fused):
+    size = {0: {1: Dim(max=16)}}
+    f, g = torch.tpu.jit(lambda x: x * 2, dynamic=size), torch.tpu.jit(lambda x: x.mean(1), dynamic=size)
+    for length in SIZES:
+        x = torch.randn(3, length)
+        twice = f(x)
+        assert twice.shape == x.shape
+        reads = torch.tpu.metrics()["transfers_d2h"]
+        mean = g(twice)
+        assert torch.tpu.metrics()["transfers_d2h"] == reads
+        check(mean, x.mean(1) * 2)
+        check(twice, x * 2)
+
+
+def test_several_sizes_vary(fused):
+    f = torch.tpu.jit(
+        lambda a, b: (a @ b).softmax(-1).sum(0),
+        dynamic={"a": {0: Dim(buckets=[4, 8])}, "b": {-1: Dim(max=32, multiple=16)}},
+    )
+    before = programs()
+    for rows, columns in [(3, 5), (4, 16), (2, 11), (3, 3), (7, 20), (8, 17)]:
+        a, b = torch.randn(rows, 4), torch.randn(4, columns)
+        check(f(a.to(DEVICE), b), (a @ b).softmax(-1).sum(0))
+    # Bounds of 4 and 16, of 8 and 32; and rows and columns that are as many and were taken for one number.
+    assert programs() - before <= 3
+
+
+def test_what_a_function_does_at_one_size_alone(fused):
+    def f(x):
+        return x.sum(1) if x.shape[1] == 7 else x.mean(1)
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(max=8)}})
+    before = programs()
+    for size in (5, 7, 6, 8, 7):
+        x = torch.randn(2, size)
+        check(g(x.to(DEVICE)), f(x), str(size))
+    assert programs() - before == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.fft.rfft(x).abs() * 2, "_fft_r2c (stablehlo.fft): no rule is known for it where sizes vary"),
+        (lambda x: x.cummax(0)[0], "what is computed depends on the size"),
+        (lambda x: x.mul_(2).sum(), "a tensor is written whose size varies"),
+    ],
+)
+def test_what_cannot_be_bounded_is_explained(function, reason, fused):
+    f = torch.tpu.jit(function, dynamic={0: {0: Dim(max=64)}})
+    for size in (20, 50, 20):
+        x = torch.randn(size)
+        check(f(x.to(DEVICE)), function(x.clone()))
+    assert reason in torch.tpu.explain() and "test_dynamic.py" in torch.tpu.explain()
+
+
+def test_an_optimizer_and_a_mode_that_change_are_noticed(fused):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(6, 4), nn.Dropout(1.0), nn.Linear(4, 1))
+    model = copy.deepcopy(reference).to(DEVICE)
+
+    def step_of(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return optimizer, step
+
+    (ours, step), (theirs, expected) = step_of(model), step_of(reference)
+    step = torch.tpu.jit(step, dynamic={"x": {1: Dim(max=8)}})
+    for i, size in enumerate((5, 8, 3, 5, 6, 8, 3, 5)):
+        for m in (model, reference):
+            m.train(i < 4)
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + i)
+        x = torch.randn(2, size, 6)
+        check(step(x.to(DEVICE)), expected(x), str(i))
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        check(p.detach(), q.detach())
+        check(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("way", ["dynamic", "mark_dynamic"])
+def test_compiled_graphs(way, fused):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    reference = GPT()
+    model = copy.deepcopy(reference).to(DEVICE)
+    ours, theirs = trained(model), trained(reference)
+
+    def loss(model, tokens, labels):
+        return loss_of(model(tokens), labels)
+
+    compiled = torch.compile(loss, backend="tpu", dynamic=True if way == "dynamic" else None)
+    made, plays = [], torch.tpu.metrics()["plays"]
+    for tokens, labels in batches():
+        before = programs()
+        moved = tokens.to(DEVICE), labels.to(DEVICE)
+        if way == "mark_dynamic":
+            for x in moved:
+                torch._dynamo.mark_dynamic(x, 1, min=2, max=64)
+        results = []
+        for f, m, optimizer, given in [(compiled, model, ours, moved), (loss, reference, theirs, (tokens, labels))]:
+            optimizer.zero_grad()
+            result = f(m, *given)
+            result.backward()
+            optimizer.step()
+            results.append(result.detach())
+        assert_same(results[0], results[1], str(tokens.shape), strides=False, rtol=1e-4, atol=1e-5)
+        made.append(programs() - before)
+    # The first length is a program of its own; then forward and backward for 64, 16, 32 and 8, and two around them.
+    assert sum(made) <= 1 + 2 * 4 + 2 + 1
+    assert not any(made[14:])
+    assert torch.tpu.metrics()["plays"] - plays <= 4
+
+
+def test_a_count_that_is_bounded_stays_on_the_device(fused):
+    def f(x):
+        at = torch.nonzero_static(x > 0, size=6, fill_value=-1)
+        return at, torch.where(at[:, 0] >= 0, x[at[:, 0]], 0).sum()
+
+    x = torch.tensor([1.0, -2, 3, 4, -5, 6])
+    for g in (f, torch.tpu.jit(f), torch.compile(f, backend="tpu", fullgraph=True)):
+        for _ in range(2):
+            reads = torch.tpu.metrics()["transfers_d2h"]
+            at, total = g(x.to(DEVICE))
+            assert torch.tpu.metrics()["transfers_d2h"] == reads
+            check(at, f(x)[0])
+            check(total, f(x)[1])
+
+
+def test_bounds():
+    def bounds(dim, *sizes):
+        return [dim.bound(n) for n in sizes]
+
+    assert bounds(Dim(max=100), 1, 16, 17, 64, 65, 100) == [16, 16, 32, 64, 100, 100]
+    assert bounds(Dim(), 1, 20, 1000) == [16, 32, 1024]
+    assert bounds(Dim(min=30), 1, 40) == [32, 64]
+    assert bounds(Dim(max=100, multiple=24), 1, 24, 25, 97) == [24, 24, 48, 100]
+    assert bounds(Dim(buckets=[8, 24]), 8, 9) == [8, 24]
+    assert bounds(Dim(buckets=[8, 24], max=30), 25, 30) == [30, 30]
+    for dim, size in [(Dim(max=100), 101), (Dim(buckets=[8, 24]), 25)]:
+        with pytest.raises(ValueError, match=f"a size is {size}, and Dim.* allows {size - 1} at most"):
+            dim.bound(size)
+    for wrong in [{"buckets": [8, 8]}, {"buckets": []}, {"max": 0}, {"max": 8, "multiple": -1}]:
+        with pytest.raises(ValueError, match="bounds must be positive and ascend"):
+            Dim(**wrong)
+    with pytest.raises(ValueError, match="give buckets or multiple"):
+        Dim(buckets=[8], multiple=8)
+
+
+@pytest.mark.parametrize("dynamic", [3, {"x": Dim(max=8)}, {"x": {1: 8}}, {1.5: {1: Dim(max=8)}}])
+def test_dynamic_has_a_form(dynamic):
+    with pytest.raises(TypeError, match="dynamic is of the form"):
+        torch.tpu.jit(lambda x: x, dynamic=dynamic)
+
+
+def test_dynamic_names_arguments(fused):
+    with pytest.raises(TypeError, match="dynamic names 'y', which is no argument of this call"):
+        torch.tpu.jit(lambda x: x + 1, dynamic={"y": {0: Dim(max=8)}})(torch.ones(3))
+    with pytest.raises(ValueError, match="a size is 9"):
+        torch.tpu.jit(lambda x: x + 1, dynamic={"x": {0: Dim(max=8)}})(torch.ones(9))

@@ -164,9 +164,7 @@ class Function:
         other._end_with_number()
         return other
 
-    def call(
-        self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None
-    ) -> tuple[bool, Any]:
+    def call(self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None) -> tuple[bool, Any]:
         """Whether the program takes these arguments, and the results; `shown` are the arguments that the caller has."""
         gradients = self._gradients
         found = self._found.tensors
