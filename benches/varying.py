@@ -227,7 +227,69 @@ def lengths() -> None:
         )
 
 
-BENCHES = {"slices": slices, "writes": writes, "lstm": lstm, "rnn": rnn, "generate": generate, "lengths": lengths}
+def dynamic() -> None:
+    """A step of a GPT by `torch.tpu.jit(dynamic=)` on texts of many lengths that nobody pads, against texts of one
+    length: tokens a second and compiling."""
+    torch.tpu.set_background_compile(False)
+    spread = torch.empty(400).log_normal_(4.2, 0.6, generator=torch.Generator().manual_seed(0))
+    varied = spread.int().clamp(8, 255).tolist()
+    size = torch.tpu.Dim(buckets=bucketize(varied, 8, multiple_of=8).sizes)
+    sizes = {"tokens": {1: size}, "labels": {1: size}}
+
+    def training(lengths: list[int], varying: dict | None):
+        """A function that makes a step on each of these lengths, of about 1024 tokens with padding."""
+        model = GPT(layers=2, block=256).to("tpu")
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        @torch.tpu.jit(dynamic=varying)
+        def step(tokens, labels):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        batches = [torch.randint(256, (1024 // size.bound(n), n + 1)) for n in lengths]
+
+        def epoch():
+            for batch in batches:
+                step(batch[:, :-1], batch[:, 1:])
+
+        real = sum(batch[:, 1:].numel() for batch in batches)
+        return epoch, real, sum(batch.shape[0] * size.bound(n) for n, batch in zip(lengths, batches, strict=True))
+
+    ways = {"255 alone": training([255] * 40, None), "many lengths": training(varied[:40], sizes)}
+    for name, (epoch, real, padded) in ways.items():
+        before, took = torch.tpu.metrics(), seconds(epoch)
+        made = {k: torch.tpu.metrics()[k] - before[k] for k in ("programs", "compile_s")}
+        print(
+            f"dynamic: {name}: {made['programs']} programs compiled in {made['compile_s']:.1f} s, first epoch "
+            f"{took:.1f} s, {1 - real / padded:.1%} padding"
+        )
+    rates: dict = {}
+    for _ in range(5):
+        for name, (epoch, *counts) in ways.items():
+            processor = time.process_time()
+            took = seconds(epoch)
+            processor = time.process_time() - processor
+            rates.setdefault(name, []).append([n / t for t in (took, processor) for n in counts])
+    one, many = ([max(column) for column in zip(*rates[name], strict=True)] for name in ways)
+    ratios = [a / b for a, b in zip(many, one, strict=True)]
+    print(
+        f"dynamic: {many[0]:,.0f} tokens a second of many lengths, {ratios[0]:.2f}x of one, with padding "
+        f"{ratios[1]:.2f}x; by processor time {ratios[2]:.2f}x and {ratios[3]:.2f}x"
+    )
+
+
+BENCHES = {
+    "slices": slices,
+    "writes": writes,
+    "lstm": lstm,
+    "rnn": rnn,
+    "generate": generate,
+    "lengths": lengths,
+    "dynamic": dynamic,
+}
 
 
 def main() -> None:

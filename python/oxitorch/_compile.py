@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from oxitorch import _activate, _fences, _loops
+from oxitorch._compile_sizes import SizedGraph
 from oxitorch._recipes import Recipes, watched
 
 
@@ -82,6 +83,8 @@ class _Graph:
         self._known: dict[tuple, Recipes] = {}
         self._parts = _split(gm)
         self._player = _Player(self._parts.device if self._parts else gm, of_backward)
+        # If sizes vary.
+        self._sized = SizedGraph.of(self._parts.device, self._player.run) if self._parts else None
 
     def call(self, args: list) -> list:
         given = list(args)
@@ -103,6 +106,10 @@ class _Graph:
         return [value if source is None else sources[source][value] for source, value in parts.outputs]
 
     def _run(self, inputs: list) -> list:
+        if self._sized is not None:
+            results = self._sized.call(inputs)
+            if results is not None:
+                return results
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         # The arguments that are no tensors, with their types: 1, 1.0 and True are different.
         kind = ()
@@ -156,6 +163,7 @@ class _Player(Interpreter):
             return super().run(*args)
         finally:
             self._play_site(outer)
+            self.env = {}  # it has the results
 
     def get_attr(self, target, args, kwargs):
         body = self._bodies.get(target)

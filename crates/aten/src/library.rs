@@ -129,6 +129,7 @@ impl Ctx<'_> {
     /// Whether the library does something of this dtype, with so many floating-point operations.
     pub fn is_for_library(&self, dtype: DType, operations: i64) -> bool {
         self.config.target.library
+            && !self.is_outline()
             && matches!(dtype, DType::F32 | DType::F64)
             && operations >= WORTH
             && self.matmul_precision() == MatmulPrecision::Highest

@@ -275,6 +275,23 @@ impl Engine {
         Ok(program.and_then(|p| self.graphs.number(&p)))
     }
 
+    /// Says something of the next program of this thread, where it is explained.
+    pub fn remark(&self, text: String) {
+        self.explainer.remark(text);
+    }
+
+    /// See [`Stream::bounded`].
+    pub fn bounded(
+        &self,
+        device: usize,
+        (bound, sample): (&Recipe, &Recipe),
+        at_bound: bool,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Result<Recipe, String>, Refusal> {
+        self.stream(device)?.bounded(bound, sample, at_bound, site, switches)
+    }
+
     /// All that is known of the program with this number; waits for its executable. Nothing if it has none.
     pub fn graph(&self, number: usize) -> Option<Shown> {
         let program = self.graphs.get(number)?;

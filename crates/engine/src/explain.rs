@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::ThreadId;
 
 /// Differing ops that an explanation names.
 const NAMED: usize = 3;
@@ -80,6 +81,8 @@ pub(crate) struct Explainer {
     /// New programs are an error from this number on; 0: never.
     limit: AtomicU64,
     prints: AtomicBool,
+    /// What is to be said of the next program of a thread.
+    remarks: Mutex<Vec<(ThreadId, String)>>,
 }
 
 impl Explainer {
@@ -92,6 +95,7 @@ impl Explainer {
             programs: AtomicU64::new(0),
             limit: AtomicU64::new(0),
             prints: AtomicBool::new(false),
+            remarks: Mutex::default(),
         }
     }
 
@@ -151,6 +155,13 @@ impl Explainer {
         }
     }
 
+    /// Says something of the next program of this thread.
+    pub(crate) fn remark(&self, text: String) {
+        let mut remarks = self.remarks.lock();
+        remarks.retain(|(thread, _)| *thread != std::thread::current().id());
+        remarks.push((std::thread::current().id(), text));
+    }
+
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
@@ -176,6 +187,11 @@ impl Explainer {
         if let Some(old) = nearest(&known, &new) {
             compare(old, &new, &mut explanation);
         }
+        let mut remarks = self.remarks.lock();
+        if let Some(at) = remarks.iter().position(|(thread, _)| *thread == std::thread::current().id()) {
+            explanation.differences.push(remarks.swap_remove(at).1);
+        }
+        drop(remarks);
         known.push_back(new);
         if known.len() > self.bounds.compared {
             known.pop_front();

@@ -190,6 +190,20 @@ impl Stream {
         Ok(program)
     }
 
+    /// Looks at what was recorded, all of it by one thread, which is not launched.
+    pub(crate) fn look_at_whole(
+        &self,
+        w: &mut Window,
+        reason: Reason,
+        look: impl FnOnce(&Results<'_>),
+    ) -> Result<()> {
+        self.end_window(w, reason, |_, part, produced| {
+            part.options = self.compiler.in_force(part.options);
+            look(&Results { part, produced });
+            Ok(())
+        })
+    }
+
     /// Launches a part as one program; what is known of that program goes to `then`, unless another one stood in.
     pub(crate) fn launch_whole(
         &self,
@@ -499,7 +513,13 @@ impl Stream {
                 varies: is_part && !repeats,
                 ..Source::default()
             },
+            sample: None,
         };
+        self.begin_program(graph)
+    }
+
+    /// The program of a graph, which the compiler begins to work on.
+    pub(crate) fn begin_program(&self, graph: Graph) -> Result<Arc<Program>> {
         let program = Program::new(&graph);
         self.explainer.explain(&graph, &program).map_err(|why| {
             Error::runtime(format!(

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_hlo::{ArgAttr, Builder, DType, Module, Sharding, TensorType, Value};
+use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, Module, Sharding, TensorType, Unbounded, Value};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -33,6 +33,18 @@ pub(crate) struct Graph {
     pub(crate) spread: Option<Arc<Spread>>,
     /// Where the ops come from.
     pub(crate) source: Source,
+    /// The same ops at another size, if this is a program for all sizes up to its own. Then the last input is the numbers
+    /// that follow from the size.
+    pub(crate) sample: Option<Arc<Sample>>,
+}
+
+/// A graph at another size.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub(crate) graph: Graph,
+    /// How inputs and results lie in memory, where that is known.
+    pub(crate) inputs: Vec<Option<InMemory>>,
+    pub(crate) results: Vec<Option<InMemory>>,
 }
 
 /// An offset that a program is given.
@@ -117,13 +129,47 @@ impl Graph {
 
     /// The module that computes the window; the location of what is made of an instance is its number.
     pub(crate) fn built(&self, platform: pjrt::Platform) -> Result<Module, Error> {
+        let Some(sample) = &self.sample else { return self.lowered(&self.inputs, platform, false) };
+        let made = self.outline(platform)?.bounded(
+            &sample.graph.outline(platform)?,
+            &sample.inputs,
+            &sample.results,
+        );
+        let mut module = made.map_err(|e| self.unbounded(&e).0)?.module;
+        module.pair_donors();
+        Ok(module)
+    }
+
+    /// The module of which one for all sizes up to the graph's own can be made.
+    pub(crate) fn outline(&self, platform: pjrt::Platform) -> Result<Module, Error> {
+        // Behind the inputs are the numbers.
+        let own = self.inputs.len() - usize::from(self.sample.is_some());
+        self.lowered(&self.inputs[..own], platform, true)
+    }
+
+    /// Why it cannot be made: with the op and its line.
+    pub(crate) fn unbounded(&self, e: &Unbounded) -> (Error, Site) {
+        let at = e.location.map(|at| at as usize);
+        let inst = at.and_then(|at| self.ops.insts.get(at));
+        let site = at.and_then(|at| self.ops.sites.get(at)).copied().unwrap_or_default();
+        let Some(inst) = inst else { return (Error::runtime(e.reason.clone()), site) };
+        (Error::runtime(format!("{} ({}): {}", inst.name(), e.op, e.reason)), site)
+    }
+
+    fn lowered(
+        &self,
+        types: &[TensorType],
+        platform: pjrt::Platform,
+        is_outline: bool,
+    ) -> Result<Module, Error> {
         let b = Builder::new();
+        b.set_outline(is_outline);
         // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
         b.set_name(&self.name());
-        let inputs: Vec<Value> = self.inputs.iter().map(|ty| b.param(ty.clone())).collect();
+        let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();
         for &i in &self.donated {
             b.param_attr(inputs[i as usize], ArgAttr::Donor);
         }
@@ -165,7 +211,9 @@ impl Graph {
                 own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
             module.set_output_shardings(shardings).map_err(failed)?;
         }
-        module.pair_donors();
+        if !is_outline {
+            module.pair_donors();
+        }
         Ok(module)
     }
 

@@ -135,6 +135,7 @@ fn single(graph: &Graph, op: &OpRef<'_>) -> Graph {
         spread: None,
         live: (0..inst.outputs.len() as u32).filter(|&o| inst.outputs[o as usize].is_some()).collect(),
         source: Source::default(),
+        sample: None,
     }
 }
 

@@ -649,6 +649,9 @@ impl Launcher {
     /// use: there is only one op, or inputs have been given away.
     fn isolate(&self, launch: &Launch, number: u64, e: &Error) -> bool {
         let Some((compiler, task)) = launch.program.task() else { return false };
+        if task.graph.sample.is_some() {
+            return false; // its ops alone would take what is beyond the size in use, too
+        }
         let given = |&i: &u32| matches!(*launch.inputs[i as usize].state.lock(), State::Donated);
         let closed = || self.stopped.load(Ordering::Acquire);
         let full = e.kind == ErrorKind::OutOfMemory && !launch.program.is_broken();

@@ -13,6 +13,7 @@ mod agree;
 mod arguments;
 mod bodies;
 mod body;
+mod bounded;
 mod buffers;
 mod bulk;
 mod cached;

@@ -1,6 +1,7 @@
 //! Recipes: what a compiled graph records, to be recorded again in one call. A [`Tape`](crate::tape::Tape) makes them.
 
 use crate::family::Numbers;
+use crate::graph::Graph;
 use crate::inst::Inst;
 use crate::known::Indices;
 use crate::ops::Ops;
@@ -11,13 +12,13 @@ use crate::spread::Sharded;
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
 use oxitorch_capture::Reason;
-use oxitorch_hlo::{DType, Dims, TensorType};
+use oxitorch_hlo::{DType, Dims, Module, TensorType};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Where an operand comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Source {
     /// What a storage of the arguments held before the graph ran.
     Storage(u32),
@@ -63,7 +64,7 @@ impl Layout {
 }
 
 /// An argument of a graph.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Argument {
     pub(crate) layout: Layout,
     /// The number of its storage; none: it is in host memory.
@@ -135,6 +136,26 @@ pub(crate) struct Whole {
     pub(crate) donated: Vec<(u32, Arc<Value>)>,
     /// How it is launched, from the second call on.
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
+    /// If it is a bound: what it is compared with, and its programs, by what they are.
+    pub(crate) bound: Mutex<Option<Arc<Bound>>>,
+}
+
+/// A recipe at the bound of a size.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub(crate) shape: Shape,
+    pub(crate) graph: Graph,
+    /// The module of the graph.
+    pub(crate) outline: Module,
+    /// By a hash of the text.
+    pub(crate) programs: Mutex<Vec<(u64, OfSizes)>>,
+}
+
+/// A program for all sizes up to a bound, in versions that overwrite other inputs.
+#[derive(Clone, Debug)]
+pub(crate) struct OfSizes {
+    pub(crate) graph: Arc<Graph>,
+    pub(crate) programs: Arc<Mutex<Vec<(Indices, Arc<Program>, Numbers)>>>,
 }
 
 impl Whole {
@@ -150,7 +171,7 @@ pub(crate) struct Shape {
     /// Number of the compiler options.
     pub(crate) options: u32,
     /// The ops that are needed.
-    pub(crate) ops: Ops,
+    pub(crate) ops: Arc<Ops>,
     pub(crate) inputs: Vec<Input>,
     /// The results: their numbers among those of the ops that are needed, and of the recipe's, and what they are.
     pub(crate) live: Indices,
@@ -158,7 +179,18 @@ pub(crate) struct Shape {
     /// Generators move on by these, in this order; and the inputs that get their states.
     pub(crate) random: Vec<(Drawn, Option<u32>)>,
     /// By the inputs that they overwrite.
-    pub(crate) programs: Mutex<Vec<(Indices, Arc<Program>, Numbers)>>,
+    pub(crate) programs: Arc<Mutex<Vec<(Indices, Arc<Program>, Numbers)>>>,
+    /// If the programs are for all sizes up to this one.
+    pub(crate) size: Option<AtSize>,
+}
+
+/// A size, of a recipe whose programs are for all sizes up to a bound.
+#[derive(Debug)]
+pub(crate) struct AtSize {
+    /// The graph at the bound, whose sample is at a size for which the same program was made.
+    pub(crate) graph: Arc<Graph>,
+    /// What the program is given for this size.
+    pub(crate) numbers: Numbers,
 }
 
 /// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.
@@ -168,7 +200,7 @@ pub type Rng<'a> = &'a dyn Fn(Option<usize>, u64) -> (u64, u64);
 pub(crate) type Drawn = (Option<usize>, u64);
 
 /// An input of a program that a recipe is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Input {
     Of(Source),
     /// A state of a generator.
@@ -190,7 +222,10 @@ impl Recipe {
         donated.sort_unstable();
         donated.dedup();
         let donated = donated.into_iter().map(|i| (i, Value::given_away(&self.types[i as usize]))).collect();
-        Recipe { whole: Some(Whole { ends_step, donated, shape: Mutex::default() }), ..self }
+        Recipe {
+            whole: Some(Whole { ends_step, donated, shape: Mutex::default(), bound: Mutex::default() }),
+            ..self
+        }
     }
 
     /// The graph's results.

@@ -1,11 +1,15 @@
 //! Recording by a recipe.
 
 use crate::config::{Mode, Switches};
+use crate::ending::Ending;
 use crate::error::{Refusal, Result};
+use crate::family::Numbers;
 use crate::flush::Direct;
+use crate::graph::{self, Graph};
+use crate::known::Indices;
 use crate::part::{Part, Results, donors};
 use crate::program::Program;
-use crate::recipe::{Argument, Drawn, Input, Layout, Recipe, Rng, Shape, Source, Whole, address};
+use crate::recipe::{Argument, AtSize, Drawn, Input, Layout, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
@@ -130,12 +134,13 @@ impl Called<'_> {
         let place = |v: &Arc<Value>| part.inputs.iter().position(|input| Arc::ptr_eq(input, v));
         Some(Shape {
             options: part.options,
-            ops: part.ops.clone(),
+            ops: Arc::new(part.ops.clone()),
             inputs,
             live: part.live.clone(),
             results: part.live.iter().zip(&part.outputs).map(result).collect(),
             random: values.drawn.iter().map(|(n, v)| (*n, place(v).map(|at| at as u32))).collect(),
-            programs: Default::default(),
+            programs: Arc::default(),
+            size: None,
         })
     }
 }
@@ -152,7 +157,7 @@ impl Stream {
         random: Rng<'_>,
     ) -> Result<Option<Vec<Slot>>, Refusal> {
         let same = recipe.switches == switches.word() && recipe.device == self.device;
-        if switches.mode == Mode::Debug || !same {
+        if switches.mode == Mode::Debug || !same || self.is_outdated(recipe, switches) {
             return Ok(None);
         }
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
@@ -203,6 +208,14 @@ impl Stream {
         self.metrics().count(&self.metrics().replays);
         self.after_op(switches.mode)?;
         Ok(Some(made))
+    }
+
+    /// Whether a recipe is for a size and other compiler options than are in force, for which nothing is known of it.
+    fn is_outdated(&self, recipe: &Recipe, switches: &Switches) -> bool {
+        let Some(shape) = recipe.whole.as_ref().and_then(|whole| whole.shape.lock().clone()) else {
+            return false;
+        };
+        shape.size.is_some() && shape.options != self.compiler.in_force(switches.compiler_options)
     }
 
     /// Launches a recipe that is one program.
@@ -272,14 +285,38 @@ impl Stream {
         let donated = donors(&inputs, &outputs, |_| false);
         let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).cloned();
         let Some((_, program, numbers)) = known else {
-            let same = (shape.ops.clone(), shape.live.clone(), shape.options);
+            if let Some(size) = &shape.size {
+                let program = self.of_sizes(size, &donated, w, reason)?;
+                shape.programs.lock().push((donated, program.clone(), Numbers::new()));
+                let first = (call.line(shape.ops.sites[0]), shape.ops.len());
+                self.launch_known(w, inputs, outputs, first, (program, &size.numbers), reason);
+                return Ok(made);
+            }
+            let same = ((*shape.ops).clone(), shape.live.clone(), shape.options);
             let mut part = Part::again(same, inputs.into_iter().collect(), outputs);
             self.launch_whole(w, &mut part, reason, |direct| shape.programs.lock().push(direct))?;
             return Ok(made);
         };
         let first = (call.line(shape.ops.sites[0]), shape.ops.len());
-        self.launch_known(w, inputs, outputs, first, (program, &numbers), reason);
+        let numbers = shape.size.as_ref().map_or(&numbers, |size| &size.numbers);
+        self.launch_known(w, inputs, outputs, first, (program, numbers), reason);
         Ok(made)
+    }
+
+    /// A program for all sizes up to a bound that overwrites these inputs.
+    fn of_sizes(&self, size: &AtSize, donated: &Indices, w: &Window, reason: Reason) -> Result<Arc<Program>> {
+        let Graph { ops, inputs, options, live, sample, .. } = &*size.graph;
+        self.begin_program(Graph {
+            ops: ops.clone(),
+            inputs: inputs.clone(),
+            given: Box::default(),
+            donated: donated.iter().copied().collect(),
+            options: *options,
+            live: live.clone(),
+            spread: None,
+            source: graph::Source { ended: Some(Ending::from(reason).at(w.site)), ..Default::default() },
+            sample: sample.clone(),
+        })
     }
 
     /// Makes the program of a recipe that is one, as a call would on arguments that nobody else has.
@@ -290,6 +327,37 @@ impl Stream {
         switches: &Switches,
     ) -> Result<Option<Arc<Program>>> {
         let Some(whole) = &recipe.whole else { return Ok(None) };
+        let program =
+            self.rehearse(recipe, site, switches, |w, _, _| self.program_of_whole(w, whole.reason()))?;
+        Ok(program.flatten())
+    }
+
+    /// How a recipe that is one program would be launched, and the types of the program's inputs.
+    pub(crate) fn shape_of(
+        &self,
+        recipe: &Recipe,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Option<(Shape, Vec<TensorType>)>> {
+        let found = self.rehearse(recipe, site, switches, |w, call, values| {
+            let mut found = None;
+            self.look_at_whole(w, Reason::Jit, |recorded| {
+                let types = recorded.part.inputs.iter().map(|v| v.ty.clone()).collect();
+                found = call.shape(recorded, values).map(|shape| (shape, types));
+            })?;
+            Ok(found)
+        })?;
+        Ok(found.flatten())
+    }
+
+    /// Records what a recipe says on arguments that nobody else has, and looks at it. Nothing if other threads record.
+    fn rehearse<T>(
+        &self,
+        recipe: &Recipe,
+        site: Site,
+        switches: &Switches,
+        look: impl FnOnce(&mut Window, &Called<'_>, &Values<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
         let pending = |ty: &TensorType| Value::new(ty.clone(), State::Pending);
         let before: SmallVec<[Arc<Value>; 16]> = recipe.types.iter().map(pending).collect();
         let storages = recipe.arguments.iter().filter_map(|a| a.storage).max().map_or(0, |last| last + 1);
@@ -323,9 +391,9 @@ impl Stream {
         }
         call.record(&mut w, &mut values);
         let made = call.bind(&mut values);
-        let program = self.program_of_whole(&mut w, whole.reason())?;
+        let found = look(&mut w, &call, &values)?;
         drop((made, values));
-        Ok(program)
+        Ok(Some(found))
     }
 
     /// Copies the arguments in host memory that are more than a number.

@@ -1,7 +1,7 @@
 //! Noting a recipe while a compiled graph is played.
 
 use crate::config::{Mode, Switches};
-use crate::error::{Refusal, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::inst::{Inst, Kind};
 use crate::recipe::{Argument, Drawn, Layout, Recipe, Source, address};
 use crate::shared::Shared;
@@ -10,9 +10,10 @@ use crate::stream::Stream;
 use crate::tape::{Ends, Tape, Traced};
 use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
+use crate::view::dense_order;
 use crate::window::Window;
 use oxitorch_capture::Reason;
-use oxitorch_hlo::DType;
+use oxitorch_hlo::{DType, Dims, TensorType};
 use std::sync::Arc;
 
 impl Tape {
@@ -204,6 +205,31 @@ impl Window {
     }
 }
 
+impl Window {
+    /// The storages that a function made hold values of the shapes that its results have: where that is so, how a larger
+    /// storage is cut does not depend on what has made it.
+    fn shape_results(&mut self, results: &[TensorRef<'_>]) -> Result<()> {
+        for t in results {
+            let (Place::Device(slot), Some(dtype), 0) = (t.place, t.dtype, t.offset) else { continue };
+            let (Some(order), Some(value)) = (dense_order(t.sizes, t.strides), slot.value()) else {
+                continue;
+            };
+            let is_made = self.tape().is_some_and(|tape| !tape.slots.contains(&address(slot)));
+            let sizes: Dims = order.iter().map(|&d| t.sizes[d as usize]).collect();
+            let to = TensorType::new(dtype, sizes);
+            let fits = value.ty.dtype == dtype && value.ty.numel() == to.numel();
+            if is_made && fits && value.ty != to {
+                let value = self.apply(Kind::Resize { from: value.ty.clone(), to }, [value]);
+                slot.bind(value.map_err(|e| match e {
+                    Refusal::Error(e) => e,
+                    Refusal::Fallback(why) => Error::runtime(why),
+                })?);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Stream {
     /// This thread begins to play a graph on these arguments. False in debug mode, which looks at each op, and while
     /// another thread plays one.
@@ -274,6 +300,9 @@ impl Stream {
         Ends { step, dry, donated }: Ends<'_>,
     ) -> Result<Traced> {
         let mut w = self.lock(Site::default());
+        if dry {
+            w.shape_results(outputs)?;
+        }
         let Some(tape) = w.tape.take_if(|t| t.is_here()) else {
             return Ok(Traced::Refused("the device runs in debug mode", Site::default()));
         };

@@ -183,6 +183,12 @@ impl Held {
     }
 }
 
+impl Clone for Held {
+    fn clone(&self) -> Held {
+        Held::new(self.0.clone())
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.holds.fetch_sub(1, Relaxed);

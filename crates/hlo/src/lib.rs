@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bounded;
 mod builder;
 mod donate;
 mod error;
@@ -32,6 +33,7 @@ mod sharding;
 mod types;
 mod verify;
 
+pub use bounded::{Bounded, InMemory, Unbounded};
 pub use builder::{Builder, Strided};
 pub use error::Error;
 pub use ir::{

@@ -68,7 +68,7 @@ impl Module {
     }
 
     /// Whether each op is needed. What is inside another is needed with it.
-    fn live(&self) -> Vec<bool> {
+    pub(crate) fn live(&self) -> Vec<bool> {
         let arena = &self.arena;
         let mut used = vec![false; arena.values.len()];
         self.outputs.iter().for_each(|v| used[v.0 as usize] = true);

@@ -77,6 +77,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "processes",
             "taping",
             "replay",
+            "bounded",
             // What PyTorch calls.
             "call",
             "bodies",

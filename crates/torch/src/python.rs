@@ -506,6 +506,29 @@ mod _core {
         detached(py, move |s| door::prepare(s, graph, device))
     }
 
+    /// Makes what calls of a size are recorded by, under the number `graph`, of functions that were traced under `bound`
+    /// and `sample`; or gives the reason why there is nothing.
+    #[pyfunction]
+    fn bounded(
+        py: Python<'_>,
+        bound: i64,
+        sample: i64,
+        at_bound: bool,
+        graph: i64,
+        device: usize,
+    ) -> PyResult<Option<String>> {
+        detached(py, move |s| door::bounded(s, (bound, sample), at_bound, graph, device))
+    }
+
+    /// Says something of the next program of this thread, where it is explained.
+    #[pyfunction]
+    fn remark(py: Python<'_>, text: String) -> PyResult<()> {
+        detached(py, move |s| {
+            s.engine.remark(text);
+            Ok(())
+        })
+    }
+
     /// This thread plays no compiled graph any more.
     #[pyfunction]
     fn unwatch(py: Python<'_>) -> PyResult<()> {

@@ -7,6 +7,7 @@ them only while it is the same.
 """
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 
 from oxitorch._core import Tree
+from oxitorch._dims import Dim, Dynamic, checked
 from oxitorch.jit._function import Function, Given
+from oxitorch.jit._sizes import Marks, Sizes
 from oxitorch.jit._stages import Compiled, Lowered
 from oxitorch.jit._tracing import Tracer, running
 
-__all__ = ["Compiled", "Jitted", "Lowered", "jit"]
+__all__ = ["Compiled", "Dim", "Jitted", "Lowered", "jit"]
 
 # Functions that are known of one kind of call, and kinds; with one more the one that was used longest ago is forgotten.
 _MAX_FUNCTIONS = 16
@@ -31,6 +34,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    dynamic: Dynamic | None = None,
 ) -> Any:
     """Makes one program of each kind of calls of a function.
 
@@ -48,17 +52,25 @@ def jit(
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
         static_argnums, static_argnames: arguments that are values of Python, compared by `==`. All that is no tensor is
             static anyway; a tensor cannot be.
+        dynamic: dimensions whose sizes vary, of tensors in arguments: `{"tokens": {1: Dim(max=2048)}}`. One program is
+            for all sizes up to a bound of the `Dim`; where an operation cannot be bounded, it is for one size, and
+            `torch.tpu.explain()` says why.
 
     Returns:
         A `Jitted`, to be called as the function. Its results take part in no autograd graph.
     """
     if fn is None:
         return functools.partial(
-            jit, donate_argnums=donate_argnums, static_argnums=static_argnums, static_argnames=static_argnames
+            jit,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            dynamic=dynamic,
         )
     if not callable(fn):
         raise TypeError(f"torch.tpu.jit takes a function, got {type(fn).__name__}")
-    return Jitted(fn, _tuple(donate_argnums), _tuple(static_argnums), _tuple(static_argnames))
+    varying = checked(dynamic or {})
+    return Jitted(fn, _tuple(donate_argnums), _tuple(static_argnums), _tuple(static_argnames), varying)
 
 
 class Jitted:
@@ -69,12 +81,20 @@ class Jitted:
         traces: how often its Python was run for that.
     """
 
-    def __init__(self, fn: Callable, donated: tuple[int, ...], static: tuple[int, ...], static_names: tuple[str, ...]):
+    def __init__(
+        self,
+        fn: Callable,
+        donated: tuple[int, ...],
+        static: tuple[int, ...],
+        static_names: tuple[str, ...],
+        dynamic: dict[str | int, dict[int, Dim]],
+    ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._donated = donated
         self._static = static
         self._static_names = static_names
+        self._dynamic = dynamic
         # By the names of the arguments and what is in force.
         self._kinds: dict[Any, list[_Kind]] = {}
         # Leaves whose gradients the function makes or takes: whether they have one says which function is right.
@@ -100,6 +120,8 @@ class Jitted:
                 continue
             if at:
                 kinds.insert(0, kinds.pop(at))
+            if kind.sizes is not None and not kind.sizes.is_exact(tensors):
+                return self._call_sized(kind, tensors, args, kwargs)
             for function in kind.functions:
                 if function.is_current():
                     done, results = function.call(tensors)
@@ -110,7 +132,41 @@ class Jitted:
         kinds = self._kinds.setdefault(key, [])
         kinds.insert(0, kind)
         del kinds[_MAX_KINDS:]
+        if kind.sizes is not None:
+            return self._call_sized(kind, tensors, args, kwargs)
         return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def _call_sized(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs):
+        """A call with sizes that vary: by a program that is for these and others, or else as any call."""
+        sizes = kind.sizes
+        done, results = sizes.call(tensors)
+        if done:
+            return results
+        with self._lock:
+            if sizes.learn(self, kind, tensors, list(kwargs)):
+                done, results = sizes.call(tensors)
+                if done:
+                    return results
+        return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def _marks(self, args, kwargs, fixed: list[int]) -> Marks | None:
+        """The dimensions that vary, in the tensors of the arguments."""
+        if not self._dynamic:
+            return None
+        names = [name for name, _ in zip(inspect.signature(self._fn).parameters, args, strict=False)]
+        names += [""] * (len(args) - len(names)) + list(kwargs)
+        unknown = [a for a in self._dynamic if (a not in names if isinstance(a, str) else not a < len(args))]
+        if unknown:
+            raise TypeError(f"torch.tpu.jit: dynamic names {unknown[0]!r}, which is no argument of this call")
+        places, first = [], 0
+        for i, (name, value) in enumerate(zip(names, (*args, *kwargs.values()), strict=True)):
+            tensors = [] if i in fixed else Tree.of(value, [])[1]
+            for d, dim in {**self._dynamic.get(name, {}), **self._dynamic.get(i, {})}.items():
+                for at, t in enumerate(tensors):
+                    if -t.dim() <= d < t.dim():
+                        places.append((first + at, d % t.dim(), dim))
+            first += len(tensors)
+        return Marks(places) if places else None
 
     def lower(self, *args, **kwargs) -> Lowered:
         """The program for these arguments, without a call: what the function writes is as before afterwards.
@@ -126,7 +182,7 @@ class Jitted:
     def _new_kind(self, args, kwargs) -> "tuple[_Kind, list[torch.Tensor]]":
         fixed = self._fixed(args, kwargs)
         tree, tensors = Tree.of((*args, *kwargs.values()), fixed)
-        return _Kind(tree, _donated(args, self._donated, fixed)), tensors
+        return _Kind(tree, _donated(args, self._donated, fixed), self._marks(args, kwargs, fixed)), tensors
 
     def _fixed(self, args, kwargs) -> list[int]:
         """The numbers of the static arguments."""
@@ -156,11 +212,13 @@ class Jitted:
 class _Kind:
     """Calls that differ in the layouts of tensors alone, and in what the function finds besides its arguments."""
 
-    def __init__(self, tree: Tree, donated: list[int]):
+    def __init__(self, tree: Tree, donated: list[int], marks: Marks | None):
         self.tree = tree
         # The numbers of the tensors that the program may overwrite.
         self.donated = donated
         self.functions: list[Function] = []
+        # What is known by the sizes that vary.
+        self.sizes = None if marks is None else Sizes(marks)
         # Whether a call left tensors behind that it made.
         self.kept = False
 

@@ -1,5 +1,6 @@
 """What is known of a traced function, and a call by it."""
 
+import copy
 import sys
 import weakref
 from collections.abc import Callable
@@ -147,14 +148,24 @@ class Function:
         self._written = written
         self._results = results
         self._replay = torch.ops.oxitorch._replay.default
-        weakref.finalize(self, _activate.core().forget_graph, number).atexit = False
+        self._end_with_number()
+
+    def _end_with_number(self) -> None:
+        weakref.finalize(self, _activate.core().forget_graph, self.number).atexit = False
 
     def is_current(self) -> bool:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
 
-    def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
-        """Whether the program takes these arguments, and the results."""
+    def renumbered(self, number: int) -> "Function":
+        """The same with another program."""
+        other = copy.copy(self)
+        other.number = number
+        other._end_with_number()
+        return other
+
+    def call(self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None) -> tuple[bool, Any]:
+        """Whether the program takes these arguments, and the results; `shown` are the arguments that the caller has."""
         gradients = self._gradients
         found = self._found.tensors
         if gradients.taken:
@@ -168,4 +179,4 @@ class Function:
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
-        return True, self._results(made, inputs)
+        return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]])

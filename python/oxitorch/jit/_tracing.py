@@ -134,6 +134,43 @@ class Tracer:
         core.forget_graph(number)
         return program
 
+    def dry(self, args, kwargs) -> tuple[Function | None, bool]:
+        """What calls of the kind would go by; the run itself is undone. Nothing if the function makes what it does not
+        return. And whether another run is needed, since gradients came up that were not known of.
+        """
+        random = torch.tpu.get_rng_state(torch.tpu.current_device())
+        self._states, self._grads = {}, {}
+        leaves = [t for t in self._given.tensors if _is_leaf(t)]
+        self._leaves.update((id(t), t) for t in leaves)
+        known = list(self._leaves.values())
+        self._grads.update((id(t), (t, t.grad)) for t in known)
+        begins = [t.grad is not None for t in known]
+        traced = torch.ops.oxitorch._trace(self._given.tensors)
+        if not traced:
+            return None, False  # debug mode
+        try:
+            results = self._call(args, kwargs)
+            tree, tensors = Tree.of(results, [])
+            del results
+            made = _Results(tree, self._name)
+            made.find_graph(tensors, self._ops.inputs)
+            before = len(self._leaves)
+            function = self._finish(known, begins, tensors, made, is_dry=True)
+            traced = False
+            return function, function is None and not self.kept and len(self._leaves) > before
+        finally:
+            if traced:
+                torch.ops.oxitorch._untrace(self._ops.inputs)
+            for optimizer, before in self._states.values():
+                optimizer.state.clear()
+                optimizer.state.update(before)
+            for t in self._ops.inputs:
+                if _is_leaf(t) and id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
+                    t.grad = None
+            for p, g in self._grads.values():
+                p.grad = g
+            torch.tpu.set_rng_state(random, torch.tpu.current_device())
+
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
         if not torch.ops.oxitorch._trace(self._given.tensors):
@@ -196,7 +233,9 @@ class Tracer:
         with _disable_current_modes():
             self._ops.forget(self._optimizers[id(optimizer)].end())
 
-    def _finish(self, known: list[torch.Tensor], begins: list[bool], results: list, made_of: "_Results"):
+    def _finish(
+        self, known: list[torch.Tensor], begins: list[bool], results: list, made_of: "_Results", is_dry: bool = False
+    ):
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
@@ -220,9 +259,9 @@ class Tracer:
         if self._kept_before:
             gc.collect()  # what only a circle of references holds is not kept
         donated = self._given.donated
-        outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), False, donated)
+        outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), is_dry, donated)
         self.kept = outcome == _KEPT
-        if self.kept and not self._kept_before:
+        if self.kept and (is_dry or not self._kept_before):
             return None  # the state of an optimizer, which its first step makes; a cache that is filled once
         if self.kept:
             raise TraceError(
@@ -236,6 +275,10 @@ class Tracer:
         if surprises:
             return None
         elsewhere = inputs[len(self._given.tensors) :]
+        if is_dry:
+            # The gradients of this run hold what is never computed.
+            made = [(p, torch.empty_like(g)) for p, g in made]
+            everything[len(inputs) :] = [g for _, g in made]
         return Function(
             number,
             Found(elsewhere, list(self._modules.values()), list(self._optimizers.values())),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oxitorch import _activate
+from oxitorch._dims import Dim
 
 from . import amp, compiler, memory, modes, ops, programs, random, streams, tracing
 from ._device import (
@@ -87,7 +88,7 @@ from .streams import Event, Stream, StreamContext, current_stream, default_strea
 from .tracing import trace
 
 __all__ = [
-    "DeviceProperties", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
+    "DeviceProperties", "Dim", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
     "can_device_access_peer",
     "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
     "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",

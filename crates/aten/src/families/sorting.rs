@@ -47,7 +47,7 @@ const WORTH_A_CALL: i64 = 1 << 10;
 pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> Option<(Value, Value)> {
     let (ty, numel) = (c.ty(x), c.numel(x));
     let known = matches!(ty.dtype, DType::F32 | DType::F64 | DType::S32 | DType::S64);
-    if !c.config.target.library || !known || numel < WORTH_A_CALL {
+    if !c.config.target.library || c.is_outline() || !known || numel < WORTH_A_CALL {
         return None;
     }
     let index = TensorType::new(DType::S64, ty.shape.clone());

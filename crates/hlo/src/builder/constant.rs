@@ -119,7 +119,8 @@ impl Builder {
         }
     }
 
-    fn splat(&self, ty: TensorType, bytes: Bytes) -> Value {
+    /// A constant of one element, given by its bytes.
+    pub(crate) fn splat(&self, ty: TensorType, bytes: Bytes) -> Value {
         if !ty.is_representable() {
             return self.refuse(
                 "stablehlo.constant",
@@ -142,6 +143,18 @@ impl Builder {
             return None;
         }
         Some(inner.splat(ty, bytes))
+    }
+}
+
+impl Builder {
+    /// The bytes of the element of such a constant.
+    pub(crate) fn constant_bytes(&self, v: Value) -> Option<Bytes> {
+        let inner = self.inner.borrow();
+        let Def::Constant(id) = inner.arena.values.get(v.0 as usize)?.def else { return None };
+        match &inner.arena.constants[id as usize] {
+            Constant::Splat(bytes) => Some(bytes.clone()),
+            Constant::Dense(_) => None,
+        }
     }
 }
 

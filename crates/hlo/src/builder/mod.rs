@@ -51,6 +51,8 @@ struct Inner {
     /// Whether what is written is computed before where it may be of the places that are written.
     keeps_writes_apart: bool,
     orders_by_values: bool,
+    /// Whether a module for other sizes is to be made of this one.
+    is_outline: bool,
 }
 
 /// The results of a pushed op: consecutive values.
@@ -89,6 +91,7 @@ impl Builder {
             narrow_as_integers,
             keeps_writes_apart,
             orders_by_values,
+            is_outline: false,
         };
         Self { inner: RefCell::new(inner) }
     }
@@ -97,6 +100,17 @@ impl Builder {
     /// compute in wider floats and go through them there too, which changes what a NaN carries.
     pub fn move_narrow_as_integers(&self, on: bool) {
         self.inner.borrow_mut().narrow_as_integers = on;
+    }
+
+    /// Whether a module for all sizes up to these is to be made of it ([`Module::bounded`]): then lowerings call nothing
+    /// that computes with a whole tensor and cannot be told how much of it is used.
+    pub fn set_outline(&self, on: bool) {
+        self.inner.borrow_mut().is_outline = on;
+    }
+
+    /// Whether that is so.
+    pub fn is_outline(&self) -> bool {
+        self.inner.borrow().is_outline
     }
 
     /// Sets the module's symbol name (shown by profilers); characters outside `[A-Za-z0-9_]` become `_`.
@@ -292,6 +306,34 @@ impl Builder {
         let returns: SmallVec<[Value; 2]> = body(&args).into_iter().collect();
         self.inner.borrow_mut().close_block(block, returns);
         block
+    }
+
+    // ---- for modules that are made of others
+
+    /// Pushes an op that another module has.
+    pub(crate) fn copied(
+        &self,
+        op: Op,
+        operands: &[Value],
+        requested: &[TensorType],
+        regions: &[BlockId],
+    ) -> Vec<Value> {
+        self.op_full(op, operands, requested, regions).values()
+    }
+
+    /// Begins a region; everything goes there until it is closed.
+    pub(crate) fn open_region(&self, args: &[TensorType], captures: bool) -> (BlockId, SmallVec<[Value; 4]>) {
+        self.inner.borrow_mut().open_block(args.iter().cloned().collect(), captures)
+    }
+
+    /// Ends it.
+    pub(crate) fn close_region(&self, block: BlockId, returns: Vec<Value>) {
+        self.inner.borrow_mut().close_block(block, returns.into());
+    }
+
+    /// A parameter has another type than was said, which what was made of it allows.
+    pub(crate) fn set_type(&self, param: Value, ty: TensorType) {
+        self.inner.borrow_mut().arena.values[param.0 as usize].ty = ty;
     }
 
     /// Records that `op` cannot be applied to `operands`, and returns poison of type `ty`.

@@ -149,6 +149,29 @@ pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Option<usi
     s.engine.prepare(device, &recipe, crate::sites::here(), &switches(s))
 }
 
+/// Makes what calls of a size are recorded by, under a new number: of functions that were traced under these, at a bound and
+/// at the size. Or says why there is nothing.
+pub(crate) fn bounded(
+    s: &State,
+    (bound, sample): (i64, i64),
+    at_bound: bool,
+    graph: i64,
+    device: usize,
+) -> Result<Option<String>, Refusal> {
+    let last = |number: i64| s.graphs.lock().get(&number).and_then(|g| g.recipes.last().cloned());
+    let (Some(bound), Some(sample)) = (last(bound), last(sample)) else {
+        return Ok(Some("what it records is not known any more".to_owned()));
+    };
+    let pair = (&*bound, &*sample);
+    Ok(match s.engine.bounded(device, pair, at_bound, crate::sites::here(), &switches(s))? {
+        Ok(recipe) => {
+            keep_recipe(s, graph, recipe);
+            None
+        }
+        Err(why) => Some(why),
+    })
+}
+
 /// Where something happened, for a message.
 pub(super) fn at(site: Site) -> String {
     site.describe().map_or_else(String::new, |line| format!(" at {line}"))

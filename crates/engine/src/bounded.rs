@@ -1,0 +1,279 @@
+//! One program for all sizes up to a bound: of a function that was run at the bound, and at the size of a call.
+//!
+//! Nothing of what a function records says which of its numbers follow from a size. So it is run at two sizes, and what
+//! was recorded is compared ([`oxitorch_hlo::Module::bounded`]). What a call needs besides the program, its numbers and
+//! how its results look, is that of its own size.
+
+use crate::config::Switches;
+use crate::error::{Refusal, Result};
+use crate::family::Numbers;
+use crate::graph::{Graph, Sample, Source as From};
+use crate::recipe::{AtSize, Bound, GraphOutput, Home, Input, Layout, OfSizes, Recipe, Shape, Source, Whole};
+use crate::site::{Site, describe};
+use crate::spread::Sharded;
+use crate::stream::Stream;
+use crate::view::{dense_order, row_major};
+use oxitorch_hlo::{DType, Dims, InMemory, TensorType};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+impl Stream {
+    /// The recipe of a function for arguments of the size of `sample` that are padded to the size of `bound`, by a program
+    /// for all such sizes; if `at_bound`, for arguments that fill it. Or why there is none, which is said of the next
+    /// program too.
+    pub fn bounded(
+        &self,
+        bound: &Recipe,
+        sample: &Recipe,
+        at_bound: bool,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Result<Recipe, String>, Refusal> {
+        let made = self.recipe_of_size(bound, sample, at_bound, site, switches)?;
+        if let Err(why) = &made {
+            self.explainer.remark(format!("for this size alone: {why}"));
+        }
+        Ok(made)
+    }
+
+    fn recipe_of_size(
+        &self,
+        bound: &Recipe,
+        sample: &Recipe,
+        at_bound: bool,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Result<Recipe, String>> {
+        let nothing = || Ok(Err("it computes nothing".to_owned()));
+        let (Some(whole), true) = (&bound.whole, sample.whole.is_some()) else { return nothing() };
+        let known = whole.bound.lock().clone();
+        let known = match known {
+            Some(known) => known,
+            None => {
+                let Some((shape, types)) = self.shape_of(bound, site, switches)? else { return nothing() };
+                if shape.ops.len() == 0 {
+                    return nothing();
+                }
+                let graph = graph(&shape, types, None);
+                let outline = graph.outline(self.target().platform())?;
+                let made = Arc::new(Bound { shape, graph, outline, programs: Default::default() });
+                *whole.bound.lock() = Some(made.clone());
+                made
+            }
+        };
+        let Some((own, types)) = self.shape_of(sample, site, switches)? else { return nothing() };
+        if let Err(why) = compare(bound, &known.shape, sample, &own) {
+            return Ok(Err(why.to_owned()));
+        }
+        let sample_graph = graph(&own, types, None);
+        let outline = sample_graph.outline(self.target().platform())?;
+        let (inputs, results) =
+            (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
+        let made = match known.outline.bounded(&outline, &inputs, &results) {
+            Ok(made) => made,
+            Err(e) => {
+                let (error, site) = known.graph.unbounded(&e);
+                let line = describe(site).map_or_else(String::new, |line| format!(" at {line}"));
+                return Ok(Err(format!("{}{line}", error.message)));
+            }
+        };
+        let outputs = match outputs(bound, sample, &known.shape, &results) {
+            Ok(outputs) => outputs,
+            Err(why) => return Ok(Err(why.to_owned())),
+        };
+        let sample_graph = Sample { graph: sample_graph, inputs, results };
+        let mut hasher = DefaultHasher::new();
+        made.module.to_text().hash(&mut hasher);
+        let text = hasher.finish();
+        let numbers: Numbers = made.numbers.iter().map(|(b, s)| if at_bound { *b } else { *s }).collect();
+        let mut programs = known.programs.lock();
+        let of_sizes = match programs.iter().find(|(known, _)| *known == text) {
+            Some((_, of_sizes)) => of_sizes.clone(),
+            None => {
+                let vector = TensorType::new(DType::S64, [numbers.len() as i64].as_slice());
+                let types = known.graph.inputs.iter().cloned().chain([vector]).collect();
+                let graph = graph(&known.shape, types, Some(Arc::new(sample_graph)));
+                let new = OfSizes { graph: Arc::new(graph), programs: Arc::default() };
+                programs.push((text, new.clone()));
+                new
+            }
+        };
+        drop(programs);
+        let (size, random) = if at_bound { (bound, &known.shape.random) } else { (sample, &own.random) };
+        let shape = Shape {
+            options: known.shape.options,
+            ops: known.shape.ops.clone(),
+            inputs: known.shape.inputs.clone(),
+            live: known.shape.live.clone(),
+            results: known.shape.results.clone(),
+            random: random.clone(),
+            programs: of_sizes.programs,
+            size: Some(AtSize { graph: of_sizes.graph, numbers }),
+        };
+        self.metrics().count(&self.metrics().recipes);
+        Ok(Ok(Recipe {
+            device: bound.device,
+            switches: bound.switches,
+            arguments: bound.arguments.clone(),
+            types: bound.types.clone(),
+            insts: Vec::new(),
+            sites: bound.sites.first().copied().into_iter().collect(),
+            operands: Vec::new(),
+            offsets: Vec::new(),
+            numbers: size.numbers.clone(),
+            drawn: size.drawn.clone(),
+            written: bound.written.clone(),
+            made: bound.made.clone(),
+            outputs: if at_bound { outputs_of(&bound.outputs) } else { outputs },
+            whole: Some(Whole {
+                ends_step: whole.ends_step,
+                donated: whole.donated.clone(),
+                shape: Some(Arc::new(shape)).into(),
+                bound: Default::default(),
+            }),
+        }))
+    }
+}
+
+fn graph(shape: &Shape, inputs: Vec<TensorType>, sample: Option<Arc<Sample>>) -> Graph {
+    Graph {
+        ops: (*shape.ops).clone(),
+        inputs,
+        given: Box::default(),
+        donated: Default::default(),
+        options: shape.options,
+        live: shape.live.clone(),
+        spread: None,
+        source: From::default(),
+        sample,
+    }
+}
+
+/// Whether two sizes record the same but for sizes and numbers.
+fn compare(bound: &Recipe, b: &Shape, sample: &Recipe, s: &Shape) -> Result<(), &'static str> {
+    let numbers = |shape: &Shape| shape.results.iter().map(|r| r.0).collect::<Vec<_>>();
+    let drawn = |shape: &Shape| shape.random.iter().map(|((g, _), at)| (*g, *at)).collect::<Vec<_>>();
+    let homes = |recipe: &Recipe| recipe.outputs.iter().map(|o| o.home).collect::<Vec<_>>();
+    let sources = |recipe: &Recipe| recipe.made.iter().map(|(_, source)| *source).collect::<Vec<_>>();
+    let same = b.inputs == s.inputs
+        && b.live == s.live
+        && numbers(b) == numbers(s)
+        && drawn(b) == drawn(s)
+        && homes(bound) == homes(sample)
+        && sources(bound) == sources(sample)
+        && bound.written == sample.written;
+    if !same {
+        return Err("what is computed depends on the size");
+    }
+    let ty = |shape: &Shape, source: Source| match source {
+        Source::Result(n) => shape.results.iter().find(|r| r.0 == n).map(|r| r.1.clone()),
+        _ => None,
+    };
+    if bound.written.iter().any(|(_, source)| ty(b, *source) != ty(s, *source)) {
+        return Err("a tensor is written whose size varies, or that is no argument and has such a size");
+    }
+    Ok(())
+}
+
+/// How the memory of an argument or result is cut into dimensions, if a tensor shows all of it.
+fn in_memory(large: &Layout, small: &Layout) -> Option<InMemory> {
+    let dims = |layout: &Layout| -> Option<Dims> {
+        let order = dense_order(&layout.sizes, &layout.strides)?;
+        (layout.offset == 0).then_some(order)
+    };
+    let order = dims(large)?;
+    let steps = |layout: &Layout| order.iter().map(|&d| layout.strides[d as usize]).collect::<Dims>();
+    let sizes = |layout: &Layout| order.iter().map(|&d| layout.sizes[d as usize]).collect::<Dims>();
+    if small.sizes.len() != order.len() || small.offset != 0 {
+        return None;
+    }
+    let own = sizes(small);
+    let mut packed = own.iter().zip(steps(small)).zip(row_major(&own));
+    packed.all(|((&n, step), wanted)| n < 2 || step == wanted).then_some(())?;
+    Some(sizes(large).into_iter().zip(sizes(small)).collect())
+}
+
+fn memory_of_inputs(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Option<InMemory>> {
+    let pairs = || bound.arguments.iter().zip(&sample.arguments);
+    let of = |input: &Input| match input {
+        Input::Of(Source::Storage(i)) => {
+            pairs().filter(|(a, _)| a.storage == Some(*i)).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
+        }
+        _ => None,
+    };
+    shape.inputs.iter().map(of).collect()
+}
+
+fn memory_of_results(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Option<InMemory>> {
+    let outputs = || bound.outputs.iter().zip(&sample.outputs);
+    let of = |(number, ..): &(u32, TensorType, Sharded, Site)| {
+        let made = bound.made.iter().position(|(_, source)| *source == Some(Source::Result(*number)))?;
+        let own = |(a, _): &(&GraphOutput, &GraphOutput)| a.home == Home::Made(made);
+        outputs().filter(own).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
+    };
+    shape.results.iter().map(of).collect()
+}
+
+fn outputs_of(outputs: &[GraphOutput]) -> Vec<GraphOutput> {
+    let same =
+        |o: &GraphOutput| GraphOutput { home: o.home, layout: o.layout.clone(), contiguous: o.contiguous };
+    outputs.iter().map(same).collect()
+}
+
+/// The results of a call of some size: as the function gives them, in storages that have the size of the bound.
+fn outputs(
+    bound: &Recipe,
+    sample: &Recipe,
+    shape: &Shape,
+    results: &[Option<InMemory>],
+) -> Result<Vec<GraphOutput>, &'static str> {
+    let mut outputs = Vec::new();
+    for (at_bound, own) in bound.outputs.iter().zip(&sample.outputs) {
+        let (large, small) = (&at_bound.layout, &own.layout);
+        let layout = if large == small {
+            small.clone()
+        } else {
+            let stored = match at_bound.home {
+                Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
+                Home::Made(at) => match bound.made[at].1 {
+                    Some(Source::Result(n)) => {
+                        shape.results.iter().position(|r| r.0 == n).and_then(|at| results[at].clone())
+                    }
+                    _ => None,
+                },
+            };
+            stored
+                .and_then(|stored| in_storage(large, small, &stored))
+                .ok_or("a result whose size varies is a part of a larger tensor")?
+        };
+        let contiguous = layout.strides == row_major(&layout.sizes);
+        outputs.push(GraphOutput { home: at_bound.home, layout, contiguous });
+    }
+    Ok(outputs)
+}
+
+/// How a tensor lies in a storage that is larger than its own.
+fn in_storage(large: &Layout, small: &Layout, stored: &InMemory) -> Option<Layout> {
+    let same_kind = (large.dtype, large.conj, large.neg) == (small.dtype, small.conj, small.neg);
+    if !same_kind || large.sizes.len() != small.sizes.len() {
+        return None;
+    }
+    let sizes: (Dims, Dims) = stored.iter().copied().unzip();
+    let steps = (row_major(&sizes.0), row_major(&sizes.1));
+    // Along a dimension that varies, steps are those of one dimension of the storage.
+    for d in (0..large.sizes.len()).filter(|&d| large.sizes[d] != small.sizes[d]) {
+        let is_own = |e: usize| {
+            (steps.0[e], steps.1[e]) == (large.strides[d], small.strides[d])
+                && sizes.0[e] - large.sizes[d] == sizes.1[e] - small.sizes[d]
+        };
+        if large.strides[d] != 0 && !(0..stored.len()).any(is_own) {
+            return None;
+        }
+    }
+    let place = |offset: i64, sizes: &Dims, steps: &Dims| -> Vec<i64> {
+        sizes.iter().zip(steps).map(|(&size, &step)| offset / step.max(1) % size.max(1)).collect()
+    };
+    let same_place = place(large.offset, &sizes.0, &steps.0) == place(small.offset, &sizes.1, &steps.1);
+    same_place.then(|| Layout { sizes: small.sizes.clone(), ..large.clone() })
+}

@@ -1,0 +1,462 @@
+//! One program for all sizes up to a bound.
+//!
+//! A module that was made for the bound is compared with a sample: what the same ops gave at a smaller size. Dimensions,
+//! attributes and constants that are equal in both are what they are; those that differ are numbers that the new module is
+//! given when it runs. It is the module of the bound, in which the elements beyond the size in use are computed like the
+//! others and left out wherever an op would mix them with those in use: a sum takes zeros for them, a sort puts them last.
+//!
+//! Where the elements in use lie is known of each dimension (`layout.rs`): first of all as a rule, and four times so many
+//! every bound, say, where a dimension of size 4 was merged with it.
+//! What is done for each op is in `rules.rs`.
+
+mod layout;
+mod region;
+mod rules;
+mod windows;
+
+use crate::builder::Builder;
+use crate::ir::*;
+use crate::types::{DType, Dims, TensorType};
+use layout::{Dim, Factor, Factors, Layout, merged, prefixes};
+use rustc_hash::FxHashMap;
+
+/// A module for all sizes up to a bound.
+#[derive(Debug)]
+pub struct Bounded {
+    /// The module. Its last parameter is the vector of the numbers (s64).
+    pub module: Module,
+    /// What the numbers are at the bound, and in the sample; one that nothing takes if nothing varies.
+    pub numbers: Vec<(i64, i64)>,
+}
+
+/// The dimensions that lie one after another in some memory, slowest first: the size at the bound, and in the sample.
+pub type InMemory = Vec<(i64, i64)>;
+
+/// Why there is no module for all sizes up to a bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unbounded {
+    /// Name of the op that cannot be bounded.
+    pub op: &'static str,
+    /// The number of its location, if it was given one.
+    pub location: Option<u32>,
+    /// The reason, as a sentence without its end.
+    pub reason: String,
+}
+
+type Result<T, E = String> = std::result::Result<T, E>;
+
+/// A value of the new module, and how it lies.
+#[derive(Clone, Debug)]
+struct Laid {
+    v: Value,
+    layout: Layout,
+}
+
+impl Laid {
+    fn varies(&self) -> bool {
+        self.layout.iter().any(Dim::varies)
+    }
+}
+
+impl Module {
+    /// The module of which this is the one for the bound: for the size of the sample and all others, as far as these two
+    /// say. Of parameters and results the dimensions may be given that lie one after another in their memory, which they
+    /// need not be cut into: sizes at the bound, and in the sample.
+    ///
+    /// # Errors
+    /// An op for which no rule is known, or of which the two modules differ in more than sizes.
+    pub fn bounded(
+        &self,
+        sample: &Module,
+        params: &[Option<InMemory>],
+        results: &[Option<InMemory>],
+    ) -> Result<Bounded, Unbounded> {
+        let whole = |reason: &str| Unbounded { op: "func.func", location: None, reason: reason.into() };
+        let (bound, other) = (&self.arena, &sample.arena);
+        let ops = (&bound.blocks[ROOT as usize].ops, &other.blocks[ROOT as usize].ops);
+        let kind = |arena: &Arena, id: OpId| std::mem::discriminant(&arena.ops[id as usize].op);
+        let differs = |&(&p, &s): &(&OpId, &OpId)| kind(bound, p) != kind(other, s);
+        let first = ops.0.iter().zip(ops.1).find(differs).map(|(p, _)| *p);
+        let first = first.or(ops.0.get(ops.1.len()).copied());
+        if first.is_some()
+            || ops.0.len() != ops.1.len()
+            || bound.params.len() != other.params.len()
+            || self.outputs.len() != sample.outputs.len()
+        {
+            let reason = "what is computed depends on the size";
+            let op = first.map(|id| &bound.ops[id as usize]);
+            let of = |op: &OpData| Unbounded {
+                op: op.op.name(),
+                location: op.location.checked_sub(1),
+                reason: reason.into(),
+            };
+            return Err(op.map_or_else(|| whole(reason), of));
+        }
+        if bound.mesh.is_some() {
+            return Err(whole("it is split over several devices"));
+        }
+        let b = Builder::new();
+        b.set_name(&self.name);
+        let mut bounding = Bounding {
+            bound,
+            sample: other,
+            b,
+            laid: FxHashMap::default(),
+            pairs: FxHashMap::default(),
+            numbers: Vec::new(),
+            vector: None,
+            given: FxHashMap::default(),
+            masks: FxHashMap::default(),
+            masked: FxHashMap::default(),
+            scopes: Vec::new(),
+        };
+        for (i, (&p, &s)) in bound.params.iter().zip(&other.params).enumerate() {
+            let v = bounding.b.param(bound.ty(p).clone());
+            for attr in bound.param_attrs.get(i).into_iter().flatten() {
+                bounding.b.param_attr(v, attr.clone());
+            }
+            let mut layout = bounding.default(p, s).map_err(|reason| whole(&reason))?;
+            if let Some(Some(dims)) = params.get(i)
+                && layout.iter().any(Dim::varies)
+            {
+                let split = layout::split(&flat(dims), &bound.ty(p).shape, &other.ty(s).shape);
+                let split =
+                    split.ok_or_else(|| whole("an argument lies in memory otherwise than it is taken"))?;
+                layout = split.into_iter().map(|factors| Dim { factors, even: false }).collect();
+            }
+            bounding.know(p, s, Laid { v, layout });
+        }
+        // The vector has its length in the end.
+        let vector = bounding.b.param(TensorType::new(DType::S64, [i64::from(i32::MAX)].as_slice()));
+        bounding.vector = Some(vector);
+        let live = self.live();
+        for (&p, &s) in ops.0.iter().zip(ops.1) {
+            if !live[p as usize] {
+                continue;
+            }
+            let (p, s) = (&bound.ops[p as usize], &other.ops[s as usize]);
+            bounding.b.set_location(p.location.checked_sub(1));
+            let done = bounding.op(p, s).and_then(|()| match bounding.b.error() {
+                Some(error) => Err(error.to_string()),
+                None => Ok(()),
+            });
+            done.map_err(|reason| Unbounded {
+                op: p.op.name(),
+                location: p.location.checked_sub(1),
+                reason,
+            })?;
+        }
+        bounding.b.set_location(None);
+        let mut outputs = Vec::new();
+        for (i, (&p, &s)) in self.outputs.iter().zip(&sample.outputs).enumerate() {
+            let out = bounding.operand(p, s).and_then(|x| match results.get(i) {
+                Some(Some(dims)) => bounding.in_memory(x, dims),
+                _ => bounding.prefixed(x, |_| true).map(|x| x.v),
+            });
+            outputs.push(out.map_err(|reason| whole(&reason))?);
+        }
+        let Bounding { b, numbers, .. } = bounding;
+        let numbers = if numbers.is_empty() { vec![(0, 0)] } else { numbers };
+        b.set_type(vector, TensorType::new(DType::S64, [numbers.len() as i64].as_slice()));
+        let module = b.finish(&outputs).map_err(|e| whole(&e.to_string()))?;
+        Ok(Bounded { module, numbers })
+    }
+}
+
+struct Bounding<'a> {
+    bound: &'a Arena,
+    sample: &'a Arena,
+    b: Builder,
+    /// By the values of the module for the bound.
+    laid: FxHashMap<Value, Laid>,
+    /// Their values in the sample.
+    pairs: FxHashMap<Value, Value>,
+    numbers: Vec<(i64, i64)>,
+    vector: Option<Value>,
+    /// The numbers that were taken from the vector.
+    given: FxHashMap<(i64, i64), Value>,
+    /// Which places of a dimension are used.
+    masks: FxHashMap<Factors, Value>,
+    masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
+    /// The values of the regions that are being copied, outermost first.
+    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
+}
+
+impl Bounding<'_> {
+    fn know(&mut self, p: Value, s: Value, laid: Laid) {
+        self.pairs.insert(p, s);
+        self.laid.insert(p, laid);
+    }
+
+    /// The layout of a value whose used places come first.
+    fn default(&self, p: Value, s: Value) -> Result<Layout> {
+        let (p, s) = (self.bound.ty(p), self.sample.ty(s));
+        if p.dtype != s.dtype || p.rank() != s.rank() {
+            return Err("what is computed depends on the size".into());
+        }
+        if p.shape.iter().zip(&s.shape).any(|(p, s)| s > p || (p != s && *s == 0)) {
+            return Err("a size that varies is larger than the bound, or zero".into());
+        }
+        Ok(prefixes(&p.shape, &s.shape))
+    }
+
+    /// An operand in the new module.
+    fn operand(&mut self, p: Value, s: Value) -> Result<Laid> {
+        let (Def::Constant(p_id), Def::Constant(s_id)) =
+            (self.bound.values[p.0 as usize].def, self.sample.values[s.0 as usize].def)
+        else {
+            return match self.pairs.get(&p) {
+                Some(pair) if *pair == s => Ok(self.laid[&p].clone()),
+                _ => Err("what it is computed from depends on the size".into()),
+            };
+        };
+        let mut layout = self.default(p, s)?;
+        let ty = self.bound.ty(p).clone();
+        let (p, s) = (&self.bound.constants[p_id as usize], &self.sample.constants[s_id as usize]);
+        let v = match (p, s) {
+            (Constant::Splat(p), Constant::Splat(s)) => {
+                layout = layout.iter().map(|d| Dim { even: true, ..d.clone() }).collect();
+                if p == s {
+                    self.b.splat(ty, p.clone())
+                } else {
+                    let scalar = self.scalar(ty.dtype, p, s)?;
+                    self.b.full(scalar, &ty.shape)
+                }
+            }
+            (Constant::Dense(p), Constant::Dense(s)) if p == s => self.b.dense(ty, p.clone()),
+            _ => return Err("a table of constants depends on the size".into()),
+        };
+        Ok(Laid { v, layout })
+    }
+
+    /// A scalar whose bytes differ.
+    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
+        let wide = |bytes: &[u8]| {
+            let mut all = [0; 8];
+            all[..bytes.len()].copy_from_slice(bytes);
+            let n = i64::from_le_bytes(all);
+            let unused = 64 - 8 * bytes.len() as u32;
+            if dtype.is_signed() { n << unused >> unused } else { n }
+        };
+        if dtype.is_complex() || dtype == DType::Pred {
+            return Err(format!("a constant of type {dtype} depends on the size"));
+        }
+        let n = self.number(wide(p), wide(s));
+        if !dtype.is_float() {
+            return Ok(self.b.convert(n, dtype));
+        }
+        let bits = match dtype.size_bytes() {
+            1 => DType::S8,
+            2 => DType::S16,
+            4 => DType::S32,
+            _ => DType::S64,
+        };
+        Ok(self.b.bitcast_convert(self.b.convert(n, bits), dtype))
+    }
+
+    /// A number (0-d s64) that is this at the bound, and that in the sample.
+    fn number(&mut self, bound: i64, sample: i64) -> Value {
+        if bound == sample {
+            return self.b.scalar_i64(DType::S64, bound);
+        }
+        if let Some(&known) = self.given.get(&(bound, sample)) {
+            return known;
+        }
+        let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, bound) };
+        let at = self.numbers.len() as i64;
+        self.numbers.push((bound, sample));
+        let n = self.b.index_dim(all, 0, at);
+        self.given.insert((bound, sample), n);
+        n
+    }
+
+    /// Which places of a dimension are used (pred, 1-d).
+    fn mask(&mut self, dim: &Dim) -> Value {
+        if let Some(&known) = self.masks.get(&dim.factors) {
+            return known;
+        }
+        let size = dim.size();
+        let ty = TensorType::new(index_type(size), [size].as_slice());
+        let place = self.b.iota(ty.clone(), 0);
+        let mut mask = None;
+        let mut inside = size;
+        for &f in &dim.factors {
+            inside /= f.size;
+            if !f.varies() {
+                continue;
+            }
+            let at = self.coordinate(place, size, f.size, inside);
+            let used = self.number(f.size, f.used);
+            let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
+            let own = self.b.lt(at, used);
+            mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
+        }
+        let mask = mask.unwrap_or_else(|| self.b.full(self.b.scalar_bool(true), &ty.shape));
+        self.masks.insert(dim.factors.clone(), mask);
+        mask
+    }
+
+    /// The place within a factor of `n` places, with `inside` elements each, of places among `all`.
+    fn coordinate(&self, place: Value, all: i64, n: i64, inside: i64) -> Value {
+        let (b, ty) = (&self.b, self.b.ty(place));
+        let constant = |x: i64| b.full(b.scalar_i64(ty.dtype, x), &ty.shape);
+        let at = if inside == 1 { place } else { b.divide(place, constant(inside)) };
+        if n * inside == all { at } else { b.remainder(at, constant(n)) }
+    }
+
+    /// A value with `fill` (0-d) in the places that are not used, in some of its dimensions.
+    fn masked(&mut self, x: &Laid, dims: &[usize], fill: Value) -> Value {
+        let of = |d: usize| x.layout[d].varies() && dims.contains(&d);
+        let key: Vec<Option<Factors>> =
+            (0..x.layout.len()).map(|d| of(d).then(|| x.layout[d].factors.clone())).collect();
+        if key.iter().all(Option::is_none) {
+            return x.v;
+        }
+        let key = (x.v, key, fill);
+        if let Some(&known) = self.masked.get(&key) {
+            return known;
+        }
+        let shape = self.b.shape(x.v);
+        let mut mask: Option<Value> = None;
+        for d in (0..x.layout.len()).filter(|&d| of(d)) {
+            let own = self.mask(&x.layout[d]);
+            let own = self.b.broadcast_in_dim(own, &shape, &[d as i64]);
+            mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
+        }
+        let Some(mask) = mask else { return x.v };
+        let v = self.b.select(mask, x.v, self.b.full(fill, &shape));
+        self.masked.insert(key, v);
+        v
+    }
+
+    /// A value with zeros in the places that are not used in these dimensions.
+    fn zeroed(&mut self, x: &Laid, dims: &[usize]) -> Value {
+        let zero = self.b.scalar_i64(self.b.dtype(x.v), 0);
+        self.masked(x, dims, zero)
+    }
+
+    /// For each of the places `to`, which of the places `from` has the same element (1-d).
+    fn places(&mut self, from: &[Factor], to: &[Factor]) -> Value {
+        let product = |factors: &[Factor]| factors.iter().map(|f| f.size).product::<i64>();
+        let (all, most) = (product(to), product(to).max(product(from)));
+        let ty = TensorType::new(index_type(most), [all].as_slice());
+        let place = self.b.iota(ty.clone(), 0);
+        // The number of the element among those in use.
+        let mut rank = self.b.full(self.b.scalar_i64(ty.dtype, 0), &ty.shape);
+        let mut inside = all;
+        for &f in to {
+            inside /= f.size;
+            let at = self.coordinate(place, all, f.size, inside);
+            let used = self.number(f.size, f.used);
+            let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
+            rank = self.b.add(self.b.multiply(rank, used), at);
+        }
+        let mut found = self.b.full(self.b.scalar_i64(ty.dtype, 0), &ty.shape);
+        let mut inside = 1;
+        for (i, &f) in from.iter().enumerate().rev() {
+            let used = self.number(f.size, f.used);
+            let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
+            let at = if i == 0 { rank } else { self.b.remainder(rank, used) };
+            rank = self.b.divide(rank, used);
+            let step = self.b.full(self.b.scalar_i64(ty.dtype, inside), &ty.shape);
+            found = self.b.add(found, self.b.multiply(at, step));
+            inside *= f.size;
+        }
+        found
+    }
+
+    /// The same value in another layout of dimension `d`.
+    fn relaid(&mut self, x: Laid, d: usize, to: &Dim) -> Result<Laid> {
+        let own = &x.layout[d];
+        if own.factors == to.factors || own.even {
+            let mut layout = x.layout;
+            layout[d].factors = to.factors.clone();
+            return Ok(Laid { v: x.v, layout });
+        }
+        if (own.size(), own.used()) != (to.size(), to.used()) {
+            return Err("sizes that vary do not fit together".into());
+        }
+        let index = self.places(&own.factors, &to.factors);
+        let v = self.b.take_dim(x.v, index, d as i64);
+        let mut layout = x.layout;
+        layout[d].factors = to.factors.clone();
+        Ok(Laid { v, layout })
+    }
+
+    /// The same value with the used places first in some dimensions.
+    fn prefixed(&mut self, mut x: Laid, which: impl Fn(usize) -> bool) -> Result<Laid> {
+        for d in (0..x.layout.len()).filter(|&d| which(d)) {
+            if !x.layout[d].is_prefix() {
+                let to = x.layout[d].to_prefix();
+                x = self.relaid(x, d, &to)?;
+            }
+        }
+        Ok(x)
+    }
+
+    /// A value with its elements where those of a tensor with such dimensions are.
+    fn in_memory(&mut self, x: Laid, dims: &InMemory) -> Result<Value> {
+        let to = flat(dims);
+        let own = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
+        if own == to || x.layout.iter().all(|d| d.even) {
+            return Ok(x.v);
+        }
+        let count = |list: &[Factor]| list.iter().fold((1, 1), |(a, b), f| (a * f.size, b * f.used));
+        if count(&own) != count(&to) {
+            return Err("a result lies in memory otherwise than it is made".into());
+        }
+        let shape = self.b.shape(x.v);
+        let index = self.places(&own, &to);
+        let found = self.b.take_dim(self.b.reshape(x.v, &[count(&own).0]), index, 0);
+        Ok(self.b.reshape(found, &shape))
+    }
+
+    /// Values of one shape, laid alike.
+    fn alike(&mut self, mut xs: Vec<Laid>) -> Result<Vec<Laid>> {
+        for d in 0..xs.first().map_or(0, |x| x.layout.len()) {
+            let firm = xs.iter().find(|x| !x.layout[d].even).unwrap_or(&xs[0]).layout[d].clone();
+            for x in &mut xs {
+                *x = self.relaid(x.clone(), d, &firm)?;
+            }
+        }
+        Ok(xs)
+    }
+
+    /// Two values of which these dimensions are laid alike.
+    fn paired(&mut self, (a, da): (Laid, usize), (b, db): (Laid, usize)) -> Result<(Laid, Laid)> {
+        if a.layout[da].even {
+            let to = b.layout[db].clone();
+            return Ok((self.relaid(a, da, &to)?, b));
+        }
+        let to = a.layout[da].clone();
+        Ok((a, self.relaid(b, db, &to)?))
+    }
+
+    /// A reshape to these sizes, at the bound and in the sample.
+    fn reshaped(&mut self, x: Laid, bound: &Dims, sample: &Dims) -> Result<Laid> {
+        if x.layout.iter().all(|d| d.even) {
+            let layout = bound.iter().zip(sample).map(|(&size, &used)| Dim::even(size, used)).collect();
+            return Ok(Laid { v: self.b.reshape(x.v, bound), layout });
+        }
+        let flat = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
+        if let Some(dims) = layout::split(&flat, bound, sample) {
+            let layout = dims.into_iter().map(|factors| Dim { factors, even: false }).collect();
+            return Ok(Laid { v: self.b.reshape(x.v, bound), layout });
+        }
+        let layout = prefixes(bound, sample);
+        let to = merged(layout.iter().flat_map(|d| d.factors.iter().copied()));
+        let all: i64 = bound.iter().product();
+        let index = self.places(&flat, &to);
+        let v = self.b.take_dim(self.b.reshape(x.v, &[all]), index, 0);
+        Ok(Laid { v: self.b.reshape(v, bound), layout })
+    }
+}
+
+fn flat(dims: &InMemory) -> Factors {
+    merged(dims.iter().map(|&(size, used)| Factor { size, used }))
+}
+
+/// What numbers places among so many.
+fn index_type(places: i64) -> DType {
+    if places <= i64::from(i32::MAX) { DType::S32 } else { DType::S64 }
+}

@@ -1,0 +1,64 @@
+//! Modules for all sizes up to a bound.
+
+use oxitorch_hlo::*;
+
+/// What a body gives for a bound of 16 and a sample of 5.
+fn bounded(body: impl Fn(&Builder, Value, i64) -> Value) -> Result<Bounded, Unbounded> {
+    let module = |size: i64| {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(DType::F32, [2, size].as_slice()));
+        b.set_location(Some(7));
+        let y = body(&b, x, size);
+        b.finish(&[y]).unwrap()
+    };
+    let made = module(16).bounded(&module(5), &[], &[])?;
+    made.module.verify().unwrap();
+    Ok(made)
+}
+
+#[test]
+fn a_sum_takes_zeros_for_what_is_beyond_the_size() {
+    let made = bounded(|b, x, _| b.reduce_sum(b.exponential(x), &[1])).unwrap();
+    assert_eq!(made.numbers, [(16, 5)]);
+    insta::assert_snapshot!(made.module.to_text());
+}
+
+#[test]
+fn what_differs_is_a_number() {
+    // The mean, and the last element.
+    let made = bounded(|b, x, n| {
+        let mean = b.divide(b.reduce_sum(x, &[1]), b.full(b.scalar_f64(DType::F32, n as f64), &[2]));
+        b.add(mean, b.index_dim(x, 1, n - 1))
+    });
+    let bits = |x: f32| i64::from(x.to_bits());
+    assert_eq!(made.unwrap().numbers, [(16, 5), (bits(16.0), bits(5.0)), (15, 4)]);
+}
+
+#[test]
+fn a_merged_dimension_stays_where_it_is() {
+    let text = |body: fn(&Builder, Value, i64) -> Value| bounded(body).unwrap().module.to_text();
+    let merged = text(|b, x, n| b.reduce_sum(b.reshape(x, &[2 * n]), &[0]));
+    assert!(!merged.contains("stablehlo.gather"), "{merged}");
+    // As a result its elements come first.
+    let result = text(|b, x, n| b.reshape(x, &[2 * n]));
+    assert!(result.contains("stablehlo.gather"), "{result}");
+}
+
+#[test]
+fn what_cannot_be_bounded_is_named() {
+    let check = |body: fn(&Builder, Value, i64) -> Value, op: &str, reason: &str| {
+        let refused = bounded(body).unwrap_err();
+        let refused = (refused.op, refused.location, refused.reason.as_str());
+        assert_eq!(refused, (op, Some(7), reason));
+    };
+    let rule = "no rule is known for it where sizes vary";
+    check(|b, x, n| b.abs(b.fft(x, FftType::Rfft, &[n])), "stablehlo.fft", rule);
+    let other = "what is computed depends on the size";
+    check(|b, x, n| if n > 8 { b.abs(x) } else { b.reverse(x, &[1]) }, "stablehlo.abs", other);
+    let counted = "a reduction that counts what it begins with";
+    check(
+        |b, x, _| b.reduce_with(Binary::Add, x, b.scalar_f64(DType::F32, 2.0), &[1]),
+        "stablehlo.reduce",
+        counted,
+    );
+}

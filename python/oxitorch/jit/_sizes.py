@@ -1,0 +1,130 @@
+"""One program for all sizes up to a bound.
+
+A call of a new size runs the function at that size, and at the bound if that is new, without computing anything; the
+engine compares what the two record and makes the program (`bounded.rs`). Then arguments are padded to the bound, and
+results are views of what the program gives.
+"""
+
+from typing import Any
+
+import torch
+
+from oxitorch import _activate
+from oxitorch._dims import Dim
+from oxitorch._padding import padded
+from oxitorch.jit._function import Function, Given
+from oxitorch.jit._tracing import TraceError, Tracer
+
+# Sizes that are known of one kind of call; with one more the one that came first is forgotten.
+_MAX_SIZES = 4096
+
+
+class Marks:
+    """The dimensions that vary in the arguments of a kind of call."""
+
+    def __init__(self, places: list[tuple[int, int, Dim]]):
+        # Numbers of tensors, dimensions.
+        self._places = places
+
+    def sizes(self, tensors: list[torch.Tensor]) -> tuple[int, ...]:
+        return tuple([tensors[i].shape[d] for i, d, _ in self._places])
+
+    def bounds(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([dim.bound(n) for n, (_, _, dim) in zip(sizes, self._places, strict=True)])
+
+    def sample(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([dim.sample(n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)])
+
+    def resized(self, tensors: list[torch.Tensor], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """These tensors with these sizes: padded with zeros, or cut."""
+        shapes: dict[int, list[int]] = {}
+        for (i, d, _), n in zip(self._places, sizes, strict=True):
+            shapes.setdefault(i, list(tensors[i].shape))[d] = n
+        resized = list(tensors)
+        for i, shape in shapes.items():
+            resized[i] = padded(tensors[i], shape)
+        return resized
+
+    def have_gradients(self, tensors: list[torch.Tensor]) -> bool:
+        return any(tensors[i].requires_grad for i, _, _ in self._places)
+
+
+def _shapes(tensors: list[torch.Tensor]) -> tuple[torch.Size, ...]:
+    return tuple([t.shape for t in tensors])
+
+
+class Sizes:
+    """What is known of a kind of call with sizes that vary."""
+
+    def __init__(self, marks: Marks):
+        self.marks = marks
+        # By the shapes of a call: how it is made; None if the function is a program of these alone.
+        self._functions: dict[tuple, Function | None] = {}
+        # By the shapes of arguments at a bound.
+        self._bounds: dict[tuple, Function] = {}
+
+    def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
+        """Whether a program is known for these arguments, and the results."""
+        function = self._functions.get(_shapes(tensors))
+        if function is None or not function.is_current():
+            return False, None
+        bounds = self.marks.bounds(self.marks.sizes(tensors))
+        return function.call(self.marks.resized(tensors, bounds), tensors)
+
+    def is_exact(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether it is known that no program is for these and other sizes."""
+        return self._functions.get(_shapes(tensors), False) is None
+
+    def learn(self, jitted, kind, tensors: list[torch.Tensor], names: list[str]) -> bool:
+        """Makes the program for these arguments; whether there is one."""
+        sizes = self.marks.sizes(tensors)
+        bounds = self.marks.bounds(sizes)
+        sample = self.marks.sample(bounds) if sizes == bounds else sizes
+        function = None
+        if sample != bounds and not self.marks.have_gradients(tensors):
+            at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample), names).function()
+            if at_size is None:
+                return False  # what it makes in its first call is not there yet
+            function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
+        if len(self._functions) >= _MAX_SIZES:
+            self._functions.pop(next(iter(self._functions)))
+        self._functions[_shapes(tensors)] = function
+        return function is not None
+
+    def _bounded(self, jitted, kind, tensors, names, at_size, bounds, at_bound) -> Function | None:
+        core = _activate.core()
+        padded = self.marks.resized(tensors, bounds)
+        at_bounds = self._bounds.get(_shapes(padded))
+        if at_bounds is None or not at_bounds.is_current():
+            at_bounds = _Dry(jitted, kind, padded, names).function()
+            if at_bounds is None:
+                return None
+            self._bounds[_shapes(padded)] = at_bounds
+        number = core.new_graph()
+        device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
+        device = torch.tpu.current_device() if device is None else device
+        if core.bounded(at_bounds.number, at_size.number, at_bound, number, device) is not None:
+            core.forget_graph(number)
+            return None
+        return at_size.renumbered(number)
+
+
+class _Dry:
+    """A run of the function at some sizes, of which nothing comes but what is known of it."""
+
+    def __init__(self, jitted, kind, tensors: list[torch.Tensor], names: list[str]):
+        self._jitted = jitted
+        self._given = Given(tensors, kind.donated)
+        values = kind.tree.make(tensors)
+        count = len(values) - len(names)
+        self._args, self._kwargs = values[:count], dict(zip(names, values[count:], strict=True))
+
+    def function(self) -> Function | None:
+        """None if the function makes what it does not return, as in its first call."""
+        for _ in range(2):
+            self._jitted.traces += 1
+            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False)
+            function, again = tracer.dry(self._args, self._kwargs)
+            if not again:
+                return function
+        raise TraceError(f"torch.tpu.jit: {tracer._name} finds other gradients in each run")

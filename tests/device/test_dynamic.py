@@ -1,0 +1,389 @@
+"""Sizes that vary: programs for all sizes up to a bound, against PyTorch's CPU at each size."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import DEVICE, assert_same
+from torch import nn
+from torch.tpu import Dim
+
+SIZES = (5, 9, 16, 13, 5, 16)
+
+
+def programs():
+    return torch.tpu.metrics()["programs"]
+
+
+def check(actual, expected, what=""):
+    assert_same(actual, expected, what, strides=False, rtol=1e-5, atol=1e-5)
+
+
+def reductions(x):
+    return {
+        "sum": x.sum(1),
+        "all": x.sum(),
+        "mean": x.mean(1),
+        "mean of all": x.mean(),
+        "std": x.std(1),
+        "var": x.var(),
+        "max": x.max(1),
+        "argmin": x.argmin(1),
+        "prod": x.prod(1),
+        "norm": x.norm(dim=1),
+        "logsumexp": x.logsumexp(1),
+        "any": (x > 1).any(1),
+        "median": x.median(1),
+        "top": x.topk(3, 1),
+        "count": (x > 0).sum(1),
+    }
+
+
+def along(x):
+    return {
+        "softmax": x.softmax(1),
+        "log_softmax": x.log_softmax(1),
+        "cumsum": x.cumsum(1),
+        "sort": x.sort(1),
+        "layer norm": F.layer_norm(x, (6,)),
+        "normalize": F.normalize(x, dim=1),
+    }
+
+
+def moves(x):
+    n = x.shape[1]
+    return {
+        "cat": torch.cat([x, x * 2, x[:, :3]], 1),
+        "stack": torch.stack([x, -x], 1),
+        "repeat": x.repeat(1, 2, 1),
+        "pad": F.pad(x, (0, 0, 2, 1)),
+        "flip": x.flip(1),
+        "roll": x.roll(1, 1) + 0,
+        "roll back": x.roll(-2, 1) + 0,
+        "differences": x[:, 1:] - x[:, :-1],
+        "last": x[:, -1] + 0,
+        "last three": x[:, -3:] + 0,
+        "all but the ends": x[:, 1:-1] * 2,
+        "chosen": x[:, torch.tensor([0, 2, 1], device=x.device)],
+        "reversed": x[:, torch.arange(n - 1, -1, -1, device=x.device)],
+        "windows": x.unfold(1, 3, 1).sum(-1),
+        "places": x + torch.arange(n, device=x.device)[None, :, None],
+        "linspace": x * torch.linspace(0, 1, n, device=x.device)[None, :, None],
+        "merged": x.flatten(0, 1).sum(0),
+        "merged, sorted": x.flatten(0, 1).sort(0)[0],
+        "merged, split": (x.flatten(0, 1) * 2).view(3, n, 2, 3).transpose(1, 2) + 1,
+        "merged, the last": (x * 2).flatten(0, 1)[-1] + 0,
+        "all in a row": (x * 2).flatten().cumsum(0),
+        "one hot": F.one_hot((x > 0).long(), 2).sum(1),
+        "transposed": (x + 1).transpose(0, 1).contiguous(),
+        "zero": torch.zeros(n, device=x.device) + x[0, :, 0],
+    }
+
+
+def products(x):
+    w = torch.ones(4, 6, 3, device=x.device) / 7
+    channels = x.transpose(1, 2)
+    q = x[:, None]
+    return {
+        "linear": x @ w[:, :, 0].T,
+        "gram": x.flatten(0, 1).T @ x.flatten(0, 1),
+        "scores": torch.einsum("bld,bmd->blm", x, x).softmax(-1) @ x,
+        "outer": x.transpose(1, 2) @ x,
+        "lower": (x @ x.transpose(1, 2)).tril().sum((1, 2)),
+        "convolution": F.conv1d(channels, w, padding=1),
+        "with a stride": F.conv1d(channels, w, stride=2),
+        "transposed": F.conv_transpose1d(channels, w.transpose(0, 1), stride=2),
+        "causal": F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        "attention": F.scaled_dot_product_attention(q, q, q),
+        "masked": F.scaled_dot_product_attention(q, q, q, attn_mask=(x[:, None, None, :, 0] > -1)),
+    }
+
+
+def scattered(x):
+    n = x.shape[1]
+    index = (x[:, :, 0].abs() * 3).long() % 4
+    return {
+        "index_add": torch.zeros(3, 4, 6, device=x.device).index_add(1, index[0], x),
+        "scatter_add": torch.zeros(3, 4, device=x.device).scatter_add(1, index, x[:, :, 1]),
+        "index_put": torch.zeros(4, 6, device=x.device).index_put((index,), x, accumulate=True),
+        "gather": x.gather(1, index[:, :3, None].expand(3, 3, 6)),
+        "bincount": torch.zeros(4, device=x.device).index_add(0, index.flatten(), torch.ones(3 * n, device=x.device)),
+        "where": torch.where(x > 0, x, x.new_zeros(())).amax(1),
+    }
+
+
+@pytest.mark.parametrize("function", [reductions, along, moves, products, scattered], ids=lambda f: f.__name__)
+def test_one_program_gives_what_each_size_gives(function, fused):
+    f = torch.tpu.jit(function, dynamic={"x": {1: Dim(max=16)}})
+    before = programs()
+    for size in SIZES:
+        torch.manual_seed(size)
+        x = torch.randn(3, size, 6)
+        actual, expected = f(x.to(DEVICE)), function(x)
+        assert actual.keys() == expected.keys()
+        for name in expected:
+            for a, e in zip(
+                *[t if isinstance(t, tuple) else (t,) for t in (actual[name], expected[name])], strict=True
+            ):
+                check(a, e, f"{name} of {size}")
+    assert programs() - before == 1
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d))
+        return x + self.mlp(self.second(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, tokens=50, width=16, most=64):
+        super().__init__()
+        self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(most, width)
+        self.block, self.norm, self.head = Block(width, 2), nn.LayerNorm(width), nn.Linear(width, tokens)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        return self.head(self.norm(self.block(self.token(x) + self.place(places))))
+
+
+LENGTHS = (7, 33, 64, 12, 50, 21, 40, 9, 30, 61, 16, 17, 32, 5, 28, 44, 55, 10, 36, 63)
+
+
+def batches():
+    torch.manual_seed(1)
+    for length in LENGTHS:
+        tokens, labels = torch.randint(50, (4, length)), torch.randint(50, (4, length))
+        labels[0, : length // 2] = -100
+        yield tokens, labels
+
+
+def trained(model):
+    # Momentum makes differences of rounding no larger, as Adam does where a gradient is about zero.
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_of(logits, labels):
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_step_over_twenty_lengths_is_a_program_for_each_bucket(on_host, fused):
+    torch.manual_seed(0)
+    reference = GPT()
+    model = copy.deepcopy(reference).to(DEVICE)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, reference)]
+
+    def step_of(model, optimizer):
+        def step(tokens, labels):
+            optimizer.zero_grad()
+            logits = model(tokens)
+            loss = loss_of(logits, labels)
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), logits.detach()
+
+        return step
+
+    size = Dim(max=64)
+    step = torch.tpu.jit(step_of(model, optimizers[0]), dynamic={"tokens": {1: size}, "labels": {1: size}})
+    expected = step_of(reference, optimizers[1])
+    before = programs()
+    for tokens, labels in batches():
+        moved = (tokens, labels) if on_host else (tokens.to(DEVICE), labels.to(DEVICE))
+        for actual, wanted in zip(step(*moved), expected(tokens, labels), strict=True):
+            assert_same(actual, wanted, f"{tokens.shape}", strides=False, rtol=1e-4, atol=2e-4)
+    # 16, 32, 64, and the first step, which makes the optimizer's state.
+    assert programs() - before == 4
+
+
+def test_random_numbers_are_those_of_the_size(fused):
+    def f(x):
+        return F.dropout(x, 0.5), torch.rand_like(x), x * 2
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(max=16)}})
+    for size in SIZES:
+        x = torch.randn(2, size, 3, device=DEVICE)
+        torch.tpu.manual_seed(size)
+        expected, after = f(x), torch.rand(2, device=DEVICE)
+        torch.tpu.manual_seed(size)
+        for a, e in zip(g(x), expected, strict=True):
+            check(a, e.cpu())
+        check(torch.rand(2, device=DEVICE), after.cpu())
+
+
+def test_results_are_taken_by_other_functions_as_they_are(fused):
+    size = {0: {1: Dim(max=16)}}
+    f, g = torch.tpu.jit(lambda x: x * 2, dynamic=size), torch.tpu.jit(lambda x: x.mean(1), dynamic=size)
+    for length in SIZES:
+        x = torch.randn(3, length)
+        twice = f(x)
+        assert twice.shape == x.shape
+        reads = torch.tpu.metrics()["transfers_d2h"]
+        mean = g(twice)
+        assert torch.tpu.metrics()["transfers_d2h"] == reads
+        check(mean, x.mean(1) * 2)
+        check(twice, x * 2)
+
+
+def test_several_sizes_vary(fused):
+    f = torch.tpu.jit(
+        lambda a, b: (a @ b).softmax(-1).sum(0),
+        dynamic={"a": {0: Dim(buckets=[4, 8])}, "b": {-1: Dim(max=32, multiple=16)}},
+    )
+    before = programs()
+    for rows, columns in [(3, 5), (4, 16), (2, 11), (3, 3), (7, 20), (8, 17)]:
+        a, b = torch.randn(rows, 4), torch.randn(4, columns)
+        check(f(a.to(DEVICE), b), (a @ b).softmax(-1).sum(0))
+    # Bounds of 4 and 16, of 8 and 32; and rows and columns that are as many and were taken for one number.
+    assert programs() - before <= 3
+
+
+def test_what_a_function_does_at_one_size_alone(fused):
+    def f(x):
+        return x.sum(1) if x.shape[1] == 7 else x.mean(1)
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(max=8)}})
+    before = programs()
+    for size in (5, 7, 6, 8, 7):
+        x = torch.randn(2, size)
+        check(g(x.to(DEVICE)), f(x), str(size))
+    assert programs() - before == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.fft.rfft(x).abs() * 2, "_fft_r2c (stablehlo.fft): no rule is known for it where sizes vary"),
+        (lambda x: x.cummax(0)[0], "what is computed depends on the size"),
+        (lambda x: x.mul_(2).sum(), "a tensor is written whose size varies"),
+    ],
+)
+def test_what_cannot_be_bounded_is_explained(function, reason, fused):
+    f = torch.tpu.jit(function, dynamic={0: {0: Dim(max=64)}})
+    for size in (20, 50, 20):
+        x = torch.randn(size)
+        check(f(x.to(DEVICE)), function(x.clone()))
+    assert reason in torch.tpu.explain() and "test_dynamic.py" in torch.tpu.explain()
+
+
+def test_an_optimizer_and_a_mode_that_change_are_noticed(fused):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(6, 4), nn.Dropout(1.0), nn.Linear(4, 1))
+    model = copy.deepcopy(reference).to(DEVICE)
+
+    def step_of(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return optimizer, step
+
+    (ours, step), (theirs, expected) = step_of(model), step_of(reference)
+    step = torch.tpu.jit(step, dynamic={"x": {1: Dim(max=8)}})
+    for i, size in enumerate((5, 8, 3, 5, 6, 8, 3, 5)):
+        for m in (model, reference):
+            m.train(i < 4)
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + i)
+        x = torch.randn(2, size, 6)
+        check(step(x.to(DEVICE)), expected(x), str(i))
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        check(p.detach(), q.detach())
+        check(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("way", ["dynamic", "mark_dynamic"])
+def test_compiled_graphs(way, fused):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    reference = GPT()
+    model = copy.deepcopy(reference).to(DEVICE)
+    ours, theirs = trained(model), trained(reference)
+
+    def loss(model, tokens, labels):
+        return loss_of(model(tokens), labels)
+
+    compiled = torch.compile(loss, backend="tpu", dynamic=True if way == "dynamic" else None)
+    made, plays = [], torch.tpu.metrics()["plays"]
+    for tokens, labels in batches():
+        before = programs()
+        moved = tokens.to(DEVICE), labels.to(DEVICE)
+        if way == "mark_dynamic":
+            for x in moved:
+                torch._dynamo.mark_dynamic(x, 1, min=2, max=64)
+        results = []
+        for f, m, optimizer, given in [(compiled, model, ours, moved), (loss, reference, theirs, (tokens, labels))]:
+            optimizer.zero_grad()
+            result = f(m, *given)
+            result.backward()
+            optimizer.step()
+            results.append(result.detach())
+        assert_same(results[0], results[1], str(tokens.shape), strides=False, rtol=1e-4, atol=1e-5)
+        made.append(programs() - before)
+    # The first length is a program of its own; then forward and backward for 64, 16, 32 and 8, and two around them.
+    assert sum(made) <= 1 + 2 * 4 + 2 + 1
+    assert not any(made[14:])
+    assert torch.tpu.metrics()["plays"] - plays <= 4
+
+
+def test_a_count_that_is_bounded_stays_on_the_device(fused):
+    def f(x):
+        at = torch.nonzero_static(x > 0, size=6, fill_value=-1)
+        return at, torch.where(at[:, 0] >= 0, x[at[:, 0]], 0).sum()
+
+    x = torch.tensor([1.0, -2, 3, 4, -5, 6])
+    for g in (f, torch.tpu.jit(f), torch.compile(f, backend="tpu", fullgraph=True)):
+        for _ in range(2):
+            reads = torch.tpu.metrics()["transfers_d2h"]
+            at, total = g(x.to(DEVICE))
+            assert torch.tpu.metrics()["transfers_d2h"] == reads
+            check(at, f(x)[0])
+            check(total, f(x)[1])
+
+
+def test_bounds():
+    def bounds(dim, *sizes):
+        return [dim.bound(n) for n in sizes]
+
+    assert bounds(Dim(max=100), 1, 16, 17, 64, 65, 100) == [16, 16, 32, 64, 100, 100]
+    assert bounds(Dim(), 1, 20, 1000) == [16, 32, 1024]
+    assert bounds(Dim(min=30), 1, 40) == [32, 64]
+    assert bounds(Dim(max=100, multiple=24), 1, 24, 25, 97) == [24, 24, 48, 100]
+    assert bounds(Dim(buckets=[8, 24]), 8, 9) == [8, 24]
+    assert bounds(Dim(buckets=[8, 24], max=30), 25, 30) == [30, 30]
+    for dim, size in [(Dim(max=100), 101), (Dim(buckets=[8, 24]), 25)]:
+        with pytest.raises(ValueError, match=f"a size is {size}, and Dim.* allows {size - 1} at most"):
+            dim.bound(size)
+    for wrong in [{"buckets": [8, 8]}, {"buckets": []}, {"max": 0}, {"max": 8, "multiple": -1}]:
+        with pytest.raises(ValueError, match="bounds must be positive and ascend"):
+            Dim(**wrong)
+    with pytest.raises(ValueError, match="give buckets or multiple"):
+        Dim(buckets=[8], multiple=8)
+
+
+@pytest.mark.parametrize("dynamic", [3, {"x": Dim(max=8)}, {"x": {1: 8}}, {1.5: {1: Dim(max=8)}}])
+def test_dynamic_has_a_form(dynamic):
+    with pytest.raises(TypeError, match="dynamic is of the form"):
+        torch.tpu.jit(lambda x: x, dynamic=dynamic)
+
+
+def test_dynamic_names_arguments(fused):
+    with pytest.raises(TypeError, match="dynamic names 'y', which is no argument of this call"):
+        torch.tpu.jit(lambda x: x + 1, dynamic={"y": {0: Dim(max=8)}})(torch.ones(3))
+    with pytest.raises(ValueError, match="a size is 9"):
+        torch.tpu.jit(lambda x: x + 1, dynamic={"x": {0: Dim(max=8)}})(torch.ones(9))
