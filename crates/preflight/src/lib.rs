@@ -33,6 +33,7 @@ pub use environment::Environment;
 pub use judge::Limit;
 pub use record::Argument;
 pub use search::fit::Fit;
+pub use show::STYLE;
 pub use split::Parallel;
 
 use answer::Judged;

@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--b", default="tpu", help="a platform, or a recorded file")
     parser.add_argument("--steps", type=int, default=3, help="how many steps of an optimizer are run")
     parser.add_argument("--step", type=int, help="the step to record op by op")
-    parser.add_argument("--loss", type=float, default=_compare.LOSS, help="the relative difference on which losses part")
+    parser.add_argument(
+        "--loss", type=float, default=_compare.LOSS, help="the relative difference on which losses part"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", metavar="DIR", help="keep the recorded runs there")
     parser.add_argument("--record", metavar="FILE", help="record the run of --a into this file, and compare nothing")

@@ -231,7 +231,7 @@ class _Comparison:
             ]
             worst = max(inside, key=VERDICTS.index, default=None)
             rows.append({"name": m["name"], "step": m["step"], "call": m["call"], "depth": m["depth"], "op": m["op"],
-                         "relative": off, "finding": worst})  # fmt: skip
+                         "relative": off, "largest": self._largest(m["outputs"]), "finding": worst})  # fmt: skip
         return rows
 
     def _gradients(self) -> list[dict]:
@@ -241,8 +241,14 @@ class _Comparison:
             value = theirs.get((g["step"], g["name"]))
             if value is not None:
                 off = _judge.relative(self.a.tensor(g["value"]), self.b.tensor(value))
-                rows.append({"name": g["name"], "step": g["step"], "relative": off})
+                largest = self._largest([g["value"]])
+                rows.append({"name": g["name"], "step": g["step"], "relative": off, "largest": largest})
         return rows
+
+    def _largest(self, values: list[int]) -> float:
+        """The largest element of tensors of a."""
+        found = [self.a.tensor(v) for v in values]
+        return max((float(t.abs().double().max()) for t in found if t.numel() and t.dtype != torch.bool), default=0.0)
 
     def _steps(self, loss: float) -> list[dict]:
         return steps(self.a, self.b, loss)
@@ -277,31 +283,47 @@ def steps(a: Trace, b: Trace, loss: float) -> list[dict]:
 
 
 def _numbers(trace: Trace, row: dict) -> list[float]:
-    found = [trace.tensor(row[k]).double().flatten() for k in ("loss", "grad_norms", "parameter_norms") if row.get(k) is not None]
+    found = [
+        trace.tensor(row[k]).double().flatten()
+        for k in ("loss", "grad_norms", "parameter_norms")
+        if row.get(k) is not None
+    ]
     return torch.cat(found).tolist() if found else []
 
 
-def _first_not_finite(trace: Trace) -> dict | None:
-    """The first operation that makes NaN or Inf of numbers."""
+def _first_not_finite(trace: Trace) -> dict:
+    """The first operation that makes NaN of what has none, and the first that makes Inf of numbers."""
+    found = {"nan": None, "inf": None}
     for i, op in enumerate(trace.ops):
-        made = [trace.about(v) for v in op["results"]]
-        if not any(m["nan"] or m["inf"] for m in made):
+        made = {kind: sum(trace.about(v)[kind] for v in op["results"]) for kind in found}
+        new = [kind for kind in found if made[kind] and found[kind] is None]
+        if not new:
             continue
         inputs = list(tensors([op["args"], *op["kwargs"].values()]))
-        if any(trace.about(x["value"])["nan"] or trace.about(x["value"])["inf"] for x in inputs):
-            continue
-        return {
-            "op": op["name"],
-            "number": i,
-            "step": op["step"],
-            "phase": op["phase"],
-            "module": op["module"],
-            "line": op["line"],
-            "nan": sum(m["nan"] for m in made),
-            "inf": sum(m["inf"] for m in made),
-            "inputs": [_about(trace, x) for x in inputs],
-        }
-    return None
+        taken = {kind: sum(trace.about(x["value"])[kind] for x in inputs) for kind in found}
+        for kind in new:
+            # An infinite number that the program names, as of a mask, is meant.
+            meant = kind == "inf" and (taken["inf"] or _infinite([op["args"], *op["kwargs"].values()]))
+            if taken["nan"] or meant:
+                continue
+            found[kind] = {
+                "op": op["name"],
+                "number": i,
+                "step": op["step"],
+                "phase": op["phase"],
+                "module": op["module"],
+                "line": op["line"],
+                "elements": made[kind],
+                "inputs": [_about(trace, x) for x in inputs],
+            }
+    return found
+
+
+def _infinite(x) -> bool:
+    """Whether an encoded argument has a number that is not finite."""
+    if isinstance(x, list):
+        return any(map(_infinite, x))
+    return isinstance(x, float) and not math.isfinite(x)
 
 
 def _about(trace: Trace, x: dict) -> dict:
@@ -323,5 +345,7 @@ def _carried(off_in: float, off: float) -> str:
 
 
 def _wrong(side: str, worst: Worst) -> str:
-    times = "not finite, or should not be" if math.isinf(worst.ratio) else f"{worst.ratio:.3g} times what rounding may make"
+    times = (
+        "not finite, or should not be" if math.isinf(worst.ratio) else f"{worst.ratio:.3g} times what rounding may make"
+    )
     return f"{side} is wrong for its own inputs: {worst.wrong} of {worst.of} elements, the worst {times}"

@@ -12,9 +12,31 @@ UNINITIALISED = ("aten::empty", "aten::new_empty")
 
 # Those that draw random numbers; NOISE says which result has them, where that is not the first.
 _DRAWS = frozenset(
-    "bernoulli bernoulli_ uniform_ normal normal_ random_ exponential_ geometric_ cauchy_ log_normal_ rand randn "
-    "rand_like randn_like randint randint_like randperm multinomial native_dropout poisson binomial "
-    "_standard_gamma _sample_dirichlet".split()
+    [
+        "bernoulli",
+        "bernoulli_",
+        "uniform_",
+        "normal",
+        "normal_",
+        "random_",
+        "exponential_",
+        "geometric_",
+        "cauchy_",
+        "log_normal_",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "randint",
+        "randint_like",
+        "randperm",
+        "multinomial",
+        "native_dropout",
+        "poisson",
+        "binomial",
+        "_standard_gamma",
+        "_sample_dirichlet",
+    ]
 )
 NOISE = {"native_dropout": 1}
 
@@ -33,7 +55,18 @@ _PRODUCTS = {
 }
 # Sums of their arguments: with the products, these do not decrease where arguments increase, so the same of absolute
 # values bounds what is summed.
-_SUMS = frozenset("sum mean nansum embedding_dense_backward avg_pool2d _adaptive_avg_pool2d scatter_add index_add".split())
+_SUMS = frozenset(
+    [
+        "sum",
+        "mean",
+        "nansum",
+        "embedding_dense_backward",
+        "avg_pool2d",
+        "_adaptive_avg_pool2d",
+        "scatter_add",
+        "index_add",
+    ]
+)
 
 # Those that choose an element: which result is a place, and in what it is one.
 CHOOSES = {
@@ -51,6 +84,9 @@ CHOOSES = {
     "max_pool3d_with_indices": 1,
     "adaptive_max_pool2d": 1,
 }
+
+# What asks for the bits or the neighbours of numbers: of float64 it is something else.
+OF_DTYPE = frozenset(["nextafter", "nextafter_", "frexp", "view_copy"])
 
 # What writes to arguments of which its schema does not tell.
 _ALSO_WRITES = {

@@ -17,7 +17,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torc
 
 # Of float32 products and convolutions: the relative error that rounding an operand makes, where operands are rounded to
 # less than float32. A bfloat16 has 8 bits, three passes of it keep 16 and more, TF32 has 11.
-_OPERANDS = {("tpu", "default"): 2.0**-8, ("tpu", "high"): 2.0**-16, ("cuda", "default"): 2.0**-11, ("cuda", "high"): 2.0**-11}
+_OPERANDS = {
+    ("tpu", "default"): 2.0**-8,
+    ("tpu", "high"): 2.0**-16,
+    ("cuda", "default"): 2.0**-11,
+    ("cuda", "high"): 2.0**-11,
+}
 
 
 class Platform:
@@ -78,7 +83,12 @@ class Platform:
 
     def header(self) -> dict:
         """What a file says of it."""
-        about = {"platform": self.text, "device": self.device, "torch": torch.__version__, "oxitorch": oxitorch.__version__}
+        about = {
+            "platform": self.text,
+            "device": self.device,
+            "torch": torch.__version__,
+            "oxitorch": oxitorch.__version__,
+        }
         runs_on, precision = self.device, "highest"
         if self.device == "tpu":
             runs_on, precision = torch.tpu.platform(), _activate.core().get_precision()

@@ -64,7 +64,8 @@ class Recorder(TorchDispatchMode):
         self._values: list[dict | None] = []
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_bytes = 0
-        # Of tensors that are recorded: how often their storage had been written to then, and the number of the value.
+        # Of tensors that are recorded: their storage, how often it had been written to, and the number of the value, or
+        # None where nothing was written to it yet.
         self._known = WeakTensorKeyDictionary()
         self._writes: dict[int, int] = {}
         self._path: list[str] = []
@@ -139,7 +140,14 @@ class Recorder(TorchDispatchMode):
         with _disable_current_modes():
             outputs = [self._note(t) for t in _tensors(output) if _plain(t)]
         self.modules.append(
-            {"name": path, "call": call, "step": self.step, "depth": len(self._path), "outputs": outputs, "op": len(self.ops)}
+            {
+                "name": path,
+                "call": call,
+                "step": self.step,
+                "depth": len(self._path),
+                "outputs": outputs,
+                "op": len(self.ops),
+            }
         )
 
     def _seen(self) -> bool:
@@ -222,8 +230,11 @@ class Recorder(TorchDispatchMode):
             _take(name, args, results, shared)
         for t in _kinds.written(func, args, kwargs):
             self._wrote(t)
-        uninitialised = name.startswith(_kinds.UNINITIALISED)
-        op["results"] = [] if uninitialised else [self._note(t) for t in results if _plain(t)]
+        if name.startswith(_kinds.UNINITIALISED):
+            for t in results:
+                self._known[t] = *self._written(t), None
+            return returned
+        op["results"] = [self._note(t) for t in results if _plain(t)]
         if draws:
             op["draws"] = True
         for t in results:
@@ -242,9 +253,9 @@ class Recorder(TorchDispatchMode):
         """A view is no operation of its own: what is wrong with one is seen where it is taken."""
         returned = func(*args, **kwargs)
         base = args[0] if args else None
-        if isinstance(returned, torch.Tensor) and isinstance(base, torch.Tensor) and base in self._known:
-            if base.shape == returned.shape and base.stride() == returned.stride():
-                self._known[returned] = self._known[base]
+        known = self._known.get(base) if isinstance(base, torch.Tensor) else None
+        if known and base.shape == getattr(returned, "shape", None) and base.stride() == returned.stride():
+            self._known[returned] = known
         return returned
 
     def _place(self, node, phase: str) -> dict:
@@ -270,21 +281,27 @@ class Recorder(TorchDispatchMode):
     def _argument(self, t: torch.Tensor) -> dict:
         if not _plain(t):
             return {"other": f"a tensor of layout {t.layout}"}
+        if self._known.get(t) == (*self._written(t), None):
+            return {"empty": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
         return {"value": self._note(t), "stride": list(t.stride())}
 
     def _wrote(self, t: torch.Tensor) -> None:
         at = t.untyped_storage()._cdata
         self._writes[at] = self._writes.get(at, 0) + 1
 
+    def _written(self, t: torch.Tensor) -> tuple[int, int]:
+        """A tensor's storage, and how often it was written to."""
+        at = t.untyped_storage()._cdata
+        return at, self._writes.get(at, 0)
+
     def _note(self, t: torch.Tensor) -> int:
         """The number of a tensor's value."""
-        at = t.untyped_storage()._cdata
-        writes = self._writes.get(at, 0)
+        now = self._written(t)
         known = self._known.get(t)
-        if known is not None and known[:2] == (at, writes):
+        if known is not None and known[:2] == now and known[2] is not None:
             return known[2]
         value = self._copy(t)
-        self._known[t] = at, writes, value
+        self._known[t] = *now, value
         return value
 
     def _copy(self, t: torch.Tensor) -> int:

@@ -19,7 +19,7 @@ def headline(data: dict) -> str:
     """The answer in a line."""
     counts = data["counts"]
     if data["notes"]:
-        return "could not be compared"
+        return "the runs could not be compared"
     if counts["defect"]:
         worst = next(f for f in data["findings"] if f["verdict"] == "defect")
         more = counts["defect"] - 1
@@ -29,15 +29,23 @@ def headline(data: dict) -> str:
     if left:
         return f"{many(left, 'operation')} whose difference is not explained"
     if data["first"] is None:
-        return "the same bits everywhere"
-    return "all differences are explained by rounding" + (" and ties" if counts["tie"] else "")
+        return "the same bits everywhere" + _also(data)
+    return "all differences are explained by rounding" + (" and ties" if counts["tie"] else "") + _also(data)
+
+
+def _also(data: dict) -> str:
+    """What a headline of runs that agree has to say besides."""
+    broken = [s for s in data["steps"] if not all(s["finite"].values())]
+    if broken:
+        return f"; NaN or Inf from step {broken[0]['step']} on"
+    return f"; losses part at step {data['parted']}" if data["parted"] is not None else ""
 
 
 def text(data: dict) -> str:
     lines = [f"a  {about(data['a'])}", f"b  {about(data['b'])}", "", headline(data), ""]
     lines += [f"note: {n}" for n in data["notes"]]
     for f in data["findings"]:
-        lines += finding(data, f) + [""]
+        lines += [*finding(data, f), ""]
     if data["first"] is not None and data["first"] not in data["findings"]:
         lines += ["the first difference:", *(f"  {line}" for line in finding(data, data["first"])), ""]
     lines += not_finite(data)
@@ -55,25 +63,32 @@ def text(data: dict) -> str:
 def finding(data: dict, f: dict) -> list[str]:
     lines = [f"{f['verdict']}: {short(f['op'])}, {at(f)}", f"  {f['reason']}"]
     if f["worst"]:
-        w = f["worst"]
-        right = "the referee has" if f["side"] else "and"
-        place = ", ".join(map(str, w["index"]))
-        who = f"{side(data, f['side'])} has" if f["side"] else "there is"
-        bound = f", of {w['bound']:.3g} allowed" if f["side"] else ""
-        lines.append(f"  result {w['result']}[{place}]: {who} {number(w['got'])}, {right} {number(w['want'])}; {w['error']:.3g} off{bound}")
+        lines.append(f"  {worst(data, f)}")
     if f.get("alone"):
         lines.append(f"  {f['alone']}")
     lines += [f"  input {i}: {tensor(x)}" for i, x in enumerate(f["inputs"][:6])]
     return lines
 
 
+def worst(data: dict, f: dict) -> str:
+    """The element that is farthest off: of the referee's, or of the other run's where nobody is wrong."""
+    w = f["worst"]
+    place = f"result {w['result']}[{', '.join(map(str, w['index']))}]"
+    off = f"{w['error']:.3g} off"
+    if not f["side"]:
+        return f"{place}: {number(w['got'])} and {number(w['want'])}, {off}"
+    got = f"{side(data, f['side'])} has {number(w['got'])}, the referee {number(w['want'])}"
+    return f"{place}: {got}; {off}, of {w['bound']:.3g} allowed"
+
+
 def not_finite(data: dict) -> list[str]:
     lines = []
-    for who, found in data["not_finite"].items():
-        if found:
-            made = " and ".join(many(found[k], name) for k, name in (("nan", "NaN"), ("inf", "Inf")) if found[k])
-            lines.append(f"{side(data, who)} makes {made} of numbers first in {short(found['op'])}, {at(found)}")
-            lines += [f"  input {i}: {tensor(x)}" for i, x in enumerate(found["inputs"][:6])]
+    for who, kinds in data["not_finite"].items():
+        for kind, found in kinds.items():
+            if found:
+                what = many(found["elements"], {"nan": "NaN", "inf": "Inf"}[kind])
+                lines.append(f"{side(data, who)} makes {what} first in {short(found['op'])}, {at(found)}")
+                lines += [f"  input {i}: {tensor(x)}" for i, x in enumerate(found["inputs"][:6])]
     return [*lines, ""] if lines else []
 
 
@@ -100,7 +115,7 @@ def _table(title: str, rows: list[dict], name) -> list[str]:
     lines = ["", f"{title}, the largest difference by the largest element:"]
     for r in shown:
         found = f"  {r['finding']}" if r.get("finding") else ""
-        lines.append(f"  {name(r):<{width}}  {r['relative']:.1e}{found}")
+        lines.append(f"  {name(r):<{width}}  {r['relative']:.1e} of {r['largest']:.1e}{found}")
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more, in the JSON")
     return lines

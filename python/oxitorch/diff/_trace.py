@@ -14,6 +14,17 @@ import torch
 VERSION = 1
 
 
+# What each part of the text has at least.
+_FIELDS = {
+    "header": {"platform", "device", "devices", "torch"},
+    "value": {"digest", "dtype", "shape", "nan", "inf"},
+    "op": {"name", "step", "phase", "module", "line", "args", "kwargs", "results"},
+    "module": {"name", "step", "call", "depth", "op", "outputs"},
+    "step": {"step"},
+    "gradient": {"name", "step", "value"},
+}
+
+
 class Writer:
     """Writes a file. Tensors go into it as they come, the text when it is closed."""
 
@@ -30,10 +41,9 @@ class Writer:
             self._there.add(digest)
             self._zip.writestr(f"values/{digest}", bytes(data))
         nan = inf = 0
-        if tensor.is_floating_point() or tensor.is_complex():
-            # One pass, as most tensors have neither.
-            if not torch.isfinite(tensor).all():
-                nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
+        floats = tensor.is_floating_point() or tensor.is_complex()
+        if floats and not torch.isfinite(tensor).all():  # one pass, as most tensors have neither
+            nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {"digest": digest, "dtype": dtype, "shape": list(tensor.shape), "nan": nan, "inf": inf}
 
@@ -69,8 +79,29 @@ class Trace:
             self.steps: list[dict] = text["steps"]
             self.gradients: list[dict] = text["gradients"]
             self._values: list[dict] = text["values"]
-        except KeyError as e:
-            raise ValueError(f"{self.path} is no recorded run: it has no {e}") from None
+            self._check()
+        except (KeyError, IndexError, TypeError, AttributeError) as e:
+            raise ValueError(f"{self.path} is no recorded run: {type(e).__name__} {e}") from None
+
+    def _check(self) -> None:
+        """Raises where something is missing that others rely on."""
+        lists = {"op": self.ops, "module": self.modules, "step": self.steps, "gradient": self.gradients}
+        rows = [("header", self.header), *(("value", v) for v in self._values)]
+        rows += [(kind, row) for kind, those in lists.items() for row in those]
+        for kind, row in rows:
+            if missing := _FIELDS[kind] - row.keys():
+                raise KeyError(f"a {kind} without {', '.join(sorted(missing))}")
+        there = set(self._zip.namelist())
+        used = [v for m in self.modules for v in m["outputs"]] + [g["value"] for g in self.gradients]
+        used += [s[k] for s in self.steps for k in s.keys() - {"step"} if s[k] is not None]
+        for op in self.ops:
+            used += op["results"] + [x["value"] for x in tensors([op["args"], *op["kwargs"].values()])]
+            if op["name"].count(".") != 2:
+                raise KeyError(f"an operation {op['name']}")
+        if any(not 0 <= v < len(self._values) for v in used):
+            raise IndexError("a value that is not there")
+        if any(f"values/{v['digest']}" not in there for v in self._values):
+            raise KeyError("a tensor that is not there")
 
     def close(self) -> None:
         self._zip.close()
@@ -130,6 +161,8 @@ def decode(x: Any, tensor, device: str) -> Any:
         return x
     if "value" in x:
         return tensor(x)
+    if "empty" in x:
+        return torch.zeros(x["empty"], dtype=getattr(torch, x["dtype"]), device=device)
     if "complex" in x:
         return complex(*x["complex"])
     if "torch" in x:

@@ -20,6 +20,9 @@ use crate::hardware::bound;
 use crate::verdict::Verdict;
 use chart::{Bars, Roofline, Stack};
 
+/// What pages of reports look like, as CSS.
+pub const STYLE: &str = include_str!("../../templates/preflight/style.css");
+
 /// The page.
 #[derive(Template)]
 #[template(path = "preflight/page.html")]

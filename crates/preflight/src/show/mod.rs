@@ -5,3 +5,5 @@ mod html;
 mod notes;
 mod sent;
 mod text;
+
+pub use html::STYLE;
