@@ -31,7 +31,7 @@ def __getattr__(name: str):
         from oxitorch import _core
 
         return _core.version()
-    if name in ("data", "preflight", "tpu"):
+    if name in ("data", "diff", "preflight", "tpu"):
         import importlib
 
         return importlib.import_module(f"oxitorch.{name}")

@@ -8,6 +8,7 @@
 
 mod audit;
 mod cache;
+mod diff;
 mod doctor;
 mod env;
 mod facts;
@@ -32,6 +33,9 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use facts::Facts;
+
+/// What pages of reports look like, as CSS.
+pub use oxitorch_page::STYLE;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -93,6 +97,12 @@ enum Command {
         #[command(subcommand)]
         command: Option<graphs::Do>,
     },
+    /// Compare the same script on two platforms, operation by operation: what differs first, and whether that is right
+    ///
+    /// Each run is a process; accelerators that the script names are the platform of its run. Recorded files of other
+    /// machines are compared likewise. The exit status is 0 if all that differs is explained by rounding or ties, 1 if
+    /// not, 2 if nothing could be compared.
+    Diff(diff::Diff),
     /// Tell whether a training script fits a TPU slice and how fast it could be there, without a TPU
     ///
     /// The script runs unmodified, on a device that is not there: tensors have shapes and no data, nothing is computed,
@@ -203,6 +213,7 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
             print(&text)?;
             Ok(status)
         }
+        Command::Diff(args) => diff::run(args, &facts(None)?),
         Command::Selftest(args) => selftest::run(&args, &facts(None)?),
         Command::Aot(work) => oxitorch_preflight::compile::aot::compile(&work).map(|()| 0),
         Command::AotFolder(work) => {

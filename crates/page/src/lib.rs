@@ -14,6 +14,9 @@ use oxitorch_format::short;
 pub use askama::Error;
 pub use chart::{BarRow, Bars, Dot, Part, Point, Roofline, Stack};
 
+/// What pages look like, as CSS.
+pub const STYLE: &str = include_str!("../templates/page/style.css");
+
 /// The page.
 #[derive(Default, Template)]
 #[template(path = "page/page.html")]

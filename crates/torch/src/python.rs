@@ -200,6 +200,12 @@ mod _core {
         cfg!(feature = "object-store")
     }
 
+    /// What pages of reports look like, as CSS.
+    #[pyfunction]
+    fn page_style() -> &'static str {
+        oxitorch_cli::STYLE
+    }
+
     #[pyfunction]
     fn run_cli(py: Python<'_>, argv: Vec<String>) -> i32 {
         let facts = std::env::var_os("OXITORCH_CLI_FACTS");

@@ -1,0 +1,325 @@
+"""Whether what an operation gave is what it should have given for its own inputs.
+
+The referee is the same operation in float64 on the CPU. What float arithmetic may be off from that has a bound:
+
+    products and sums     (4 sqrt(n) + 2) u |x| |y|, and operands rounded to fewer bits
+    everything else       (4 sqrt(n) + 2) u |result|, and four times how far results move when each input moves by one
+                          unit in its last place
+
+n is how many numbers an element sums, u half the epsilon of the dtype. That sums err by sqrt(n) and not by n is Higham
+and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41 (2019).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from oxitorch.diff import _kinds
+from oxitorch.diff._trace import Trace, decode
+
+_SQRT = 4
+_SHAKES = 3
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+@dataclass
+class Worst:
+    """The element that is farthest off, in units of what is allowed."""
+
+    result: int
+    index: list[int]
+    got: float
+    want: float
+    error: float
+    bound: float
+    wrong: int
+    of: int
+
+    @property
+    def ratio(self) -> float:
+        return math.inf if self.bound == 0 and self.error else self.error / self.bound if self.bound else 0.0
+
+
+class Unjudged(Exception):
+    """There is no referee for this operation; the text says why."""
+
+
+def check(trace: Trace, op: dict) -> Worst:
+    """How far the results of an operation are from the referee's for the same inputs.
+
+    Raises:
+        Unjudged: the operation draws numbers, or the CPU does not know it.
+    """
+    if op.get("draws"):
+        raise Unjudged("it draws random numbers")
+    func, args, kwargs = call(trace, op)
+    got = [trace.tensor(v) for v in op["results"]]
+    want = _referee(func, args, kwargs, got)
+    worst = None
+    for i, (g, w) in enumerate(zip(got, want, strict=False)):
+        if g.shape != w.shape:
+            if g.numel() and w.numel():
+                raise Unjudged(f"the CPU gives result {i} the shape {tuple(w.shape)}, it has {tuple(g.shape)}")
+            continue
+        if g.numel() == 0 or _is_place(op, i):
+            continue
+        found = measure(i, g, w, bound(trace, op, func, args, kwargs, i, g, w))
+        if worst is None or found.ratio > worst.ratio:
+            worst = found
+    if worst is None:
+        raise Unjudged("nothing that it gives can be compared")
+    return worst
+
+
+def call(trace: Trace, op: dict, device: str = "cpu"):
+    """The operation and its arguments as they were, on a device.
+
+    Raises:
+        Unjudged: it has an argument that is not kept, or is not known here.
+    """
+    func = _operator(op["name"])
+    try:
+        args = decode(op["args"], lambda x: _tensor(trace, x, device), device)
+        kwargs = {k: decode(v, lambda x: _tensor(trace, x, device), device) for k, v in op["kwargs"].items()}
+    except ValueError as e:
+        raise Unjudged(str(e)) from None
+    return func, args, kwargs
+
+
+def _referee(func, args, kwargs, got: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the operation should give: in float64, but where only the dtype itself gives the answer."""
+    if _kinds.base(func.name()) in _kinds.OF_DTYPE or not any(t.is_floating_point() or t.is_complex() for t in got):
+        return run(func, _copied(args), _copied(kwargs))
+    return run(func, _widened(args), _widened(kwargs))
+
+
+def run(func, args, kwargs) -> list[torch.Tensor]:
+    """The results of a call on the host.
+
+    Raises:
+        Unjudged: the call fails.
+    """
+    instead = _INSTEAD.get(func.name())
+    try:
+        with torch.no_grad():
+            returned = (instead or func)(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as e:
+        raise Unjudged(f"{func.name()} does not run alone: {str(e).splitlines()[0]}") from None
+    return [t.cpu() for t in _kinds.results(func, args, kwargs, returned)]
+
+
+def bound(trace: Trace, op: dict, func, args, kwargs, i: int, got, want) -> torch.Tensor:
+    """What each element of result `i` may be off, in float64."""
+    if not (got.is_floating_point() or got.is_complex()):
+        return torch.zeros(got.shape, dtype=torch.float64)
+    kinds = [t.dtype for t in _kinds._flat([*args, *kwargs.values()]) if t.is_floating_point() or t.is_complex()]
+    coarse = max([torch.finfo(d).eps for d in (*kinds, got.dtype)])
+    unit = coarse / 2
+    info = torch.finfo(got.dtype)
+    share = (_SQRT * math.sqrt(_kinds.length(func, args, kwargs, got)) + 2) * unit
+    allowed = share * want.abs().double() + info.tiny
+    if _kinds.is_sum(func.name()):
+        magnitude = run(func, *_absolute(_widened(args), _widened(kwargs)))[i].double()
+        rounded = trace.header.get("operand_error", 0.0) if _kinds.is_product(func.name()) else 0.0
+        if coarse > torch.finfo(torch.float32).eps:
+            rounded = 0.0  # the operands have no more bits than that
+        return allowed + (share + 2 * rounded) * magnitude
+    return allowed + 4 * _spread(func, args, kwargs, i, want)
+
+
+def measure(i: int, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> Worst:
+    """The worst element of a result."""
+    rounded = want.to(got.dtype)
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    g, w = got.to(wide), want.to(wide)
+    same = (g == w) | (got == rounded) | (got.isnan() & rounded.isnan())
+    finite = got.isfinite() & want.isfinite()
+    error = torch.where(same, 0.0, torch.where(finite, (g - w).abs(), torch.inf)).double()
+    ratio = torch.where(error == 0, 0.0, error / allowed)
+    at = int(ratio.flatten().argmax())
+    return Worst(
+        i,
+        [int(x) for x in torch.unravel_index(torch.tensor(at), got.shape)],
+        _number(got.flatten()[at]),
+        _number(want.flatten()[at]),
+        float(error.flatten()[at]),
+        float(allowed.flatten()[at]),
+        int((ratio > 1).sum()),
+        got.numel(),
+    )
+
+
+def alone(trace: Trace, op: dict, device: str) -> Worst:
+    """The same operation with the same inputs by itself on a device, against the referee.
+
+    Raises:
+        Unjudged: that cannot be done.
+    """
+    func, args, kwargs = call(trace, op, device)
+    try:
+        returned = func(*args, **kwargs)
+        got = [t.cpu() for t in _kinds.results(func, args, kwargs, returned)]
+    except (RuntimeError, ValueError, TypeError) as e:
+        raise Unjudged(f"{func.name()} fails there: {str(e).splitlines()[0]}") from None
+    _, args, kwargs = call(trace, op)
+    want = _referee(func, args, kwargs, got)
+    found = [
+        measure(i, g, w, bound(trace, op, func, args, kwargs, i, g, w))
+        for i, (g, w) in enumerate(zip(got, want, strict=False))
+        if g.shape == w.shape and g.numel() and not _is_place(op, i)
+    ]
+    if not found:
+        raise Unjudged("nothing that it gives can be compared")
+    return max(found, key=lambda w: w.ratio)
+
+
+def tie(a: Trace, op_a: dict, b: Trace, op_b: dict) -> str | None:
+    """Why two runs may have chosen other elements, in words; None if they may not."""
+    name = _kinds.base(op_a["name"])
+    if name not in _kinds.CHOOSES or len(op_a["results"]) <= _kinds.CHOOSES[name]:
+        return None
+    at = [t.tensor(op["results"][_kinds.CHOOSES[name]]) for t, op in ((a, op_a), (b, op_b))]
+    inputs = [t.tensor(op["args"][0]["value"]).double() for t, op in ((a, op_a), (b, op_b))]
+    if at[0].shape != at[1].shape or inputs[0].shape != inputs[1].shape:
+        return None
+    func, args, kwargs = call(a, op_a)
+    dim = _kinds.named(func, args, kwargs).get("dim", -1)
+    chosen = [_gather(name, inputs[0], i, dim) for i in at]
+    gap = float((chosen[0] - chosen[1]).abs().max())
+    apart = float((inputs[0] - inputs[1]).abs().max())
+    if gap == 0:
+        return "the elements that were chosen are equal"
+    if gap <= 2 * apart:
+        return f"the elements that were chosen are {gap:.3g} apart, and the inputs of a and b up to {apart:.3g}"
+    return None
+
+
+def relative(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The largest difference by the largest element; infinite where only one is finite."""
+    if x.shape != y.shape:
+        return math.inf
+    if x.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    x, y = x.to(wide), y.to(wide)
+    finite = x.isfinite() & y.isfinite()
+    same = (x == y) | (x.isnan() & y.isnan())
+    if not (finite | same).all():
+        return math.inf
+    off = torch.where(same, 0.0, (x - y).abs()).max().item()
+    size = torch.where(finite, x.abs(), 0.0).max().item()
+    return off / size if size else (math.inf if off else 0.0)
+
+
+def _is_place(op: dict, i: int) -> bool:
+    return _kinds.CHOOSES.get(_kinds.base(op["name"])) == i
+
+
+def _gather(name: str, x: torch.Tensor, index: torch.Tensor, dim) -> torch.Tensor:
+    if "pool" in name:
+        flat = x.flatten(-2) if "2d" in name else x.flatten(-3)
+        places = index.flatten(-2) if "2d" in name else index.flatten(-3)
+        return flat.gather(-1, places)
+    if dim is None or x.dim() == 0:
+        return x.flatten()[index]
+    return x.gather(dim, index if index.dim() == x.dim() else index.unsqueeze(dim))
+
+
+def _operator(name: str):
+    try:
+        func = _kinds.operator(name)
+    except (ValueError, AttributeError):
+        func = None
+    if func is None:
+        raise Unjudged(f"{name} is not known here")
+    # What takes no tensors computes nothing, and may open files.
+    if not any("Tensor" in str(s.type) for s in func._schema.arguments):
+        raise Unjudged(f"{name} takes no tensors")
+    return func
+
+
+def _tensor(trace: Trace, x: dict, device: str) -> torch.Tensor:
+    """A tensor with the strides that it had, unless elements share memory."""
+    plain = trace.tensor(x["value"])
+    stride = x["stride"]
+    if tuple(stride) != plain.stride() and plain.numel() and all(s > 0 for s in stride):
+        made = torch.empty_strided(plain.shape, stride, dtype=plain.dtype)
+        if made.untyped_storage().nbytes() == plain.untyped_storage().nbytes():
+            plain = made.copy_(plain)
+    return plain.to(device)
+
+
+def _map(x, change):
+    if isinstance(x, list | tuple):
+        return [_map(v, change) for v in x]
+    if isinstance(x, dict):
+        return {k: _map(v, change) for k, v in x.items()}
+    return change(x)
+
+
+def _widened(x):
+    def widen(v):
+        if isinstance(v, torch.Tensor):
+            return v.to(_WIDER.get(v.dtype, v.dtype), copy=True)
+        return _WIDER.get(v, v) if isinstance(v, torch.dtype) else v
+
+    return _map(x, widen)
+
+
+def _copied(x):
+    return _map(x, lambda v: v.clone() if isinstance(v, torch.Tensor) else v)
+
+
+def _absolute(*parts):
+    def absolute(v):
+        if isinstance(v, torch.Tensor):
+            return v.abs() if v.is_floating_point() or v.is_complex() else v
+        return abs(v) if isinstance(v, float) else v
+
+    return [_map(p, absolute) for p in parts]
+
+
+def _spread(func, args, kwargs, i: int, want: torch.Tensor) -> torch.Tensor:
+    """How far the elements of a result move with the inputs, in float64."""
+    g = torch.Generator().manual_seed(0)
+
+    def shake(v):
+        if not isinstance(v, torch.Tensor):
+            return _WIDER.get(v, v) if isinstance(v, torch.dtype) else v
+        if not (v.is_floating_point() or v.is_complex()):
+            return v.clone()
+        sign = torch.randint(0, 2, v.shape, generator=g, dtype=torch.float64) * 2 - 1
+        return v.to(_WIDER.get(v.dtype, v.dtype)) * (1 + sign * torch.finfo(v.dtype).eps)
+
+    far = torch.zeros(want.shape, dtype=torch.float64)
+    for _ in range(_SHAKES):
+        moved = run(func, _map(args, shake), _map(kwargs, shake))[i]
+        off = (moved - want).abs().double().nan_to_num(nan=0.0, posinf=0.0)
+        far = far.maximum(off)
+    return far
+
+
+def _number(x: torch.Tensor) -> float:
+    return float(x.abs() if x.is_complex() else x)
+
+
+def _attention(q, k, v, bias=None, dropout=0.0, causal=False, *args, scale=None, **kwargs):
+    """What the fused kernels of attention compute, in PyTorch's own operations."""
+    return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, bias, 0.0, causal, scale=scale)[:1]
+
+
+def _attention_cpu(q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
+    return _attention(q, k, v, attn_mask, dropout, causal, scale=scale)
+
+
+# Operations that the CPU has under another name.
+_INSTEAD = {
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_cpu,
+}
