@@ -1,0 +1,90 @@
+"""Weights of the PyTorch model into this one and back, by PyTorch's names."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from . import model as _model
+from .layers import Buffer
+
+TIED = getattr(_model, "TIED", {})
+RENAMED = getattr(_model, "RENAMED", {})
+
+# Where a layer of flax has another name for a parameter, and whether its matrix is the transpose.
+LAYERS = {
+    nnx.Linear: {"kernel": ("weight", True)},
+    nnx.LayerNorm: {"scale": ("weight", False)},
+    nnx.RMSNorm: {"scale": ("weight", False)},
+    nnx.Embed: {"embedding": ("weight", False)},
+}
+
+
+def variables(layer, prefix=""):
+    """PyTorch's name, the variable, and whether it is the transpose, of all that PyTorch's state has."""
+    if isinstance(layer, nnx.Sequential):
+        members = [(str(i), x) for i, x in enumerate(layer.layers)]
+    elif isinstance(layer, nnx.List):
+        members = [(str(i), x) for i, x in enumerate(layer)]
+    elif isinstance(layer, nnx.Dict):
+        members = list(layer.items())
+    else:
+        members = [(RENAMED.get(k, k), x) for k, x in vars(layer).items()]
+    for name, x in members:
+        if isinstance(x, nnx.Param | Buffer):
+            torch_name, turned = LAYERS.get(type(layer), {}).get(name, (name, False))
+            yield prefix + torch_name, x, turned
+        elif isinstance(x, nnx.Module | nnx.List | nnx.Dict):
+            yield from variables(x, f"{prefix}{name}.")
+
+
+def from_torch(model, state):
+    """Sets the model's values to those of a `state_dict` (tensors or arrays, by name); returns the model."""
+    missing = []
+    for name, variable, turned in variables(model):
+        if name not in state:
+            missing.append(name)
+            continue
+        value = state[name]
+        value = np.asarray(value.detach().cpu().float() if hasattr(value, "detach") else value)
+        value = value.T if turned else value
+        if value.shape != variable[...].shape:
+            raise ValueError(f"{name} has the shape {value.shape}, expected {variable[...].shape}")
+        variable[...] = jnp.asarray(value, variable[...].dtype)
+    if missing:
+        raise KeyError(f"the state has no {', '.join(missing)}")
+    return model
+
+
+def to_torch(model):
+    """The model's values by PyTorch's names, as arrays: `{k: torch.from_numpy(v) for k, v in ...}` is a `state_dict`."""
+    out = {}
+    for name, variable, turned in variables(model):
+        value = np.array(variable[...])
+        out[name] = np.ascontiguousarray(value.T) if turned else value
+    for name, same in TIED.items():
+        out[name] = out[same]
+    return out
+
+
+def gradients(model, grads):
+    """Gradients, as `nnx.grad` gives them, by PyTorch's names."""
+    graphdef, _, rest = nnx.split(model, nnx.Param, ...)
+    return {n: v for n, v in to_torch(nnx.merge(graphdef, grads, rest)).items() if n not in TIED and not is_buffer(model, n)}
+
+
+def is_buffer(model, name):
+    return any(n == name and isinstance(v, Buffer) for n, v, _ in variables(model))
+
+
+def labels(params, groups, other):
+    """For optax.partition: the group of each parameter, by PyTorch's names."""
+    of = {name: label for label, names in groups.items() for name in names}
+
+    def label(path, _):
+        parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
+        parts = [RENAMED.get(p, p) for p in parts if p not in ("layers", "value", "raw_value")]
+        last = {"kernel": "weight", "scale": "weight", "embedding": "weight"}.get(parts[-1], parts[-1])
+        names = (".".join([*parts[:-1], end]) for end in (parts[-1], last))
+        return next((of[n] for n in names if n in of), other)
+
+    return nnx.map_state(label, params) if isinstance(params, nnx.State) else params
