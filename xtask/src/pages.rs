@@ -20,15 +20,32 @@ const PAGES: &[Page] = &[
     Page { name: "pytorch-tests", module: "tests.pytorch_tests.page", printed: None },
 ];
 
+/// The pages of `oxitorch audit`'s rules, which this program writes itself.
+const AUDIT: &str = "audit";
+
 /// Writes the pages that are named, or all.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    let known = || PAGES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
-    if let Some(other) = args.iter().find(|a| PAGES.iter().all(|p| p.name != a.as_str())) {
-        bail!("no generated page `{other}`; there are {}", known());
+    let names: Vec<&str> = PAGES.iter().map(|p| p.name).chain([AUDIT]).collect();
+    if let Some(other) = args.iter().find(|a| !names.contains(&a.as_str())) {
+        bail!("no generated page `{other}`; there are {}", names.join(", "));
     }
     let root = root();
+    if args.is_empty() || args.iter().any(|a| a == AUDIT) {
+        audit(&root)?;
+    }
     for page in PAGES.iter().filter(|p| args.is_empty() || args.iter().any(|a| a == p.name)) {
         write(&root, page).with_context(|| format!("page `{}`", page.name))?;
+    }
+    Ok(())
+}
+
+/// A page for each family of rules.
+fn audit(root: &Path) -> Result<()> {
+    let folder = root.join("docs/audit");
+    std::fs::create_dir_all(&folder)?;
+    for family in oxitorch_audit::families() {
+        let file = folder.join(format!("{}.md", family.name.replace(' ', "-")));
+        std::fs::write(file, oxitorch_audit::page(family))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::error::Error;
 use crate::formats::Format;
 
 /// Folders that are not the user's code, unless they are named.

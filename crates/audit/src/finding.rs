@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::edit::Edit;
 use crate::rule::{Rule, Severity};
 
 /// A place in a file at which a rule strikes.
@@ -22,7 +23,7 @@ pub struct Finding {
     pub cell: Option<u32>,
     /// From 1.
     pub line: u32,
-    /// In characters, from 1.
+    /// In characters, from 1; behind 65536 bytes of a line in bytes.
     pub column: u32,
     /// From 1.
     pub end_line: u32,
@@ -40,13 +41,6 @@ pub struct Finding {
     pub source: String,
     #[serde(skip)]
     pub(crate) edits: Vec<Edit>,
-}
-
-/// Bytes of a file, or of a cell, and what stands there instead.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Edit {
-    pub(crate) range: Range<usize>,
-    pub(crate) with: String,
 }
 
 /// A rule that struck at some bytes of a text.

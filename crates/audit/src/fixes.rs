@@ -4,10 +4,12 @@ use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
 
-use crate::finding::Edit;
+use crate::edit::Edit;
+use crate::error::Error;
 use crate::formats::Format;
+use crate::parallel::in_parallel;
 use crate::select::Settings;
-use crate::{Error, files, in_parallel, one};
+use crate::{files, one};
 
 /// A file that changes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,21 +4,29 @@ use std::path::Path;
 
 use crate::finding::{Finding, Struck};
 use crate::formats::{self, Format};
+use crate::parallel::with_stack;
+use crate::rule::Runs;
 use crate::rules;
 use crate::select::{Ignored, Settings};
 use crate::source::Lines;
-use crate::{Runs, python};
+use crate::walk;
 
 /// The findings in a text that stands in a file of this name; none, if the name is of no format.
 pub fn findings(name: &str, text: &str, settings: &Settings) -> Vec<Finding> {
     let path = Path::new(name);
-    Format::of(path).map_or_else(Vec::new, |format| of(path, name, format, text, settings))
+    let Some(format) = Format::of(path) else { return Vec::new() };
+    let read = || of(path, name, format, text, settings);
+    // A short text cannot nest deeply.
+    if text.len() < SHORT { read() } else { with_stack(read) }
 }
+
+/// Texts that need no stack of their own.
+const SHORT: usize = 1000;
 
 /// The findings in the text of a file.
 pub(crate) fn of(path: &Path, name: &str, format: Format, text: &str, settings: &Settings) -> Vec<Finding> {
     let mut out = match format {
-        Format::Python => match python::audit(text, false) {
+        Format::Python => match walk::audit(text, false) {
             Ok(struck) => placed(name, text, format, settings, struck),
             Err(error) => placed(name, text, format, settings, vec![broken(error.at, error.why, text.len())]),
         },
@@ -69,9 +77,15 @@ fn finding(name: &str, lines: &Lines<'_>, struck: Struck) -> Finding {
         fix: rule.fix,
         unchanged: matches!(rule.runs, Runs::Unchanged(_)),
         fixable: !struck.edits.is_empty(),
-        source: lines.line(line).to_owned(),
+        source: cut(lines.line(line)).to_owned(),
         edits: struck.edits,
     }
+}
+
+/// As much of a line as is kept.
+fn cut(line: &str) -> &str {
+    const MOST: usize = 400;
+    line.char_indices().nth(MOST).map_or(line, |(end, _)| &line[..end])
 }
 
 /// One line, and not a long one.
@@ -93,7 +107,7 @@ fn notebook(name: &str, json: &str, settings: &Settings) -> Vec<Finding> {
     let mut struck = Vec::new();
     // Each round that fails leaves out one cell.
     for _ in 0..=cells.len().min(MOST_BROKEN) {
-        match python::audit(&cells.text, true) {
+        match walk::audit(&cells.text, true) {
             Ok(found) => {
                 struck.extend(found);
                 break;

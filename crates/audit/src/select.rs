@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::Error;
+use crate::error::Error;
 use crate::finding::Finding;
 use crate::rules;
 

@@ -110,6 +110,13 @@ const CRATES: &[(&str, &[&str])] = &[
             "lib",
         ],
     ),
+    (
+        "audit",
+        &[
+            "source", "edit", "python", "rule", "rules", "finding", "error", "parallel", "walk", "formats",
+            "select", "one", "files", "effort", "report", "fixes", "show", "lib",
+        ],
+    ),
 ];
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is known of a file before it is walked: which loops train, which functions are a step, what is a module.
 
 use ruff_python_ast::visitor::{self, Visitor};
-use ruff_python_ast::{Expr, Stmt};
+use ruff_python_ast::{Expr, Operator, Stmt};
 use ruff_text_size::{Ranged, TextSize};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -9,20 +9,21 @@ use rustc_hash::{FxHashMap, FxHashSet};
 #[derive(Default)]
 pub(crate) struct Facts<'a> {
     /// Loops that a `backward()` or an optimizer's `step()` is directly in, by where they begin.
-    pub(super) training: FxHashSet<TextSize>,
+    pub(crate) training: FxHashSet<TextSize>,
     /// Functions with such a call outside of any loop.
-    pub(super) steps: FxHashSet<TextSize>,
+    pub(crate) steps: FxHashSet<TextSize>,
     /// Names on which `backward()` is called.
-    pub(super) losses: FxHashSet<&'a str>,
+    pub(crate) losses: FxHashSet<&'a str>,
     /// Classes of this file and the last part of the names of their bases.
     bases: FxHashMap<&'a str, Vec<&'a str>>,
     /// Names that functions of this file are called by within such loops.
-    pub(super) called_in_training: FxHashSet<&'a str>,
+    pub(crate) called_in_training: FxHashSet<&'a str>,
 }
 
 impl<'a> Facts<'a> {
-    pub(super) fn of(body: &'a [Stmt]) -> Facts<'a> {
-        let mut look = Look { facts: Facts::default(), open: Vec::new(), loops: FxHashMap::default() };
+    pub(crate) fn of(body: &'a [Stmt]) -> Facts<'a> {
+        let mut look =
+            Look { facts: Facts::default(), open: Vec::new(), loops: FxHashMap::default(), seldom: 0 };
         look.visit_body(body);
         let Look { mut facts, loops, .. } = look;
         for (start, names) in loops {
@@ -34,7 +35,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether a class of this file descends from a class of such a name.
-    pub(super) fn descends(&self, class: &str, is: fn(&str) -> bool) -> bool {
+    pub(crate) fn descends(&self, class: &str, is: fn(&str) -> bool) -> bool {
         let mut seen = FxHashSet::default();
         let mut next = vec![class];
         while let Some(name) = next.pop() {
@@ -58,6 +59,8 @@ struct Look<'a> {
     facts: Facts<'a>,
     open: Vec<Open>,
     loops: FxHashMap<TextSize, Vec<&'a str>>,
+    /// Tests that are open and hold only now and then.
+    seldom: u32,
 }
 
 impl<'a> Visitor<'a> for Look<'a> {
@@ -68,6 +71,12 @@ impl<'a> Visitor<'a> for Look<'a> {
             Stmt::ClassDef(class) => {
                 self.facts.bases.insert(&class.name, class.bases().iter().filter_map(last).collect());
                 return visitor::walk_stmt(self, stmt);
+            }
+            Stmt::If(tested) if counts(&tested.test) => {
+                self.seldom += 1;
+                visitor::walk_stmt(self, stmt);
+                self.seldom -= 1;
+                return;
             }
             _ => return visitor::walk_stmt(self, stmt),
         };
@@ -87,7 +96,7 @@ impl<'a> Visitor<'a> for Look<'a> {
                 }
                 Expr::Attribute(f) if f.attr.as_str() == "step" && steps(&f.value) => self.train(),
                 Expr::Name(f) => {
-                    if let Some(Open::Loop(at)) = self.open.last() {
+                    if let Some(Open::Loop(at)) = self.open.last().filter(|_| self.seldom == 0) {
                         self.loops.entry(*at).or_default().push(f.id.as_str());
                     }
                 }
@@ -114,6 +123,17 @@ fn steps(value: &Expr) -> bool {
         let name = name.to_ascii_lowercase();
         name.contains("opt") || name.contains("scaler") || name == "engine" || name == "model_engine"
     })
+}
+
+/// Whether a test asks for a remainder, as `step % 100 == 0` does.
+fn counts(test: &Expr) -> bool {
+    match test {
+        Expr::BoolOp(op) => op.values.iter().any(counts),
+        Expr::Compare(compare) => counts(&compare.left),
+        Expr::UnaryOp(op) => counts(&op.operand),
+        Expr::BinOp(op) => op.op == Operator::Mod,
+        _ => false,
+    }
 }
 
 /// The last part of a name.

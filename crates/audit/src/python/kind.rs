@@ -164,7 +164,7 @@ const HOST_ATTRIBUTES: &[&str] = &[
 ];
 
 /// What a function of torch gives, by its whole name.
-pub(super) fn of_call(path: &str) -> Kind {
+pub(crate) fn of_call(path: &str) -> Kind {
     let Some(rest) = path.strip_prefix("torch.") else {
         return match path {
             "len" | "int" | "float" | "bool" | "str" | "range" | "isinstance" | "hasattr" | "type"
@@ -215,7 +215,7 @@ pub(super) fn of_call(path: &str) -> Kind {
 }
 
 /// What a method gives, of a value of a kind.
-pub(super) fn of_method(of: Kind, method: &str) -> Kind {
+pub(crate) fn of_method(of: Kind, method: &str) -> Kind {
     match of {
         Kind::Tensor | Kind::Maybe if method == "numpy" => Kind::Numpy,
         Kind::Tensor | Kind::Maybe if TO_HOST.contains(&method) || method.starts_with("is_") => Kind::Host,
@@ -245,7 +245,7 @@ pub(super) fn of_method(of: Kind, method: &str) -> Kind {
 }
 
 /// What an attribute is, of a value of a kind.
-pub(super) fn of_attribute(of: Kind, name: &str) -> Kind {
+pub(crate) fn of_attribute(of: Kind, name: &str) -> Kind {
     match of {
         Kind::Tensor | Kind::Maybe if HOST_ATTRIBUTES.contains(&name) => Kind::Host,
         Kind::Tensor if matches!(name, "data" | "grad" | "T" | "mT" | "real" | "imag" | "H") => Kind::Tensor,

@@ -4,9 +4,10 @@ mod facts;
 mod kind;
 mod model;
 mod nesting;
-mod walk;
 
-pub(crate) use facts::last;
+pub(crate) use facts::{Facts, last};
 pub(crate) use kind::Kind;
-pub(crate) use model::{Around, Call, Hit, Model, is_false, is_true, text};
-pub(crate) use walk::audit;
+pub(crate) use model::{
+    Around, Binding, Call, Compared, Hit, Model, Scope, Within, bytes, is_false, is_true, text,
+};
+pub(crate) use nesting::is_shallow;

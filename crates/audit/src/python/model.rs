@@ -8,29 +8,38 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::facts::Facts;
 use super::kind::{self, Kind};
-use crate::finding::Edit;
+use crate::edit::Edit;
 
 /// What a name stands for.
 #[derive(Clone, Debug)]
-pub(super) struct Binding {
-    pub(super) kind: Kind,
+pub(crate) struct Binding {
+    pub(crate) kind: Kind,
     /// The qualified name, where it was imported or is another name of such a thing.
-    pub(super) path: Option<String>,
+    pub(crate) path: Option<String>,
     /// The number that it was given.
-    pub(super) number: Option<i64>,
+    pub(crate) number: Option<i64>,
     /// Whether it was bound once so far.
-    pub(super) once: bool,
+    pub(crate) once: bool,
     /// How many loops of its function were around when it was first bound.
-    pub(super) loops: usize,
+    pub(crate) loops: usize,
 }
 
 /// Names of a module, a class or a function.
 #[derive(Default)]
-pub(super) struct Scope<'a> {
-    pub(super) names: FxHashMap<&'a str, Binding>,
+pub(crate) struct Scope<'a> {
+    pub(crate) names: FxHashMap<&'a str, Binding>,
     /// What `self.NAME` is, of a class.
-    pub(super) members: FxHashMap<&'a str, Kind>,
-    pub(super) is_class: bool,
+    pub(crate) members: FxHashMap<&'a str, Kind>,
+    pub(crate) is_class: bool,
+}
+
+/// With what an expression is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Compared {
+    No,
+    /// With something that tells of devices, by its name.
+    Device,
+    Other,
 }
 
 /// What kind of statement asks for the truth of an expression.
@@ -42,10 +51,12 @@ pub(crate) enum Around {
 }
 
 /// What is around the place of the walk.
-pub(super) enum Within {
-    /// `trains`: a step of the optimizer is in its body, or it goes over batches.
+pub(crate) enum Within<'a> {
+    /// `trains`: a step of the optimizer is in its body, or it goes over batches. `again`: names that its body assigns more
+    /// than once.
     Loop {
         trains: bool,
+        again: Vec<&'a str>,
     },
     Function {
         forward: bool,
@@ -60,28 +71,28 @@ pub(super) enum Within {
     Seldom,
     /// Only one rank comes here.
     OneRank,
-    /// Code that has a device, and where there is none another.
+    /// The body of a lambda, which runs when it is called.
     Lambda,
 }
 
 /// The model at a place of the walk.
 pub(crate) struct Model<'a> {
-    pub(super) text: &'a str,
-    pub(super) facts: Facts<'a>,
-    pub(super) scopes: Vec<Scope<'a>>,
-    pub(super) within: Vec<Within>,
+    pub(crate) text: &'a str,
+    pub(crate) facts: Facts<'a>,
+    pub(crate) scopes: Vec<Scope<'a>>,
+    pub(crate) within: Vec<Within<'a>>,
     /// Names of modules that were imported anywhere in the file, by their first part.
-    pub(super) torch: bool,
+    pub(crate) torch: bool,
     /// Whether a training loop is in the file.
-    pub(super) trains: bool,
+    pub(crate) trains: bool,
     /// Whether what is walked now goes to a parameter or a name for a device.
-    pub(super) device_slot: bool,
-    /// Whether what is walked now is compared.
-    pub(super) compared: bool,
+    pub(crate) device_slot: bool,
+    /// With what it is compared what is walked now.
+    pub(crate) compared: Compared,
     /// What asks for the truth that is looked at.
-    pub(super) around: Around,
+    pub(crate) around: Around,
     /// The first parts of the names of all modules that are imported.
-    pub(super) roots: FxHashSet<&'a str>,
+    pub(crate) roots: FxHashSet<&'a str>,
 }
 
 /// How deep expressions are looked into to tell what they are.
@@ -124,7 +135,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    pub(super) fn binding(&self, name: &str) -> Option<&Binding> {
+    pub(crate) fn binding(&self, name: &str) -> Option<&Binding> {
         let inner = self.scopes.len() - 1;
         let visible = |(i, s): &(usize, &Scope<'a>)| *i == inner || !s.is_class;
         self.scopes.iter().enumerate().rev().filter(visible).find_map(|(_, s)| s.names.get(name))
@@ -229,7 +240,7 @@ impl<'a> Model<'a> {
         for around in self.within.iter().rev() {
             match around {
                 Within::Seldom | Within::Lambda | Within::Class { .. } => return false,
-                Within::Loop { trains: true } => return true,
+                Within::Loop { trains: true, .. } => return true,
                 Within::Function { forward, step, .. } => return *forward || *step,
                 Within::Loop { .. } | Within::OneRank => {}
             }
@@ -244,7 +255,7 @@ impl<'a> Model<'a> {
             .iter()
             .rev()
             .take_while(|w| !matches!(w, Within::Function { .. } | Within::Class { .. }));
-        inner.into_iter().any(|w| matches!(w, Within::Loop { trains: true }))
+        inner.into_iter().any(|w| matches!(w, Within::Loop { trains: true, .. }))
     }
 
     /// Whether the line is in a `forward`.
@@ -282,7 +293,7 @@ impl<'a> Model<'a> {
         self.within.iter().any(|w| matches!(w, Within::Class { function: true, .. }))
     }
 
-    fn function(&self) -> Option<&Within> {
+    fn function(&self) -> Option<&Within<'a>> {
         self.within.iter().rev().find(|w| matches!(w, Within::Function { .. } | Within::Class { .. }))
     }
 
@@ -296,8 +307,8 @@ impl<'a> Model<'a> {
         self.device_slot
     }
 
-    /// Whether the expression is a side of a comparison.
-    pub(crate) fn in_comparison(&self) -> bool {
+    /// With what the expression is compared.
+    pub(crate) fn compared(&self) -> Compared {
         self.compared
     }
 
@@ -326,13 +337,22 @@ impl<'a> Model<'a> {
     }
 
     /// The loops of the function that are around.
-    pub(super) fn loops(&self) -> usize {
+    pub(crate) fn loops(&self) -> usize {
         let inner = self
             .within
             .iter()
             .rev()
             .take_while(|w| !matches!(w, Within::Function { .. } | Within::Class { .. }));
         inner.filter(|w| matches!(w, Within::Loop { .. })).count()
+    }
+
+    /// Whether the innermost loop around assigns a name more than once.
+    pub(crate) fn is_assigned_again(&self, name: &str) -> bool {
+        let inner = self.within.iter().rev().find_map(|w| match w {
+            Within::Loop { again, .. } => Some(again),
+            _ => None,
+        });
+        inner.is_some_and(|again| again.contains(&name))
     }
 
     /// Whether a name was bound before the innermost loop around began.
@@ -444,8 +464,16 @@ impl<'m> Call<'m, '_> {
     }
 
     pub(crate) fn hit(&self) -> Option<Hit> {
-        let what = format!("{}()", self.model.source(self.call.func.range()));
-        Some(Hit::at(self.call).named(what))
+        let what = self.model.source(self.call.func.range());
+        let hit = Hit::at(self.call);
+        Some(match &*self.call.func {
+            // Of a chain over several lines the method's own line is shown.
+            Expr::Attribute(f) if self.model.source(f.value.range()).contains('\n') => {
+                let range = TextRange::new(f.attr.start(), self.call.end());
+                Hit { range, ..hit }.named(format!(".{}()", f.attr.as_str()))
+            }
+            _ => hit.named(format!("{what}()")),
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 //! brackets, indentation, and in each of these the operators, prefixes and suffixes since the last comma.
 
 /// The tree's depth that is still read. `STACK` in `lib.rs` is enough for it.
-pub(crate) const MOST: u32 = 3_000;
+pub(crate) const MOST: u32 = 10_000;
 
 /// Whether the tree of a text is surely no deeper than [`MOST`].
 pub(crate) fn is_shallow(text: &str) -> bool {

@@ -3,7 +3,7 @@
 use ruff_python_ast::Expr;
 use ruff_text_size::{Ranged, TextRange, TextSize};
 
-use crate::python::{Call, Hit, Model};
+use crate::python::{Call, Compared, Hit, Model};
 use crate::rule::Effort::{Edit, None as Nothing, Port, Rework, Think};
 use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
@@ -85,7 +85,8 @@ fn is_cuda(text: &str) -> bool {
 
 fn cuda_string(text: &str, expr: &Expr, model: &Model<'_>) -> Option<Hit> {
     let formatted = matches!(expr, Expr::FString(_));
-    if !is_cuda(text) || (formatted && text != "cuda:") {
+    let other = model.compared() == Compared::Other;
+    if other || !is_cuda(text) || (formatted && text != "cuda:") {
         return None;
     }
     let at = model.source(expr.range()).find("cuda")?;
@@ -275,7 +276,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV003",
             name: "torch.cuda.is_available",
             severity: Error,
-            sentence: "`{}` is false where there is no GPU, and the script goes on on the CPU without a word.",
+            sentence: "`{}` sees no device where there is no GPU, and the script goes on on the CPU without a word.",
             fix: "Ask `torch.tpu.is_available()`, or `torch.accelerator.is_available()` for any device.",
             explanation: "This is the most expensive line of a migration, because nothing fails: `device = \"cuda\" if torch.cuda.is_available() else \"cpu\"` trains on the host.",
             effort: Edit,

@@ -1,9 +1,9 @@
 //! Several processes: backends, launchers, and libraries that shard.
 
-use ruff_python_ast::Expr;
+use ruff_python_ast::{Expr, Stmt};
 use ruff_text_size::{Ranged, TextRange, TextSize};
 
-use crate::python::{Call, Hit, is_true, last, text};
+use crate::python::{Call, Compared, Hit, Model, is_true, last, text};
 use crate::rule::Effort::{Edit, None as Nothing, Rework, Think};
 use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
@@ -30,6 +30,19 @@ fn nccl(backend: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
     }
     let inner = TextRange::new(backend.start() + TextSize::new(1), backend.end() - TextSize::new(1));
     Some(hit.edit(inner, "cpu:gloo,tpu:tpu"))
+}
+
+/// A name for a backend that is given `"nccl"`.
+fn nccl_name(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
+    let Stmt::Assign(assign) = stmt else { return None };
+    let backend =
+        assign.targets.iter().any(|t| last(t).is_some_and(|n| n.to_ascii_lowercase().ends_with("backend")));
+    let is = |e: &Expr| text(e) == Some("nccl");
+    let found = match &*assign.value {
+        Expr::If(either) => [&either.body, &either.orelse].into_iter().find(|e| is(e)).map(|e| &**e),
+        value => Some(value).filter(|e| is(e)),
+    };
+    found.filter(|_| backend && model.uses_torch()).map(Hit::at)
 }
 
 /// Collectives in which every rank has to take part.
@@ -86,6 +99,7 @@ pub(crate) static FAMILY: Family = Family {
                     &["dist_backend", "ddp_backend", "process_group_backend", "distributed_backend"],
                     nccl,
                 ),
+                When::Statement(nccl_name),
                 When::Argument(|a| a.strip_prefix("--").is_some_and(|a| a.ends_with("backend=nccl"))),
                 When::Setting(|key, value| key.ends_with("backend") && value == "nccl"),
                 When::Keyword(&["default"], |value, call| {
@@ -99,6 +113,7 @@ pub(crate) static FAMILY: Family = Family {
                 }),
             ],
             bad: &[
+                Py("import torch\nbackend = 'nccl' if torch.tpu.is_available() else 'gloo'\n"),
                 Py("import torch.distributed as dist\ndist.init_process_group('nccl')\n"),
                 Py("import torch\ntorch.distributed.init_process_group(backend=\"nccl\", rank=0)\n"),
                 File("config.yaml", "dist_backend: nccl\n"),
@@ -135,12 +150,10 @@ pub(crate) static FAMILY: Family = Family {
             id: "DST003",
             name: "processes that the script starts",
             severity: Note,
-            sentence: "`{}` starts a process for each device.",
+            sentence: "`{}` starts processes from the script.",
             fix: "Start the script with `torchrun`; a process then knows its place before it takes a device.",
             explanation: "A process that was forked after the device was used cannot use it. With `spawn` it works; on a TPU a launcher that has taken the chips keeps them from its children.",
-            runs: Unchanged(
-                "import torch.multiprocessing as mp\nassert callable(mp.spawn) and torch.tpu.device_count() >= 1",
-            ),
+            runs: Unchanged("import torch.multiprocessing as mp\nmp.spawn(torch.tpu.set_device, nprocs=1)"),
             when: &[When::Call(
                 &[
                     "torch.multiprocessing.spawn",
@@ -178,7 +191,7 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Use `torch.distributed.fsdp.fully_shard`, which shards parameter by parameter.",
             explanation: "FSDP1 works on the device and PyTorch no longer develops it. Its checkpoints are other than those of FSDP2.",
             runs: Unchanged(
-                "from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard\nassert FullyShardedDataParallel is not None",
+                "import os, torch.distributed as dist\nos.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_ADDR='localhost', MASTER_PORT='0')\ndist.init_process_group()\ntry:\n    from torch.nn.parallel import DistributedDataParallel as DDP\n    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n    m = FSDP(torch.nn.Linear(2, 2).to('tpu'), device_id=torch.device('tpu', 0), use_orig_params=True)\n    y = m(torch.ones(1, 2, device='tpu'))\n    y.sum().backward()\n    assert y.shape == (1, 2)\nfinally:\n    dist.destroy_process_group()",
             ),
             effort: Think,
             when: &[When::Name(&[
@@ -264,7 +277,7 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Leave it out if all parameters are used, or say `static_graph=True`.",
             explanation: "It works; the walk is time in which nothing is recorded.",
             runs: Unchanged(
-                "assert torch.nn.parallel.DistributedDataParallel is not None and torch.distributed.is_available()",
+                "import os, torch.distributed as dist\nos.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_ADDR='localhost', MASTER_PORT='0')\ndist.init_process_group()\ntry:\n    from torch.nn.parallel import DistributedDataParallel as DDP\n    m = DDP(torch.nn.Linear(2, 2).to('tpu'), find_unused_parameters=True)\n    m(torch.ones(1, 2, device='tpu')).sum().backward()\n    assert m.module.bias.grad.tolist() == [1.0, 1.0]\nfinally:\n    dist.destroy_process_group()",
             ),
             effort: Edit,
             when: &[
@@ -361,7 +374,8 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Call(&["torch.distributed.is_nccl_available"], |call| call.hit()),
                 When::Text(|text, expr, model| {
-                    (text == "nccl" && model.in_comparison() && model.imports("torch")).then(|| Hit::at(expr))
+                    (text == "nccl" && model.compared() != Compared::No && model.imports("torch"))
+                        .then(|| Hit::at(expr))
                 }),
             ],
             bad: &[
@@ -413,7 +427,7 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Use `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` if batches are small, and `broadcast_buffers=False` if not.",
             explanation: "DDP broadcasts the buffers of all BatchNorms before each forward.",
             runs: Unchanged(
-                "m = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))\nassert isinstance(m[0], torch.nn.SyncBatchNorm)",
+                "import os, torch.distributed as dist\nos.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_ADDR='localhost', MASTER_PORT='0')\ndist.init_process_group()\ntry:\n    from torch.nn.parallel import DistributedDataParallel as DDP\n    m = DDP(torch.nn.BatchNorm1d(2).to('tpu'), broadcast_buffers=True)\n    m(torch.rand(4, 2, device='tpu')).sum().backward()\n    assert m.module.num_batches_tracked.item() == 1\nfinally:\n    dist.destroy_process_group()",
             ),
             effort: Nothing,
             when: &[When::Keyword(&["broadcast_buffers"], |value, call| {

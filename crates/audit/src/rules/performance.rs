@@ -9,24 +9,21 @@ use crate::rule::Runs::Unchanged;
 use crate::rule::Severity::Note;
 use crate::rule::{Family, Rule, When};
 
+/// Heads of a width below that of the matrix unit.
+fn narrow(call: &Call<'_, '_>, heads: i64, width: i64) -> Option<Hit> {
+    let narrow = heads > 0 && (1..128).contains(&width);
+    narrow.then(|| call.hit().map(|h| h.named(format!("{heads} heads of {width}")))).flatten()
+}
+
 fn narrow_heads(call: &Call<'_, '_>) -> Option<Hit> {
-    let (width, heads) = if call.path.ends_with("MultiheadAttention") {
-        (call.argument("embed_dim", 0)?, call.argument("num_heads", 1)?)
+    let names = if call.path.ends_with("MultiheadAttention") {
+        ["embed_dim", "num_heads"]
     } else {
-        (call.argument("d_model", 0)?, call.argument("nhead", 1)?)
+        ["d_model", "nhead"]
     };
-    let (width, heads) = (call.model.number(width)?, call.model.number(heads)?);
-    (heads > 0 && width / heads < 128)
-        .then(|| {
-            call.hit().map(|h| {
-                h.named(format!(
-                    "{}: {width} / {heads} = {}",
-                    call.model.source(ruff_text_size::Ranged::range(&*call.call.func)),
-                    width / heads
-                ))
-            })
-        })
-        .flatten()
+    let number = |i: usize| call.model.number(call.argument(names[i], i)?);
+    let (width, heads) = (number(0)?, number(1)?);
+    narrow(call, heads, width / heads.max(1))
 }
 
 /// Numbers of heads and their width in configurations of transformers.
@@ -36,7 +33,7 @@ fn narrow_config(call: &Call<'_, '_>) -> Option<Hit> {
     let width = number(&["head_dim"])
         .or_else(|| Some(number(&["hidden_size", "n_embd", "d_model", "dim"])? / heads.max(1)))?;
     let config = last(&call.call.func).is_some_and(|n| n.ends_with("Config") || n.ends_with("Args"));
-    (config && heads > 0 && width < 128 && width > 0).then(|| call.hit()).flatten()
+    if config { narrow(call, heads, width) } else { None }
 }
 
 fn odd_vocabulary(call: &Call<'_, '_>) -> Option<Hit> {
@@ -147,7 +144,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "PER001",
             name: "narrow attention heads",
             severity: Note,
-            sentence: "`{}` wide heads fill a part of the matrix unit, which is 128 wide (256 from v6e on).",
+            sentence: "`{}` fill a part of the matrix unit, which is 128 wide (256 from v6e on).",
             fix: "Choose half as many heads of 128, if the model is yours to choose.",
             explanation: "With heads of 64 the products of attention take as long as with 128. A model that is loaded has the heads that it has.",
             runs: Unchanged(
@@ -316,14 +313,14 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Remove it, or use `torch.compile` or `torch.tpu.jit`.",
             explanation: "A scripted function runs on the device operation by operation, as in eager mode. PyTorch no longer develops TorchScript.",
             runs: Unchanged(
-                "import warnings\nwarnings.simplefilter('ignore')\nf = torch.jit.trace(lambda x: x * 2 + 1, torch.ones(2))\nassert f(torch.ones(2, device='tpu')).tolist() == [3.0, 3.0]",
+                "import warnings\nwarnings.simplefilter('ignore')\nm = torch.nn.Linear(2, 2).to('tpu')\nx = torch.ones(1, 2, device='tpu')\nassert torch.allclose(torch.jit.trace(m, x)(x), m(x)) and torch.allclose(torch.jit.script(m)(x), m(x))",
             ),
             effort: Edit,
             when: &[
                 When::Call(&["torch.jit.script", "torch.jit.trace", "torch.jit.trace_module"], |call| {
                     call.hit()
                 }),
-                When::Name(&["torch.jit.script", "torch.jit.ScriptModule", "torch.jit.script_method"]),
+                When::Name(&["torch.jit.script", "torch.jit.script_method"]),
             ],
             bad: &[
                 Py("import torch\n@torch.jit.script\ndef f(x):\n    return x\n"),

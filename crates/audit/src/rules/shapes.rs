@@ -69,8 +69,10 @@ fn grows(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
         _ => return None,
     };
     let itself = parts.iter().any(|p| matches!(p, Expr::Name(n) if n.id == target.id));
-    (joins && itself && model.in_loop() && model.is_older_than_loop(target.id.as_str()))
-        .then(|| Hit::at(call))
+    let name = target.id.as_str();
+    // What is made anew between is no sequence that grows.
+    let grows = model.is_older_than_loop(name) && !model.is_assigned_again(name);
+    (joins && itself && grows).then(|| Hit::at(call))
 }
 
 fn pads_to_longest(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
@@ -85,17 +87,19 @@ fn pads_to_longest(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
 fn slice_by_value(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
     let Expr::Subscript(index) = expr else { return None };
     let reads = |e: &Expr| match e {
-        Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if f.attr.as_str() == "item") => {
-            model.kind(&index.value).has_tensor_methods()
-        }
+        Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if f.attr.as_str() == "item") => true,
         other => model.kind(other) == Kind::Tensor,
     };
-    let cut = |e: &Expr| matches!(e, Expr::Slice(s) if s.upper.as_deref().is_some_and(reads) || s.lower.as_deref().is_some_and(reads));
+    // From a value to that value and so many more is always as long.
+    let cut = |e: &Expr| {
+        let Expr::Slice(s) = e else { return false };
+        s.upper.as_deref().is_some_and(reads) != s.lower.as_deref().is_some_and(reads)
+    };
     let any = match &*index.slice {
         Expr::Tuple(t) => t.elts.iter().any(cut),
         other => cut(other),
     };
-    (any && model.in_step()).then(|| Hit::at(expr))
+    (any && model.in_step() && model.kind(&index.value).has_tensor_methods()).then(|| Hit::at(expr))
 }
 
 fn varying_size(call: &Call<'_, '_>) -> Option<Hit> {
@@ -351,7 +355,7 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Use a static cache: `cache_implementation=\"static\"` of `generate`, or a buffer of the full length that is written at its position.",
             explanation: "With a static cache generation compiles nothing from its third token on.",
             runs: Unchanged(
-                "k = torch.zeros(1, 2, 4, device='tpu')\nk = torch.cat([k, torch.ones(1, 1, 4, device='tpu')], dim=1)\nassert k.shape == (1, 3, 4)",
+                "from transformers import DynamicCache\nx = torch.ones(1, 1, 2, 4, device='tpu')\ncache = DynamicCache()\ncache.update(x, x, 0)\nassert cache.update(x, x, 0)[0].shape == (1, 1, 4, 4)",
             ),
             when: &[
                 When::Name(&["transformers.DynamicCache", "transformers.cache_utils.DynamicCache"]),
@@ -388,7 +392,7 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Pass `cache_implementation=\"static\"`.",
             explanation: "transformers' default is a dynamic cache, whose length is another in each step.",
             runs: Unchanged(
-                "x = torch.zeros(1, 1, device='tpu')\nfor _ in range(2):\n    x = torch.cat([x, x[:, -1:]], dim=1)\nassert x.shape == (1, 3)",
+                "import transformers\nc = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=None)\nm = transformers.GPT2LMHeadModel(c).to('tpu')\nassert m.generate(torch.zeros(1, 2, dtype=torch.long, device='tpu'), max_new_tokens=1).shape == (1, 3)",
             ),
             effort: Edit,
             when: &[When::Method(&["generate"], |call| {

@@ -22,6 +22,12 @@ fn surely_read_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     call.hit()
 }
 
+/// `.cpu().numpy()` is reported as the copy that it is.
+fn numpy_in_step(call: &Call<'_, '_>) -> Option<Hit> {
+    let copied = |e: &Expr| matches!(e, Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if f.attr.as_str() == "cpu"));
+    if call.receiver().is_some_and(copied) { None } else { read_in_step(call) }
+}
+
 fn to_number(call: &Call<'_, '_>) -> Option<Hit> {
     let is = |e: &Expr| call.model.kind(e) == Kind::Tensor;
     let [argument] = &*call.call.arguments.args else { return None };
@@ -169,9 +175,9 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Compute it with PyTorch on the device, and read the result after the loop.",
             explanation: "`.numpy()` is of a CPU tensor, so the copy before it has waited already; what NumPy computes then is not in the step's program.",
             runs: Unchanged("assert torch.ones(2, device='tpu').cpu().numpy().sum() == 2"),
-            when: &[When::Method(&["numpy"], read_in_step)],
+            when: &[When::Method(&["numpy"], numpy_in_step)],
             bad: &[Py(
-                "import torch\ndef evaluate(loader, model):\n    for x in loader:\n        y = model(x).detach().cpu().numpy()\n",
+                "import torch\ndef evaluate(loader, model):\n    for x in loader:\n        y = model(x).detach().numpy()\n",
             )],
             good: &[Py("import torch\ny = torch.ones(2).numpy()\n")],
             ..Rule::BASE
@@ -242,7 +248,9 @@ pub(crate) static FAMILY: Family = Family {
             sentence: "`{}` shows a value of the device in each step.",
             fix: "Set it every hundred steps; the bar itself costs nothing.",
             explanation: "tqdm refreshes its text a few times a second, but its arguments are read in each step.",
-            runs: Unchanged("x = torch.ones((), device='tpu')\nassert f'{x.item():.1f}' == '1.0'"),
+            runs: Unchanged(
+                "from tqdm import tqdm\nx = torch.ones((), device='tpu')\nbar = tqdm(range(1), disable=True)\nbar.set_postfix(loss=x.item())",
+            ),
             effort: Edit,
             when: &[When::Method(
                 &["set_postfix", "set_description", "set_postfix_str", "set_description_str"],

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use crate::rule::{Example, Family, Rule, Runs};
-use crate::{families, family, rules};
+use crate::rules::{all as rules, families, family};
 
 /// A rule in Markdown, which reads well in a terminal.
 pub fn explain(rule: &Rule) -> String {
@@ -27,7 +27,7 @@ fn body(out: &mut String, rule: &Rule) {
     for (title, examples) in [("Found:", rule.bad), ("Not found:", rule.good)] {
         let Some(example) = examples.first() else { continue };
         let (name, text) = match example {
-            Example::Py(text) => ("python", *text),
+            Example::Py(text) => ("text", *text),
             Example::File(name, text) => (language(name), *text),
         };
         let _ = writeln!(out, "{title}\n\n```{name}\n{text}```\n");

@@ -3,9 +3,11 @@
 use oxitorch_format::{duration, many};
 use oxitorch_page::{BarRow, Bars, Card, Cell, Chart, Figure, Page, Section, Table};
 
-use crate::effort::HOW;
+use crate::effort::{HOW, Part};
+use crate::finding::Finding;
+use crate::report::Report;
 use crate::rule::{Rule, Severity};
-use crate::{Finding, Report, families};
+use crate::rules::families;
 
 impl Report {
     /// As one page of HTML.
@@ -81,7 +83,7 @@ impl Report {
         let most =
             self.estimate.families.iter().map(|p| p.needed_days.max(p.advised_days)).fold(0.0, f64::max);
         let share = |x: f64| if most > 0.0 { 100.0 * x / most } else { 0.0 };
-        let row = |p: &crate::Part| BarRow {
+        let row = |p: &Part| BarRow {
             label: p.family.to_owned(),
             bars: vec![
                 (

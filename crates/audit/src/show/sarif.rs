@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use crate::report::Report;
+use crate::rule::Rule;
 use crate::rule::Severity;
-use crate::{Report, Rule, family, rules};
+use crate::rules::{all as rules, family};
 
 /// One run with all rules and all findings.
 pub fn sarif(report: &Report) -> Value {

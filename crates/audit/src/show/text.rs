@@ -6,8 +6,9 @@ use anstyle::{AnsiColor, Style};
 
 use crate::effort::HOW;
 use crate::finding::Finding;
+use crate::report::Report;
 use crate::rule::Severity;
-use crate::{Report, by_id};
+use crate::rules::by_id;
 
 const BLUE: Style = AnsiColor::Blue.on_default().bold();
 const BOLD: Style = Style::new().bold();

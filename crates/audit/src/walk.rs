@@ -8,11 +8,11 @@ use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
 use ruff_text_size::Ranged;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::facts::{self, Facts};
-use super::kind::Kind;
-use super::model::{self, Around, Binding, Call, Hit, Model, Scope, Within, bytes};
-use super::nesting;
 use crate::finding::Struck;
+use crate::python::{
+    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, bytes, is_shallow, last,
+    text as literal,
+};
 use crate::rule::{Rule, When};
 use crate::rules;
 
@@ -52,7 +52,7 @@ static FINDERS: LazyLock<Vec<memchr::memmem::Finder<'static>>> =
 
 /// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`.
 pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadable> {
-    if !nesting::is_shallow(text) {
+    if !is_shallow(text) {
         return Err(Unreadable { at: 0, why: "it nests too deeply".to_owned() });
     }
     let mode = if notebook { Mode::Ipython } else { Mode::Module };
@@ -74,7 +74,7 @@ pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadabl
         torch: false,
         trains,
         device_slot: false,
-        compared: false,
+        compared: Compared::No,
         around: Around::If,
         roots: FxHashSet::default(),
     };
@@ -154,6 +154,9 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     t
 });
 
+/// Characters that are kept of what a rule struck at.
+const SHOWN: usize = 200;
+
 struct Walk<'a> {
     model: Model<'a>,
     table: &'static Table,
@@ -168,7 +171,12 @@ fn unknown(kind: Kind) -> Binding {
 impl<'a> Walk<'a> {
     fn strike(&mut self, rule: &'static Rule, hit: Hit) {
         let range = bytes(hit.range);
-        let what = if hit.what.is_empty() { self.model.source(hit.range).to_owned() } else { hit.what };
+        // What is shown of it is short, and it may be as long as the file.
+        let mut what = if hit.what.is_empty() { self.model.source(hit.range) } else { &hit.what };
+        if let Some((end, _)) = what.char_indices().nth(SHOWN) {
+            what = &what[..end];
+        }
+        let what = what.to_owned();
         self.struck.push(Struck { rule, range, what, edits: hit.edits });
     }
 
@@ -329,7 +337,7 @@ impl<'a> Walk<'a> {
     fn assign_each(&mut self, target: &'a Expr, iter: &'a Expr) {
         let wrapped = |e: &'a Expr| match e {
             Expr::Call(call) => {
-                let name = facts::last(&call.func)?;
+                let name = last(&call.func)?;
                 matches!(name, "enumerate" | "tqdm" | "trange" | "prefetch" | "track" | "islice" | "iter")
                     .then_some((name, call.arguments.args.first()?))
             }
@@ -378,7 +386,7 @@ impl<'a> Walk<'a> {
         self.model.around = Around::If;
     }
 
-    fn inside(&mut self, within: Within, body: &'a [Stmt]) {
+    fn inside(&mut self, within: Within<'a>, body: &'a [Stmt]) {
         self.model.within.push(within);
         self.visit_body(body);
         self.model.within.pop();
@@ -393,7 +401,7 @@ impl<'a> Walk<'a> {
             of(&stmt.iter) || matches!(&*stmt.iter, Expr::Call(c) if c.arguments.args.first().is_some_and(of))
         };
         let trains = (over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start());
-        self.inside(Within::Loop { trains }, &stmt.body);
+        self.inside(Within::Loop { trains, again: assigned_again(&stmt.body) }, &stmt.body);
         self.visit_body(&stmt.orelse);
     }
 
@@ -410,7 +418,7 @@ impl<'a> Walk<'a> {
             _ => (false, false, false),
         };
         let forward = method && !special && self.model.torch && name == "forward";
-        let step = self.model.facts.steps.contains(&f.start())
+        let step = (self.model.facts.steps.contains(&f.start()) && !name.starts_with("test"))
             || (method && matches!(name, "training_step" | "compute_loss"))
             || self.model.facts.called_in_training.contains(name);
         let item = (dataset && matches!(name, "__getitem__" | "__iter__" | "__getitems__"))
@@ -444,7 +452,7 @@ impl<'a> Walk<'a> {
     fn annotated(&self, annotation: &Expr) -> Kind {
         let name = match annotation {
             Expr::StringLiteral(s) => s.value.to_str().rsplit('.').next().unwrap_or_default(),
-            other => facts::last(other).unwrap_or_default(),
+            other => last(other).unwrap_or_default(),
         };
         match name {
             "Tensor" | "FloatTensor" | "LongTensor" | "BoolTensor" => Kind::Tensor,
@@ -522,7 +530,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What runs seldom, or on one rank, by the test of an `if`.
-    fn guard(&self, test: &Expr) -> Option<Within> {
+    fn guard(&self, test: &Expr) -> Option<Within<'a>> {
         let text = self.model.source(test.range());
         let words = text.to_ascii_lowercase();
         let has = |list: &[&str]| list.iter().any(|w| words.contains(w));
@@ -555,13 +563,39 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Names that a body assigns more than once, on whatever branches.
+fn assigned_again(body: &[Stmt]) -> Vec<&str> {
+    fn collect<'a>(body: &'a [Stmt], names: &mut Vec<&'a str>) {
+        for stmt in body {
+            match stmt {
+                Stmt::Assign(assign) => names.extend(assign.targets.iter().filter_map(|t| match t {
+                    Expr::Name(name) => Some(name.id.as_str()),
+                    _ => None,
+                })),
+                Stmt::If(tested) => {
+                    collect(&tested.body, names);
+                    tested.elif_else_clauses.iter().for_each(|c| collect(&c.body, names));
+                }
+                Stmt::With(with) => collect(&with.body, names),
+                _ => {}
+            }
+        }
+    }
+    let mut names = Vec::new();
+    collect(body, &mut names);
+    names.sort_unstable();
+    let mut again: Vec<&str> = names.windows(2).filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
+    again.dedup();
+    again
+}
+
 /// Whether an expression names a loader of data.
 fn is_loader(expr: &Expr) -> bool {
     let expr = match expr {
         Expr::Subscript(s) => &s.value,
         other => other,
     };
-    facts::last(expr).is_some_and(|n| {
+    last(expr).is_some_and(|n| {
         let n = n.to_ascii_lowercase();
         n.ends_with("loader") || n.ends_with("_dl") || n.ends_with("train_iter") || n.ends_with("dataloaders")
     })
@@ -615,7 +649,7 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 self.asked(Around::While, &stmt.test);
                 self.visit_expr(&stmt.test);
                 let trains = self.model.facts.training.contains(&stmt.start());
-                self.inside(Within::Loop { trains }, &stmt.body);
+                self.inside(Within::Loop { trains, again: assigned_again(&stmt.body) }, &stmt.body);
                 self.visit_body(&stmt.orelse);
             }
             Stmt::If(stmt) => {
@@ -670,7 +704,11 @@ impl<'a> Visitor<'a> for Walk<'a> {
             }
             // What is compared or looked up is not what is given.
             Expr::Compare(_) => {
-                let before = std::mem::replace(&mut self.model.compared, true);
+                // A word for a device is compared with what tells of devices.
+                let source = self.model.source(expr.range());
+                let of_devices = ["device", ".type", "accelerator"].iter().any(|w| source.contains(w));
+                let compared = if of_devices { Compared::Device } else { Compared::Other };
+                let before = std::mem::replace(&mut self.model.compared, compared);
                 self.in_slot(false, |w| visitor::walk_expr(w, expr));
                 self.model.compared = before;
             }
@@ -694,7 +732,7 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 // The text in front of the first value.
                 let first = f.value.elements().next().and_then(|e| e.as_literal());
                 if let Some(first) = first {
-                    self.string(expr, &first.value.to_string());
+                    self.string(expr, first.value.as_ref());
                 }
                 visitor::walk_expr(self, expr);
             }
@@ -718,7 +756,7 @@ impl<'a> Visitor<'a> for Walk<'a> {
 
 /// Whether a name is for a device.
 fn is_device_name(expr: &Expr) -> bool {
-    facts::last(expr).is_some_and(|n| n.to_ascii_lowercase().contains("device"))
+    last(expr).is_some_and(|n| n.to_ascii_lowercase().contains("device"))
 }
 
 impl<'a> Walk<'a> {
@@ -731,7 +769,7 @@ impl<'a> Walk<'a> {
     /// What is called and with what, with an eye to parameters for devices.
     fn arguments(&mut self, call: &'a ruff_python_ast::ExprCall) {
         self.in_slot(false, |w| w.visit_expr(&call.func));
-        let name = facts::last(&call.func).unwrap_or_default();
+        let name = last(&call.func).unwrap_or_default();
         let takes = matches!(
             name,
             "device"
@@ -743,7 +781,7 @@ impl<'a> Walk<'a> {
                 | "Generator"
         );
         let option = name == "add_argument"
-            && call.arguments.args.iter().any(|a| model::text(a).is_some_and(|t| t.contains("device")));
+            && call.arguments.args.iter().any(|a| literal(a).is_some_and(|t| t.contains("device")));
         for (i, argument) in call.arguments.args.iter().enumerate() {
             self.in_slot(takes && i == 0, |w| w.visit_expr(argument));
         }
