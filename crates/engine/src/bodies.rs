@@ -38,7 +38,9 @@ impl Window {
 
     /// Exchanges the body that is being recorded and what is around all bodies.
     fn step_aside(&mut self) {
-        let Some(mut outermost) = self.bodies.first_mut().map(|b| std::mem::take(&mut b.around)) else { return };
+        let Some(mut outermost) = self.bodies.first_mut().map(|b| std::mem::take(&mut b.around)) else {
+            return;
+        };
         self.exchange(&mut outermost);
         self.bodies[0].around = outermost;
         self.aside = !self.aside;
@@ -88,7 +90,8 @@ impl Window {
     /// Whether a storage is known to be none of the body's.
     pub(crate) fn is_around(&self, slot: &Slot) -> bool {
         let given = self.bodies.last().map_or(0, |body| body.given as u32);
-        let is_own = |value: &Arc<Value>| self.known_code(value).is_some_and(|c| c & PRODUCED != 0 || c < given);
+        let is_own =
+            |value: &Arc<Value>| self.known_code(value).is_some_and(|c| c & PRODUCED != 0 || c < given);
         self.in_body() && slot.look(is_own).is_some_and(|own| !own)
     }
 
@@ -127,8 +130,7 @@ impl Stream {
         let own = Thread { number, options: switches.compiler_options, ..Thread::default() };
         let mut around = Around { thread: own, ..Around::default() };
         w.exchange(&mut around);
-        let body =
-            Recorded { thread: number, around, given: given.len(), spoiled: None, drawn: Vec::new() };
+        let body = Recorded { thread: number, around, given: given.len(), spoiled: None, drawn: Vec::new() };
         w.bodies.push(body);
         let mut tensors = Outputs::new();
         for ty in given {
@@ -224,7 +226,8 @@ impl Stream {
         let control = Control { name, flow, operands };
         let inst = w.instances.get(Kind::Control(Arc::new(control)))?;
         self.refuse_huge(&inst)?;
-        let used: Vec<Arc<Value>> = generators.iter().map(|g| whole.operands[g.operand as usize].clone()).collect();
+        let used: Vec<Arc<Value>> =
+            generators.iter().map(|g| whole.operands[g.operand as usize].clone()).collect();
         let results = w.record(&inst, whole.operands, &offsets);
         let tensors = results.into_iter().flatten().chain(used).map(|value| self.tensor(value)).collect();
         self.end_call(&mut w, switches.mode)?;
@@ -261,7 +264,9 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
     let types = |c: &Captured| -> Vec<TensorType> { c.results.iter().map(|v| v.ty.clone()).collect() };
     let is_flag = |ty: &TensorType| *ty == TensorType::scalar(DType::Pred);
     let keeps = |results: &[TensorType], n: usize| {
-        results.len() >= n && operands.len() >= n && results.iter().zip(&operands[..n]).all(|(r, o)| *r == o.ty)
+        results.len() >= n
+            && operands.len() >= n
+            && results.iter().zip(&operands[..n]).all(|(r, o)| *r == o.ty)
     };
     let fits = match asked {
         Asked::Branch => {
@@ -304,7 +309,9 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
         expected.1 = expected.1.wrapping_add(drawn.blocks);
     }
     match asked {
-        Asked::Scan { states, .. } if states != 0 && states != next.len() => Some("the generators of the loop before"),
+        Asked::Scan { states, .. } if states != 0 && states != next.len() => {
+            Some("the generators of the loop before")
+        }
         _ => None,
     }
 }

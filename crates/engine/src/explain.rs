@@ -132,7 +132,8 @@ impl Explainer {
 
     /// Notes, once, that the rounds of a loop, or a branch, are recorded one by one.
     pub(crate) fn played(&self, name: &str, site: Site, why: &str) {
-        let text = format!("{name} at {}: not one operation of a program, as its body needs {why}", line(site));
+        let text =
+            format!("{name} at {}: not one operation of a program, as its body needs {why}", line(site));
         let mut explanations = self.explanations.lock();
         if explanations.iter().any(|entry| matches!(entry, Entry::Played(known) if *known == text)) {
             return;

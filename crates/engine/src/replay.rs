@@ -107,7 +107,10 @@ impl Called<'_> {
             values.results.extend(w.record(inst, operands, own));
         }
         if w.in_body() {
-            values.drawn.iter().for_each(|((generator, blocks), state)| w.note_drawn(state, *generator, *blocks));
+            values
+                .drawn
+                .iter()
+                .for_each(|((generator, blocks), state)| w.note_drawn(state, *generator, *blocks));
         }
         w.site = self.site;
     }

@@ -117,7 +117,8 @@ impl Body {
         let (mut codes, mut offsets) = (self.operands.iter(), round.offsets);
         for inst in &self.insts {
             let operands = codes.by_ref().take(inst.operands.len());
-            let operands: Option<Vec<Value>> = operands.map(|code| value(&inputs, &produced, *code)).collect();
+            let operands: Option<Vec<Value>> =
+                operands.map(|code| value(&inputs, &produced, *code)).collect();
             let operands = operands.ok_or_else(|| missing(inst.name()))?;
             let (own, rest) = offsets.split_at(inst.offsets);
             offsets = rest;
@@ -300,9 +301,8 @@ fn scan(
     let first_check = carried + stacked.len();
     let mut results = b.for_loop(number(0), number(length), &inits, |b, i, now| {
         let at = if reverse { b.subtract(number(length - 1), i) } else { i };
-        let start = |rank: usize| -> Vec<Value> {
-            std::iter::once(at).chain((1..rank).map(|_| number(0))).collect()
-        };
+        let start =
+            |rank: usize| -> Vec<Value> { std::iter::once(at).chain((1..rank).map(|_| number(0))).collect() };
         let slice = |&x: &Value| {
             let mut sizes = b.shape(x);
             sizes[0] = 1;
@@ -311,7 +311,8 @@ fn scan(
         let mut given = now[..carried].to_vec();
         given.extend(operands[carried..carried + sliced].iter().map(slice));
         let round = Round { operands, given: &given, number: Some(at), offsets };
-        let Ok((mut next, checks)) = body.emit(b, &round).map_err(|e| kept.borrow_mut().get_or_insert(e).clone())
+        let Ok((mut next, checks)) =
+            body.emit(b, &round).map_err(|e| kept.borrow_mut().get_or_insert(e).clone())
         else {
             return now.to_vec();
         };

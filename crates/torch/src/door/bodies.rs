@@ -7,7 +7,6 @@ use crate::state::State;
 use oxitorch_engine::{Asked, Error, ErrorKind, Outputs, Refusal, Site};
 use std::ffi::{CStr, c_char};
 
-
 pub(super) unsafe extern "C" fn begin(device: i32, like: *const Tensor, n: u32, reply: *mut Reply) -> i32 {
     // SAFETY: the shim passes a reply to fill.
     let reply = unsafe { &mut *reply };
