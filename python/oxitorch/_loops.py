@@ -51,6 +51,11 @@ def _or_played(op, kernel: Callable) -> Callable:
     return run
 
 
+def _function(body: Callable) -> Callable:
+    """Without what graphs of PyTorch print when they raise: not every body can be recorded."""
+    return body.forward if isinstance(body, torch.fx.GraphModule) else body
+
+
 def _cond(pred, true_fn, false_fn, operands):
     if not isinstance(pred, torch.Tensor):
         return (true_fn if pred else false_fn)(*operands)
@@ -60,7 +65,7 @@ def _cond(pred, true_fn, false_fn, operands):
     def of(branch):
         def run(*tensors):
             rest = iter(tensors)
-            return branch(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
+            return _function(branch)(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
 
         return run
 
@@ -77,9 +82,9 @@ def _cond(pred, true_fn, false_fn, operands):
 def _while_loop(cond_fn, body_fn, carried, additional):
     if not all(isinstance(x, torch.Tensor) for x in carried):
         raise Played("numbers that are carried from round to round")
-    record_body(lambda *now: cond_fn(*now, *additional), carried)
+    record_body(lambda *now: _function(cond_fn)(*now, *additional), carried)
     with _forgotten_on_error():
-        shape = record_body(lambda *now: body_fn(*now, *additional), carried)
+        shape = record_body(lambda *now: _function(body_fn)(*now, *additional), carried)
     return shape.together(flow("while_loop", (0, 0, 0, 0), carried))
 
 
@@ -87,12 +92,12 @@ def _scan(combine_fn, init, xs, additional):
     length = xs[0].shape[0] if xs else 0
     if length == 0:
         raise Played("at least one round")
-    shape = record_body(lambda *now: combine_fn(*now, *additional), [*init, *(x[0] for x in xs)])
+    shape = record_body(lambda *now: _function(combine_fn)(*now, *additional), [*init, *(x[0] for x in xs)])
     return shape.together(flow("scan", (length, 0, len(init), 0), [*init, *xs]))
 
 
 def _map(f, xs, additional):
-    shape = record_body(lambda *now: f(*now, *additional), [x[0] for x in xs])
+    shape = record_body(lambda *now: _function(f)(*now, *additional), [x[0] for x in xs])
     return shape.together(flow("map", (xs[0].shape[0], 0, 0, 0), xs))
 
 
@@ -134,9 +139,9 @@ def record_body(body: Callable, like: Sequence[torch.Tensor]) -> Shape:
     _show(given)
     try:
         shape = Shape(body(*given))
-    except BaseException:
+    except BaseException as e:
         why = _OPS._body_drop(True)
-        if why:
+        if why and isinstance(e, Exception):
             raise Played(why) from None
         raise
     finally:
