@@ -28,6 +28,7 @@ NEWER = ((re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input
 OF_THE_DEVICE_ALONE = (
     (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
     (re.compile(r"\bDispatchKey\.AutogradCUDA\b"), "DispatchKey.AutogradPrivateUse1"),
+    (re.compile(r"\btorch\.([gs]et_rng_state)\b"), r"torch.tpu.\1"),
 )
 
 
