@@ -51,16 +51,18 @@ def selective(block, x):
     return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
 
-def nested(block, x):
-    inner = functools.partial(checkpoint, block, use_reentrant=False)
-    return checkpoint(inner, x, use_reentrant=False)
+def nested(blocks, x):
+    inner = each(lambda block, x: checkpoint(block, x, use_reentrant=False))
+    for i in range(0, len(blocks), 2):
+        x = checkpoint(inner, blocks[i : i + 2], x, use_reentrant=False)
+    return x
 
 
 # Forms, and which share of the temporaries without checkpoints there may be.
 FORMS = {
     "plain": (each(lambda block, x: checkpoint(block, x, use_reentrant=False)), 0.5),
     "reentrant": (each(lambda block, x: checkpoint(block, x, use_reentrant=True)), 0.5),
-    "nested": (each(nested), 0.5),
+    "nested": (nested, 0.5),
     "sequential": (lambda blocks, x: checkpoint_sequential(blocks, BLOCKS, x, use_reentrant=False), 0.6),
     "selective": (each(selective), 0.9),
 }
@@ -102,7 +104,13 @@ QUICK = {("jit", "plain"), ("jit", "selective"), ("compile", "plain")}
 
 @pytest.mark.parametrize(
     ("run", "form"),
-    [pytest.param(r, f, marks=[] if (r, f) in QUICK else pytest.mark.slow) for r in ("jit", "compile") for f in FORMS],
+    [
+        pytest.param(r, f, marks=[] if (r, f) in QUICK else pytest.mark.slow)
+        for r in ("jit", "compile")
+        for f in FORMS
+        # Of a policy PyTorch's partitioner makes what it thinks best.
+        if (r, f) != ("compile", "selective")
+    ],
 )
 def test_one_program_has_fewer_temporaries(run, form, without, fused):
     forward, share = FORMS[form]

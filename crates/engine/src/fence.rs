@@ -22,7 +22,12 @@ impl Window {
     /// A fence behind what is recorded so far.
     pub(crate) fn new_fence(&self) -> Box<Fence> {
         let after = self.produced.iter().rev().find_map(Option::clone);
-        Box::new(Fence { epoch: self.epoch, first: self.produced.len() as u32, after, behind: Default::default() })
+        Box::new(Fence {
+            epoch: self.epoch,
+            first: self.produced.len() as u32,
+            after,
+            behind: Default::default(),
+        })
     }
 
     /// What stands for the operands of an op behind the fence of the running thread.

@@ -80,8 +80,16 @@ impl Builder {
         let open = SmallVec::from_elem(ROOT, 1);
         let name = "main".into();
         let (narrow_as_integers, keeps_writes_apart, orders_by_values) = (false, false, false);
-        let inner =
-            Inner { arena, name, open, error: None, location: 0, narrow_as_integers, keeps_writes_apart, orders_by_values };
+        let inner = Inner {
+            arena,
+            name,
+            open,
+            error: None,
+            location: 0,
+            narrow_as_integers,
+            keeps_writes_apart,
+            orders_by_values,
+        };
         Self { inner: RefCell::new(inner) }
     }
 
