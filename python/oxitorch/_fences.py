@@ -48,9 +48,7 @@ def _runs(nodes: list[Node], gradients: set[Node], again: set[Node]) -> list[lis
 
 
 def _gradient(nodes: list[Node], run: list[Node], gradients: set[Node]) -> Node | None:
-    """The gradient that is there before a run, and that the first node that takes something of the run takes too; else the
-    last one that is there.
-    """
+    """The gradient that the backward goes on with after a run, if it is there before; else the last one that is."""
     place = {n: i for i, n in enumerate(nodes)}
     before = [n for n in nodes[: place[run[0]]] if n in gradients and _is_on_device(n)]
     made = set(run)

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from oxitorch import _activate
 from oxitorch._core import Tree
+from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._optimizers import Stepped
-from oxitorch._recipes import watched
 
 _here = threading.local()
 
@@ -80,14 +80,16 @@ class Tracer:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
     def _together(self, args, kwargs) -> Any:
-        """The function's results where there is nothing to call later: in debug mode, and on a device that is not there,
-        which keeps what the function records as one program.
+        """The function's results where nothing is made of it: in debug mode, and on a device that is not there, which
+        keeps what it records as one program.
         """
         core, later = _activate.core(), _activate.steps_later
         core.cut("jit")
         later.made = []
         try:
-            (results,) = watched(lambda: [self._fn(*args, **kwargs)], self._given.tensors, [], None)
+            # In this thread, the one of which nothing ends before the function does.
+            with torch.autograd.set_multithreading_enabled(False):
+                (results,) = watched(lambda: [self._fn(*args, **kwargs)], self._given.tensors, [], None)
             made = later.made
         finally:
             later.made = None
