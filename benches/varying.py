@@ -243,6 +243,7 @@ def dynamic() -> None:
 
         @torch.tpu.jit(dynamic=varying)
         def step(tokens, labels):
+            tokens, labels = tokens.to("tpu"), labels.to("tpu")
             optimizer.zero_grad()
             loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
             loss.backward()
@@ -253,7 +254,7 @@ def dynamic() -> None:
 
         def epoch():
             for batch in batches:
-                step(batch[:, :-1], batch[:, 1:])
+                step(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
 
         real = sum(batch[:, 1:].numel() for batch in batches)
         return epoch, real, sum(batch.shape[0] * size.bound(n) for n, batch in zip(lengths, batches, strict=True))

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from oxitorch import _activate
 from oxitorch._dims import Dim
-from oxitorch._padding import order, packed, padded
+from oxitorch._padding import blank, order, packed, padded
 from oxitorch._recipes import Recipes, _version
 
 _FUNCTION = 17
@@ -152,8 +152,7 @@ class SizedGraph:
             if expr is not None and not isinstance(expr, list):
                 own[i] = self._value(expr, values)
         for i, shape in self._shapes(values):
-            # From the host, so that nothing is computed for it.
-            stored = torch.zeros([shape[d] for d in orders[i]], dtype=inputs[i].dtype).to(inputs[i].device)
+            stored = blank(inputs[i], [shape[d] for d in orders[i]])
             own[i] = stored.as_strided(shape, packed(shape, orders[i]))
         tensors = [x for x in own if isinstance(x, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type == "tpu"), torch.device("tpu"))

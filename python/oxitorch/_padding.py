@@ -20,6 +20,13 @@ def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return torch.nn.functional.pad(t.detach(), pads).contiguous() if any(pads) else t.contiguous()
 
 
+def blank(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """A tensor of this shape beside `t`, for a run of which nothing is computed: it comes from the host, as what the
+    device makes would be a program.
+    """
+    return torch.zeros(shape, dtype=t.dtype).to(t.device)
+
+
 def order(t: torch.Tensor, shape: list[int]) -> tuple[int, ...]:
     """The dimensions in the order in which `padded` gives them, slowest first."""
     natural = tuple(range(len(shape)))

@@ -5,13 +5,14 @@ engine compares what the two record and makes the program (`bounded.rs`). Then a
 results are views of what the program gives.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from oxitorch import _activate
 from oxitorch._dims import Dim
-from oxitorch._padding import padded
+from oxitorch._padding import blank, padded
 from oxitorch.jit._function import Function, Given
 from oxitorch.jit._tracing import TraceError, Tracer
 
@@ -35,14 +36,16 @@ class Marks:
     def sample(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([dim.sample(n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)])
 
-    def resized(self, tensors: list[torch.Tensor], sizes: tuple[int, ...]) -> list[torch.Tensor]:
-        """These tensors with these sizes: padded with zeros, or cut."""
+    def resized(
+        self, tensors: list[torch.Tensor], sizes: tuple[int, ...], make: Callable = padded
+    ) -> list[torch.Tensor]:
+        """These tensors with these sizes, as `make` gives a tensor of another shape."""
         shapes: dict[int, list[int]] = {}
         for (i, d, _), n in zip(self._places, sizes, strict=True):
             shapes.setdefault(i, list(tensors[i].shape))[d] = n
         resized = list(tensors)
         for i, shape in shapes.items():
-            resized[i] = padded(tensors[i], shape)
+            resized[i] = make(tensors[i], shape)
         return resized
 
     def have_gradients(self, tensors: list[torch.Tensor]) -> bool:
@@ -82,7 +85,7 @@ class Sizes:
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         function = None
         if sample != bounds and not self.marks.have_gradients(tensors):
-            at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample), names).function()
+            at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
             if at_size is None:
                 return False  # what it makes in its first call is not there yet
             function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
@@ -93,13 +96,13 @@ class Sizes:
 
     def _bounded(self, jitted, kind, tensors, names, at_size, bounds, at_bound) -> Function | None:
         core = _activate.core()
-        padded = self.marks.resized(tensors, bounds)
-        at_bounds = self._bounds.get(_shapes(padded))
+        largest = self.marks.resized(tensors, bounds, blank)
+        at_bounds = self._bounds.get(_shapes(largest))
         if at_bounds is None or not at_bounds.is_current():
-            at_bounds = _Dry(jitted, kind, padded, names).function()
+            at_bounds = _Dry(jitted, kind, largest, names).function()
             if at_bounds is None:
                 return None
-            self._bounds[_shapes(padded)] = at_bounds
+            self._bounds[_shapes(largest)] = at_bounds
         number = core.new_graph()
         device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
         device = torch.tpu.current_device() if device is None else device
