@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::finding::Struck;
 use crate::python::{
-    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, bytes, is_shallow, last,
+    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, bytes, counts, is_shallow, last,
     text as literal,
 };
 use crate::rule::{Rule, When};
@@ -165,7 +165,7 @@ struct Walk<'a> {
 
 /// The bindings of Python's own names that rules ask for.
 fn unknown(kind: Kind) -> Binding {
-    Binding { kind, path: None, number: None, once: true, loops: 0 }
+    Binding { kind, path: None, number: None, once: true, seldom: false, loops: 0 }
 }
 
 impl<'a> Walk<'a> {
@@ -292,7 +292,8 @@ impl<'a> Walk<'a> {
                     },
                     _ => None,
                 });
-                self.bind(name, Binding { kind, path, number, once: true, loops: 0 });
+                let seldom = value.is_some_and(counts);
+                self.bind(name, Binding { kind, path, number, once: true, seldom, loops: 0 });
             }
             Expr::Attribute(attribute) => {
                 if let Expr::Name(base) = &*attribute.value
@@ -400,7 +401,10 @@ impl<'a> Walk<'a> {
             let of = |e: &Expr| self.model.kind(e) == Kind::Loader;
             of(&stmt.iter) || matches!(&*stmt.iter, Expr::Call(c) if c.arguments.args.first().is_some_and(of))
         };
-        let trains = (over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start());
+        // A body that ends by leaving the loop runs once.
+        let once = matches!(stmt.body.last(), Some(Stmt::Return(_) | Stmt::Break(_)));
+        let trains = !once
+            && ((over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start()));
         self.inside(Within::Loop { trains, again: assigned_again(&stmt.body) }, &stmt.body);
         self.visit_body(&stmt.orelse);
     }
@@ -531,6 +535,11 @@ impl<'a> Walk<'a> {
 
     /// What runs seldom, or on one rank, by the test of an `if`.
     fn guard(&self, test: &Expr) -> Option<Within<'a>> {
+        if let Expr::Name(name) = test
+            && self.model.binding(name.id.as_str()).is_some_and(|b| b.seldom)
+        {
+            return Some(Within::Seldom);
+        }
         let text = self.model.source(test.range());
         let words = text.to_ascii_lowercase();
         let has = |list: &[&str]| list.iter().any(|w| words.contains(w));

@@ -5,7 +5,7 @@ mod kind;
 mod model;
 mod nesting;
 
-pub(crate) use facts::{Facts, last};
+pub(crate) use facts::{Facts, counts, last};
 pub(crate) use kind::Kind;
 pub(crate) use model::{
     Around, Binding, Call, Compared, Hit, Model, Scope, Within, bytes, is_false, is_true, text,
