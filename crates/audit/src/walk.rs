@@ -1,20 +1,23 @@
 //! The walk: once over the tree of a file, with the model, asking the rules that could strike.
 
+mod table;
+
 use std::sync::LazyLock;
 
 use ruff_python_ast::visitor::{self, Visitor};
-use ruff_python_ast::{Expr, Number, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, UnaryOp};
+use ruff_python_ast::{Expr, ExprCall, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, UnaryOp};
 use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
 use ruff_text_size::Ranged;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use crate::finding::Struck;
 use crate::python::{
-    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, bytes, is_shallow, last,
-    text as literal,
+    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, assigned_again, bytes,
+    is_over_batches, is_shallow, last, of_kind, text as literal,
 };
 use crate::rule::{Rule, When};
 use crate::rules;
+use table::{Entry, TABLE, Table};
 
 /// A text that is no Python: where, and why.
 pub(crate) struct Unreadable {
@@ -80,7 +83,7 @@ pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadabl
     };
     let mut walk = Walk { model, table: &TABLE, struck: Vec::new() };
     for stmt in &module.body {
-        walk.bind_imports(stmt);
+        walk.model.bind_imports(stmt);
     }
     walk.visit_body(&module.body);
     Ok(walk.struck)
@@ -101,58 +104,14 @@ fn imports_named(body: &[Stmt]) -> bool {
     })
 }
 
-/// A rule and one of its matchers.
-type Entry = (&'static Rule, &'static When);
-
-/// The rules by what they look at.
-#[derive(Default)]
-struct Table {
-    names: FxHashMap<&'static str, Vec<Entry>>,
-    /// Names of which all below is meant too.
-    below: FxHashMap<&'static str, Vec<Entry>>,
-    calls: FxHashMap<&'static str, Vec<Entry>>,
-    methods: FxHashMap<&'static str, Vec<Entry>>,
-    attributes: FxHashMap<&'static str, Vec<Entry>>,
-    keywords: FxHashMap<&'static str, Vec<Entry>>,
-    variables: Vec<Entry>,
-    texts: Vec<Entry>,
-    truths: Vec<Entry>,
-    indices: Vec<Entry>,
-    statements: Vec<Entry>,
+/// Whether a rule names a module with all that is below it, or one around it.
+fn names_whole(rule: &Rule, module: &str) -> bool {
+    let within = |name: &&str| {
+        let rest = name.strip_suffix(".*").and_then(|whole| module.strip_prefix(whole));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    rule.when.iter().any(|w| matches!(w, When::Name(names) if names.iter().any(|n| within(&n))))
 }
-
-static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let mut t = Table::default();
-    for rule in rules::all() {
-        for when in rule.when {
-            let entry = (rule, when);
-            let put = |map: &mut FxHashMap<&'static str, Vec<Entry>>, name: &'static str| {
-                map.entry(name).or_default().push(entry);
-            };
-            match when {
-                When::Name(names) => {
-                    for name in *names {
-                        match name.strip_suffix(".*") {
-                            Some(name) => put(&mut t.below, name),
-                            None => put(&mut t.names, name),
-                        }
-                    }
-                }
-                When::Call(names, _) => names.iter().for_each(|n| put(&mut t.calls, n)),
-                When::Method(names, _) => names.iter().for_each(|n| put(&mut t.methods, n)),
-                When::Attribute(names, _) => names.iter().for_each(|n| put(&mut t.attributes, n)),
-                When::Keyword(names, _) => names.iter().for_each(|n| put(&mut t.keywords, n)),
-                When::Variable(_) => t.variables.push(entry),
-                When::Text(_) => t.texts.push(entry),
-                When::Truth(_) => t.truths.push(entry),
-                When::Index(_) => t.indices.push(entry),
-                When::Statement(_) => t.statements.push(entry),
-                _ => {}
-            }
-        }
-    }
-    t
-});
 
 /// Characters that are kept of what a rule struck at.
 const SHOWN: usize = 200;
@@ -161,11 +120,6 @@ struct Walk<'a> {
     model: Model<'a>,
     table: &'static Table,
     struck: Vec<Struck>,
-}
-
-/// The bindings of Python's own names that rules ask for.
-fn unknown(kind: Kind) -> Binding {
-    Binding { kind, path: None, number: None, once: true, loops: 0 }
 }
 
 impl<'a> Walk<'a> {
@@ -204,51 +158,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn bind(&mut self, name: &'a str, mut binding: Binding) {
-        binding.loops = self.model.loops();
-        if let Some(scope) = self.model.scopes.last_mut() {
-            if let Some(before) = scope.names.get(name) {
-                binding.once = false;
-                binding.loops = binding.loops.min(before.loops);
-            }
-            scope.names.insert(name, binding);
-        }
-    }
-
-    /// Binds what an import makes, without asking rules.
-    fn bind_imports(&mut self, stmt: &'a Stmt) {
-        match stmt {
-            Stmt::Import(import) => {
-                for alias in &import.names {
-                    let whole = alias.name.as_str();
-                    let first = whole.split('.').next().unwrap_or(whole);
-                    self.model.torch |= first == "torch";
-                    self.model.roots.insert(first);
-                    let (name, path) = alias.asname.as_ref().map_or((first, first), |a| (a.as_str(), whole));
-                    self.bind(name, Binding { path: Some(path.to_owned()), ..unknown(Kind::Named) });
-                }
-            }
-            Stmt::ImportFrom(import) => {
-                let module = import.module.as_ref().map_or("", |m| m.as_str());
-                self.model.roots.insert(module.split('.').next().unwrap_or(module));
-                self.model.torch |= module == "torch" || module.starts_with("torch.");
-                for alias in &import.names {
-                    let name = alias.asname.as_ref().unwrap_or(&alias.name).as_str();
-                    let path = match import.level {
-                        0 => format!("{module}.{}", alias.name.as_str()),
-                        _ => format!(".{module}.{}", alias.name.as_str()),
-                    };
-                    self.bind(name, Binding { path: Some(path), ..unknown(Kind::Named) });
-                }
-            }
-            Stmt::Try(tried) => tried.body.iter().for_each(|s| self.bind_imports(s)),
-            Stmt::If(tested) => tested.body.iter().for_each(|s| self.bind_imports(s)),
-            _ => {}
-        }
-    }
-
     fn imports(&mut self, stmt: &'a Stmt) {
-        self.bind_imports(stmt);
+        self.model.bind_imports(stmt);
         match stmt {
             Stmt::Import(import) => {
                 for alias in &import.names {
@@ -262,105 +173,13 @@ impl<'a> Walk<'a> {
                     let path = format!("{module}.{}", alias.name.as_str());
                     let before = self.struck.len();
                     self.named(&path, None, alias);
-                    let whole = self.struck[before..].iter().any(|s| s.rule.when.iter().any(|w| matches!(w, When::Name(n) if n.iter().any(|n| n.strip_suffix(".*").is_some_and(|n| module == n || module.strip_prefix(n).is_some_and(|r| r.starts_with('.')))))));
+                    let whole = self.struck[before..].iter().any(|s| names_whole(s.rule, module));
                     if whole {
                         break;
                     }
                 }
             }
             _ => {}
-        }
-    }
-
-    /// Binds the names of a target to a value.
-    fn assign(&mut self, target: &'a Expr, value: Option<&'a Expr>, kind: Kind) {
-        match target {
-            Expr::Name(name) => {
-                let name = name.id.as_str();
-                let kind = match kind {
-                    Kind::Unknown | Kind::Maybe if self.model.facts.losses.contains(name) => Kind::Tensor,
-                    kind => kind,
-                };
-                let path = value.and_then(|v| match v {
-                    Expr::Name(_) | Expr::Attribute(_) => self.model.path(v),
-                    _ => None,
-                });
-                let number = value.and_then(|v| match v {
-                    Expr::NumberLiteral(n) => match &n.value {
-                        Number::Int(n) => n.as_i64(),
-                        _ => None,
-                    },
-                    _ => None,
-                });
-                self.bind(name, Binding { kind, path, number, once: true, loops: 0 });
-            }
-            Expr::Attribute(attribute) => {
-                if let Expr::Name(base) = &*attribute.value
-                    && base.id.as_str() == "self"
-                    && let Some(class) = self.model.scopes.iter_mut().rev().find(|s| s.is_class)
-                {
-                    let name = attribute.attr.as_str();
-                    // What is one thing here and another there is neither.
-                    let kind = match class.members.get(name) {
-                        Some(before) if *before != kind => Kind::Unknown,
-                        _ => kind,
-                    };
-                    class.members.insert(name, kind);
-                }
-            }
-            Expr::Tuple(tuple) => self.unpack(&tuple.elts, value, kind),
-            Expr::List(list) => self.unpack(&list.elts, value, kind),
-            Expr::Starred(starred) => self.assign(&starred.value, None, Kind::Unknown),
-            _ => {}
-        }
-    }
-
-    fn unpack(&mut self, targets: &'a [Expr], value: Option<&'a Expr>, kind: Kind) {
-        let values: &[Expr] = match value {
-            Some(Expr::Tuple(t)) if t.elts.len() == targets.len() => &t.elts,
-            _ => &[],
-        };
-        let part = match kind {
-            Kind::Tensor | Kind::Tensors => Kind::Tensor,
-            Kind::Maybe => Kind::Maybe,
-            _ => Kind::Unknown,
-        };
-        for (i, target) in targets.iter().enumerate() {
-            match values.get(i) {
-                Some(v) => self.assign(target, Some(v), self.model.kind(v)),
-                None => self.assign(target, None, part),
-            }
-        }
-    }
-
-    /// What a loop's variable is.
-    fn assign_each(&mut self, target: &'a Expr, iter: &'a Expr) {
-        let wrapped = |e: &'a Expr| match e {
-            Expr::Call(call) => {
-                let name = last(&call.func)?;
-                matches!(name, "enumerate" | "tqdm" | "trange" | "prefetch" | "track" | "islice" | "iter")
-                    .then_some((name, call.arguments.args.first()?))
-            }
-            _ => None,
-        };
-        let (mut iter, mut numbered) = (iter, false);
-        while let Some((name, inner)) = wrapped(iter) {
-            numbered |= name == "enumerate";
-            iter = inner;
-        }
-        let kind = match self.model.kind(iter) {
-            Kind::Loader => Kind::Maybe,
-            Kind::Unknown if is_loader(iter) => Kind::Maybe,
-            Kind::Tensor | Kind::Tensors => Kind::Tensor,
-            Kind::Host => Kind::Host,
-            _ => Kind::Unknown,
-        };
-        match target {
-            Expr::Tuple(tuple) if numbered && tuple.elts.len() == 2 => {
-                self.assign(&tuple.elts[0], None, Kind::Host);
-                self.assign(&tuple.elts[1], None, kind);
-            }
-            _ => self.assign(target, None, kind),
         }
     }
 
@@ -394,13 +213,16 @@ impl<'a> Walk<'a> {
 
     fn for_loop(&mut self, stmt: &'a StmtFor) {
         self.visit_expr(&stmt.iter);
-        self.assign_each(&stmt.target, &stmt.iter);
+        self.model.assign_each(&stmt.target, &stmt.iter);
         self.visit_expr(&stmt.target);
         let over_batches = is_over_batches(&stmt.iter) || {
             let of = |e: &Expr| self.model.kind(e) == Kind::Loader;
             of(&stmt.iter) || matches!(&*stmt.iter, Expr::Call(c) if c.arguments.args.first().is_some_and(of))
         };
-        let trains = (over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start());
+        // A body that ends by leaving the loop runs once.
+        let once = matches!(stmt.body.last(), Some(Stmt::Return(_) | Stmt::Break(_)));
+        let trains = !once
+            && ((over_batches && self.model.torch) || self.model.facts.training.contains(&stmt.start()));
         self.inside(Within::Loop { trains, again: assigned_again(&stmt.body) }, &stmt.body);
         self.visit_body(&stmt.orelse);
     }
@@ -426,7 +248,7 @@ impl<'a> Walk<'a> {
         let mut scope = Scope::default();
         for p in f.parameters.iter_non_variadic_params() {
             let annotation = p.parameter.annotation.as_deref();
-            let kind = match annotation.map(|a| self.annotated(a)) {
+            let kind = match annotation.map(|a| self.model.annotated(a)) {
                 Some(kind) => kind,
                 None if forward && p.name().as_str() != "self" => Kind::Maybe,
                 None => Kind::Unknown,
@@ -441,25 +263,12 @@ impl<'a> Walk<'a> {
             } else {
                 kind
             };
-            scope.names.insert(p.name().as_str(), Binding { once: false, ..unknown(kind) });
+            scope.names.insert(p.name().as_str(), Binding { once: false, ..of_kind(kind) });
         }
-        self.bind(name, unknown(Kind::Named));
+        self.model.bind(name, of_kind(Kind::Named));
         self.model.scopes.push(scope);
         self.inside(Within::Function { forward, step, item }, &f.body);
         self.model.scopes.pop();
-    }
-
-    fn annotated(&self, annotation: &Expr) -> Kind {
-        let name = match annotation {
-            Expr::StringLiteral(s) => s.value.to_str().rsplit('.').next().unwrap_or_default(),
-            other => last(other).unwrap_or_default(),
-        };
-        match name {
-            "Tensor" | "FloatTensor" | "LongTensor" | "BoolTensor" => Kind::Tensor,
-            "int" | "float" | "bool" | "str" | "dict" | "Dict" => Kind::Host,
-            "DataLoader" => Kind::Loader,
-            _ => Kind::Unknown,
-        }
     }
 
     fn class(&mut self, class: &'a StmtClassDef) {
@@ -468,7 +277,7 @@ impl<'a> Walk<'a> {
         let name = class.name.as_str();
         let dataset = self.model.facts.descends(name, |b| b.ends_with("Dataset"));
         let function = self.model.facts.descends(name, |b| b == "Function");
-        self.bind(name, unknown(Kind::Named));
+        self.model.bind(name, of_kind(Kind::Named));
         self.model.scopes.push(Scope { is_class: true, ..Scope::default() });
         self.model.within.push(Within::Class { dataset, function });
         // `__init__` first, wherever it stands, since it says what the members are.
@@ -479,7 +288,7 @@ impl<'a> Walk<'a> {
         self.model.scopes.pop();
     }
 
-    fn call(&mut self, call: &'a ruff_python_ast::ExprCall) {
+    fn call(&mut self, call: &'a ExprCall) {
         let path = self.model.path(&call.func);
         let bare = match &*call.func {
             Expr::Name(name) if self.model.binding(name.id.as_str()).is_none() => Some(name.id.as_str()),
@@ -528,84 +337,6 @@ impl<'a> Walk<'a> {
             }
         }
     }
-
-    /// What runs seldom, or on one rank, by the test of an `if`.
-    fn guard(&self, test: &Expr) -> Option<Within<'a>> {
-        let text = self.model.source(test.range());
-        let words = text.to_ascii_lowercase();
-        let has = |list: &[&str]| list.iter().any(|w| words.contains(w));
-        if text.contains('%')
-            || has(&[
-                "interval",
-                "should_log",
-                "every",
-                "debug",
-                "verbose",
-                "log_step",
-                "logging_step",
-                "is_last",
-                "do_log",
-            ])
-        {
-            return Some(Within::Seldom);
-        }
-        let rank = has(&[
-            "rank",
-            "is_main",
-            "is_master",
-            "master_process",
-            "main_process",
-            "is_primary",
-            "is_world_process_zero",
-        ]);
-        let one = rank && !has(&["!=", "not ", "> 0", ">= 0", "world_size", "none", "-1"]);
-        one.then_some(Within::OneRank)
-    }
-}
-
-/// Names that a body assigns more than once, on whatever branches.
-fn assigned_again(body: &[Stmt]) -> Vec<&str> {
-    fn collect<'a>(body: &'a [Stmt], names: &mut Vec<&'a str>) {
-        for stmt in body {
-            match stmt {
-                Stmt::Assign(assign) => names.extend(assign.targets.iter().filter_map(|t| match t {
-                    Expr::Name(name) => Some(name.id.as_str()),
-                    _ => None,
-                })),
-                Stmt::If(tested) => {
-                    collect(&tested.body, names);
-                    tested.elif_else_clauses.iter().for_each(|c| collect(&c.body, names));
-                }
-                Stmt::With(with) => collect(&with.body, names),
-                _ => {}
-            }
-        }
-    }
-    let mut names = Vec::new();
-    collect(body, &mut names);
-    names.sort_unstable();
-    let mut again: Vec<&str> = names.windows(2).filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
-    again.dedup();
-    again
-}
-
-/// Whether an expression names a loader of data.
-fn is_loader(expr: &Expr) -> bool {
-    let expr = match expr {
-        Expr::Subscript(s) => &s.value,
-        other => other,
-    };
-    last(expr).is_some_and(|n| {
-        let n = n.to_ascii_lowercase();
-        n.ends_with("loader") || n.ends_with("_dl") || n.ends_with("train_iter") || n.ends_with("dataloaders")
-    })
-}
-
-fn is_over_batches(iter: &Expr) -> bool {
-    match iter {
-        Expr::Call(call) => call.arguments.args.iter().any(is_over_batches),
-        other => is_loader(other),
-    }
 }
 
 impl<'a> Visitor<'a> for Walk<'a> {
@@ -625,24 +356,24 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 let kind = self.model.kind(&assign.value);
                 for target in &assign.targets {
                     self.visit_expr(target);
-                    self.assign(target, Some(&assign.value), kind);
+                    self.model.assign(target, Some(&assign.value), kind);
                 }
             }
             Stmt::AnnAssign(assign) => {
                 let device = is_device_name(&assign.target);
                 self.in_slot(device, |w| assign.value.iter().for_each(|v| w.visit_expr(v)));
-                let kind = match self.annotated(&assign.annotation) {
+                let kind = match self.model.annotated(&assign.annotation) {
                     Kind::Unknown => assign.value.as_deref().map_or(Kind::Unknown, |v| self.model.kind(v)),
                     known => known,
                 };
-                self.assign(&assign.target, assign.value.as_deref(), kind);
+                self.model.assign(&assign.target, assign.value.as_deref(), kind);
             }
             Stmt::AugAssign(assign) => {
                 self.visit_expr(&assign.value);
                 self.visit_expr(&assign.target);
                 let (before, value) = (self.model.kind(&assign.target), self.model.kind(&assign.value));
                 let kind = if value == Kind::Tensor { value } else { before };
-                self.assign(&assign.target, None, kind);
+                self.model.assign(&assign.target, None, kind);
             }
             Stmt::For(stmt) => self.for_loop(stmt),
             Stmt::While(stmt) => {
@@ -738,7 +469,8 @@ impl<'a> Visitor<'a> for Walk<'a> {
             }
             Expr::Named(named) => {
                 self.visit_expr(&named.value);
-                self.assign(&named.target, Some(&named.value), self.model.kind(&named.value));
+                let kind = self.model.kind(&named.value);
+                self.model.assign(&named.target, Some(&named.value), kind);
             }
             Expr::Lambda(_) => {
                 self.model.within.push(Within::Lambda);
@@ -767,7 +499,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What is called and with what, with an eye to parameters for devices.
-    fn arguments(&mut self, call: &'a ruff_python_ast::ExprCall) {
+    fn arguments(&mut self, call: &'a ExprCall) {
         self.in_slot(false, |w| w.visit_expr(&call.func));
         let name = last(&call.func).unwrap_or_default();
         let takes = matches!(
@@ -793,7 +525,7 @@ impl<'a> Walk<'a> {
     }
 
     fn guarded(&mut self, test: &'a Expr, body: &'a [Stmt]) {
-        match self.guard(test) {
+        match self.model.guard(test) {
             Some(within) => self.inside(within, body),
             None => self.visit_body(body),
         }
@@ -801,7 +533,7 @@ impl<'a> Walk<'a> {
 
     fn comprehension(&mut self, expr: &'a Expr, generators: &'a [ruff_python_ast::Comprehension]) {
         for g in generators {
-            self.assign_each(&g.target, &g.iter);
+            self.model.assign_each(&g.target, &g.iter);
             g.ifs.iter().for_each(|test| self.truth(test));
         }
         visitor::walk_expr(self, expr);

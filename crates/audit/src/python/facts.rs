@@ -126,7 +126,7 @@ fn steps(value: &Expr) -> bool {
 }
 
 /// Whether a test asks for a remainder, as `step % 100 == 0` does.
-fn counts(test: &Expr) -> bool {
+pub(crate) fn counts(test: &Expr) -> bool {
     match test {
         Expr::BoolOp(op) => op.values.iter().any(counts),
         Expr::Compare(compare) => counts(&compare.left),

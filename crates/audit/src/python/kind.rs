@@ -239,6 +239,8 @@ pub(crate) fn of_method(of: Kind, method: &str) -> Kind {
             Kind::Module
         }
         Kind::Numpy => Kind::Numpy,
+        // A tensor that was made on the host.
+        Kind::Host if matches!(method, "to" | "cuda" | "tpu") => Kind::Tensor,
         Kind::Host => Kind::Host,
         _ => Kind::Unknown,
     }

@@ -20,6 +20,8 @@ pub(crate) struct Binding {
     pub(crate) number: Option<i64>,
     /// Whether it was bound once so far.
     pub(crate) once: bool,
+    /// Whether it is a test that holds only now and then.
+    pub(crate) seldom: bool,
     /// How many loops of its function were around when it was first bound.
     pub(crate) loops: usize,
 }
@@ -203,7 +205,13 @@ impl<'a> Model<'a> {
 
     fn kind_of_call(&self, call: &ExprCall, fuel: u32) -> Kind {
         if let Some(path) = self.path(&call.func) {
-            return kind::of_call(&path);
+            // What is made of Python's numbers is on the host, unless a device is named.
+            let there = call.arguments.find_keyword("device").is_some();
+            let made = matches!(
+                path.as_str(),
+                "torch.tensor" | "torch.as_tensor" | "torch.from_numpy" | "torch.randperm"
+            );
+            return if made && !there { Kind::Host } else { kind::of_call(&path) };
         }
         match &*call.func {
             Expr::Name(f) => match self.binding(f.id.as_str()) {

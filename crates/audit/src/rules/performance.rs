@@ -11,7 +11,8 @@ use crate::rule::{Family, Rule, When};
 
 /// Heads of a width below that of the matrix unit.
 fn narrow(call: &Call<'_, '_>, heads: i64, width: i64) -> Option<Hit> {
-    let narrow = heads > 0 && (1..128).contains(&width);
+    // A small width altogether is a test's.
+    let narrow = heads > 0 && (1..128).contains(&width) && heads * width >= 256;
     narrow.then(|| call.hit().map(|h| h.named(format!("{heads} heads of {width}")))).flatten()
 }
 
