@@ -68,6 +68,8 @@ class _Comparison:
 
     def _pair(self, i: int, j: int) -> None:
         op, other = self.a.ops[i], self.b.ops[j]
+        if _shapes(self.a, op) != _shapes(self.b, other):
+            return self._block([i], [j])
         verdict, reason, side, worst = self._verdict(op, other)
         self._tell(verdict, reason, side, worst, i, j)
 
@@ -111,9 +113,12 @@ class _Comparison:
         return "rounding", f"at most {worst.ratio:.2g} of what rounding may make", "", worst
 
     def _block(self, left: list[int], right: list[int]) -> None:
-        """Operations that have no partner are judged by themselves."""
+        """Operations that have no partner are judged by themselves; the CPU's not, whose kernels the referee has."""
+        devices = {self.a.header["device"], self.b.header["device"]}
         for side, trace, numbers in (("a", self.a, left), ("b", self.b, right)):
             self.counts[f"only {side}"] += len(numbers)
+            if trace.header["device"] == "cpu" and len(devices) > 1:
+                continue
             for n in numbers:
                 op = trace.ops[n]
                 if op.get("draws") or not op["results"] or self.judged >= _JUDGED:
@@ -179,8 +184,6 @@ class _Comparison:
     # -- tensors
 
     def _relative(self, xs: list[dict], ys: list[dict]) -> float:
-        if len(xs) != len(ys):
-            return math.inf
         worst = 0.0
         for x, y in zip(xs, ys, strict=True):
             if not self.a.same(x["value"], self.b, y["value"]):
@@ -324,6 +327,12 @@ def _infinite(x) -> bool:
     if isinstance(x, list):
         return any(map(_infinite, x))
     return isinstance(x, float) and not math.isfinite(x)
+
+
+def _shapes(trace: Trace, op: dict) -> list:
+    """Shapes of what an operation takes and gives."""
+    taken = [x["value"] for x in tensors([op["args"], *op["kwargs"].values()])]
+    return [trace.about(v)["shape"] for v in (*taken, *op["results"])]
 
 
 def _about(trace: Trace, x: dict) -> dict:

@@ -3,8 +3,9 @@
 The referee is the same operation in float64 on the CPU. What float arithmetic may be off from that has a bound:
 
     products and sums     (4 sqrt(n) + 2) u |x| |y|, and operands rounded to fewer bits
-    everything else       (4 sqrt(n) + 2) u |result|, and four times how far results move when each input moves by one
-                          unit in its last place
+    everything else       (4 sqrt(n) + 2) u |result|, and four times how far an element moves when each input moves by
+                          one unit in its last place, and four roundings of numbers as large as its inputs; where
+                          elements meet, 16 times, and inputs move by a unit of the largest of them
 
 n is how many numbers an element sums, u half the epsilon of the dtype. That sums err by sqrt(n) and not by n is Higham
 and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41 (2019).
@@ -20,6 +21,9 @@ from oxitorch.diff._trace import Trace, decode
 
 _SQRT = 4
 _SHAKES = 3
+# How many times as far as inputs that move by a unit rounding may move a result: where elements meet, numbers are
+# rounded more than once between input and result.
+_MOVES, _MEET = 4, 16
 _WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -61,20 +65,21 @@ def check(trace: Trace, op: dict) -> Worst:
     func, args, kwargs = call(trace, op)
     got = [trace.tensor(v) for v in op["results"]]
     want = _referee(func, args, kwargs, got)
-    worst = None
-    for i, (g, w) in enumerate(zip(got, want, strict=False)):
-        if g.shape != w.shape:
-            if g.numel() and w.numel():
-                raise Unjudged(f"the CPU gives result {i} the shape {tuple(w.shape)}, it has {tuple(g.shape)}")
-            continue
-        if g.numel() == 0 or _is_place(op, i):
-            continue
-        found = measure(i, g, w, bound(trace, op, func, args, kwargs, i, g, w))
-        if worst is None or found.ratio > worst.ratio:
-            worst = found
-    if worst is None:
+    return _worst(trace, op, func, args, kwargs, got, want)
+
+
+def _worst(trace: Trace, op: dict, func, args, kwargs, got, want) -> Worst:
+    """The worst element of all results that can be compared."""
+    allowed = bounds(trace, func, args, kwargs, got, want)
+    found = []
+    for i, (g, w, most) in enumerate(zip(got, want, allowed, strict=False)):
+        if g.shape == w.shape and g.numel() and not _is_place(op, i):
+            found.append(measure(i, g, w, most))
+        elif g.shape != w.shape and g.numel() and w.numel():
+            raise Unjudged(f"the CPU gives result {i} the shape {tuple(w.shape)}, it has {tuple(g.shape)}")
+    if not found:
         raise Unjudged("nothing that it gives can be compared")
-    return worst
+    return max(found, key=lambda w: w.ratio)
 
 
 def call(trace: Trace, op: dict, device: str = "cpu"):
@@ -114,23 +119,35 @@ def run(func, args, kwargs) -> list[torch.Tensor]:
     return [t.cpu() for t in _kinds.results(func, args, kwargs, returned)]
 
 
-def bound(trace: Trace, op: dict, func, args, kwargs, i: int, got, want) -> torch.Tensor:
-    """What each element of result `i` may be off, in float64."""
-    if not (got.is_floating_point() or got.is_complex()):
-        return torch.zeros(got.shape, dtype=torch.float64)
-    kinds = [t.dtype for t in _kinds._flat([*args, *kwargs.values()]) if t.is_floating_point() or t.is_complex()]
-    coarse = max([torch.finfo(d).eps for d in (*kinds, got.dtype)])
+def bounds(trace: Trace, func, args, kwargs, got, want) -> list[torch.Tensor]:
+    """What each element of each result may be off, in float64."""
+    header, name = trace.header, func.name()
+    results = list(zip(got, want, strict=False))
+    floats = [g for g, _ in results if g.is_floating_point() or g.is_complex()]
+    if not floats:
+        return [torch.zeros(g.shape, dtype=torch.float64) for g, _ in results]
+    coarse = max(torch.finfo(t.dtype).eps for t in (*_floats(args, kwargs), *floats))
     unit = coarse / 2
-    info = torch.finfo(got.dtype)
-    share = (_SQRT * math.sqrt(_kinds.length(func, args, kwargs, got)) + 2) * unit
-    allowed = share * want.abs().double() + info.tiny
-    if _kinds.is_sum(func.name()):
-        magnitude = run(func, *_absolute(_widened(args), _widened(kwargs)))[i].double()
-        rounded = trace.header.get("operand_error", 0.0) if _kinds.is_product(func.name()) else 0.0
-        if coarse > torch.finfo(torch.float32).eps:
-            rounded = 0.0  # the operands have no more bits than that
-        return allowed + (share + 2 * rounded) * magnitude
-    return allowed + 4 * _spread(func, args, kwargs, i, want)
+    # Operands of less than float32 have no more bits than they are rounded to.
+    rounds = _kinds.is_product(name) and coarse <= torch.finfo(torch.float32).eps
+    rounded = 2 * header.get("operand_error", 0.0) if rounds else 0.0
+    if _kinds.is_sum(name):
+        moves = [m.double() for m in run(func, *_absolute(_widened(args), _widened(kwargs)))]
+    else:
+        moves = _spread(func, args, kwargs, want)
+    allowed = []
+    for (g, w), move in zip(results, moves, strict=False):
+        if not (g.is_floating_point() or g.is_complex()) or g.shape != w.shape:
+            allowed.append(torch.zeros(g.shape, dtype=torch.float64))
+            continue
+        share = (_SQRT * math.sqrt(_kinds.length(func, args, kwargs, g)) + 2) * unit
+        most = share * w.abs().double() + torch.finfo(g.dtype).tiny
+        if _kinds.is_sum(name):
+            allowed.append(most + (share + rounded) * move)
+        else:
+            times = _MOVES if _kinds.is_pointwise(func) else _MEET
+            allowed.append(most + times * (move + unit * _sizes(args, kwargs, w)))
+    return allowed
 
 
 def measure(i: int, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> Worst:
@@ -169,14 +186,7 @@ def alone(trace: Trace, op: dict, device: str) -> Worst:
         raise Unjudged(f"{func.name()} fails there: {str(e).splitlines()[0]}") from None
     _, args, kwargs = call(trace, op)
     want = _referee(func, args, kwargs, got)
-    found = [
-        measure(i, g, w, bound(trace, op, func, args, kwargs, i, g, w))
-        for i, (g, w) in enumerate(zip(got, want, strict=False))
-        if g.shape == w.shape and g.numel() and not _is_place(op, i)
-    ]
-    if not found:
-        raise Unjudged("nothing that it gives can be compared")
-    return max(found, key=lambda w: w.ratio)
+    return _worst(trace, op, func, args, kwargs, got, want)
 
 
 def tie(a: Trace, op_a: dict, b: Trace, op_b: dict) -> str | None:
@@ -285,24 +295,63 @@ def _absolute(*parts):
     return [_map(p, absolute) for p in parts]
 
 
-def _spread(func, args, kwargs, i: int, want: torch.Tensor) -> torch.Tensor:
-    """How far the elements of a result move with the inputs, in float64."""
+def _spread(func, args, kwargs, want: list[torch.Tensor]) -> list[torch.Tensor]:
+    """How far the elements of results move with the inputs, in float64: the sum of how far they move with each."""
     g = torch.Generator().manual_seed(0)
+    unit = max([torch.finfo(t.dtype).eps for t in _floats(args, kwargs)], default=torch.finfo(torch.float32).eps)
 
-    def shake(v):
-        if not isinstance(v, torch.Tensor):
-            return _WIDER.get(v, v) if isinstance(v, torch.dtype) else v
-        if not (v.is_floating_point() or v.is_complex()):
-            return v.clone()
-        sign = torch.randint(0, 2, v.shape, generator=g, dtype=torch.float64) * 2 - 1
-        return v.to(_WIDER.get(v.dtype, v.dtype)) * (1 + sign * torch.finfo(v.dtype).eps)
+    pointwise = _kinds.is_pointwise(func)
 
-    far = torch.zeros(want.shape, dtype=torch.float64)
-    for _ in range(_SHAKES):
-        moved = run(func, _map(args, shake), _map(kwargs, shake))[i]
-        off = (moved - want).abs().double().nan_to_num(nan=0.0, posinf=0.0)
-        far = far.maximum(off)
-    return far
+    def shake(v, n: int):
+        if isinstance(v, float):
+            return v * (1 + unit)
+        if not isinstance(v, torch.Tensor) or not v.numel() or not (v.is_floating_point() or v.is_complex()):
+            return v
+        if pointwise:
+            return v * (1 + unit)
+        # Where elements meet, as in a norm, what is between is as large as the largest of them. Neighbours along each
+        # dimension move apart once, and then all move at random.
+        if n < v.dim():
+            sign = 1 - 2 * (torch.arange(v.shape[n], dtype=torch.float64) % 2)
+            sign = sign.reshape([-1 if d == n else 1 for d in range(v.dim())])
+        else:
+            sign = torch.randint(0, 2, v.shape, generator=g, dtype=torch.float64) * 2 - 1
+        return v + sign * unit * v.abs().max()
+
+    total = [torch.zeros(w.shape, dtype=torch.float64) for w in want]
+    for place in [*range(len(args)), *kwargs]:
+        mine = args if isinstance(place, int) else kwargs
+        if not _any_float(mine[place]):
+            continue
+        far = [torch.zeros(w.shape, dtype=torch.float64) for w in want]
+        dims = max((t.dim() for t in _kinds.flat(mine[place])), default=0)
+        for n in range(dims + _SHAKES if dims and not pointwise else 1):
+            moved = [_widened(args), _widened(kwargs)]
+            at = moved[0] if isinstance(place, int) else moved[1]
+            at[place] = _map(at[place], lambda v, n=n: shake(v, n))
+            for f, m, w in zip(far, run(func, *moved), want, strict=True):
+                off = (m.to(w.dtype) - w).abs() if w.dtype != torch.bool else m != w
+                torch.maximum(f, off.double().nan_to_num(nan=0.0, posinf=0.0), out=f)
+        for t, f in zip(total, far, strict=True):
+            t += f
+    return total
+
+
+def _sizes(args, kwargs, want: torch.Tensor) -> torch.Tensor:
+    """How large the inputs of each element are, of inputs that have an element for each."""
+    size = torch.zeros(want.shape, dtype=torch.float64)
+    for t in _floats(args, kwargs):
+        if t.shape == want.shape:
+            size = size.maximum(t.abs().double().nan_to_num(nan=0.0, posinf=0.0))
+    return size
+
+
+def _floats(args, kwargs) -> list[torch.Tensor]:
+    return [t for t in _kinds.flat([*args, *kwargs.values()]) if t.is_floating_point() or t.is_complex()]
+
+
+def _any_float(x) -> bool:
+    return isinstance(x, float) or bool(_floats([x], {}))
 
 
 def _number(x: torch.Tensor) -> float:

@@ -12,32 +12,13 @@ UNINITIALISED = ("aten::empty", "aten::new_empty")
 
 # Those that draw random numbers; NOISE says which result has them, where that is not the first.
 _DRAWS = frozenset(
-    [
-        "bernoulli",
-        "bernoulli_",
-        "uniform_",
-        "normal",
-        "normal_",
-        "random_",
-        "exponential_",
-        "geometric_",
-        "cauchy_",
-        "log_normal_",
-        "rand",
-        "randn",
-        "rand_like",
-        "randn_like",
-        "randint",
-        "randint_like",
-        "randperm",
-        "multinomial",
-        "native_dropout",
-        "poisson",
-        "binomial",
-        "_standard_gamma",
+    {
+        "bernoulli", "bernoulli_", "uniform_", "normal", "normal_", "random_", "exponential_", "geometric_",
+        "cauchy_", "log_normal_", "rand", "randn", "rand_like", "randn_like", "randint", "randint_like",
+        "randperm", "multinomial", "native_dropout", "poisson", "binomial", "_standard_gamma",
         "_sample_dirichlet",
-    ]
-)
+    }
+)  # fmt: skip
 NOISE = {"native_dropout": 1}
 
 # Products: operands may be rounded to less than float32 (precision), and an element sums so many products.
@@ -56,17 +37,11 @@ _PRODUCTS = {
 # Sums of their arguments: with the products, these do not decrease where arguments increase, so the same of absolute
 # values bounds what is summed.
 _SUMS = frozenset(
-    [
-        "sum",
-        "mean",
-        "nansum",
-        "embedding_dense_backward",
-        "avg_pool2d",
-        "_adaptive_avg_pool2d",
-        "scatter_add",
-        "index_add",
-    ]
-)
+    {
+        "sum", "mean", "nansum", "embedding_dense_backward", "avg_pool2d", "_adaptive_avg_pool2d",
+        "scatter_add", "index_add",
+    }
+)  # fmt: skip
 
 # Those that choose an element: which result is a place, and in what it is one.
 CHOOSES = {
@@ -86,7 +61,11 @@ CHOOSES = {
 }
 
 # What asks for the bits or the neighbours of numbers: of float64 it is something else.
-OF_DTYPE = frozenset(["nextafter", "nextafter_", "frexp", "view_copy"])
+OF_DTYPE = frozenset(
+    {
+        "nextafter", "nextafter_", "frexp", "view_copy",
+    }
+)  # fmt: skip
 
 # What writes to arguments of which its schema does not tell.
 _ALSO_WRITES = {
@@ -123,19 +102,20 @@ def written(func, args, kwargs) -> list[torch.Tensor]:
         return []
     given = named(func, args, kwargs)
     names = [s.name for s in func._schema.arguments if s.alias_info is not None and s.alias_info.is_write]
-    return [t for n in (*names, *also) for t in _flat(given.get(n))]
+    return [t for n in (*names, *also) for t in flat(given.get(n))]
 
 
 def results(func, args, kwargs, returned) -> list[torch.Tensor]:
     """The tensors that have values of an operation: those it returns, and those it writes to."""
     wrote = written(func, args, kwargs)
-    return [t for t in _flat(returned) if not any(t is w for w in wrote)] + wrote
+    return [t for t in flat(returned) if not any(t is w for w in wrote)] + wrote
 
 
-def _flat(x) -> list[torch.Tensor]:
+def flat(x) -> list[torch.Tensor]:
+    """The tensors in lists."""
     if isinstance(x, torch.Tensor):
         return [x]
-    return [t for v in x for t in _flat(v)] if isinstance(x, list | tuple) else []
+    return [t for v in x for t in flat(v)] if isinstance(x, list | tuple) else []
 
 
 def is_product(name: str) -> bool:
@@ -146,13 +126,18 @@ def is_sum(name: str) -> bool:
     return base(name) in _PRODUCTS or base(name) in _SUMS
 
 
+def is_pointwise(func) -> bool:
+    """Whether an element of a result comes of one element of each argument."""
+    return torch.Tag.pointwise in func.tags or base(func.name()).startswith("_foreach")
+
+
 def length(func, args, kwargs, result: torch.Tensor) -> int:
     """How many numbers an element of the result sums at most, as far as it is known."""
     op = base(func.name())
     if op in _PRODUCTS:
         return max(1, int(_PRODUCTS[op](args)))
     given = named(func, args, kwargs)
-    inputs = [t for a in given.values() for t in _flat(a)]
+    inputs = [t for a in given.values() for t in flat(a)]
     if not inputs:
         return 1
     x = max(inputs, key=torch.Tensor.numel)

@@ -80,8 +80,8 @@ class Trace:
             self.gradients: list[dict] = text["gradients"]
             self._values: list[dict] = text["values"]
             self._check()
-        except (KeyError, IndexError, TypeError, AttributeError) as e:
-            raise ValueError(f"{self.path} is no recorded run: {type(e).__name__} {e}") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
+            raise ValueError(f"{self.path} is no recorded run, it does not fit together: {e}") from None
 
     def _check(self) -> None:
         """Raises where something is missing that others rely on."""
@@ -90,18 +90,18 @@ class Trace:
         rows += [(kind, row) for kind, those in lists.items() for row in those]
         for kind, row in rows:
             if missing := _FIELDS[kind] - row.keys():
-                raise KeyError(f"a {kind} without {', '.join(sorted(missing))}")
+                raise ValueError(f"{kind} without {', '.join(sorted(missing))}")
         there = set(self._zip.namelist())
         used = [v for m in self.modules for v in m["outputs"]] + [g["value"] for g in self.gradients]
         used += [s[k] for s in self.steps for k in s.keys() - {"step"} if s[k] is not None]
         for op in self.ops:
             used += op["results"] + [x["value"] for x in tensors([op["args"], *op["kwargs"].values()])]
             if op["name"].count(".") != 2:
-                raise KeyError(f"an operation {op['name']}")
+                raise ValueError(f"an operation {op['name']}")
         if any(not 0 <= v < len(self._values) for v in used):
-            raise IndexError("a value that is not there")
+            raise ValueError("a value that is not there")
         if any(f"values/{v['digest']}" not in there for v in self._values):
-            raise KeyError("a tensor that is not there")
+            raise ValueError("a tensor that is not there")
 
     def close(self) -> None:
         self._zip.close()
