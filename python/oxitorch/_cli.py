@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["OXITORCH_CLI_FACTS"] = json.dumps(facts())
     if argv[:1] in (["aot"], ["selftest"]):
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a compiler does not listen; a test ends with its child
-    if argv[:1] in (["trace"], ["graphs"], ["cache"], ["preflight"], ["diff"]):
+    if argv[:1] in (["trace"], ["graphs"], ["cache"], ["preflight"], ["diff"], ["to-jax"]):
         # Ctrl-C is for the script that these may run; they end after it, with what it left.
         signal.signal(signal.SIGINT, lambda *_: None)
     return _core.run_cli(["oxitorch", *argv])

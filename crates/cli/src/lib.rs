@@ -117,6 +117,13 @@ enum Command {
     ///
     /// Takes a minute with --quick, else at most ten. The exit status is 0 if all is well and 1 if not.
     Selftest(selftest::Selftest),
+    /// Write a PyTorch module as JAX source, run both, and say how far they differ
+    #[command(disable_help_flag = true)]
+    ToJax {
+        /// A file or module and options; `oxitorch to-jax --help` has them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Write a timeline of a script: what Python recorded, compiled, copied, waited for, and what the device ran
     Trace {
         #[command(subcommand)]
@@ -215,6 +222,10 @@ fn execute(command: Command, facts: Option<OsString>) -> anyhow::Result<i32> {
         }
         Command::Diff(args) => diff::run(args, &facts(None)?),
         Command::Selftest(args) => selftest::run(&args, &facts(None)?),
+        Command::ToJax { args } => {
+            let module = ["-m", "oxitorch.to_jax"].map(str::to_owned);
+            script::run(&[&module[..], &args[..]].concat(), &[], &facts(None)?)
+        }
         Command::Aot(work) => oxitorch_preflight::compile::aot::compile(&work).map(|()| 0),
         Command::AotFolder(work) => {
             oxitorch_preflight::compile::folder::compile(&work, &preflight::environment(&facts(None)?))

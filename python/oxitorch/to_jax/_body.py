@@ -219,7 +219,9 @@ class Body:
         text = self.expression(node)
         if self.updates(node):
             target = self.member(next(iter(node.args.values())).path)
-            self.lines.append((0, f"{target}[...] = {text}", line))
+            # What was run was the mode of training.
+            self.lines.append((0, f"if not {self.owner.flag('use_running_average')}:", line))
+            self.lines.append((1, f"{target}[...] = {text}", 0))
             out = node.outs[0]
             if self.uses[out]:
                 self.lines.append((0, f"{self.assign(out, None, at)} = {target}[...]", 0))
@@ -239,7 +241,8 @@ class Body:
             return
         targets = [self.assign(v, None, at) if self.uses[v] else "_" for v in node.outs]
         comma = "," if len(targets) == 1 else ""
-        self.lines.append((0, f"{', '.join(targets)}{comma} = {text}", line))
+        together = nest(node.nested, targets)[1:-1] if node.nested else ", ".join(targets) + comma
+        self.lines.append((0, f"{together} = {text}", line))
 
     def loop(self, run, at):
         first, last = run[0], run[-1]
@@ -326,7 +329,8 @@ class Body:
         if isinstance(x, sympy.Expr):
             return self.size(x)
         if isinstance(x, list | tuple):
-            return f"[{', '.join(self.text(y) for y in x)}]" if isinstance(x, list) else constant(tuple(x))
+            inner = ", ".join(self.text(y) for y in x)
+            return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
         if isinstance(x, bool) or not isinstance(x, int | float):
             return constant(x)
         return literal("size", x) if isinstance(x, int) else literal("value", x)
@@ -360,7 +364,19 @@ class Body:
                     return f"{self.names[v]}.shape[{i}]"
         return None
 
+    def product(self, e):
+        """A size that is the product of two sizes of the inputs, which sympy may have multiplied out."""
+        known = {s for v in self.scope.inputs for s in v.shape if isinstance(s, sympy.Expr)} | set(self.scope.sizes)
+        known = sorted(known, key=str)
+        for i, a in enumerate(known):
+            for b in known[i:]:
+                if sympy.expand(e - a * b) == 0:
+                    return f"{self.size(a)} * {self.size(b)}"
+        return None
+
     def computed(self, e):
+        if e.is_Add and (text := self.product(e)) is not None:
+            return text
         if e.is_Symbol:
             for v, name in self.names.items():
                 if e in v.shape:
@@ -477,6 +493,18 @@ class Args:
     def items(self, xs):
         return ", ".join(self.text(x) for x in xs)
 
+    def shape_text(self, sizes):
+        """A shape; the one size that the sizes of the inputs do not say is left to JAX."""
+        texts = []
+        for s in sizes:
+            try:
+                texts.append(self.text(s))
+            except Unsupported:
+                if "-1" in texts or any(isinstance(t, int) and t == -1 for t in sizes):
+                    raise
+                texts.append("-1")
+        return ", ".join(texts)
+
     def axes(self):
         """The axes of a reduction, and whether they stay."""
         d = self.raw.get("dim")
@@ -533,6 +561,14 @@ class Args:
         """An argument with its heads before the times."""
         swapped = name in getattr(self.node, "swapped", ())
         return f"{self.atom(name)}.swapaxes(1, 2)" if swapped else self[name]
+
+
+def nest(structure, targets):
+    """Names in the structure of a result: `(y, (h, c))`."""
+    if isinstance(structure, int):
+        return targets[structure]
+    inner = [nest(s, targets) for s in structure]
+    return "_" if set(inner) == {"_"} else f"({', '.join(inner)})"
 
 
 def singular(name):

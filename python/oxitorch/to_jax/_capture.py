@@ -55,6 +55,7 @@ class Capture:
         self.views = {}  # id of a tensor -> (base, op, args)
         self.writes = {}  # id of a storage -> [(tensor, scope)]
         self.seen = {}  # (scope, tensor) -> how many writes its value has
+        self.fresh_memory = {}  # storage -> the tensor that an operation made it for
         self.shapes = ShapeEnv()
         self.recording = True
         self.random = []  # places where random numbers are drawn
@@ -75,7 +76,7 @@ class Capture:
         return Value(shape, t.dtype, None, node, index)
 
     def storage(self, t):
-        return id(t.untyped_storage()._cdata) if False else t.untyped_storage()._cdata
+        return t.untyped_storage()._cdata
 
     def bind(self, scope, t, value):
         self.keep.append(t)
@@ -85,6 +86,8 @@ class Capture:
 
     def value(self, t, scope):
         """What a tensor is within a scope."""
+        if id(t) not in scope.values:
+            t = self.same_object(t)
         if id(t) in scope.values:
             return self.fresh(t, scope)
         if id(t) in self.params:
@@ -102,6 +105,27 @@ class Capture:
                 return Const(t.constant)
             raise Unsupported("a tensor that was made in another module's forward and is no result of it")
         return Const(t)
+
+    def same_object(self, t):
+        """The tensor that was seen. PyTorch hands out factories' results as another object, if somebody holds them."""
+        try:
+            made = self.fresh_memory.get(self.storage(t))
+        except (RuntimeError, NotImplementedError):
+            return t
+        if made is None or id(t) in self.views or made.dtype != t.dtype or len(made.shape) != len(t.shape):
+            return t
+        return made if all(str(a) == str(b) for a, b in zip(made.shape, t.shape, strict=True)) else t
+
+    def known(self, t, scope):
+        """What a tensor is within a scope; for what cannot be said, a node that says so."""
+        try:
+            return self.value(t, scope)
+        except Unsupported as e:
+            node = Node({}, [], self.place(scope), problem=str(e))
+            node.outs = [self.describe(t, node)]
+            scope.nodes.append(node)
+            self.bind(scope, t, node.outs[0])
+            return node.outs[0]
 
     def lift(self, t, scope):
         """Makes a caller's tensor an input."""
@@ -203,7 +227,7 @@ class Capture:
     def read(self, frame, scope):
         for name, x in frame.f_locals.items():
             if isinstance(x, torch.Tensor):
-                v = scope.values.get(id(x))
+                v = scope.values.get(id(x)) or scope.values.get(id(self.same_object(x)))
                 if isinstance(v, Value) and v.name is None:
                     v.name = name
             elif isinstance(x, torch.SymInt):
@@ -272,6 +296,8 @@ class Capture:
         for t, v in zip(outs, node.outs, strict=True):
             if isinstance(t, torch.Tensor):
                 self.bind(scope, t, v)
+                if not view and isinstance(t, FakeTensor):
+                    self.fresh_memory.setdefault(self.storage(t), t)
                 shares = view or name in ("aten::reshape", "aten::contiguous", "aten::flatten")
                 if shares and not node.many and args and isinstance(args[0], torch.Tensor) and self.shares(t, args[0]):
                     self.views[id(t)] = (args[0], func, node.args)
@@ -288,7 +314,8 @@ class Capture:
 
     def write(self, t, node, scope):
         """Notes that an operation wrote to a tensor: it has a new value."""
-        if id(t) in self.params and id(t) not in scope.values:
+        t = t if id(t) in scope.values else self.same_object(t)
+        if isinstance(t, torch.nn.Parameter) and id(t) not in scope.values:
             node.problem = f"an operation in place on `{self.params[id(t)].path}`"
         self.writes.setdefault(self.storage(t), []).append((t, scope))
         old = scope.values.get(id(t))
@@ -312,7 +339,7 @@ class Capture:
         if kind == "leaf":
             return self.leaf(module, path, original, args, kwargs)
         if scope.path is not None and not inside(path, scope.path):
-            raise Unsupported(f"`{scope.path}` calls `{path}`, which is a part of another module")
+            return self.foreign(module, path, original, args, kwargs)
         inner = Scope(path, module, scope, code=forward_code(module))
         bound = arguments_of(module, args, kwargs)
         for name, x in bound.items():
@@ -327,6 +354,8 @@ class Capture:
                 inner.inputs.append(v)
                 inner.lifted.append(t)
         place = self.place(scope)
+        # Before it runs, as it may write to them.
+        given = {id(t): self.known(t, scope) for t in inner.lifted}
         self.scope = inner
         try:
             result = original(module, *args, **kwargs)
@@ -339,8 +368,20 @@ class Capture:
         calls = self.calls.setdefault(path, [])
         calls.append(inner)
         node = Node({}, [], place, path=path, method=len(calls) - 1)
-        node.args = {str(i): self.value(t, scope) for i, t in enumerate(inner.lifted)}
+        node.args = {str(i): given.get(id(t)) or self.known(t, scope) for i, t in enumerate(inner.lifted)}
         self.results(node, result, scope)
+        return result
+
+    def foreign(self, module, path, original, args, kwargs):
+        """The call of a module that the caller does not own."""
+        scope = self.scope
+        self.recording = False
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            self.recording = True
+        problem = f"the call of `{path}`, which is a part of another module than `{scope.path}`,"
+        self.results(Node({}, [], self.place(scope), problem=problem), result, scope)
         return result
 
     def sequential(self, scope):
@@ -356,6 +397,7 @@ class Capture:
             self.bind(inner, t, v)
             inner.inputs.append(v)
             inner.lifted.append(t)
+        given = {id(t): self.known(t, scope) for t in inner.lifted}
         self.scope = inner
         try:
             result = original(module, *args, **kwargs)
@@ -365,7 +407,7 @@ class Capture:
             inner.frames.clear()
         self.parts[path] = inner
         node = Node({}, [], self.place(scope), path=path)
-        node.args = {str(i): self.value(t, scope) for i, t in enumerate(inner.lifted)}
+        node.args = {str(i): given.get(id(t)) or self.known(t, scope) for i, t in enumerate(inner.lifted)}
         self.results(node, result, scope)
         return result
 
@@ -374,13 +416,19 @@ class Capture:
         scope = self.scope
         node = Node({}, [], self.place(scope), path=path)
         bound = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-        tensors = {k: replace(x, lambda y: self.argument(y, scope)) for k, x in bound.items() if x is not None}
-        node.args = tensors
+
+        def argument(x):
+            return self.known(x, scope) if isinstance(x, torch.Tensor) else self.expr(x)
+
+        node.args = {k: replace(x, argument) for k, x in bound.items() if x is not None}
         self.recording = False
         try:
             result = original(module, *args, **kwargs)
         finally:
             self.recording = True
+        if isinstance(result, tuple):
+            numbers = iter(range(len(pytree.tree_leaves(result))))
+            node.nested = replace(result, lambda _: next(numbers))
         self.results(node, result, scope)
         return result
 
@@ -396,7 +444,7 @@ class Capture:
             result = {k: v for k, v in result.items() if pytree.tree_leaves(v)}
             if all(isinstance(v, torch.Tensor) for v in result.values()):
                 scope.keys = list(result)
-        scope.outputs = [self.value(t, scope) for t in flat if isinstance(t, torch.Tensor)]
+        scope.outputs = [self.known(t, scope) for t in flat if isinstance(t, torch.Tensor)]
         if scope.keys is not None and len(scope.keys) != len(scope.outputs):
             scope.keys = None
 

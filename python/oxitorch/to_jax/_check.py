@@ -137,7 +137,9 @@ def same_optimizer(optimizer, model, copied):
 def run(folder: Path) -> dict:
     """Runs the translation's test in a process of its own: the differences, or why there are none."""
     keep = {k: v for k, v in os.environ.items() if k != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    env = {**keep, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Each program runs a few times at most: little effort for its code.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    env = {**keep, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1", "XLA_FLAGS": flags.strip()}
     command = [sys.executable, "-m", f"{folder.name}.test_model"]
     try:
         done = subprocess.run(

@@ -21,7 +21,7 @@ from torch import nn
 
 from oxitorch.to_jax import _leaves
 from oxitorch.to_jax._body import Body
-from oxitorch.to_jax._graph import Scope, Unsupported
+from oxitorch.to_jax._graph import Place, Scope
 from oxitorch.to_jax._text import LITERAL, constant, dtype, identifier, literal, plain
 
 WIDTH = 100
@@ -373,10 +373,13 @@ class Owner:
             return "lambda x: x"
         owner = Owner(self.emitter, path)
         owner.file = self.file
+        for v in (v for node in scope.nodes for v in node.outs):
+            v.name = None  # one expression
         body = Body(scope, self.emitter.capture, owner).write()
         if owner.dropouts or owner.attributes or len(body.lines) != 1 or len(body.parameters) != 1:
-            lines = "; ".join(t for _, t, _ in body.lines)
-            raise Unsupported(f"`{type(child).__name__}` at `{path}` within Sequential: {plain(lines)}")
+            what = f"`{type(child).__name__}` at `{path}`, which is more than an expression within Sequential,"
+            self.problem(what, place_of(type(self.module)))
+            return f"lambda x: unsupported({what!r}, {path!r})"
         text = body.lines[0][1].removeprefix("return ")
         x = body.parameters[0]
         function = re.fullmatch(r"([\w.]+)\((\w+)\)", text)
@@ -441,8 +444,6 @@ def doc_of(cls):
 
 
 def place_of(cls):
-    from oxitorch.to_jax._graph import Place
-
     try:
         return Place(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1])
     except (TypeError, OSError):

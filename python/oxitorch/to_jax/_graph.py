@@ -55,6 +55,7 @@ class Node:
     path: str | None = None
     method: int = 0  # which of the graphs of the module that is called
     many: bool = False  # its result is a list
+    nested: tuple | None = None  # the structure of a leaf's result, of numbers of `outs`
     problem: str | None = None  # why it has no translation
 
     def uses(self):

@@ -354,7 +354,7 @@ def _(a):
     if "size" not in a.raw and "shape" not in a.raw:
         raise Unsupported("a view with another dtype")
     shape = a.raw.get("size", a.raw.get("shape"))
-    return f"{a.atom('self')}.reshape({a.items(shape)})" if shape else f"{a.atom('self')}.reshape(())"
+    return f"{a.atom('self')}.reshape({a.shape_text(shape)})" if shape else f"{a.atom('self')}.reshape(())"
 
 
 @row("reshape_as")
@@ -532,6 +532,12 @@ def split(a, sizes, d):
 def _(a):
     d = a.raw["dim"] % len(a.shape("self"))
     return a["self"] if d == 0 else f"jnp.moveaxis({a['self']}, {d}, 0)"
+
+
+@row("diff")
+def _(a):
+    ends = [f", {n}={a[n]}" for n in ("prepend", "append") if a.raw.get(n) is not None]
+    return f"jnp.diff({a['self']}, {a['n']}, axis={a['dim']}{''.join(ends)})"
 
 
 @row("meshgrid")
