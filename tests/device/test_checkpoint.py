@@ -62,7 +62,7 @@ def nested(blocks, x):
 FORMS = {
     "plain": (each(lambda block, x: checkpoint(block, x, use_reentrant=False)), 0.5),
     "reentrant": (each(lambda block, x: checkpoint(block, x, use_reentrant=True)), 0.5),
-    "nested": (nested, 0.5),
+    "nested": (nested, 0.75),
     "sequential": (lambda blocks, x: checkpoint_sequential(blocks, BLOCKS, x, use_reentrant=False), 0.6),
     "selective": (each(selective), 0.9),
 }
