@@ -172,7 +172,11 @@ def test_random_numbers_are_those_of_one_round_after_the_other():
         return h, torch.stack(outs)
 
     x, xs = torch.ones(3, device=DEVICE), torch.ones(4, 3, device=DEVICE)
-    functions = [one_by_one, torch.compile(lambda x, xs: scan(step, x, xs)), torch.tpu.jit(lambda x, xs: scan(step, x, xs))]
+    functions = [
+        one_by_one,
+        torch.compile(lambda x, xs: scan(step, x, xs)),
+        torch.tpu.jit(lambda x, xs: scan(step, x, xs)),
+    ]
     found = []
     for f in functions:
         for _ in range(2):
