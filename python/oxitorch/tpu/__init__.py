@@ -130,8 +130,8 @@ def scan_layers(layers, *, remat="none"):
             `create_selective_checkpoint_contexts` takes: what they name.
 
     Returns:
-        An `nn.Sequential` with the layers under their names; `forward(x, *args, **kwargs)` calls each with the result of
-        the one before and with the same other arguments.
+        An `nn.Sequential` with the layers under their names; `forward(x, *args, **kwargs)` calls each with the result
+        of the one before and with the same other arguments.
 
     Raises:
         ValueError: the layers differ in structure, or `remat` is none of these.
