@@ -1,11 +1,12 @@
 """PyTorch's control flow (`torch.cond`, `while_loop`, `scan`, `map`) on the device: one operation of a program each.
 
 The body of a loop, or a branch, is run once while the engine records what it does; the loop is then recorded as one
-operation that has the body in it. Where a body cannot be recorded so, as it reads a value or is run on the CPU, PyTorch's
-own way is taken, which runs it for each round; `torch.tpu.explain()` says why.
+operation that has the body in it. Where a body cannot be recorded so, as it reads a value or is run on the CPU,
+PyTorch's own way is taken, which runs it for each round; `torch.tpu.explain()` says why.
 `associative_scan` needs nothing: PyTorch's way is a tree of few operations.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -158,9 +159,10 @@ def flow(name: str, numbers: tuple[int, int, int, int], operands: Sequence[torch
 
     Args:
         name: "cond", "while_loop", "scan" or "map".
-        numbers: of the latter two the length, whether it goes from the last slice to the first, how many of the operands
-            are carried from round to round, and how many at the end are states of generators: those that another loop
-            gave behind its results, whose random numbers this one then takes again. 0: it moves the generators on.
+        numbers: of the latter two the length, whether it goes from the last slice to the first, how many of the
+            operands are carried from round to round, and how many at the end are states of generators: those that
+            another loop gave behind its results, whose random numbers this one then takes again. 0: it moves the
+            generators on.
 
     Raises:
         Played: the bodies do not make it.
@@ -185,12 +187,11 @@ def drop_bodies(count: int) -> None:
         _OPS._body_drop(False)
 
 
-class _forgotten_on_error:  # noqa: N801
+@contextlib.contextmanager
+def _forgotten_on_error():
     """What was recorded before is dropped if the next body cannot be recorded."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind is not None:
-            drop_bodies(1)
+    try:
+        yield
+    except BaseException:
+        drop_bodies(1)
+        raise

@@ -133,8 +133,12 @@ def _in_graph(layers: ScannedLayers, x, args, kwargs):
     """While Dynamo captures a graph: PyTorch's own scan, whose backward is its autograd's."""
     first = layers[0]
     names = [name for name, _ in _tensors(first)]
-    stacks = [torch.stack([layer.get_parameter(n) if n in dict(layer.named_parameters()) else layer.get_buffer(n)
-                           for layer in layers]) for n in names]
+    stacks = [
+        torch.stack(
+            [layer.get_parameter(n) if n in dict(layer.named_parameters()) else layer.get_buffer(n) for layer in layers]
+        )
+        for n in names
+    ]
 
     def step(x, weights):
         call = functools.partial(torch.func.functional_call, first)

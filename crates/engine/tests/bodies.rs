@@ -153,13 +153,16 @@ fn loops_are_in_loops() {
     assert_eq!(count(&program, "while"), 2, "{program}");
 }
 
+/// Why it is no body, and what it does with what it is given.
+type Case<'a> = (&'a str, &'a dyn Fn(&Tensor));
+
 #[test]
 fn what_needs_a_launch_is_no_body() {
     let rig = Rig::new();
     let x = rig.floats();
     let recorded = rig.neg(&x);
     // Each leaves the window around it as it was.
-    let cases: [(&str, &dyn Fn(&Tensor)); 4] = [
+    let cases: [Case<'_>; 4] = [
         ("a value that the host reads", &|now| drop(rig.read(&rig.neg(now)).unwrap_err())),
         ("a value that the host reads", &|_| drop(rig.read(&recorded).unwrap_err())),
         ("what it recorded to be launched", &|_| drop(rig.sync().unwrap_err())),

@@ -449,7 +449,12 @@ class _Ops(TorchDispatchMode):
         for t in taken:
             # What was there before may be changed by whoever has it.
             self._constant.setdefault(_storage(t), False)
-        if getattr(func, "_schema", None) and func._schema.is_mutable and taken and not self._constant[_storage(taken[0])]:
+        if (
+            getattr(func, "_schema", None)
+            and func._schema.is_mutable
+            and taken
+            and not self._constant[_storage(taken[0])]
+        ):
             self._fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )

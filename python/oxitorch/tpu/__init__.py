@@ -101,7 +101,8 @@ __all__ = [
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
     "metrics_summary", "metrics_text", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
-    "reset_peak_memory_stats", "scan_layers", "seed", "seed_all", "set_allow_excess_precision", "set_background_compile", "set_device",
+    "reset_peak_memory_stats", "scan_layers", "seed", "seed_all",
+    "set_allow_excess_precision", "set_background_compile", "set_device",
     "set_eager_mode", "set_fallback", "set_nan_trap", "set_per_process_memory_fraction",
     "set_precision", "set_rng_state", "set_rng_state_all",
     "set_stream", "set_window", "stream", "synchronize", "trace",
@@ -118,9 +119,9 @@ def jit(fn=None, **options):
 def scan_layers(layers, *, remat="none"):
     """Makes one loop of layers that are called one after another.
 
-    A program then has the operations of one layer, however many there are, so that it is compiled as fast as that of one.
-    The layers have the same structure, and differ in the values of their parameters and buffers alone; each gives a tensor
-    like the one that it takes. Parameters stay those of the layers, with their names: they are stacked in the program.
+    A program then has the operations of one layer, however many there are. The layers have the same structure, and
+    differ in the values of their parameters and buffers alone; each gives a tensor like the one that it takes.
+    Parameters stay those of the layers, with their names: they are stacked in the program.
 
     Args:
         layers: an `nn.ModuleList` or `nn.Sequential`.
@@ -130,8 +131,8 @@ def scan_layers(layers, *, remat="none"):
             `create_selective_checkpoint_contexts` takes: what they name.
 
     Returns:
-        An `nn.Sequential` with the layers under their names; `forward(x, *args, **kwargs)` calls each with the result of
-        the one before and with the same other arguments.
+        An `nn.Sequential` with the layers under their names; `forward(x, *args, **kwargs)` calls each with the result
+        of the one before and with the same other arguments.
 
     Raises:
         ValueError: the layers differ in structure, or `remat` is none of these.
