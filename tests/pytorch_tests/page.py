@@ -214,11 +214,12 @@ def text(origin: str, results: Results) -> str:
         f"`{processes.NAME}` comes with torch: tests of torch.distributed for gloo and for CUDA, in {processes.RANKS} "
         "processes, where CUDA's devices are the device's.",
         "Of them those that need devices count as passing on the CPU.",
-        f"In files of `{processes.FOLDER}` the device's group stands for NCCL; "
+        f"In files of `{processes.FOLDER}` the device's group stands for gloo and NCCL; "
         "what does not pass is repeated on the CPU with gloo.",
         f"In files of {', '.join(f'`{folder}`' for folder in placed.FOLDERS)} the device stands for CUDA and is where "
         'tests that name no device make tensors, and backend "tpu" stands for inductor.',
         "Tests of these files that do not use the device are left out.",
+        "Where files are older than torch, some ask for what it has no more, and pass nowhere.",
         "",
         "| file | tests | pass | of those that pass on the CPU | fail | crash or time out | skipped |",
         "|---|---|---|---|---|---|---|",

@@ -76,8 +76,17 @@ def load(path: Path, device: str) -> types.ModuleType:
     loader = Loader(path.name, f"{path}.py", device)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.name, loader))
     sys.modules[path.name] = module
+    made_on(device)
     loader.exec_module(module)
+    made_on(None)
     return module
+
+
+def made_on(device: str | None) -> None:
+    """Has tensors of no device made on this one from now on."""
+    import torch
+
+    torch.set_default_device(device if device == "tpu" else None)
 
 
 def only_known_ops() -> None:
@@ -101,11 +110,11 @@ def on_device(run, device: str) -> dict:
     import torch
 
     before = torch.tpu.metrics()["ops"]
-    torch.set_default_device(device if device == "tpu" else None)
+    made_on(device)
     try:
         record = run()
     finally:
-        torch.set_default_device(None)
+        made_on(None)
     if record["status"] == "pass" and device == "tpu" and torch.tpu.metrics()["ops"] == before:
         record |= {"status": "unused"}
     return record
