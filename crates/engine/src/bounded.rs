@@ -52,7 +52,7 @@ impl Stream {
             Some(known) => known,
             None => {
                 let Some((shape, types)) = self.shape_of(bound, site, switches)? else { return nothing() };
-                if shape.ops.len() == 0 {
+                if shape.ops.is_empty() {
                     return nothing();
                 }
                 let graph = graph(&shape, types, None);

@@ -155,7 +155,7 @@ pub(crate) struct Bound {
 #[derive(Clone, Debug)]
 pub(crate) struct OfSizes {
     pub(crate) graph: Arc<Graph>,
-    pub(crate) programs: Arc<Mutex<Vec<(Indices, Arc<Program>, Numbers)>>>,
+    pub(crate) programs: Versions,
 }
 
 impl Whole {
@@ -164,6 +164,9 @@ impl Whole {
         if self.ends_step { Reason::Step } else { Reason::Jit }
     }
 }
+
+/// Programs of one function, by the inputs that they overwrite, and the offsets that they are given.
+pub(crate) type Versions = Arc<Mutex<Vec<(Indices, Arc<Program>, Numbers)>>>;
 
 /// What is launched in each call of a recipe that is one program.
 #[derive(Debug)]
@@ -179,7 +182,7 @@ pub(crate) struct Shape {
     /// Generators move on by these, in this order; and the inputs that get their states.
     pub(crate) random: Vec<(Drawn, Option<u32>)>,
     /// By the inputs that they overwrite.
-    pub(crate) programs: Arc<Mutex<Vec<(Indices, Arc<Program>, Numbers)>>>,
+    pub(crate) programs: Versions,
     /// If the programs are for all sizes up to this one.
     pub(crate) size: Option<AtSize>,
 }

@@ -85,10 +85,14 @@ class Sizes:
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         function = None
         if sample != bounds and not self.marks.have_gradients(tensors):
-            at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
-            if at_size is None:
-                return False  # what it makes in its first call is not there yet
-            function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
+            try:
+                at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
+                if at_size is None:
+                    return False  # what it makes in its first call is not there yet
+                function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
+            except Exception as e:
+                # At other sizes than these it may fail; if it does at these, the call raises it.
+                _activate.core().remark(f"for this size alone: at another size the function raises {e}")
         if len(self._functions) >= _MAX_SIZES:
             self._functions.pop(next(iter(self._functions)))
         self._functions[_shapes(tensors)] = function

@@ -13,7 +13,7 @@ impl Bounding<'_> {
         // The builder's closure borrows it, so that the copy is made in between.
         let (block, values) = self.b.open_region(&args, captures);
         let done = self.body(p, s, &values);
-        let returns = done.as_ref().map(Vec::clone).unwrap_or_default();
+        let returns = done.clone().unwrap_or_default();
         self.b.close_region(block, returns);
         done.map(|_| block)
     }

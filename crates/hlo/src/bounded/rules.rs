@@ -330,7 +330,7 @@ impl Bounding<'_> {
         let update = args.remove(1);
         let mut x = args.remove(0);
         let mut update = update;
-        for d in 0..x.layout.len() {
+        for (d, start) in starts.iter_mut().enumerate() {
             let (own, new) = (x.layout[d].clone(), update.layout[d].clone());
             if (own.size(), own.used()) == (new.size(), new.used()) {
                 (x, update) = self.paired((x, d), (update, d))?;
@@ -339,7 +339,6 @@ impl Bounding<'_> {
             } else if own.varies() {
                 x = self.prefixed(x, |i| i == d)?;
                 let last = self.number(own.size() - new.size(), own.used() - new.used());
-                let start = &mut starts[d];
                 start.v = self.b.minimum(start.v, self.b.convert(last, self.b.dtype(start.v)));
             }
         }
@@ -553,7 +552,7 @@ impl Bounding<'_> {
         }
         let (block, args) = self.b.open_region(&types, false);
         let done = self.body(p, s, &args[..last]);
-        let mut before = done.as_ref().map(Vec::clone).unwrap_or_default();
+        let mut before = done.clone().unwrap_or_default();
         if let (Some(first), true) = (before.first_mut(), dim.varies()) {
             // What is not used comes last.
             let (left, right) = (args[last], args[last + 1]);
