@@ -110,7 +110,7 @@ fn names_whole(rule: &Rule, module: &str) -> bool {
         let rest = name.strip_suffix(".*").and_then(|whole| module.strip_prefix(whole));
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
-    rule.when.iter().any(|w| matches!(w, When::Name(names) if names.iter().any(|n| within(&n))))
+    rule.when.iter().any(|w| matches!(w, When::Name(names) if names.iter().any(&within)))
 }
 
 /// Characters that are kept of what a rule struck at.

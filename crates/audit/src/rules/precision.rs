@@ -135,7 +135,8 @@ pub(crate) static FAMILY: Family = Family {
             ),
             effort: Edit,
             when: &[When::Call(&["torch.amp.GradScaler", "torch.amp.grad_scaler.GradScaler"], |call| {
-                call.hit()
+                let host = call.argument("device", 0).and_then(text) == Some("cpu");
+                if host { None } else { call.hit() }
             })],
             bad: &[
                 Py("import torch\nscaler = torch.amp.GradScaler('tpu')\n"),

@@ -71,7 +71,8 @@ fn grows(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let itself = parts.iter().any(|p| matches!(p, Expr::Name(n) if n.id == target.id));
     let name = target.id.as_str();
     // What is made anew between is no sequence that grows.
-    let grows = model.is_older_than_loop(name) && !model.is_assigned_again(name);
+    // In a forward the rounds are layers or parts of a batch, as many in each step.
+    let grows = model.is_older_than_loop(name) && !model.is_assigned_again(name) && !model.in_forward();
     (joins && itself && grows).then(|| Hit::at(call))
 }
 
