@@ -125,19 +125,42 @@ class _Comparison:
                     continue
                 try:
                     worst = _judge.check(trace, op)
-                except Unjudged:
-                    continue  # what follows it is compared
+                except Unjudged as e:
+                    self._unjudged(side, n, left if side == "b" else right, str(e))
+                    continue
                 self.judged += 1
                 if worst.ratio > 1:
                     i, j = (n, None) if side == "a" else (None, n)
                     self._tell("defect", _wrong(side, worst), side, worst, i, j)
+
+    def _unjudged(self, side: str, n: int, others: list[int], why: str) -> None:
+        """An operation without partner and referee: what it gives should be near something that the other run has."""
+        trace, other = (self.a, self.b) if side == "a" else (self.b, self.a)
+        there = [v for m in others for v in other.ops[m]["results"]]
+        for value in trace.ops[n]["results"]:
+            about = trace.about(value)
+            dtype = getattr(torch, about["dtype"])
+            if not dtype.is_floating_point or 0 in about["shape"]:
+                continue
+            like = [v for v in there if other.about(v)["shape"] == about["shape"]]
+            mine = trace.tensor(value)
+            off = min((_judge.relative(mine, other.tensor(v)) for v in like), default=math.inf)
+            if off > math.sqrt(torch.finfo(dtype).eps):
+                near = (
+                    f"the nearest that the other run has there is {off:.2g} of its size off"
+                    if like
+                    else "the other run has none of its shape there"
+                )
+                i, j = (n, None) if side == "a" else (None, n)
+                self._tell("unknown", f"there is no referee: {why}; {near}", "", None, i, j)
+                return
 
     def _tell(self, verdict, reason, side, worst, i: int | None, j: int | None) -> None:
         if i is not None and j is not None:
             self.counts[verdict] += 1
             self.verdicts[j] = verdict
         else:
-            self.counts["defect"] += 1
+            self.counts[verdict] += 1
         if verdict == "same":
             return
         if self.first is None:
