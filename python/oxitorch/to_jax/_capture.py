@@ -344,12 +344,14 @@ class Capture:
         bound = arguments_of(module, args, kwargs)
         for name, x in bound.items():
             tensors = [t for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
-            for t in tensors:
+            for i, t in enumerate(tensors):
                 if id(t) in inner.values or (id(t) in self.params and inside(self.params[id(t)].path, path)):
                     continue
                 v = self.describe(t)
                 if x is t:
                     v.name = name
+                else:
+                    v.other_name = f"{name}_{i}"
                 self.bind(inner, t, v)
                 inner.inputs.append(v)
                 inner.lifted.append(t)

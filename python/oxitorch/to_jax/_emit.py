@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import io
+import itertools
 import re
 import textwrap
 import tokenize
@@ -261,6 +262,10 @@ class Owner:
         for scope in () if chain(self.module) else self.scopes:
             body = Body(scope, self.emitter.capture, self).write()
             text = "\n".join("    " * (indent + 2) + t for indent, t, _ in body.lines)
+            if self.path:
+                names = body.parameters
+                scope.unused = frozenset(i for i, n in enumerate(names) if not re.search(rf"\b{n}\b", text))
+                body.parameters = [n for i, n in enumerate(names) if i not in scope.unused]
             if (key := (tuple(body.parameters), text)) in texts:
                 scope.method = texts.index(key)
                 continue
@@ -437,7 +442,9 @@ def height(module):
 def doc_of(cls):
     """Where a class comes from, with the first line of what its author says of it."""
     said = (cls.__doc__ or "").strip().splitlines() if "__doc__" in vars(cls) and cls.__module__.split(".")[0] != "torch" else []
-    first = said[0].strip().replace("\\", "\\\\").replace('"""', "'''") if said else ""
+    first = " ".join(line.strip() for line in itertools.takewhile(str.strip, said))
+    first = first.replace("\\", "\\\\").replace('"""', "'''")
+    first = "" if len(first) > 100 else first
     origin = f"From `{cls.__module__}.{cls.__qualname__}`."
     first = first if not first or first.endswith((".", "!", "?")) else first + "."
     return f"{first}\n\n    {origin}\n    " if first else origin

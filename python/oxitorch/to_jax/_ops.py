@@ -213,6 +213,8 @@ infix(
 def arithmetic(a, op):
     left, right = ("self", "exponent") if op == "**" else ("self", "other")
     x, y = a.bound(left, op, False), a.bound(right, op, True)
+    if op in "+-" and isinstance(a.raw[right], int) and a.raw[right] == 0 and not isinstance(a.raw[right], bool):
+        return a[left]
     alpha = a.raw.get("alpha", 1)
     if alpha not in (1, None):
         y = f"{a.text(alpha)} * {a.atom(right)}"
