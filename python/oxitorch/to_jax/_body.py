@@ -22,7 +22,11 @@ SDPA = "aten::scaled_dot_product_attention"
 
 def swaps(node):
     """Whether a node exchanges dimensions 1 and 2 of four."""
-    if node.path is not None or isinstance(node.op, str) or node.op._schema.name not in ("aten::transpose", "aten::swapaxes"):
+    if (
+        node.path is not None
+        or isinstance(node.op, str)
+        or node.op._schema.name not in ("aten::transpose", "aten::swapaxes")
+    ):
         return False
     dims = [node.args.get("dim0", node.args.get("axis0")), node.args.get("dim1", node.args.get("axis1"))]
     return len(node.outs[0].shape) == 4 and {d % 4 for d in dims} == {1, 2}
@@ -87,7 +91,9 @@ class Body:
         if node.path is not None or isinstance(node.op, str):
             return False
         first = next(iter(node.args.values()), None)
-        return isinstance(first, Param) and node.op._schema.name.endswith("_") and not node.op._schema.name.endswith("__")
+        return (
+            isinstance(first, Param) and node.op._schema.name.endswith("_") and not node.op._schema.name.endswith("__")
+        )
 
     def plan(self):
         self.uses = Counter(v for node in self.nodes for v in node.uses())
@@ -435,7 +441,11 @@ class Args:
         x = self.raw[name]
         if isinstance(x, list):
             inner = self.items(x)
-            return f"[{inner}]" if any(isinstance(y, Value | Param | Const) for y in x) else f"({inner}{',' if len(x) == 1 else ''})"
+            return (
+                f"[{inner}]"
+                if any(isinstance(y, Value | Param | Const) for y in x)
+                else f"({inner}{',' if len(x) == 1 else ''})"
+            )
         return self.text(x)
 
     def get(self, name, default=None):
@@ -519,8 +529,13 @@ class Args:
             parts.append(str(d[0]) if len(d) == 1 else f"({', '.join(map(str, d))})")
         if self.raw.get("keepdim"):
             parts.append("keepdims=True")
-        return ", ".join([f"axis={parts[0]}", *parts[1:]] if parts and parts[0].lstrip("-").isdigit() else
-                         [f"axis={parts[0]}", *parts[1:]] if parts and parts[0].startswith("(") else parts)
+        return ", ".join(
+            [f"axis={parts[0]}", *parts[1:]]
+            if parts and parts[0].lstrip("-").isdigit()
+            else [f"axis={parts[0]}", *parts[1:]]
+            if parts and parts[0].startswith("(")
+            else parts
+        )
 
     def cast(self, text, *names):
         """The text, in the dtype that PyTorch gives it where JAX's would be another."""
@@ -530,7 +545,12 @@ class Args:
         jax = kinds[0]
         for k in kinds[1:]:
             jax = torch.promote_types(jax, k)
-        if len(kinds) > 1 and not self.same(jax, self.out.dtype) and self.out.dtype.is_floating_point and jax.is_floating_point:
+        if (
+            len(kinds) > 1
+            and not self.same(jax, self.out.dtype)
+            and self.out.dtype.is_floating_point
+            and jax.is_floating_point
+        ):
             return f"({text}).astype({dtype(self.out.dtype)})"
         return text
 

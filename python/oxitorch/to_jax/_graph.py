@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,4 +109,3 @@ def replace(x, change):
     if isinstance(x, (list, tuple)):
         return type(x)(replace(y, change) for y in x)
     return change(x)
-
