@@ -1,8 +1,7 @@
-"""Layers and functions that flax and jax have not, or have with another meaning. What a translation uses of them is
-copied into its `layers.py`; this is never imported.
+"""Layers and functions that flax and jax have not, or have with another meaning.
 
-Their parameters have PyTorch's names and layouts, and images have their channels before height and width, as in PyTorch:
-XLA chooses the layout in memory itself.
+What a translation uses of them is copied into its `layers.py`; this is never imported. Their parameters have PyTorch's
+names and layouts, and images have their channels before height and width: XLA chooses the layout in memory itself.
 """
 
 import math
