@@ -45,7 +45,9 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, widths=(8, 16, 32), classes=10):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        )
         layers, inputs = [], 8
         for width in widths:
             layers += [BasicBlock(inputs, width, 1 if width == inputs else 2), BasicBlock(width, width, 1)]
@@ -406,7 +408,13 @@ def wide(kind):
     def net(name, size=64, **options):
         return lambda: (timm.create_model(name, num_classes=10, **options), (images(size),), {})
 
-    text = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
 
     def hf(model, config, inputs=None, **settings):
         def make():

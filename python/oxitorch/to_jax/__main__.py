@@ -6,7 +6,6 @@ import argparse
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
 from pathlib import Path
@@ -38,11 +37,26 @@ def parser() -> argparse.ArgumentParser:
         prog="oxitorch to-jax",
         description="Write a PyTorch module as a flax.nnx package, run both, and say how far they differ.",
     )
-    p.add_argument("target", help="FILE.py, FILE.py:NAME or package.module:NAME; a module, a class or a function that makes one")
+    p.add_argument(
+        "target", help="FILE.py, FILE.py:NAME or package.module:NAME; a module, a class or a function that makes one"
+    )
     p.add_argument("--out", metavar="FOLDER", type=Path, help="the package to write [default: NAME_jax]")
-    p.add_argument("--input", metavar="SPEC", action="append", default=[], help="an input, such as f32[2,3,32,32], i64[2,16]<1000 or mask=bool[2,16]; in their order")
+    p.add_argument(
+        "--input",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="an input, such as f32[2,3,32,32], i64[2,16]<1000 or mask=bool[2,16]; in their order",
+    )
     p.add_argument("--loss", metavar="NAME", help="the function of the file that is `loss(output, **targets)`")
-    p.add_argument("--target", metavar="SPEC", dest="targets", action="append", default=[], help="a target of the loss, such as labels=i64[2]<10")
+    p.add_argument(
+        "--target",
+        metavar="SPEC",
+        dest="targets",
+        action="append",
+        default=[],
+        help="a target of the loss, such as labels=i64[2]<10",
+    )
     p.add_argument("--no-run", action="store_true", help="only write the files; nothing is called converted then")
     p.add_argument("--json", action="store_true", help="print the report as JSON")
     return p
@@ -80,7 +94,10 @@ def run(args) -> int:
 def show(target, folder, result):
     from oxitorch.to_jax import _check
 
-    lines = {n: len((folder / n).read_text().splitlines()) for n in ("model.py", "layers.py", "train.py", "weights.py", "test_model.py")}
+    lines = {
+        n: len((folder / n).read_text().splitlines())
+        for n in ("model.py", "layers.py", "train.py", "weights.py", "test_model.py")
+    }
     print(f"{target} -> {folder}/")
     print("  " + ", ".join(f"{n} {k} lines" for n, k in lines.items()))
     for problem in result.problems:
@@ -122,7 +139,11 @@ def find_model(module, name: str):
     from torch import nn
 
     own = {n: x for n, x in vars(module).items() if not n.startswith("_")}
-    classes = {n: c for n, c in own.items() if isinstance(c, type) and issubclass(c, nn.Module) and c.__module__ == module.__name__}
+    classes = {
+        n: c
+        for n, c in own.items()
+        if isinstance(c, type) and issubclass(c, nn.Module) and c.__module__ == module.__name__
+    }
     if not name:
         made = [n for n, x in own.items() if isinstance(x, nn.Module)]
         ready = [n for n, c in classes.items() if not needs_arguments(c)]
@@ -136,7 +157,8 @@ def find_model(module, name: str):
     x = own[name]
     if not isinstance(x, nn.Module):
         if not callable(x) or needs_arguments(x):
-            raise Usage(f"`{name}` needs arguments\nhint: define `model = {name}(...)`, or a function without arguments that makes it")
+            hint = f"hint: define `model = {name}(...)`, or a function without arguments that makes it"
+            raise Usage(f"`{name}` needs arguments\n{hint}")
         x = x()
     if not isinstance(x, nn.Module):
         raise Usage(f"`{name}` is a {type(x).__name__}, expected a torch.nn.Module")

@@ -22,7 +22,11 @@ SDPA = "aten::scaled_dot_product_attention"
 
 def swaps(node):
     """Whether a node exchanges dimensions 1 and 2 of four."""
-    if node.path is not None or isinstance(node.op, str) or node.op._schema.name not in ("aten::transpose", "aten::swapaxes"):
+    if (
+        node.path is not None
+        or isinstance(node.op, str)
+        or node.op._schema.name not in ("aten::transpose", "aten::swapaxes")
+    ):
         return False
     dims = [node.args.get("dim0", node.args.get("axis0")), node.args.get("dim1", node.args.get("axis1"))]
     return len(node.outs[0].shape) == 4 and {d % 4 for d in dims} == {1, 2}
@@ -43,6 +47,9 @@ class Body:
     # --- which nodes are needed, and where they are written
 
     def live(self):
+        for node in self.scope.nodes:
+            for scope in self.capture.calls.get(node.path, ())[node.method : node.method + 1]:
+                node.args = {k: v for k, v in node.args.items() if int(k) not in scope.unused}
         needed = {v for v in self.scope.outputs if isinstance(v, Value)}
         nodes = []
         for node in reversed(self.scope.nodes):
@@ -84,7 +91,9 @@ class Body:
         if node.path is not None or isinstance(node.op, str):
             return False
         first = next(iter(node.args.values()), None)
-        return isinstance(first, Param) and node.op._schema.name.endswith("_") and not node.op._schema.name.endswith("__")
+        return (
+            isinstance(first, Param) and node.op._schema.name.endswith("_") and not node.op._schema.name.endswith("__")
+        )
 
     def plan(self):
         self.uses = Counter(v for node in self.nodes for v in node.uses())
@@ -188,7 +197,7 @@ class Body:
 
     def write(self):
         """The lines of the body, its parameters and what it returns."""
-        self.parameters = [self.assign(v, v.name or "x", -1) for v in self.scope.inputs]
+        self.parameters = [self.assign(v, v.name or v.other_name or "x", -1) for v in self.scope.inputs]
         for v in self.scope.inputs:
             self.last[v] = max(self.last.get(v, -1), 0)
         skip = set()
@@ -204,8 +213,8 @@ class Body:
         result = self.result()
         if result is not None:
             self.lines.append((0, f"return {result}", 0))
-        top = [(0, f"{name} = {text}", 0) for name, text in self.header.items()]
-        self.lines = merge(top) + self.lines
+        ranks = {name: len(v.shape) for name, v in zip(self.parameters, self.scope.inputs, strict=True)}
+        self.lines = [(0, text, 0) for text in merge(self.header, ranks)] + self.lines
         return self
 
     def result(self):
@@ -233,7 +242,8 @@ class Body:
             return
         if len(node.outs) == 1 and not node.many:
             name = self.assign(node.outs[0], None, at)
-            self.lines.append((0, f"{name} = {text}", line))
+            if name != text:
+                self.lines.append((0, f"{name} = {text}", line))
             return
         if len(used) == 1 and len(node.outs) > 1 and node.path is None:
             name = self.assign(used[0], None, at)
@@ -431,7 +441,11 @@ class Args:
         x = self.raw[name]
         if isinstance(x, list):
             inner = self.items(x)
-            return f"[{inner}]" if any(isinstance(y, Value | Param | Const) for y in x) else f"({inner}{',' if len(x) == 1 else ''})"
+            return (
+                f"[{inner}]"
+                if any(isinstance(y, Value | Param | Const) for y in x)
+                else f"({inner}{',' if len(x) == 1 else ''})"
+            )
         return self.text(x)
 
     def get(self, name, default=None):
@@ -515,8 +529,13 @@ class Args:
             parts.append(str(d[0]) if len(d) == 1 else f"({', '.join(map(str, d))})")
         if self.raw.get("keepdim"):
             parts.append("keepdims=True")
-        return ", ".join([f"axis={parts[0]}", *parts[1:]] if parts and parts[0].lstrip("-").isdigit() else
-                         [f"axis={parts[0]}", *parts[1:]] if parts and parts[0].startswith("(") else parts)
+        return ", ".join(
+            [f"axis={parts[0]}", *parts[1:]]
+            if parts and parts[0].lstrip("-").isdigit()
+            else [f"axis={parts[0]}", *parts[1:]]
+            if parts and parts[0].startswith("(")
+            else parts
+        )
 
     def cast(self, text, *names):
         """The text, in the dtype that PyTorch gives it where JAX's would be another."""
@@ -526,7 +545,12 @@ class Args:
         jax = kinds[0]
         for k in kinds[1:]:
             jax = torch.promote_types(jax, k)
-        if len(kinds) > 1 and not self.same(jax, self.out.dtype) and self.out.dtype.is_floating_point and jax.is_floating_point:
+        if (
+            len(kinds) > 1
+            and not self.same(jax, self.out.dtype)
+            and self.out.dtype.is_floating_point
+            and jax.is_floating_point
+        ):
             return f"({text}).astype({dtype(self.out.dtype)})"
         return text
 
@@ -578,17 +602,23 @@ def singular(name):
     return name[:-1] if name.endswith("s") and len(name) > 2 else f"{name}_layer" if not name.isdigit() else "layer"
 
 
-def merge(header):
-    """`B, T = x.shape[:2]` for sizes that follow one another."""
+def merge(header, ranks):
+    """`B, _, H, W = x.shape` for several sizes of one input, and a line for each other size."""
+    of: dict[str, dict[int, str]] = {}
     out = []
-    for indent, text, line in header:
-        m = re.fullmatch(r"(\w+) = (\w+)\.shape\[(\d+)\]", text)
-        last = out[-1] if out else None
-        if m and last and (p := re.fullmatch(r"(.+) = (\w+)\.shape\[:(\d+)\]", last[1])) and p[2] == m[2] and p[3] == m[3]:
-            out[-1] = (indent, f"{p[1]}, {m[1]} = {m[2]}.shape[:{int(m[3]) + 1}]", line)
-        elif m and last and (p := re.fullmatch(r"(\w+) = (\w+)\.shape\[0\]", last[1])) and p[2] == m[2] and m[3] == "1":
-            out[-1] = (indent, f"{p[1]}, {m[1]} = {m[2]}.shape[:2]", line)
+    for name, text in header.items():
+        m = re.fullmatch(r"(\w+)\.shape\[(\d+)\]", text)
+        if m and m[1] in ranks:
+            of.setdefault(m[1], {})[int(m[2])] = name
         else:
-            out.append((indent, text, line))
-    return out
-
+            out.append(f"{name} = {text}")
+    lines = []
+    for x, names in of.items():
+        last, rank = max(names), ranks[x]
+        if len(names) == 1:
+            lines.append(f"{names[last]} = {x}.shape[{last}]")
+            continue
+        count = last + 1 if last + 1 < rank - 1 else rank
+        targets = [names.get(i, "_") for i in range(count)]
+        lines.append(f"{', '.join(targets)} = {x}.shape" + ("" if count == rank else f"[:{count}]"))
+    return lines + out

@@ -286,9 +286,11 @@ class Capture:
             self.random.append((name, node.place))
         scope.nodes.append(node)
         node.many = isinstance(result, list)
-        outs = [t for t in leaves(list(result) if isinstance(result, list | tuple) else [result])]
+        outs = list(leaves(result))
         for i, t in enumerate(outs):
-            node.outs.append(self.describe(t, node, i) if isinstance(t, torch.Tensor) else Value((), None, None, node, i))
+            node.outs.append(
+                self.describe(t, node, i) if isinstance(t, torch.Tensor) else Value((), None, None, node, i)
+            )
         if writes and outs and isinstance(outs[0], torch.Tensor):
             self.write(args[0], node, scope)
             return
@@ -344,12 +346,14 @@ class Capture:
         bound = arguments_of(module, args, kwargs)
         for name, x in bound.items():
             tensors = [t for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
-            for t in tensors:
+            for i, t in enumerate(tensors):
                 if id(t) in inner.values or (id(t) in self.params and inside(self.params[id(t)].path, path)):
                     continue
                 v = self.describe(t)
                 if x is t:
                     v.name = name
+                else:
+                    v.other_name = f"{name}_{i}"
                 self.bind(inner, t, v)
                 inner.inputs.append(v)
                 inner.lifted.append(t)
@@ -385,7 +389,9 @@ class Capture:
         return result
 
     def sequential(self, scope):
-        return isinstance(scope.module, torch.nn.Sequential) and type(scope.module).forward is torch.nn.Sequential.forward
+        return (
+            isinstance(scope.module, torch.nn.Sequential) and type(scope.module).forward is torch.nn.Sequential.forward
+        )
 
     def part(self, module, path, original, args, kwargs):
         """A member of Sequential without parameters: what it does becomes a function."""
@@ -520,13 +526,14 @@ class Capture:
             return x
 
         def shape(v):
-            v.shape = tuple(s if isinstance(s, int) else (int(e) if (e := self.shapes.simplify(s)).is_number else e) for s in v.shape)
+            v.shape = tuple(
+                s if isinstance(s, int) else (int(e) if (e := self.shapes.simplify(s)).is_number else e)
+                for s in v.shape
+            )
 
         for v in scope.inputs:
             shape(v)
-        scope.sizes = {
-            e: n for x, n in scope.sizes.items() if not (e := self.shapes.simplify(x)).is_number
-        }
+        scope.sizes = {e: n for x, n in scope.sizes.items() if not (e := self.shapes.simplify(x)).is_number}
         for node in scope.nodes:
             node.args = {k: replace(a, known) for k, a in node.args.items()}
             for v in node.outs:

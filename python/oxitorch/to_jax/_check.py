@@ -94,7 +94,8 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
     m = copy.deepcopy(first).train()
     with no_dropout(m):
         value = total(m)
-        value.backward()
+        if value.requires_grad:
+            value.backward()
         out["loss"] = array(value)
         for n, p in m.named_parameters():
             if p.requires_grad:
@@ -104,7 +105,9 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
     with no_dropout(m):
         for _ in range(3):
             step.zero_grad()
-            total(m).backward()
+            value = total(m)
+            if value.requires_grad:
+                value.backward()
             step.step()
     out.update({f"after/{n}": sample(t) for n, t in m.named_parameters()})
     persistent = m.state_dict()
@@ -128,7 +131,10 @@ def same_optimizer(optimizer, model, copied):
     names = {id(p): n for n, p in model.named_parameters()}
     own = dict(copied.named_parameters())
     groups = [
-        {**{k: v for k, v in g.items() if k != "params"}, "params": [own[names[id(p)]] for p in g["params"] if id(p) in names]}
+        {
+            **{k: v for k, v in g.items() if k != "params"},
+            "params": [own[names[id(p)]] for p in g["params"] if id(p) in names],
+        }
         for g in optimizer.param_groups
     ]
     return type(optimizer)(groups)
@@ -138,7 +144,9 @@ def run(folder: Path) -> dict:
     """Runs the translation's test in a process of its own: the differences, or why there are none."""
     keep = {k: v for k, v in os.environ.items() if k != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     # Each program runs a few times at most: little effort for its code.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    )
     env = {**keep, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1", "XLA_FLAGS": flags.strip()}
     command = [sys.executable, "-m", f"{folder.name}.test_model"]
     try:
@@ -148,7 +156,11 @@ def run(folder: Path) -> dict:
     except subprocess.TimeoutExpired:
         return {"error": f"did not end within {JAX_TIME_S} s"}
     if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip() and not line.startswith("For simplicity, JAX")]
+        lines = [
+            line
+            for line in done.stderr.strip().splitlines()
+            if line.strip() and not line.startswith("For simplicity, JAX")
+        ]
         lines = [line for line in lines if not set(line) <= {"-"}]
         return {"error": lines[-1] if lines else f"ended with status {done.returncode}", "trace": done.stderr[-6000:]}
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import io
+import itertools
 import re
 import textwrap
 import tokenize
@@ -70,7 +71,9 @@ class Emitter:
         return self
 
     def is_class(self, module, path):
-        if _leaves.kind(module, path, self.capture.tied) != "class" or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        if _leaves.kind(module, path, self.capture.tied) != "class" or isinstance(
+            module, nn.ModuleList | nn.ModuleDict
+        ):
             return False
         return not chain(module)
 
@@ -124,9 +127,11 @@ class Emitter:
         own = [n for n in vars(owners[0].module) if not n.startswith("_") and n != "training"]
         for name in [*[p for p in parameters if p in own], *own]:
             values = [vars(o.module).get(name) for o in owners]
-            if all(type(v) in (int, float, str, tuple) and constant(v) == c for v, c in zip(values, column, strict=True)):
-                if name not in taken and identifier(name) == name:
-                    return name
+            fits = all(
+                type(v) in (int, float, str, tuple) and constant(v) == c for v, c in zip(values, column, strict=True)
+            )
+            if fits and name not in taken and identifier(name) == name:
+                return name
         base = name = identifier(hint)
         n = 1
         while name in taken:
@@ -261,6 +266,10 @@ class Owner:
         for scope in () if chain(self.module) else self.scopes:
             body = Body(scope, self.emitter.capture, self).write()
             text = "\n".join("    " * (indent + 2) + t for indent, t, _ in body.lines)
+            if self.path:
+                names = body.parameters
+                scope.unused = frozenset(i for i, n in enumerate(names) if not re.search(rf"\b{n}\b", text))
+                body.parameters = [n for i, n in enumerate(names) if i not in scope.unused]
             if (key := (tuple(body.parameters), text)) in texts:
                 scope.method = texts.index(key)
                 continue
@@ -436,8 +445,14 @@ def height(module):
 
 def doc_of(cls):
     """Where a class comes from, with the first line of what its author says of it."""
-    said = (cls.__doc__ or "").strip().splitlines() if "__doc__" in vars(cls) and cls.__module__.split(".")[0] != "torch" else []
-    first = said[0].strip().replace("\\", "\\\\").replace('"""', "'''") if said else ""
+    said = (
+        (cls.__doc__ or "").strip().splitlines()
+        if "__doc__" in vars(cls) and cls.__module__.split(".")[0] != "torch"
+        else []
+    )
+    first = " ".join(line.strip() for line in itertools.takewhile(str.strip, said))
+    first = first.replace("\\", "\\\\").replace('"""', "'''")
+    first = "" if len(first) > 100 else first
     origin = f"From `{cls.__module__}.{cls.__qualname__}`."
     first = first if not first or first.endswith((".", "!", "?")) else first + "."
     return f"{first}\n\n    {origin}\n    " if first else origin
@@ -457,7 +472,9 @@ def comments(cls):
     text = textwrap.dedent("".join(lines))
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type:|fmt:|pylint|ruff|mypy|Copied)", token.string):
+            if token.type == tokenize.COMMENT and not re.match(
+                r"#\s*(noqa|type:|fmt:|pylint|ruff|mypy|Copied)", token.string
+            ):
                 out.setdefault(start + token.start[0] - 1, []).append(token.string)
     except (tokenize.TokenError, IndentationError):
         return {}
@@ -501,16 +518,20 @@ def simple(t) -> str | None:
         return f"jnp.array({constant(t.item())}, {d})"
     if bool((t == t.flatten()[0]).all()):
         x = t.flatten()[0].item()
-        return f"jnp.{'zeros' if x == 0 else 'ones'}({shape}, {d})" if x in (0, 1) else f"jnp.full({shape}, {constant(x)}, {d})"
+        return (
+            f"jnp.{'zeros' if x == 0 else 'ones'}({shape}, {d})"
+            if x in (0, 1)
+            else f"jnp.full({shape}, {constant(x)}, {d})"
+        )
     n = t.shape[-1]
     if not t.dtype.is_floating_point and t.numel() == n and t.dtype != torch.bool:
         flat = t.flatten()
         if bool((flat == torch.arange(n, dtype=t.dtype)).all()):
             text = "jnp.arange(" + str(n) + (")" if d == "jnp.int32" else f", dtype={d})")
             return text if t.ndim == 1 else f"{text}.reshape{shape}"
-    if t.ndim >= 2 and t.shape[-2] == n and t.dtype != torch.complex64:
-        if bool((t == torch.tril(torch.ones(n, n)).to(t.dtype)).all()):
-            return f"jnp.tril(jnp.ones({shape}, {d}))"
+    square = t.ndim >= 2 and t.shape[-2] == n and not t.is_complex()
+    if square and bool((t == torch.tril(torch.ones(n, n)).to(t.dtype)).all()):
+        return f"jnp.tril(jnp.ones({shape}, {d}))"
     if t.numel() <= 16 and not t.is_complex():
         return f"jnp.array({t.tolist()!r}, {d})"
     return None

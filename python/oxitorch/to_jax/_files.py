@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oxitorch.to_jax import _body, _optimizers
-from oxitorch.to_jax._emit import Emitter, Owner, chain, layer_sources, layers_used
+from oxitorch.to_jax._emit import Emitter, Owner, layer_sources, layers_used
 from oxitorch.to_jax._text import identifier, plain
 
 HEAD = Path(__file__).parent / "_layers.py"
@@ -36,8 +36,15 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
     used = layers_used(classes)
     used += [n for n in ("Buffer", "Constant") if re.search(rf"\b{n}\(", classes)]
     used = sorted(set(used))
-    tied = {k: v for k, v in emitter.capture.tied.items()}
-    renamed = sorted({(identifier(p), p) for n in all_names(emitter.model) for p in n.split(".") if not p.isdigit() and identifier(p) != p})
+    tied = emitter.capture.tied
+    renamed = sorted(
+        {
+            (identifier(p), p)
+            for n in all_names(emitter.model)
+            for p in n.split(".")
+            if not p.isdigit() and identifier(p) != p
+        }
+    )
     out = [f'"""{title}"""\n\n']
     if emitter.constants:
         out.append("from pathlib import Path\n\n")
@@ -48,7 +55,8 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
     if used:
         out.append(f"\nfrom .layers import {', '.join(used)}\n")
     if emitter.constants:
-        out.append('\n# Values that are neither trained nor saved.\nconstants = np.load(Path(__file__).with_name("constants.npz"))\n')
+        out.append("\n# Values that are neither trained nor saved.\n")
+        out.append('constants = np.load(Path(__file__).with_name("constants.npz"))\n')
     if tied:
         out.append("\n# PyTorch's other names of the same parameters.\nTIED = {\n")
         out += [f"    {a!r}: {b!r},\n" for a, b in tied.items()]
@@ -57,7 +65,8 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
         out.append(f"\n# Attributes that have another name than in PyTorch.\nRENAMED = {dict(renamed)!r}\n")
     out.append("\n\n" + classes)
     out.append(
-        f'\n\ndef create(seed: int = 0) -> {root}:\n    """The model with random weights; `weights.from_torch` gives it others."""\n'
+        f"\n\ndef create(seed: int = 0) -> {root}:\n"
+        '    """The model with random weights; `weights.from_torch` gives it others."""\n'
         f"    return {plain(emitter.made[''])[:-10]}rngs=nnx.Rngs(seed))\n"
     )
     text = "".join(out)
@@ -69,7 +78,14 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
 
 
 def all_names(model):
-    return [n for n, _ in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False), *model.named_modules()]]
+    return [
+        n
+        for n, _ in [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+            *model.named_modules(),
+        ]
+    ]
 
 
 def layers_text(names: list[str]) -> str:
@@ -82,7 +98,13 @@ def layers_text(names: list[str]) -> str:
             if other not in need:
                 need.append(other)
     body = "\n\n".join(text for name, text in sources.items() if name in need)
-    imports = {"math": "import math\n\n", "jax": "import jax\n", "jnp": "import jax.numpy as jnp\n", "nnx": "from flax import nnx\n", "lax": "from jax import lax\n"}
+    imports = {
+        "math": "import math\n\n",
+        "jax": "import jax\n",
+        "jnp": "import jax.numpy as jnp\n",
+        "nnx": "from flax import nnx\n",
+        "lax": "from jax import lax\n",
+    }
     head = "".join(line for word, line in imports.items() if re.search(rf"(?<![\w.]){word}\.", body))
     return (
         '"""Layers and functions that jax and flax have not, or have with another meaning.\n\n'
@@ -91,11 +113,20 @@ def layers_text(names: list[str]) -> str:
     )
 
 
+def different(names):
+    """The names, with numbers where one comes again."""
+    return [n if n not in names[:i] else f"{n}_{i}" for i, n in enumerate(names)]
+
+
 def train_text(emitter: Emitter, loss, optimizer) -> str:
     used = []
     if loss is None:
-        names = [identifier(v.name or "x") for v in emitter.capture.root.inputs]
-        body = "    out = jax.tree.leaves(model({}))\n    return sum(jnp.square(x.astype(jnp.float32)).mean() for x in out if jnp.issubdtype(x.dtype, jnp.floating))\n".format(", ".join(names))
+        names = different([identifier(v.name or v.other_name or "x") for v in emitter.capture.root.inputs])
+        body = (
+            f"    leaves = jax.tree.leaves(model({', '.join(names)}))\n"
+            "    out = [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]\n"
+            "    return sum(jnp.square(x).mean() for x in out)\n"
+        )
         doc = "The mean of the squares of all results: a stand-in, as no loss was given."
     else:
         scope = emitter.capture.top
@@ -111,8 +142,6 @@ def train_text(emitter: Emitter, loss, optimizer) -> str:
     batch = ", ".join(names)
     needs_jax = "import jax\n" if re.search(r"\bjax\.", body + tx) else ""
     needs_jnp = "import jax.numpy as jnp\n" if "jnp." in body + tx else ""
-    model = "from .model import create  # noqa: F401\n"
-    del model
     return f'''"""A training step."""
 
 {needs_jax}{needs_jnp}import optax
@@ -155,7 +184,9 @@ def write(folder: Path, emitter: Emitter, loss, optimizer, title: str):
     for name in ("weights.py", "test_model.py"):
         shutil.copy(TEMPLATES / name, folder / name)
     if emitter.constants:
-        arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in emitter.constants.items()}
+        arrays = {
+            k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in emitter.constants.items()
+        }
         np.savez_compressed(folder / "constants.npz", **arrays)
     elif (folder / "constants.npz").exists():
         (folder / "constants.npz").unlink()
@@ -167,7 +198,6 @@ def tidy(folder: Path):
     ruff = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
     if Path(ruff).exists():
         files = [str(folder / n) for n in ("model.py", "train.py", "layers.py")]
-        subprocess.run([ruff, "format", "-q", "--isolated", "--line-length", "110", *files], check=False, capture_output=True)
-
-
-__all__ = ["chain", "write"]
+        subprocess.run(
+            [ruff, "format", "-q", "--isolated", "--line-length", "110", *files], check=False, capture_output=True
+        )

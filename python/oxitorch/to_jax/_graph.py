@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ class Value:
     name: str | None = None  # of the local variable that held it
     node: Node | None = None  # None: an input
     index: int = 0  # among the node's results
+    other_name: str | None = None  # of an input that is a part of an argument
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Scope:
     frames: dict[int, Any] = field(default_factory=dict)
     lifted: list[Any] = field(default_factory=list)  # tensors of callers that became inputs
     method: int = 0  # which method of its class it was written as
+    unused: frozenset[int] = frozenset()  # inputs that its text does not have
 
 
 def leaves(x):
@@ -108,4 +109,3 @@ def replace(x, change):
     if isinstance(x, (list, tuple)):
         return type(x)(replace(y, change) for y in x)
     return change(x)
-

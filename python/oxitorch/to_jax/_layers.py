@@ -1,8 +1,7 @@
-"""Layers and functions that flax and jax have not, or have with another meaning. What a translation uses of them is
-copied into its `layers.py`; this file is never imported.
+"""Layers and functions that flax and jax have not, or have with another meaning.
 
-Their parameters have PyTorch's names and layouts, and images have their channels before height and width, as in PyTorch:
-XLA chooses the layout in memory itself.
+What a translation uses of them is copied into its `layers.py`; this is never imported. Their parameters have PyTorch's
+names and layouts, and images have their channels before height and width: XLA chooses the layout in memory itself.
 """
 
 import math
@@ -158,7 +157,7 @@ class BatchNorm(nnx.Module):
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, momentum, epsilon, use_running_average):
-    """Normalization of [N, C, ...] over all but the channels; updates the running statistics if it does not use them."""
+    """Normalization of [N, C, ...] over all but the channels; updates the running ones if it does not use them."""
     shape = (1, -1, *[1] * (x.ndim - 2))
     if use_running_average:
         mean, var = running_mean[...], running_var[...]

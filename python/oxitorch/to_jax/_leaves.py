@@ -154,7 +154,7 @@ def made(module) -> Made | None:
 
 
 def kind(module, path, tied) -> str:
-    """"leaf": a layer of the table; "inline": its operations are the caller's; "class": it gets a class."""
+    """ "leaf": a layer of the table; "inline": its operations are the caller's; "class": it gets a class."""
     own = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
     if made(module) is not None:
         return "inline" if any(name in tied for name in own) else "leaf"

@@ -191,7 +191,11 @@ ALIASES = {
 }  # fmt: skip
 
 # A module may be asked the same of a value that it already is.
-ROWS.update(dict.fromkeys(["contiguous", "clone", "alias", "lift_fresh", "type_as", "positive", "resolve_conj", "_assert_async"], "{self}"))
+ROWS.update(
+    dict.fromkeys(
+        ["contiguous", "clone", "alias", "lift_fresh", "type_as", "positive", "resolve_conj", "_assert_async"], "{self}"
+    )
+)
 ROWS["detach"] = "jax.lax.stop_gradient({self})"
 ROWS["type_as"] = "{.self}.astype({dtype})"
 ROWS["same"] = "{self}"
@@ -213,6 +217,8 @@ infix(
 def arithmetic(a, op):
     left, right = ("self", "exponent") if op == "**" else ("self", "other")
     x, y = a.bound(left, op, False), a.bound(right, op, True)
+    if op in "+-" and isinstance(a.raw[right], int) and a.raw[right] == 0 and not isinstance(a.raw[right], bool):
+        return a[left]
     alpha = a.raw.get("alpha", 1)
     if alpha not in (1, None):
         y = f"{a.text(alpha)} * {a.atom(right)}"
@@ -664,7 +670,11 @@ def _(a):
     return f"pad({a['self']}, {a['pad']}{options})"
 
 
-for _name, _mode in (("reflection_pad1d", "reflect"), ("reflection_pad2d", "reflect"), ("replication_pad2d", "replicate")):
+for _name, _mode in (
+    ("reflection_pad1d", "reflect"),
+    ("reflection_pad2d", "reflect"),
+    ("replication_pad2d", "replicate"),
+):
     ROWS[_name] = f'pad({{self}}, {{padding}}, "{_mode}")'
 
 
@@ -705,12 +715,8 @@ ROWS["mse_loss"] = loss("jnp.square({self} - {.target})")
 ROWS["l1_loss"] = loss("jnp.abs({self} - {.target})")
 ROWS["smooth_l1_loss"] = loss("smooth_l1({self}, {target}, {beta})")
 ROWS["huber_loss"] = loss("smooth_l1({self}, {target}, {delta}) * {delta}")
-ROWS["binary_cross_entropy"] = loss(
-    "-({.target} * jnp.log({self}) + (1 - {.target}) * jnp.log(1 - {.self}))"
-)
-ROWS["binary_cross_entropy_with_logits"] = loss(
-    "jax.nn.softplus({self}) - {.self} * {.target}"
-)
+ROWS["binary_cross_entropy"] = loss("-({.target} * jnp.log({self}) + (1 - {.target}) * jnp.log(1 - {.self}))")
+ROWS["binary_cross_entropy_with_logits"] = loss("jax.nn.softplus({self}) - {.self} * {.target}")
 
 
 @row("cross_entropy_loss")

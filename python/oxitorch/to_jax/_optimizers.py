@@ -51,7 +51,8 @@ UNSUPPORTED = ("amsgrad", "maximize")
 
 
 def default(model):
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    """SGD with momentum, whose steps are proportional to gradients; a module may have no parameters."""
+    return torch.optim.SGD(list(model.parameters()) or [torch.zeros(1)], lr=0.01, momentum=0.9)
 
 
 def text(optimizer, model):
@@ -66,7 +67,10 @@ def text(optimizer, model):
         if tx is None:
             what = f"`torch.optim.{type(optimizer).__name__}` with these settings"
             problems.append(Problem(what, "optimizer"))
-            return f'def transformation():\n    raise NotImplementedError({what + " has no translation to optax"!r})\n', problems
+            return (
+                f"def transformation():\n    raise NotImplementedError({what + ' has no translation to optax'!r})\n",
+                problems,
+            )
         made.append((tx, {names[id(p)] for p in group["params"] if id(p) in names}))
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     frozen |= set(names.values()) - set().union(*(n for _, n in made)) - frozen

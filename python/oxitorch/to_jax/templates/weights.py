@@ -56,7 +56,7 @@ def from_torch(model, state):
 
 
 def to_torch(model):
-    """The model's values by PyTorch's names, as arrays: `{k: torch.from_numpy(v) for k, v in ...}` is a `state_dict`."""
+    """The model's values by PyTorch's names, as arrays: `torch.from_numpy` of each is a `state_dict`."""
     out = {}
     for name, variable, turned in variables(model):
         value = np.array(variable[...])
@@ -69,7 +69,9 @@ def to_torch(model):
 def gradients(model, grads):
     """Gradients, as `nnx.grad` gives them, by PyTorch's names."""
     graphdef, _, rest = nnx.split(model, nnx.Param, ...)
-    return {n: v for n, v in to_torch(nnx.merge(graphdef, grads, rest)).items() if n not in TIED and not is_buffer(model, n)}
+    return {
+        n: v for n, v in to_torch(nnx.merge(graphdef, grads, rest)).items() if n not in TIED and not is_buffer(model, n)
+    }
 
 
 def is_buffer(model, name):
