@@ -135,6 +135,10 @@ mod tests {
                 "torch.distributed.init_process_group(backend='cpu:gloo,tpu:tpu', rank=r)\n",
             ),
             ("if x.device.type == 'cuda':\n    pass\n", "if x.device.type == 'cuda':\n    pass\n"),
+            (
+                "device = 'cuda'\nkind = 'cuda' if 'cuda' in device else 'cpu'\nfused = device == \"cuda\"\n",
+                "device = 'tpu'\nkind = 'cuda' if 'tpu' in device else 'cpu'\nfused = device == \"tpu\"\n",
+            ),
             ("torch.cuda.nvtx.range_pop()\n", "torch.cuda.nvtx.range_pop()\n"),
         ];
         for (before, after) in cases {

@@ -434,13 +434,15 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 self.arguments(call);
             }
             // What is compared or looked up is not what is given.
-            Expr::Compare(_) => {
+            Expr::Compare(compare) => {
                 // A word for a device is compared with what tells of devices.
                 let source = self.model.source(expr.range());
                 let of_devices = ["device", ".type", "accelerator"].iter().any(|w| source.contains(w));
                 let compared = if of_devices { Compared::Device } else { Compared::Other };
                 let before = std::mem::replace(&mut self.model.compared, compared);
-                self.in_slot(false, |w| visitor::walk_expr(w, expr));
+                // What is compared with a name for a device follows what that name is given.
+                let named = std::iter::once(&*compare.left).chain(&compare.comparators).any(is_device_name);
+                self.in_slot(named, |w| visitor::walk_expr(w, expr));
                 self.model.compared = before;
             }
             Expr::Dict(_) => self.in_slot(false, |w| visitor::walk_expr(w, expr)),

@@ -256,7 +256,7 @@ pub(crate) static FAMILY: Family = Family {
             severity: Error,
             sentence: "`{}` names a CUDA device, which is not there.",
             fix: "Write \"tpu\", or `torch.accelerator.current_accelerator()` where the script runs elsewhere too.",
-            explanation: "The device of oxitorch is called `tpu` on every platform, also where XLA runs on a GPU or on the CPU. `\"cuda:1\"` is `\"tpu:1\"`. `--fix` changes strings that go to a parameter or a name for a device; it leaves comparisons and keys of tables, which may be meant as they are.",
+            explanation: "The device of oxitorch is called `tpu` on every platform, also where XLA runs on a GPU or on the CPU. `\"cuda:1\"` is `\"tpu:1\"`. `--fix` changes strings that go to a parameter or a name for a device; it leaves what is compared with `x.device.type`, and keys of tables, which may be meant as they are.",
             effort: Edit,
             when: &[When::Text(cuda_string)],
             bad: &[
