@@ -6,6 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy
 import torch
 
 from oxitorch.diff._platform import Platform
@@ -63,9 +64,7 @@ class _Ended:
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def _run(script: list[str]) -> None:
