@@ -154,8 +154,8 @@ def made(module) -> Made | None:
 def kind(module, path, tied) -> str:
     """How a module is translated.
 
-    As a "leaf", a layer of the table; "inline", its operations are the caller's; or as a "class" of its own. A layer all
-    of whose parameters are others' is inline; one with some of its own is a class.
+    As a "leaf", a layer of the table; "inline", its operations are the caller's; or as a "class" of its own.
+    A layer all of whose parameters are others' is inline; one with some of its own is a class.
     """
     own = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
     if made(module) is not None and not any(name in tied for name in own):
