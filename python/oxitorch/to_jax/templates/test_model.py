@@ -1,8 +1,8 @@
 """Compares this model with what PyTorch computed, of which `reference.npz` keeps the numbers.
 
 Dropout is off on both sides, as random numbers differ. Of gradients, and of parameters after three steps of the
-optimizer, a sample is kept. A difference is the largest one, divided by the largest number of the tensor it is of; that of the steps is the length
-of the difference, divided by the length of the step.
+optimizer, a sample is kept. A difference is the largest one, divided by the largest number of the tensor it is of;
+that of the steps is the length of the difference, divided by the length of the step.
 """
 
 import json
