@@ -436,7 +436,7 @@ def wide(kind):
             "mobilenetv3": net("mobilenetv3_small_050"),
             "regnet": net("regnetx_002"),
             "densenet": lambda: (
-                timm.models.densenet.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=10),
+                timm.models.densenet.DenseNet(growth_rate=4, block_config=(2, 2), num_classes=10),
                 (images(32),),
                 {},
             ),
