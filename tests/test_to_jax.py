@@ -177,8 +177,8 @@ def test_what_is_asked_for_wrongly(arguments, error, tmp_path, monkeypatch, caps
     importlib.invalidate_caches()
 
 
-def agrees(model, args, kwargs, tmp_path, **options):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def agrees(model, args, kwargs, tmp_path, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     result = to_jax.convert(model, args, kwargs, folder=tmp_path / "out", optimizer=optimizer, **options)
     assert result.status == "converted", result
 
@@ -205,4 +205,7 @@ def test_architectures_of_libraries(kind, tmp_path):
     for name, make in to_jax_zoo.wide(kind).items():
         torch.manual_seed(0)
         (tmp_path / name).mkdir()
-        agrees(*make(), tmp_path / name)
+        model, args, kwargs = make()
+        # Adam's steps over batch norm of two images go anywhere: gradients of rounding are as large as others to it.
+        sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9) if kind == "timm" else None
+        agrees(model, args, kwargs, tmp_path / name, optimizer=sgd)

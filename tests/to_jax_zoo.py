@@ -435,11 +435,22 @@ def wide(kind):
             "resnet18": net("resnet18"),
             "mobilenetv3": net("mobilenetv3_small_050"),
             "regnet": net("regnetx_002"),
-            "densenet": net("densenet121", growth_rate=4, block_config=(2, 2, 2, 2)),
-            "mixer": net("mixer_s32_224", 64, img_size=64, num_blocks=2),
-            "swin": net(
-                "swin_tiny_patch4_window7_224", 32, img_size=32, window_size=4, patch_size=2, embed_dim=12,
-                depths=(2, 2), num_heads=(2, 4), drop_path_rate=0.0,
+            "densenet": lambda: (
+                timm.models.densenet.DenseNet(growth_rate=4, block_config=(2, 2), num_classes=10),
+                (images(32),),
+                {},
+            ),
+            "mixer": lambda: (
+                timm.models.mlp_mixer.MlpMixer(10, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
+                (images(32),),
+                {},
+            ),
+            "swin": lambda: (
+                timm.models.swin_transformer.SwinTransformer(
+                    32, 2, window_size=4, num_classes=10, embed_dim=12, depths=(2, 2), num_heads=(2, 4), drop_path_rate=0
+                ),
+                (images(32),),
+                {},
             ),
         },
         "transformers": {

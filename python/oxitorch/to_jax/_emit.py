@@ -236,7 +236,9 @@ class Owner:
     def stored(self, path):
         """The name of a parameter in its layer, and whether it is turned around there."""
         module, _, name = path.rpartition(".")
-        made = _leaves.made(self.emitter.model.get_submodule(module))
+        layer = self.emitter.model.get_submodule(module)
+        leaf = _leaves.kind(layer, module, self.emitter.capture.tied) == "leaf"
+        made = _leaves.made(layer) if leaf else None
         row = _leaves.RENAMED.get(made.layer, {}) if made else {}
         return row.get(name, (identifier(name), False))
 

@@ -144,8 +144,6 @@ RENAMED = {
     "nnx.Embed": {"weight": ("embedding", False)},
 }
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-
 
 def made(module) -> Made | None:
     """How the layer is made in JAX, for one that is translated as a whole."""
@@ -154,10 +152,14 @@ def made(module) -> Made | None:
 
 
 def kind(module, path, tied) -> str:
-    """ "leaf": a layer of the table; "inline": its operations are the caller's; "class": it gets a class."""
+    """How a module is translated.
+
+    As a "leaf", a layer of the table; "inline", its operations are the caller's; or as a "class" of its own.
+    A layer all of whose parameters are others' is inline; one with some of its own is a class.
+    """
     own = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
-    if made(module) is not None:
-        return "inline" if any(name in tied for name in own) else "leaf"
+    if made(module) is not None and not any(name in tied for name in own):
+        return "leaf"
     standard = type(module).__module__.startswith("torch.nn.modules")
     empty = not any(True for _ in module.children()) and not own and not list(module.buffers())
     return "inline" if (standard and empty) or (own and all(name in tied for name in own)) else "class"

@@ -1,7 +1,8 @@
 """Compares this model with what PyTorch computed, of which `reference.npz` keeps the numbers.
 
 Dropout is off on both sides, as random numbers differ. Of gradients, and of parameters after three steps of the
-optimizer, a sample is kept. A difference is the largest one, divided by the largest number of the tensor it is of.
+optimizer, a sample is kept. A difference is the largest one, divided by the largest number of the tensor it is of;
+that of the steps is the length of the difference, divided by the length of the step.
 """
 
 import json
@@ -92,7 +93,9 @@ def differences():
             g, own = np.abs(expected[name]), np.abs(sample(got[name]))
             known = ((g == 0) & (own == 0)) | (g > 1e-4 * scale)
             a, step = a[known], step[known]
-        steps.append(difference(a, step, 1e-6 * max(1.0, np.abs(start).max())))
+        # Of the whole step: an element whose gradient passes zero may step to the other side.
+        least = 1e-6 * max(1.0, np.linalg.norm(start))
+        steps.append(float(np.linalg.norm(a - step) / max(np.linalg.norm(step), least)))
     out["steps"] = max(steps)
 
     state = part(reference, "state")
