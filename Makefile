@@ -17,13 +17,13 @@ test test-full test-python: EXTRAS := examples,models,test
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision
+SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops dynamic checkpoint
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # Where tests look at what ops compute one by one, compiling is most of the time: they take XLA's least effort. What XLA makes
 # of larger programs, and how exact they are, the others ask, with all effort; the conformance tests take all ops so.
-QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias buckets compile errors library linalg models native ops parts random real_models second_derivatives sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives libraries training)
+QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias buckets compile dynamic errors library linalg models loops native ops parts random real_models second_derivatives sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives libraries training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))

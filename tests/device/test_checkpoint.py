@@ -128,13 +128,3 @@ def test_dropout_is_the_same_once_more(run, without, fused):
     for got, g in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(got, g, rtol=1e-4, atol=1e-6)
     assert any((a - b).abs().max() > 1e-6 for a, b in zip(gradients, without(run)[1], strict=True))
-
-
-def test_a_generator_that_is_set_in_between_is_no_part_of_a_program():
-    def f(x):
-        y = torch.rand_like(x)
-        torch.tpu.manual_seed(7)
-        return y + torch.rand_like(x)
-
-    with pytest.raises(RuntimeError, match="a state that a random generator is set to at .*test_checkpoint.py:"):
-        torch.tpu.jit(f)(torch.zeros(3, device=DEVICE))

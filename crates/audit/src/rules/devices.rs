@@ -681,7 +681,7 @@ pub(crate) static FAMILY: Family = Family {
             name: "Triton kernel",
             severity: Error,
             sentence: "`{}`: Triton compiles for GPUs alone.",
-            fix: "Write the operation in PyTorch and let XLA fuse it, or as a Pallas kernel with `torch.tpu.pallas`.",
+            fix: "Write the operation in PyTorch and let XLA fuse it.",
             explanation: "Most Triton kernels fuse what PyTorch's eager mode launches one by one: norms, activations, losses, optimizers. XLA fuses those. What is left is a kernel with a schedule of its own, which is Pallas on TPUs.",
             effort: Port,
             when: &[

@@ -301,7 +301,7 @@ pub(crate) static FAMILY: Family = Family {
             name: "DataParallel",
             severity: Error,
             sentence: "`{}` splits each batch over the GPUs of one process, in threads.",
-            fix: "Use `DistributedDataParallel` with a process for each device, or `torch.tpu.spmd` for one process.",
+            fix: "Use `DistributedDataParallel` with a process for each device.",
             explanation: "`nn.DataParallel` copies the model to CUDA devices in each step; without them it runs the module as it is, on one device.",
             effort: Think,
             when: &[When::Call(
