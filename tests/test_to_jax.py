@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import to_jax_zoo
 import torch
-from conftest import child_environment
 from oxitorch import to_jax
 from oxitorch.to_jax import __main__ as command
 from oxitorch.to_jax import _check
@@ -116,7 +115,7 @@ def test_optimizers(optimizer, text, tmp_path):
     assert text in (tmp_path / "out" / "train.py").read_text()
 
 
-def test_a_file_is_converted_and_agrees(tmp_path):
+def test_a_file_is_converted_and_agrees(tmp_path, environment):
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
             import torch
@@ -140,7 +139,7 @@ def test_a_file_is_converted_and_agrees(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-m", "oxitorch.to_jax", "mine.py", "--target", "labels=i64[5]<3"],
-        cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("converted\n")
