@@ -431,27 +431,7 @@ def wide(kind):
             "resnet": net("test_resnet"),
             "vit": net("test_vit", 32, img_size=32, patch_size=8),
             "convnext": net("test_convnext"),
-            "efficientnet": net("test_efficientnet"),
             "resnet18": net("resnet18"),
-            "mobilenetv3": net("mobilenetv3_small_050"),
-            "regnet": net("regnetx_002"),
-            "densenet": lambda: (
-                timm.models.densenet.DenseNet(growth_rate=4, block_config=(2, 2), num_classes=10),
-                (images(32),),
-                {},
-            ),
-            "mixer": lambda: (
-                timm.models.mlp_mixer.MlpMixer(10, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
-                (images(32),),
-                {},
-            ),
-            "swin": lambda: (
-                timm.models.swin_transformer.SwinTransformer(
-                    32, 2, window_size=4, num_classes=10, embed_dim=12, depths=(2, 2), num_heads=(2, 4), drop_path_rate=0
-                ),
-                (images(32),),
-                {},
-            ),
         },
         "transformers": {
             "gpt2": hf("GPT2LMHeadModel", "GPT2Config", vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32),
