@@ -5,8 +5,6 @@ keeps its windows. A tensor that is known from before, and not written since, is
 """
 
 import os
-import sys
-import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,20 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from oxitorch._lines import user_frame
 from oxitorch.diff import _kinds
 from oxitorch.diff._trace import Trace, Writer, encode
 
 # Copies wait on their device until they are so many bytes.
 _PENDING_BYTES = 256 << 20
-
-_LIBRARIES = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        sysconfig.get_paths()["stdlib"],
-    )
-)
 
 
 class Recorder(TorchDispatchMode):
@@ -365,10 +355,5 @@ def _tensors(of):
 
 def _line() -> str:
     """The innermost Python line that is in no library."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not (name.startswith((*_LIBRARIES, "<frozen")) or f"{os.sep}site-packages{os.sep}" in name):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""

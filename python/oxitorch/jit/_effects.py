@@ -1,32 +1,16 @@
 """What a traced function does besides computing, which later calls do not do again."""
 
 import dis
-import os
 import sys
-import sysconfig
 import warnings
 
-import torch
-
-_LIBRARIES = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        sysconfig.get_paths()["stdlib"],
-    )
-)
+from oxitorch._lines import is_library, user_frame
 
 
 def user_line() -> str | None:
     """The innermost line that runs in neither PyTorch nor oxitorch: `file.py:12 in function`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not _is_library(name):
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return None
+    frame = user_frame()
+    return frame and f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 class Effects:
@@ -59,9 +43,9 @@ class Effects:
             if code in self._seen:
                 return
             self._seen.add(code)
-            if not _is_library(code.co_filename):
+            if not is_library(code.co_filename):
                 self._look(code)
-        elif event == "c_call" and arg is print and not _is_library(code.co_filename):
+        elif event == "c_call" and arg is print and not is_library(code.co_filename):
             self._say(f"prints at {code.co_filename}:{frame.f_lineno}")
 
     def _look(self, code) -> None:
@@ -81,7 +65,3 @@ class Effects:
     def _say(self, what: str) -> None:
         if what not in self._said:
             self._said.append(what)
-
-
-def _is_library(name: str) -> bool:
-    return name.startswith(_LIBRARIES) or name.startswith("<") or f"{os.sep}site-packages{os.sep}" in name

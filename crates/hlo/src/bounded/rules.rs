@@ -518,20 +518,31 @@ impl Bounding<'_> {
         let starts = args.split_off(args.len() / 2);
         let xs = self.alike(args)?;
         let over: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
-        let mixes = over.iter().any(|&d| xs[0].layout[d].varies());
-        if mixes && !self.ignores_start(pair.p.regions[0], &pair.p.operands[xs.len()..]) {
-            return Err("a reduction that counts what it begins with".into());
-        }
-        let mut operands: Vec<Value> =
-            xs.iter().zip(&starts).map(|(x, start)| self.masked(x, &over, start.v)).collect();
-        operands.extend(starts.iter().map(|x| x.v));
-        let region = self.region(pair.p.regions[0], pair.s.regions[0])?;
-        let made = self.b.copied(pair.p.op.clone(), &operands, &[], &[region]);
+        let made = self.reduced(pair, &xs, &starts, &over)?;
         let rest = (0..xs[0].layout.len()).filter(|d| !over.contains(d));
         let layout: Vec<Dim> = rest
             .map(|d| Dim { even: xs.iter().all(|x| x.layout[d].even), ..xs[0].layout[d].clone() })
             .collect();
         Ok(made.into_iter().map(|v| Laid { v, layout: layout.clone() }).collect())
+    }
+
+    /// The values of a reduction over these dimensions, or over windows of them: what is not used is what it begins with.
+    pub(super) fn reduced(
+        &mut self,
+        pair: Pair<'_>,
+        xs: &[Laid],
+        starts: &[Laid],
+        over: &[usize],
+    ) -> Result<Vec<Value>> {
+        let mixes = over.iter().any(|&d| xs[0].layout[d].varies());
+        if mixes && !self.ignores_start(pair.p.regions[0], &pair.p.operands[xs.len()..]) {
+            return Err("a reduction that counts what it begins with".into());
+        }
+        let mut operands: Vec<Value> =
+            xs.iter().zip(starts).map(|(x, start)| self.masked(x, over, start.v)).collect();
+        operands.extend(starts.iter().map(|x| x.v));
+        let region = self.region(pair.p.regions[0], pair.s.regions[0])?;
+        Ok(self.b.copied(pair.p.op.clone(), &operands, &[], &[region]))
     }
 
     fn sort(&mut self, pair: Pair<'_>, args: Vec<Laid>, d: usize, is_stable: bool) -> Result<Vec<Laid>> {

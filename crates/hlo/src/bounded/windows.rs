@@ -38,15 +38,7 @@ impl Bounding<'_> {
             }
         }
         let over: Vec<usize> = (0..rank).filter(|&d| !is_whole(d)).collect();
-        let mixes = over.iter().any(|&d| xs[0].layout[d].varies());
-        if mixes && !self.ignores_start(pair.p.regions[0], &pair.p.operands[xs.len()..]) {
-            return Err("a reduction that counts what it begins with".into());
-        }
-        let mut operands: Vec<Value> =
-            xs.iter().zip(&starts).map(|(x, start)| self.masked(x, &over, start.v)).collect();
-        operands.extend(starts.iter().map(|x| x.v));
-        let region = self.region(pair.p.regions[0], pair.s.regions[0])?;
-        let made = self.b.copied(pair.p.op.clone(), &operands, &[], &[region]);
+        let made = self.reduced(pair, &xs, &starts, &over)?;
         let of = |d: usize| match is_whole(d) {
             true => Dim { even: false, ..xs[0].layout[d].clone() },
             false => pair.dim(d),

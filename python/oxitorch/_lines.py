@@ -1,0 +1,34 @@
+"""Which lines of Python are a user's: they run in neither PyTorch, oxitorch nor another library."""
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+import torch
+
+_LIBRARIES = (
+    *(
+        os.path.join(folder, "")
+        for folder in (
+            os.path.dirname(torch.__file__),
+            os.path.dirname(os.path.abspath(__file__)),
+            sysconfig.get_paths()["stdlib"],
+        )
+    ),
+    "<frozen",
+    "<eval_with_key>",
+)
+
+
+def is_library(name: str) -> bool:
+    """Whether a file, or what a code object names as its file, is a library's."""
+    return name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame of the running thread that is a user's."""
+    frame = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
