@@ -7,7 +7,6 @@ decides becomes a number. Operations are seen before PyTorch decomposes them: `l
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import linecache
@@ -76,13 +75,16 @@ class Capture:
         return Value(shape, t.dtype, None, node, index)
 
     def storage(self, t):
-        return t.untyped_storage()._cdata
+        """What stands for a tensor's memory: its storage, or itself if it has none, as a sparse tensor."""
+        try:
+            return t.untyped_storage()._cdata
+        except (RuntimeError, NotImplementedError):
+            return "tensor", id(t)
 
     def bind(self, scope, t, value):
         self.keep.append(t)
         scope.values[id(t)] = value
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            self.seen[scope, id(t)] = len(self.writes.get(self.storage(t), ()))
+        self.seen[scope, id(t)] = len(self.writes.get(self.storage(t), ()))
 
     def value(self, t, scope):
         """What a tensor is within a scope."""
@@ -108,10 +110,7 @@ class Capture:
 
     def same_object(self, t):
         """The tensor that was seen. PyTorch hands out factories' results as another object, if somebody holds them."""
-        try:
-            made = self.fresh_memory.get(self.storage(t))
-        except (RuntimeError, NotImplementedError):
-            return t
+        made = self.fresh_memory.get(self.storage(t))
         if made is None or id(t) in self.views or made.dtype != t.dtype or len(made.shape) != len(t.shape):
             return t
         return made if all(str(a) == str(b) for a, b in zip(made.shape, t.shape, strict=True)) else t
@@ -142,10 +141,7 @@ class Capture:
         value = scope.values[id(t)]
         if not isinstance(value, Value):
             return value
-        try:
-            writes = self.writes.get(self.storage(t), [])
-        except (RuntimeError, NotImplementedError):
-            return value
+        writes = self.writes.get(self.storage(t), [])
         since = self.seen.get((scope, id(t)), 0)
         if since == len(writes):
             return value
@@ -305,10 +301,7 @@ class Capture:
                     self.views[id(t)] = (args[0], func, node.args)
 
     def shares(self, a, b):
-        try:
-            return self.storage(a) == self.storage(b)
-        except (RuntimeError, NotImplementedError):
-            return False
+        return self.storage(a) == self.storage(b)
 
     def alias(self, scope, old, new):
         if old is not new:
@@ -440,9 +433,8 @@ class Capture:
 
     def finish(self, scope, result):
         """Notes what a forward returned."""
-        with contextlib.suppress(Exception):
-            if hasattr(result, "to_tuple") and hasattr(result, "keys"):
-                result = {k: result[k] for k in result.keys()}  # noqa: SIM118 - an object with keys
+        if hasattr(result, "to_tuple") and hasattr(result, "keys"):
+            result = {k: result[k] for k in result.keys()}  # noqa: SIM118 - an object with keys
         flat = pytree.tree_leaves(result)
         if isinstance(result, dict) and all(isinstance(v, torch.Tensor) for v in result.values()):
             scope.keys = list(result)
