@@ -1,5 +1,6 @@
 """`torch.utils.checkpoint` where forward and backward are one program: what is dropped is not kept all the same."""
 
+import copy
 import functools
 
 import pytest
@@ -128,3 +129,16 @@ def test_dropout_is_the_same_once_more(run, without, fused):
     for got, g in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(got, g, rtol=1e-4, atol=1e-6)
     assert any((a - b).abs().max() > 1e-6 for a, b in zip(gradients, without(run)[1], strict=True))
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_saved_tensors_on_the_host(pin):
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    other = copy.deepcopy(model).to(DEVICE)
+    x = torch.randn(5, 8)
+    model(x).square().mean().backward()
+    with torch.autograd.graph.save_on_cpu(pin_memory=pin):
+        y = other(x.to(DEVICE)).square().mean()
+    y.backward()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-5, atol=1e-6)
