@@ -291,9 +291,16 @@ class _Loop(torch.autograd.Function):
         of_others, of_stacks = call.split(needs[1:])
         sums = [torch.zeros_like(t) for t, need in zip(others, of_others, strict=True) if need]
         body = functools.partial(_backward, call, (True, *needs[1:]), others, len(sums), len(saved))
-        _loops.record_body(body, [grad, *sums, *(s[0] for s in (*saved, *stacks))])
         numbers = (len(call.layers), 1, 1 + len(sums), len(again))
-        of_x, *found = _loops.flow("scan", numbers, [grad, *sums, *saved, *stacks, *again])
+        try:
+            _loops.record_body(body, [grad, *sums, *(s[0] for s in (*saved, *stacks))])
+            of_x, *found = _loops.flow("scan", numbers, [grad, *sums, *saved, *stacks, *again])
+        except _loops.Played as why:
+            raise RuntimeError(
+                f"scan_layers: the backward of a layer cannot be the body of a loop; it needs {why}\n"
+                "hint: what an autograd.Function keeps has to go through ctx.save_for_backward(); "
+                'or take remat="full"'
+            ) from why
         found = iter(found)
         grads = [next(found) if need else None for need in (*of_others, *of_stacks)]
         return None, of_x if needs[0] else None, *grads

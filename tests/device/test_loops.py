@@ -340,3 +340,36 @@ def test_stock_optimizers_train_layers_in_a_loop():
             optimizer.step()
             losses[device].append(loss.detach().cpu())
     torch.testing.assert_close(losses[DEVICE], losses["cpu"], rtol=1e-4, atol=1e-5)
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = x.sin()
+        return x * ctx.kept
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.kept
+
+
+class KeepsElsewhere(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return Keeps.apply(x * self.weight)
+
+
+def test_what_a_layer_keeps_by_itself_is_an_error_of_its_backward():
+    layers, x = torch.nn.ModuleList(KeepsElsewhere() for _ in range(2)), torch.randn(2, 4)
+    y = torch.tpu.scan_layers(layers).to(DEVICE)(x.to(DEVICE))
+    with pytest.raises(RuntimeError, match="has to go through ctx.save_for_backward"):
+        y.sum().backward()
+    again = torch.tpu.scan_layers(layers, remat="full")
+    again(x.to(DEVICE)).sum().backward()
+    grads = [layer.weight.grad for layer in layers]
+    one_by_one = [KeepsElsewhere() for _ in layers]
+    one_by_one[1](one_by_one[0](x)).sum().backward()
+    close(grads, [layer.weight.grad for layer in one_by_one])
