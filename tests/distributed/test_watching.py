@@ -63,10 +63,12 @@ def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
         # DDP takes times in its first ten steps, and then in every hundredth: for those there are no other programs.
         assert [t["iteration"] for t in times] == [*range(11), 10, 10]
         assert len(set(programs[3:])) == 1, programs
+        # Two threads tell when a collective began and ended; where one was late, DDP gets no time.
+        assert sum(t["backward_comm_time"] == 0 for t in times[1:]) <= 2
         for t in times[1:]:
             overlap = t["backward_compute_comm_overlap_time"]
             assert t["forward_compute_time"] > 0 and t["backward_compute_time"] >= overlap >= 0
-            assert 0 < t["backward_comm_time"] >= overlap
+            assert t["backward_comm_time"] == 0 or t["backward_comm_time"] >= overlap
             assert t["avg_forward_compute_time"] > 0 and t["avg_backward_comm_time"] > 0
     # Rank 0 waits for the one that sleeps.
     assert results[0][1]["all_reduce"]["wait_s"] > 0.3

@@ -868,7 +868,7 @@ class Timer final : public c10d::Timer {
     OxiError e{};
     double ms = g_core->event_elapsed_ms(first, last, &e);
     if (e.message) raise(e);
-    // One of them is of an earlier step.
+    // One of them is of an earlier step, or the thread that tells of the first was later than the other's.
     return ms < 0 ? std::nullopt : std::optional<int64_t>(static_cast<int64_t>(ms * 1e6));
   }
 
