@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use oxitorch_pjrt_sys as sys;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use sys::{Args, CStruct};
 
@@ -24,9 +25,11 @@ pub struct Buffer {
     /// Which of `home`'s types it has.
     which: u32,
     device: u32,
+    /// Held while references are counted: the plugin keeps them in a list that it does not lock.
+    references: Mutex<()>,
 }
 
-// SAFETY: PJRT buffers may be used and destroyed from any thread; the C API synchronises.
+// SAFETY: PJRT buffers may be used and destroyed from any thread; the C API synchronises, and where not, `references`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above; no method changes the Rust value.
 unsafe impl Sync for Buffer {}
@@ -80,7 +83,7 @@ impl Buffer {
         which: usize,
         device: usize,
     ) -> Buffer {
-        Buffer { ptr, home, which: which as u32, device: device as u32 }
+        Buffer { ptr, home, which: which as u32, device: device as u32, references: Mutex::new(()) }
     }
 
     /// The client it lives in.
@@ -266,16 +269,18 @@ impl Buffer {
         unsafe { call!(self.api(), PJRT_Buffer_CopyToDevice, args) }
             .map_err(|e| self.explain("copy_to_device", e))?;
         let ptr = non_null("PJRT_Buffer_CopyToDevice", args.dst_buffer)?;
-        Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
+        Ok(Buffer::from_raw(ptr, self.home.clone(), self.which as usize, device.index()))
     }
 
     /// Waits for the value and pins its memory for code outside the plugin.
     pub fn external_reference(&self) -> Result<ExternalReference<'_>> {
         self.wait()?;
+        let counting = self.references.lock();
         let mut increase = Args::<sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args>::new();
         increase.buffer = self.ptr();
         // SAFETY: the buffer is live.
         unsafe { call!(self.api(), PJRT_Buffer_IncreaseExternalReferenceCount, increase) }?;
+        drop(counting);
         // From here on dropping `reference` decreases the count again.
         let mut reference = ExternalReference { buffer: self, address: 0 };
         let mut args = Args::<sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args>::new();
@@ -299,7 +304,7 @@ impl Buffer {
         unsafe { call!(self.api(), PJRT_Buffer_CopyToMemory, args) }
             .map_err(|e| self.explain("copy_to_memory", e))?;
         let ptr = non_null("PJRT_Buffer_CopyToMemory", args.dst_buffer)?;
-        Ok(Buffer { ptr, home: self.home.clone(), which: self.which, device: device.index() as u32 })
+        Ok(Buffer::from_raw(ptr, self.home.clone(), self.which as usize, device.index()))
     }
 
     /// The address of the memory. It is good while the buffer lives and is not donated, and only means something to
@@ -331,6 +336,7 @@ impl Drop for ExternalReference<'_> {
     fn drop(&mut self) {
         let mut args = Args::<sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args>::new();
         args.buffer = self.buffer.ptr();
+        let _counting = self.buffer.references.lock();
         // SAFETY: the buffer is live, and its count was increased when this was made.
         unsafe { destroy!(self.buffer.api(), PJRT_Buffer_DecreaseExternalReferenceCount, args) };
     }

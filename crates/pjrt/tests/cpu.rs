@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::{ADD, bytes_of, client, compile, f32s, get, options, plugin, put};
 use oxitorch_pjrt::{
-    BufferType, ClientOptions, CompileOptions, ElementType, Error, ExecuteArgs, Found, HostError,
+    Buffer, BufferType, ClientOptions, CompileOptions, ElementType, Error, ExecuteArgs, Found, HostError,
     OptionValue, Platform, Program, failed_destroys, open,
 };
 
@@ -170,6 +170,39 @@ fn an_external_reference_prevents_donation() {
     let out = add.execute(&[&a, &b], &HOW).unwrap();
     assert_ne!(out[0].unsafe_pointer().unwrap(), reference.address());
     assert_eq!(get(&out[0]), [3.0; 4]);
+}
+
+/// The plugin does not lock all that a buffer has, and aborts the process where one goes whose references are miscounted.
+#[test]
+fn many_threads_may_use_one_buffer() {
+    let client = client(2);
+    let add = compile(&client, ADD, &[f32s(&[4]), f32s(&[4])]);
+    let uses: [fn(&Buffer); 9] = [
+        |b| assert_eq!(get(b), [1.0; 4]),
+        |b| assert_eq!(*b.bytes().unwrap(), *bytes_of(&[1.0; 4])),
+        |b| drop(b.external_reference().unwrap()),
+        |b| assert_eq!(b.actual_dims().unwrap().as_slice(), [4]),
+        |b| assert_eq!(b.on_device_bytes().unwrap(), 16),
+        |b| b.wait().unwrap(),
+        |b| assert!(!b.is_deleted().unwrap()),
+        |b| assert_ne!(b.unsafe_pointer().unwrap(), 0),
+        |b| assert_eq!(get(&b.copy_to_device(&b.client().devices()[1]).unwrap()), [1.0; 4]),
+    ];
+    for _ in 0..20 {
+        let buffer = put(&client, 0, &[1.0; 4], &[4]);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (buffer, add) = (&buffer, &add);
+                scope.spawn(move || {
+                    for turn in 0..200 {
+                        uses[(thread + turn) % uses.len()](buffer);
+                        uses[turn % 3](buffer);
+                    }
+                    assert_eq!(get(&add.execute(&[buffer, buffer], &HOW).unwrap()[0]), [2.0; 4]);
+                });
+            }
+        });
+    }
 }
 
 #[test]
