@@ -2,12 +2,14 @@
 
 import collections
 import copy
+import math
 import threading
 
 import pytest
 import torch
 from support import DEVICE, assert_same, to_device
 from torch import nn
+from torch.utils._pytree import tree_map, tree_map_only
 
 
 def assert_close(actual, expected, what=""):
@@ -458,15 +460,92 @@ def test_trees():
     assert f(p, flag=True) is p.x
 
 
-def test_a_number_that_changes_makes_no_program(fused):
-    f = torch.tpu.jit(lambda x, rate: x * rate)
-    x = torch.ones(4, device=DEVICE)
-    f(x, 0.5)
+def gradient_step(w, x, rate, decay):
+    """Numbers that are computed with numbers, and Python's own operators."""
+    g = torch.func.grad(lambda w: ((x @ w) ** 2).mean())(w)
+    return w * (1 - rate * decay) - g * (rate / 2**0.5)
+
+
+def adam_step(w, x, t):
+    return w - x[0, :4] * (0.1 / (1 - 0.9**t)) + max(t, 3) / (1 - 0.99**t) ** 0.5
+
+
+def with_backward(x, scale):
+    x = x.detach().requires_grad_()
+    ((x * scale) ** 2).sum().backward()
+    return x.grad, scale
+
+
+W, X = torch.arange(12.0).reshape(3, 4) / 7, torch.linspace(-2, 2, 15).reshape(5, 3)
+
+# Functions; calls; and how often the function may be run for them: once for the first numbers, twice for all others.
+NUMBERS = {
+    "factor": (lambda x, s: x * s, [(X, s) for s in (0.1, 0.2, 1.0, -3.5, 0.0)], 3),
+    "whole": (lambda x, n: x * n + n, [(X, n) for n in (1, 2, 3, -4)], 3),
+    "a constant that is the same": (lambda x, s: x * s + x * 2.0, [(X, s) for s in (2.0, 1.0, 2.0, 3.0, 1.0)], 3),
+    "two that are the same": (
+        lambda x, a, b: x * a - x / b,
+        [(X, a, b) for a, b in ((1.5, 2.5), (2.0, 2.0), (3.0, 2.0))],
+        3,
+    ),
+    "in a tree": (lambda d: d["x"] * d["rates"][1], [({"x": X, "rates": [0.1, s]},) for s in (0.1, 0.2, 0.3)], 3),
+    "one and then another": (
+        lambda x, a, b: x * a + b,
+        [(X, 1.0, 1.0), (X, 2.0, 1.0), (X, 3.0, 1.0), (X, 3.0, 2.0), (X, 4.0, 5.0)],
+        5,
+    ),
+    "scalars of operations": (
+        lambda x, a: torch.add(x, x, alpha=a).clamp(-a, a).lerp(x, 1 - a).addcdiv(x, x.exp(), value=-a),
+        [(X, a) for a in (0.1, 0.5, 0.9)],
+        3,
+    ),
+    "comparisons": (lambda x, a: torch.where(x > a, x, a) ** 2, [(X, a) for a in (0.1, 0.5, 0.9)], 3),
+    "filled": (lambda x, a: torch.full((5, 3), a, device=x.device) + x, [(X, a) for a in (0.1, 0.5, 0.9)], 3),
+    "integers": (lambda x, n: (x * 10).int() // n % n, [(X, n) for n in (2, 3, 7)], 3),
+    "gradients": (gradient_step, [(W, X, a, a / 3) for a in (0.1, 0.2, 0.05)], 3),
+    "bias correction": (adam_step, [(W, torch.ones(3, 4), t) for t in (1, 2, 3, 4, 10)], 5),
+    "backward": (with_backward, [(X, a) for a in (0.1, 0.5, 0.9)], 3),
+    "branches": (lambda x, t: x * t if t < 3 else x - t, [(X, t) for t in (1, 2, 3, 4, 1, 5)], 5),
+    # What Python has to know: the function is run for each.
+    "sizes": (lambda x, n: x[:n] * 2, [(X, n) for n in (1, 2, 3, 1)], 5),
+    "rounds": (lambda x, n: sum(x * i for i in range(n)), [(X, n) for n in (2, 3, 4, 2)], 5),
+    "functions of Python": (lambda x, t: x * math.cos(t), [(X, t) for t in (0.1, 0.5, 0.9)], 5),
+    "text": (lambda x, t: x * len(f"{t}"), [(X, t) for t in (0.5, 0.25, 0.75)], 5),
+    "floor of floats": (lambda x, t: x * (t // 0.1), [(X, t) for t in (0.7, 1.0, 7.0)], 4),
+    "type": (lambda x, t: x * t if type(t) is float else x, [(X, t) for t in (0.5, 0.25, 0.75)], 5),
+    "other types": (lambda x, t: x * t, [(X, t) for t in (2, 2.5, True, 3, 3.5, False)], 8),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_vary(name):
+    f, calls, runs = NUMBERS[name]
+    g = torch.tpu.jit(f)
+    for call in calls:
+        expected = tree_map_only(torch.Tensor, to_device, f(*call))
+        given = tree_map_only(torch.Tensor, to_device, call)
+        tree_map(
+            lambda a, b: assert_close(a, b.cpu()) if torch.is_tensor(b) else check_equal(a, b), g(*given), expected
+        )
+    assert g.traces <= runs
     torch.tpu.synchronize()
     before = torch.tpu.metrics()["programs"]
-    for i in range(5):
-        assert_close(f(x, 1.5 + i), torch.full((4,), 1.5 + i))
+    for call in calls:
+        g(*tree_map_only(torch.Tensor, to_device, call))
     assert torch.tpu.metrics()["programs"] == before
+
+
+def check_equal(a, b):
+    assert (type(a), a) == (type(b), b)
+
+
+def test_why_a_number_is_in_the_program(fused):
+    f = torch.tpu.jit(lambda x, n: x.new_ones(n) * n)
+    x = torch.ones(2, device=DEVICE)
+    for n in (3, 4):
+        f(x, n)
+    torch.tpu.synchronize()
+    assert "for these numbers alone: no operation takes them, Python does at " in torch.tpu.explain()
 
 
 def test_static_arguments():
@@ -519,6 +598,17 @@ def test_host_arguments():
         table[0] = i
         assert_close(f(x, s), x * s + table)
     assert f.traces == 1
+
+
+def test_host_numbers_that_are_equal_for_a_while():
+    def f(x, a, b):
+        return x * 2.0 + x * a - x / b
+
+    for call in (torch.tpu.jit(f), torch.compile(f, backend="tpu")):
+        for a, b in ((2.0, 2.0), (2.0, 2.0), (2.0, 2.0), (3.0, 2.0), (3.0, 5.0), (2.0, 2.0)):
+            x = torch.randn(3)
+            a, b = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+            assert_close(call(to_device(x), a, b), f(x, a, b))
 
 
 def test_constants_of_python():

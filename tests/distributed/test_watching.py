@@ -69,7 +69,8 @@ def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
             overlap = t["backward_compute_comm_overlap_time"]
             assert t["forward_compute_time"] > 0 and t["backward_compute_time"] >= overlap >= 0
             assert t["backward_comm_time"] == 0 or t["backward_comm_time"] >= overlap
-            assert t["avg_forward_compute_time"] > 0 and t["avg_backward_comm_time"] > 0
+            assert t["avg_forward_compute_time"] > 0
+        assert times[-1]["avg_backward_comm_time"] > 0
     # Rank 0 waits for the one that sleeps.
     assert results[0][1]["all_reduce"]["wait_s"] > 0.3
     command = [sys.executable, "-m", "oxitorch", "graphs", "--dir", str(tmp_path / "graphs")]

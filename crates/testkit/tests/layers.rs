@@ -65,6 +65,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "absent",
             // Recording.
             "recipe",
+            "numbered",
             "tape",
             "body",
             "window",

@@ -4,7 +4,9 @@ use crate::abi::{self, Shim, ShimInit};
 use crate::library::Kernels;
 use crate::{door, processes, sites, state, storage};
 use oxitorch_capture::{Graph, Role};
-use oxitorch_engine::{Absent, Error, ErrorKind, Mode, Numbered, Reason, Refusal, Remembered, Stream};
+use oxitorch_engine::{
+    Absent, Error, ErrorKind, Mode, Numbered, Reason, Refusal, Remembered, Stands, Stream,
+};
 use oxitorch_pjrt as pjrt;
 use pyo3::exceptions::{
     PyIndexError, PyNotImplementedError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError,
@@ -524,6 +526,21 @@ mod _core {
         device: usize,
     ) -> PyResult<Option<String>> {
         detached(py, move |s| door::bounded(s, (bound, sample), at_bound, graph, device))
+    }
+
+    /// Makes what calls with other numbers are recorded by, under the number `graph`, of a function that was traced twice,
+    /// under the numbers `runs`; `floats` and `ints` stood for its numbers there. Or gives the reason why there is nothing.
+    #[pyfunction]
+    fn numbered(
+        py: Python<'_>,
+        runs: (i64, i64),
+        floats: Vec<[f64; 2]>,
+        ints: Vec<[i64; 2]>,
+        graph: i64,
+    ) -> PyResult<Option<String>> {
+        let ints = ints.into_iter().map(Stands::int);
+        let numbers: Vec<Stands> = floats.into_iter().map(Stands::float).chain(ints).collect();
+        detached(py, move |s| door::numbered(s, runs, &numbers, graph))
     }
 
     /// Says something of the next program of this thread, where it is explained.

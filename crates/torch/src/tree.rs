@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyTuple, PyType};
 
 /// The structure of a value, with all in it that is no tensor.
 #[pyclass(frozen, module = "oxitorch._core")]
@@ -17,18 +17,44 @@ pub(crate) struct Tree {
     #[pyo3(get)]
     /// How many tensors it has.
     tensors: usize,
+    /// How many numbers.
+    #[pyo3(get)]
+    numbers: usize,
 }
 
 enum Node {
     /// A tensor, and whether it requires gradients.
     Tensor(bool),
+    /// A number, whichever it is.
+    Number(NumberType),
     /// A value that is compared by `is`, and by `==` if it has the same type.
     Static(Py<PyAny>),
+    /// The same, of what stays so if it is a number.
+    Fixed(Py<PyAny>),
     Tuple(Vec<Node>),
     List(Vec<Node>),
     Dict(Vec<(Py<PyAny>, Node)>),
     /// Of a type that PyTorch knows how to take apart.
     Other(Box<Other>),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum NumberType {
+    Float,
+    Int,
+    /// One that is traced.
+    Symbol,
+}
+
+impl NumberType {
+    /// Of Python's own numbers; what is derived from them may be more than a number.
+    fn of(x: &Bound<'_, PyAny>) -> Option<NumberType> {
+        match (x.is_exact_instance_of::<PyFloat>(), x.is_exact_instance_of::<PyInt>()) {
+            (true, _) => Some(NumberType::Float),
+            (_, true) => Some(NumberType::Int),
+            _ => None,
+        }
+    }
 }
 
 struct Other {
@@ -43,6 +69,8 @@ struct Other {
 /// What is looked up in PyTorch once.
 struct Torch {
     tensor: Py<PyType>,
+    /// Numbers that are traced.
+    symbols: Py<PyAny>,
     /// By type.
     nodes: Py<PyDict>,
     is_namedtuple: Py<PyAny>,
@@ -55,6 +83,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
         let pytree = py.import("torch.utils._pytree")?;
         Ok(Torch {
             tensor: py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            symbols: py.import("torch.types")?.getattr("py_sym_types")?.unbind(),
             nodes: pytree.getattr("SUPPORTED_NODES")?.cast_into::<PyDict>()?.unbind(),
             is_namedtuple: pytree.getattr("is_namedtuple_instance")?.unbind(),
             namedtuple: py.import("collections")?.getattr("namedtuple")?.unbind(),
@@ -64,35 +93,58 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
 
 #[pymethods]
 impl Tree {
-    /// The tree of a value, and its tensors. Children of the value at the numbers in `fixed` are static, whatever they are.
+    /// The tree of a value, and its tensors, with the numbers that are traced behind them (`torch.SymFloat`, `SymInt`). Children
+    /// of the value at the places in `fixed` are static, whatever they are.
     #[staticmethod]
     fn of<'py>(value: &Bound<'py, PyAny>, fixed: Vec<usize>) -> PyResult<(Tree, Bound<'py, PyList>)> {
-        let tensors = PyList::empty(value.py());
+        let mut taken = Taken::default();
         let root = match (fixed.is_empty(), value.cast::<PyTuple>()) {
             (false, Ok(all)) => {
                 let child = |(i, x): (usize, Bound<'py, PyAny>)| match fixed.contains(&i) {
-                    true => Ok(Node::Static(x.unbind())),
-                    false => Node::of(&x, &tensors),
+                    true => Ok(Node::Fixed(x.unbind())),
+                    false => Node::of(&x, &mut taken),
                 };
                 Node::Tuple(all.iter().enumerate().map(child).collect::<PyResult<_>>()?)
             }
-            _ => Node::of(value, &tensors)?,
+            _ => Node::of(value, &mut taken)?,
         };
-        Ok((Tree { root, tensors: tensors.len() }, tensors))
+        let (tensors, numbers) = (taken.tensors.len(), taken.numbers.len());
+        Ok((Tree { root, tensors, numbers }, taken.leaves(value.py())?))
     }
 
-    /// The tensors of a value that has this tree; None if it has another one.
+    /// The tensors of a value that has this tree, and its numbers behind them; None if it has another one.
     fn take<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
-        let mut tensors = Vec::with_capacity(self.tensors);
-        Ok(match self.root.take(value, &mut tensors)? {
-            true => Some(PyList::new(value.py(), tensors)?),
-            false => None,
-        })
+        let mut taken =
+            Taken { tensors: Vec::with_capacity(self.tensors + self.numbers), numbers: Vec::new() };
+        self.root.take(value, &mut taken)?.then(|| taken.leaves(value.py())).transpose()
     }
 
-    /// The value with these tensors.
-    fn make<'py>(&self, py: Python<'py>, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
-        self.root.make(py, &mut tensors.iter())
+    /// The value with these tensors, and these numbers behind them.
+    fn make<'py>(&self, py: Python<'py>, leaves: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+        let (mut tensors, mut numbers) = (leaves.iter().take(self.tensors), leaves.iter().skip(self.tensors));
+        self.root.make(py, &mut tensors, &mut numbers)
+    }
+
+    /// This tree with any number where it and a value have different ones; None if they differ in anything else, or not at
+    /// all.
+    fn numbered(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Tree>> {
+        let mut numbers = 0;
+        let Some(root) = self.root.numbered(value, &mut numbers)? else { return Ok(None) };
+        Ok((numbers > self.numbers).then_some(Tree { root, tensors: self.tensors, numbers }))
+    }
+}
+
+/// The leaves of a value.
+#[derive(Default)]
+struct Taken<'py> {
+    tensors: Vec<Bound<'py, PyAny>>,
+    numbers: Vec<Bound<'py, PyAny>>,
+}
+
+impl<'py> Taken<'py> {
+    fn leaves(mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.tensors.append(&mut self.numbers);
+        PyList::new(py, self.tensors)
     }
 }
 
@@ -111,13 +163,13 @@ fn is_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
 }
 
 impl Node {
-    fn of<'py>(x: &Bound<'py, PyAny>, tensors: &Bound<'py, PyList>) -> PyResult<Node> {
+    fn of<'py>(x: &Bound<'py, PyAny>, taken: &mut Taken<'py>) -> PyResult<Node> {
         let py = x.py();
-        let all = |items: Vec<Bound<'py, PyAny>>| -> PyResult<Vec<Node>> {
-            items.iter().map(|item| Node::of(item, tensors)).collect()
+        let mut all = |items: Vec<Bound<'py, PyAny>>| -> PyResult<Vec<Node>> {
+            items.iter().map(|item| Node::of(item, taken)).collect()
         };
         if is_tensor(x)? {
-            tensors.append(x)?;
+            taken.tensors.push(x.clone());
             return Ok(Node::Tensor(requires_grad(x)?));
         }
         if let Ok(tuple) = x.cast_exact::<PyTuple>() {
@@ -128,7 +180,7 @@ impl Node {
         }
         if let Ok(dict) = x.cast_exact::<PyDict>() {
             let child =
-                |(k, v): (Bound<'py, PyAny>, Bound<'py, PyAny>)| Ok((k.unbind(), Node::of(&v, tensors)?));
+                |(k, v): (Bound<'py, PyAny>, Bound<'py, PyAny>)| Ok((k.unbind(), Node::of(&v, taken)?));
             return Ok(Node::Dict(dict.iter().map(child).collect::<PyResult<_>>()?));
         }
         let t = torch(py)?;
@@ -150,6 +202,10 @@ impl Node {
                 children,
             })));
         }
+        if x.is_instance(t.symbols.bind(py))? {
+            taken.numbers.push(x.clone());
+            return Ok(Node::Number(NumberType::Symbol));
+        }
         if class.name()? == "ndarray" {
             return Err(PyTypeError::new_err(
                 "torch.tpu.jit: an argument or a result is an array of numpy\nhint: torch.from_numpy makes a tensor of it",
@@ -158,24 +214,31 @@ impl Node {
         Ok(Node::Static(x.clone().unbind()))
     }
 
-    fn take<'py>(&self, x: &Bound<'py, PyAny>, tensors: &mut Vec<Bound<'py, PyAny>>) -> PyResult<bool> {
+    fn take<'py>(&self, x: &Bound<'py, PyAny>, taken: &mut Taken<'py>) -> PyResult<bool> {
         let py = x.py();
         match self {
             Node::Tensor(wants_grad) => {
                 let is_it = is_tensor(x)? && requires_grad(x)? == *wants_grad;
                 if is_it {
-                    tensors.push(x.clone());
+                    taken.tensors.push(x.clone());
                 }
                 Ok(is_it)
             }
-            Node::Static(known) => Ok(is_same(known.bind(py), x)),
+            Node::Number(ty) => {
+                let is_it = NumberType::of(x) == Some(*ty);
+                if is_it {
+                    taken.numbers.push(x.clone());
+                }
+                Ok(is_it)
+            }
+            Node::Static(known) | Node::Fixed(known) => Ok(is_same(known.bind(py), x)),
             Node::Tuple(nodes) => {
                 let Ok(tuple) = x.cast_exact::<PyTuple>() else { return Ok(false) };
-                take_all(nodes, tuple.len(), tuple.iter(), tensors)
+                take_all(nodes, tuple.len(), tuple.iter(), taken)
             }
             Node::List(nodes) => {
                 let Ok(list) = x.cast_exact::<PyList>() else { return Ok(false) };
-                take_all(nodes, list.len(), list.iter(), tensors)
+                take_all(nodes, list.len(), list.iter(), taken)
             }
             Node::Dict(entries) => {
                 let Ok(dict) = x.cast_exact::<PyDict>() else { return Ok(false) };
@@ -184,44 +247,101 @@ impl Node {
                 }
                 for (key, node) in entries {
                     match dict.get_item(key)? {
-                        Some(value) if node.take(&value, tensors)? => {}
+                        Some(value) if node.take(&value, taken)? => {}
                         _ => return Ok(false),
                     }
                 }
                 Ok(true)
             }
             Node::Other(other) => {
-                if !x.get_type().is(other.class.bind(py)) {
-                    return Ok(false);
-                }
-                let apart = other.flatten.bind(py).call1((x,))?;
-                let (children, context): (Bound<'py, PyAny>, Bound<'py, PyAny>) = apart.extract()?;
-                let children: Vec<Bound<'py, PyAny>> = children.try_iter()?.collect::<PyResult<_>>()?;
-                let same = is_same(other.context.bind(py), &context);
-                Ok(same && take_all(&other.children, children.len(), children.into_iter(), tensors)?)
+                let Some(children) = other.children_of(x)? else { return Ok(false) };
+                take_all(&other.children, children.len(), children.into_iter(), taken)
             }
         }
+    }
+
+    /// See [`Tree::numbered`].
+    fn numbered(&self, x: &Bound<'_, PyAny>, numbers: &mut usize) -> PyResult<Option<Node>> {
+        let py = x.py();
+        let mut all = |nodes: &[Node], items: Vec<Bound<'_, PyAny>>| -> PyResult<Option<Vec<Node>>> {
+            if nodes.len() != items.len() {
+                return Ok(None);
+            }
+            nodes.iter().zip(items).map(|(node, item)| node.numbered(&item, numbers)).collect()
+        };
+        Ok(match self {
+            Node::Tensor(wants_grad) => {
+                (is_tensor(x)? && requires_grad(x)? == *wants_grad).then_some(Node::Tensor(*wants_grad))
+            }
+            Node::Number(ty) => {
+                *numbers += 1;
+                (NumberType::of(x) == Some(*ty)).then_some(Node::Number(*ty))
+            }
+            Node::Static(known) => match (NumberType::of(known.bind(py)), NumberType::of(x)) {
+                _ if is_same(known.bind(py), x) => Some(Node::Static(known.clone_ref(py))),
+                (Some(a), Some(b)) if a == b => {
+                    *numbers += 1;
+                    Some(Node::Number(a))
+                }
+                _ => None,
+            },
+            Node::Fixed(known) => is_same(known.bind(py), x).then(|| Node::Fixed(known.clone_ref(py))),
+            Node::Tuple(nodes) => {
+                let Ok(tuple) = x.cast_exact::<PyTuple>() else { return Ok(None) };
+                all(nodes, tuple.iter().collect())?.map(Node::Tuple)
+            }
+            Node::List(nodes) => {
+                let Ok(list) = x.cast_exact::<PyList>() else { return Ok(None) };
+                all(nodes, list.iter().collect())?.map(Node::List)
+            }
+            Node::Dict(entries) => {
+                let Ok(dict) = x.cast_exact::<PyDict>() else { return Ok(None) };
+                let mut new = Vec::with_capacity(entries.len());
+                for (key, node) in entries {
+                    let Some(value) = dict.get_item(key)? else { return Ok(None) };
+                    let Some(node) = node.numbered(&value, numbers)? else { return Ok(None) };
+                    new.push((key.clone_ref(py), node));
+                }
+                (dict.len() == new.len()).then_some(Node::Dict(new))
+            }
+            Node::Other(other) => {
+                let Some(children) = other.children_of(x)? else { return Ok(None) };
+                all(&other.children, children)?.map(|children| {
+                    Node::Other(Box::new(Other {
+                        class: other.class.clone_ref(py),
+                        context: other.context.clone_ref(py),
+                        flatten: other.flatten.clone_ref(py),
+                        unflatten: other.unflatten.clone_ref(py),
+                        children,
+                    }))
+                })
+            }
+        })
     }
 
     fn make<'py>(
         &self,
         py: Python<'py>,
         tensors: &mut impl Iterator<Item = Bound<'py, PyAny>>,
+        numbers: &mut impl Iterator<Item = Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut all = |nodes: &[Node]| -> PyResult<Vec<Bound<'py, PyAny>>> {
-            nodes.iter().map(|node| node.make(py, tensors)).collect()
+            nodes.iter().map(|node| node.make(py, tensors, numbers)).collect()
         };
         Ok(match self {
             Node::Tensor(_) => tensors
                 .next()
                 .ok_or_else(|| PyTypeError::new_err("there are too few tensors; please report this"))?,
-            Node::Static(known) => known.bind(py).clone(),
+            Node::Number(_) => numbers
+                .next()
+                .ok_or_else(|| PyTypeError::new_err("there are too few numbers; please report this"))?,
+            Node::Static(known) | Node::Fixed(known) => known.bind(py).clone(),
             Node::Tuple(nodes) => PyTuple::new(py, all(nodes)?)?.into_any(),
             Node::List(nodes) => PyList::new(py, all(nodes)?)?.into_any(),
             Node::Dict(entries) => {
                 let dict = PyDict::new(py);
                 for (key, node) in entries {
-                    dict.set_item(key, node.make(py, tensors)?)?;
+                    dict.set_item(key, node.make(py, tensors, numbers)?)?;
                 }
                 dict.into_any()
             }
@@ -233,17 +353,31 @@ impl Node {
     }
 }
 
+impl Other {
+    /// The children of a value of this type, if PyTorch tells the same of it.
+    fn children_of<'py>(&self, x: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let py = x.py();
+        if !x.get_type().is(self.class.bind(py)) {
+            return Ok(None);
+        }
+        let apart = self.flatten.bind(py).call1((x,))?;
+        let (children, context): (Bound<'py, PyAny>, Bound<'py, PyAny>) = apart.extract()?;
+        let same = is_same(self.context.bind(py), &context);
+        same.then(|| children.try_iter()?.collect()).transpose()
+    }
+}
+
 fn take_all<'py>(
     nodes: &[Node],
     len: usize,
     items: impl Iterator<Item = Bound<'py, PyAny>>,
-    tensors: &mut Vec<Bound<'py, PyAny>>,
+    taken: &mut Taken<'py>,
 ) -> PyResult<bool> {
     if nodes.len() != len {
         return Ok(false);
     }
     for (node, item) in nodes.iter().zip(items) {
-        if !node.take(&item, tensors)? {
+        if !node.take(&item, taken)? {
             return Ok(false);
         }
     }

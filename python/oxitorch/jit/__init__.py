@@ -17,6 +17,7 @@ import torch
 from oxitorch._core import Tree
 from oxitorch._dims import Dim, Dynamic, checked
 from oxitorch.jit._function import Function, Given
+from oxitorch.jit._numbered import Numbered
 from oxitorch.jit._sizes import Marks, Sizes
 from oxitorch.jit._stages import Compiled, Lowered
 from oxitorch.jit._tracing import Tracer, running
@@ -50,8 +51,10 @@ def jit(
     Args:
         fn: the function. Without it, a decorator is returned.
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
-        static_argnums, static_argnames: arguments that are values of Python, compared by `==`. All that is no tensor is
-            static anyway; a tensor cannot be.
+        static_argnums, static_argnames: arguments that are values of Python, compared by `==`; a tensor cannot be one.
+            Of the others what is no tensor is static anyway, but for floats and ints that differ between calls: they
+            are operands of the program where operations take them as numbers, and what the function asks of them (`if
+            step > 100`, a size) is traced for each answer.
         dynamic: dimensions whose sizes vary, of tensors in arguments: `{"tokens": {1: Dim(max=2048)}}`. One program is
             for all sizes up to a bound of the `Dim`; where an operation cannot be bounded, it is for one size, and
             `torch.tpu.explain()` says why.
@@ -114,12 +117,19 @@ class Jitted:
         autocast = torch.is_autocast_enabled("tpu") and torch.get_autocast_dtype("tpu")
         key = (len(args), *kwargs, torch.is_grad_enabled(), autocast)
         kinds = self._kinds.get(key, ())
+        is_numbered = False
         for at, kind in enumerate(kinds):
             tensors = kind.tree.take(values)
             if tensors is None:
                 continue
             if at:
                 kinds.insert(0, kinds.pop(at))
+            if kind.numbered is not None:
+                done, results = self._call_numbered(kind, tensors, kwargs)
+                if done:
+                    return results
+                is_numbered = True
+                continue
             if kind.sizes is not None and not kind.sizes.is_exact(tensors):
                 return self._call_sized(kind, tensors, args, kwargs)
             for function in kind.functions:
@@ -130,11 +140,28 @@ class Jitted:
             return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
         kind, tensors = self._new_kind(args, kwargs)
         kinds = self._kinds.setdefault(key, [])
+        candidates = [] if is_numbered else [known.with_numbers(values) for known in kinds]
+        other = next(filter(None, candidates), None)
         kinds.insert(0, kind)
+        if other is not None:
+            kinds.insert(0, other)
         del kinds[_MAX_KINDS:]
+        if other is not None:
+            done, results = self._call_numbered(other, other.tree.take(values), kwargs)
+            if done:
+                return results
         if kind.sizes is not None:
             return self._call_sized(kind, tensors, args, kwargs)
         return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def _call_numbered(self, kind: "_Kind", leaves: list, kwargs) -> tuple[bool, Any]:
+        """Whether one program is for these and other numbers, and the results."""
+        done, results = kind.numbered.call(leaves)
+        if not done:
+            with self._lock:
+                if kind.numbered.learn(self, kind, leaves, list(kwargs)):
+                    return kind.numbered.call(leaves)
+        return done, results
 
     def _call_sized(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs):
         """A call with sizes that vary: by a program that is for these and others, or else as any call."""
@@ -219,8 +246,15 @@ class _Kind:
         self.functions: list[Function] = []
         # What is known by the sizes that vary.
         self.sizes = None if marks is None else Sizes(marks)
+        # What is known by the numbers that vary.
+        self.numbered = Numbered(tree.tensors) if tree.numbers else None
         # Whether a call left tensors behind that it made.
         self.kept = False
+
+    def with_numbers(self, values: tuple) -> "_Kind | None":
+        """Such calls with any numbers where these values have others; None if they differ in more than that."""
+        tree = None if self.sizes is not None else self.tree.numbered(values)
+        return None if tree is None else _Kind(tree, self.donated, None)
 
 
 def _donated(args: tuple, positions: tuple[int, ...], fixed: list[int]) -> list[int]:

@@ -3,13 +3,14 @@
 import copy
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import getitem, is_
 from typing import Any, NamedTuple
 
 import torch
 
 from oxitorch import _activate
+from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
 
 
@@ -18,11 +19,13 @@ class Given(NamedTuple):
 
     Attributes:
         tensors: the tensors among the arguments.
-        donated: the numbers of those that the program may overwrite.
+        donated: the places of those that the program may overwrite.
+        numbers: the numbers among the arguments, where the function is traced on such.
     """
 
     tensors: list[torch.Tensor]
     donated: list[int]
+    numbers: Run | None = None
 
 
 class Found:
@@ -136,7 +139,7 @@ class Function:
         found: Found,
         gradients: Gradients,
         written: list[int],
-        results: Callable[[list, list], Any],
+        results: Callable[[list, list, Sequence], Any],
         kept: list,
     ):
         self.number = number
@@ -147,6 +150,8 @@ class Function:
         # Numbers of the arguments whose versions go up.
         self._written = written
         self._results = results
+        # What a call needs of Python's numbers among its arguments.
+        self._formulas: Formulas | None = None
         self._replay = torch.ops.oxitorch._replay.default
         self._end_with_number()
 
@@ -157,15 +162,21 @@ class Function:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
 
-    def renumbered(self, number: int) -> "Function":
-        """The same with another program."""
+    def renumbered(self, number: int, formulas: Formulas | None = None) -> "Function":
+        """The same with another program, which may take numbers."""
         other = copy.copy(self)
         other.number = number
+        other._formulas = formulas
         other._end_with_number()
         return other
 
-    def call(self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None) -> tuple[bool, Any]:
+    def call(
+        self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None, numbers: Sequence = ()
+    ) -> tuple[bool, Any]:
         """Whether the program takes these arguments, and the results; `shown` are the arguments that the caller has."""
+        values = () if self._formulas is None else self._formulas.values(numbers)
+        if values is None:
+            return False, None
         gradients = self._gradients
         found = self._found.tensors
         if gradients.taken:
@@ -173,10 +184,12 @@ class Function:
             for i, p in gradients.taken:
                 found[i] = p.grad
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
+        if values:
+            inputs = [*inputs, *self._formulas.tensors(values)]
         done, made = self._replay(self.number, inputs)
         if not done:
             return False, None
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
-        return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]])
+        return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]], values)

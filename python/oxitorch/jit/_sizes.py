@@ -13,8 +13,8 @@ import torch
 from oxitorch import _activate
 from oxitorch._dims import Dim
 from oxitorch._padding import blank, padded
-from oxitorch.jit._function import Function, Given
-from oxitorch.jit._tracing import TraceError, Tracer
+from oxitorch.jit._dry import Dry
+from oxitorch.jit._function import Function
 
 # Sizes that are known of one kind of call; with one more the one that came first is forgotten.
 _MAX_SIZES = 4096
@@ -86,7 +86,7 @@ class Sizes:
         function = None
         if sample != bounds and not self.marks.have_gradients(tensors):
             try:
-                at_size = _Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
+                at_size = Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
                 if at_size is None:
                     return False  # what it makes in its first call is not there yet
                 function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
@@ -103,7 +103,7 @@ class Sizes:
         largest = self.marks.resized(tensors, bounds, blank)
         at_bounds = self._bounds.get(_shapes(largest))
         if at_bounds is None or not at_bounds.is_current():
-            at_bounds = _Dry(jitted, kind, largest, names).function()
+            at_bounds = Dry(jitted, kind, largest, names).function()
             if at_bounds is None:
                 return None
             self._bounds[_shapes(largest)] = at_bounds
@@ -114,24 +114,3 @@ class Sizes:
             core.forget_graph(number)
             return None
         return at_size.renumbered(number)
-
-
-class _Dry:
-    """A run of the function at some sizes, of which nothing comes but what is known of it."""
-
-    def __init__(self, jitted, kind, tensors: list[torch.Tensor], names: list[str]):
-        self._jitted = jitted
-        self._given = Given(tensors, kind.donated)
-        values = kind.tree.make(tensors)
-        count = len(values) - len(names)
-        self._args, self._kwargs = values[:count], dict(zip(names, values[count:], strict=True))
-
-    def function(self) -> Function | None:
-        """None if the function makes what it does not return, as in its first call."""
-        for _ in range(2):
-            self._jitted.traces += 1
-            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False)
-            function, again = tracer.dry(self._args, self._kwargs)
-            if not again:
-                return function
-        raise TraceError(f"torch.tpu.jit: {tracer._name} finds other gradients in each run")

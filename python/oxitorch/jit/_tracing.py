@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Tracer:
         self._name = getattr(fn, "__qualname__", repr(fn))
         self._given = given
         self._leaves = leaves
-        self._ops = _Ops(given.tensors, self._fail)
+        self._ops = _Ops(given, self._fail)
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimizers: dict[int, Stepped] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
@@ -68,9 +68,11 @@ class Tracer:
         traced = False
         try:
             results = self._call(args, kwargs)
-            tree, tensors = Tree.of(results, [])
+            tree, leaves = Tree.of(results, [])
             del results
-            made = _Results(tree, self._name)
+            tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
+            del leaves
+            made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             function = self._finish(known, begins, tensors, made)
             traced = True
@@ -152,9 +154,11 @@ class Tracer:
             return None, False  # debug mode
         try:
             results = self._call(args, kwargs)
-            tree, tensors = Tree.of(results, [])
+            tree, leaves = Tree.of(results, [])
             del results
-            made = _Results(tree, self._name)
+            tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
+            del leaves
+            made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             before = len(self._leaves)
             function = self._finish(known, begins, tensors, made, is_dry=True)
@@ -303,9 +307,11 @@ _MAX_DRY_RUNS = 4
 class _Results:
     """Makes the results of a call of what the program gave."""
 
-    def __init__(self, tree: Tree, name: str):
+    def __init__(self, tree: Tree, name: str, numbers: list[int]):
         self._tree = tree
         self._name = name
+        # Places of those that the function gives, among the numbers that it computes.
+        self._numbers = numbers
         # A leaf, where the function's results have gradients: those of the program have none.
         self._anchor: torch.Tensor | None = None
         # Results that are arguments themselves, by their numbers; those of the arguments.
@@ -323,16 +329,16 @@ class _Results:
         self._same = [(i, place[id(x)]) for i, x in enumerate(results) if id(x) in place]
         return self
 
-    def together(self, results: list[torch.Tensor]) -> Any:
-        """What the function gives, with these tensors."""
+    def together(self, results: list[torch.Tensor], numbers: Sequence = ()) -> Any:
+        """What the function gives, with these tensors, and the numbers that it computed."""
         if self._anchor is not None:
             outside(results, self._anchor, self._name)
-        return self._tree.make(results)
+        return self._tree.make([*results, *[numbers[i] for i in self._numbers]] if self._numbers else results)
 
-    def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor]) -> Any:
+    def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor], numbers: Sequence) -> Any:
         for i, place in self._same:
             made[i] = inputs[place]
-        return self.together(made)
+        return self.together(made, numbers)
 
 
 class _Ops(TorchDispatchMode):
@@ -342,8 +348,10 @@ class _Ops(TorchDispatchMode):
     that was there before.
     """
 
-    def __init__(self, arguments: list[torch.Tensor], fail: Callable):
+    def __init__(self, given: Given, fail: Callable):
         super().__init__()
+        arguments = given.tensors
+        self._numbers = given.numbers
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
         self.generators: list[torch.Generator] = []
@@ -382,6 +390,8 @@ class _Ops(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
+        elif self._numbers is not None:
+            args, kwargs = self._numbers.plain(func, args, kwargs)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         if any(isinstance(t, FakeTensor) for t in taken):
             return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing

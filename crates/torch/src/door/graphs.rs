@@ -7,7 +7,7 @@ use crate::state::{Graph, State};
 use crate::storage;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{
-    Ends, Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Switches, TensorRef, Traced,
+    Ends, Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Stands, Switches, TensorRef, Traced,
 };
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -169,6 +169,27 @@ pub(crate) fn bounded(
             None
         }
         Err(why) => Some(why),
+    })
+}
+
+/// Makes what calls with other numbers are recorded by, under a new number: of a function that was traced twice, with other
+/// numbers in place of its own. Or says why there is nothing.
+pub(crate) fn numbered(
+    s: &State,
+    runs: (i64, i64),
+    numbers: &[Stands],
+    graph: i64,
+) -> Result<Option<String>, Refusal> {
+    let last = |number: i64| s.graphs.lock().get(&number).and_then(|g| g.recipes.last().cloned());
+    let (Some(first), Some(second)) = (last(runs.0), last(runs.1)) else {
+        return Ok(Some("what it records is not known any more".to_owned()));
+    };
+    Ok(match first.numbered(&second, numbers, &switches(s)) {
+        Ok(recipe) => {
+            keep_recipe(s, graph, recipe);
+            None
+        }
+        Err(why) => Some(why.to_owned()),
     })
 }
 

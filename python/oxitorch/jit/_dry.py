@@ -1,0 +1,28 @@
+"""A run of a function of which nothing comes but what is known of it."""
+
+import torch
+
+from oxitorch.jit._function import Function, Given
+from oxitorch.jit._numbers import Run
+from oxitorch.jit._tracing import TraceError, Tracer
+
+
+class Dry:
+    """A run of a function on the tensors of a kind of call, and on its numbers; nothing is computed."""
+
+    def __init__(self, jitted, kind, tensors: list[torch.Tensor], names: list[str], numbers: Run | None = None):
+        self._jitted = jitted
+        self._given = Given(tensors, kind.donated, numbers)
+        values = kind.tree.make(tensors if numbers is None else [*tensors, *numbers.arguments])
+        count = len(values) - len(names)
+        self._args, self._kwargs = values[:count], dict(zip(names, values[count:], strict=True))
+
+    def function(self) -> Function | None:
+        """None if the function makes what it does not return, as in its first call."""
+        for _ in range(2):
+            self._jitted.traces += 1
+            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False)
+            function, again = tracer.dry(self._args, self._kwargs)
+            if not again:
+                return function
+        raise TraceError(f"torch.tpu.jit: {tracer._name} finds other gradients in each run")
