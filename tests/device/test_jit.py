@@ -460,6 +460,38 @@ def test_trees():
     assert f(p, flag=True) is p.x
 
 
+def decode(cache, token, position):
+    """A step of a generation with a cache: writes at a position, and looks at what is before it."""
+    cache[:, position] = token
+    seen = (torch.arange(cache.shape[1], device=cache.device) <= position).float()
+    return (cache * seen[:, None]).sum(1), cache[0, position] * 2, position + 1
+
+
+def ring(x, n):
+    """Where it goes round, other positions are behind the same numbers."""
+    return x[n % 4] + x[:, n % 3 : n % 3 + 1].sum()
+
+
+def or_zero(x, n):
+    try:
+        return x[n] * 2
+    except IndexError:
+        return x[0] * 0
+
+
+def write_parts(x, n):
+    x = x.clone()
+    x.narrow(0, n, 2).mul_(2.0)
+    x[n, 1:] = 5.0
+    x[..., n] += x[n + 1, None, 0] * 2
+    x[-1] = torch.ones(1, 3, device=x.device)
+    return x
+
+
+def gradient_of_a_part(x, n):
+    return torch.func.grad(lambda x: (x[n] ** 2).sum() + x[n + 1 : n + 3].sum())(x)
+
+
 def gradient_step(w, x, rate, decay):
     """Numbers that are computed with numbers, and Python's own operators."""
     g = torch.func.grad(lambda w: ((x @ w) ** 2).mean())(w)
@@ -506,8 +538,18 @@ NUMBERS = {
     "bias correction": (adam_step, [(W, torch.ones(3, 4), t) for t in (1, 2, 3, 4, 10)], 5),
     "backward": (with_backward, [(X, a) for a in (0.1, 0.5, 0.9)], 3),
     "branches": (lambda x, t: x * t if t < 3 else x - t, [(X, t) for t in (1, 2, 3, 4, 1, 5)], 5),
+    # Positions: one run more for each number that they follow from.
+    "an index": (lambda x, n: x[n] * 2, [(X, n) for n in (1, 2, 3, 4, 0)], 3),
+    "an index that is none": (or_zero, [(X, n) for n in (1, 2, 4, 5, 6, 3)], 9),
+    "an index from the end": (lambda x, n: x[n], [(X, n) for n in (1, 2, 3, -1, -2)], 9),
+    "parts": (lambda x, n: x[n : n + 2] * 2 + x[n - 1], [(X, n) for n in (1, 2, 3)], 3),
+    "rows and columns": (lambda x, i, j: x[i, j] + x[i] * j, [(X, 0, 1), (X, 1, 2), (X, 4, 1), (X, 0, 0)], 5),
+    "a cache": (decode, [(torch.zeros(2, 8, 3), torch.ones(2, 3), n) for n in (0, 1, 2, 5, 7)], 3),
+    "a ring": (ring, [(X, n) for n in (0, 1, 2, 3, 4, 5, 7, 11, 12)], 18),
+    "gradients of parts": (gradient_of_a_part, [(X, n) for n in (0, 1, 2)], 3),
+    "written parts": (write_parts, [(X, n) for n in (0, 1, 2)], 3),
     # What Python has to know: the function is run for each.
-    "sizes": (lambda x, n: x[:n] * 2, [(X, n) for n in (1, 2, 3, 1)], 5),
+    "sizes": (lambda x, n: x[:n] * 2, [(X, n) for n in (1, 2, 3, 1)], 7),
     "rounds": (lambda x, n: sum(x * i for i in range(n)), [(X, n) for n in (2, 3, 4, 2)], 5),
     "functions of Python": (lambda x, t: x * math.cos(t), [(X, t) for t in (0.1, 0.5, 0.9)], 5),
     "text": (lambda x, t: x * len(f"{t}"), [(X, t) for t in (0.5, 0.25, 0.75)], 5),
@@ -522,8 +564,8 @@ def test_numbers_that_vary(name):
     f, calls, runs = NUMBERS[name]
     g = torch.tpu.jit(f)
     for call in calls:
-        expected = tree_map_only(torch.Tensor, to_device, f(*call))
         given = tree_map_only(torch.Tensor, to_device, call)
+        expected = tree_map_only(torch.Tensor, to_device, f(*call))
         tree_map(
             lambda a, b: assert_close(a, b.cpu()) if torch.is_tensor(b) else check_equal(a, b), g(*given), expected
         )

@@ -121,6 +121,7 @@ impl Stream {
             sites: bound.sites.first().copied().into_iter().collect(),
             operands: Vec::new(),
             offsets: Vec::new(),
+            moving: Vec::new(),
             numbers: size.numbers.clone(),
             drawn: size.drawn.clone(),
             written: bound.written.clone(),

@@ -1,66 +1,91 @@
-//! One program for all numbers that a function is given: of two runs of it with other numbers.
+//! One program for all numbers that a function is given: of runs of it with other numbers.
 //!
 //! In each run a number that is an argument stands for itself where the function records it, as a value that nothing else
-//! has. What the two runs recorded is compared: where the numbers stand, a call has its own, as it has those of tensors in
-//! host memory. Where anything else differs, something was made of a number that nobody has seen.
+//! has. What the runs recorded is compared: where the numbers stand, a call has its own, as it has those of tensors in host
+//! memory. A position is no operand: where the offsets of the runs differ, they follow from positions by a factor and a
+//! term. If several positions could be the one, a call goes by the recipe while all of them say the same. Where anything
+//! else differs, something was made of a number that nobody has seen.
 
 use crate::config::Switches;
-use crate::recipe::{Argument, GraphOutput, Layout, Recipe, Source, Whole};
+use crate::recipe::{Argument, GraphOutput, Layout, Moving, Place, Recipe, Source, Whole};
 use crate::value::{Held, State};
 use oxitorch_hlo::{DType, Dims};
 use std::sync::Arc;
 
-/// What stands for a number that is an argument, in each of the two runs.
-#[derive(Clone, Copy, Debug)]
-pub struct Stands {
-    dtype: DType,
-    /// Its bytes.
-    runs: [[u8; 8]; 2],
+/// A number that is an argument, in each of the runs.
+#[derive(Clone, Debug)]
+pub enum Stands {
+    /// What stands for a float.
+    Float(Vec<f64>),
+    /// What stands for an int.
+    Int(Vec<i64>),
+    /// A position, as it is.
+    Position(Vec<i64>),
 }
 
 impl Stands {
-    /// For a float.
-    pub fn float(runs: [f64; 2]) -> Stands {
-        Stands { dtype: DType::F64, runs: runs.map(f64::to_le_bytes) }
+    fn dtype(&self) -> DType {
+        match self {
+            Stands::Float(_) => DType::F64,
+            Stands::Int(_) | Stands::Position(_) => DType::S64,
+        }
     }
 
-    /// For an int.
-    pub fn int(runs: [i64; 2]) -> Stands {
-        Stands { dtype: DType::S64, runs: runs.map(i64::to_le_bytes) }
+    /// Its bytes in a run; none of a position, which is no operand.
+    fn bytes(&self, run: usize) -> Option<[u8; 8]> {
+        match self {
+            Stands::Float(runs) => runs.get(run).map(|x| x.to_le_bytes()),
+            Stands::Int(runs) => runs.get(run).map(|x| x.to_le_bytes()),
+            Stands::Position(_) => None,
+        }
+    }
+
+    fn positions(&self) -> Option<&[i64]> {
+        match self {
+            Stands::Position(runs) => Some(runs),
+            _ => None,
+        }
     }
 }
 
 impl Recipe {
-    /// The recipe of a function that was run twice, and takes these numbers as tensors in host memory (0-d), behind its
-    /// arguments. Or why there is none.
+    /// The recipe of a function that was run several times, this one and the others, which takes these numbers as tensors in
+    /// host memory (0-d), behind its arguments. Or why there is none.
     pub fn numbered(
         &self,
-        other: &Recipe,
+        others: &[&Recipe],
         numbers: &[Stands],
         switches: &Switches,
     ) -> Result<Recipe, &'static str> {
         let Some(whole) = &self.whole else { return Err("it computes nothing") };
-        if self.switches != switches.word() || other.switches != self.switches {
+        let word = switches.word();
+        if self.switches != word || others.iter().any(|r| r.switches != word) {
             return Err("the switches of the device changed");
         }
-        if !self.is_like(other) {
+        if !others.iter().all(|other| self.is_like(other)) {
             return Err("what is computed depends on it");
         }
-        let mut given = Vec::with_capacity(self.numbers.len());
-        for (a, b) in self.numbers.iter().zip(&other.numbers) {
+        let runs: Vec<&Recipe> = std::iter::once(self).chain(others.iter().copied()).collect();
+        let given = (0..self.numbers.len()).map(|at| {
+            let own: Vec<&Held> = runs.iter().map(|r| &r.numbers[at]).collect();
             // Numbers that stay are one value each.
-            if Arc::ptr_eq(a.value(), b.value()) {
-                given.push(None);
-                continue;
+            if own.iter().all(|n| Arc::ptr_eq(n.value(), own[0].value())) {
+                return Ok(None);
             }
-            let (pair, dtype) = ([bytes(a), bytes(b)], a.value().ty.dtype);
-            let is = |n: &Stands| {
-                let stand = |at: usize| pair[at].as_deref() == Some(&n.runs[at][..]);
-                n.dtype == dtype && stand(0) && stand(1)
+            let stands = |n: &Stands| {
+                let is = |(run, held): (usize, &&Held)| {
+                    let own = bytes(held);
+                    held.value().ty.dtype == n.dtype()
+                        && own.is_some()
+                        && own.as_deref() == n.bytes(run).as_ref().map(|b| &b[..])
+                };
+                own.iter().enumerate().all(is)
             };
-            let at = numbers.iter().position(is).ok_or("a number is made of it while it is recorded")?;
-            given.push(Some(at as u32));
-        }
+            let at = numbers.iter().position(stands).ok_or("a number is made of it while it is recorded")?;
+            Ok(Some(at as u32))
+        });
+        let given = given.collect::<Result<Vec<_>, &'static str>>()?;
+        let moving = moving(&runs, numbers, self.arguments.len())?;
         let first = self.arguments.len() as u32;
         let source = |s: &Source| match *s {
             Source::Number(i) => given[i as usize].map_or(*s, |at| Source::Host(first + at)),
@@ -68,7 +93,7 @@ impl Recipe {
         };
         let argument = |n: &Stands| Argument {
             layout: Layout {
-                dtype: n.dtype,
+                dtype: n.dtype(),
                 sizes: Dims::new(),
                 strides: Dims::new(),
                 offset: 0,
@@ -91,6 +116,7 @@ impl Recipe {
             sites: self.sites.clone(),
             operands: self.operands.iter().map(source).collect(),
             offsets: self.offsets.clone(),
+            moving,
             numbers: self.numbers.clone(),
             drawn: self.drawn.clone(),
             written: self.written.iter().map(|(at, s)| (*at, source(s))).collect(),
@@ -114,7 +140,7 @@ impl Recipe {
         self.device == other.device
             && insts(self) == insts(other)
             && self.operands == other.operands
-            && self.offsets == other.offsets
+            && self.offsets.len() == other.offsets.len()
             && self.numbers.len() == other.numbers.len()
             && self.drawn == other.drawn
             && self.written == other.written
@@ -122,6 +148,33 @@ impl Recipe {
             && arguments(self) == arguments(other)
             && outputs(self) == outputs(other)
     }
+}
+
+/// How the offsets that differ between runs follow from positions.
+fn moving(runs: &[&Recipe], numbers: &[Stands], first: usize) -> Result<Vec<Moving>, &'static str> {
+    let mut moving = Vec::new();
+    for at in 0..runs[0].offsets.len() {
+        let offsets: Vec<i64> = runs.iter().map(|r| r.offsets[at]).collect();
+        if offsets.iter().all(|&o| o == offsets[0]) {
+            continue;
+        }
+        let of = |(argument, n): (usize, &Stands)| {
+            let positions = n.positions()?;
+            let moved = positions.iter().position(|&p| p != positions[0])?;
+            let (by, step) = (offsets[moved] - offsets[0], positions[moved] - positions[0]);
+            let factor = (by % step == 0).then_some(by / step)?;
+            let term = offsets[0] - factor.checked_mul(positions[0])?;
+            let fits =
+                positions.iter().zip(&offsets).all(|(&p, &o)| factor.wrapping_mul(p).wrapping_add(term) == o);
+            fits.then_some(Place { argument: first + argument, factor, term })
+        };
+        let places: Vec<Place> = numbers.iter().enumerate().filter_map(of).collect();
+        if places.is_empty() {
+            return Err("a position is made of it that does not follow from it by a factor");
+        }
+        moving.push(Moving { at, places });
+    }
+    Ok(moving)
 }
 
 /// A number, if it is still on the host.

@@ -9,12 +9,13 @@ use crate::program::Program;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::Sharded;
-use crate::tensor::{Place, TensorRef};
+use crate::tensor::{Place as TensorPlace, TensorRef};
 use crate::value::{Held, Slot, Value};
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, Dims, Module, TensorType};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Where an operand comes from.
@@ -115,6 +116,8 @@ pub struct Recipe {
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
     pub(crate) offsets: Vec<i64>,
+    /// The offsets that follow from numbers among the arguments.
+    pub(crate) moving: Vec<Moving>,
     pub(crate) numbers: Vec<Held>,
     /// What it draws from generators, in this order.
     pub(crate) drawn: Vec<Drawn>,
@@ -125,6 +128,23 @@ pub struct Recipe {
     pub(crate) outputs: Vec<GraphOutput>,
     /// If a call is one program.
     pub(crate) whole: Option<Whole>,
+}
+
+/// An offset that follows from a number of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Moving {
+    /// Which offset.
+    pub(crate) at: usize,
+    /// What it may follow from. They have to say the same.
+    pub(crate) places: Vec<Place>,
+}
+
+/// A number of the host, times a factor, and a term.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) argument: usize,
+    pub(crate) factor: i64,
+    pub(crate) term: i64,
 }
 
 /// What is known of a recipe that is one program.
@@ -231,6 +251,27 @@ impl Recipe {
         }
     }
 
+    /// The offsets of a call with these arguments; none if what they follow from does not agree.
+    pub(crate) fn offsets_with(&self, args: &[TensorRef<'_>]) -> Option<Cow<'_, [i64]>> {
+        if self.moving.is_empty() {
+            return Some(Cow::Borrowed(&self.offsets));
+        }
+        let mut offsets = self.offsets.clone();
+        for moving in &self.moving {
+            let mut all = moving.places.iter().map(|place| {
+                let TensorPlace::Host(bytes) = args[place.argument].place else { return None };
+                let number = i64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+                number.checked_mul(place.factor)?.checked_add(place.term)
+            });
+            let first = all.next()??;
+            if !all.all(|other| other == Some(first)) {
+                return None;
+            }
+            offsets[moving.at] = first;
+        }
+        Some(Cow::Owned(offsets))
+    }
+
     /// The graph's results.
     pub fn outputs(&self) -> &[GraphOutput] {
         &self.outputs
@@ -247,14 +288,14 @@ impl Recipe {
                 return None;
             }
             match (t.place, argument.storage) {
-                (Place::Device(slot), Some(number)) if slot.device == self.device => {
+                (TensorPlace::Device(slot), Some(number)) if slot.device == self.device => {
                     match slots.get(number as usize) {
                         None => slots.push(slot),
                         Some(known) if std::ptr::eq(*known, slot) => {}
                         Some(_) => return None,
                     }
                 }
-                (Place::Host(_), None) if t.contiguous => {}
+                (TensorPlace::Host(_), None) if t.contiguous => {}
                 _ => return None,
             }
         }

@@ -72,6 +72,8 @@ impl Values<'_> {
 #[derive(Clone, Copy)]
 struct Called<'x> {
     recipe: &'x Recipe,
+    /// The recipe's, or those of this call.
+    offsets: &'x [i64],
     slots: &'x [&'x Slot],
     device: u16,
     site: Site,
@@ -104,7 +106,7 @@ impl Called<'_> {
     fn record(&self, w: &mut Window, values: &mut Values<'_>) {
         let recipe = self.recipe;
         let mut sources = recipe.operands.iter();
-        let mut offsets = recipe.offsets.as_slice();
+        let mut offsets = self.offsets;
         for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
             let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
             let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
@@ -161,8 +163,9 @@ impl Stream {
             return Ok(None);
         }
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
+        let Some(offsets) = recipe.offsets_with(args) else { return Ok(None) };
         let mut hosts = self.uploads(args)?;
-        let call = Called { recipe, slots: &slots, device: self.device, site };
+        let call = Called { recipe, offsets: &offsets, slots: &slots, device: self.device, site };
         let first = recipe.sites.first().map_or(site, |s| call.line(*s));
         let mut w = self.lock(site);
         if w.tape.is_some() {
@@ -243,7 +246,9 @@ impl Stream {
             return Ok(made);
         }
         self.flush_whole(w, reason, |recorded| {
-            let shape = call.shape(recorded, &values).map(Arc::new);
+            // The numbers of a program that takes offsets are of this call.
+            let stays = call.recipe.moving.is_empty();
+            let shape = stays.then(|| call.shape(recorded, &values)).flatten().map(Arc::new);
             *whole.shape.lock() = shape.clone();
             move |direct: Direct| {
                 if let Some(shape) = shape {
@@ -377,7 +382,7 @@ impl Stream {
             argument.storage.is_none().then_some((i, value))
         };
         let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
-        let call = Called { recipe, slots: &slots, device: self.device, site };
+        let call = Called { recipe, offsets: &recipe.offsets, slots: &slots, device: self.device, site };
         let (results, drawn, random) = (Vec::new(), Vec::new(), &|_: Option<usize>, _: u64| (0, 0));
         let (numbers, draws) = (&recipe.numbers, &recipe.drawn);
         let mut values = Values { numbers, random, draws, before, hosts, results, drawn };

@@ -272,6 +272,7 @@ impl Tape {
             sites: self.sites,
             operands: self.operands,
             offsets: self.offsets,
+            moving: Vec::new(),
             numbers: self.numbers,
             drawn: self.draws.drawn.iter().map(|d| d.drawn).collect(),
             written,

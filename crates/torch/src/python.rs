@@ -528,19 +528,23 @@ mod _core {
         detached(py, move |s| door::bounded(s, (bound, sample), at_bound, graph, device))
     }
 
-    /// Makes what calls with other numbers are recorded by, under the number `graph`, of a function that was traced twice,
-    /// under the numbers `runs`; `floats` and `ints` stood for its numbers there. Or gives the reason why there is nothing.
+    /// Makes what calls with other numbers are recorded by, under the number `graph`, of a function that was traced under
+    /// the numbers `runs`: by what stood for its floats and ints in each run, and what its positions were. Or gives the
+    /// reason why there is nothing.
     #[pyfunction]
     fn numbered(
         py: Python<'_>,
-        runs: (i64, i64),
-        floats: Vec<[f64; 2]>,
-        ints: Vec<[i64; 2]>,
+        runs: Vec<i64>,
+        floats: Vec<Vec<f64>>,
+        ints: Vec<Vec<i64>>,
+        positions: Vec<Vec<i64>>,
         graph: i64,
     ) -> PyResult<Option<String>> {
-        let ints = ints.into_iter().map(Stands::int);
-        let numbers: Vec<Stands> = floats.into_iter().map(Stands::float).chain(ints).collect();
-        detached(py, move |s| door::numbered(s, runs, &numbers, graph))
+        let ints = ints.into_iter().map(Stands::Int);
+        let positions = positions.into_iter().map(Stands::Position);
+        let numbers: Vec<Stands> =
+            floats.into_iter().map(Stands::Float).chain(ints).chain(positions).collect();
+        detached(py, move |s| door::numbered(s, &runs, &numbers, graph))
     }
 
     /// Says something of the next program of this thread, where it is explained.

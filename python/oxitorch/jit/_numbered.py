@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from oxitorch import _activate
 from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function
@@ -56,29 +54,39 @@ class Numbered:
 
     def _trace(self, jitted, kind, leaves: list, names: list[str]) -> tuple[Function | None, str | None]:
         """The function; or why it is none for other numbers; or neither, if the call is to be traced by itself."""
-        tensors: list[torch.Tensor] = leaves[: self._tensors]
-        runs, functions = [], []
-        for seed in (1, 2):
-            run = Run(leaves[self._tensors :], seed)
-            function = Dry(jitted, kind, tensors, names, run).function()
-            if function is None:
-                return None, None  # what it makes in its first call is not there yet
-            if not run.stands:
-                where = f" at {run.line}" if run.line else ""
-                return None, f"no operation takes them, Python does{where}"
-            runs.append(run)
-            functions.append(function)
-        first, second = [run.finish() for run in runs]
-        if not first.same_as(second):
-            return None, "what it computes of them differs from run to run"
-        floats, ints = [
-            [[run.stands[place] for run in runs] for place in first.given if type(runs[0].stands[place]) is t]
-            for t in (float, int)
-        ]
+        tensors, numbers = leaves[: self._tensors], leaves[self._tensors :]
+        first = Run(numbers, 0)
+        function = Dry(jitted, kind, tensors, names, first).function()
+        if function is None:
+            return None, None  # what it makes in its first call is not there yet
+        if not first.stands and not first.positions:
+            where = f" at {first.line}" if first.line else ""
+            return None, f"no operation takes them, Python does{where}"
+        formulas = first.finish()
+        moved = first.moved()
+        functions, runs = [function], [first]
+        for i in moved or [None]:
+            for step in (1, -1):
+                other = list(numbers)
+                if i is not None:
+                    other[i] += step
+                run = Run(other, len(runs))
+                try:
+                    function = Dry(jitted, kind, tensors, names, run).function()
+                except IndexError:
+                    continue  # behind the last
+                if function is not None and formulas.same_as(run.finish()):
+                    functions.append(function)
+                    runs.append(run)
+                    break
+            else:
+                return None, "what it computes of them depends on them"
+        stands = [[[run.stands[p] for run in runs] for p in first.stands_of(t)] for t in (float, int)]
+        positions = [[run.value(p) for run in runs] for p in first.positions]
         core = _activate.core()
         number = core.new_graph()
-        why = core.numbered((functions[0].number, functions[1].number), floats, ints, number)
+        why = core.numbered([f.number for f in functions], *stands, positions, number)
         if why is not None:
             core.forget_graph(number)
             return None, why
-        return functions[0].renumbered(number, first), None
+        return functions[0].renumbered(number, formulas), None

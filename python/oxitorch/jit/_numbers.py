@@ -3,8 +3,9 @@
 A kind of call whose numbers differ from those of an earlier one is traced with `torch.SymFloat` and `torch.SymInt` in
 their places. These note what the function computes of them, and what it asks of them: each answer is a condition under
 which later calls go by the trace. An operation gets a value that stands for a number. The function is run twice, with
-other values, and the engine compares what the two runs record (`numbered.rs`): where the values stand, a call has its
-own numbers, and where anything else differs, the function is traced for each number.
+other values, and the engine compares what the runs record (`numbered.rs`): where the values stand, a call has its own
+numbers. Where a number is a position (`x[:, n]`), there is one more run for each that a position follows from, with the
+next or the last number, to see what moves with it. Where anything else differs, the function is traced for each number.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental.sym_node  # gives SymFloat and SymInt their operators
+from torch.overrides import TorchFunctionMode
 
 from oxitorch.jit._effects import user_line
 
@@ -29,7 +31,7 @@ class Formulas:
 
     Attributes:
         asked: numbers that Python saw, by place, with what it saw.
-        given: places of those that operations take: floats, then ints.
+        given: places of those that operations take: floats, ints, and then positions.
     """
 
     def __init__(self):
@@ -53,7 +55,7 @@ class Formulas:
         return values
 
     def tensors(self, values: list) -> list[torch.Tensor]:
-        """What operations take of these, in the host's memory (0-d)."""
+        """What the program is given of these, in the host's memory (0-d)."""
         return [torch.tensor(values[i], dtype=_DTYPES[type(values[i])]) for i in self.given]
 
     def same_as(self, other: "Formulas") -> bool:
@@ -74,6 +76,8 @@ class Run:
         self._random = random.Random(seed)
         # By place.
         self.stands: dict[int, float | int] = {}
+        # Places of numbers that are positions.
+        self.positions: list[int] = []
         # The line at which Python saw a number first.
         self.line: str | None = None
         self.arguments = [_symbolic(_Node(self, i)) for i in range(len(numbers))]
@@ -105,11 +109,27 @@ class Run:
     def plain(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments of an operation, with values that stand for the numbers."""
         schema = {a.name: str(a.type) for a in func._schema.arguments}
-        types = list(schema.values())
-        return (
-            tuple([self._plain(x, types[i] if i < len(types) else "") for i, x in enumerate(args)]),
-            {name: self._plain(x, schema.get(name, "")) for name, x in kwargs.items()},
-        )
+        given = dict(zip(schema, args, strict=False)) | kwargs
+        positions = [name for name in ("index", "start", "end") if isinstance(given.get(name), torch.SymInt)]
+        last = _POSITIONS[func](given) if positions and func in _POSITIONS else -1
+        plain = {
+            name: self._position(x, last) if name in positions and last >= 0 else self._plain(x, schema[name])
+            for name, x in given.items()
+        }
+        return tuple([plain[name] for name in list(schema)[: len(args)]]), {name: plain[name] for name in kwargs}
+
+    def _position(self, x: torch.SymInt, last: int) -> int:
+        """A position along a dimension, up to this one."""
+        place = x.node.place
+        position = self._values[place]
+        if not 0 <= position <= last:
+            return self.ask(place)
+        # What is before the first or behind the last one is something else, or an error.
+        for fn, bound in ((operator.ge, 0), (operator.le, last)):
+            self.ask(self.compute(fn, (place, self.constant(bound).place)).place)
+        if place not in self.positions:
+            self.positions.append(place)
+        return position
 
     def _plain(self, x: Any, type_: str) -> Any:
         if isinstance(x, (list, tuple)):
@@ -117,18 +137,87 @@ class Run:
         if not isinstance(x, _SYMBOLIC):
             return x
         place = x.node.place
-        if any(name in type_ for name in ("SymInt", "SymBool", "int", "bool")) or isinstance(x, torch.SymBool):
-            return self.ask(place)  # a size, a dimension, a position
+        if any(name in type_ for name in ("Int", "int", "Bool", "bool")) or isinstance(x, torch.SymBool):
+            return self.ask(place)  # a size, a dimension
         if place not in self.stands:
             # Nothing that a function computes with, and of a size that operations take.
             is_int = isinstance(x, torch.SymInt)
             self.stands[place] = self._random.randrange(8192, 16384) if is_int else self._random.uniform(0.25, 0.75)
         return self.stands[place]
 
+    def moved(self) -> list[int]:
+        """The arguments that positions follow from, unless Python saw them."""
+        of: list[set[int]] = [{i} for i in range(len(self.arguments))]
+        for _, operands in self.formulas._steps:
+            of.append(set().union(*[of[i] for i in operands]))
+        return sorted(set().union(*[of[p] for p in self.positions]) - set(self.formulas.asked))
+
     def finish(self) -> Formulas:
-        places = sorted(self.stands)
-        self.formulas.given = [p for t in (float, int) for p in places if type(self.stands[p]) is t]
+        """What calls go by, when the run has ended."""
+        self.formulas.given = self.stands_of(float) + self.stands_of(int) + self.positions
         return self.formulas
+
+    def stands_of(self, type_: type) -> list[int]:
+        """The places of the numbers of a type that operations take."""
+        return sorted(p for p, x in self.stands.items() if type(x) is type_)
+
+
+def _index(shape: str) -> Callable[[dict], int]:
+    return lambda given: _size(given, shape) - 1
+
+
+def _end(shape: str) -> Callable[[dict], int]:
+    return lambda given: _size(given, shape)
+
+
+def _size(given: dict, shape: str) -> int:
+    of = given[shape]
+    return (of.shape if isinstance(of, torch.Tensor) else of)[given.get("dim", 0)]
+
+
+# Operations that take positions along a dimension, which may move, and the last one.
+_ATEN = torch.ops.aten
+_POSITIONS = {
+    _ATEN.select.int: _index("self"),
+    _ATEN.select_scatter.default: _index("self"),
+    _ATEN.select_backward.default: _index("input_sizes"),
+    _ATEN.slice.Tensor: _end("self"),
+    _ATEN.slice_scatter.default: _end("self"),
+    _ATEN.slice_backward.default: _end("input_sizes"),
+}
+
+
+class Indices(TorchFunctionMode):
+    """Has numbers that are traced select along a dimension where they are indices: PyTorch would read them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__:
+            return _selected(*args)
+        if func is torch.Tensor.__setitem__:
+            x, index, value = args
+            part = _selected(x, index, take=False)
+            return func(x, index, value) if part is None else func(part, ..., value)
+        return func(*args, **(kwargs or {}))
+
+
+def _selected(x: torch.Tensor, index: Any, take: bool = True) -> torch.Tensor | None:
+    """`x[index]`; None if `take` is not set and the index has no number that is traced."""
+    items = index if isinstance(index, tuple) else (index,)
+    plain = (int, slice, torch.SymInt, type(None), type(...))
+    numbers = [item for item in items if isinstance(item, torch.SymInt)]
+    if not numbers or not all(isinstance(item, plain) and not isinstance(item, bool) for item in items):
+        return x[index] if take else None
+    rest = x.dim() - sum(item is not None and item is not ... for item in items)
+    part = x[tuple([slice(None) if isinstance(item, torch.SymInt) else item for item in items])]
+    dim = 0
+    for item in items:
+        if isinstance(item, torch.SymInt):
+            part = part.select(dim, item)
+        elif item is ...:
+            dim += rest
+        elif not isinstance(item, int):
+            dim += 1
+    return part
 
 
 class _Constant:

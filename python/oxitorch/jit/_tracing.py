@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
+from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
 
 _here = threading.local()
@@ -207,7 +209,8 @@ class Tracer:
         torch.compiler._is_compiling_flag = True
         try:
             # In this thread, which is the one that the engine watches.
-            with torch.autograd.set_multithreading_enabled(False), Effects(self._name), self._ops:
+            indices = nullcontext() if self._given.numbers is None else Indices()
+            with torch.autograd.set_multithreading_enabled(False), Effects(self._name), self._ops, indices:
                 return self._fn(*args, **kwargs)
         finally:
             torch.compiler._is_compiling_flag = compiling

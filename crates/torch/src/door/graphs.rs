@@ -172,19 +172,22 @@ pub(crate) fn bounded(
     })
 }
 
-/// Makes what calls with other numbers are recorded by, under a new number: of a function that was traced twice, with other
-/// numbers in place of its own. Or says why there is nothing.
+/// Makes what calls with other numbers are recorded by, under a new number: of a function that was traced under these, each
+/// time with other numbers in place of its own. Or says why there is nothing.
 pub(crate) fn numbered(
     s: &State,
-    runs: (i64, i64),
+    runs: &[i64],
     numbers: &[Stands],
     graph: i64,
 ) -> Result<Option<String>, Refusal> {
-    let last = |number: i64| s.graphs.lock().get(&number).and_then(|g| g.recipes.last().cloned());
-    let (Some(first), Some(second)) = (last(runs.0), last(runs.1)) else {
+    let last = |number: &i64| s.graphs.lock().get(number).and_then(|g| g.recipes.last().cloned());
+    let recipes: Option<Vec<Arc<Recipe>>> = runs.iter().map(last).collect();
+    let recipes = recipes.unwrap_or_default();
+    let Some((first, others)) = recipes.split_first() else {
         return Ok(Some("what it records is not known any more".to_owned()));
     };
-    Ok(match first.numbered(&second, numbers, &switches(s)) {
+    let others: Vec<&Recipe> = others.iter().map(|r| &**r).collect();
+    Ok(match first.numbered(&others, numbers, &switches(s)) {
         Ok(recipe) => {
             keep_recipe(s, graph, recipe);
             None
