@@ -123,7 +123,7 @@ class Tracer:
                 if found == _FUNCTION:
                     break
                 if found != _KEPT:
-                    raise TraceError(f"torch.tpu.jit: {self._name} cannot be one program: it depends on {text}")
+                    raise self._refused(text)
             else:
                 raise TraceError(f"torch.tpu.jit: {self._name} keeps tensors that it makes in each call, made{text}")
             program = core.prepare(number, device.index or 0)
@@ -278,7 +278,7 @@ class Tracer:
                 "hint: return them; a later call would not make them"
             )
         if outcome != _FUNCTION:
-            raise TraceError(f"torch.tpu.jit: {self._name} cannot be one program: it depends on {text}")
+            raise self._refused(text)
         for stepped in self._optimizers.values():
             stepped.settle()
         if surprises:
@@ -297,6 +297,10 @@ class Tracer:
             self._ops.generators,
         )
 
+    def _refused(self, why: str) -> TraceError:
+        hint = next((f"\nhint: {hint}" for what, hint in _REFUSED_HINTS.items() if why.startswith(what)), "")
+        return TraceError(f"torch.tpu.jit: {self._name} cannot be one program: it depends on {why}{hint}")
+
     def _fail(self, what: str, hint: str, tensor: torch.Tensor | None = None) -> None:
         line = user_line()
         where = f" at {line}" if line else ""
@@ -304,6 +308,10 @@ class Tracer:
 
 
 _FUNCTION, _KEPT = 17, 18
+_REFUSED_HINTS = {
+    "a collective": "call it without torch.tpu.jit: in eager mode, too, what is between collectives is one program and "
+    "nothing waits; or jit what is between them"
+}
 _MAX_DRY_RUNS = 4
 
 
