@@ -5,6 +5,7 @@ import copy
 import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from support import DEVICE, assert_same, to_device
@@ -555,6 +556,14 @@ NUMBERS = {
     "text": (lambda x, t: x * len(f"{t}"), [(X, t) for t in (0.5, 0.25, 0.75)], 5),
     "floor of floats": (lambda x, t: x * (t // 0.1), [(X, t) for t in (0.7, 1.0, 7.0)], 4),
     "type": (lambda x, t: x * t if type(t) is float else x, [(X, t) for t in (0.5, 0.25, 0.75)], 5),
+    "numbers of numpy": (
+        lambda x, a, n: x * a + x[n],
+        [
+            (X, t(0.5 * i), n(i))
+            for i, (t, n) in enumerate([(np.float64, np.int64), (float, np.int32), (np.float32, int)])
+        ],
+        3,
+    ),
     "other types": (lambda x, t: x * t, [(X, t) for t in (2, 2.5, True, 3, 3.5, False)], 8),
 }
 

@@ -47,13 +47,25 @@ enum NumberType {
 }
 
 impl NumberType {
-    /// Of Python's own numbers; what is derived from them may be more than a number.
-    fn of(x: &Bound<'_, PyAny>) -> Option<NumberType> {
-        match (x.is_exact_instance_of::<PyFloat>(), x.is_exact_instance_of::<PyInt>()) {
-            (true, _) => Some(NumberType::Float),
-            (_, true) => Some(NumberType::Int),
-            _ => None,
+    /// A number of Python or NumPy as one of Python, and its type. What else is derived from them may be more than a number.
+    fn of<'py>(x: &Bound<'py, PyAny>) -> PyResult<Option<(NumberType, Bound<'py, PyAny>)>> {
+        let plain = |x: &Bound<'py, PyAny>| match () {
+            () if x.is_exact_instance_of::<PyFloat>() => Some(NumberType::Float),
+            () if x.is_exact_instance_of::<PyInt>() => Some(NumberType::Int),
+            () => None,
+        };
+        if let Some(ty) = plain(x) {
+            return Ok(Some((ty, x.clone())));
         }
+        let class = x.get_type();
+        let name = class.name()?;
+        let is_numpy = class.module()? == "numpy"
+            && ["float", "int", "uint"].iter().any(|t| name.to_string().starts_with(t));
+        if !is_numpy {
+            return Ok(None);
+        }
+        let item = x.call_method0(intern!(x.py(), "item"))?;
+        Ok(plain(&item).map(|ty| (ty, item)))
     }
 }
 
@@ -225,10 +237,9 @@ impl Node {
                 Ok(is_it)
             }
             Node::Number(ty) => {
-                let is_it = NumberType::of(x) == Some(*ty);
-                if is_it {
-                    taken.numbers.push(x.clone());
-                }
+                let number = NumberType::of(x)?.filter(|(own, _)| own == ty);
+                let is_it = number.is_some();
+                taken.numbers.extend(number.map(|(_, number)| number));
                 Ok(is_it)
             }
             Node::Static(known) | Node::Fixed(known) => Ok(is_same(known.bind(py), x)),
@@ -275,11 +286,11 @@ impl Node {
             }
             Node::Number(ty) => {
                 *numbers += 1;
-                (NumberType::of(x) == Some(*ty)).then_some(Node::Number(*ty))
+                NumberType::of(x)?.filter(|(own, _)| own == ty).map(|_| Node::Number(*ty))
             }
-            Node::Static(known) => match (NumberType::of(known.bind(py)), NumberType::of(x)) {
-                _ if is_same(known.bind(py), x) => Some(Node::Static(known.clone_ref(py))),
-                (Some(a), Some(b)) if a == b => {
+            Node::Static(known) if is_same(known.bind(py), x) => Some(Node::Static(known.clone_ref(py))),
+            Node::Static(known) => match (NumberType::of(known.bind(py))?, NumberType::of(x)?) {
+                (Some((a, _)), Some((b, _))) if a == b => {
                     *numbers += 1;
                     Some(Node::Number(a))
                 }
