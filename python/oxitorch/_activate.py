@@ -238,6 +238,7 @@ def _register(torch, module) -> None:
         _dtensor,
         _env,
         _loops,
+        _offload,
         _print,
         _process_group,
         _rnn,
@@ -260,6 +261,7 @@ def _register(torch, module) -> None:
     _process_group.install()
     _dtensor.install()
     _vmap.install()
+    _offload.install()
     if _unavailable is None:
         _decompose.install()
         _loops.install()

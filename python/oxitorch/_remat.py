@@ -3,6 +3,7 @@
 A block is a module with parts of its own, in a ModuleList, ModuleDict or Sequential with another one of its class.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -28,7 +29,8 @@ _PRODUCTS = (
 def install(policy: str, folder: str) -> None:
     """Checkpoints blocks before a module is called for the first time; a file says how many blocks there are.
 
-    The policy is "none", "products" (all blocks, but products are kept), "half" (every second block) or "all".
+    The policy is "none", "products" (all blocks, but products are kept), "half" (every second block), "all" or "offload"
+    (all, and what blocks take is kept on the host).
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -59,7 +61,7 @@ class _Blocks:
         wanted = {"none": False, "half": len(self.blocks) % 2 == 0}.get(self.policy, True)
         self.blocks.append(block)
         if wanted:
-            block.forward = _checkpointed(block.forward, self.policy == "products")
+            block.forward = _checkpointed(block.forward, self.policy)
 
 
 def _repeated(module: Module):
@@ -75,11 +77,11 @@ def _repeated(module: Module):
             yield from _repeated(child)
 
 
-def _checkpointed(forward, keeps_products: bool):
+def _checkpointed(forward, policy: str):
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     options = {}
-    if keeps_products:
+    if policy == "products":
         found = [getattr(torch.ops.aten, name, None) for name in _PRODUCTS]
         kept = [op.default for op in found if op is not None]
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
@@ -88,6 +90,7 @@ def _checkpointed(forward, keeps_products: bool):
     def run(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        with torch.tpu.offload() if policy == "offload" else contextlib.nullcontext():
+            return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return run

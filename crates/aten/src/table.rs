@@ -6,7 +6,7 @@ use crate::families::FAMILIES;
 use crate::lower::Lowering;
 use crate::numbers::{CheckNumbers, CountNumbers};
 use crate::out::{OutDtype, OutStrides};
-use oxitorch_hlo::{Builder, Direction, Value};
+use oxitorch_hlo::{Builder, Direction, MemorySpace, Value};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -139,6 +139,8 @@ pub struct Row {
     pub products: bool,
     /// Whether torch's kernel, where a program calls it, may find no solution.
     pub may_fail: bool,
+    /// If its result is to be kept in another memory space than its operand.
+    pub memory: Option<MemorySpace>,
     /// Only other rows speak of it; there is no such overload.
     pub internal: bool,
 }
@@ -170,6 +172,7 @@ impl Row {
             takes_host_tensor: false,
             products: false,
             may_fail: false,
+            memory: None,
             internal: false,
         }
     }
@@ -278,6 +281,11 @@ impl Row {
     /// The same for an op of which torch's kernel may find no solution.
     pub const fn may_fail(self) -> Row {
         Row { may_fail: true, ..self }
+    }
+
+    /// The same for an op that does nothing but take its operand to this memory space.
+    pub const fn kept_in(self, memory: MemorySpace) -> Row {
+        Row { memory: Some(memory), ..self }
     }
 
     /// The same for a row that is no overload.

@@ -68,6 +68,9 @@ pub struct MemoryBytes {
     pub aliased: i64,
     /// What it needs while it runs.
     pub temporaries: i64,
+    /// What it keeps in the memory of the host meanwhile.
+    #[serde(default)]
+    pub host_temporaries: i64,
     /// The most at once; 0 if the compiler does not say.
     pub peak: i64,
     /// Its machine code.

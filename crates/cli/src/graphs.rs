@@ -319,12 +319,13 @@ fn memory(_: &Path, g: &Graph) -> String {
         ("aliased", m.aliased),
         ("arguments", m.arguments),
         ("code", m.code),
+        ("host temporaries", m.host_temporaries),
         ("outputs", m.outputs),
         ("peak", m.peak),
         ("temporaries", m.temporaries),
     ];
-    for (name, n) in parts.into_iter().filter(|(name, n)| !(*name == "peak" && *n == 0)) {
-        let _ = writeln!(out, "  {name:12} {:>12}", bytes(n.max(0) as u64));
+    for (name, n) in parts.into_iter().filter(|(name, n)| *n > 0 || !matches!(*name, "peak" | "host temporaries")) {
+        let _ = writeln!(out, "  {name:16} {:>12}", bytes(n.max(0) as u64));
     }
     out
 }

@@ -115,8 +115,10 @@ impl Absent {
     /// Does to values and memory what a launch does.
     fn take(&self, log: &mut Log, launch: &Launch) {
         launch.program.donated.iter().for_each(|&i| _ = launch.inputs[i as usize].donate());
-        for value in &launch.outputs {
-            self.memory.charge(value.bytes(), &value.charge);
+        for (place, value) in (0..).zip(&launch.outputs) {
+            if !launch.program.offloaded.contains(&place) {
+                self.memory.charge(value.bytes(), &value.charge);
+            }
             *value.state.lock() = State::Absent(None);
         }
         log.roles.made(&launch.outputs, log.steps);
@@ -193,7 +195,8 @@ impl Executor for Absent {
         self.metrics.count(&self.metrics.launches);
         let memory = self.memory;
         let size = |v: &Arc<Value>| {
-            if matches!(*v.state.lock(), State::Absent(_)) { v.bytes() } else { 0 }
+            // What was offloaded is not on the device.
+            if matches!(*v.state.lock(), State::Absent(_)) && v.charge.is_held() { v.bytes() } else { 0 }
         };
         let sizes: Vec<u64> = launch.inputs.iter().map(size).collect();
         let arguments: u64 = sizes.iter().sum();

@@ -6,6 +6,7 @@ use crate::graph::{Graph, Origin};
 use crate::metrics::Metrics;
 use crate::target::Target;
 use oxitorch_cache::{self as cache, Cache, Held, Key, Maker};
+use oxitorch_hlo::PLACEMENT_TARGET;
 use oxitorch_pjrt as pjrt;
 use std::fs;
 use std::path::PathBuf;
@@ -306,10 +307,11 @@ impl Maker for Build<'_> {
     }
 
     /// A custom call may go to a handler that only this process has registered. Every process that runs our programs has
-    /// the one for host functions, whose names are in the programs.
+    /// the one for host functions, whose names are in the programs; and where values are kept, compilers know.
     fn is_portable(&self) -> bool {
-        let ours = format!("call_target_name = \"{}\"", pjrt::HOST_CALL_TARGET);
-        self.text.matches("stablehlo.custom_call").count() == self.text.matches(&ours).count()
+        let calls_of = |target: &str| self.text.matches(&format!("call_target_name = \"{target}\"")).count();
+        let known = calls_of(pjrt::HOST_CALL_TARGET) + calls_of(PLACEMENT_TARGET);
+        self.text.matches("stablehlo.custom_call").count() == known
     }
 }
 

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, Module, Sharding, TensorType, Unbounded, Value};
+use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Sharding, TensorType, Unbounded, Value};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -122,6 +122,30 @@ impl Graph {
         self.ops.insts.iter().zip(&self.ops.sites).flat_map(of).collect()
     }
 
+    /// The results that are kept in the memory of the host, by their places among the results. The devices of a mesh keep
+    /// their own.
+    pub(crate) fn offloaded(&self) -> SmallVec<[u32; 4]> {
+        let is_kept = |inst: &Inst| inst.memory() == Some(MemorySpace::PinnedHost);
+        if self.spread.is_some() || !self.ops.insts.iter().any(|inst| is_kept(inst)) {
+            return SmallVec::new();
+        }
+        let made: Vec<bool> = self.ops.iter().flat_map(|op| op.results().map(move |_| is_kept(op.inst))).collect();
+        (0..).zip(&self.live).filter(|(_, at)| made[**at as usize]).map(|(place, _)| place).collect()
+    }
+
+    /// The inputs that come in the memory of the host: what is offloaded is read by being reloaded, and not otherwise.
+    fn reloaded(&self) -> SmallVec<[u32; 4]> {
+        if self.spread.is_some() {
+            return SmallVec::new();
+        }
+        let reloads = self.ops.iter().filter(|op| op.inst.memory() == Some(MemorySpace::Device));
+        let mut found: SmallVec<[u32; 4]> =
+            reloads.flat_map(|op| op.operands).copied().filter(|code| code & PRODUCED == 0).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
     /// The text of the module that computes the window.
     pub(crate) fn module(&self, platform: pjrt::Platform) -> Result<String, Error> {
         Ok(self.built(platform)?.to_text())
@@ -168,10 +192,16 @@ impl Graph {
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
+        let on_host = has_host_memory(platform) && self.spread.is_none();
+        b.use_host_memory(on_host);
         b.set_name(&self.name());
         let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();
-        for &i in &self.donated {
-            b.param_attr(inputs[i as usize], ArgAttr::Donor);
+        let reloaded = if on_host { self.reloaded() } else { SmallVec::new() };
+        for &i in &reloaded {
+            b.param_attr(inputs[i as usize], ArgAttr::Memory(MemorySpace::PinnedHost));
+        }
+        for i in self.donated.iter().filter(|i| !reloaded.contains(i)) {
+            b.param_attr(inputs[*i as usize], ArgAttr::Donor);
         }
         let split = self.spread.as_deref().filter(|s| s.how == How::Partitions);
         if let Some(spread) = split {
@@ -204,6 +234,9 @@ impl Graph {
         outputs.extend(first_failed(&b, &checks));
         let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
         let mut module = b.finish(&outputs).map_err(failed)?;
+        if on_host {
+            self.offloaded().iter().try_for_each(|&i| module.leave_on_host(i as usize)).map_err(failed)?;
+        }
         if let Some(spread) = split {
             // Behind the results are checks: numbers.
             let own = spread.outputs.iter().chain(std::iter::repeat(&None));
@@ -230,6 +263,11 @@ impl Graph {
         }
         offsets
     }
+}
+
+/// Whether the programs of a platform have a memory space of the host's. Where the device's memory is the host's, they do not.
+pub(crate) fn has_host_memory(platform: pjrt::Platform) -> bool {
+    platform != pjrt::Platform::Cpu
 }
 
 /// The number of the first of these (0-d pred) that is false, or -1; nothing if there are none.

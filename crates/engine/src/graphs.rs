@@ -284,6 +284,7 @@ fn costs(executable: &pjrt::Executable) -> (BTreeMap<String, Cost>, Option<Memor
         outputs: m.output,
         aliased: m.alias,
         temporaries: m.temp,
+        host_temporaries: m.host_temp,
         peak: m.peak,
         code: m.generated_code,
     });

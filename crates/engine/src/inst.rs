@@ -15,7 +15,7 @@ use crate::view::{self, Offsets, Shape, View, dense_order, row_major};
 use oxitorch_aten::args::Offset;
 use oxitorch_aten::lower::Dest;
 use oxitorch_aten::{self as aten, Arg, Layout, OpId, ParamKind, TensorArg};
-use oxitorch_hlo::{Builder, DType, Dims, Module, Sharding, TensorType, Value};
+use oxitorch_hlo::{Builder, DType, Dims, MemorySpace, Module, Sharding, TensorType, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::borrow::Borrow;
@@ -242,6 +242,14 @@ impl Inst {
             Kind::Row { op, lowering, .. } => lowering.config.target.library && aten::row(*op).may_fail,
             Kind::Control(control) => control.insts().any(|inst| inst.may_fail()),
             _ => false,
+        }
+    }
+
+    /// If it does nothing but take its operand to another memory space.
+    pub(crate) fn memory(&self) -> Option<MemorySpace> {
+        match &self.kind {
+            Kind::Row { op, .. } => aten::row(*op).memory,
+            _ => None,
         }
     }
 

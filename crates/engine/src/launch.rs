@@ -7,7 +7,7 @@ use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
 use crate::executor::{Asked, Executor, GroupTask, Launch};
-use crate::graph::failed_check;
+use crate::graph::{failed_check, has_host_memory};
 use crate::groups::Groups;
 use crate::isolate;
 use crate::lanes::Turn;
@@ -608,9 +608,8 @@ impl Launcher {
                 let first = results.drain(launch.program.outputs..).next();
                 let site = (launch.ops == 1).then_some(launch.first);
                 let checked = first.map(|first| Checked { first, site });
-                for (value, buffers) in launch.outputs.iter().zip(results) {
-                    self.memory.charge(self.bytes_there(value, &buffers), &value.charge);
-                    *value.state.lock() = State::Ready(buffers);
+                for (place, (value, buffers)) in (0..).zip(launch.outputs.iter().zip(results)) {
+                    self.keep_result(value, buffers, launch.program.offloaded.contains(&place));
                 }
                 match (flight, checked) {
                     (Some(flight), checked) => self.departs(Flight { checked, ..flight }),
@@ -629,6 +628,40 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// A result of a launch. One that is to be kept on the host is left there by its program, or goes there.
+    fn keep_result(&self, value: &Arc<Value>, buffers: Buffers, offloaded: bool) {
+        if offloaded && has_host_memory(self.target.platform()) {
+            *value.state.lock() = State::Ready(buffers);
+            return;
+        }
+        self.memory.charge(self.bytes_there(value, &buffers), &value.charge);
+        let leaving = buffers.clone();
+        *value.state.lock() = State::Ready(buffers);
+        if let (true, Buffers::One(buffer)) = (offloaded, leaving) {
+            self.offload(value, buffer);
+        }
+    }
+
+    /// Copies a value to the host as soon as it is computed, and lets its buffer go then. Nobody waits for it.
+    fn offload(&self, value: &Arc<Value>, buffer: Arc<pjrt::Buffer>) {
+        let (weak, metrics, own) = (Arc::downgrade(value), self.metrics.clone(), buffer.clone());
+        let then = move |bytes: pjrt::Result<Box<[u8]>>| {
+            // What could not be copied stays where it is; why it could not, says who reads it.
+            let (Some(value), Ok(bytes)) = (weak.upgrade(), bytes) else { return };
+            let mut state = value.state.lock();
+            if !matches!(&*state, State::Ready(Buffers::One(b)) if Arc::ptr_eq(b, &own)) {
+                return; // a program has overwritten it
+            }
+            metrics.count(&metrics.offloads);
+            metrics.bytes_offloaded.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let before = std::mem::replace(&mut *state, State::Host(bytes));
+            drop(state);
+            value.charge.release();
+            drop(before);
+        };
+        let _ = buffer.to_host_then(then); // as above
     }
 
     /// Keeps the first failure for who synchronises.
@@ -669,19 +702,15 @@ impl Launcher {
         });
         self.metrics.launches.fetch_add(isolated.launches, Ordering::Relaxed);
         let mut whole = true;
-        for (value, got) in launch.outputs.iter().zip(isolated.outputs) {
-            let state = match got {
-                Ok(buffers) => {
-                    self.memory.charge(self.bytes_there(value, &buffers), &value.charge);
-                    State::Ready(buffers)
-                }
+        for (place, (value, got)) in (0..).zip(launch.outputs.iter().zip(isolated.outputs)) {
+            match got {
+                Ok(buffers) => self.keep_result(value, buffers, launch.program.offloaded.contains(&place)),
                 Err(e) => {
                     whole = false;
                     self.fail(&e);
-                    State::Failed(e)
+                    *value.state.lock() = State::Failed(e);
                 }
-            };
-            *value.state.lock() = state;
+            }
         }
         if let Some((error, site)) = isolated.check {
             self.keep(Failure { error, launch: number, check: Some(site) });
@@ -819,8 +848,12 @@ impl Launcher {
             )),
             State::Failed(e) => Err(e.clone()),
             State::Host(bytes) => {
-                let buffers = self.put(&value.ty, None, bytes)?;
+                let (buffers, len) = (self.put(&value.ty, None, bytes)?, bytes.len() as u64);
                 *state = State::Ready(buffers.clone());
+                if value.charge.again() {
+                    self.metrics.count(&self.metrics.reloads);
+                    self.metrics.bytes_reloaded.fetch_add(len, Ordering::Relaxed);
+                }
                 Ok(buffers)
             }
             State::Pending | State::Coming(_) | State::Donated | State::Absent(_) => Err(Error::runtime(

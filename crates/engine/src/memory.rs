@@ -209,7 +209,7 @@ impl Memory {
     }
 }
 
-/// The memory of one value: charged once, released once.
+/// The memory of one value: charged once, and released until it is taken again.
 #[derive(Debug, Default)]
 pub(crate) struct Charge(OnceLock<(&'static Memory, u64, AtomicBool)>);
 
@@ -220,6 +220,24 @@ impl Charge {
             && held.swap(false, Relaxed)
         {
             memory.sub(*bytes);
+        }
+    }
+}
+
+impl Charge {
+    /// Whether a value takes the memory.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.get().is_some_and(|(_, _, held)| held.load(Relaxed))
+    }
+
+    /// Takes memory again that was given back; whether there was such.
+    pub(crate) fn again(&self) -> bool {
+        match self.0.get() {
+            Some((memory, bytes, held)) if !held.swap(true, Relaxed) => {
+                memory.add(*bytes);
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -247,6 +265,8 @@ mod tests {
         assert!(!m.fits(0) && m.bytes().current == 200);
         m.set_fraction(1.0);
         assert!(m.fits(800));
+        held.release();
+        assert!(!held.is_held() && held.again() && !held.again() && m.bytes().current == 200);
     }
 
     #[test]

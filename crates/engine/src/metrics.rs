@@ -93,6 +93,14 @@ counters! {
     donations,
     /// Bytes of those.
     bytes_donated,
+    /// Values that were copied to the host for the device's memory.
+    offloads,
+    /// Bytes of those.
+    bytes_offloaded,
+    /// Such values that were copied back.
+    reloads,
+    /// Bytes of those.
+    bytes_reloaded,
     /// Recipes that were made of compiled graphs.
     recipes,
     /// Calls of compiled graphs that recorded by a recipe.

@@ -23,6 +23,8 @@ pub(crate) struct Program {
     /// Results that are values.
     pub(crate) outputs: usize,
     pub(crate) donated: SmallVec<[u32; 4]>,
+    /// Results that are kept in the memory of the host.
+    pub(crate) offloaded: SmallVec<[u32; 4]>,
     /// If it is one of several devices.
     pub(crate) spread: Option<Arc<Spread>>,
     /// What it checks. If that is anything, one result more (0-d s32) is the number of the first check that fails, or -1.
@@ -111,6 +113,7 @@ impl Program {
         Arc::new(Program {
             outputs: graph.live.len(),
             donated: graph.donated.clone(),
+            offloaded: graph.offloaded(),
             spread: graph.spread.clone(),
             checks: graph.checks(),
             may_fail: graph.ops.insts.iter().any(|i| i.may_fail()),
@@ -129,6 +132,7 @@ impl Program {
         Program {
             outputs: 0,
             donated: SmallVec::new(),
+            offloaded: SmallVec::new(),
             spread: None,
             checks: Vec::new(),
             may_fail: false,

@@ -143,6 +143,13 @@ impl Engine {
             one(&m.donations),
         );
         out.metric(("donated_bytes_total", "counter", "Bytes of those."), one(&m.bytes_donated));
+        let (out_of, back) = ([&m.offloads, &m.bytes_offloaded], [&m.reloads, &m.bytes_reloaded]);
+        let moved = |i: usize| {
+            [("offload", out_of[i]), ("reload", back[i])]
+                .map(|(how, n)| (Label("direction", how).to_string(), n.load(Relaxed)))
+        };
+        out.metric(("offloads_total", "counter", "Values that went to the host and came back."), moved(0));
+        out.metric(("offloaded_bytes_total", "counter", "Bytes of those."), moved(1));
         let calls = [("replayed", &m.replays), ("played", &m.plays)];
         out.metric(
             ("graph_calls_total", "counter", "Calls of graphs of torch.compile."),

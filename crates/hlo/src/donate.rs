@@ -28,6 +28,9 @@ impl Module {
         let mut open: Vec<(usize, Sources)> = Vec::new();
         let mut seen: FxHashSet<Value> = FxHashSet::default();
         for (output, &v) in self.outputs.iter().enumerate() {
+            if self.host_outputs.contains(&output) {
+                continue;
+            }
             let cut = self.output_shardings.get(output);
             let fits = |&&p: &&u32| {
                 let arena = &self.arena;

@@ -43,6 +43,14 @@ pub enum Error {
         /// Why it cannot be returned.
         reason: &'static str,
     },
+    /// A memory space for something that is no output.
+    #[error("there is no output {index}: the module has {outputs}")]
+    NoSuchOutput {
+        /// The number asked for.
+        index: usize,
+        /// How many there are.
+        outputs: usize,
+    },
     /// A parameter attribute for something that is no parameter.
     #[error("there is no parameter {index}: the module has {params}")]
     NoSuchParam {

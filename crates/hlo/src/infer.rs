@@ -104,6 +104,7 @@ fn result_types(s: &Sig<'_>) -> Result {
         Op::While => while_(s),
         Op::If => branches(s, DType::Pred, 2),
         Op::Case => branches(s, DType::S32, 1),
+        Op::AnnotateDevicePlacement(_) => one(s.operands[0].clone()),
         Op::OptimizationBarrier => Ok(s.operands.iter().map(|&t| t.clone()).collect()),
         Op::RngBitGenerator(algorithm) => rng_bit_generator(s.operands[0], requested(s)?, *algorithm),
         Op::CustomCall(call) => custom_call(s, call),
@@ -134,6 +135,7 @@ fn arity(op: &Op) -> Option<usize> {
         | Op::RngBitGenerator(_)
         | Op::Collective(_)
         | Op::CollectivePermute(_)
+        | Op::AnnotateDevicePlacement(_)
         | Op::ShardingConstraint(_) => 1,
         Op::Binary(_)
         | Op::Compare(..)

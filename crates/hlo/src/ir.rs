@@ -464,6 +464,28 @@ pub struct CustomCall {
     pub output_operand_aliases: SmallVec<[(i64, i64); 2]>,
 }
 
+/// Where a value is kept: the memory spaces of XLA that a program may name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemorySpace {
+    /// The device's own.
+    Device,
+    /// The host's, of pages that the device reads and writes itself.
+    PinnedHost,
+}
+
+impl MemorySpace {
+    /// Its kind, as XLA and PJRT name it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            MemorySpace::Device => "device",
+            MemorySpace::PinnedHost => "pinned_host",
+        }
+    }
+}
+
+/// What XLA calls the custom call by which a value goes to a memory space: its compilers know it, and nobody registers it.
+pub const PLACEMENT_TARGET: &str = "annotate_device_placement";
+
 /// A slice's bounds; kept behind a box because they are large.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SliceBounds {
@@ -540,6 +562,7 @@ pub(crate) enum Op {
     If,
     Case,
     OptimizationBarrier,
+    AnnotateDevicePlacement(MemorySpace),
     RngBitGenerator(RngAlgorithm),
     CustomCall(Box<CustomCall>),
     Collective(Box<(Collective, ReplicaGroups)>),
@@ -623,6 +646,7 @@ impl Op {
             Op::If => "stablehlo.if",
             Op::Case => "stablehlo.case",
             Op::OptimizationBarrier => "stablehlo.optimization_barrier",
+            Op::AnnotateDevicePlacement(_) => "stablehlo.custom_call",
             Op::RngBitGenerator(_) => "stablehlo.rng_bit_generator",
             Op::CustomCall(_) => "stablehlo.custom_call",
             Op::Collective(c) => match c.0 {
@@ -710,6 +734,8 @@ pub enum ArgAttr {
     AliasingOutput(i32),
     /// It comes cut so: `sdy.sharding = ...`.
     Sharding(Arc<Sharding>),
+    /// It comes in this memory space: `mhlo.memory_kind = ...`.
+    Memory(MemorySpace),
     /// Any other attribute, as MLIR text `name = value`.
     Other(String),
 }
@@ -781,6 +807,8 @@ pub struct Module {
     pub(crate) outputs: Vec<Value>,
     /// How they are cut; empty where that is not said.
     pub(crate) output_shardings: Vec<Arc<Sharding>>,
+    /// Those that are left in the memory of the host.
+    pub(crate) host_outputs: Vec<usize>,
 }
 
 impl Module {
@@ -808,6 +836,16 @@ impl Module {
         let fits = |(s, &v): (&Arc<Sharding>, &Value)| self.arena.check_sharding(s, self.arena.ty(v));
         shardings.iter().zip(&self.outputs).try_for_each(fits)?;
         self.output_shardings = shardings;
+        Ok(())
+    }
+
+    /// Leaves an output in the memory of the host: it has to come from
+    /// [`annotate_device_placement`](crate::Builder::annotate_device_placement).
+    pub fn leave_on_host(&mut self, output: usize) -> Result<(), Error> {
+        if output >= self.outputs.len() {
+            return Err(Error::NoSuchOutput { index: output, outputs: self.outputs.len() });
+        }
+        self.host_outputs.push(output);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ pub use builder::{Builder, Strided};
 pub use error::Error;
 pub use ir::{
     ArgAttr, Binary, CompareKind, ConvDims, Convolution, CustomCall, Direction, DotDims, FftType, GatherDims,
-    Module, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags, Transpose, TriangularSolve, Unary,
+    MemorySpace, Module, PLACEMENT_TARGET, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags, Transpose, TriangularSolve, Unary,
     Value, Window,
 };
 pub use print::{Location, PrintOptions};

@@ -269,6 +269,10 @@ impl Printer<'_> {
                 p.s(" {");
                 p.sharding_attr(sharding, p.arena.ty(v).rank());
                 p.s("}");
+            } else if module.host_outputs.contains(&i) {
+                p.s(" {");
+                p.memory_attr(MemorySpace::PinnedHost);
+                p.s("}");
             }
         });
         self.s(") {");
@@ -301,6 +305,13 @@ impl Printer<'_> {
         self.s(&sharding.text(rank));
     }
 
+    /// `mhlo.memory_kind = "pinned_host"`
+    fn memory_attr(&mut self, memory: MemorySpace) {
+        self.s("mhlo.memory_kind = \"");
+        self.s(memory.kind());
+        self.s("\"");
+    }
+
     fn param_attrs(&mut self, attrs: &[ArgAttr], rank: usize) {
         self.s(" {");
         self.comma_list(attrs, |p, attr| match attr {
@@ -311,6 +322,7 @@ impl Printer<'_> {
                 p.s(" : i32");
             }
             ArgAttr::Sharding(sharding) => p.sharding_attr(sharding, rank),
+            ArgAttr::Memory(memory) => p.memory_attr(*memory),
             ArgAttr::Other(text) => p.s(text),
         });
         self.s("}");
@@ -416,12 +428,17 @@ impl Printer<'_> {
     }
 
     /// `"name"(%a, %b) <{attributes}>`; attributes that are all absent leave nothing behind.
-    fn generic(&mut self, data: &OpData, attrs: impl FnOnce(&mut Self)) {
+    /// `"name"(%a, %b)`
+    fn head_of(&mut self, data: &OpData) {
         self.s("\"");
         self.s(data.op.name());
         self.s("\"(");
         self.values(&data.operands);
         self.s(")");
+    }
+
+    fn generic(&mut self, data: &OpData, attrs: impl FnOnce(&mut Self)) {
+        self.head_of(data);
         let before = self.out.len();
         self.s(" <{");
         let start = self.out.len();
@@ -527,6 +544,7 @@ impl Printer<'_> {
                 p.s(", algorithm = ");
                 p.s(algorithm.name());
             }),
+            Op::AnnotateDevicePlacement(memory) => self.placement(data, *memory),
             Op::CustomCall(call) => self.generic(data, |p| p.custom_call(call, data.results)),
             Op::Collective(c) => self.generic(data, |p| p.collective(c.0, &c.1)),
             Op::CollectivePermute(pairs) => self.generic(data, |p| {
@@ -839,6 +857,17 @@ impl Printer<'_> {
                 self.s(" : i64");
             }
         }
+    }
+
+    /// `"stablehlo.custom_call"(%0) <{...}> {mhlo.frontend_attributes = {...}} : ...`
+    fn placement(&mut self, data: &OpData, memory: MemorySpace) {
+        self.head_of(data);
+        self.s(" <{api_version = 1 : i32, call_target_name = \"");
+        self.s(PLACEMENT_TARGET);
+        self.s("\", has_side_effect = true}> {mhlo.frontend_attributes = {_xla_buffer_placement = \"");
+        self.s(memory.kind());
+        self.s("\"}}");
+        self.signature(data);
     }
 
     fn custom_call(&mut self, call: &CustomCall, results: u32) {

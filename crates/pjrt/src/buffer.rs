@@ -233,6 +233,30 @@ impl Buffer {
         Ok(event)
     }
 
+    /// Copies the value to the host, row-major, as soon as it is computed, and then calls `then`, on a thread of the plugin's
+    /// or on this one; an error is what went wrong. `then` must not wait for the device.
+    pub fn to_host_then(
+        &self,
+        then: impl FnOnce(Result<Box<[u8]>>) + Send + 'static,
+    ) -> Result<()> {
+        let len = self.size_bytes();
+        let mut bytes = vec![0u8; len].into_boxed_slice();
+        // SAFETY: `bytes` has the length and is not touched until the event has happened: the callback has it, or it is
+        // waited for below.
+        let event = unsafe { self.to_host_async(bytes.as_mut_ptr(), len) }?;
+        let bytes = Arc::new(Mutex::new(Some(bytes)));
+        let own = bytes.clone();
+        let asked = event.on_ready(move |outcome| {
+            let bytes = own.lock().take().unwrap_or_default();
+            then(outcome.map(|()| bytes));
+        });
+        if asked.is_err() {
+            let _ = event.wait(); // the memory is written until then, whatever comes of it
+        }
+        drop(bytes);
+        asked
+    }
+
     /// An event that happens when the value is computed.
     pub fn ready_event(&self) -> Result<Event> {
         let mut args = Args::<sys::PJRT_Buffer_ReadyEvent_Args>::new();

@@ -132,6 +132,8 @@ pub(crate) enum Policy {
     /// Every second block.
     Half,
     All,
+    /// All blocks, and what they take is kept on the host.
+    Offload,
 }
 
 impl Policy {
@@ -142,6 +144,7 @@ impl Policy {
             Policy::Products => "every block, products kept",
             Policy::Half => "every second block",
             Policy::All => "every block",
+            Policy::Offload => "every block, inputs on host",
         }
     }
 
@@ -151,6 +154,7 @@ impl Policy {
             Policy::Products => "products",
             Policy::Half => "half",
             Policy::All => "all",
+            Policy::Offload => "offload",
         }
     }
 }

@@ -56,8 +56,8 @@ class Compiled:
         return self._graph.cost
 
     def memory_analysis(self) -> dict[str, int]:
-        """Bytes of "arguments", "outputs", "aliased" (arguments whose memory results take), "temporaries", "peak" and
-        "code", as the compiler says; empty where it says nothing.
+        """Bytes of "arguments", "outputs", "aliased" (arguments whose memory results take), "temporaries",
+        "host_temporaries" (in the memory of the host), "peak" and "code", as the compiler says; empty where it says nothing.
         """
         return self._graph.memory_bytes
 

@@ -14,6 +14,7 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._dims import Dim
+from oxitorch._offload import checkpoint_name, offload, save_only_these_names
 
 from . import amp, compiler, memory, modes, ops, programs, random, streams, tracing
 from ._device import (
@@ -89,7 +90,7 @@ from .tracing import trace
 
 __all__ = [
     "DeviceProperties", "Dim", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
-    "can_device_access_peer",
+    "can_device_access_peer", "checkpoint_name",
     "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
     "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",
     "get_device_name", "get_device_properties",
@@ -99,9 +100,9 @@ __all__ = [
     "manual_seed_all",
     "max_graphs", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory", "memory_allocated",
     "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "metrics",
-    "metrics_summary", "metrics_text", "ops", "platform",
+    "metrics_summary", "metrics_text", "offload", "ops", "platform",
     "precision", "random", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_metrics",
-    "reset_peak_memory_stats", "scan_layers", "seed", "seed_all",
+    "reset_peak_memory_stats", "save_only_these_names", "scan_layers", "seed", "seed_all",
     "set_allow_excess_precision", "set_background_compile", "set_device",
     "set_eager_mode", "set_fallback", "set_nan_trap", "set_per_process_memory_fraction",
     "set_precision", "set_rng_state", "set_rng_state_all",
@@ -158,7 +159,8 @@ def metrics() -> dict[str, Any]:
     Among them: "ops", "programs", "launches", "window_hits", "compiles", "compile_s", "compile_times" (upper end in
     seconds to number), "background_compiles" and "swaps" (see `set_background_compile`), "loads" (programs that
     another process had compiled), "load_s", "cache_hits", "transfers_h2d", "transfers_d2h" and their bytes,
-    "donations" and "bytes_donated", "flushes" (by reason), "fallbacks" (operation name to how often it ran on the
+    "donations" and "bytes_donated", "offloads" and "reloads" (values that went to the host and came back) and their
+    bytes, "flushes" (by reason), "fallbacks" (operation name to how often it ran on the
     CPU), "cache" (hits of each tier, what was written, evicted, damaged, waited for and saved) and "devices": for
     each device its memory, its queue, and where its time and that of its last step went.
     """

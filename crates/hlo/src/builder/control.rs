@@ -1,7 +1,7 @@
 //! Control flow, barriers, random bits and custom calls.
 
 use super::Builder;
-use crate::ir::{CustomCall, Op, RngAlgorithm, Value};
+use crate::ir::{CustomCall, MemorySpace, Op, RngAlgorithm, Value};
 use crate::types::{DType, TensorType};
 
 impl Builder {
@@ -68,6 +68,20 @@ impl Builder {
     /// `stablehlo.optimization_barrier`: the same values, which the compiler may neither move across nor recompute.
     pub fn optimization_barrier(&self, xs: &[Value]) -> Vec<Value> {
         self.op_full(Op::OptimizationBarrier, xs, &[], &[]).values()
+    }
+
+    /// Whether programs may keep values in the memory of the host: for compilers that know that memory space.
+    pub fn use_host_memory(&self, on: bool) {
+        self.inner.borrow_mut().has_host_memory = on;
+    }
+
+    /// XLA's `annotate_device_placement`: the same value, kept in this memory space. What is computed of a value on the host
+    /// has to come through such a call back to the device. Without [host memory](Builder::use_host_memory) a barrier.
+    pub fn annotate_device_placement(&self, x: Value, memory: MemorySpace) -> Value {
+        if !self.inner.borrow().has_host_memory {
+            return self.optimization_barrier(&[x])[0];
+        }
+        self.op(Op::AnnotateDevicePlacement(memory), &[x])
     }
 
     /// Whether the order of [`Builder::after`] is in the values themselves: for compilers that forget barriers before they

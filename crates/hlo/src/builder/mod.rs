@@ -51,6 +51,7 @@ struct Inner {
     /// Whether what is written is computed before where it may be of the places that are written.
     keeps_writes_apart: bool,
     orders_by_values: bool,
+    has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
 }
@@ -91,6 +92,7 @@ impl Builder {
             narrow_as_integers,
             keeps_writes_apart,
             orders_by_values,
+            has_host_memory: false,
             is_outline: false,
         };
         Self { inner: RefCell::new(inner) }
@@ -218,7 +220,7 @@ impl Builder {
         match inner.error {
             Some(error) => Err(error),
             None => {
-                Ok(Module { name: inner.name, arena: inner.arena, outputs, output_shardings: Vec::new() })
+                Ok(Module { name: inner.name, arena: inner.arena, outputs, output_shardings: Vec::new(), host_outputs: Vec::new() })
             }
         }
     }

@@ -309,6 +309,7 @@ fn measure(compiled: &Compiled) -> Result<Outcome, Error> {
         outputs: bytes(m.output),
         aliased: bytes(m.alias),
         temporaries: bytes(m.temp),
+        host: bytes(m.host_argument) + bytes(m.host_output) + bytes(m.host_temp),
         code: bytes(m.generated_code),
         // The plugins' own peak is of another kind: it leaves out the gaps between temporaries, which are one allocation,
         // and libtpu's counts what lies in the chip's vector memory (VMEM).

@@ -61,6 +61,9 @@ pub(crate) struct Memory {
     /// Of the outputs, what is in the memory of arguments.
     pub(crate) aliased: u64,
     pub(crate) temporaries: u64,
+    /// What it keeps in the memory of the host: arguments, outputs and temporaries. No part of the others.
+    #[serde(default)]
+    pub(crate) host: u64,
     /// The program itself.
     pub(crate) code: u64,
     /// All of that together, but the code.

@@ -8,7 +8,8 @@ use crate::record::{Blocks, Policy};
 use crate::session::{Session, Target, Variant};
 use crate::verdict::Verdict;
 
-const POLICIES: [Policy; 4] = [Policy::None, Policy::Products, Policy::Half, Policy::All];
+/// In this order; the last one, which needs the memory of the host and the way to it, where no other fits.
+const POLICIES: [Policy; 5] = [Policy::None, Policy::Products, Policy::Half, Policy::All, Policy::Offload];
 
 impl Policy {
     /// What to write where a block is called.
@@ -24,6 +25,9 @@ impl Policy {
                 "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if i % 2 == 0 else block(x)",
             ),
             Policy::All => Some("x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),
+            Policy::Offload => Some(
+                "with torch.tpu.offload(): x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+            ),
         }
     }
 }
@@ -33,6 +37,9 @@ pub(crate) fn search<'a>(session: &mut Session<'a>, target: Target<'a>) -> anyho
     let mut answers: Vec<Judged> = Vec::new();
     let mut found = Blocks::default();
     for policy in POLICIES {
+        if policy == Policy::Offload && cheapest(&tries).is_some() {
+            break;
+        }
         say(&format!("checkpoints of {} on {}", policy.words(), target.slice.name));
         let variant = Variant { remat: Some(policy), ..Variant::default() };
         let (judged, told) = session.judge(target, &variant)?;
@@ -93,20 +100,22 @@ mod tests {
 
     #[test]
     fn the_cheapest_that_fits_is_taken() {
-        let tries = |verdicts: [Verdict; 4]| {
+        let tries = |verdicts: [Verdict; 5]| {
             [
                 attempt(Policy::None, verdicts[0], 30.0, 90),
                 attempt(Policy::Products, verdicts[1], 30.0, 60),
                 attempt(Policy::Half, verdicts[2], 35.0, 50),
                 attempt(Policy::All, verdicts[3], 40.0, 20),
+                attempt(Policy::Offload, verdicts[4], 40.0, 10),
             ]
         };
         let (yes, no) = (Verdict::Fits, Verdict::DoesNotFit);
         for (verdicts, expected) in [
-            ([yes, yes, yes, yes], Some(Policy::None)),
-            ([no, yes, yes, yes], Some(Policy::Products)),
-            ([no, Verdict::Unknown, no, Verdict::FitsBarely], Some(Policy::All)),
-            ([no, no, no, no], None),
+            ([yes, yes, yes, yes, yes], Some(Policy::None)),
+            ([no, yes, yes, yes, yes], Some(Policy::Products)),
+            ([no, Verdict::Unknown, no, Verdict::FitsBarely, no], Some(Policy::All)),
+            ([no, no, no, no, yes], Some(Policy::Offload)),
+            ([no, no, no, no, no], None),
         ] {
             assert_eq!(cheapest(&tries(verdicts)), expected);
         }

@@ -116,12 +116,13 @@ fn largest(s: &Judged) -> String {
         ("outputs", m.outputs, ""),
         ("aliased", m.aliased, "outputs in the memory of arguments"),
         ("temporaries", m.temporaries, ""),
+        ("on the host", m.host, "in the memory of the host"),
         ("peak", m.peak, "of those together"),
         ("besides", p.beside_bytes, "other tensors that are alive then"),
         ("programs", code, "the machine code of all programs"),
     ];
     // A compiler for GPUs does not say how large its code is.
-    for (name, n, what) in rows.into_iter().filter(|(name, n, _)| *n > 0 || *name != "programs") {
+    for (name, n, what) in rows.into_iter().filter(|(name, n, _)| *n > 0 || !matches!(*name, "programs" | "on the host")) {
         let line = format!("    {:>10}  {name:12} {what}", bytes(n));
         let _ = writeln!(out, "{}", line.trim_end());
     }
