@@ -9,7 +9,9 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, Module, Sharding, TensorType, Unbounded, Value};
+use oxitorch_hlo::{
+    ArgAttr, Builder, DType, InMemory, Module, Outline, Sharding, TensorType, Unbounded, Value,
+};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -129,7 +131,7 @@ impl Graph {
 
     /// The module that computes the window; the location of what is made of an instance is its number.
     pub(crate) fn built(&self, platform: pjrt::Platform) -> Result<Module, Error> {
-        let Some(sample) = &self.sample else { return self.lowered(&self.inputs, platform, false) };
+        let Some(sample) = &self.sample else { return self.lowered(platform) };
         let made = self.outline(platform)?.bounded(
             &sample.graph.outline(platform)?,
             &sample.inputs,
@@ -141,10 +143,13 @@ impl Graph {
     }
 
     /// The module of which one for all sizes up to the graph's own can be made.
-    pub(crate) fn outline(&self, platform: pjrt::Platform) -> Result<Module, Error> {
+    pub(crate) fn outline(&self, platform: pjrt::Platform) -> Result<Outline, Error> {
         // Behind the inputs are the numbers.
         let own = self.inputs.len() - usize::from(self.sample.is_some());
-        self.lowered(&self.inputs[..own], platform, true)
+        let b = Builder::new();
+        b.set_outline(true);
+        let outputs = self.emit(&b, &self.inputs[..own], platform)?;
+        Outline::finish(b, &outputs).map_err(|e| Error::runtime(e.to_string()))
     }
 
     /// Why it cannot be made: with the op and its line.
@@ -156,14 +161,29 @@ impl Graph {
         (Error::runtime(format!("{} ({}): {}", inst.name(), e.op, e.reason)), site)
     }
 
-    fn lowered(
-        &self,
-        types: &[TensorType],
-        platform: pjrt::Platform,
-        is_outline: bool,
-    ) -> Result<Module, Error> {
+    fn lowered(&self, platform: pjrt::Platform) -> Result<Module, Error> {
         let b = Builder::new();
-        b.set_outline(is_outline);
+        let outputs = self.emit(&b, &self.inputs, platform)?;
+        let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
+        let mut module = b.finish(&outputs).map_err(failed)?;
+        if let Some(spread) = self.split() {
+            // Behind the results are checks: numbers.
+            let own = spread.outputs.iter().chain(std::iter::repeat(&None));
+            let shardings: Vec<Arc<Sharding>> =
+                own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
+            module.set_output_shardings(shardings).map_err(failed)?;
+        }
+        module.pair_donors();
+        Ok(module)
+    }
+
+    /// If the compiler splits it over several devices.
+    fn split(&self) -> Option<&Spread> {
+        self.spread.as_deref().filter(|s| s.how == How::Partitions)
+    }
+
+    /// The ops for inputs of these types; gives the results.
+    fn emit(&self, b: &Builder, types: &[TensorType], platform: pjrt::Platform) -> Result<Vec<Value>, Error> {
         // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
@@ -173,14 +193,13 @@ impl Graph {
         for &i in &self.donated {
             b.param_attr(inputs[i as usize], ArgAttr::Donor);
         }
-        let split = self.spread.as_deref().filter(|s| s.how == How::Partitions);
-        if let Some(spread) = split {
+        if let Some(spread) = self.split() {
             b.set_mesh(&spread.devices.mesh);
             for (&v, own) in inputs.iter().zip(&spread.inputs) {
                 b.param_attr(v, ArgAttr::Sharding(spread.sharding(own)));
             }
         }
-        let offsets = self.offsets(&b, &inputs);
+        let offsets = self.offsets(b, &inputs);
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
         for op in self.ops.iter() {
@@ -195,26 +214,14 @@ impl Graph {
                 .ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
             let offsets = &offsets[op.first_offset..][..op.offsets.len()];
             let emitted = inst
-                .emit(&b, &operands, offsets)
+                .emit(b, &operands, offsets)
                 .map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
             produced.extend(emitted.outputs);
             checks.extend(emitted.checks);
         }
         let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
-        outputs.extend(first_failed(&b, &checks));
-        let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
-        let mut module = b.finish(&outputs).map_err(failed)?;
-        if let Some(spread) = split {
-            // Behind the results are checks: numbers.
-            let own = spread.outputs.iter().chain(std::iter::repeat(&None));
-            let shardings: Vec<Arc<Sharding>> =
-                own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
-            module.set_output_shardings(shardings).map_err(failed)?;
-        }
-        if !is_outline {
-            module.pair_donors();
-        }
-        Ok(module)
+        outputs.extend(first_failed(b, &checks));
+        Ok(outputs)
     }
 
     /// The offsets of all ops: constants, but for those that the program is given.
