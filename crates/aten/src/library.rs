@@ -128,10 +128,13 @@ impl Outcome {
 impl Ctx<'_> {
     /// Whether the library does something of this dtype, with so many floating-point operations.
     pub fn is_for_library(&self, dtype: DType, operations: i64) -> bool {
+        self.may_be_for_library(dtype) && !self.is_outline() && operations >= WORTH
+    }
+
+    /// Whether the library does something of this dtype if it is large: an outline leaves it open.
+    pub fn may_be_for_library(&self, dtype: DType) -> bool {
         self.config.target.library
-            && !self.is_outline()
             && matches!(dtype, DType::F32 | DType::F64)
-            && operations >= WORTH
             && self.matmul_precision() == MatmulPrecision::Highest
     }
 

@@ -7,7 +7,7 @@ use crate::error::{self, Error, ErrorKind, Result, runtime};
 use crate::promote::result_type;
 use crate::table::{OpId, Promote, Row, Rule, row};
 use crate::target::TargetOptions;
-use oxitorch_hlo::{Builder, DType, Dims, Direction, TensorType, Value};
+use oxitorch_hlo::{self as hlo, Axes, Builder, DType, Dims, Direction, TensorType, Value};
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
@@ -133,6 +133,35 @@ impl<'a> Ctx<'a> {
     ) -> Self {
         let (rng_blocks, checks) = (Cell::new(0), RefCell::default());
         Ctx { builder, operands, offsets, config, op: row.name, products: row.products, rng_blocks, checks }
+    }
+
+    /// Leaves a computation open in an outline, where how it is done follows from sizes: `lower` is called when these are
+    /// known, with the operands and with which places of the axes that want to know it are in use. Nothing elsewhere.
+    /// Two of one name, which are lowered with one configuration, do the same with the same operands.
+    pub(crate) fn deferred(
+        &self,
+        name: String,
+        operands: &[Value],
+        results: &[TensorType],
+        axes: Axes,
+        lower: impl Fn(&Ctx, &[Value], &[Option<Value>]) -> Result<Vec<Value>> + Send + Sync + 'static,
+    ) -> Option<Vec<Value>> {
+        if !self.builder.is_outline() {
+            return None;
+        }
+        let (op, products, config) = (self.op, self.products, self.config.clone());
+        let lower = move |builder: &Builder, operands: &[Value], used: &[Option<Value>]| {
+            let (rng_blocks, checks) = (Cell::new(0), RefCell::default());
+            let (operands_of_row, offsets) = (&[], &[]);
+            let config = &config;
+            let c =
+                Ctx { builder, operands: operands_of_row, offsets, config, op, products, rng_blocks, checks };
+            lower(&c, operands, used).unwrap_or_else(|e| {
+                builder.fail(hlo::Error::Op { op: "deferred", operands: Vec::new(), reason: e.to_string() });
+                Vec::new()
+            })
+        };
+        Some(self.builder.deferred(name, operands, results, axes, Box::new(lower)))
     }
 
     /// Precision of float32 matrix products and convolutions. Callers know it only for rows that say `products()`.

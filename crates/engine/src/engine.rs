@@ -280,6 +280,14 @@ impl Engine {
         self.explainer.remark(text);
     }
 
+    /// Says something of all programs of this thread, where they are explained: until `None` ends what it said last.
+    pub fn within(&self, text: Option<String>) {
+        match text {
+            Some(text) => self.explainer.enter(text),
+            None => self.explainer.leave(),
+        }
+    }
+
     /// See [`Stream::bounded`].
     pub fn bounded(
         &self,

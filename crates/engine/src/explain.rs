@@ -83,6 +83,8 @@ pub(crate) struct Explainer {
     prints: AtomicBool,
     /// What is to be said of the next program of a thread.
     remarks: Mutex<Vec<(ThreadId, String)>>,
+    /// What is to be said of all programs of a thread, outermost first.
+    within: Mutex<Vec<(ThreadId, String)>>,
 }
 
 impl Explainer {
@@ -96,6 +98,7 @@ impl Explainer {
             limit: AtomicU64::new(0),
             prints: AtomicBool::new(false),
             remarks: Mutex::default(),
+            within: Mutex::default(),
         }
     }
 
@@ -162,6 +165,18 @@ impl Explainer {
         remarks.push((std::thread::current().id(), text));
     }
 
+    /// Says something of all programs of this thread until [`Explainer::leave`].
+    pub(crate) fn enter(&self, text: String) {
+        self.within.lock().push((std::thread::current().id(), text));
+    }
+
+    /// Ends what this thread said last.
+    pub(crate) fn leave(&self) {
+        let mut within = self.within.lock();
+        let last = within.iter().rposition(|(thread, _)| *thread == std::thread::current().id());
+        last.map(|at| within.remove(at));
+    }
+
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
@@ -187,8 +202,11 @@ impl Explainer {
         if let Some(old) = nearest(&known, &new) {
             compare(old, &new, &mut explanation);
         }
+        let here = std::thread::current().id();
+        let within = self.within.lock().clone();
+        explanation.differences.extend(within.into_iter().filter(|(t, _)| *t == here).map(|(_, text)| text));
         let mut remarks = self.remarks.lock();
-        if let Some(at) = remarks.iter().position(|(thread, _)| *thread == std::thread::current().id()) {
+        if let Some(at) = remarks.iter().position(|(thread, _)| *thread == here) {
             explanation.differences.push(remarks.swap_remove(at).1);
         }
         drop(remarks);

@@ -9,7 +9,9 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Sharding, TensorType, Unbounded, Value};
+use oxitorch_hlo::{
+    ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Outline, Sharding, TensorType, Unbounded, Value,
+};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -129,7 +131,8 @@ impl Graph {
         if self.spread.is_some() || !self.ops.insts.iter().any(|inst| is_kept(inst)) {
             return SmallVec::new();
         }
-        let made: Vec<bool> = self.ops.iter().flat_map(|op| op.results().map(move |_| is_kept(op.inst))).collect();
+        let made: Vec<bool> =
+            self.ops.iter().flat_map(|op| op.results().map(move |_| is_kept(op.inst))).collect();
         (0..).zip(&self.live).filter(|(_, at)| made[**at as usize]).map(|(place, _)| place).collect()
     }
 
@@ -153,7 +156,7 @@ impl Graph {
 
     /// The module that computes the window; the location of what is made of an instance is its number.
     pub(crate) fn built(&self, platform: pjrt::Platform) -> Result<Module, Error> {
-        let Some(sample) = &self.sample else { return self.lowered(&self.inputs, platform, false) };
+        let Some(sample) = &self.sample else { return self.lowered(platform) };
         let made = self.outline(platform)?.bounded(
             &sample.graph.outline(platform)?,
             &sample.inputs,
@@ -165,10 +168,13 @@ impl Graph {
     }
 
     /// The module of which one for all sizes up to the graph's own can be made.
-    pub(crate) fn outline(&self, platform: pjrt::Platform) -> Result<Module, Error> {
+    pub(crate) fn outline(&self, platform: pjrt::Platform) -> Result<Outline, Error> {
         // Behind the inputs are the numbers.
         let own = self.inputs.len() - usize::from(self.sample.is_some());
-        self.lowered(&self.inputs[..own], platform, true)
+        let b = Builder::new();
+        b.set_outline(true);
+        let outputs = self.emit(&b, &self.inputs[..own], platform)?;
+        Outline::finish(b, &outputs).map_err(|e| Error::runtime(e.to_string()))
     }
 
     /// Why it cannot be made: with the op and its line.
@@ -180,19 +186,42 @@ impl Graph {
         (Error::runtime(format!("{} ({}): {}", inst.name(), e.op, e.reason)), site)
     }
 
-    fn lowered(
-        &self,
-        types: &[TensorType],
-        platform: pjrt::Platform,
-        is_outline: bool,
-    ) -> Result<Module, Error> {
+    fn lowered(&self, platform: pjrt::Platform) -> Result<Module, Error> {
         let b = Builder::new();
-        b.set_outline(is_outline);
+        let outputs = self.emit(&b, &self.inputs, platform)?;
+        let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
+        let mut module = b.finish(&outputs).map_err(failed)?;
+        if self.uses_host_memory(platform) {
+            self.offloaded().iter().try_for_each(|&i| module.leave_on_host(i as usize)).map_err(failed)?;
+        }
+        if let Some(spread) = self.split() {
+            // Behind the results are checks: numbers.
+            let own = spread.outputs.iter().chain(std::iter::repeat(&None));
+            let shardings: Vec<Arc<Sharding>> =
+                own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
+            module.set_output_shardings(shardings).map_err(failed)?;
+        }
+        module.pair_donors();
+        Ok(module)
+    }
+
+    /// Whether values may be in the platform's memory on the host.
+    fn uses_host_memory(&self, platform: pjrt::Platform) -> bool {
+        has_host_memory(platform) && self.spread.is_none()
+    }
+
+    /// If the compiler splits it over several devices.
+    fn split(&self) -> Option<&Spread> {
+        self.spread.as_deref().filter(|s| s.how == How::Partitions)
+    }
+
+    /// The ops for inputs of these types; gives the results.
+    fn emit(&self, b: &Builder, types: &[TensorType], platform: pjrt::Platform) -> Result<Vec<Value>, Error> {
         // XLA's CPU compiler takes bfloat16 through float32 wherever it goes; others move it as it is.
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
-        let on_host = has_host_memory(platform) && self.spread.is_none();
+        let on_host = self.uses_host_memory(platform);
         b.use_host_memory(on_host);
         b.set_name(&self.name());
         let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();
@@ -203,14 +232,13 @@ impl Graph {
         for i in self.donated.iter().filter(|i| !reloaded.contains(i)) {
             b.param_attr(inputs[*i as usize], ArgAttr::Donor);
         }
-        let split = self.spread.as_deref().filter(|s| s.how == How::Partitions);
-        if let Some(spread) = split {
+        if let Some(spread) = self.split() {
             b.set_mesh(&spread.devices.mesh);
             for (&v, own) in inputs.iter().zip(&spread.inputs) {
                 b.param_attr(v, ArgAttr::Sharding(spread.sharding(own)));
             }
         }
-        let offsets = self.offsets(&b, &inputs);
+        let offsets = self.offsets(b, &inputs);
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
         for op in self.ops.iter() {
@@ -225,29 +253,14 @@ impl Graph {
                 .ok_or_else(|| Error::runtime(format!("{}: an operand has no value", inst.name())))?;
             let offsets = &offsets[op.first_offset..][..op.offsets.len()];
             let emitted = inst
-                .emit(&b, &operands, offsets)
+                .emit(b, &operands, offsets)
                 .map_err(|e| Error::runtime(format!("{}: {e}", inst.name())))?;
             produced.extend(emitted.outputs);
             checks.extend(emitted.checks);
         }
         let mut outputs: Vec<Value> = self.live.iter().filter_map(|&i| produced[i as usize]).collect();
-        outputs.extend(first_failed(&b, &checks));
-        let failed = |e: oxitorch_hlo::Error| Error::runtime(e.to_string());
-        let mut module = b.finish(&outputs).map_err(failed)?;
-        if on_host {
-            self.offloaded().iter().try_for_each(|&i| module.leave_on_host(i as usize)).map_err(failed)?;
-        }
-        if let Some(spread) = split {
-            // Behind the results are checks: numbers.
-            let own = spread.outputs.iter().chain(std::iter::repeat(&None));
-            let shardings: Vec<Arc<Sharding>> =
-                own.take(outputs.len()).map(|own: &Sharded| spread.sharding(own)).collect();
-            module.set_output_shardings(shardings).map_err(failed)?;
-        }
-        if !is_outline {
-            module.pair_donors();
-        }
-        Ok(module)
+        outputs.extend(first_failed(b, &checks));
+        Ok(outputs)
     }
 
     /// The offsets of all ops: constants, but for those that the program is given.

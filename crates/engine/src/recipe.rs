@@ -12,7 +12,7 @@ use crate::spread::Sharded;
 use crate::tensor::{Place as TensorPlace, TensorRef};
 use crate::value::{Held, Slot, Value};
 use oxitorch_capture::Reason;
-use oxitorch_hlo::{DType, Dims, Module, TensorType};
+use oxitorch_hlo::{DType, Dims, Outline, TensorType};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -166,7 +166,7 @@ pub(crate) struct Bound {
     pub(crate) shape: Shape,
     pub(crate) graph: Graph,
     /// The module of the graph.
-    pub(crate) outline: Module,
+    pub(crate) outline: Outline,
     /// By a hash of the text.
     pub(crate) programs: Mutex<Vec<(u64, OfSizes)>>,
 }

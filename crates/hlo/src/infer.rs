@@ -108,6 +108,7 @@ fn result_types(s: &Sig<'_>) -> Result {
         Op::OptimizationBarrier => Ok(s.operands.iter().map(|&t| t.clone()).collect()),
         Op::RngBitGenerator(algorithm) => rng_bit_generator(s.operands[0], requested(s)?, *algorithm),
         Op::CustomCall(call) => custom_call(s, call),
+        Op::Deferred(_) => Ok(s.requested.iter().cloned().collect()),
         Op::Collective(c) => collective(s, c.0, &c.1),
         Op::CollectivePermute(pairs) => collective_permute(s.operands[0], pairs),
         Op::ShardingConstraint(_) => one(s.operands[0].clone()),
@@ -155,7 +156,8 @@ fn arity(op: &Op) -> Option<usize> {
         | Op::Sort { .. }
         | Op::While
         | Op::OptimizationBarrier
-        | Op::CustomCall(_) => return None,
+        | Op::CustomCall(_)
+        | Op::Deferred(_) => return None,
     })
 }
 

@@ -486,6 +486,32 @@ impl MemorySpace {
 /// What XLA calls the custom call by which a value goes to a memory space: its compilers know it, and nobody registers it.
 pub const PLACEMENT_TARGET: &str = "annotate_device_placement";
 
+/// A computation whose form follows from sizes: one op of an outline, until a module for all sizes is made of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Deferred {
+    /// What it computes. Two of one name do the same with the same operands.
+    pub(crate) name: String,
+    pub(crate) axes: Axes,
+    /// Its number among those of the builder.
+    pub(crate) number: u32,
+}
+
+/// The dimensions of what a [deferred](crate::Builder::deferred) computation takes and gives, a letter each, as in an
+/// einsum. A dimension of a result that no operand has follows from others in a way that nobody needs to know.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Axes {
+    /// Of each operand.
+    pub operands: Vec<String>,
+    /// Of each result.
+    pub results: Vec<String>,
+    /// Those along which it mixes elements: what an operand does not use has to be zero there.
+    pub mixed: String,
+    /// Those along which the places in use have to come first.
+    pub first: String,
+    /// Those of which it wants to know which places are in use.
+    pub used: String,
+}
+
 /// A slice's bounds; kept behind a box because they are large.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SliceBounds {
@@ -565,6 +591,7 @@ pub(crate) enum Op {
     AnnotateDevicePlacement(MemorySpace),
     RngBitGenerator(RngAlgorithm),
     CustomCall(Box<CustomCall>),
+    Deferred(Box<Deferred>),
     Collective(Box<(Collective, ReplicaGroups)>),
     /// From and to which replica.
     CollectivePermute(Vec<(i64, i64)>),
@@ -649,6 +676,7 @@ impl Op {
             Op::AnnotateDevicePlacement(_) => "stablehlo.custom_call",
             Op::RngBitGenerator(_) => "stablehlo.rng_bit_generator",
             Op::CustomCall(_) => "stablehlo.custom_call",
+            Op::Deferred(_) => "deferred",
             Op::Collective(c) => match c.0 {
                 Collective::AllReduce => "stablehlo.all_reduce",
                 Collective::AllGather(_) => "stablehlo.all_gather",

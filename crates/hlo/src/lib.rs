@@ -33,13 +33,13 @@ mod sharding;
 mod types;
 mod verify;
 
-pub use bounded::{Bounded, InMemory, Unbounded};
-pub use builder::{Builder, Strided};
+pub use bounded::{Bounded, InMemory, Outline, Unbounded};
+pub use builder::{Builder, Lower, Strided};
 pub use error::Error;
 pub use ir::{
-    ArgAttr, Binary, CompareKind, ConvDims, Convolution, CustomCall, Direction, DotDims, FftType, GatherDims,
-    MemorySpace, Module, PLACEMENT_TARGET, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags, Transpose, TriangularSolve, Unary,
-    Value, Window,
+    ArgAttr, Axes, Binary, CompareKind, ConvDims, Convolution, CustomCall, Direction, DotDims, FftType,
+    GatherDims, MemorySpace, Module, PLACEMENT_TARGET, Padding, Precision, RngAlgorithm, ScatterDims,
+    ScatterFlags, Transpose, TriangularSolve, Unary, Value, Window,
 };
 pub use print::{Location, PrintOptions};
 pub use products::Product;

@@ -539,7 +539,9 @@ impl Printer<'_> {
                 p.keyed("k = ", *k);
                 p.s(" : i64");
             }),
-            Op::While | Op::If | Op::Case | Op::OptimizationBarrier => self.generic(data, |_| ()),
+            Op::While | Op::If | Op::Case | Op::OptimizationBarrier | Op::Deferred(_) => {
+                self.generic(data, |_| ());
+            }
             Op::RngBitGenerator(algorithm) => self.signed(data, |p| {
                 p.s(", algorithm = ");
                 p.s(algorithm.name());

@@ -9,7 +9,7 @@ fn bounded(body: impl Fn(&Builder, Value, i64) -> Value) -> Result<Bounded, Unbo
         let x = b.param(TensorType::new(DType::F32, [2, size].as_slice()));
         b.set_location(Some(7));
         let y = body(&b, x, size);
-        b.finish(&[y]).unwrap()
+        Outline::finish(b, &[y]).unwrap()
     };
     let made = module(16).bounded(&module(5), &[], &[])?;
     made.module.verify().unwrap();

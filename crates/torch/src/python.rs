@@ -556,6 +556,15 @@ mod _core {
         })
     }
 
+    /// Says something of all programs of this thread, where they are explained: until None ends what it said last.
+    #[pyfunction]
+    fn within(py: Python<'_>, text: Option<String>) -> PyResult<()> {
+        detached(py, move |s| {
+            s.engine.within(text);
+            Ok(())
+        })
+    }
+
     /// This thread plays no compiled graph any more.
     #[pyfunction]
     fn unwatch(py: Python<'_>) -> PyResult<()> {

@@ -7,7 +7,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::{Layout, Row};
-use oxitorch_hlo::{DType, Dims, DotDims, TensorType, Value};
+use oxitorch_hlo::{Axes, DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -90,13 +90,23 @@ impl Attention {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    /// Whether torch's own kernel computes it, which knows no dropout, no shared key heads, and one width.
-    fn is_for_library(&self, c: &Ctx, dropout: Rate) -> bool {
+    /// Whether torch's own kernel computes it, which knows no shared key heads, and one width.
+    fn is_for_library(&self, c: &Ctx) -> bool {
         let sizes = [self.batch, self.heads, self.queries, self.keys, self.width];
         let operations = sizes.iter().fold(4i64, |all, &n| all.saturating_mul(n));
-        let plain = matches!(dropout, Rate::Zero);
-        let known = plain && self.heads == self.key_heads && self.width == self.value_width;
-        known && c.is_for_library(self.dtype, operations)
+        self.is_known() && c.is_for_library(self.dtype, operations)
+    }
+
+    fn is_known(&self) -> bool {
+        self.heads == self.key_heads && self.width == self.value_width
+    }
+
+    /// What its dimensions are where the tensors that it takes, and those that it gives, have so many: batch, heads, the
+    /// places of queries and keys, and the width. What keys are in use is not seen from zeros.
+    fn axes(operands: &[&str], results: &[&str]) -> Axes {
+        let owned = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
+        let (mixed, first, used) = ("qke".to_owned(), "qk".to_owned(), "qk".to_owned());
+        Axes { operands: owned(operands), results: owned(results), mixed, first, used }
     }
 
     /// A result of the library with the shape of a query or key tensor: it puts the heads of one place side by side.
@@ -110,12 +120,13 @@ impl Attention {
         &self,
         c: &Ctx,
         qkv: [Value; 3],
+        bias: Option<Value>,
         causal: bool,
-        scale: Option<Scalar>,
+        scale: Option<Value>,
     ) -> Option<[Value; 2]> {
         let mut args: Vec<Item<'_>> = qkv.map(Item::Rows).into();
-        args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
-        args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
+        args.extend([Item::Float(0.0), Item::Bool(causal), bias.map_or(Item::None, Item::Rows)]);
+        args.push(scale.map_or(Item::None, Item::Number));
         let rows = TensorType::new(self.acc, vec![self.batch, self.heads, self.queries]);
         let logsumexp = Outcome { ty: rows, order: Dims::from_slice(&[0, 2, 1]) };
         let results = [self.heads_last(self.queries), Some(logsumexp)];
@@ -129,12 +140,13 @@ impl Attention {
         &self,
         c: &Ctx,
         tensors: [Value; 6],
+        bias: Option<Value>,
         causal: bool,
-        scale: Option<Scalar>,
+        scale: Option<Value>,
     ) -> Vec<Option<Value>> {
         let mut args: Vec<Item<'_>> = tensors.map(Item::Rows).into();
-        args.extend([Item::Float(0.0), Item::Bool(causal), Item::None]);
-        args.push(scale.map_or(Item::None, |s| Item::Number(c.number(s, DType::F64))));
+        args.extend([Item::Float(0.0), Item::Bool(causal), bias.map_or(Item::None, Item::Rows)]);
+        args.push(scale.map_or(Item::None, Item::Number));
         let results = [self.queries, self.keys, self.keys].map(|n| self.heads_last(n));
         let parts = Parts { args: &[0, 0, 0, 0, 0, 0, -1, -1, -1, -1], results: &[0, 0, 0], step: 1 };
         let op = "_scaled_dot_product_flash_attention_for_cpu_backward";
@@ -173,9 +185,9 @@ impl Attention {
     }
 
     /// The factor of the scores as a 0-d value.
-    fn scale(&self, c: &Ctx, scale: Option<Scalar>) -> Value {
+    fn scale(&self, c: &Ctx, scale: Option<Value>) -> Value {
         match scale {
-            Some(s) => c.number(s, self.acc),
+            Some(s) => c.to(s, self.acc),
             None => c.scalar_f64(self.acc, 1.0 / (self.width as f64).sqrt()),
         }
     }
@@ -249,16 +261,45 @@ fn forward(
     let a = Attention::new(c, q, k, v)?;
     let state = c.bitcast_convert(rng.0, DType::S64);
     let word = |i: i64| c.index_dim(state, 0, i);
-    let results = |output: Value, logsumexp: Value| {
-        let (seed, offset) = (word(0), word(1));
-        Ok(vec![Some(output), Some(logsumexp), None, None, None, None, Some(seed), Some(offset), None])
+    let scale = scale.map(|s| c.number(s, DType::F64));
+    let drop = |p: Value| match dropout {
+        Rate::Of(rate) => c.multiply(p, a.dropout(c, c.rng_take(rng, a.dropout_blocks()), rate)),
+        Rate::Zero => p,
     };
-    if bias.is_none()
-        && a.is_for_library(c, dropout)
-        && let Some([output, logsumexp]) = a.library_forward(c, [q, k, v], causal, scale)
-    {
-        return results(output, logsumexp);
-    }
+    let plain = bias.is_none() && matches!(dropout, Rate::Zero);
+    let deferred = plain.then(|| deferred_forward(c, &a, [q, k, v], causal, scale)).flatten();
+    let library =
+        |plain: bool| plain.then(|| attend_by_library(c, &a, [q, k, v], None, causal, scale)).flatten();
+    let [output, logsumexp] = match deferred.or_else(|| library(plain)) {
+        Some(found) => found,
+        None => attend(c, &a, [q, k, v], bias, causal, scale, drop)?,
+    };
+    let (seed, offset) = (word(0), word(1));
+    Ok(vec![Some(output), Some(logsumexp), None, None, None, None, Some(seed), Some(offset), None])
+}
+
+/// Output and log-sum-exp by torch's own kernel, where that is worth it.
+fn attend_by_library(
+    c: &Ctx,
+    a: &Attention,
+    qkv: [Value; 3],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+) -> Option<[Value; 2]> {
+    if a.is_for_library(c) { a.library_forward(c, qkv, bias, causal, scale) } else { None }
+}
+
+/// Output and log-sum-exp; `drop` does dropout to probabilities.
+fn attend(
+    c: &Ctx,
+    a: &Attention,
+    [q, k, v]: [Value; 3],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+    drop: impl FnOnce(Value) -> Value,
+) -> Result<[Value; 2]> {
     let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
     let highest = c.reduce_max(scores, &[3]);
     let infinite = c.eq(highest, c.like(highest, f64::NEG_INFINITY));
@@ -267,16 +308,53 @@ fn forward(
     let sum = c.reduce_sum(exp, &[3]);
     let empty = c.eq(sum, c.zeros_like(sum));
     let divisor = c.select(empty, c.ones_like(sum), sum);
-    let mut p = c.divide(exp, a.by_row(c, divisor));
-    if let Rate::Of(rate) = dropout {
-        let state = c.rng_take(rng, a.dropout_blocks());
-        p = c.multiply(p, a.dropout(c, state, rate));
-    }
+    let p = drop(c.divide(exp, a.by_row(c, divisor)));
     let output = c.to(a.times(c, p, v), a.dtype);
     // An infinite logsumexp turns every probability of an empty row into zero again in the backward.
     let logsumexp = c.add(c.log(divisor), highest);
     let logsumexp = c.select(empty, c.like(logsumexp, f64::INFINITY), logsumexp);
-    results(output, logsumexp)
+    Ok([output, logsumexp])
+}
+
+/// What is added to scores where some keys are not in use: nothing if no query in use sees them.
+fn unused_keys(c: &Ctx, a: &Attention, used: &[Option<Value>], causal: bool) -> Option<Value> {
+    let &[queries, Some(keys)] = used else { return None };
+    if causal && queries == Some(keys) {
+        return None; // as many queries as keys, and none sees what is behind it
+    }
+    let shape = [1, 1, 1, a.keys];
+    let mask = c.reshape(keys, &shape);
+    let zero = c.full(c.scalar_f64(a.acc, 0.0), &shape);
+    Some(c.select(mask, zero, c.like(zero, f64::NEG_INFINITY)))
+}
+
+/// The forward, left open in an outline if the library may do it.
+fn deferred_forward(
+    c: &Ctx,
+    a: &Attention,
+    [q, k, v]: [Value; 3],
+    causal: bool,
+    scale: Option<Value>,
+) -> Option<[Value; 2]> {
+    if !a.is_known() || !c.may_be_for_library(a.dtype) {
+        return None;
+    }
+    let axes =
+        Attention::axes(&["bhqe", "bhke", "bhke", ""][..3 + usize::from(scale.is_some())], &["bhqe", "bhq"]);
+    let operands: Vec<Value> = [q, k, v].into_iter().chain(scale).collect();
+    let rows = TensorType::new(a.acc, vec![a.batch, a.heads, a.queries]);
+    let lower = move |c: &Ctx, x: &[Value], used: &[Option<Value>]| {
+        let (qkv, scale) = ([x[0], x[1], x[2]], x.get(3).copied());
+        let a = Attention::new(c, x[0], x[1], x[2])?;
+        let bias = unused_keys(c, &a, used, causal);
+        match attend_by_library(c, &a, qkv, bias, causal, scale) {
+            Some(made) => Ok(made.into()),
+            None => attend(c, &a, qkv, bias, causal, scale, |p| p).map(Into::into),
+        }
+    };
+    let made =
+        c.deferred(format!("attention, causal: {causal}"), &operands, &[c.ty(q), rows], axes, lower)?;
+    made.try_into().ok()
 }
 
 #[allow(clippy::too_many_arguments)] // the schema's
@@ -304,20 +382,17 @@ fn backward(
         return Err(runtime("grad_input_mask must have 4 entries"));
     };
     let a = Attention::new(c, q, k, v)?;
-    if bias.0.is_none() && a.is_for_library(c, dropout) {
-        let mut gradients = a.library_backward(c, [grad, q, k, v, out, logsumexp], causal, scale);
-        gradients.iter_mut().zip(&mask).for_each(|(g, wanted)| *g = g.filter(|_| *wanted));
-        gradients.push(None);
-        return Ok(gradients);
+    let (tensors, scale) = ([grad, q, k, v, out, logsumexp], scale.map(|s| c.number(s, DType::F64)));
+    if bias.0.is_none() && matches!(dropout, Rate::Zero) {
+        let found = deferred_backward(c, &a, tensors, causal, scale);
+        if let Some(mut gradients) =
+            found.or_else(|| gradients_by_library(c, &a, tensors, None, causal, scale))
+        {
+            gradients.iter_mut().zip(&mask).for_each(|(g, wanted)| *g = g.filter(|_| *wanted));
+            gradients.push(None);
+            return Ok(gradients);
+        }
     }
-    // The barrier lets the scores be computed only once the gradient is there, so that none are kept from the forward.
-    let [grad, k] = match c.config.target.recompute_scores {
-        true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
-        false => [grad, k],
-    };
-    let scale = a.scale(c, scale);
-    let scores = a.scores(c, [q, k], bias.0, causal, scale)?;
-    let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
     let factor = if let Rate::Of(rate) = dropout {
         let (Some(seed), Some(offset)) = (seed.0, offset.0) else {
             return Err(runtime("the backward of attention with dropout needs its seed and offset"));
@@ -328,6 +403,45 @@ fn backward(
     } else {
         None
     };
+    let [dq, dk, dv, ds] = gradients(c, &a, tensors, bias.0, causal, scale, factor)?;
+    Ok(vec![
+        Some(dq).filter(|_| want_q),
+        Some(dk).filter(|_| want_k),
+        Some(dv).filter(|_| want_v),
+        bias.0.filter(|_| want_bias).map(|b| c.to(sum_to(c, ds, &c.shape(b)), c.dtype(b))),
+    ])
+}
+
+/// The gradients of query, key and value by torch's own kernel, where that is worth it.
+fn gradients_by_library(
+    c: &Ctx,
+    a: &Attention,
+    tensors: [Value; 6],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+) -> Option<Vec<Option<Value>>> {
+    a.is_for_library(c).then(|| a.library_backward(c, tensors, bias, causal, scale))
+}
+
+/// The gradients of query, key, value, and of the scores before they were scaled. `factor` is what dropout multiplied with.
+fn gradients(
+    c: &Ctx,
+    a: &Attention,
+    [grad, q, k, v, out, logsumexp]: [Value; 6],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+    factor: Option<Value>,
+) -> Result<[Value; 4]> {
+    // The barrier lets the scores be computed only once the gradient is there, so that none are kept from the forward.
+    let [grad, k] = match c.config.target.recompute_scores {
+        true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
+        false => [grad, k],
+    };
+    let scale = a.scale(c, scale);
+    let scores = a.scores(c, [q, k], bias, causal, scale)?;
+    let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
     let dropped = |x: Value| factor.map_or(x, |f| c.multiply(x, f));
     let grad = c.to(grad, a.dtype);
     // sum(p * dp) by row is the same as sum(out * grad), which is smaller.
@@ -337,12 +451,43 @@ fn backward(
     let ds = c.multiply(p, c.subtract(dp, mean));
     let scaled = c.multiply(ds, c.full(scale, &a.scores_shape()));
     let round = |x: Value| c.to(x, a.dtype);
-    Ok(vec![
-        want_q.then(|| round(a.times(c, scaled, k))),
-        want_k.then(|| round(a.transposed_times(c, scaled, q))),
-        want_v.then(|| round(a.transposed_times(c, dropped(p), grad))),
-        bias.0.filter(|_| want_bias).map(|b| c.to(sum_to(c, ds, &c.shape(b)), c.dtype(b))),
+    Ok([
+        round(a.times(c, scaled, k)),
+        round(a.transposed_times(c, scaled, q)),
+        round(a.transposed_times(c, dropped(p), grad)),
+        ds,
     ])
+}
+
+/// The backward, left open in an outline if the library may do it.
+fn deferred_backward(
+    c: &Ctx,
+    a: &Attention,
+    tensors: [Value; 6],
+    causal: bool,
+    scale: Option<Value>,
+) -> Option<Vec<Option<Value>>> {
+    if !a.is_known() || !c.may_be_for_library(a.dtype) {
+        return None;
+    }
+    let labels = ["bhqe", "bhqe", "bhke", "bhke", "bhqe", "bhq", ""];
+    let axes = Attention::axes(&labels[..6 + usize::from(scale.is_some())], &["bhqe", "bhke", "bhke"]);
+    let operands: Vec<Value> = tensors.into_iter().chain(scale).collect();
+    let types = [tensors[1], tensors[2], tensors[3]].map(|x| c.ty(x));
+    let lower = move |c: &Ctx, x: &[Value], used: &[Option<Value>]| {
+        let &[grad, q, k, v, out, logsumexp, ref scale @ ..] = x else {
+            return Err(runtime("the backward of attention takes six tensors"));
+        };
+        let (a, scale) = (Attention::new(c, q, k, v)?, scale.first().copied());
+        let (tensors, bias) = ([grad, q, k, v, out, logsumexp], unused_keys(c, &a, used, causal));
+        match gradients_by_library(c, &a, tensors, bias, causal, scale) {
+            Some(made) => Ok(made.into_iter().flatten().collect()),
+            None => gradients(c, &a, tensors, bias, causal, scale, None).map(|made| made[..3].into()),
+        }
+    };
+    let name = format!("backward of attention, causal: {causal}");
+    let made = c.deferred(name, &operands, &types, axes, lower)?;
+    Some(made.into_iter().map(Some).collect())
 }
 
 /// Sums over the dimensions that `shape` was expanded in.

@@ -5,7 +5,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};
+use oxitorch_hlo::{Axes, ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -20,6 +20,7 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// Everything that relates the sizes of input, kernel and output.
+#[derive(Clone, Debug)]
 struct Geometry {
     stride: Dims,
     padding: Dims,
@@ -89,6 +90,32 @@ impl Geometry {
         let positions: i64 = moved[0] * moved[2..].iter().product::<i64>();
         let operations = positions.saturating_mul(c.numel(w)).saturating_mul(2);
         self.stride.len() <= 3 && c.is_for_library(c.dtype(w), operations)
+    }
+
+    /// Whether an outline leaves it open. Of a convolution in groups it is not known which channels are mixed.
+    fn is_deferred(&self, c: &Ctx, dtype: DType) -> bool {
+        c.is_outline() && self.stride.len() <= 3 && self.groups == 1 && c.may_be_for_library(dtype)
+    }
+
+    /// The dimensions of input, kernel and output, whose places in space follow from each other.
+    fn axes(&self, operands: &[&str], results: &[&str], mixed: &str) -> Axes {
+        let n = self.stride.len();
+        let [input, kernel, output] = ["xyz", "uvw", "rst"].map(|all| &all[..n]);
+        let spelled = |own: &&str| own.replace('X', input).replace('U', kernel).replace('R', output);
+        let list = |all: &[&str]| all.iter().map(spelled).collect();
+        let first = [input, kernel, output].concat();
+        Axes {
+            operands: list(operands),
+            results: list(results),
+            mixed: spelled(&mixed),
+            first,
+            ..Axes::default()
+        }
+    }
+
+    /// The dimensions of a kernel: what it takes is `c`, what it gives is `o`.
+    fn kernel_axes(&self) -> &'static str {
+        if self.transposed { "coU" } else { "ocU" }
     }
 
     /// What follows the tensors in the arguments of both directions.
@@ -375,19 +402,44 @@ fn convolution(
     if is_int && target.float_convolutions || dtype == DType::S64 && target.int64_as_pairs {
         return Err(unsupported("convolutions of such integers on this platform"));
     }
-    let sizes = g.output(&xs[2..], &ws[2..]);
-    if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {
-        return Ok(y);
+    match deferred_convolution(c, &g, [x, w], bias) {
+        Some(y) => Ok(y),
+        None => Ok(convolved(c, &g, [x, w], bias)),
     }
-    let mut y = match transposed {
-        true => scatter_back(c, &g, x, w, &sizes),
-        false => forward(c, &g, x, w, &sizes),
+}
+
+/// A convolution, by the library where that is worth it.
+fn convolved(c: &Ctx, g: &Geometry, [x, w]: [Value; 2], bias: Option<Value>) -> Value {
+    let sizes = g.output(&spatial(c, x), &spatial(c, w));
+    if let Some(y) = g.library_forward(c, [x, w], bias, &sizes) {
+        return y;
+    }
+    let mut y = match g.transposed {
+        true => scatter_back(c, g, x, w, &sizes),
+        false => forward(c, g, x, w, &sizes),
     };
     if let Some(b) = bias {
         let shape = c.shape(y);
         y = c.add(y, c.broadcast_in_dim(c.to(b, c.dtype(y)), &shape, &[1]));
     }
-    Ok(c.to(y, dtype))
+    c.to(y, c.dtype(x))
+}
+
+/// The same, left open in an outline if the library may do it.
+fn deferred_convolution(c: &Ctx, g: &Geometry, [x, w]: [Value; 2], bias: Option<Value>) -> Option<Value> {
+    if !g.is_deferred(c, c.dtype(x)) {
+        return None;
+    }
+    let axes = g.axes(&["ncX", g.kernel_axes(), "o"][..2 + usize::from(bias.is_some())], &["noR"], "cXU");
+    let features = c.shape(w)[usize::from(g.transposed)];
+    let mut shape = Dims::from_slice(&[c.shape(x)[0], features]);
+    shape.extend_from_slice(&g.output(&spatial(c, x), &spatial(c, w)));
+    let operands: Vec<Value> = [x, w].into_iter().chain(bias).collect();
+    let (name, own) = (format!("convolution {g:?}"), g.clone());
+    let made = c.deferred(name, &operands, &[TensorType::new(c.dtype(x), shape)], axes, move |c, x, _| {
+        Ok(vec![convolved(c, &own, [x[0], x[1]], x.get(2).copied())])
+    });
+    made?.first().copied()
 }
 
 fn too_flat(weight: &[i64]) -> Error {
@@ -447,24 +499,53 @@ fn convolution_backward_overrideable(
     check_shapes(&g, &c.shape(x), &ws, None)?;
     same_dtype(c, dy, w, None)?;
     same_dtype(c, x, w, None)?;
-    let dtype = c.dtype(x);
-    if let Some(gradients) = g.library_backward(c, [dy, x, w], [want_x, want_w, want_b]) {
-        return Ok(gradients);
+    let wanted = [want_x, want_w, want_b];
+    match deferred_gradients(c, &g, [dy, x, w], wanted) {
+        Some(gradients) => Ok(gradients),
+        None => Ok(gradients(c, &g, [dy, x, w], wanted)),
     }
-    let dx = || match transposed {
-        true => forward(c, &g, dy, w, &spatial(c, x)),
-        false => scatter_back(c, &g, dy, w, &spatial(c, x)),
+}
+
+/// The gradients of a convolution, by the library where that is worth it.
+fn gradients(c: &Ctx, g: &Geometry, [dy, x, w]: [Value; 3], wanted: [bool; 3]) -> Gradients {
+    if let Some(gradients) = g.library_backward(c, [dy, x, w], wanted) {
+        return gradients;
+    }
+    let (dtype, kernel) = (c.dtype(x), spatial(c, w));
+    let dx = || match g.transposed {
+        true => forward(c, g, dy, w, &spatial(c, x)),
+        false => scatter_back(c, g, dy, w, &spatial(c, x)),
     };
-    let dw = || match transposed {
-        true => weight_gradient(c, &g, dy, x, &ws[2..]),
-        false => weight_gradient(c, &g, x, dy, &ws[2..]),
+    let dw = || match g.transposed {
+        true => weight_gradient(c, g, dy, x, &kernel),
+        false => weight_gradient(c, g, x, dy, &kernel),
     };
     let db = || {
-        let dims: Dims = (0..rank as i64 + 2).filter(|&d| d != 1).collect();
+        let dims: Dims = (0..c.rank(dy) as i64).filter(|&d| d != 1).collect();
         c.reduce_sum(c.to(dy, accumulator(dtype)), &dims)
     };
     let round = |v: Value| c.to(v, dtype);
-    Ok((want_x.then(|| round(dx())), want_w.then(|| round(dw())), want_b.then(|| round(db()))))
+    let [want_x, want_w, want_b] = wanted;
+    (want_x.then(|| round(dx())), want_w.then(|| round(dw())), want_b.then(|| round(db())))
+}
+
+/// The same, left open in an outline if the library may do it.
+fn deferred_gradients(c: &Ctx, g: &Geometry, [dy, x, w]: [Value; 3], wanted: [bool; 3]) -> Option<Gradients> {
+    if !g.is_deferred(c, c.dtype(x)) {
+        return None;
+    }
+    let bias = TensorType::new(c.dtype(x), [c.shape(dy)[1]].as_slice());
+    let all = [(c.ty(x), "ncX"), (c.ty(w), g.kernel_axes()), (bias, "o")].into_iter().zip(wanted);
+    let (types, results): (Vec<_>, Vec<_>) = all.filter_map(|(own, wanted)| wanted.then_some(own)).unzip();
+    let axes = g.axes(&["noR", "ncX", g.kernel_axes()], &results, "ncoXUR");
+    let (name, own) = (format!("gradients {wanted:?} of convolution {g:?}"), g.clone());
+    let made = c.deferred(name, &[dy, x, w], &types, axes, move |c, x, _| {
+        let (dx, dw, db) = gradients(c, &own, [x[0], x[1], x[2]], wanted);
+        Ok([dx, dw, db].into_iter().flatten().collect())
+    });
+    let mut made = made?.into_iter();
+    let [dx, dw, db] = wanted.map(|wanted| if wanted { made.next() } else { None });
+    Some((dx, dw, db))
 }
 
 /// A sliding window over the last two dimensions.

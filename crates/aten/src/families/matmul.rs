@@ -7,7 +7,7 @@ use crate::lower::{Ctx, MatmulPrecision};
 use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{DType, Dims, DotDims, Precision, TensorType, Value};
+use oxitorch_hlo::{Axes, DType, Dims, DotDims, Precision, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -59,7 +59,50 @@ pub(super) fn precision(c: &Ctx, dtype: DType) -> Precision {
 
 /// A product of two tensors of one dtype, in its accumulator.
 pub(super) fn contract(c: &Ctx, l: Value, r: Value, dims: DotDims) -> Value {
-    library_product(c, l, r, &dims).unwrap_or_else(|| compiled(c, l, r, &dims))
+    deferred_product(c, l, r, &dims)
+        .or_else(|| library_product(c, l, r, &dims))
+        .unwrap_or_else(|| compiled(c, l, r, &dims))
+}
+
+/// Left open in an outline if the library may do it.
+fn deferred_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
+    let dtype = c.dtype(l);
+    if !c.is_outline() || c.dtype(r) != dtype || !c.may_be_for_library(dtype) {
+        return None;
+    }
+    let (axes, shape) = (axes(c, l, r, dims), Matrices::of(c, l, r, dims).result);
+    let (name, dims) = (format!("product {dims:?}"), dims.clone());
+    let made = c.deferred(name, &[l, r], &[TensorType::new(dtype, shape)], axes, move |c, x, _| {
+        Ok(vec![contract(c, x[0], x[1], dims.clone())])
+    });
+    made?.first().copied()
+}
+
+/// The dimensions of a product.
+fn axes(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Axes {
+    let (mut letters, ranks) = ('a'..='z', [c.rank(l), c.rank(r)]);
+    let mut operands = ranks.map(|n| vec!['?'; n]);
+    let [left, right] = &mut operands;
+    let (mut batch, mut mixed) = (String::new(), String::new());
+    let pairs = |a: &Dims, b: &Dims| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
+    let batching = pairs(&dims.lhs_batching, &dims.rhs_batching);
+    let contracting = pairs(&dims.lhs_contracting, &dims.rhs_contracting);
+    for (list, names) in [(batching, &mut batch), (contracting, &mut mixed)] {
+        for (a, b) in list {
+            let letter = letters.next().unwrap_or('?');
+            (left[a as usize], right[b as usize]) = (letter, letter);
+            names.push(letter);
+        }
+    }
+    let mut result = batch;
+    for own in [left, right] {
+        for place in own.iter_mut().filter(|place| **place == '?') {
+            *place = letters.next().unwrap_or('?');
+            result.push(*place);
+        }
+    }
+    let operands = operands.map(|own| own.into_iter().collect()).into();
+    Axes { operands, results: vec![result], mixed, ..Axes::default() }
 }
 
 /// The same by the compiler's own code, whatever its size.

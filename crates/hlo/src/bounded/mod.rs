@@ -9,12 +9,14 @@
 //! every bound, say, where a dimension of size 4 was merged with it.
 //! What is done for each op is in `rules.rs`.
 
+mod deferred;
 mod layout;
 mod region;
 mod rules;
 mod windows;
 
-use crate::builder::Builder;
+use crate::builder::{Builder, Lower};
+use crate::error::Error;
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 use layout::{Dim, Factor, Factors, Layout, merged, prefixes};
@@ -27,6 +29,18 @@ pub struct Bounded {
     pub module: Module,
     /// What the numbers are at the bound, and in the sample; one that nothing takes if nothing varies.
     pub numbers: Vec<(i64, i64)>,
+}
+
+/// A module of which one for all sizes up to its own can be made.
+pub struct Outline {
+    module: Module,
+    deferred: Vec<Lower>,
+}
+
+impl std::fmt::Debug for Outline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outline").field("module", &self.module).finish_non_exhaustive()
+    }
 }
 
 /// The dimensions that lie one after another in some memory, slowest first: the size at the bound, and in the sample.
@@ -52,13 +66,32 @@ struct Laid {
     layout: Layout,
 }
 
+/// A value as another one, seen otherwise.
+#[derive(Clone, Debug)]
+struct View {
+    from: Laid,
+    /// Its own.
+    layout: Layout,
+    /// How it is made of that.
+    op: Op,
+}
+
 impl Laid {
     fn varies(&self) -> bool {
         self.layout.iter().any(Dim::varies)
     }
 }
 
-impl Module {
+impl Outline {
+    /// Ends a function that [was to be](Builder::set_outline) an outline.
+    ///
+    /// # Errors
+    /// As [`Builder::finish`].
+    pub fn finish(b: Builder, outputs: &[Value]) -> Result<Outline, Error> {
+        let deferred = b.take_deferred();
+        Ok(Outline { module: b.finish(outputs)?, deferred })
+    }
+
     /// The module of which this is the one for the bound: for the size of the sample and all others, as far as these two
     /// say. Of parameters and results the dimensions may be given that lie one after another in their memory, which they
     /// need not be cut into: sizes at the bound, and in the sample.
@@ -67,12 +100,13 @@ impl Module {
     /// An op for which no rule is known, or of which the two modules differ in more than sizes.
     pub fn bounded(
         &self,
-        sample: &Module,
+        sample: &Outline,
         params: &[Option<InMemory>],
         results: &[Option<InMemory>],
     ) -> Result<Bounded, Unbounded> {
         let whole = |reason: &str| Unbounded { op: "func.func", location: None, reason: reason.into() };
-        let (bound, other) = (&self.arena, &sample.arena);
+        let (own, sample) = (&self.module, &sample.module);
+        let (bound, other) = (&own.arena, &sample.arena);
         let ops = (&bound.blocks[ROOT as usize].ops, &other.blocks[ROOT as usize].ops);
         let kind = |arena: &Arena, id: OpId| std::mem::discriminant(&arena.ops[id as usize].op);
         let differs = |&(&p, &s): &(&OpId, &OpId)| kind(bound, p) != kind(other, s);
@@ -81,7 +115,7 @@ impl Module {
         if first.is_some()
             || ops.0.len() != ops.1.len()
             || bound.params.len() != other.params.len()
-            || self.outputs.len() != sample.outputs.len()
+            || own.outputs.len() != sample.outputs.len()
         {
             let reason = "what is computed depends on the size";
             let op = first.map(|id| &bound.ops[id as usize]);
@@ -96,10 +130,11 @@ impl Module {
             return Err(whole("it is split over several devices"));
         }
         let b = Builder::new();
-        b.set_name(&self.name);
+        b.set_name(&own.name);
         let mut bounding = Bounding {
             bound,
             sample: other,
+            deferred: &self.deferred,
             b,
             laid: FxHashMap::default(),
             pairs: FxHashMap::default(),
@@ -108,6 +143,7 @@ impl Module {
             given: FxHashMap::default(),
             masks: FxHashMap::default(),
             masked: FxHashMap::default(),
+            views: FxHashMap::default(),
             scopes: Vec::new(),
         };
         for (i, (&p, &s)) in bound.params.iter().zip(&other.params).enumerate() {
@@ -129,7 +165,7 @@ impl Module {
         // The vector has its length in the end.
         let vector = bounding.b.param(TensorType::new(DType::S64, [i64::from(i32::MAX)].as_slice()));
         bounding.vector = Some(vector);
-        let live = self.live();
+        let live = own.live();
         for (&p, &s) in ops.0.iter().zip(ops.1) {
             if !live[p as usize] {
                 continue;
@@ -148,7 +184,7 @@ impl Module {
         }
         bounding.b.set_location(None);
         let mut outputs = Vec::new();
-        for (i, (&p, &s)) in self.outputs.iter().zip(&sample.outputs).enumerate() {
+        for (i, (&p, &s)) in own.outputs.iter().zip(&sample.outputs).enumerate() {
             let out = bounding.operand(p, s).and_then(|x| match results.get(i) {
                 Some(Some(dims)) => bounding.in_memory(x, dims),
                 _ => bounding.prefixed(x, |_| true).map(|x| x.v),
@@ -166,6 +202,8 @@ impl Module {
 struct Bounding<'a> {
     bound: &'a Arena,
     sample: &'a Arena,
+    /// What the outline left open.
+    deferred: &'a [Lower],
     b: Builder,
     /// By the values of the module for the bound.
     laid: FxHashMap<Value, Laid>,
@@ -178,6 +216,8 @@ struct Bounding<'a> {
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
+    /// Values that are others seen otherwise: what is masked is what they are views of, which is in memory.
+    views: FxHashMap<Value, View>,
     /// The values of the regions that are being copied, outermost first.
     scopes: Vec<FxHashMap<Value, (Value, Value)>>,
 }
@@ -316,6 +356,10 @@ impl Bounding<'_> {
         if let Some(&known) = self.masked.get(&key) {
             return known;
         }
+        if let Some(v) = self.masked_before(x, dims, fill) {
+            self.masked.insert(key, v);
+            return v;
+        }
         let shape = self.b.shape(x.v);
         let mut mask: Option<Value> = None;
         for d in (0..x.layout.len()).filter(|&d| of(d)) {
@@ -327,6 +371,33 @@ impl Bounding<'_> {
         let v = self.b.select(mask, x.v, self.b.full(fill, &shape));
         self.masked.insert(key, v);
         v
+    }
+
+    /// The same of a view, made of what it is a view of.
+    fn masked_before(&mut self, x: &Laid, dims: &[usize], fill: Value) -> Option<Value> {
+        if let Some((Op::Transpose(order), from)) = self.b.rearranged(x.v) {
+            let mut layout = x.layout.clone();
+            for (own, &d) in x.layout.iter().zip(&order) {
+                layout[d as usize] = own.clone();
+            }
+            let dims: Vec<usize> = dims.iter().map(|&d| order[d] as usize).collect();
+            let before = self.masked(&Laid { v: from, layout }, &dims, fill);
+            return Some(self.b.transpose(before, &order));
+        }
+        let View { from, layout, op } = self.views.get(&x.v)?.clone();
+        if layout != x.layout {
+            return None;
+        }
+        let all: Vec<usize> = (0..from.layout.len()).collect();
+        let before = self.masked(&from, &all, fill);
+        Some(self.b.copied(op, &[before], &[self.b.ty(x.v)], &[])[0])
+    }
+
+    /// Notes that a value is another one, seen otherwise, with the same places in use.
+    fn is_view(&mut self, x: &Laid, from: &Laid, op: Op) {
+        if x.v != from.v && x.varies() {
+            self.views.insert(x.v, View { from: from.clone(), layout: x.layout.clone(), op });
+        }
     }
 
     /// A value with zeros in the places that are not used in these dimensions.
@@ -441,7 +512,9 @@ impl Bounding<'_> {
         let flat = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
         if let Some(dims) = layout::split(&flat, bound, sample) {
             let layout = dims.into_iter().map(|factors| Dim { factors, even: false }).collect();
-            return Ok(Laid { v: self.b.reshape(x.v, bound), layout });
+            let made = Laid { v: self.b.reshape(x.v, bound), layout };
+            self.is_view(&made, &x, Op::Reshape);
+            return Ok(made);
         }
         let layout = prefixes(bound, sample);
         let to = merged(layout.iter().flat_map(|d| d.factors.iter().copied()));

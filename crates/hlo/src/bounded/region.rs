@@ -64,7 +64,10 @@ impl Bounding<'_> {
             for (&a, &b) in p.operands.iter().zip(&s.operands) {
                 operands.push(self.inner(a, b)?);
             }
-            let made = self.b.copied(p.op.clone(), &operands, &results, &regions);
+            let made = match &p.op {
+                Op::Deferred(d) => self.lowered(d, &operands, &vec![None; d.axes.used.len()]),
+                _ => self.b.copied(p.op.clone(), &operands, &results, &regions),
+            };
             for ((a, b), new) in p.result_values().zip(s.result_values()).zip(made) {
                 self.scope(a, b, new);
             }

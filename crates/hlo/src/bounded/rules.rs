@@ -5,6 +5,9 @@ use super::{Bounding, Laid, Result};
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 
+/// A slice is masked before it is taken where that is not more than so many times as much: others are taken of the same.
+const MOST_MASKED: i64 = 4;
+
 /// An op at the bound and in the sample.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
@@ -41,7 +44,11 @@ impl Bounding<'_> {
             return Err("it has no result".into());
         };
         let pair = Pair { p, s, bound: bound.ty(first), sample: sample.ty(other) };
-        let results = if same { self.unchanged(pair, args)? } else { self.varying(pair, args)? };
+        let results = match &p.op {
+            Op::Deferred(d) if p.op == s.op => self.deferred(pair, args, d)?,
+            _ if same => self.unchanged(pair, args)?,
+            _ => self.varying(pair, args)?,
+        };
         for ((a, b), laid) in p.result_values().zip(s.result_values()).zip(results) {
             let (a_ty, b_ty) = (bound.ty(a), sample.ty(b));
             let sizes = laid.layout.iter().map(|d| (d.size(), d.used()));
@@ -228,7 +235,12 @@ impl Bounding<'_> {
             true => x.layout[d].clone(),
             false => Dim { even: x.layout[d].even, ..pair.dim(d) },
         };
-        Ok(Laid { v, layout: (0..rank).map(of).collect() })
+        let made = Laid { v, layout: (0..rank).map(of).collect() };
+        let large = self.b.numel(x.v) > MOST_MASKED * self.b.numel(v);
+        if !moved && !large && (0..rank).all(|d| is_whole(d) || !x.layout[d].varies()) {
+            self.is_view(&made, &x, Op::Slice(Box::new(a.clone())));
+        }
+        Ok(made)
     }
 
     fn pad(&mut self, pair: Pair<'_>, args: Vec<Laid>, a: &PadConfig, b: &PadConfig) -> Result<Laid> {

@@ -1,7 +1,7 @@
 //! Control flow, barriers, random bits and custom calls.
 
-use super::Builder;
-use crate::ir::{CustomCall, MemorySpace, Op, RngAlgorithm, Value};
+use super::{Builder, Lower};
+use crate::ir::{Axes, CustomCall, Deferred, MemorySpace, Op, RngAlgorithm, Value};
 use crate::types::{DType, TensorType};
 
 impl Builder {
@@ -127,5 +127,24 @@ impl Builder {
     /// `stablehlo.custom_call` of a typed FFI handler that returns these types.
     pub fn custom_call(&self, operands: &[Value], results: &[TensorType], call: CustomCall) -> Vec<Value> {
         self.op_full(Op::CustomCall(Box::new(call)), operands, results, &[]).values()
+    }
+
+    /// A computation that gives these types, for an [outline](Builder::is_outline) alone: its ops are made when a module
+    /// for all sizes is. Two of one `name` do the same with the same operands.
+    pub fn deferred(
+        &self,
+        name: String,
+        operands: &[Value],
+        results: &[TensorType],
+        axes: Axes,
+        lower: Lower,
+    ) -> Vec<Value> {
+        let number = {
+            let deferred = &mut self.inner.borrow_mut().deferred;
+            deferred.push(lower);
+            deferred.len() as u32 - 1
+        };
+        let op = Op::Deferred(Box::new(Deferred { name, axes, number }));
+        self.op_full(op, operands, results, &[]).values()
     }
 }

@@ -74,7 +74,10 @@ impl Inner {
         let constant = |i: usize| operands.get(i).is_some_and(|&x| self.is_constant(x));
         let is_float = operands.first().is_some_and(|&x| self.arena.ty(x).dtype.is_float());
         match op {
-            Op::OptimizationBarrier | Op::AnnotateDevicePlacement(_) | Op::CustomCall(_) => false,
+            Op::OptimizationBarrier
+            | Op::AnnotateDevicePlacement(_)
+            | Op::CustomCall(_)
+            | Op::Deferred(_) => false,
             Op::Select => constant(1) && constant(2),
             Op::Gather(..) | Op::DynamicSlice(_) => constant(0),
             Op::DynamicUpdateSlice => constant(1),

@@ -32,12 +32,20 @@ use crate::types::{DType, Dims, TensorType};
 /// Nothing here panics on a bad program. The first mistake is kept, [`Builder::error`] shows it, [`Builder::finish`]
 /// returns it, and the op at fault yields a poison value of a plausible type so that building can go on.
 /// Ops that would change nothing (a reshape to the same shape, a convert to the same type, ...) return their operand.
-#[derive(Debug)]
 pub struct Builder {
     inner: RefCell<Inner>,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let inner = self.inner.borrow();
+        f.debug_struct("Builder")
+            .field("name", &inner.name)
+            .field("arena", &inner.arena)
+            .finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     arena: Arena,
     name: String,
@@ -54,7 +62,12 @@ struct Inner {
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
+    deferred: Vec<Lower>,
 }
+
+/// Makes the results of a [deferred](Builder::deferred) computation, of its operands and of which places are in use along the
+/// axes that it wants to know that of (pred, 1-d; nothing where all are).
+pub type Lower = Box<dyn Fn(&Builder, &[Value], &[Option<Value>]) -> Vec<Value> + Send + Sync>;
 
 /// The results of a pushed op: consecutive values.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +107,7 @@ impl Builder {
             orders_by_values,
             has_host_memory: false,
             is_outline: false,
+            deferred: Vec::new(),
         };
         Self { inner: RefCell::new(inner) }
     }
@@ -208,6 +222,11 @@ impl Builder {
         self.inner.borrow_mut().fail(error);
     }
 
+    /// What was [deferred](Builder::deferred) so far, in its order.
+    pub(crate) fn take_deferred(&self) -> Vec<Lower> {
+        std::mem::take(&mut self.inner.borrow_mut().deferred)
+    }
+
     /// Ends the function with these results.
     pub fn finish(self, outputs: &[Value]) -> Result<Module, Error> {
         let outputs: Vec<Value> = outputs.iter().map(|&v| self.result(v)).collect();
@@ -219,9 +238,13 @@ impl Builder {
         }
         match inner.error {
             Some(error) => Err(error),
-            None => {
-                Ok(Module { name: inner.name, arena: inner.arena, outputs, output_shardings: Vec::new(), host_outputs: Vec::new() })
-            }
+            None => Ok(Module {
+                name: inner.name,
+                arena: inner.arena,
+                outputs,
+                output_shardings: Vec::new(),
+                host_outputs: Vec::new(),
+            }),
         }
     }
 
@@ -257,7 +280,7 @@ impl Builder {
     }
 
     /// The op that reshaped, transposed or repeated a value, and what it took.
-    fn rearranged(&self, x: Value) -> Option<(Op, Value)> {
+    pub(crate) fn rearranged(&self, x: Value) -> Option<(Op, Value)> {
         let inner = self.inner.borrow();
         let Def::Op(id) = inner.arena.values.get(x.0 as usize)?.def else { return None };
         let op = &inner.arena.ops[id as usize];
@@ -499,7 +522,7 @@ fn plausible(op: &Op, operands: &[&TensorType], requested: &[TensorType], region
         Op::RngBitGenerator(_) => [first()].into_iter().chain(requested.iter().cloned()).collect(),
         Op::DotGeneral(_) => requested.iter().map(|t| first().with_dtype(t.dtype)).collect(),
         _ if !requested.is_empty() => requested.iter().cloned().collect(),
-        Op::CustomCall(_) => return Types::new(),
+        Op::CustomCall(_) | Op::Deferred(_) => return Types::new(),
         Op::Compare(..) => [first().with_dtype(DType::Pred)].into_iter().collect(),
         Op::Select | Op::Clamp => operands.get(1).map(|&t| t.clone()).into_iter().collect(),
         Op::TopK(_) => [first(), first().with_dtype(DType::S32)].into_iter().collect(),
