@@ -102,6 +102,7 @@ def layers_text(names: list[str]) -> str:
         "math": "import math\n\n",
         "jax": "import jax\n",
         "jnp": "import jax.numpy as jnp\n",
+        "optax": "import optax\n",
         "nnx": "from flax import nnx\n",
         "lax": "from jax import lax\n",
     }
