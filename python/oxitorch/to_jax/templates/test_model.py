@@ -2,7 +2,8 @@
 
 Dropout is off on both sides, as random numbers differ. Of gradients, and of parameters after three steps of the
 optimizer, a sample is kept. A difference is the largest one, divided by the largest number of the tensor it is of;
-that of the steps is the length of the difference, divided by the length of the step.
+that of the steps is the length of the difference, divided by the length of the step, or by a tenth of the longest step
+of other parameters, for their number of elements, if that is more.
 
 The steps are taken in 64 bits on both sides. In 32 bits a steep loss, or an optimizer that divides by the size of a
 gradient that is rounding, makes rounding as large as a defect.
@@ -95,12 +96,17 @@ def steps(model, reference, batch):
     for _ in range(3):
         train_step(model, optimizer, *(wide(x) for x in batch))
     after = to_torch(model)
-    found = [0.0]
+    rows = {"parameters": [], "buffers": []}
     for name, b in part(reference, "after").items():
         start, a = sample(before[name]), sample(after[name])
-        least = 1e-6 * max(1.0, np.linalg.norm(start))
-        found.append(float(np.linalg.norm(a - b) / max(np.linalg.norm(b - start), least)))
-    return max(found)
+        kind = "parameters" if f"gradient/{name}" in reference else "buffers"
+        rows[kind].append((np.linalg.norm(a - b), np.linalg.norm(b - start), max(1, b.size) ** 0.5))
+    found = [0.0]
+    for of_kind in rows.values():
+        # Where the gradient is zero but for rounding, as before a batch norm, the step is rounding too.
+        largest = max((step / root for _, step, root in of_kind), default=0.0)
+        found += [differ / max(step, 0.1 * largest * root, 1e-12) for differ, step, root in of_kind]
+    return float(max(found))
 
 
 def differences():

@@ -47,9 +47,10 @@ def from_torch(model, state):
         value = state[name]
         value = np.asarray(value.detach().cpu().float() if hasattr(value, "detach") else value)
         value = value.T if turned else value
-        if value.shape != variable[...].shape:
-            raise ValueError(f"{name} has the shape {value.shape}, expected {variable[...].shape}")
-        variable[...] = jnp.asarray(value, variable[...].dtype)
+        old = variable.get_value()
+        if value.shape != old.shape:
+            raise ValueError(f"{name} has the shape {value.shape}, expected {old.shape}")
+        variable.set_value(jnp.asarray(value, old.dtype))
     if missing:
         raise KeyError(f"the state has no {', '.join(missing)}")
     return model
@@ -59,7 +60,7 @@ def to_torch(model):
     """The model's values by PyTorch's names, as arrays: `torch.from_numpy` of each is a `state_dict`."""
     out = {}
     for name, variable, turned in variables(model):
-        value = np.array(variable[...])
+        value = np.array(variable.get_value())
         out[name] = np.ascontiguousarray(value.T) if turned else value
     for name, same in TIED.items():
         out[name] = out[same]
