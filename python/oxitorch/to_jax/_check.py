@@ -15,11 +15,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from oxitorch.to_jax import _leaves, _optimizers
+from oxitorch.to_jax import _leaves, _optimizers, _schedules
 from oxitorch.to_jax._capture import arguments_of
 
 # So many elements of a gradient or parameter are kept.
 SAMPLE = 1024
+# So many steps' learning rates are compared.
+RATES = 2000
 JAX_TIME_S = 1800
 
 
@@ -48,7 +50,9 @@ class Wide(TorchFunctionMode):
     METHODS = dict.fromkeys((torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16), torch.Tensor.double)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = pytree.tree_map(lambda x: torch.float64 if isinstance(x, torch.dtype) and x in FLOATS else x, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(
+            lambda x: torch.float64 if isinstance(x, torch.dtype) and x in FLOATS else x, (args, kwargs or {})
+        )
         return self.METHODS.get(func, func)(*args, **kwargs)
 
 
@@ -103,7 +107,7 @@ def no_dropout(model):
             m.drop_prob = rate
 
 
-def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimizer):
+def reference(folder: Path, capture, model, args, kwargs, loss, targets, training: dict):
     """Runs forward, gradients and three steps of the optimizer in PyTorch, and writes what came out."""
     first = copy.deepcopy(model)
     state = {f"state/{n}": array(t) for n, t in first.state_dict().items()}
@@ -124,10 +128,10 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
         return sum(t.float().square().mean() for t in tensors(y) if t.is_floating_point())
 
     with no_dropout(first), torch.no_grad():
-        m = copy.deepcopy(first).train()
-        out.update({f"forward/{i}": array(t) for i, t in enumerate(tensors(m(*copy_of(args), **copy_of(kwargs))))})
-        m = copy.deepcopy(first).eval()
-        out.update({f"forward_eval/{i}": array(t) for i, t in enumerate(tensors(m(*copy_of(args), **copy_of(kwargs))))})
+        for kind, training_mode in (("forward", True), ("forward_eval", False)):
+            results = tensors(copy.deepcopy(first).train(training_mode)(*copy_of(args), **copy_of(kwargs)))
+            names = capture.root.keys or range(len(results))
+            out.update({f"{kind}/{n}": array(t) for n, t in zip(names, results, strict=True)})
     m = copy.deepcopy(first).train()
     with no_dropout(m):
         value = total(m)
@@ -139,13 +143,20 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
                 out[f"gradient/{n}"] = sample(p.grad if p.grad is not None else torch.zeros_like(p))
     # In 64 bits, where rounding is so small that no steep loss makes it as large as a defect.
     m = copy.deepcopy(first).double().train()
-    step = same_optimizer(optimizer, model, m)
+    step = same_optimizer(training["optimizer"], model, m)
+    rates = _schedules.rates(step, training["scheduler"], RATES if training["scheduler"] else 3)
+    if training["scheduler"]:
+        out["learning_rates"] = np.array(rates)
     with no_dropout(m), in_64_bits():
-        for _ in range(3):
+        for n in range(3):
+            for group, rate in zip(step.param_groups, rates[n], strict=True):
+                group["lr"] = rate
             step.zero_grad()
             value = total(m, *wide((args, kwargs, targets)))
             if value.requires_grad:
                 value.backward()
+            if training["clip_norm"] is not None:
+                torch.nn.utils.clip_grad_norm_(m.parameters(), training["clip_norm"])
             step.step()
     out.update({f"after/{n}": sample(t) for n, t in m.named_parameters()})
     persistent = m.state_dict()

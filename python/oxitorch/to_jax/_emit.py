@@ -72,11 +72,11 @@ class Emitter:
         return self
 
     def is_class(self, module, path):
-        if _leaves.kind(module, path, self.capture.tied) != "class" or isinstance(
-            module, nn.ModuleList | nn.ModuleDict
-        ):
-            return False
-        return not chain(module)
+        return (
+            _leaves.kind(module, path, self.capture.tied) == "class"
+            and not is_list(module, nn.ModuleDict)
+            and not chain(module)
+        )
 
     def group(self, owners):
         groups: dict[tuple, list[Owner]] = {}
@@ -222,7 +222,7 @@ class Owner:
             child = module._modules[part] if part in module._modules else getattr(module, part)
             if chain(module):
                 text += f".layers[{part}]"
-            elif isinstance(module, nn.ModuleList):
+            elif is_list(module):
                 text += f"[{part}]"
             elif isinstance(module, nn.ModuleDict):
                 text += f"[{part!r}]"
@@ -378,7 +378,7 @@ class Owner:
             return leaf_text(child, name)
         if kind == "inline":
             return None
-        if isinstance(child, nn.ModuleList):
+        if is_list(child):
             made = [self.construct(c, join(path, n), name) or "None" for n, c in child._modules.items()]
             if len(made) > 1 and len(set(map(plain, made))) == 1:
                 return f"nnx.List([{made[0]} for _ in range({literal(f'{name}_count', len(made))})])"
@@ -460,6 +460,11 @@ def chain(module):
         and not module._parameters
         and not module._buffers
     )
+
+
+def is_list(module, *others):
+    """Whether it keeps modules and does nothing itself, as a list does that has no forward of its own."""
+    return isinstance(module, (nn.ModuleList, *others)) and type(module).forward is nn.Module.forward
 
 
 def height(module):

@@ -352,9 +352,7 @@ def cross_entropy(logits, labels, ignore_index=-100):
     return jnp.where(seen, losses, 0).sum() / seen.sum()
 
 
-def weighted_cross_entropy(
-    logits, labels, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0
-):
+def weighted_cross_entropy(logits, labels, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0):
     """PyTorch's cross entropy of [N, classes, ...] and labels [N, ...], or probabilities of logits' shape."""
     axis = 0 if logits.ndim == 1 else 1
     logp = jax.nn.log_softmax(logits, axis)
@@ -509,6 +507,16 @@ def norm(x, p=2.0, axis=None, keepdims=False):
     if p == 2:
         return jnp.sqrt(jnp.square(x).sum(axis, keepdims=keepdims))
     return (jnp.abs(x) ** p).sum(axis, keepdims=keepdims) ** (1 / p)
+
+
+def clip_grad_norm(max_norm):
+    """`optax.clip_by_global_norm`, with the 1e-6 that PyTorch adds to the norm."""
+
+    def clip(grads, _):
+        scale = jnp.minimum(1.0, max_norm / (optax.global_norm(grads) + 1e-6))
+        return jax.tree.map(lambda g: g * scale, grads)
+
+    return optax.stateless(clip)
 
 
 def smooth_l1(x, y, beta=1.0):

@@ -19,11 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from . import train
 from .model import create
 from .train import create_optimizer, loss_fn, train_step
 from .weights import from_torch, gradients, to_torch
 
-LIMITS = {"forward": 1e-4, "forward_eval": 1e-4, "loss": 1e-4, "gradients": 2e-3, "steps": 1e-6, "round_trip": 0.0}
+LIMITS = {
+    "forward": 1e-4,
+    "forward_eval": 1e-4,
+    "loss": 1e-4,
+    "gradients": 2e-3,
+    "learning_rates": 1e-6,
+    "steps": 1e-6,
+    "round_trip": 0.0,
+}
 
 
 def part(reference, kind):
@@ -46,10 +55,11 @@ def difference(a, b, least=1e-30):
     return float(np.abs(a - b).max() / max(np.abs(b).max(), least)) if a.size else 0.0
 
 
-def flat(out):
+def by_name(out):
+    """Results by their names, or numbers."""
     if isinstance(out, dict):
-        return list(out.values())
-    return list(out) if isinstance(out, tuple) else [out]
+        return out
+    return {str(i): x for i, x in enumerate(out if isinstance(out, tuple) else [out])}
 
 
 def load(reference):
@@ -123,10 +133,10 @@ def differences():
         model = nnx.clone(fresh)
         if kind == "forward_eval":
             model.eval()
-        got, expected = flat(forward(model, *inputs)), list(part(reference, kind).values())
-        if len(got) != len(expected):
-            raise AssertionError(f"{len(got)} results, expected {len(expected)}")
-        out[kind] = max(difference(a, b) for a, b in zip(got, expected, strict=True))
+        got, expected = by_name(forward(model, *inputs)), part(reference, kind)
+        if got.keys() != expected.keys():
+            raise AssertionError(f"the results are {list(got)}, expected {list(expected)}")
+        out[kind] = max(difference(got[n], expected[n]) for n in expected)
 
     model = nnx.clone(fresh)
     loss, grads = nnx.jit(nnx.value_and_grad(loss_fn))(model, *batch)
@@ -138,6 +148,10 @@ def differences():
     out["gradients"] = max(differ, default=0.0)
 
     with in_64_bits():
+        if "learning_rates" in reference:
+            expected = reference["learning_rates"]
+            got = [jax.vmap(f)(jnp.arange(len(expected))) for f in train.SCHEDULES]
+            out["learning_rates"] = difference(np.stack(got, 1), expected)
         out["steps"] = steps(fresh, reference, batch)
 
     names = set(state) == set(back)
