@@ -52,6 +52,9 @@ def convert(
     loss: Callable | None = None,
     targets: dict[str, Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | Callable | None = None,
+    clip_norm: float | None = None,
+    places: dict[str, str] | None = None,
     run: bool = True,
 ) -> Result:
     """Writes `model` as a JAX package.
@@ -63,10 +66,14 @@ def convert(
         loss: `loss(output, **targets)` is a scalar tensor; without it the test takes the mean of the outputs' squares.
         targets: further inputs of the loss, by name.
         optimizer: one of torch.optim for the model's parameters; without it, SGD with momentum.
+        scheduler: the optimizer's scheduler, which has taken no steps; or a function of the step (0 in the first) whose
+            result is the learning rate of all groups.
+        clip_norm: the largest norm of all gradients together, as of `torch.nn.utils.clip_grad_norm_`.
+        places: where the "optimizer" and "scheduler" were made, for messages: `train.py:12`.
         run: whether to run both, which needs jax, flax and optax.
 
     Raises:
-        ValueError: the folder's name is none for a package.
+        ValueError: the folder's name is none for a package, or the scheduler has taken steps.
     """
     folder = Path(folder).absolute()
     if not folder.name.isidentifier():
@@ -80,7 +87,8 @@ def convert(
         emitter = Emitter(found, Path.cwd()).write()
         root = type(model)
         title = f"`{root.__name__}` in JAX, translated from `{root.__module__}` by oxitorch to-jax."
-        _files.write(folder, emitter, loss, optimizer, title)
+        training = {"optimizer": optimizer, "scheduler": scheduler, "clip_norm": clip_norm}
+        _files.write(folder, emitter, loss, {**training, "places": places}, title)
         result = Result(folder, "not run", [str(p) for p in emitter.problems])
         if fixed is not None:
             result.notes.append(f"all sizes are those of the example, as they could not be variable: {fixed}")
@@ -88,7 +96,7 @@ def convert(
             if "dropout" not in name and "scaled_dot" not in name:
                 result.notes.append(f"{Path(place).name}: `{name}` draws random numbers, which differ from PyTorch's")
         if run:
-            _check.reference(folder, found, model, args, kwargs, loss, targets, optimizer)
+            _check.reference(folder, found, model, args, kwargs, loss, targets, training)
             judge(result, _check.run(folder))
     finally:
         for m, mode in modes.items():

@@ -49,7 +49,7 @@ class Body:
     def live(self):
         for node in self.scope.nodes:
             for scope in self.capture.calls.get(node.path, ())[node.method : node.method + 1]:
-                node.args = {k: v for k, v in node.args.items() if int(k) not in scope.unused}
+                node.args = {k: v for k, v in node.args.items() if k not in scope.unused}
         needed = {v for v in self.scope.outputs if isinstance(v, Value)}
         nodes = []
         for node in reversed(self.scope.nodes):
@@ -119,7 +119,8 @@ class Body:
             whole = to is not None and (to.many or id(to) in looped)
             if kept or (whole and node.many):
                 continue
-            if size[id(node)] <= LONGEST and not self.crosses(node, to, place):
+            # What is returned is a statement of its own.
+            if (size[id(node)] <= LONGEST or to is None) and not self.crosses(node, to, place):
                 self.inlined.add(node)
         # The statement in which a node is written.
         self.at = {}
@@ -166,7 +167,7 @@ class Body:
             before = run[-1]
             if after is None or after.path != f"{path}.{n}" or after.args.keys() != before.args.keys():
                 return []
-            changed = [k for k in after.args if after.args[k] is not before.args[k]]
+            changed = [k for k in after.args if not same(after.args[k], before.args[k])]
             same_method = self.method(after) == self.method(before)
             carried = len(changed) == 1 and after.args[changed[0]] is before.outs[0]
             if not (same_method and carried and self.uses[before.outs[0]] == 1 and len(after.outs) == len(before.outs)):
@@ -200,6 +201,13 @@ class Body:
         self.parameters = [self.assign(v, v.name or v.other_name or "x", -1) for v in self.scope.inputs]
         for v in self.scope.inputs:
             self.last[v] = max(self.last.get(v, -1), 0)
+        self.keys = [*map(str, range(len(self.parameters))), *self.scope.given_sizes]
+        self.given = {}
+        for name, e in self.scope.given_sizes.items():
+            v = Value((), None, name)
+            self.last[v] = len(self.nodes)
+            self.parameters.append(self.assign(v, name, -1))
+            self.given.setdefault(e, self.parameters[-1])
         skip = set()
         for at, node in enumerate(self.nodes):
             if id(node) in skip or node in self.inlined:
@@ -213,7 +221,7 @@ class Body:
         result = self.result()
         if result is not None:
             self.lines.append((0, f"return {result}", 0))
-        ranks = {name: len(v.shape) for name, v in zip(self.parameters, self.scope.inputs, strict=True)}
+        ranks = {name: len(v.shape) for name, v in zip(self.parameters, self.scope.inputs, strict=False)}
         self.lines = [(0, text, 0) for text in merge(self.header, ranks)] + self.lines
         return self
 
@@ -276,7 +284,7 @@ class Body:
         member = singular(container.rpartition(".")[2])
         while member in self.holders or member in self.header:
             member += "_"
-        args = [name if k == first.carry else self.text(v) for k, v in first.args.items()]
+        args = self.arguments({**first.args, first.carry: out})
         method = self.method(first)
         tail = "[0]" if len(first.outs) > 1 else ""
         line = first.place.line if first.place.file == self.owner.file else 0
@@ -308,11 +316,11 @@ class Body:
     def call(self, node):
         text = self.owner.module_text(self.scope, node.path)
         method = self.method(node)
-        args = []
-        for key, v in node.args.items():
-            t = self.text(v)
-            args.append(t if key.isdigit() else f"{CALL_NAMES.get(key, key)}={t}")
-        return f"{text}{method}({', '.join(args)})"
+        return f"{text}{method}({', '.join(self.arguments(node.args))})"
+
+    def arguments(self, args):
+        """Arguments of a call: those of which the names are numbers stand without them."""
+        return [self.text(v) if k.isdigit() else f"{CALL_NAMES.get(k, k)}={self.text(v)}" for k, v in args.items()]
 
     def method(self, node):
         """The method of the module that has the graph of this call."""
@@ -357,6 +365,8 @@ class Body:
         """A size by the sizes of the inputs."""
         if isinstance(e, int) or e.is_Integer:
             return literal("size", int(e))
+        if e in self.given:
+            return self.given[e]
         if e in self.scope.sizes:
             name = identifier(self.scope.sizes[e])
             if name not in self.header:
@@ -377,6 +387,7 @@ class Body:
     def product(self, e):
         """A size that is the product of two sizes of the inputs, which sympy may have multiplied out."""
         known = {s for v in self.scope.inputs for s in v.shape if isinstance(s, sympy.Expr)} | set(self.scope.sizes)
+        known |= {e for e in self.given if isinstance(e, sympy.Symbol)}
         known = sorted(known, key=str)
         for i, a in enumerate(known):
             for b in known[i:]:
@@ -439,6 +450,8 @@ class Args:
         if name == "dtype":
             return dtype(self.out.dtype)
         x = self.raw[name]
+        if name.startswith("dim") and not isinstance(x, list):
+            return self.body.text(x)  # a dimension is no number that the module keeps, though they may be equal
         if isinstance(x, list):
             inner = self.items(x)
             return (
@@ -471,6 +484,15 @@ class Args:
     def bound(self, name, op, right):
         least = OPERATORS[op] + (right or op == "**" or OPERATORS[op] == 4)
         return bind(self[name], least)
+
+    def inlined(self, name):
+        """The node of an argument that is written where it is used."""
+        x = self.raw[name]
+        return x.node if isinstance(x, Value) and x.node in self.body.inlined and x.node.path is None else None
+
+    def fill_from(self, node, template):
+        """The template with the arguments of another node."""
+        return Args(self.body, node, _ops.find(node)[0]).fill(template)
 
     def fill(self, template):
         def one(m):
@@ -585,6 +607,11 @@ class Args:
         """An argument with its heads before the times."""
         swapped = name in getattr(self.node, "swapped", ())
         return f"{self.atom(name)}.swapaxes(1, 2)" if swapped else self[name]
+
+
+def same(a, b):
+    """Whether two arguments are one value, or one size."""
+    return a is b or (isinstance(a, Size) and a == b)
 
 
 def nest(structure, targets):

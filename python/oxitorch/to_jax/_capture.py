@@ -350,6 +350,8 @@ class Capture:
                 self.bind(inner, t, v)
                 inner.inputs.append(v)
                 inner.lifted.append(t)
+            sizes = [e.expr for n in pytree.tree_leaves(x) if isinstance(e := self.expr(n), Size)]
+            inner.given_sizes.update(zip(numbered(name, len(sizes)), sizes, strict=True))
         place = self.place(scope)
         # Before it runs, as it may write to them.
         given = {id(t): self.known(t, scope) for t in inner.lifted}
@@ -366,6 +368,7 @@ class Capture:
         calls.append(inner)
         node = Node({}, [], place, path=path, method=len(calls) - 1)
         node.args = {str(i): given.get(id(t)) or self.known(t, scope) for i, t in enumerate(inner.lifted)}
+        node.args |= {name: Size(e) for name, e in inner.given_sizes.items()}
         self.results(node, result, scope)
         return result
 
@@ -526,6 +529,7 @@ class Capture:
         for v in scope.inputs:
             shape(v)
         scope.sizes = {e: n for x, n in scope.sizes.items() if not (e := self.shapes.simplify(x)).is_number}
+        scope.given_sizes = {n: self.shapes.simplify(x) for n, x in scope.given_sizes.items()}
         for node in scope.nodes:
             node.args = {k: replace(a, known) for k, a in node.args.items()}
             for v in node.outs:
@@ -556,6 +560,11 @@ def has_tensor(result):
 
 def inside(path, scope):
     return not scope or path == scope or path.startswith(scope + ".")
+
+
+def numbered(name, count):
+    """A name for each of several parts of an argument."""
+    return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
 
 
 def forward_code(module):

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from oxitorch.to_jax import _optimizers
+from oxitorch.to_jax import _leaves, _optimizers, _schedules
 from oxitorch.to_jax._capture import arguments_of
 
-# The largest differences that `test_model.py` allows.
+# So many elements of a gradient or parameter are kept.
 SAMPLE = 1024
+# So many steps' learning rates are compared.
+RATES = 2000
 JAX_TIME_S = 1800
 
 
@@ -34,19 +37,53 @@ def array(t):
 
 
 def sample(t):
-    flat = array(t).astype(np.float32).ravel()
+    flat = array(t).ravel()
     return flat[:: max(1, flat.size // SAMPLE)]
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Wide(TorchFunctionMode):
+    """Computes in 64 bits what asks for fewer."""
+
+    METHODS = dict.fromkeys((torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16), torch.Tensor.double)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        args, kwargs = pytree.tree_map(
+            lambda x: torch.float64 if isinstance(x, torch.dtype) and x in FLOATS else x, (args, kwargs or {})
+        )
+        return self.METHODS.get(func, func)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def in_64_bits():
+    """64 bits by default, and wherever a module asks for fewer."""
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Wide():
+            yield
+    finally:
+        torch.set_default_dtype(was)
+
+
+def wide(x):
+    """Tensors of floating point numbers in 64 bits."""
+    return pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, x)
 
 
 @contextlib.contextmanager
 def no_dropout(model):
-    """Dropout as if its probability were 0, whatever mode modules are in."""
+    """Dropout and stochastic depth as if their probability were 0, whatever mode modules are in."""
     functional = torch.nn.functional
     names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
     old = {n: getattr(functional, n) for n in names}
     attention = functional.scaled_dot_product_attention
     layers = [m for m in model.modules() if isinstance(m, torch.nn.RNNBase) and m.dropout]
     rates = [m.dropout for m in layers]
+    paths = [m for m in model.modules() if _leaves.drops_paths(m)]
+    path_rates = [m.drop_prob for m in paths]
 
     def without(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
         return attention(query, key, value, attn_mask, 0.0, is_causal, **options)
@@ -56,6 +93,8 @@ def no_dropout(model):
     functional.scaled_dot_product_attention = without
     for m in layers:
         m.dropout = 0.0
+    for m in paths:
+        m.drop_prob = 0.0
     try:
         yield
     finally:
@@ -64,9 +103,11 @@ def no_dropout(model):
         functional.scaled_dot_product_attention = attention
         for m, rate in zip(layers, rates, strict=True):
             m.dropout = rate
+        for m, rate in zip(paths, path_rates, strict=True):
+            m.drop_prob = rate
 
 
-def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimizer):
+def reference(folder: Path, capture, model, args, kwargs, loss, targets, training: dict):
     """Runs forward, gradients and three steps of the optimizer in PyTorch, and writes what came out."""
     first = copy.deepcopy(model)
     state = {f"state/{n}": array(t) for n, t in first.state_dict().items()}
@@ -80,17 +121,17 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
     batch = batch if loss is not None else used(capture.root, order)
     out.update({f"batch/{i}": array(t) for i, t in enumerate(batch)})
 
-    def total(m):
+    def total(m, args=args, kwargs=kwargs, targets=targets):
         y = m(*copy_of(args), **copy_of(kwargs))
         if loss is not None:
             return loss(y, **targets)
         return sum(t.float().square().mean() for t in tensors(y) if t.is_floating_point())
 
     with no_dropout(first), torch.no_grad():
-        m = copy.deepcopy(first).train()
-        out.update({f"forward/{i}": array(t) for i, t in enumerate(tensors(m(*copy_of(args), **copy_of(kwargs))))})
-        m = copy.deepcopy(first).eval()
-        out.update({f"forward_eval/{i}": array(t) for i, t in enumerate(tensors(m(*copy_of(args), **copy_of(kwargs))))})
+        for kind, training_mode in (("forward", True), ("forward_eval", False)):
+            results = tensors(copy.deepcopy(first).train(training_mode)(*copy_of(args), **copy_of(kwargs)))
+            names = capture.root.keys or range(len(results))
+            out.update({f"{kind}/{n}": array(t) for n, t in zip(names, results, strict=True)})
     m = copy.deepcopy(first).train()
     with no_dropout(m):
         value = total(m)
@@ -100,14 +141,22 @@ def reference(folder: Path, capture, model, args, kwargs, loss, targets, optimiz
         for n, p in m.named_parameters():
             if p.requires_grad:
                 out[f"gradient/{n}"] = sample(p.grad if p.grad is not None else torch.zeros_like(p))
-    m = copy.deepcopy(first).train()
-    step = same_optimizer(optimizer, model, m)
-    with no_dropout(m):
-        for _ in range(3):
+    # In 64 bits, where rounding is so small that no steep loss makes it as large as a defect.
+    m = copy.deepcopy(first).double().train()
+    step = same_optimizer(training["optimizer"], model, m)
+    rates = _schedules.rates(step, training["scheduler"], RATES if training["scheduler"] else 3)
+    if training["scheduler"]:
+        out["learning_rates"] = np.array(rates)
+    with no_dropout(m), in_64_bits():
+        for n in range(3):
+            for group, rate in zip(step.param_groups, rates[n], strict=True):
+                group["lr"] = rate
             step.zero_grad()
-            value = total(m)
+            value = total(m, *wide((args, kwargs, targets)))
             if value.requires_grad:
                 value.backward()
+            if training["clip_norm"] is not None:
+                torch.nn.utils.clip_grad_norm_(m.parameters(), training["clip_norm"])
             step.step()
     out.update({f"after/{n}": sample(t) for n, t in m.named_parameters()})
     persistent = m.state_dict()

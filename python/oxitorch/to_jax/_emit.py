@@ -7,6 +7,7 @@ arguments of its constructor.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import io
@@ -23,7 +24,7 @@ from torch import nn
 from oxitorch.to_jax import _leaves
 from oxitorch.to_jax._body import Body
 from oxitorch.to_jax._graph import Place, Scope
-from oxitorch.to_jax._text import LITERAL, constant, dtype, identifier, literal, plain
+from oxitorch.to_jax._text import LITERAL, constant, dtype, identifier, literal, plain, shortest
 
 WIDTH = 100
 
@@ -71,11 +72,11 @@ class Emitter:
         return self
 
     def is_class(self, module, path):
-        if _leaves.kind(module, path, self.capture.tied) != "class" or isinstance(
-            module, nn.ModuleList | nn.ModuleDict
-        ):
-            return False
-        return not chain(module)
+        return (
+            _leaves.kind(module, path, self.capture.tied) == "class"
+            and not is_list(module, nn.ModuleDict)
+            and not chain(module)
+        )
 
     def group(self, owners):
         groups: dict[tuple, list[Owner]] = {}
@@ -122,7 +123,9 @@ class Emitter:
         self.classes.append(written)
 
     def argument_name(self, owners, column, hint, taken):
-        """The name of the attribute that has these numbers in all instances, or what they are for."""
+        """The name of the attribute that has these numbers in all instances, or of the constructor's parameter that is
+        handed on where they stand, or what they are for: `conv1.in_features`.
+        """
         parameters = list(inspect.signature(type(owners[0].module).__init__).parameters)[1:]
         own = [n for n in vars(owners[0].module) if not n.startswith("_") and n != "training"]
         for name in [*[p for p in parameters if p in own], *own]:
@@ -132,7 +135,7 @@ class Emitter:
             )
             if fits and name not in taken and identifier(name) == name:
                 return name
-        base = name = identifier(hint)
+        base = name = owners[0].parameter_of(hint) or identifier(hint)
         n = 1
         while name in taken:
             name, n = f"{base}_{n}", n + 1
@@ -190,6 +193,22 @@ class Owner:
         except (TypeError, OSError):
             pass
 
+    def parameter_of(self, hint):
+        """The parameter of the constructor that a member gets as what the hint says."""
+        name, _, what = hint.partition(".")
+        child = self.module._modules.get(name)
+        if child is None or not what:
+            return None
+        parameters = list(inspect.signature(type(child).__init__).parameters)[1:]
+        made = _leaves.made(child)
+        # Arguments of layers stand in PyTorch's order.
+        given = list(made.args) if made is not None else parameters
+        at = given.index(what) if what in given else None
+        passed = handed_on(type(self.module))
+        of_class = None if made is not None or identifier(what) != what else what
+        keyword = parameters[at] if at is not None and at < len(parameters) else None
+        return passed.get((name, at)) or passed.get((name, keyword)) or of_class
+
     # --- what a body asks for
 
     def module_text(self, scope, path) -> str:
@@ -203,7 +222,7 @@ class Owner:
             child = module._modules[part] if part in module._modules else getattr(module, part)
             if chain(module):
                 text += f".layers[{part}]"
-            elif isinstance(module, nn.ModuleList):
+            elif is_list(module):
                 text += f"[{part}]"
             elif isinstance(module, nn.ModuleDict):
                 text += f"[{part!r}]"
@@ -269,9 +288,9 @@ class Owner:
             body = Body(scope, self.emitter.capture, self).write()
             text = "\n".join("    " * (indent + 2) + t for indent, t, _ in body.lines)
             if self.path:
-                names = body.parameters
-                scope.unused = frozenset(i for i, n in enumerate(names) if not re.search(rf"\b{n}\b", text))
-                body.parameters = [n for i, n in enumerate(names) if i not in scope.unused]
+                names = dict(zip(body.keys, body.parameters, strict=True))
+                scope.unused = frozenset(k for k, n in names.items() if not re.search(rf"\b{n}\b", text))
+                body.parameters = [n for k, n in names.items() if k not in scope.unused]
             if (key := (tuple(body.parameters), text)) in texts:
                 scope.method = texts.index(key)
                 continue
@@ -359,7 +378,7 @@ class Owner:
             return leaf_text(child, name)
         if kind == "inline":
             return None
-        if isinstance(child, nn.ModuleList):
+        if is_list(child):
             made = [self.construct(c, join(path, n), name) or "None" for n, c in child._modules.items()]
             if len(made) > 1 and len(set(map(plain, made))) == 1:
                 return f"nnx.List([{made[0]} for _ in range({literal(f'{name}_count', len(made))})])"
@@ -372,7 +391,8 @@ class Owner:
             if len(made) > 2 and len(set(map(plain, made))) == 1:
                 return f"nnx.Sequential(*[{made[0]} for _ in range({literal(f'{name}_count', len(made))})])"
             return f"nnx.Sequential({', '.join(made)})"
-        return self.emitter.made.get(path)
+        text = self.emitter.made.get(path)
+        return text if text is None or name.isdigit() else LITERAL.sub(lambda m: f"\x01{name}.{m[1]}|{m[2]}\x02", text)
 
     def part(self, child, path) -> str:
         """The expression of a member of Sequential."""
@@ -422,8 +442,9 @@ class Owner:
 def leaf_text(module, name):
     made = _leaves.made(module)
     options = {**made.options}
-    args = [literal(f"{name}_{hint}" if not name.isdigit() else hint, v) for hint, v in made.args.items()]
-    args += [f"{k}={literal(f'{name}_{k}' if not name.isdigit() else k, v)}" for k, v in options.items()]
+    of = "" if name.isdigit() else f"{name}."
+    args = [literal(of + hint, v) for hint, v in made.args.items()]
+    args += [f"{k}={literal(of + k, v)}" for k, v in options.items()]
     return f"{made.layer}({', '.join(args)}, rngs=rngs)"
 
 
@@ -439,6 +460,11 @@ def chain(module):
         and not module._parameters
         and not module._buffers
     )
+
+
+def is_list(module, *others):
+    """Whether it keeps modules and does nothing itself, as a list does that has no forward of its own."""
+    return isinstance(module, (nn.ModuleList, *others)) and type(module).forward is nn.Module.forward
 
 
 def height(module):
@@ -510,6 +536,25 @@ def init_comments(cls, by_line):
     return out
 
 
+@functools.cache
+def handed_on(cls) -> dict[tuple[str, int | str], str]:
+    """Parameters of a class's constructor that are arguments of its members, by the member and the argument."""
+    out = {}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(cls)["__init__"])))
+    except (KeyError, OSError, SyntaxError, TypeError):
+        return out
+    parameters = {a.arg for a in [*tree.body[0].args.args[1:], *tree.body[0].args.kwonlyargs]}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        given = [*enumerate(node.value.args), *((k.arg, k.value) for k in node.value.keywords)]
+        for target in node.targets:
+            if isinstance(target, ast.Attribute):
+                out |= {(target.attr, at): x.id for at, x in given if isinstance(x, ast.Name) and x.id in parameters}
+    return out
+
+
 def simple(t) -> str | None:
     """The text of a value that has a short one."""
     d = dtype(t.dtype)
@@ -517,9 +562,9 @@ def simple(t) -> str | None:
     if t.numel() == 0:
         return f"jnp.zeros({shape}, {d})"
     if t.ndim == 0:
-        return f"jnp.array({constant(t.item())}, {d})"
+        return f"jnp.array({constant(shortest(t.item(), t.dtype))}, {d})"
     if bool((t == t.flatten()[0]).all()):
-        x = t.flatten()[0].item()
+        x = shortest(t.flatten()[0].item(), t.dtype)
         return (
             f"jnp.{'zeros' if x == 0 else 'ones'}({shape}, {d})"
             if x in (0, 1)
@@ -535,7 +580,7 @@ def simple(t) -> str | None:
     if square and bool((t == torch.tril(torch.ones(n, n)).to(t.dtype)).all()):
         return f"jnp.tril(jnp.ones({shape}, {d}))"
     if t.numel() <= 16 and not t.is_complex():
-        return f"jnp.array({t.tolist()!r}, {d})"
+        return f"jnp.array({shortest(t.tolist(), t.dtype)!r}, {d})"
     return None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oxitorch.to_jax import _body, _optimizers
-from oxitorch.to_jax._emit import Emitter, Owner, layer_sources, layers_used
+from oxitorch.to_jax._emit import Emitter, Owner, chain, layer_sources, layers_used
 from oxitorch.to_jax._text import identifier, plain
 
 HEAD = Path(__file__).parent / "_layers.py"
@@ -45,6 +45,11 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
             if not p.isdigit() and identifier(p) != p
         }
     )
+    members = {
+        path: list(m._modules)
+        for path, m in emitter.model.named_modules()
+        if chain(m) and list(m._modules) != [str(i) for i in range(len(m))]
+    }
     out = [f'"""{title}"""\n\n']
     if emitter.constants:
         out.append("from pathlib import Path\n\n")
@@ -63,6 +68,8 @@ def model_text(emitter: Emitter, root: str, title: str) -> str:
         out.append("}\n")
     if renamed:
         out.append(f"\n# Attributes that have another name than in PyTorch.\nRENAMED = {dict(renamed)!r}\n")
+    if members:
+        out.append(f"\n# Names that members of a sequence have in PyTorch.\nMEMBERS = {members!r}\n")
     out.append("\n\n" + classes)
     out.append(
         f"\n\ndef create(seed: int = 0) -> {root}:\n"
@@ -102,6 +109,7 @@ def layers_text(names: list[str]) -> str:
         "math": "import math\n\n",
         "jax": "import jax\n",
         "jnp": "import jax.numpy as jnp\n",
+        "optax": "import optax\n",
         "nnx": "from flax import nnx\n",
         "lax": "from jax import lax\n",
     }
@@ -118,7 +126,7 @@ def different(names):
     return [n if n not in names[:i] else f"{n}_{i}" for i, n in enumerate(names)]
 
 
-def train_text(emitter: Emitter, loss, optimizer) -> str:
+def train_text(emitter: Emitter, loss, training) -> str:
     used = []
     if loss is None:
         names = different([identifier(v.name or v.other_name or "x") for v in emitter.capture.root.inputs])
@@ -136,9 +144,11 @@ def train_text(emitter: Emitter, loss, optimizer) -> str:
         body = "".join("    " * (i + 1) + plain(t) + "\n" for i, t, _ in written.lines)
         doc = f"From `{getattr(loss, '__qualname__', type(loss).__name__)}`."
         used = layers_used(body)
-    tx, problems = _optimizers.text(optimizer, emitter.model)
+    tx, problems = _optimizers.text(model=emitter.model, **training)
     emitter.problems += problems
+    used = sorted({*used, *layers_used(tx)})
     layers = f"from .layers import {', '.join(used)}\n" if used else ""
+    weights = "from .weights import labels\n" if "GROUPS" in tx else ""
     batch = ", ".join(names)
     needs_jax = "import jax\n" if re.search(r"\bjax\.", body + tx) else ""
     needs_jnp = "import jax.numpy as jnp\n" if "jnp." in body + tx else ""
@@ -146,7 +156,7 @@ def train_text(emitter: Emitter, loss, optimizer) -> str:
 
 {needs_jax}{needs_jnp}import optax
 from flax import nnx
-{chr(10) + layers if layers else ""}
+{chr(10) + layers + weights if layers + weights else ""}
 
 def loss_fn(model, {batch}):
     """{doc}"""
@@ -156,7 +166,7 @@ def loss_fn(model, {batch}):
 
 def create_optimizer(model):
     """The optimizer, with its state for the model's parameters."""
-    return nnx.Optimizer(model, transformation(), wrt=nnx.Param)
+    return nnx.Optimizer(model, transformation({"model" if weights else ""}), wrt=nnx.Param)
 
 
 @nnx.jit
@@ -171,12 +181,12 @@ def train_step(model, optimizer, {batch}):
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write(folder: Path, emitter: Emitter, loss, optimizer, title: str):
-    """Writes the package."""
+def write(folder: Path, emitter: Emitter, loss, training: dict, title: str):
+    """Writes the package. `training` has the optimizer, and what `_optimizers.text` takes besides."""
     folder.mkdir(parents=True, exist_ok=True)
     root = emitter.classes[-1].name
     model = model_text(emitter, root, title)
-    train = train_text(emitter, loss, optimizer)
+    train = train_text(emitter, loss, training)
     (folder / "model.py").write_text(model)
     (folder / "train.py").write_text(train)
     (folder / "layers.py").write_text(layers_text(layers_used(model + train)))

@@ -88,11 +88,12 @@ class Scope:
     keys: list[str] | None = None  # of the outputs, if they are a dict or have names
     values: dict[int, Any] = field(default_factory=dict)  # by the tensor's id
     sizes: dict[Any, str] = field(default_factory=dict)  # local names of sizes
+    given_sizes: dict[str, Any] = field(default_factory=dict)  # sizes that are arguments, by their names
     code: Any = None  # of the forward
     frames: dict[int, Any] = field(default_factory=dict)
     lifted: list[Any] = field(default_factory=list)  # tensors of callers that became inputs
     method: int = 0  # which method of its class it was written as
-    unused: frozenset[int] = frozenset()  # inputs that its text does not have
+    unused: frozenset[str] = frozenset()  # inputs, by their numbers, and sizes that its text does not have
 
 
 def leaves(x):

@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jax import lax
 
@@ -211,6 +212,22 @@ def rms_norm(x, rank, weight=None, epsilon=None):
     return y if weight is None else y * weight
 
 
+class DropPath(nnx.Module):
+    """Stochastic depth: the branch of a residual block is zero for some of the samples."""
+
+    def __init__(self, rate, *, rngs):
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        return x * self.dropout(jnp.ones((x.shape[0], *[1] * (x.ndim - 1)), x.dtype))
+
+
+def weight_norm(direction, size, axis):
+    """A weight of which the norm over all but one axis is `size`."""
+    axes = tuple(n for n in range(direction.ndim) if n != axis % direction.ndim)
+    return direction * (size * lax.rsqrt(jnp.square(direction).sum(axes, keepdims=True)))
+
+
 class LSTM(nnx.Module):
     """Layers of long short-term memory over [time, batch, features], or [batch, time, features]."""
 
@@ -328,7 +345,14 @@ def attention(q, k, v, mask=None, is_causal=False, scale=None, dropout=None):
     return (weights if dropout is None else dropout(weights)) @ v
 
 
-def cross_entropy(logits, labels, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0):
+def cross_entropy(logits, labels, ignore_index=-100):
+    """The mean over the labels that are not `ignore_index`; the classes are the second dimension of the logits."""
+    seen = labels != ignore_index
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(seen, labels, 0), axis=1)
+    return jnp.where(seen, losses, 0).sum() / seen.sum()
+
+
+def weighted_cross_entropy(logits, labels, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0):
     """PyTorch's cross entropy of [N, classes, ...] and labels [N, ...], or probabilities of logits' shape."""
     axis = 0 if logits.ndim == 1 else 1
     logp = jax.nn.log_softmax(logits, axis)
@@ -355,12 +379,13 @@ def reduce_loss(losses, reduction):
     return {"mean": losses.mean, "sum": losses.sum, "none": lambda: losses}[reduction]()
 
 
-def pool(x, rank, kernel_size, strides, padding, ceil_mode, start, combine, dilation=1):
-    """A reduction over windows of the last `rank` dimensions."""
-    kernel, padding, dilation = (per_dimension(n, rank) for n in (kernel_size, padding, dilation))
-    strides = per_dimension(strides, rank) if strides else kernel
+def pool(x, window, strides, padding, ceil_mode, start, combine, dilation=1):
+    """A reduction over windows of the last dimensions, as many as `window` has."""
+    rank = len(window)
+    padding, dilation = per_dimension(padding, rank), per_dimension(dilation, rank)
+    strides = per_dimension(strides or window, rank)
     pads = []
-    for size, k, s, p, d in zip(x.shape[-rank:], kernel, strides, padding, dilation):
+    for size, k, s, p, d in zip(x.shape[-rank:], window, strides, padding, dilation):
         span = size + 2 * p - d * (k - 1) - 1
         count = span // s + 1
         if ceil_mode and -(-span // s) * s < size + p:
@@ -371,31 +396,31 @@ def pool(x, rank, kernel_size, strides, padding, ceil_mode, start, combine, dila
         x,
         start,
         combine,
-        (*ones, *kernel),
+        (*ones, *window),
         (*ones, *strides),
         [(0, 0)] * (x.ndim - rank) + pads,
         window_dilation=(*ones, *dilation),
     )
 
 
-def max_pool(x, rank, kernel_size, strides=None, padding=0, dilation=1, ceil_mode=False):
-    """The largest of each window of the last `rank` dimensions."""
+def max_pool(x, window, strides=None, padding=0, dilation=1, ceil_mode=False):
+    """The largest of each window of the last dimensions; windows do not overlap if no strides are given."""
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    return pool(x, rank, kernel_size, strides, padding, ceil_mode, least, lax.max, dilation)
+    return pool(x, window, strides, padding, ceil_mode, least, lax.max, dilation)
 
 
-def avg_pool(x, rank, kernel_size, strides=None, padding=0, ceil_mode=False, count_include_pad=True, divisor=None):
-    """The mean of each window of the last `rank` dimensions."""
-    sums = pool(x, rank, kernel_size, strides, padding, ceil_mode, 0.0, lax.add)
+def avg_pool(x, window, strides=None, padding=0, ceil_mode=False, count_include_pad=True, divisor=None):
+    """The mean of each window of the last dimensions; windows do not overlap if no strides are given."""
+    sums = pool(x, window, strides, padding, ceil_mode, 0.0, lax.add)
     if divisor is not None:
         return sums / divisor
-    ones = jnp.ones(x.shape[-rank:], x.dtype)
+    ones = jnp.ones(x.shape[-len(window) :], x.dtype)
     if count_include_pad and not ceil_mode:
-        return sums / math.prod(per_dimension(kernel_size, rank))
+        return sums / math.prod(window)
     if count_include_pad:
-        ones = jnp.pad(ones, [(p, p) for p in per_dimension(padding, rank)], constant_values=1)
+        ones = jnp.pad(ones, [(p, p) for p in per_dimension(padding, len(window))], constant_values=1)
         padding = 0
-    return sums / pool(ones, rank, kernel_size, strides or kernel_size, padding, ceil_mode, 0.0, lax.add)
+    return sums / pool(ones, window, strides, padding, ceil_mode, 0.0, lax.add)
 
 
 def adaptive_avg_pool(x, output_size):
@@ -482,6 +507,16 @@ def norm(x, p=2.0, axis=None, keepdims=False):
     if p == 2:
         return jnp.sqrt(jnp.square(x).sum(axis, keepdims=keepdims))
     return (jnp.abs(x) ** p).sum(axis, keepdims=keepdims) ** (1 / p)
+
+
+def clip_grad_norm(max_norm):
+    """`optax.clip_by_global_norm`, with the 1e-6 that PyTorch adds to the norm."""
+
+    def clip(grads, _):
+        scale = jnp.minimum(1.0, max_norm / (optax.global_norm(grads) + 1e-6))
+        return jax.tree.map(lambda g: g * scale, grads)
+
+    return optax.stateless(clip)
 
 
 def smooth_l1(x, y, beta=1.0):

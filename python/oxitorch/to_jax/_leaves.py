@@ -115,6 +115,15 @@ def dropout(dims):
     return made
 
 
+def drops_paths(m) -> bool:
+    """Whether it is one of the many copies of stochastic depth, which libraries and papers' codes share by name."""
+    return type(m).__name__.endswith("DropPath") and isinstance(getattr(m, "drop_prob", None), float)
+
+
+def drop_path(m):
+    return Made("DropPath", {"rate": m.drop_prob}) if getattr(m, "scale_by_keep", True) else None
+
+
 LEAVES = {
     nn.Linear: linear,
     nn.LayerNorm: layer_norm,
@@ -147,7 +156,7 @@ RENAMED = {
 
 def made(module) -> Made | None:
     """How the layer is made in JAX, for one that is translated as a whole."""
-    row = LEAVES.get(type(module))
+    row = drop_path if drops_paths(module) else LEAVES.get(type(module))
     return None if row is None or module._forward_hooks or module._forward_pre_hooks else row(module)
 
 

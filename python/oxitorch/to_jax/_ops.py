@@ -118,25 +118,13 @@ repeat_interleave   jnp.repeat({self}, {repeats}, axis={dim})
 tile                jnp.tile({self}, {dims})
 repeat              jnp.tile({self}, {repeats})
 unfold              as_strided_windows({self}, {dimension}, {size}, {step})
-conv1d              conv({input}, {weight}, {bias}, {stride}, {padding}, {dilation}, {groups})
-conv2d              conv({input}, {weight}, {bias}, {stride}, {padding}, {dilation}, {groups})
-conv3d              conv({input}, {weight}, {bias}, {stride}, {padding}, {dilation}, {groups})
-conv_transpose1d    conv_transpose({input}, {weight}, {bias}, {stride}, {padding}, {output_padding}, {groups}, {dilation})
-conv_transpose2d    conv_transpose({input}, {weight}, {bias}, {stride}, {padding}, {output_padding}, {groups}, {dilation})
-layer_norm          layer_norm({input}, {#normalized_shape}, {weight}, {bias}, {eps})
-rms_norm            rms_norm({input}, {#normalized_shape}, {weight}, {eps})
+_weight_norm        weight_norm({v}, {g}, {dim})
 group_norm          group_norm({input}, {num_groups}, {weight}, {bias}, {eps})
-max_pool1d          max_pool({self}, 1, {kernel_size}, {stride}, {padding}, {dilation}, {ceil_mode})
-max_pool2d          max_pool({self}, 2, {kernel_size}, {stride}, {padding}, {dilation}, {ceil_mode})
-max_pool3d          max_pool({self}, 3, {kernel_size}, {stride}, {padding}, {dilation}, {ceil_mode})
-avg_pool1d          avg_pool({self}, 1, {kernel_size}, {stride}, {padding}, {ceil_mode}, {count_include_pad})
-avg_pool2d          avg_pool({self}, 2, {kernel_size}, {stride}, {padding}, {ceil_mode}, {count_include_pad}, {divisor_override})
 constant_pad_nd     pad({self}, {pad}, "constant", {value})
 upsample_nearest1d  interpolate_nearest({input}, {^})
 upsample_nearest2d  interpolate_nearest({input}, {^})
 upsample_nearest3d  interpolate_nearest({input}, {^})
 upsample_bicubic2d  interpolate_cubic({input}, {^}, {align_corners})
-nll_loss_nd         cross_entropy({self}, {target}, {weight}, {reduction}, {ignore_index})
 zeros               jnp.zeros({size}, {dtype})
 ones                jnp.ones({size}, {dtype})
 empty               jnp.zeros({size}, {dtype})
@@ -371,6 +359,11 @@ def _(a):
 @row("flatten")
 def _(a):
     first, last = (d % max(len(a.shape("self")), 1) for d in (a.raw["start_dim"], a.raw["end_dim"]))
+    inner = a.inlined("self")
+    if inner is not None and find(inner)[0] == "adaptive_avg_pool2d" and (first, last) == (1, len(a.shape("self")) - 1):
+        size = inner.args["output_size"]
+        if len(size) == last - 1 and all(s == 1 for s in size):
+            return a.fill_from(inner, "{.self}.mean(" + str(tuple(range(-len(size), 0)) if len(size) > 1 else -1) + ")")
     before, after = a.sizes("self", 0, first), a.sizes("self", last + 1, len(a.shape("self")))
     return f"{a.atom('self')}.reshape({', '.join([*before, '-1', *after])})"
 
@@ -638,6 +631,49 @@ def _(a):
 # --- convolutions, pools, sizes
 
 
+def options(a, **rows):
+    """Arguments by JAX's names whose values are not the default: `strides=2`, the same in all dimensions."""
+    out = ""
+    for name, (raw, default) in rows.items():
+        x = a.raw.get(raw)
+        x = x[0] if isinstance(x, list) and len({str(y) for y in x}) == 1 else x
+        if isinstance(x, Value | Param | Const) or x not in (default, [], None):
+            out += f", {name}={a.text(x) if not isinstance(x, list) else a[raw]}"
+    return out
+
+
+def convolution(name):
+    def f(a):
+        bias = "" if a.raw["bias"] is None else f", {a['bias']}"
+        return f"{name}({a['input']}, {a['weight']}{bias}" + options(
+            a, strides=("stride", 1), padding=("padding", 0), output_padding=("output_padding", 0),
+            dilation=("dilation", 1), groups=("groups", 1),
+        ) + ")"  # fmt: skip
+
+    return f
+
+
+def pooling(name, rank):
+    def f(a):
+        kernel = a.raw["kernel_size"]
+        kernel = kernel * rank if len(kernel) == 1 else kernel
+        a.raw = a.raw | {"stride": None} if a.raw["stride"] in (kernel, []) else a.raw
+        return f"{name}({a['self']}, {a.text(tuple(kernel))}" + options(
+            a, strides=("stride", None), padding=("padding", 0), dilation=("dilation", 1),
+            ceil_mode=("ceil_mode", False), count_include_pad=("count_include_pad", True),
+            divisor=("divisor_override", None),
+        ) + ")"  # fmt: skip
+
+    return f
+
+
+for _rank in (1, 2, 3):
+    ROWS[f"conv{_rank}d"] = convolution("conv")
+    ROWS[f"conv_transpose{_rank}d"] = convolution("conv_transpose")
+    ROWS[f"max_pool{_rank}d"] = pooling("max_pool", _rank)
+    ROWS[f"avg_pool{_rank}d"] = pooling("avg_pool", _rank)
+
+
 @row("adaptive_avg_pool2d")
 def _(a):
     size = a.raw["output_size"]
@@ -719,23 +755,18 @@ ROWS["binary_cross_entropy"] = loss("-({.target} * jnp.log({self}) + (1 - {.targ
 ROWS["binary_cross_entropy_with_logits"] = loss("jax.nn.softplus({self}) - {.self} * {.target}")
 
 
-@row("cross_entropy_loss")
+@row("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
 def _(a):
-    args = [a["self"], a["target"]]
-    if a.raw["weight"] is not None:
-        args.append(f"weight={a['weight']}")
-    if a.raw["reduction"] != 1:
-        args.append(f"reduction={REDUCTIONS[a.raw['reduction']]!r}")
-    if a.raw["ignore_index"] != -100:
-        args.append(f"ignore_index={a.raw['ignore_index']}")
-    if a.raw["label_smoothing"]:
-        args.append(f"label_smoothing={a['label_smoothing']}")
-    return f"cross_entropy({', '.join(args)})"
-
-
-@row("nll_loss", "nll_loss_nd", "nll_loss2d")
-def _(a):
-    return f"cross_entropy({a['self']}, {a['target']}, reduction={REDUCTIONS[a.raw['reduction']]!r}, ignore_index={a.raw['ignore_index']})"
+    # Logarithms of probabilities are logits of the same probabilities.
+    weight, smoothing = a.raw["weight"], a.raw.get("label_smoothing")
+    classes = not a.dtype(a.raw["target"]).is_floating_point and len(a.shape("self")) > 1
+    if classes and weight is None and a.raw["reduction"] == 1 and not smoothing:
+        return f"cross_entropy({a['self']}, {a['target']}{options(a, ignore_index=('ignore_index', -100))})"
+    given = options(
+        a, weight=("weight", None), ignore_index=("ignore_index", -100), label_smoothing=("label_smoothing", 0.0)
+    )
+    how = "" if a.raw["reduction"] == 1 else f", reduction={REDUCTIONS[a.raw['reduction']]!r}"
+    return f"weighted_cross_entropy({a['self']}, {a['target']}{given}{how})"
 
 
 # --- dtypes, and values out of nothing

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from oxitorch.to_jax import _schedules
 from oxitorch.to_jax._emit import Problem
 
 
-def number(x):
-    return repr(float(x))
-
-
-def sgd(g):
+def sgd(g, rate):
     momentum = f", momentum={g['momentum']!r}" if g["momentum"] else ""
     nesterov = ", nesterov=True" if g["nesterov"] else ""
-    return decayed(g, f"optax.sgd({number(g['lr'])}{momentum}{nesterov})")
+    return decayed(g, f"optax.sgd({rate}{momentum}{nesterov})")
 
 
 def decayed(g, text):
@@ -24,30 +21,30 @@ def decayed(g, text):
     return f"optax.chain(optax.add_decayed_weights({g['weight_decay']!r}), {text})"
 
 
-def betas(g):
-    return f"{number(g['lr'])}, b1={g['betas'][0]!r}, b2={g['betas'][1]!r}, eps={g['eps']!r}"
+def betas(g, rate):
+    return f"{rate}, b1={g['betas'][0]!r}, b2={g['betas'][1]!r}, eps={g['eps']!r}"
 
 
-def adam(g):
+def adam(g, rate):
     if g.get("decoupled_weight_decay"):
-        return adamw(g)
-    return decayed(g, f"optax.adam({betas(g)})")
+        return adamw(g, rate)
+    return decayed(g, f"optax.adam({betas(g, rate)})")
 
 
-def adamw(g):
-    return f"optax.adamw({betas(g)}, weight_decay={g['weight_decay']!r})"
+def adamw(g, rate):
+    return f"optax.adamw({betas(g, rate)}, weight_decay={g['weight_decay']!r})"
 
 
-def adagrad(g):
-    if g["lr_decay"]:
+def adagrad(g, rate):
+    # optax adds eps within the root.
+    if g["lr_decay"] or g["eps"]:
         return None
     options = f"initial_accumulator_value={g['initial_accumulator_value']!r}"
-    # optax adds eps within the root.
-    return decayed(g, f"optax.adagrad({number(g['lr'])}, {options}, eps={g['eps']!r})") if g["eps"] == 0 else None
+    return decayed(g, f"optax.adagrad({rate}, {options}, eps={g['eps']!r})")
 
 
 ROWS = {torch.optim.SGD: sgd, torch.optim.Adam: adam, torch.optim.AdamW: adamw, torch.optim.Adagrad: adagrad}
-UNSUPPORTED = ("amsgrad", "maximize")
+UNSUPPORTED = ("amsgrad", "maximize", "dampening")
 
 
 def default(model):
@@ -55,42 +52,88 @@ def default(model):
     return torch.optim.SGD(list(model.parameters()) or [torch.zeros(1)], lr=0.01, momentum=0.9)
 
 
-def text(optimizer, model):
-    """The function `transformation` of the training step, and what of the optimizer has no translation."""
-    problems = []
-    optimizer = default(model) if optimizer is None else optimizer
-    names = {id(p): n for n, p in model.named_parameters()}
+def transformation(optimizer, group, rate: str) -> str | None:
+    """One group's optimizer in optax, or None if it has none."""
+    row = ROWS.get(type(optimizer))
+    return None if row is None or any(group.get(n) for n in UNSUPPORTED) else row(group, rate)
+
+
+def refused(optimizer, group) -> str:
+    """The name of an optimizer that has no translation, with the settings that are the reason."""
+    settings = [f"{n}={group[n]!r}" for n in (*UNSUPPORTED, "lr_decay", "eps") if group.get(n)]
+    reason = f" with `{', '.join(settings)}`" if type(optimizer) in ROWS else ""
+    return f"`torch.optim.{type(optimizer).__name__}`{reason}"
+
+
+def text(optimizer, model, scheduler=None, clip_norm: float | None = None, places: dict[str, str] | None = None):
+    """The functions of the learning rate and `transformation` of the training step, and what has no translation."""
+    optimizer, places = default(model) if optimizer is None else optimizer, places or {}
+    rates = _schedules.schedule(optimizer, scheduler, places.get("scheduler", "scheduler"))
+    problems = [Problem(*p) for p in rates.problems]
+    head = f"{rates.text}\n\n" if rates.text else ""
     made = []
-    for group in optimizer.param_groups:
-        row = ROWS.get(type(optimizer))
-        tx = row(group) if row and not any(group.get(n) for n in UNSUPPORTED) and not group.get("dampening") else None
+    for i, group in enumerate(optimizer.param_groups):
+        rate = rates.names[i] if rates.names else repr(float(group["lr"]))
+        tx = transformation(optimizer, group, rate)
         if tx is None:
-            what = f"`torch.optim.{type(optimizer).__name__}` with these settings"
-            problems.append(Problem(what, "optimizer"))
-            return (
-                f"def transformation():\n    raise NotImplementedError({what + ' has no translation to optax'!r})\n",
-                problems,
-            )
-        made.append((tx, {names[id(p)] for p in group["params"] if id(p) in names}))
-    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
-    frozen |= set(names.values()) - set().union(*(n for _, n in made)) - frozen
-    if len(made) == 1 and not frozen:
-        return f"def transformation():\n    return {made[0][0]}\n", problems
-    groups = [(f"group_{i}", tx, n - frozen) for i, (tx, n) in enumerate(made)]
-    if frozen:
-        groups.append(("frozen", "optax.set_to_zero()", frozen))
-    largest = max(groups, key=lambda g: len(g[2]))
+            problem = Problem(refused(optimizer, group), places.get("optimizer", "optimizer"))
+            said = f"{problem.where}: {problem.what} has no translation to optax"
+            return f"{head}def transformation():\n    raise NotImplementedError({said!r})\n", [*problems, problem]
+        made.append((tx, {id(p) for p in group["params"]}))
+    names = dict(model.named_parameters())
+    trained = {n for n, p in names.items() if p.requires_grad and any(id(p) in own for _, own in made)}
+    groups = [(tx, {n for n in trained if id(names[n]) in own}) for tx, own in made]
+    return head + written(optimizer, groups, names, clip_norm), problems
+
+
+DOC = '    """What an optimizer does with gradients."""\n'
+
+
+def written(optimizer, groups, names, clip_norm) -> str:
+    """`transformation` of groups, each an optimizer and the names of its parameters."""
+    clip = "" if clip_norm is None else f"clip_grad_norm({clip_norm!r})"
+    frozen = set(names) - set().union(*(own for _, own in groups))
+    groups = [g for g in groups if g[1]] or groups[:1]
+    one = masked(optimizer, groups, names) if len(groups) == 2 else groups[0][0] if len(groups) == 1 else None
+    if one is not None and not frozen:
+        return f"def transformation():\n{DOC}    return {chained(clip, one)}\n"
+    labelled = [(f"group_{i}", tx, own) for i, (tx, own) in enumerate(groups)]
+    everything = [*labelled, *([("frozen", "optax.set_to_zero()", frozen)] if frozen else [])]
+    largest = max(everything, key=lambda g: len(g[2]))[0]
     rows = "".join(
-        f"    {label!r}: [\n" + "".join(f"        {n!r},\n" for n in sorted(ns)) + "    ],\n"
-        for label, _, ns in groups
-        if label != largest[0]
+        f"    {label!r}: [\n" + "".join(f"        {n!r},\n" for n in sorted(own)) + "    ],\n"
+        for label, _, own in everything
+        if label != largest
     )
-    transforms = "".join(f"            {label!r}: {tx},\n" for label, tx, _ in groups)
+    if clip and frozen:
+        # The norm is that of what is trained.
+        kept = ", ".join(
+            f"{label!r}: optax.{'set_to_zero' if label == 'frozen' else 'identity'}()" for label, *_ in everything
+        )
+        clip = f"optax.partition({{{kept}}}, groups), {clip}"
+    transforms = ", ".join(f"{label!r}: {tx}" for label, tx, _ in everything)
     return (
         "# Parameters of each group, by PyTorch's names; all others are of the group "
-        f"{largest[0]!r}.\nGROUPS = {{\n{rows}}}\n\n\n"
-        "def transformation():\n"
-        "    from .weights import labels\n\n"
-        f"    return optax.partition(\n        {{\n{transforms}        }},\n"
-        f"        lambda params: labels(params, GROUPS, {largest[0]!r}),\n    )\n"
-    ), problems
+        f"{largest!r}.\nGROUPS = {{\n{rows}}}\n\n\n"
+        f"def transformation(model):\n{DOC}"
+        f"    groups = labels(model, GROUPS, {largest!r})\n"
+        f"    return {chained(clip, f'optax.partition({{{transforms}}}, groups)')}\n"
+    )
+
+
+def chained(*stages):
+    stages = [s for s in stages if s]
+    return stages[0] if len(stages) == 1 else f"optax.chain({', '.join(stages)})"
+
+
+def masked(optimizer, groups, names) -> str | None:
+    """AdamW whose two groups are the matrices, which decay, and the rest, which does not."""
+    (tx, own), (_, rest) = groups if optimizer.param_groups[0]["weight_decay"] else groups[::-1]
+    first, second = optimizer.param_groups
+    differ = {k for k in first if k != "params" and first[k] != second[k]}
+    decays = [g["weight_decay"] for g in optimizer.param_groups]
+    if differ != {"weight_decay"} or min(decays) or transformation(optimizer, first, "") is None:
+        return None
+    if not tx.startswith("optax.adamw(") or own != {n for n in own | rest if names[n].ndim >= 2}:
+        return None
+    return f"{tx[:-1]}, mask=lambda params: jax.tree.map(lambda p: p.ndim >= 2, params))"

@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import torch
 
 # A literal within a text, with what it is for: "\x01hint|repr\x02".
@@ -40,6 +41,14 @@ def constant(x: Any) -> str:
     if isinstance(x, torch.dtype):
         return dtype(x)
     return repr(x)
+
+
+def shortest(x: Any, d: torch.dtype) -> Any:
+    """Numbers of a tensor, as `tolist` gives them, with no more digits than its dtype tells apart."""
+    if isinstance(x, list):
+        return [shortest(y, d) for y in x]
+    narrow = d in (torch.float32, torch.bfloat16, torch.float16)
+    return float(str(np.float32(x))) if narrow else x
 
 
 def plain(text: str) -> str:

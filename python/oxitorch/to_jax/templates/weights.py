@@ -9,6 +9,7 @@ from .layers import Buffer
 
 TIED = getattr(_model, "TIED", {})
 RENAMED = getattr(_model, "RENAMED", {})
+MEMBERS = getattr(_model, "MEMBERS", {})
 
 # Where a layer of flax has another name for a parameter, and whether its matrix is the transpose.
 LAYERS = {
@@ -22,7 +23,7 @@ LAYERS = {
 def variables(layer, prefix=""):
     """PyTorch's name, the variable, and whether it is the transpose, of all that PyTorch's state has."""
     if isinstance(layer, nnx.Sequential):
-        members = [(str(i), x) for i, x in enumerate(layer.layers)]
+        members = zip(MEMBERS.get(prefix[:-1]) or map(str, range(len(layer.layers))), layer.layers)
     elif isinstance(layer, nnx.List):
         members = [(str(i), x) for i, x in enumerate(layer)]
     elif isinstance(layer, nnx.Dict):
@@ -47,9 +48,10 @@ def from_torch(model, state):
         value = state[name]
         value = np.asarray(value.detach().cpu().float() if hasattr(value, "detach") else value)
         value = value.T if turned else value
-        if value.shape != variable[...].shape:
-            raise ValueError(f"{name} has the shape {value.shape}, expected {variable[...].shape}")
-        variable[...] = jnp.asarray(value, variable[...].dtype)
+        old = variable.get_value()
+        if value.shape != old.shape:
+            raise ValueError(f"{name} has the shape {value.shape}, expected {old.shape}")
+        variable.set_value(jnp.asarray(value, old.dtype))
     if missing:
         raise KeyError(f"the state has no {', '.join(missing)}")
     return model
@@ -59,7 +61,7 @@ def to_torch(model):
     """The model's values by PyTorch's names, as arrays: `torch.from_numpy` of each is a `state_dict`."""
     out = {}
     for name, variable, turned in variables(model):
-        value = np.array(variable[...])
+        value = np.array(variable.get_value())
         out[name] = np.ascontiguousarray(value.T) if turned else value
     for name, same in TIED.items():
         out[name] = out[same]
@@ -78,15 +80,9 @@ def is_buffer(model, name):
     return any(n == name and isinstance(v, Buffer) for n, v, _ in variables(model))
 
 
-def labels(params, groups, other):
-    """For optax.partition: the group of each parameter, by PyTorch's names."""
+def labels(model, groups, other):
+    """For optax.partition: the group of each parameter, of which `groups` has PyTorch's names."""
     of = {name: label for label, names in groups.items() for name in names}
-
-    def label(path, _):
-        parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
-        parts = [RENAMED.get(p, p) for p in parts if p not in ("layers", "value", "raw_value")]
-        last = {"kernel": "weight", "scale": "weight", "embedding": "weight"}.get(parts[-1], parts[-1])
-        names = (".".join([*parts[:-1], end]) for end in (parts[-1], last))
-        return next((of[n] for n in names if n in of), other)
-
-    return nnx.map_state(label, params) if isinstance(params, nnx.State) else params
+    names = {id(variable): name for name, variable, _ in variables(model)}
+    by_path = {path: of.get(names.get(id(x)), other) for path, x in nnx.iter_graph(model)}
+    return lambda params: nnx.map_state(lambda path, _: by_path[path], params)
