@@ -205,7 +205,7 @@ def family(name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_cpu_refuses_is_refused(fused):
-    reasons = {case: d["reason"] for d in DIFFERENCES for case in d["cases"]}
+    reasons = {case: d["reason"] for d in DIFFERENCES for case in d.get("cases", [])}
     found = {}
     for name, f in cases():
         with warnings.catch_warnings():
@@ -219,3 +219,74 @@ def test_what_the_cpu_refuses_is_refused(fused):
     assert not fresh, fresh
     gone = [case for case in reasons if not any(case in (name, family(name)) for name in found)]
     assert not gone, f"no difference any more: {gone}"
+
+
+# ---------------------------------------------------------------- numbers
+
+# What is refused for a number is found when it is recorded: nothing is computed here.
+VALUES = [0, 1, -1, -7, 2.5, -0.5, 300, 2**40, float("inf"), float("nan"), True]
+NUMBER_DTYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32]
+NUMBERS = {
+    "pow": lambda x, v: x**v,
+    "pow_": lambda x, v: x.pow_(v),
+    "pow of a number": lambda x, v: v**x,
+    "floor_divide": lambda x, v: x // v,
+    "remainder": lambda x, v: x % v,
+    "fmod": lambda x, v: torch.fmod(x, v),
+    "div floor": lambda x, v: torch.div(x, v, rounding_mode="floor"),
+    "div trunc": lambda x, v: x.div_(v, rounding_mode="trunc"),
+    "add_": lambda x, v: x.add_(v),
+    "add with alpha": lambda x, v: torch.add(x, x, alpha=v),
+    "sub with alpha": lambda x, v: torch.sub(x, x, alpha=v),
+    "addcmul": lambda x, v: torch.addcmul(x, x, x, value=v),
+    "lerp": lambda x, v: torch.lerp(x, x, v),
+    "bitwise_and": lambda x, v: x & v,
+    "fill_": lambda x, v: x.fill_(v),
+    "full": lambda x, v: torch.full((2,), v, dtype=x.dtype, device=x.device),
+    "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "index_fill": lambda x, v: x.index_fill(0, ints(x.device, 0), v),
+    "scatter": lambda x, v: x.scatter(0, ints(x.device, 0), v),
+    "pad": lambda x, v: F.pad(x, (1, 1), value=v),
+    "clamp": lambda x, v: torch.clamp(x, min=v, max=3),
+    "elu": lambda x, v: F.elu(x, v),
+    "celu": lambda x, v: F.celu(x, v),
+    "threshold": lambda x, v: F.threshold(x, v, v),
+    "hardshrink": lambda x, v: F.hardshrink(x, v),
+    "softshrink": lambda x, v: F.softshrink(x, v),
+    "hardtanh": lambda x, v: F.hardtanh(x, v, 1.0),
+    "huber_loss": lambda x, v: F.huber_loss(x, x, delta=v),
+    "smooth_l1_loss": lambda x, v: F.smooth_l1_loss(x, x, beta=v),
+    "dropout": lambda x, v: F.dropout(x, v),
+    "bernoulli_": lambda x, v: x.bernoulli_(v),
+    "uniform_": lambda x, v: x.uniform_(v, 1),
+    "normal_": lambda x, v: x.normal_(0, v),
+    "exponential_": lambda x, v: x.exponential_(v),
+    "geometric_": lambda x, v: x.geometric_(v),
+    "cauchy_": lambda x, v: x.cauchy_(0, v),
+    "log_normal_": lambda x, v: x.log_normal_(0, v),
+    "random_": lambda x, v: x.random_(0, v),
+    "multinomial": lambda x, v: torch.multinomial(x, v),
+    "arange": lambda x, v: torch.arange(0, 4, v, dtype=x.dtype, device=x.device),
+    "renorm": lambda x, v: torch.renorm(x[None], 2, 0, v),
+    "cdist": lambda x, v: torch.cdist(x[None], x[None], p=v),
+    "quantile": lambda x, v: torch.quantile(x, v),
+    "histc": lambda x, v: torch.histc(x, 4, v, 5),
+    "addmm": lambda x, v: torch.addmm(x[None], x[None, :1], x[None], beta=v),
+    "index_add": lambda x, v: x.index_add(0, ints(x.device, 0), x[:1], alpha=v),
+    "topk": lambda x, v: x.topk(v),
+    "kthvalue": lambda x, v: x.kthvalue(v),
+    "narrow": lambda x, v: x.narrow(0, v, 1),
+    "select": lambda x, v: x.select(0, v),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_the_cpu_refuses_are_refused(name, fused):
+    f, found = NUMBERS[name], {}
+    for dtype, value in itertools.product(NUMBER_DTYPES, VALUES):
+        cpu, device = [outcome(f, ints(d, 1, 2, 3).to(dtype), value) for d in ("cpu", DEVICE)]
+        if isinstance(cpu, Exception) != isinstance(device, Exception):
+            found[f"{name} {dtype} {value}"] = cpu, device
+    known = [case for d in DIFFERENCES for case in d.get("numbers", []) if family(case) == name]
+    assert bool(found) == bool(known), found
+    assert name in known or set(found) == set(known), {case: found.get(case) for case in set(found) ^ set(known)}

@@ -139,10 +139,22 @@ class Run:
         place = x.node.place
         if any(name in type_ for name in ("Int", "int", "Bool", "bool")) or isinstance(x, torch.SymBool):
             return self.ask(place)  # a size, a dimension
+        value = self._values[place]
+        if not value or not math.isfinite(value):
+            return self.ask(place)
+        # Operations refuse numbers by their signs, and probabilities of more than 1.
+        limits = (
+            [(operator.gt, 0)] if isinstance(value, int) else [(operator.gt, 0), (operator.le, 1), (operator.ge, -1)]
+        )
+        for fn, limit in limits:
+            self.ask(self.compute(fn, (place, self.constant(limit).place)).place)
         if place not in self.stands:
-            # Nothing that a function computes with, and of a size that operations take.
-            is_int = isinstance(x, torch.SymInt)
-            self.stands[place] = self._random.randrange(8192, 16384) if is_int else self._random.uniform(0.25, 0.75)
+            # Nothing that a function computes with, and such that operations take it where they take the value.
+            if isinstance(value, int):
+                size = self._random.randrange(8192, 16384)
+            else:
+                size = self._random.uniform(0.25, 0.75) if abs(value) <= 1 else self._random.uniform(2.25, 3.75)
+            self.stands[place] = size if value > 0 else -size
         return self.stands[place]
 
     def moved(self) -> list[int]:

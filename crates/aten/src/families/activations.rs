@@ -14,7 +14,11 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI, SQRT_2};
 
 /// The rows of this family. Derivatives take the gradient first, as ATen does.
 pub static ROWS: &[Row] = &[
-    pointwise!("celu", |c: &Ctx, x: Tensor, alpha: Scalar| celu(c, x, alpha)).dtypes(domain::floats),
+    pointwise!("celu", |c: &Ctx, x: Tensor, alpha: Scalar| celu(c, x, alpha))
+        .dtypes(domain::floats)
+        .check_numbers(|n| {
+            n.require(1, |alpha| alpha != 0.0, |_| "ZeroDivisionError: alpha cannot be 0 for CELU".to_owned())
+        }),
     pointwise!("elu", elu).dtypes(domain::floats).out_dtype(OutDtype::Same),
     pointwise!("elu_backward", elu_backward),
     pointwise!("gelu", gelu).out_dtype(OutDtype::Same),
@@ -73,7 +77,8 @@ pub static ROWS: &[Row] = &[
         at,
         Some(value)
     ))
-    .dtypes(domain::numbers),
+    .dtypes(domain::numbers)
+    .check_numbers(|n| n.fits(1).and_then(|()| n.fits(2))),
     pointwise!("threshold_backward", |c: &Ctx, g: Tensor, x: Tensor, at: Scalar| threshold(
         c, g, x, at, None
     )),

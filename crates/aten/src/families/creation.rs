@@ -134,6 +134,9 @@ fn arange_size(ends: [Number; 3], dtype: Option<i64>) -> Result<i64> {
     if by == 0.0 {
         return Err(runtime("step must be nonzero"));
     }
+    if !by.is_finite() {
+        return Err(runtime(format!("step must be finite but got {}", show(by))));
+    }
     if !first.is_finite() || !last.is_finite() {
         return Err(runtime(format!("unsupported range: {} -> {}", show(first), show(last))));
     }

@@ -19,7 +19,7 @@ fn check(c: &Ctx, name: &str, x: Value, p: f64) -> Result<()> {
     if !matches!(c.dtype(x), DType::F32 | DType::F64) {
         return Err(not_implemented(name, c.dtype(x)));
     }
-    if p < 0.0 {
+    if p < 0.0 || p.is_nan() {
         return Err(runtime(format!("{name} only supports non-negative p values")));
     }
     Ok(())

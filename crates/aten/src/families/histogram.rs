@@ -6,13 +6,14 @@ use crate::args::{Floats, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
 use crate::lower::Ctx;
+use crate::numbers::{Numbers, show};
 use crate::op;
 use crate::table::Row;
 use oxitorch_hlo::{Binary, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
-    op!("histc", histc),
+    op!("histc", histc).check_numbers(check_range),
     op!("histogram.bin_ct", histogram_of_counts),
     op!("histogram.bins_tensor", histogram_of_edges),
     op!("_histogramdd_bin_edges", |c: &Ctx,
@@ -46,6 +47,16 @@ pub static ROWS: &[Row] = &[
 ];
 
 /// Counts of `bins` equal intervals from `min` to `max`, or over the range of the data where both are equal.
+/// Where both ends are the same, they are those of the tensor.
+fn check_range(n: &Numbers) -> Result<()> {
+    let (Some(low), Some(high)) = (n.f64(2), n.f64(3)) else { return Ok(()) };
+    if !low.is_finite() || !high.is_finite() {
+        let (low, high) = (show(low), show(high));
+        return Err(runtime(format!("torch.histc: range of [{low}, {high}] is not finite")));
+    }
+    if low > high { Err(runtime("torch.histc: max must be larger than min")) } else { Ok(()) }
+}
+
 fn histc(c: &Ctx, x: Tensor, bins: i64, min: Scalar, max: Scalar) -> Result<Value> {
     if bins <= 0 {
         return Err(runtime(format!("torch.histogram(): bins must be > 0, but got {bins} for dimension 0")));
@@ -59,7 +70,6 @@ fn histc(c: &Ctx, x: Tensor, bins: i64, min: Scalar, max: Scalar) -> Result<Valu
     let wide = if whole { DType::S64 } else { opmath(x.dtype) };
     let x_wide = c.reshape(c.to(x.value, wide), &[n]);
     let (low, high) = (c.number(min, wide), c.number(max, wide));
-    c.check(ErrorKind::Runtime, "torch.histc: max must be larger than min", || c.le(low, high));
     let pick = |p: Value, a: Value, b: Value| c.select(p, a, b);
     let (mut low, mut high) = (low, high);
     if n > 0 {

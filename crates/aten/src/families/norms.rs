@@ -8,6 +8,7 @@ use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
 use crate::error::{Error, Result, not_implemented, runtime};
 use crate::lower::Ctx;
+use crate::numbers::show;
 use crate::table::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
@@ -20,7 +21,13 @@ pub static ROWS: &[Row] = &[
     op!("_fused_rms_norm_backward", rms_norm_backward),
     op!("native_group_norm", group_norm).layout(Layout::ChannelsLast),
     op!("native_group_norm_backward", group_norm_backward).layout(Layout::ChannelsLast),
-    op!("renorm", renorm),
+    op!("renorm", renorm).check_numbers(|n| {
+        n.require(
+            3,
+            |most| most >= 0.0,
+            |most| format!("renorm: expected maxnorm to be >= 0 but got {}", show(most)),
+        )
+    }),
     op!("_weight_norm_interface", weight_norm),
     op!("_weight_norm_interface_backward", weight_norm_backward),
 ];

@@ -44,7 +44,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("fmod.Scalar", |c: &Ctx, x: Tensor, y: Scalar| fmod(c, x, y.tensor()))
         .check_numbers(refuse_zero),
     pointwise!("pow.Tensor_Tensor", pow).dtypes(domain::no_bool),
-    pointwise!("pow.Tensor_Scalar", pow_scalar),
+    pointwise!("pow.Tensor_Scalar", pow_scalar).check_numbers(check_power),
     op!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
     binary("atan2", Float, Builder::atan2).dtypes(domain::ordered),
     binary("copysign.Tensor", Float, copysign).dtypes(domain::ordered),
@@ -195,11 +195,29 @@ fn check_zero(c: &Ctx, x: Tensor, y: Tensor) -> Result<()> {
 /// The same where the divisor is a number.
 fn refuse_zero(n: &Numbers) -> Result<()> {
     let zero = match n.get(1) {
-        Some(Number::Int(0)) => n.dtype.is_some_and(|d| category(d) <= Category::Int),
+        // As a number of the tensor's dtype.
+        Some(Number::Int(by)) => n.dtype.is_some_and(|d| {
+            category(d) == Category::Bool && by == 0 || category(d) == Category::Int && is_zero_in(by, d)
+        }),
         Some(Number::Bool(false)) => n.dtype.is_some_and(|d| category(d) == Category::Int),
         _ => false,
     };
     if zero { Err(runtime(BY_ZERO)) } else { Ok(()) }
+}
+
+/// Whether a number is 0 in the bits that an integer dtype has.
+fn is_zero_in(x: i64, dtype: DType) -> bool {
+    x << (64 - 8 * dtype.size_bytes()) == 0
+}
+
+/// An exponent is a number of the base's dtype, where both are whole numbers.
+fn check_power(n: &Numbers) -> Result<()> {
+    let (Some(Number::Int(exponent)), Some(dtype)) = (n.get(1), n.dtype) else { return Ok(()) };
+    match category(dtype) {
+        Category::Bool | Category::Int if exponent < 0 => Err(runtime(NEGATIVE_POWER)),
+        Category::Int => n.fits(1),
+        _ => Ok(()),
+    }
 }
 
 fn refuse_zero_in_mode(n: &Numbers) -> Result<()> {
