@@ -123,3 +123,63 @@ def test_a_loop_without_an_optimizer_marks_its_steps(python, tmp_path):
 def test_marks_mean_nothing_in_other_runs(python, line):
     done = python(f"import sys, oxitorch\n{line}\nassert 'torch' not in sys.modules", fresh=True)
     assert done.stdout in ("", "32\n")
+
+
+DYNAMIC = """
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.norm, self.qkv = nn.Embedding(100, 32), nn.LayerNorm(32), nn.Linear(32, 96)
+        self.conv = nn.Conv1d(32, 32, 3, padding=1)
+
+    def forward(self, tokens):
+        x = self.norm(self.token(tokens))
+        x = x + self.conv(x.transpose(1, 2)).transpose(1, 2)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(q, k, v).squeeze(1) @ self.token.weight.T
+
+net = Model()
+optimizer = torch.optim.AdamW(net.parameters())
+
+def step(tokens, labels):
+    net.to("tpu")
+    loss = F.cross_entropy(net(tokens.to("tpu")).flatten(0, 1), labels.to("tpu").flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+size = torch.tpu.Dim(max=64)
+dynamic = {"tokens": {1: size}, "labels": {1: size}}
+
+def show(fn, length, **options):
+    report = oxitorch.preflight(fn, [torch.zeros(4, length, dtype=torch.int64)] * 2, progress=False, **options)
+    for s in report.slices:
+        print(s.slice, s.verdict, s.steps_captured, s.step.launches, s.step.product_flops, len(s.host_reads))
+"""
+
+
+@pytest.mark.slow
+def test_one_program_for_many_sizes_compiles_for_tpus_and_gpus(python, libtpu, cuda_plugin):
+    done = run(
+        python,
+        DYNAMIC
+        + """
+slices = ["v5e-1", "cuda:h200"]
+show(step, 37, slice=slices, dynamic=dynamic)
+show(step, 64, slice=slices)
+show(torch.tpu.jit(step, dynamic=dynamic), 50, slice="cpu")
+try:
+    oxitorch.preflight(torch.tpu.jit(step), slice="cpu", dynamic=dynamic)
+except TypeError as e:
+    print(e)
+""",
+    )
+    *shown, refused = done.stdout.splitlines()
+    varying, exact = shown[:2], shown[2:4]
+    # The products of the bound, on devices that are not there.
+    assert varying == exact and all(" fits 3 1 " in line and line.endswith(" 0") for line in shown), shown
+    assert shown[4].split()[4] == exact[0].split()[4]
+    assert refused == "preflight: dynamic is for a function; give it to torch.tpu.jit, which this one is of already"

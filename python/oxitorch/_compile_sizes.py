@@ -158,7 +158,7 @@ class SizedGraph:
         device = next((t.device for t in tensors if t.device.type == "tpu"), torch.device("tpu"))
         random = torch.tpu.get_rng_state(device)
         versions = [_version(t) for t in tensors]
-        if not torch.ops.oxitorch._trace(tensors):
+        if not torch.ops.oxitorch._trace(tensors, dry=True):
             return None
         recipes = Recipes()
         traced = False

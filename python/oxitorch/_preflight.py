@@ -28,6 +28,8 @@ from typing import Any
 import torch
 
 from oxitorch import _activate, _as_script
+from oxitorch._dims import Dynamic, checked
+from oxitorch.jit import Jitted
 from oxitorch.preflight import MARK
 
 
@@ -90,6 +92,7 @@ def preflight(
     slice: str | Iterable[str],
     steps: int = 3,
     move: bool | None = None,
+    dynamic: Dynamic | None = None,
     progress: bool = True,
     **options,
 ) -> Report:
@@ -105,17 +108,22 @@ def preflight(
         steps: how often it is called.
         move: whether arguments, and `fn` if it is a module, are moved to the device first; they are by default if `fn`
             is a module.
+        dynamic: dimensions of arguments whose sizes vary, as `torch.tpu.jit` takes them: `fn` is one program for all
+            sizes up to the bound of these arguments. A function that `torch.tpu.jit(dynamic=)` gave needs none.
         progress: whether to say on stderr what goes on.
         options: as the command has them: `effort="full"`, `budget="hbm=90%"`, `fit="batch"`, `host_value=1`.
 
     Raises:
+        TypeError: `dynamic` is not of that form, or `fn` is a function of `torch.tpu.jit` already.
         ValueError: an option or a slice that nobody knows, or a compiler that is not installed.
         RuntimeError: the function failed, or cannot be sent to a child.
     """
     _activate.raise_unavailable()
     if move is None:
         move = isinstance(fn, torch.nn.Module)
-    call = _Call(fn, tuple(args), dict(kwargs or {}), move)
+    if dynamic is not None and isinstance(fn, Jitted):
+        raise TypeError("preflight: dynamic is for a function; give it to torch.tpu.jit, which this one is of already")
+    call = _Call(fn, tuple(args), dict(kwargs or {}), move, checked(dynamic or {}))
     slices = [slice] if isinstance(slice, str) else list(slice)
     flags = [f"--slice={s}" for s in slices] + [f"--steps={steps}"]
     for name, value in options.items():
@@ -128,8 +136,8 @@ def preflight(
 class _Call:
     """The function with its arguments, as a child calls it."""
 
-    def __init__(self, fn, args, kwargs, move):
-        self.fn, self.args, self.kwargs, self.move = fn, args, kwargs, move
+    def __init__(self, fn, args, kwargs, move, dynamic):
+        self.fn, self.args, self.kwargs, self.move, self.dynamic = fn, args, kwargs, move, dynamic
 
     def run(self) -> None:
         """In the child: ends with a SystemExit when all steps were made."""
@@ -137,6 +145,8 @@ class _Call:
         # Threads do not survive a fork, and there is nothing to compute.
         torch.set_num_threads(1)
         fn, args, kwargs = torch.utils._pytree.tree_map(self._place, (self.fn, self.args, self.kwargs))
+        if self.dynamic:
+            fn = torch.tpu.jit(fn, dynamic=self.dynamic)
         while True:
             result = fn(*args, **kwargs)
             core.cut("step", MARK)  # raises SystemExit in the end

@@ -209,6 +209,52 @@ def test_a_step_over_twenty_lengths_is_a_program_for_each_bucket(on_host, fused)
     assert programs() - before <= 4
 
 
+class Mixed(nn.Module):
+    """A convolution and attention that are large enough for kernels that are not XLA's."""
+
+    def __init__(self, causal, bias=True):
+        super().__init__()
+        self.causal = causal
+        self.conv, self.qkv = nn.Conv1d(64, 64, 3, padding=1, bias=bias), nn.Linear(64, 192)
+
+    def forward(self, x):
+        x = self.conv(x.transpose(1, 2)).transpose(1, 2)
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 32).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=None if self.causal else 0.2)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_that_are_kept_take_sizes_that_vary(causal, fused):
+    torch.manual_seed(0)
+    reference = Mixed(causal)
+    model = copy.deepcopy(reference).to(DEVICE)
+
+    def step_of(model):
+        def step(x):
+            model.zero_grad()
+            y = model(x)
+            y.square().mean().backward()
+            return [y.detach(), *(p.grad for p in model.parameters())]
+
+        return step
+
+    f, g = torch.tpu.jit(step_of(model), dynamic={"x": {1: Dim(buckets=[256])}}), step_of(reference)
+    calls, before = torch.tpu.metrics()["library_calls"], programs()
+    for size in (255, 200, 256):
+        x = torch.randn(4, size, 64)
+        for i, (a, e) in enumerate(zip(f(x.to(DEVICE)), g(x), strict=True)):
+            assert_same(a, e, f"{i} of {size}", strides=False, rtol=1e-4, atol=1e-5)
+    assert programs() - before == 1
+    # Each way of the convolution and of attention, and padding that is NaN changes nothing.
+    assert torch.tpu.metrics()["library_calls"] - calls >= 4 * 3
+    whole = torch.full((4, 256, 64), float("nan"))
+    whole[:, :200] = torch.randn(4, 200, 64)
+    whole = whole.to(DEVICE)
+    for a, e in zip(f(whole[:, :200]), g(whole.cpu()[:, :200]), strict=True):
+        assert_same(a, e, "beside NaN", strides=False, rtol=1e-4, atol=1e-5)
+
+
 def test_random_numbers_are_those_of_the_size(fused):
     def f(x):
         return F.dropout(x, 0.5), torch.rand_like(x), x * 2
@@ -358,6 +404,127 @@ def test_a_count_that_is_bounded_stays_on_the_device(fused):
             assert torch.tpu.metrics()["transfers_d2h"] == reads
             check(at, f(x)[0])
             check(total, f(x)[1])
+
+
+STATIC = {
+    "elements": lambda x: torch.tpu.ops.masked_select_static(x, x > 0, size=9, fill_value=-1),
+    "fewer": lambda x: torch.tpu.ops.masked_select_static(x, x > 0, size=2),
+    "rows": lambda x: torch.tpu.ops.masked_select_static(x, x[:, 0] > 0, size=3),
+    "unique": lambda x: torch.tpu.ops.unique_static(x, size=9, fill_value=7),
+    "unique, fewer": lambda x: torch.tpu.ops.unique_static(x, size=3),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "jit", "compile"])
+def test_masks_and_unique_of_a_size_stay_on_the_device(way, fused):
+    x = torch.tensor([[2.0, -1, 2], [-1, 0, 3], [5, 5, -1]])
+    seen, count = x.unique(return_counts=True)[0], int((x > 0).sum())
+    expected = {
+        "elements": (F.pad(x[x > 0], (0, 9 - count), value=-1), count),
+        "fewer": (x[x > 0][:2], count),
+        "rows": (F.pad(x[[0, 2]], (0, 0, 0, 1)), 2),
+    }
+    _, inverse, counts = x.unique(return_inverse=True, return_counts=True)
+    expected["unique"] = (F.pad(seen, (0, 4), value=7), 5, inverse, F.pad(counts, (0, 4)))
+    expected["unique, fewer"] = (seen[:3], 5, inverse, counts[:3])
+
+    def all_of_them(x):
+        return {name: tuple(f(x)) for name, f in STATIC.items()}
+
+    f = {"eager": lambda f: f, "jit": torch.tpu.jit, "compile": lambda f: torch.compile(f, fullgraph=True)}[way]
+    made = f(all_of_them)
+    made(x.to(DEVICE))
+    reads = torch.tpu.metrics()["transfers_d2h"]
+    results = made(x.to(DEVICE))
+    assert torch.tpu.metrics()["transfers_d2h"] == reads
+    for name, wanted in expected.items():
+        for got, value in zip(results[name], wanted, strict=True):
+            check(got, torch.as_tensor(value), name)
+
+
+def test_what_a_mask_selects_has_gradients_and_sizes_are_checked(fused):
+    x = torch.tensor([1.0, -2, 3, 4], device=DEVICE, requires_grad=True)
+    torch.tpu.ops.masked_select_static(x, x > 0, size=4).values.square().sum().backward()
+    check(x.grad, torch.tensor([2.0, 0, 6, 8]))
+    for empty in (torch.zeros(0, device=DEVICE), torch.zeros(0, dtype=torch.int32, device=DEVICE)):
+        values, found = torch.tpu.ops.masked_select_static(empty, empty > 0, size=2, fill_value=5)
+        check(values, torch.full((2,), 5, dtype=empty.dtype))
+        assert found.item() == 0 and torch.tpu.ops.unique_static(empty, size=2).found.item() == 0
+    for mask in (x, x.detach()[:2] > 0, (x > 0).any()):
+        with pytest.raises(ValueError, match="expected a bool mask with the first dimensions of"):
+            torch.tpu.ops.masked_select_static(x, mask, size=2)
+    with pytest.raises(ValueError, match="masked_select_static: size must not be negative, got -1"):
+        torch.tpu.ops.masked_select_static(x, x > 0, size=-1)
+    with pytest.raises(ValueError, match="unique_static: size must not be negative, got -1"):
+        torch.tpu.ops.unique_static(x, size=-1)
+
+
+def test_eager_steps_in_buckets_are_programs_of_buckets(fused):
+    torch.manual_seed(0)
+    reference = GPT()
+    model = copy.deepcopy(reference).to(DEVICE)
+    ours, theirs = trained(model), trained(reference)
+    before = []
+    for tokens, labels in list(batches())[:8]:
+        known = programs()
+        with torch.tpu.bucketing(Dim(buckets=[40, 64])) as bucket:
+            padded = bucket.pad(tokens.to(DEVICE), 1), bucket.pad(labels, 1, value=-100).to(DEVICE)
+            assert {t.shape for t in padded} == {(4, bucket.bound)} and bucket.size == tokens.shape[1]
+            logits = model(padded[0])
+            loss = loss_of(logits, padded[1])
+            ours.zero_grad()
+            loss.backward()
+            ours.step()
+        made = bucket.cut(logits, 1).detach()
+        before.append(programs() - known)
+        expected = reference(tokens)
+        theirs.zero_grad()
+        loss_of(expected, labels).backward()
+        theirs.step()
+        assert_same(made, expected.detach(), str(tokens.shape), strides=False, rtol=1e-4, atol=1e-4)
+    # The first three make both buckets known, and the first step makes the optimizer's state.
+    assert not any(before[3:]), before
+    assert "in the bucket 40 of Dim(buckets=[40, 64])" in torch.tpu.explain()
+    assert "in the bucket 64 of Dim(buckets=[40, 64])" in torch.tpu.explain()
+    outside = torch.ones(3, 7, device=DEVICE).cosh().sinh()
+    outside.cpu()
+    assert "in the bucket" not in torch.tpu.explain(1)
+
+
+def test_what_depends_on_padding_is_told(fused):
+    with torch.tpu.bucketing(Dim(max=16)) as bucket:
+        x = bucket.pad(torch.randn(2, 5, 3, device=DEVICE), 1)
+        kept, mask = bucket.mask()[:, None], torch.ones(2, 16, dtype=torch.bool)
+        mask[:, 5:] = False
+        check(bucket.mask(), mask[0])
+        bucket.check(lambda x: x.cumsum(1), x, dims=[1])
+        bucket.check(lambda x: torch.where(kept, x, 0).sum(1), x, dims=[1])
+        bucket.check(lambda x: F.dropout(x, 0.5), x, dims=[1])
+        with pytest.raises(RuntimeError, match=r"result 1 depends on padding: it differs by up to \d"):
+            bucket.check(lambda x: (x, x.mean(1)), x, dims=[1])
+        norm = nn.BatchNorm1d(16).to(DEVICE)
+        bucket.check(norm, x, dims=[1])
+        check(norm.running_mean, torch.zeros(16))
+        with pytest.raises(ValueError, match="has size 6 along dimension 1, and the one that was padded first has 5"):
+            bucket.pad(torch.ones(2, 6), 1)
+        with pytest.raises(ValueError, match="the bucket is 16, and the tensor has 3 along dimension 2"):
+            bucket.cut(x, 2)
+        assert bucket.cut(x, 1).shape == (2, 5, 3)
+    with torch.tpu.bucketing(Dim(max=16)) as bucket:
+        for early in (bucket.mask, lambda: bucket.cut(x, 1)):
+            with pytest.raises(RuntimeError, match="nothing was padded in this block yet"):
+                early()
+        x = bucket.pad(torch.ones(16, 2, requires_grad=True, device=DEVICE), 0)
+        with pytest.raises(RuntimeError, match="size 16 fills its bucket"):
+            bucket.check(torch.sum, x, dims=[0])
+        with pytest.raises(ValueError, match="a size is 17"):
+            torch.tpu.bucketing(Dim(max=16)).pad(torch.ones(17), 0)
+    with torch.tpu.bucketing(Dim(max=16)) as bucket:
+        w = torch.ones(3, device=DEVICE, requires_grad=True)
+        (bucket.pad(w * 2, 0) * torch.arange(16, device=DEVICE)).sum().backward()
+        check(w.grad, torch.tensor([0.0, 2, 4]))
+    with pytest.raises(TypeError, match=r"takes a torch.tpu.Dim, got 16"):
+        torch.tpu.bucketing(16)
 
 
 def test_bounds():

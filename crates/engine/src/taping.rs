@@ -238,8 +238,16 @@ impl Stream {
     }
 
     /// This thread begins to run a function that is to be one program, on these arguments; as [`Stream::watch`].
-    pub fn trace(&self, args: &[TensorRef<'_>], site: Site, switches: &Switches) -> Result<bool, Refusal> {
-        self.begin(args, site, switches, true)
+    pub fn trace(
+        &self,
+        args: &[TensorRef<'_>],
+        site: Site,
+        switches: &Switches,
+        dry: bool,
+    ) -> Result<bool, Refusal> {
+        // Of a device that is not there it is kept what each step records.
+        let begins = dry || self.target().is_present();
+        Ok(begins && self.begin(args, site, switches, true)?)
     }
 
     fn begin(
@@ -250,9 +258,7 @@ impl Stream {
         whole: bool,
     ) -> Result<bool, Refusal> {
         let mut w = self.lock(site);
-        // Of a device that is not there it is kept what each step records.
-        let plays = whole && !self.target().is_present();
-        if w.tape.is_some() || w.in_body() || switches.mode == Mode::Debug || plays {
+        if w.tape.is_some() || w.in_body() || switches.mode == Mode::Debug {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;

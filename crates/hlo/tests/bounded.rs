@@ -62,3 +62,36 @@ fn what_cannot_be_bounded_is_named() {
         counted,
     );
 }
+
+#[test]
+fn what_is_deferred_is_made_of_what_is_masked() {
+    // Rows that are shared out, one of the other operand for each; what is mixed is zero where it is not in use.
+    let module = |size: i64| {
+        let b = Builder::new();
+        b.set_outline(true);
+        let x = b.param(TensorType::new(DType::F32, [size, 2].as_slice()));
+        let w = b.param(TensorType::new(DType::F32, [size].as_slice()));
+        let axes = Axes {
+            operands: vec!["ne".into(), "n".into()],
+            results: vec!["e".into(), "n".into()],
+            mixed: "n".into(),
+            first: "n".into(),
+            used: "en".into(),
+        };
+        let lower = |b: &Builder, x: &[Value], used: &[Option<Value>]| {
+            assert!(used[0].is_none(), "all of e is in use");
+            vec![b.reduce_sum(x[0], &[0]), b.select(used[1].unwrap_or(x[1]), x[1], x[1])]
+        };
+        let types = [[2], [size]].map(|shape| TensorType::new(DType::F32, shape.as_slice()));
+        let turned = b.transpose(b.transpose(x, &[1, 0]), &[1, 0]);
+        let made = b.deferred("a sum".into(), &[b.exponential(turned), w], &types, axes, Box::new(lower));
+        let more = b.reduce_sum(b.negate(made[1]), &[0]);
+        Outline::finish(b, &[made[0], more]).unwrap()
+    };
+    let made = module(16).bounded(&module(5), &[], &[]).unwrap();
+    made.module.verify().unwrap();
+    assert_eq!(made.numbers, [(16, 5)]);
+    let text = made.module.to_text();
+    // Both operands are masked, and what follows masks again what it mixes.
+    assert_eq!((text.matches("stablehlo.select").count(), text.contains("deferred")), (4, false), "{text}");
+}

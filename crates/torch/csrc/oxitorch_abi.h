@@ -220,7 +220,7 @@ typedef struct OxiCore {
   // what they held. Gives OXI_TRACED_FUNCTION, and later a `replay` is one
   // program; or `error` says what it depends on besides (OXI_TRACED_REFUSED), or which lines made tensors that outlive it
   // (OXI_TRACED_KEPT). `untrace` undoes what was recorded.
-  int32_t (*trace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
+  int32_t (*trace)(int32_t device, const OxiTensor* args, uint32_t nargs, int32_t dry, OxiError* error);
   int32_t (*trace_also)(int32_t device, const OxiTensor* tensor, OxiError* error);
   int32_t (*traced)(int64_t graph, int32_t device, const OxiTensor* args, uint32_t nargs, const OxiTensor* outs,
                     uint32_t nouts, uint8_t ends_step, uint8_t dry, const uint32_t* donated, uint32_t ndonated,

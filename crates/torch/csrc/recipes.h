@@ -86,12 +86,12 @@ bool watched(int64_t graph, at::TensorList args, at::TensorList outs) {
 // ---------------------------------------------------------------- functions that are one program
 // Called by python/oxitorch/_jit.py.
 thread_local int32_t t_traced = 0;  // the device of the function that this thread runs
-bool trace(at::TensorList args) {
+bool trace(at::TensorList args, bool dry) {
   Described a(args);
   TORCH_CHECK(a.plain, "torch.tpu.jit: an argument is no plain tensor of the device or of the host");
   OxiError e{};
   t_traced = a.device;
-  int32_t began = g_core->trace(a.device, a.tensors.data(), a.size(), &e);
+  int32_t began = g_core->trace(a.device, a.tensors.data(), a.size(), dry, &e);
   if (e.message) raise(e);
   return began;
 }

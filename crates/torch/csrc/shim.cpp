@@ -504,7 +504,7 @@ void register_graphs() {
   m.def("_replay(int graph, Tensor[] args) -> (bool, Tensor[])", &replay);
   m.def("_watch(Tensor[] args) -> bool", &watch);
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
-  m.def("_trace(Tensor[] args) -> bool", &trace);
+  m.def("_trace(Tensor[] args, bool dry=False) -> bool", &trace);
   m.def("_trace_also(Tensor tensor) -> ()", &trace_also);
   m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, bool dry, int[] donated) -> (int, str)", &traced);
   m.def("_untrace(Tensor[] args) -> ()", &untrace);

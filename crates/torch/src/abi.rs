@@ -310,7 +310,7 @@ pub(crate) struct Core {
     pub(crate) watched:
         unsafe extern "C" fn(i64, i32, *const Tensor, u32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) replay: unsafe extern "C" fn(i64, i32, *const Tensor, u32, *mut Reply) -> i32,
-    pub(crate) trace: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) trace: unsafe extern "C" fn(i32, *const Tensor, u32, i32, *mut Error) -> i32,
     pub(crate) trace_also: unsafe extern "C" fn(i32, *const Tensor, *mut Error) -> i32,
     pub(crate) traced: unsafe extern "C" fn(
         i64,

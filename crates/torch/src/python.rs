@@ -447,6 +447,12 @@ mod _core {
         Ok(())
     }
 
+    /// Whether the device is not there.
+    #[pyfunction]
+    fn is_absent() -> bool {
+        state::started().is_some_and(|s| s.engine.absent().is_some())
+    }
+
     /// Makes the device one that is not there, as the description says; what is asked of it goes into the folder.
     /// False if the device was started already.
     #[pyfunction]

@@ -158,6 +158,11 @@ class Function:
     def _end_with_number(self) -> None:
         weakref.finalize(self, _activate.core().forget_graph, self.number).atexit = False
 
+    @property
+    def optimizers(self) -> list[Stepped]:
+        """Those whose steps it makes."""
+        return self._found.optimizers
+
     def is_current(self) -> bool:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()

@@ -72,7 +72,12 @@ class Sizes:
         if function is None or not function.is_current():
             return False, None
         bounds = self.marks.bounds(self.marks.sizes(tensors))
-        return function.call(self.marks.resized(tensors, bounds), tensors)
+        done, results = function.call(self.marks.resized(tensors, bounds), tensors)
+        core = _activate.core()
+        if done and core.is_absent():
+            for stepped in function.optimizers:
+                core.cut("step", id(stepped.optimizer))  # what is kept of a device that is not there is kept by step
+        return done, results
 
     def is_exact(self, tensors: list[torch.Tensor]) -> bool:
         """Whether it is known that no program is for these and other sizes."""

@@ -151,7 +151,7 @@ class Tracer:
         known = list(self._leaves.values())
         self._grads.update((id(t), (t, t.grad)) for t in known)
         begins = [t.grad is not None for t in known]
-        traced = torch.ops.oxitorch._trace(self._given.tensors)
+        traced = torch.ops.oxitorch._trace(self._given.tensors, dry=True)
         if not traced:
             return None, False  # debug mode
         try:

@@ -40,6 +40,7 @@ from ._device import (
     set_device,
     synchronize,
 )
+from .buckets import bucketing
 from .memory import (
     empty_cache,
     get_per_process_memory_fraction,
@@ -90,7 +91,7 @@ from .tracing import trace
 
 __all__ = [
     "DeviceProperties", "Dim", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
-    "can_device_access_peer", "checkpoint_name",
+    "bucketing", "can_device_access_peer", "checkpoint_name",
     "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
     "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",
     "get_device_name", "get_device_properties",

@@ -393,15 +393,17 @@ fn backward(
             return Ok(gradients);
         }
     }
-    let factor = if let Rate::Of(rate) = dropout {
-        let (Some(seed), Some(offset)) = (seed.0, offset.0) else {
-            return Err(runtime("the backward of attention with dropout needs its seed and offset"));
-        };
-        let words = [seed, offset].map(|w| c.reshape(w, &[1]));
-        let state = c.bitcast_convert(c.concatenate(&words, 0), DType::U64);
-        Some(a.dropout(c, state, rate))
-    } else {
-        None
+    let drawn = match (dropout, seed.0, offset.0) {
+        (Rate::Zero, ..) => None,
+        (Rate::Of(rate), Some(seed), Some(offset)) => Some((seed, offset, rate)),
+        _ => return Err(runtime("the backward of attention with dropout needs its seed and offset")),
+    };
+    let factor = || {
+        drawn.map(|(seed, offset, rate)| {
+            let words = [seed, offset].map(|w| c.reshape(w, &[1]));
+            let state = c.bitcast_convert(c.concatenate(&words, 0), DType::U64);
+            a.dropout(c, state, rate)
+        })
     };
     let [dq, dk, dv, ds] = gradients(c, &a, tensors, bias.0, causal, scale, factor)?;
     Ok(vec![
@@ -424,7 +426,8 @@ fn gradients_by_library(
     a.is_for_library(c).then(|| a.library_backward(c, tensors, bias, causal, scale))
 }
 
-/// The gradients of query, key, value, and of the scores before they were scaled. `factor` is what dropout multiplied with.
+/// The gradients of query, key, value, and of the scores before they were scaled. `factor` gives what dropout multiplied
+/// with.
 fn gradients(
     c: &Ctx,
     a: &Attention,
@@ -432,7 +435,7 @@ fn gradients(
     bias: Option<Value>,
     causal: bool,
     scale: Option<Value>,
-    factor: Option<Value>,
+    factor: impl FnOnce() -> Option<Value>,
 ) -> Result<[Value; 4]> {
     // The barrier lets the scores be computed only once the gradient is there, so that none are kept from the forward.
     let [grad, k] = match c.config.target.recompute_scores {
@@ -442,6 +445,7 @@ fn gradients(
     let scale = a.scale(c, scale);
     let scores = a.scores(c, [q, k], bias, causal, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
+    let factor = factor();
     let dropped = |x: Value| factor.map_or(x, |f| c.multiply(x, f));
     let grad = c.to(grad, a.dtype);
     // sum(p * dp) by row is the same as sum(out * grad), which is smaller.
@@ -482,7 +486,7 @@ fn deferred_backward(
         let (tensors, bias) = ([grad, q, k, v, out, logsumexp], unused_keys(c, &a, used, causal));
         match gradients_by_library(c, &a, tensors, bias, causal, scale) {
             Some(made) => Ok(made.into_iter().flatten().collect()),
-            None => gradients(c, &a, tensors, bias, causal, scale, None).map(|made| made[..3].into()),
+            None => gradients(c, &a, tensors, bias, causal, scale, || None).map(|made| made[..3].into()),
         }
     };
     let name = format!("backward of attention, causal: {causal}");

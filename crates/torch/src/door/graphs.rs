@@ -32,6 +32,7 @@ pub(super) unsafe extern "C" fn watch(
     device: i32,
     args: *const Tensor,
     nargs: u32,
+    dry: i32,
     error: *mut abi::Error,
 ) -> i32 {
     let mut began = false;
@@ -88,7 +89,7 @@ pub(super) unsafe extern "C" fn trace(
         // SAFETY: described by the shim, for this call.
         let args = unsafe { tensors(args, nargs) };
         let stream = s.engine.stream(device.max(0) as usize)?;
-        began = stream.trace(&args, crate::sites::here(), &switches(s))?;
+        began = stream.trace(&args, crate::sites::here(), &switches(s), dry != 0)?;
         Ok(())
     });
     i32::from(began)
