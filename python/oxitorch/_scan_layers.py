@@ -191,27 +191,61 @@ class _Call:
         return x
 
 
+class _Saved:
+    """The tensors that autograd saves of one layer: which they are in the forward, and those that the backward has.
+
+    It knows nothing of the layer's result: the graph of autograd holds it, and nothing finds a circle through that.
+    """
+
+    def __init__(self, leaves: Sequence[torch.Tensor]):
+        self._leaves = leaves
+        self._begins = [t._version for t in leaves]
+        # By storage.
+        self._places = {_storage(t): i for i, t in reversed(list(enumerate(leaves)))}
+        self._known: dict[tuple, int] = {}
+        self.tensors: list[torch.Tensor] = []
+        # Whether the input is needed besides.
+        self.takes_input = False
+        # In the backward: these.
+        self.tensors_now: Sequence[torch.Tensor] = ()
+        self.leaves_now: Sequence[torch.Tensor] = ()
+
+    def pack(self, t: torch.Tensor):
+        at = self._places.get(_storage(t))
+        layout = (t.size(), t.stride(), t.storage_offset(), t.dtype)
+        if t.device.type == "cpu":
+            return None, t
+        if at is not None and t.dtype == self._leaves[at].dtype and self._leaves[at]._version == self._begins[at]:
+            self.takes_input |= at == 0
+            return at, layout
+        key = (_storage(t), t._version, *layout)
+        if key not in self._known:
+            self._known[key] = len(self.tensors)
+            self.tensors.append(t.detach())
+        return -1 - self._known[key], layout
+
+    def unpack(self, packed):
+        at, what = packed
+        if at is None:
+            return what
+        if at < 0:
+            return self.tensors_now[-1 - at]
+        size, stride, offset, _ = what
+        return self.leaves_now[at].detach().as_strided(size, stride, offset)
+
+
 class _Graph:
-    """What autograd knows of one layer: its input, weights and result, and where the tensors are that it saved."""
+    """What autograd knows of one layer: its input, weights and result, and the tensors that it saved."""
 
     def __init__(self, call: _Call, x, others, weights, needs: Sequence[bool], packs: bool):
         leaves = [x, *others, *weights]
         self.leaves = [
             t.detach().requires_grad_(need and t.is_floating_point()) for t, need in zip(leaves, needs, strict=True)
         ]
-        self._begins = [t._version for t in self.leaves]
-        # By storage.
-        self._places = {_storage(t): i for i, t in reversed(list(enumerate(self.leaves)))}
-        self._known: dict[tuple, int] = {}
-        self.saved: list[torch.Tensor] = []
-        # Whether the input is needed besides.
-        self.takes_input = False
-        # In the backward: these.
-        self.saved_now: Sequence[torch.Tensor] = ()
-        self.leaves_now: Sequence[torch.Tensor] = ()
+        self.saved = _Saved(self.leaves)
         x, *rest = self.leaves
         others, weights = call.split(rest)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.saved.pack, self.saved.unpack)
         with torch.enable_grad(), hooks if packs else contextlib.nullcontext():
             self.result = call.layer(x, others, weights)
         self._expect_own()
@@ -228,29 +262,6 @@ class _Graph:
             if hasattr(node, "variable") and id(node.variable) not in own:
                 raise _loops.Played("a gradient for a tensor that the layer finds elsewhere than among its arguments")
             todo.extend(n for n, _ in node.next_functions)
-
-    def _pack(self, t: torch.Tensor):
-        at = self._places.get(_storage(t))
-        layout = (t.size(), t.stride(), t.storage_offset(), t.dtype)
-        if t.device.type == "cpu":
-            return None, t
-        if at is not None and t.dtype == self.leaves[at].dtype and self.leaves[at]._version == self._begins[at]:
-            self.takes_input |= at == 0
-            return at, layout
-        key = (_storage(t), t._version, *layout)
-        if key not in self._known:
-            self._known[key] = len(self.saved)
-            self.saved.append(t.detach())
-        return -1 - self._known[key], layout
-
-    def _unpack(self, packed):
-        at, what = packed
-        if at is None:
-            return what
-        if at < 0:
-            return self.saved_now[-1 - at]
-        size, stride, offset, _ = what
-        return self.leaves_now[at].detach().as_strided(size, stride, offset)
 
 
 def _storage(t: torch.Tensor) -> int:
@@ -312,7 +323,7 @@ def _forward(call: _Call, needs: Sequence[bool], others, x, *weights):
         return [call.layer(x, others, weights)]
     if call.saves is None:
         call.graph = graph = _Graph(call, x, others, weights, needs, True)
-        return [graph.result.detach(), *([x] if graph.takes_input else []), *graph.saved]
+        return [graph.result.detach(), *([x] if graph.saved.takes_input else []), *graph.saved.tensors]
     with _Keep(call.saves) as keep:
         graph = _Graph(call, x, others, weights, needs, False)
     return [graph.result.detach(), x, *keep.kept]
@@ -323,8 +334,9 @@ def _backward(call: _Call, needs: Sequence[bool], others, n_sums: int, n_saved: 
     sums, saved, weights = rest[:n_sums], rest[n_sums : n_sums + n_saved], rest[n_sums + n_saved :]
     if call.saves is None:
         graph = call.graph
-        x, graph.saved_now = (saved[0], saved[1:]) if graph.takes_input else (None, saved)
-        graph.leaves_now = [x, *others, *weights]
+        takes_input = graph.saved.takes_input
+        x, graph.saved.tensors_now = (saved[0], saved[1:]) if takes_input else (None, saved)
+        graph.saved.leaves_now = [x, *others, *weights]
     else:
         x, *saved = saved
         with _Give(call.saves, saved):
@@ -334,6 +346,7 @@ def _backward(call: _Call, needs: Sequence[bool], others, n_sums: int, n_saved: 
     with torch.autograd.set_multithreading_enabled(False):
         found = torch.autograd.grad(graph.result, wanted, grad, allow_unused=True, retain_graph=True)
     found = [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True)]
+    graph.saved.tensors_now = graph.saved.leaves_now = ()
     of_x, of_others, of_weights = found[0], found[1 : 1 + n_sums], found[1 + n_sums :]
     return [of_x, *(a + b for a, b in zip(sums, of_others, strict=True)), *of_weights]
 

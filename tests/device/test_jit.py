@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_same, to_device
+from support import DEVICE, NewGraphs, assert_same, to_device
 from torch import nn
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -949,8 +949,11 @@ def test_stages(fused):
     x, y = (to_device(t) for t in batches(1)[0])
     before = [p.detach().cpu() for p in model.parameters()]
     random = torch.tpu.get_rng_state()
+    graphs = NewGraphs()
     lowered = step.lower(x, y)
     assert "stablehlo.dot_general" in lowered.as_text()
+    # What has products is compiled once, and nothing of it runs.
+    assert [g.launches for g in graphs.take() if "dot_general" in g.stablehlo] == [0]
     compiled = lowered.compile()
     assert compiled.cost_analysis()["flops"] > 1000
     assert compiled.memory_analysis()["arguments"] > 0

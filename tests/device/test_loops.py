@@ -1,6 +1,7 @@
 """Loops and branches as PyTorch has them, and layers in a loop, against PyTorch on the CPU."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -275,6 +276,48 @@ def test_layers_have_the_dropout_of_layers_one_by_one(remat):
         found.append([*run(WAYS[run_as], *args), torch.rand(2, device=DEVICE)])
     for other in found[1:]:
         close(other, found[0])
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_layers_leave_nothing_behind(remat):
+    scanned = torch.tpu.scan_layers(stack_of(2), remat=remat).to(DEVICE)
+    step, args = step_of(scanned, list(scanned.parameters())), to_device([torch.randn(3, 16), torch.ones(1)])
+    counts = []
+    for _ in range(3):
+        step(lambda f: f, *args)
+        gc.collect()
+        counts.append(sum(issubclass(type(t), torch.Tensor) for t in gc.get_objects()))
+    assert counts[1] == counts[2]
+
+
+def test_a_function_with_layers_in_a_loop_is_traced_until_it_has_gradients():
+    layers = stack_of(3)
+    scanned = torch.tpu.scan_layers(copy.deepcopy(layers)).to(DEVICE)
+
+    def train(model):
+        def step(x):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    step, x = torch.tpu.jit(train(scanned)), torch.randn(3, 16)
+    train(nn.Sequential(*layers))(x)
+    expected = [p.grad for p in layers.parameters()]
+    kept = []
+    for _ in range(4):
+        step(x.to(DEVICE))
+        kept.append([p.grad for p in scanned.parameters()])  # other tensors in each call
+        close(kept[-1], expected)
+    before = torch.tpu.metrics()["replays"]
+    kept[0][0].zero_()
+    for _ in range(3):
+        step(x.to(DEVICE))
+        close([p.grad for p in scanned.parameters()], expected)
+    assert torch.tpu.metrics()["replays"] - before == 3 and step.traces == 2
+    close(kept[1], expected)
 
 
 def test_a_program_has_one_layer():

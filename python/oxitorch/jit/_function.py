@@ -81,21 +81,24 @@ class Gradients:
         place = {id(t): i for i, t in enumerate(found)}
         self.taken = [(place[id(p.grad)], p) for p in leaves if id(p.grad) in place]
         self.made = [(p, g) for p, g in made]
+        # Places among these, by storage: gradients of layers in a loop are parts of one tensor.
+        together: dict[int, list[int]] = {}
+        for i, (_, g) in enumerate(self.made):
+            together.setdefault(g.untyped_storage()._cdata, []).append(i)
+        self._together = list(together.values())
 
     def is_current(self) -> bool:
         return [p.grad is not None for p in self.leaves] == self.begins
 
     def renewed(self) -> list[torch.Tensor]:
         """The tensors that get the gradients: new ones in place of those that somebody else has, too."""
-        tensors = []
-        for i in range(len(self.made)):
-            p, g = self.made[i]
-            # Seen by the pair, by `g` and by the call itself.
-            if sys.getrefcount(g) > 3:
-                g = torch.empty_like(g)
-                self.made[i] = p, g
-            tensors.append(g)
-        return tensors
+        made = self.made
+        for places in self._together:
+            # Seen by the pair and by the call itself.
+            if any(sys.getrefcount(made[i][1]) > 2 for i in places):
+                for i, g in zip(places, _like([made[i][1] for i in places]), strict=True):
+                    made[i] = made[i][0], g
+        return [g for _, g in made]
 
     def give(self) -> None:
         """Makes these the gradients, as the function does."""
@@ -104,6 +107,15 @@ class Gradients:
                 p.grad = g
         for p in self.ends:
             p.grad = None
+
+
+def _like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """New tensors in place of these, which share a storage."""
+    if len(tensors) == 1:
+        return [torch.empty_like(tensors[0])]
+    first = tensors[0]
+    storage = first.new_empty(first.untyped_storage().nbytes() // first.itemsize)
+    return [storage.as_strided(t.size(), t.stride(), t.storage_offset()) for t in tensors]
 
 
 class _Outside(torch.autograd.Function):

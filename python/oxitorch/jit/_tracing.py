@@ -120,19 +120,24 @@ class Tracer:
                 tracer = Tracer(self._fn, self._given, {}, False)
                 tracer._states, tracer._grads = states, grads
                 found, number, text = tracer._run_dry(args, kwargs)
+                # What stays is of no use to anybody; what it is computed of is left out when the window ends.
+                for p, g in grads.values():
+                    p.grad = g
                 if found == _FUNCTION:
                     break
                 if found != _KEPT:
                     raise self._refused(text)
+                for optimizer, _ in states.values():
+                    _make_anew(optimizer)
             else:
                 raise TraceError(f"torch.tpu.jit: {self._name} keeps tensors that it makes in each call, made{text}")
             program = core.prepare(number, device.index or 0)
         finally:
+            for p, g in grads.values():
+                p.grad = g
             for optimizer, before in states.values():
                 optimizer.state.clear()
                 optimizer.state.update(before)
-            for p, g in grads.values():
-                p.grad = g
             torch.tpu.set_rng_state(random, device)
             core.cut("jit")
         if program is None:
@@ -313,6 +318,14 @@ _REFUSED_HINTS = {
     "nothing waits; or jit what is between them"
 }
 _MAX_DRY_RUNS = 4
+
+
+def _make_anew(optimizer: torch.optim.Optimizer) -> None:
+    """Puts tensors of any values in place of the state of an optimizer that was run for nothing."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and _is_on_device(value):
+                state[name] = torch.empty_like(value)
 
 
 class _Results:
