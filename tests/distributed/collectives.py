@@ -1,7 +1,9 @@
 """Every collective of c10d on device tensors gives what it gives on CPU tensors, or what its definition says."""
 
+import functools
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -510,6 +512,202 @@ def groups():
             dist.recv(x[:2], group=named, group_src=0)
             same(x[:2], data(2, of=members[0]))
     dist.destroy_process_group(named)
+
+
+FOLDS = {
+    "SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
+}  # fmt: skip
+
+
+def is_integer(dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def rows(dtype, of=None):
+    """A row for each rank: of integers with the ends of their range, of complex numbers with both parts."""
+    x = data(size(), 3, of=of)
+    if dtype.is_complex:
+        return torch.complex(x, data(size(), 3, of=of, seed=1)).to(dtype)
+    if not is_integer(dtype):
+        return data(size(), 3, dtype=dtype, of=of)
+    x, ends = x.numpy().astype(str(dtype).removeprefix("torch.")), torch.iinfo(dtype)
+    x[:, 1], x[:, 2] = ends.max - x[:, 1], ends.min + x[:, 2]
+    return torch.from_numpy(x)
+
+
+def reduced(name, dtype, each):
+    """What a reduction of these tensors is, by its definition."""
+    if dtype == torch.bool:
+        every = torch.stack(each)
+        return every.any(0) if name in ("SUM", "MAX", "BOR") else every.all(0)
+    if is_integer(dtype):
+        each = [x.numpy() for x in each]
+        if name != "AVG":
+            return torch.from_numpy(functools.reduce(FOLDS[name], each))
+        mean_of = np.vectorize(lambda total: int(total / size()), otypes=[each[0].dtype])
+        return torch.from_numpy(mean_of(sum(x.astype(object) for x in each)))
+    every = torch.stack([x.to(torch.complex128 if dtype.is_complex else torch.float64) for x in each])
+    if name == "AVG":
+        return mean(every.sum(0)).to(dtype)
+    return {"SUM": every.sum, "PRODUCT": every.prod, "MIN": every.amin, "MAX": every.amax}[name](0).to(dtype)
+
+
+# The reductions of collectives by dtype; an average of 64 bits is that of a sum which may be over their range.
+BITWISE = "BAND BOR BXOR"
+REDUCED = {
+    torch.float32: "SUM PRODUCT MIN MAX AVG",
+    torch.bfloat16: "SUM MIN MAX AVG",
+    **dict.fromkeys((torch.int16, torch.uint16, torch.uint32), f"SUM PRODUCT MIN MAX AVG {BITWISE}"),
+    **dict.fromkeys((torch.int64, torch.uint64), f"SUM PRODUCT MIN MAX {BITWISE}"),
+    torch.bool: "SUM PRODUCT MIN MAX BAND BOR",
+    torch.complex64: "SUM AVG",
+    torch.complex32: "SUM",
+    torch.float8_e5m2: "SUM MAX",
+}
+
+
+def forms_of_reductions(op, dtype):
+    """What each form gives, of a rank's tensor of a row for each rank, and which rows of the result that is."""
+
+    def given():
+        return rows(dtype).to("tpu")
+
+    def empty():
+        return torch.empty(1, 3, dtype=dtype, device="tpu")
+
+    def in_place(f):
+        x = given()
+        f(x)
+        return x
+
+    def together(f):
+        with dist._coalescing_manager(device=torch.device("tpu")):
+            return f()
+
+    def scattered(f):
+        out = empty()
+        f(out)
+        return out
+
+    every, own, last = slice(None), slice(rank(), rank() + 1), size() - 1
+    yield "all_reduce", in_place(lambda x: dist.all_reduce(x, op)), every
+    yield "all_reduce_coalesced", in_place(lambda x: dist.all_reduce_coalesced([x], op)), every
+    yield "all_reduce of a block", together(lambda: in_place(lambda x: dist.all_reduce(x, op))), every
+    yield "reduce_scatter", scattered(lambda out: dist.reduce_scatter(out, list(given().split(1)), op)), own
+    yield "reduce_scatter_tensor", scattered(lambda out: dist.reduce_scatter_tensor(out, given(), op)), own
+    yield (
+        "reduce_scatter_tensor of a block",
+        together(lambda: scattered(lambda out: dist.reduce_scatter_tensor(out, given(), op))),
+        own,
+    )
+    x = in_place(lambda x: dist.reduce(x, last, op))
+    yield "reduce", x if rank() == last else None, every
+
+
+@case
+def every_form_reduces_every_dtype():
+    for dtype, names in REDUCED.items():
+        each = [rows(dtype, of=r) for r in range(size())]
+        for name in names.split():
+            wanted = reduced(name, dtype, each)
+            for form, got, part in forms_of_reductions(getattr(dist.ReduceOp, name), dtype):
+                if got is not None:
+                    torch.testing.assert_close(
+                        bits(got), bits(wanted[part]), rtol=0, atol=0,
+                        msg=lambda m, what=(form, name, dtype): f"{what}: {m}",
+                    )  # fmt: skip
+
+
+@case
+def every_form_moves_every_dtype():
+    for dtype in MOVED:
+
+        def own(shape=(2, 3), dtype=dtype):
+            return data(*shape, dtype=dtype, device="tpu")
+
+        def empty(dtype=dtype):
+            return torch.empty(2, 3, dtype=dtype, device="tpu")
+
+        each = [data(2, 3, dtype=dtype, of=r) for r in range(size())]
+        outs = [empty() for _ in each] if rank() == 0 else None
+        dist.gather(own(), outs, 0)
+        for out, wanted in zip(outs or [], each, strict=False):
+            same(out, wanted)
+        out = empty()
+        dist.scatter(out, list(own((size(), 2, 3))) if rank() == 0 else None, 0)
+        same(out, data(size(), 2, 3, dtype=dtype, of=0)[rank()])
+        outs = [empty() for _ in each]
+        dist.all_to_all(outs, [own() for _ in each])
+        for out, wanted in zip(outs, each, strict=True):
+            same(out, wanted)
+        into = torch.empty(2 * size(), 3, dtype=dtype, device="tpu")
+        dist.all_gather_into_tensor(into, own())
+        same(into, torch.cat(each))
+        xs = [own(), own()]
+        dist._broadcast_coalesced(dist.group.WORLD, xs, 1 << 20, 1)
+        for x in xs:
+            same(x, each[1])
+
+
+@case
+def many_sends_and_receives_at_once():
+    """Between all pairs, of several sizes and dtypes; what was sent changes right after."""
+    peers = [r for r in range(size()) if r != rank()]
+
+    def message(source, target, dtype):
+        return data((source + 2 * target) % 4, 5, dtype=dtype, seed=target, of=source)
+
+    for _ in range(2):
+        sent, received, ops = [], [], []
+        for dtype in (torch.float32, torch.int8, torch.bfloat16):
+            for peer in peers:
+                sent.append(message(rank(), peer, dtype).to("tpu"))
+                received.append((torch.empty_like(message(peer, rank(), dtype), device="tpu"), peer, dtype))
+                ops.append(dist.P2POp(dist.isend, sent[-1], peer))
+                ops.append(dist.P2POp(dist.irecv, received[-1][0], peer))
+        works = dist.batch_isend_irecv(ops)
+        for x in sent:
+            x.zero_()
+        for work in works:
+            work.wait()
+        for x, peer, dtype in received:
+            same(x, message(peer, rank(), dtype))
+
+
+@case
+def groups_of_uneven_sizes():
+    """One of a single rank and one of the others, and such as overlap: each does all that a group does."""
+    ranks = list(range(size()))
+    parts = [ranks[:1], ranks[1:]]
+    split = dist.split_group(split_ranks=parts)
+    made = [dist.new_group(members) for members in (*parts, ranks[:-1], ranks[::-1])]
+    local = dist.new_group(parts[min(rank(), 1)], use_local_synchronization=True)
+    for group in (split, local, *made):
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            continue
+        members = dist.get_process_group_ranks(group)
+        n, place = len(members), members.index(rank())
+        each = [data(n, 2, of=r) for r in members]
+        x = data(n, 2, device="tpu")
+        dist.all_reduce(x, group=group)
+        same(x, sum(each))
+        out = torch.empty(n * n, 2, device="tpu")
+        dist.all_gather_into_tensor(out, data(n, 2, device="tpu"), group=group)
+        same(out, torch.cat(each))
+        out = torch.empty(1, 2, device="tpu")
+        dist.reduce_scatter_tensor(out, data(n, 2, device="tpu"), dist.ReduceOp.AVG, group=group)
+        same(out, (sum(each) / n)[place : place + 1])
+        out = torch.empty(n, 2, device="tpu")
+        dist.all_to_all_single(out, data(n, 2, device="tpu"), group=group)
+        same(out, torch.stack([e[place] for e in each]))
+        x = data(n, 2, device="tpu")
+        dist.broadcast(x, members[-1], group=group)
+        same(x, each[-1])
+        things = [None] * n
+        dist.all_gather_object(things, rank(), group=group)
+        assert things == members
+        dist.barrier(group)
 
 
 @case

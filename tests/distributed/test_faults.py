@@ -3,6 +3,10 @@
 No process waits for ever, and none is left behind (`torchrun` sees to the latter).
 """
 
+import signal
+import socket
+import time
+
 import pytest
 
 START = """
@@ -284,35 +288,83 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_while_it_compiles(torchrun, empty_cache):
-    """The others may wait for its program, and a new one finds what it left in the cache folder."""
-    code = """
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_rank_that_ends_while_it_compiles(torchrun, empty_cache, kind):
+    """The others may wait for its program, and raise in time; a new rank finds what it left in the cache folder."""
+    code = f"""
 import os, signal, sys, threading, time
+from datetime import timedelta
 import torch
 import torch.distributed as dist
-dist.init_process_group()
+dist.init_process_group(timeout=timedelta(seconds=30))
 rank = dist.get_rank()
 torch.tpu.set_device(rank)
 x = torch.ones(64, 64, device="tpu")
-for i in range(400):
+for i in range(100):
     x = torch.softmax(x @ x + i, 1)
 if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    def kill():
-        while not any(f.endswith((".lease", ".lock")) or "lease" in f for _, _, fs in os.walk(sys.argv[1]) for f in fs):
+    def end():
+        while not any("lease" in f for _, _, fs in os.walk(sys.argv[1]) for f in fs):
             time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Thread(target=kill, daemon=True).start()
+        os.kill(os.getpid(), signal.{ENDS[kind]})
+    threading.Thread(target=end, daemon=True).start()
 dist.all_reduce(x)
 total = x.sum().item()
 if rank == 0:
-    sys.stdout.write(f"SUM {total:.3f} RESTARTS {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n")
+    sys.stdout.write(f"SUM {{total:.3f}} RESTARTS {{os.environ['TORCHELASTIC_RESTART_COUNT']}}\\n")
     sys.stdout.flush()
 dist.destroy_process_group()
 """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     ran = torchrun(code, str(empty_cache), launcher=launcher, OXITORCH_CACHE_DIR=str(empty_cache))
-    assert "SUM 128.000 RESTARTS 1" in ran.output
-    assert ran.seconds < 90
+    assert "SUM 128.000 RESTARTS 1" in ran.output, ran.output
+    if kind == "is stopped":
+        assert "rank 1: says nothing" in ran.output, ran.output
+        assert "all_reduce(Float[4096], op=SUM)" in ran.output, ran.output
+    assert [str(f) for f in empty_cache.rglob("*lease*")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node", "2"]])
+def test_a_port_that_is_in_use(torchrun, launcher):
+    """Whoever wants to listen there, rank 0 or its launcher, says so."""
+    code = """
+from datetime import timedelta
+import torch.distributed as dist
+dist.init_process_group(timeout=timedelta(seconds=5))
+"""
+    with socket.create_server(("localhost", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        options = ["--master-addr", "localhost", "--master-port", port] if launcher else []
+        ran = torchrun(code, launcher=launcher + options, check=False, timeout=60, **({} if launcher else alone))
+    assert ran.status != 0
+    assert "EADDRINUSE" in ran.output, ran.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_interrupted(torchrun, empty_cache, tmp_path, number):
+    """In the middle of a step: the ranks end before their launcher kills them, and leave no lease."""
+    code = f"""{START}
+open(f"begun.{{rank}}", "w").close()
+while True:
+    dist.all_reduce(x)
+    x = torch.softmax(x, 0)
+    x.sum().item()
+"""
+
+    def interrupt(process):
+        until = time.monotonic() + 120
+        while time.monotonic() < until and len(list(tmp_path.glob("begun.*"))) < 2:
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(number)
+
+    ran = torchrun(code, "", check=False, timeout=180, meanwhile=interrupt, OXITORCH_CACHE_DIR=str(empty_cache))
+    assert ran.status != 0
+    assert "forcefully exiting" not in ran.output, ran.output
+    assert [str(f) for f in empty_cache.rglob("*lease*")] == []
 
 
 @pytest.mark.slow
@@ -336,3 +388,23 @@ dist.destroy_process_group()
 """
     ran = torchrun(code, OXITORCH_CACHE_DIR=str(empty_cache))
     assert ran.output.count("SUM 128.000") == 2
+
+
+@pytest.mark.slow
+def test_a_monitored_barrier_names_who_is_missing(torchrun):
+    code = f"""{START}
+group = dist.new_group(backend="cpu:gloo,tpu:tpu")
+if rank == 1:
+    time.sleep(8)
+    os._exit(0)
+begin = time.monotonic()
+try:
+    dist.monitored_barrier(group, timeout=timedelta(seconds=3))
+except RuntimeError as e:
+    say("TOLD", time.monotonic() - begin, e)
+os._exit(0)
+"""
+    ran = torchrun(code, "", timeout=60)
+    [told] = [line for line in ran.output.splitlines() if line.startswith("TOLD")]
+    assert "Ranks 1 failed to pass monitoredBarrier" in told or "Rank 1 failed to pass monitoredBarrier" in told
+    assert float(told.split()[1]) < 3 + 5

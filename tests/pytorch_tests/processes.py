@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,9 @@ def imports(name: str, device: str) -> Iterator[None]:
     mode, is_available = stand_in(device, ("gloo", "nccl")), torch.cuda.is_available
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: (0, 0)
+    # What keeps CUDA busy for so many cycles, of which a millisecond has one, keeps the process.
+    torch.cuda._sleep = lambda cycles: time.sleep(cycles / 1000)
+    common_fsdp.get_cycles_per_ms = common_utils.get_cycles_per_ms = lambda *_: 1
     CudaInterface.is_triton_capable = lambda *_: False
     for module in (common_cuda, common_device_type, common_dtensor, common_fsdp, common_utils):
         module.TEST_CUDA = module.TEST_MULTIGPU = True

@@ -8,6 +8,8 @@
 #include <ATen/ops/prod.h>
 #include <ATen/ops/sum.h>
 
+#include <limits>
+
 #include "group_tasks.h"
 
 namespace oxi_group {
@@ -64,6 +66,33 @@ inline void scale_after(const ReduceOp& op, Tensor& t, int64_t size) {
     t.div_(size);
   }
 }
+// The dtype in which tensors of this one are reduced: one that hosts reduce, with all of its values. uint64, of which no
+// other has all, goes as int64: sums and products have the same bits, and the order is that of the other sign bit.
+inline at::ScalarType reduced_dtype(at::ScalarType t) {
+  if (host_reduces(t)) return t;
+  if (c10::isComplexType(t)) return at::kComplexFloat;
+  if (c10::isFloatingType(t)) return at::kFloat;
+  return t == at::kUInt32 || t == at::kUInt64 ? at::kLong : at::kInt;
+}
+inline Tensor ordered_bits(const ReduceOp& op, const Tensor& t) {
+  bool orders = op == ReduceOp::MIN || op == ReduceOp::MAX;
+  return orders ? t.bitwise_xor(std::numeric_limits<int64_t>::min()) : t;
+}
+// A tensor of its own, of a dtype in which it can be reduced.
+inline Tensor widened(const ReduceOp& op, const Tensor& t) {
+  auto wide = reduced_dtype(t.scalar_type());
+  if (wide == t.scalar_type()) return t.clone();
+  return t.scalar_type() == at::kUInt64 ? ordered_bits(op, t.to(wide)) : t.to(wide);
+}
+// What was reduced, as a dtype that was widened for it; an average is divided where its sum has no other meaning.
+inline Tensor narrowed(const ReduceOp& op, Tensor x, at::ScalarType t, int64_t size) {
+  bool bits = t == at::kUInt64;
+  if (!bits) scale_after(op, x, size);
+  if (x.scalar_type() == t) return x;
+  Tensor r = (bits ? ordered_bits(op, x) : x).to(t);
+  if (bits) scale_after(op, r, size);
+  return r;
+}
 // The reduction of rows to one; sums of what is narrower than float32 are made in float32.
 inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
   auto t = rows.scalar_type();
@@ -71,7 +100,7 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
     return host_reduction(op, t) == ReduceOp::MIN ? at::all(rows, 0) : at::any(rows, 0);
   }
   bool narrow = c10::isFloatingType(t) && c10::elementSize(t) < 4;
-  Tensor x = narrow ? rows.to(at::kFloat) : rows;
+  Tensor x = narrow ? rows.to(at::kFloat) : host_reduces(t) ? rows : widened(op, rows);
   Tensor r;
   switch (static_cast<ReduceOp::RedOpType>(op)) {
     case ReduceOp::PRODUCT: r = at::prod(x, 0, false, x.scalar_type()); break;
@@ -84,15 +113,15 @@ inline Tensor reduced(const ReduceOp& op, const Tensor& rows, int64_t size) {
         op == ReduceOp::BAND ? r.bitwise_and_(row) : op == ReduceOp::BOR ? r.bitwise_or_(row) : r.bitwise_xor_(row);
       }
       break;
-    default: r = at::sum(x, 0, false, x.scalar_type()); scale_after(op, r, size);
+    default: r = at::sum(x, 0, false, x.scalar_type());
   }
-  return r.to(t);
+  return narrowed(op, r, t, size);
 }
 // The same into a tensor; a sum without another one in between.
 inline void reduce_into(Tensor& out, const ReduceOp& op, const Tensor& rows, int64_t size) {
   auto t = rows.scalar_type();
   bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM;
-  bool exact = t != at::kBool && (!c10::isFloatingType(t) || c10::elementSize(t) >= 4);
+  bool exact = t != at::kBool && host_reduces(t) && (!c10::isFloatingType(t) || c10::elementSize(t) >= 4);
   if (adds && exact) {
     at::sum_out(out, rows, 0, false, t);
     scale_after(op, out, size);

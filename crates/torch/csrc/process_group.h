@@ -143,7 +143,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     for (auto& t : tensors) {
       check_reduction(opts.reduceOp, t.scalar_type());
       // What is not the root's stays as it is; and hosts use it as scratch.
-      Tensor x = root && host_reduces(t.scalar_type()) ? t : widened(t);
+      Tensor x = root && host_reduces(t.scalar_type()) ? t : widened(opts.reduceOp, t);
       scale_before(opts.reduceOp, x);
       results.push_back(x);
     }
@@ -163,8 +163,8 @@ class ProcessGroupTpu final : public c10d::Backend {
         : record(OpType::REDUCE, call, {}, results, true, run, tensors);
     if (root) {
       for (size_t i = 0; i < tensors.size(); i++) {
-        scale_after(opts.reduceOp, results[i], size_);
-        if (!results[i].is_same(tensors[i])) tensors[i].copy_(results[i]);
+        Tensor r = narrowed(opts.reduceOp, results[i], tensors[i].scalar_type(), size_);
+        if (!r.is_same(tensors[i])) tensors[i].copy_(r);
       }
     }
     return work;
@@ -407,11 +407,6 @@ class ProcessGroupTpu final : public c10d::Backend {
     for (auto& t : tensors) all.push_back(t.scalar_type());
     return all;
   }
-  // A tensor of its own, of a dtype that hosts reduce.
-  static Tensor widened(const Tensor& t) {
-    if (host_reduces(t.scalar_type())) return t.clone();
-    return t.to(c10::isFloatingType(t.scalar_type()) ? at::kFloat : at::kInt);
-  }
   std::vector<int64_t> split_bytes(const char* which, const Tensor& t, const std::vector<int64_t>& splits) const {
     int64_t item = static_cast<int64_t>(t.element_size());
     if (splits.empty()) {
@@ -486,13 +481,13 @@ class ProcessGroupTpu final : public c10d::Backend {
     Guard guard;
     Tensors own;
     for (auto& t : tensors) {
-      own.push_back(host_reduces(t.scalar_type()) ? t : widened(t));
+      own.push_back(host_reduces(t.scalar_type()) ? t : widened(op, t));
       scale_before(op, own.back());
     }
     auto work = allreduce_own(type, name, own, tensors, op, wanted);
     for (size_t i = 0; i < own.size(); i++) {
-      scale_after(op, own[i], size_);
-      if (!own[i].is_same(tensors[i])) tensors[i].copy_(own[i]);
+      Tensor r = narrowed(op, own[i], tensors[i].scalar_type(), size_);
+      if (!r.is_same(tensors[i])) tensors[i].copy_(r);
     }
     return work;
   }
@@ -742,15 +737,15 @@ class ProcessGroupTpu final : public c10d::Backend {
       }
       Tensor x = flat.size() == 1 ? flat[0] : at::cat(flat);
       bool own = flat.size() > 1;
-      if (!host_reduces(x.scalar_type()) || (op == ReduceOp::PREMUL_SUM && !own)) x = widened(x);
+      if (!host_reduces(x.scalar_type()) || (op == ReduceOp::PREMUL_SUM && !own)) x = widened(op, x);
       scale_before(op, x);
       ins.push_back(x);
       outs.push_back(x.scalar_type() == out.scalar_type() ? out : at::empty(out.sizes(), x.options()));
     }
     auto work = reduce_by_program(type, {name, at::kByte, reduction_name(op)}, OXI_REDUCE_SCATTER, op, ins, outs, outputs);
     for (size_t i = 0; i < outputs.size(); i++) {
-      scale_after(op, outs[i], size_);
-      if (!outs[i].is_same(outputs[i])) outputs[i].copy_(outs[i]);
+      Tensor r = narrowed(op, outs[i], outputs[i].scalar_type(), size_);
+      if (!r.is_same(outputs[i])) outputs[i].copy_(r);
     }
     return work;
   }
