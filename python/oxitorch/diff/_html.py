@@ -28,7 +28,15 @@ _PAGE = """<!doctype html>
 </html>
 """
 _ROWS = 200
-_TONES = {"defect": "bad", "unknown": "doubt", "random": "doubt", "tie": "good", "rounding": "good", "carried": "good"}
+_TONES = {
+    "defect": "bad",
+    "unknown": "doubt",
+    "random": "doubt",
+    "arguments": "doubt",
+    "tie": "good",
+    "rounding": "good",
+    "carried": "good",
+}
 
 
 def page(data: dict) -> str:
@@ -95,7 +103,7 @@ def _steps(data: dict) -> str:
 def _modules(data: dict) -> str:
     rows = [
         [f"{m['name']}, step {m['step']}", f"{m['relative']:.1e}", f"{m['largest']:.1e}", m["finding"] or ""]
-        for m in data["modules"]
+        for m in _text.by_name(data["modules"])
     ]
     return _section("Modules", _table(["module", "difference", "largest element", ""], rows)) if rows else ""
 
