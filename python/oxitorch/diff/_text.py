@@ -58,17 +58,20 @@ def text(data: dict) -> str:
     lines += _steps(data)
     lines += ["operations:"]
     lines += [f"  {n:>6}  {v:<9} {MEANS[v]}" for v, n in data["counts"].items() if n]
-    unpaired = data["unpaired"]
-    if unpaired["a"] or unpaired["b"]:
-        lines.append(
-            f"  {unpaired['a']} of a and {unpaired['b']} of b have no partner; but for the CPU's, they were judged by"
-            " themselves"
-        )
-    for which, f in unpaired["first"].items():
-        lines.append(f"  first of {which} without a partner: {short(f['op'])}, {at(f)}")
+    lines += unpaired(data)
     lines += _table("modules", by_name(data["modules"]), lambda m: "  " * m["depth"] + m["name"])
     lines += _table("gradients", sorted(data["gradients"], key=lambda g: -g["relative"]), lambda g: g["name"])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def unpaired(data: dict) -> list[str]:
+    """How many operations only one run has, and which are the first, if the platform does not explain them."""
+    n = data["unpaired"]
+    lines = []
+    if n["a"] or n["b"]:
+        told = "but for the CPU's, they were judged by themselves"
+        lines.append(f"  {n['a']} of a and {n['b']} of b have no partner; {told}")
+    return lines + [f"  the first of {side}: {short(f['op'])}, {at(f)}" for side, f in n["first"].items()]
 
 
 def by_name(modules: list[dict]) -> list[dict]:
