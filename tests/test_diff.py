@@ -95,7 +95,7 @@ def fault(python, tmp_path_factory):
 
 
 def explained(report: dict) -> bool:
-    return not any(report["counts"][v] for v in ("unknown", "random", "defect"))
+    return not any(report["counts"][v] for v in ("unknown", "random", "arguments", "defect"))
 
 
 def test_rounding_is_no_finding(fault):
@@ -298,3 +298,43 @@ def test_dtypes_are_compared_by_the_coarser():
     assert explained(report) and report["counts"]["defect"] == 0
     report = compared(nn.Linear(8, 8), torch.randn(4, 8), b="cpu:bfloat16")
     assert explained(report)
+
+
+def test_attention_with_dropout_is_compared():
+    """A kernel of attention draws for itself, which is no defect; both runs are given operations that can share."""
+
+    def attention(q, k, v):
+        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5), 0.5)
+
+    q = torch.randn(2, 2, 8, 4, requires_grad=True)
+    report = compared(attention, q, q, q, b="tpu", backward=True)
+    assert explained(report)
+
+
+def test_attention_backward_has_a_referee():
+    q = torch.randn(2, 2, 8, 4, requires_grad=True)
+    report = compared(nn.functional.scaled_dot_product_attention, q, q, q, b="tpu", backward=True)
+    assert explained(report)
+    assert report["unpaired"]["b"] == 2  # forward and backward
+
+
+def test_what_makes_a_tensor_of_numbers_has_a_referee():
+    def ranges(x):
+        return x + torch.zeros(3, device=x.device) + (torch.arange(3, device=x.device) if x.is_cpu else 0)
+
+    assert explained(compared(ranges, torch.ones(3), b="tpu"))
+
+
+def test_two_versions_part_where_they_were_called_otherwise(tmp_path):
+    """Each call is right for its own arguments, which is no rounding."""
+
+    def causal(diagonal):
+        return lambda x: x.tril(diagonal).sum() * (1 + 1e-6 * diagonal)
+
+    for i in range(2):
+        compared(causal(i), torch.ones(4, 4), keep=tmp_path / str(i))
+    report = oxitorch.diff(None, a=tmp_path / "0/a.trace", b=tmp_path / "1/a.trace")
+    found = report.to_dict()["findings"]
+    assert [(f["verdict"], f["op"]) for f in found] == [("arguments", "aten.tril.default")]
+    assert found[0]["reason"] == "`diagonal` is 0 in a and 1 in b" and report.status == 1
+    assert "aten.tril was called with other arguments" in report.text()

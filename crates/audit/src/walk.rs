@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
         }
         self.model.bind(name, of_kind(Kind::Named));
         self.model.scopes.push(scope);
-        self.inside(Within::Function { forward, step, item }, &f.body);
+        self.inside(Within::Function { forward, step, item, at: f.start() }, &f.body);
         self.model.scopes.pop();
     }
 
@@ -448,7 +448,12 @@ impl<'a> Visitor<'a> for Walk<'a> {
             Expr::Dict(_) => self.in_slot(false, |w| visitor::walk_expr(w, expr)),
             Expr::If(either) => {
                 self.truth(&either.test);
-                visitor::walk_expr(self, expr);
+                self.visit_expr(&either.test);
+                let around = self.model.within.len();
+                self.model.within.extend(self.model.guard(&either.test));
+                self.visit_expr(&either.body);
+                self.model.within.truncate(around);
+                self.visit_expr(&either.orelse);
             }
             Expr::Subscript(_) => {
                 for (rule, when) in &self.table.indices {

@@ -14,7 +14,7 @@ pub(crate) struct Diff {
     asked: Asked,
     /// A Python script with its arguments, or -m and a module; options from the first --a or --b on are this command's
     ///
-    /// {device} in an argument is the device of the run. Two recorded files need no script.
+    /// {device} in an argument is the device of the run, {X|Y} is X in run a and Y in run b. Two recorded files need no script.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
     script: Vec<String>,
 }

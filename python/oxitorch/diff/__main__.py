@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from oxitorch.diff._report import Report
 from oxitorch.diff._trace import Trace
 
 CANNOT = 2
+# What an argument of the script is in the one run, and in the other.
+_EITHER = re.compile(r"\{(?P<a>[^{}|]*)\|(?P<b>[^{}|]*)\}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,8 +115,9 @@ class _Command:
         argv = [sys.executable, "-m", "oxitorch.diff._child", "--on", on, "--trace", path, "--detail", str(step)]
         argv += ["--steps", str(max(self.asked.steps, step + 1)), "--seed", str(self.asked.seed)]
         argv += ["--share", share] if share else []
+        script = [_EITHER.sub(lambda m: m[side], x) for x in self.script]
         # What the script prints is not the report.
-        done = subprocess.run([*argv, "--", *self.script], stdout=sys.stderr, check=False)
+        done = subprocess.run([*argv, "--", *script], stdout=sys.stderr, check=False)
         if done.returncode:
             raise RuntimeError(f"the script failed on {on}: exit status {done.returncode}")
 

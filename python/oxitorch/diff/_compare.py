@@ -18,7 +18,7 @@ _JUDGED, _FINDINGS = 400, 20
 LOSS = 1e-3
 
 # What a difference is put down to, from harmless to not.
-VERDICTS = ("same", "rounding", "carried", "tie", "random", "unknown", "defect")
+VERDICTS = ("same", "rounding", "carried", "tie", "random", "arguments", "unknown", "defect")
 EXPLAINED = VERDICTS[:4]
 
 
@@ -39,6 +39,8 @@ class _Comparison:
         self.first: dict | None = None
         self.findings: list[dict] = []
         self.judged = 0
+        # The first operation without a partner of each run, of two on one device: there a platform does not explain it.
+        self.alone: dict[str, dict] = {}
         # The verdict of each operation of b, by its number.
         self.verdicts: dict[int, str] = {}
 
@@ -56,7 +58,7 @@ class _Comparison:
             "parted": self._parted(loss),
             "not_finite": {side: _first_not_finite(t) for side, t in sides.items()},
             "counts": {v: self.counts[v] for v in VERDICTS},
-            "unpaired": {"a": self.counts["only a"], "b": self.counts["only b"]},
+            "unpaired": {"a": self.counts["only a"], "b": self.counts["only b"], "first": self.alone},
             "first": self.first,
             "findings": self.findings,
             "modules": self._modules(),
@@ -82,13 +84,18 @@ class _Comparison:
         off_in = self._relative(list(tensors([op["args"], *op["kwargs"].values()])),
                                 list(tensors([other["args"], *other["kwargs"].values()])))  # fmt: skip
         off = [_judge.relative(a.tensor(x), b.tensor(y)) for x, y in results]
+        moved, why = _judge.arguments(op, other)
+        if moved > LOSS:
+            return "arguments", why, "", None
+        off_in = max(off_in, moved)
+        unit = max(_unit(a, op), _unit(b, other))
         if op.get("draws") or other.get("draws"):
-            if off_in and max(off) <= _GROWTH * off_in:
-                return "carried", _carried(off_in, max(off)), "", None
-            return "random", "each run drew its own random numbers", "", None
+            if max(off) > _GROWTH * (off_in + unit):
+                return "random", "each run drew its own random numbers", "", None
+            why = _carried(off_in, max(off)) if off_in else "both runs drew the same random numbers"
+            return "carried" if off_in else "rounding", why, "", None
         if (why := _judge.tie(a, op, b, other)) and self._places_only(op, off):
             return "tie", why, "", None
-        unit = max(_unit(a, op), _unit(b, other))
         if off_in and max(off) <= _GROWTH * (off_in + unit):
             return "carried", _carried(off_in, max(off)), "", None
         if not off_in and max(off) <= 4 * unit and self._close(results, unit):
@@ -117,6 +124,8 @@ class _Comparison:
         devices = {self.a.header["device"], self.b.header["device"]}
         for side, trace, numbers in (("a", self.a, left), ("b", self.b, right)):
             self.counts[f"only {side}"] += len(numbers)
+            if numbers and len(devices) == 1:
+                self.alone.setdefault(side, self._where(trace, numbers[0]))
             if trace.header["device"] == "cpu" and len(devices) > 1:
                 continue
             for n in numbers:
@@ -189,6 +198,10 @@ class _Comparison:
             "inputs": [_about(trace, x) for x in tensors([op["args"], *op["kwargs"].values()])],
             "worst": None if worst is None else {**vars(worst), "ratio": worst.ratio},
         }
+
+    @staticmethod
+    def _where(trace: Trace, n: int) -> dict:
+        return {k: trace.ops[n][k] for k in ("step", "phase", "module", "line")} | {"op": trace.ops[n]["name"]}
 
     def _alone(self, side: str, n: int) -> str:
         """What the operation gives by itself: whether the defect is its own, or of the program that it was in."""

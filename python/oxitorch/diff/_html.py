@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from html import escape
+from textwrap import dedent
 
 from oxitorch import _core
 from oxitorch.diff import _text
@@ -28,7 +29,15 @@ _PAGE = """<!doctype html>
 </html>
 """
 _ROWS = 200
-_TONES = {"defect": "bad", "unknown": "doubt", "random": "doubt", "tie": "good", "rounding": "good", "carried": "good"}
+_TONES = {
+    "defect": "bad",
+    "unknown": "doubt",
+    "random": "doubt",
+    "arguments": "doubt",
+    "tie": "good",
+    "rounding": "good",
+    "carried": "good",
+}
 
 
 def page(data: dict) -> str:
@@ -36,7 +45,7 @@ def page(data: dict) -> str:
     parts += [_finding(data, f) for f in data["findings"]]
     first = data["first"]
     if first is not None and first not in data["findings"]:
-        parts.append(_section("The first difference", _finding_body(data, first)))
+        parts.append(_section("The first difference", _place(first) + _finding_body(data, first)))
     if lines := _text.not_finite(data):
         parts.append(_section("Not finite", _lines(lines)))
     parts += [_steps(data), _modules(data), _gradients(data)]
@@ -57,22 +66,24 @@ def _answer(data: dict) -> str:
         for v, n in counts.items()
         if n
     )
+    unpaired = "".join(f'<pre class="reason">{escape(line.strip())}</pre>' for line in _text.unpaired(data))
     notes = "".join(f'<pre class="reason">{escape(n)}</pre>' for n in data["notes"])
     return (
         f'<div class="answer {tone}">\n'
         f'<p class="name"><strong>a</strong> {escape(_text.about(data["a"]))}</p>\n'
         f'<p class="name"><strong>b</strong> {escape(_text.about(data["b"]))}</p>\n'
         f'<p class="headline">{escape(_text.headline(data))}</p>\n{notes}'
-        f'<dl class="figures">{figures}</dl>\n</div>'
+        f'<dl class="figures">{figures}</dl>\n{unpaired}</div>'
     )
 
 
 def _finding(data: dict, f: dict) -> str:
     tone = _TONES[f["verdict"]]
-    return (
-        f'<div class="answer {tone}">\n<p class="name"><strong>{escape(_text.short(f["op"]))}</strong> '
-        f"{escape(_text.at(f))}</p>\n{_finding_body(data, f)}\n</div>"
-    )
+    return f'<div class="answer {tone}">\n{_place(f)}{_finding_body(data, f)}\n</div>'
+
+
+def _place(f: dict) -> str:
+    return f'<p class="name"><strong>{escape(_text.short(f["op"]))}</strong> {escape(_text.at(f))}</p>\n'
 
 
 def _finding_body(data: dict, f: dict) -> str:
@@ -81,7 +92,7 @@ def _finding_body(data: dict, f: dict) -> str:
 
 
 def _lines(lines: Iterable[str]) -> str:
-    return f'<pre class="reason">{escape(chr(10).join(lines).strip())}</pre>'
+    return f'<pre class="reason">{escape(dedent(chr(10).join(lines)).strip())}</pre>'
 
 
 def _steps(data: dict) -> str:
@@ -94,15 +105,15 @@ def _steps(data: dict) -> str:
 
 def _modules(data: dict) -> str:
     rows = [
-        [f"{m['name']}, step {m['step']}", f"{m['relative']:.1e}", f"{m['largest']:.1e}", m["finding"] or ""]
-        for m in data["modules"]
+        [m["name"], f"{m['relative']:.1e}", f"{m['largest']:.1e}", m["finding"] or ""]
+        for m in _text.by_name(data["modules"])
     ]
     return _section("Modules", _table(["module", "difference", "largest element", ""], rows)) if rows else ""
 
 
 def _gradients(data: dict) -> str:
     found = sorted(data["gradients"], key=lambda g: -g["relative"])
-    rows = [[f"{g['name']}, step {g['step']}", f"{g['relative']:.1e}", f"{g['largest']:.1e}"] for g in found]
+    rows = [[g["name"], f"{g['relative']:.1e}", f"{g['largest']:.1e}"] for g in found]
     return _section("Gradients", _table(["parameter", "difference", "largest element"], rows)) if rows else ""
 
 

@@ -129,12 +129,13 @@ def bounds(trace: Trace, func, args, kwargs, got, want) -> list[torch.Tensor]:
     coarse = max(torch.finfo(t.dtype).eps for t in (*_floats(args, kwargs), *floats))
     unit = coarse / 2
     # Operands of less than float32 have no more bits than they are rounded to.
-    rounds = _kinds.is_product(name) and coarse <= torch.finfo(torch.float32).eps
-    rounded = 2 * header.get("operand_error", 0.0) if rounds else 0.0
+    operands = header.get("operand_error", 0.0) if coarse <= torch.finfo(torch.float32).eps else 0.0
+    rounded = 2 * operands if _kinds.is_product(name) else 0.0
     if _kinds.is_sum(name):
         moves = [m.double() for m in run(func, *_absolute(_widened(args), _widened(kwargs)))]
     else:
-        moves = _spread(func, args, kwargs, want)
+        # Products within an operation round their operands too.
+        moves = _spread(func, args, kwargs, want, operands if _kinds.is_attention(name) else 0.0)
     allowed = []
     for (g, w), move in zip(results, moves, strict=False):
         if not (g.is_floating_point() or g.is_complex()) or g.shape != w.shape:
@@ -210,6 +211,34 @@ def tie(a: Trace, op_a: dict, b: Trace, op_b: dict) -> str | None:
     return None
 
 
+def arguments(op: dict, other: dict) -> tuple[float, str]:
+    """How far the numbers and flags are apart that two calls were given beside tensors, by the larger.
+
+    Infinite where they are no floats. And which they are, in words; nothing of operations that are not known here.
+    """
+    worst, why = 0.0, ""
+    try:
+        mine, theirs = (_kinds.given(_operator(o["name"]), o["args"], o["kwargs"]) for o in (op, other))
+    except Unjudged:
+        return worst, why
+    for name in (n for n in mine if n in theirs and n not in _kinds.OF_PLATFORM):
+        off = _apart(mine[name], theirs[name])
+        if off > worst:
+            worst, why = off, f"`{name}` is {mine[name]} in a and {theirs[name]} in b"
+    return worst, why
+
+
+def _apart(x, y) -> float:
+    """How far two arguments are apart that are no tensors; what stands for tensors, dtypes and devices is left out."""
+    if isinstance(x, dict) or isinstance(y, dict):
+        return 0.0
+    if isinstance(x, list) and isinstance(y, list) and len(x) == len(y):
+        return max(map(_apart, x, y), default=0.0)
+    if isinstance(x, float) and isinstance(y, float) and math.isfinite(x) and math.isfinite(y):
+        return abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0
+    return 0.0 if x == y or (x != x and y != y) else math.inf
+
+
 def relative(x: torch.Tensor, y: torch.Tensor) -> float:
     """The largest difference by the largest element; infinite where only one is finite."""
     if x.shape != y.shape:
@@ -248,10 +277,16 @@ def _operator(name: str):
         func = None
     if func is None:
         raise Unjudged(f"{name} is not known here")
-    # What takes no tensors computes nothing, and may open files.
-    if not any("Tensor" in str(s.type) for s in func._schema.arguments):
+    if not (any("Tensor" in str(s.type) for s in func._schema.arguments) or _makes_tensor(func)):
         raise Unjudged(f"{name} takes no tensors")
     return func
+
+
+def _makes_tensor(func) -> bool:
+    """Whether it gives a tensor of numbers alone, as `zeros`; what takes names may open files."""
+    schema = func._schema
+    numbers = not any("str" in str(s.type) for s in schema.arguments)
+    return func.namespace == "aten" and numbers and [str(r.type) for r in schema.returns] == ["Tensor"]
 
 
 def _tensor(trace: Trace, x: dict, device: str) -> torch.Tensor:
@@ -295,10 +330,13 @@ def _absolute(*parts):
     return [_map(p, absolute) for p in parts]
 
 
-def _spread(func, args, kwargs, want: list[torch.Tensor]) -> list[torch.Tensor]:
-    """How far the elements of results move with the inputs, in float64: the sum of how far they move with each."""
+def _spread(func, args, kwargs, want: list[torch.Tensor], least: float = 0.0) -> list[torch.Tensor]:
+    """How far the elements of results move with the inputs, in float64: the sum of how far they move with each, by a
+    unit in their last place, or by `least` where that is more.
+    """
     g = torch.Generator().manual_seed(0)
     unit = max([torch.finfo(t.dtype).eps for t in _floats(args, kwargs)], default=torch.finfo(torch.float32).eps)
+    unit = max(unit, least)
 
     pointwise = _kinds.is_pointwise(func)
 
@@ -360,15 +398,30 @@ def _number(x: torch.Tensor) -> float:
 
 def _attention(q, k, v, bias=None, dropout=0.0, causal=False, *args, scale=None, **kwargs):
     """What the fused kernels of attention compute, in PyTorch's own operations."""
-    return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, bias, 0.0, causal, scale=scale)[:1]
+    shared = q.shape[-3] != k.shape[-3]
+    math = torch.ops.aten._scaled_dot_product_attention_math
+    return math(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=shared)[:1]
 
 
 def _attention_cpu(q, k, v, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
     return _attention(q, k, v, attn_mask, dropout, causal, scale=scale)
 
 
-# Operations that the CPU has under another name.
+def _attention_backward(grad, q, k, v, bias, wanted, *rest, scale=None):
+    """The gradients of `q`, `k`, `v` and `bias` that are wanted, by autograd."""
+    causal = rest[_CAUSAL]
+    leaves = [t if t is None else t.detach().requires_grad_(w) for t, w in zip((q, k, v, bias), wanted, strict=True)]
+    with torch.enable_grad():
+        (made,) = _attention(*leaves, causal=causal, scale=scale)
+        return torch.autograd.grad(made, [t for t, w in zip(leaves, wanted, strict=True) if w], grad)
+
+
+# Of the arguments of that backward after `grad_input_mask`, `is_causal`.
+_CAUSAL = 7
+
+# Operations that the CPU has under another name, or not at all.
 _INSTEAD = {
     "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_cpu,
 }

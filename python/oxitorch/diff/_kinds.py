@@ -20,6 +20,10 @@ _DRAWS = frozenset(
     }
 )  # fmt: skip
 NOISE = {"native_dropout": 1}
+# Attention in one kernel.
+_ATTENTION = "_scaled_dot_product_"
+# Operations that draw the same thing under several names.
+_SAME_DRAW = {"bernoulli": "mask", "native_dropout": "mask"}
 
 # Products: operands may be rounded to less than float32 (precision), and an element sums so many products.
 _PRODUCTS = {
@@ -60,6 +64,9 @@ CHOOSES = {
     "adaptive_max_pool2d": 1,
 }
 
+# Arguments that say where a tensor is and how it comes there, and not what it has.
+OF_PLATFORM = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
+
 # What asks for the bits or the neighbours of numbers: of float64 it is something else.
 OF_DTYPE = frozenset(
     {
@@ -80,8 +87,21 @@ def base(name: str) -> str:
     return name.replace("::", ".").split(".")[1]
 
 
-def draws(name: str) -> bool:
-    return base(name) in _DRAWS
+def drawn(name: str) -> str | None:
+    """What an operation draws that another run can be given, or None."""
+    op = base(name)
+    plain = op.removesuffix("_")
+    return _SAME_DRAW.get(plain, plain) if op in _DRAWS else None
+
+
+def draws_within(func, args, kwargs) -> bool:
+    """Whether the numbers that it draws are seen by nobody: dropout in a kernel of attention."""
+    return is_attention(func.name()) and bool(named(func, args, kwargs).get("dropout_p"))
+
+
+def is_attention(name: str) -> bool:
+    """Whether it is attention in one kernel, forward or backward."""
+    return base(name).startswith(_ATTENTION)
 
 
 def operator(name: str) -> Any:
@@ -93,6 +113,12 @@ def operator(name: str) -> Any:
 def named(func, args, kwargs) -> dict:
     """Arguments by their names."""
     return {s.name: a for s, a in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+
+
+def given(func, args, kwargs) -> dict:
+    """The same with what was left out, by its default."""
+    defaults = {s.name: s.default_value for s in func._schema.arguments if s.has_default_value()}
+    return defaults | named(func, args, kwargs)
 
 
 def written(func, args, kwargs) -> list[torch.Tensor]:

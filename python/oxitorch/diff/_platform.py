@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import oxitorch
@@ -105,7 +107,10 @@ _ACCELERATOR = re.compile(r"(tpu|cuda|xla|mps|xpu|hpu)(:\d+)?")
 
 
 class _Devices(TorchFunctionMode):
-    """Takes what names an accelerator to one device."""
+    """Takes what names an accelerator to one device.
+
+    Attention with dropout goes to PyTorch's operations: what a kernel drops cannot be given to another run.
+    """
 
     def __init__(self, device: str):
         super().__init__()
@@ -114,6 +119,9 @@ class _Devices(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.cuda:
             return args[0].to(self._device)
+        if func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else (kwargs or {}).get("dropout_p")):
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         return func(*map(self._map, args), **{k: self._map(v) for k, v in (kwargs or {}).items()})
 
     def _map(self, x):

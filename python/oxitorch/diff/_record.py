@@ -6,7 +6,7 @@ keeps its windows. A tensor that is known from before, and not written since, is
 
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import torch
@@ -30,7 +30,7 @@ class Recorder(TorchDispatchMode):
         writer: the file.
         detail: whether a step is recorded op by op; of others the loss, the norms of gradients and parameters, and
             random numbers.
-        share: a run whose random numbers this one takes, in the order in which they were drawn.
+        share: a run whose random numbers this one takes, in the order in which those of a kind and shape were drawn.
         stop: called after each step of an optimizer with its number.
     """
 
@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
         # Of this step: what a backward may have started from, and the loss.
         self._start: int | None = None
         self._loss: int | None = None
-        self._draws = deque(_draws(share)) if share else None
+        self._draws = _draws(share)
         self._share = share
         self.unshared: list[str] = []
 
@@ -204,8 +204,8 @@ class Recorder(TorchDispatchMode):
         elif func is _ONES_LIKE and args[0].numel() == 1:
             self._start = self._note(args[0])  # a backward starts so
         name = func.name()
-        draws = _kinds.draws(name)
-        seen = self._seen() or draws
+        drawn = _kinds.drawn(name)
+        seen = self._seen() or drawn
         if not seen or name.startswith(_kinds.UNSEEN) or torch.Tag.inplace_view in func.tags:
             return self._unseen(func, args, kwargs)
         if _is_view(func):
@@ -213,11 +213,10 @@ class Recorder(TorchDispatchMode):
         op = {"name": str(func), "step": self.step, "phase": phase, **self._place(node, phase)}
         op["args"] = [encode(a, self._argument) for a in args]
         op["kwargs"] = {k: encode(v, self._argument) for k, v in kwargs.items()}
-        shared = self._draw(name, args) if draws and self._draws is not None else None
         returned = func(*args, **kwargs)
         results = _kinds.results(func, args, kwargs, returned)
-        if shared is not None:
-            _take(name, args, results, shared)
+        if drawn and self._share:
+            self._take(name, args, results)
         for t in _kinds.written(func, args, kwargs):
             self._wrote(t)
         if name.startswith(_kinds.UNINITIALISED):
@@ -225,7 +224,7 @@ class Recorder(TorchDispatchMode):
                 self._known[t] = *self._written(t), None
             return returned
         op["results"] = [self._note(t) for t in results if _plain(t)]
-        if draws:
+        if drawn or _kinds.draws_within(func, args, kwargs):
             op["draws"] = True
         for t in results:
             self.devices[t.device.type] = self.devices.get(t.device.type, 0) + 1
@@ -258,13 +257,17 @@ class Recorder(TorchDispatchMode):
                 self._forward[torch.autograd._get_sequence_nr() - 1] = module, line
         return {"module": module, "line": line}
 
-    def _draw(self, name: str, args) -> torch.Tensor | None:
-        """The numbers that the other run drew here."""
-        while self._draws and self._draws[0][0] < self.step:
-            self._draws.popleft()
-        if self._draws and self._draws[0][0] == self.step:
-            return self._share.tensor(self._draws.popleft()[1])
-        return None
+    def _take(self, name: str, args, results) -> None:
+        """Replaces what an operation drew by what the other run drew there, if it did."""
+        with _disable_current_modes():
+            noise = results[_kinds.NOISE.get(_kinds.base(name), 0)]
+            there = self._draws.get(_draw(self.step, name, noise.shape))
+            if not there:
+                return
+            noise.copy_(self._share.tensor(there.popleft()))
+            if len(results) > 1:  # dropout with its mask
+                kept = 1 - args[1]
+                results[0].copy_(args[0] * noise / kept if kept else torch.zeros_like(args[0]))
 
     # -- tensors
 
@@ -313,23 +316,20 @@ class Recorder(TorchDispatchMode):
 _ONES_LIKE = torch.ops.aten.ones_like.default
 
 
-def _draws(trace: Trace):
-    """Step and value of what a run drew."""
-    for op in trace.ops:
-        if op.get("draws") and op["results"]:
-            yield op["step"], op["results"][_kinds.NOISE.get(_kinds.base(op["name"]), 0)]
+def _draws(share: Trace | None) -> dict[tuple, deque[int]]:
+    """The values of what a run drew, in their order: of each step what is of one kind and shape, since another platform
+    may draw some within its kernels.
+    """
+    found: dict[tuple, deque[int]] = defaultdict(deque)
+    for op in share.ops if share else ():
+        if _kinds.drawn(op["name"]) and op["results"]:
+            value = op["results"][_kinds.NOISE.get(_kinds.base(op["name"]), 0)]
+            found[_draw(op["step"], op["name"], share.about(value)["shape"])].append(value)
+    return found
 
 
-def _take(name: str, args, results, shared: torch.Tensor) -> None:
-    """Replaces what an operation drew."""
-    with _disable_current_modes():
-        noise = results[_kinds.NOISE.get(_kinds.base(name), 0)]
-        if noise.shape != shared.shape:
-            return
-        noise.copy_(shared)
-        if len(results) > 1:  # dropout with its mask
-            kept = 1 - args[1]
-            results[0].copy_(args[0] * noise / kept if kept else torch.zeros_like(args[0]))
+def _draw(step: int, name: str, shape) -> tuple:
+    return step, _kinds.drawn(name), tuple(shape)
 
 
 def _is_view(func) -> bool:

@@ -10,6 +10,7 @@ MEANS = {
     "carried": "both right, or no larger than the difference of their inputs",
     "tie": "other elements were chosen, that are equal or nearly so",
     "random": "each run drew its own random numbers",
+    "arguments": "called with other numbers or flags: the runs are of other programs",
     "unknown": "they differ, and nothing can tell which is right",
     "defect": "wrong for its own inputs",
 }
@@ -25,6 +26,11 @@ def headline(data: dict) -> str:
         more = counts["defect"] - 1
         behind = f", and {more} more" if more else ""
         return f"{short(worst['op'])} is wrong on {side(data, worst['side'])}, {at(worst)}{behind}"
+    if counts["arguments"]:
+        first = next(f for f in data["findings"] if f["verdict"] == "arguments")
+        more = counts["arguments"] - 1
+        behind = f", and {more} more" if more else ""
+        return f"{short(first['op'])} was called with other arguments, {at(first)}{behind}"
     left = counts["unknown"] + counts["random"]
     if left:
         return f"{many(left, 'operation')} whose difference is not explained"
@@ -52,12 +58,30 @@ def text(data: dict) -> str:
     lines += _steps(data)
     lines += ["operations:"]
     lines += [f"  {n:>6}  {v:<9} {MEANS[v]}" for v, n in data["counts"].items() if n]
-    unpaired = data["unpaired"]
-    if unpaired["a"] or unpaired["b"]:
-        lines.append(f"  {unpaired['a']} of a and {unpaired['b']} of b have no partner, and were judged by themselves")
-    lines += _table("modules", data["modules"], lambda m: "  " * m["depth"] + m["name"])
+    lines += unpaired(data)
+    lines += _table("modules", by_name(data["modules"]), lambda m: "  " * m["depth"] + m["name"])
     lines += _table("gradients", sorted(data["gradients"], key=lambda g: -g["relative"]), lambda g: g["name"])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def unpaired(data: dict) -> list[str]:
+    """How many operations only one run has, and which are the first, if the platform does not explain them."""
+    n = data["unpaired"]
+    lines = []
+    if n["a"] or n["b"]:
+        told = "but for the CPU's, they were judged by themselves"
+        lines.append(f"  {n['a']} of a and {n['b']} of b have no partner; {told}")
+    return lines + [f"  the first of {side}: {short(f['op'])}, {at(f)}" for side, f in n["first"].items()]
+
+
+def by_name(modules: list[dict]) -> list[dict]:
+    """Of several calls of a module the one that differs most."""
+    worst: dict[str, dict] = {}
+    for m in modules:
+        known = worst.get(m["name"])
+        if known is None or (bool(m["finding"]), m["relative"]) > (bool(known["finding"]), known["relative"]):
+            worst[m["name"]] = m
+    return list(worst.values())
 
 
 def finding(data: dict, f: dict) -> list[str]:

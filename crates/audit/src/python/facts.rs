@@ -1,7 +1,7 @@
 //! What is known of a file before it is walked: which loops train, which functions are a step, what is a module.
 
 use ruff_python_ast::visitor::{self, Visitor};
-use ruff_python_ast::{Expr, Operator, Stmt};
+use ruff_python_ast::{CmpOp, Expr, Operator, Stmt, UnaryOp};
 use ruff_text_size::{Ranged, TextSize};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -16,6 +16,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) losses: FxHashSet<&'a str>,
     /// Classes of this file and the last part of the names of their bases.
     bases: FxHashMap<&'a str, Vec<&'a str>>,
+    /// Functions in which ranks other than one wait at a barrier of their own, by where they begin; `None` is the module.
+    pub(crate) others_wait: FxHashSet<Option<TextSize>>,
     /// Names that functions of this file are called by within such loops.
     pub(crate) called_in_training: FxHashSet<&'a str>,
 }
@@ -65,6 +67,12 @@ struct Look<'a> {
 
 impl<'a> Visitor<'a> for Look<'a> {
     fn visit_stmt(&mut self, stmt: &'a Stmt) {
+        if let Stmt::If(tested) = stmt
+            && (of_other_ranks(&tested.test) && waits(&tested.body)
+                || asks_rank(&tested.test) && tested.elif_else_clauses.iter().any(|c| waits(&c.body)))
+        {
+            self.facts.others_wait.insert(self.function());
+        }
         let open = match stmt {
             Stmt::For(_) | Stmt::While(_) => Open::Loop(stmt.start()),
             Stmt::FunctionDef(_) => Open::Function(stmt.start()),
@@ -108,6 +116,13 @@ impl<'a> Visitor<'a> for Look<'a> {
 }
 
 impl Look<'_> {
+    fn function(&self) -> Option<TextSize> {
+        self.open.iter().rev().find_map(|o| match o {
+            Open::Function(at) => Some(*at),
+            Open::Loop(_) => None,
+        })
+    }
+
     fn train(&mut self) {
         match self.open.last() {
             Some(Open::Loop(at)) => self.facts.training.insert(*at),
@@ -115,6 +130,41 @@ impl Look<'_> {
             None => false,
         };
     }
+}
+
+/// Whether a test asks for a rank, by the name of what is compared or called.
+fn asks_rank(test: &Expr) -> bool {
+    match test {
+        Expr::Compare(compare) => asks_rank(&compare.left),
+        Expr::BoolOp(op) => op.values.iter().any(asks_rank),
+        Expr::UnaryOp(op) => asks_rank(&op.operand),
+        Expr::Call(call) => asks_rank(&call.func),
+        other => last(other).is_some_and(|n| {
+            let n = n.to_ascii_lowercase();
+            n.contains("rank") || n.contains("main") || n.contains("master")
+        }),
+    }
+}
+
+/// Whether a test holds on all ranks but one: `rank != 0`, `rank > 0`, `not is_main`.
+fn of_other_ranks(test: &Expr) -> bool {
+    let but_one = match test {
+        Expr::Compare(compare) => compare.ops.iter().all(|op| matches!(op, CmpOp::NotEq | CmpOp::Gt)),
+        Expr::UnaryOp(op) => op.op == UnaryOp::Not,
+        Expr::BoolOp(op) => return op.values.iter().any(of_other_ranks),
+        _ => false,
+    };
+    but_one && asks_rank(test)
+}
+
+/// Whether a barrier is among some statements.
+fn waits(body: &[Stmt]) -> bool {
+    body.iter().any(|s| match s {
+        Stmt::Expr(e) => {
+            matches!(&*e.value, Expr::Call(c) if last(&c.func).is_some_and(|n| n.contains("barrier")))
+        }
+        _ => false,
+    })
 }
 
 /// Whether a value that has `step()` is an optimizer or its scaler, by its name.

@@ -7,7 +7,7 @@ use super::facts::last;
 use super::model::{Model, Within};
 
 impl<'a> Model<'a> {
-    /// What runs seldom, or on one rank, by the test of an `if`.
+    /// What runs seldom, on one rank, or for float16 alone, by the test of an `if`.
     pub(crate) fn guard(&self, test: &Expr) -> Option<Within<'a>> {
         if let Expr::Name(name) = test
             && self.binding(name.id.as_str()).is_some_and(|b| b.seldom)
@@ -41,8 +41,11 @@ impl<'a> Model<'a> {
             "is_primary",
             "is_world_process_zero",
         ]);
-        let one = rank && !has(&["!=", "not ", "> 0", ">= 0", "world_size", "none", "-1"]);
-        one.then_some(Within::OneRank)
+        if rank && !has(&["!=", "not ", "> 0", ">= 0", "world_size", "none", "-1"]) {
+            return Some(Within::OneRank);
+        }
+        let words = words.replace("bfloat16", "").replace("bf16", "");
+        ["float16", "fp16", "half"].iter().any(|w| words.contains(w)).then_some(Within::Half)
     }
 }
 

@@ -79,6 +79,26 @@ const NO_TENSOR: &[&str] = &[
     "chunk",
 ];
 
+/// Functions of `torch` itself that make a tensor of numbers.
+const MAKES: &[&str] = &[
+    "arange",
+    "as_tensor",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "tensor",
+    "zeros",
+];
+
 /// Functions and methods that give several tensors.
 const SEVERAL: &[&str] = &[
     "split",
@@ -212,6 +232,12 @@ pub(crate) fn of_call(path: &str) -> Kind {
         _ if head.starts_with("optim") && upper && !head.contains("lr_scheduler") => Kind::Optimizer,
         _ => Kind::Unknown,
     }
+}
+
+/// Whether a function of torch makes a tensor of numbers, on the host if no device is named.
+pub(crate) fn makes_tensor(path: &str) -> bool {
+    let Some(name) = path.strip_prefix("torch.") else { return false };
+    MAKES.contains(&name)
 }
 
 /// What a method gives, of a value of a kind.

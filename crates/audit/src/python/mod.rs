@@ -10,7 +10,7 @@ mod nesting;
 pub(crate) use bind::of_kind;
 pub(crate) use facts::{Facts, last};
 pub(crate) use guard::{assigned_again, is_over_batches};
-pub(crate) use kind::Kind;
+pub(crate) use kind::{Kind, makes_tensor};
 pub(crate) use model::{
     Around, Binding, Call, Compared, Hit, Model, Scope, Within, bytes, is_false, is_true, text,
 };

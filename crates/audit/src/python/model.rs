@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ruff_python_ast::{CmpOp, Expr, ExprCall, Number, UnaryOp};
-use ruff_text_size::{Ranged, TextRange};
+use ruff_text_size::{Ranged, TextRange, TextSize};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::facts::Facts;
@@ -64,6 +64,8 @@ pub(crate) enum Within<'a> {
         forward: bool,
         step: bool,
         item: bool,
+        /// Where in the file it begins.
+        at: TextSize,
     },
     Class {
         dataset: bool,
@@ -73,6 +75,8 @@ pub(crate) enum Within<'a> {
     Seldom,
     /// Only one rank comes here.
     OneRank,
+    /// Only where values are float16.
+    Half,
     /// The body of a lambda, which runs when it is called.
     Lambda,
 }
@@ -250,7 +254,7 @@ impl<'a> Model<'a> {
                 Within::Seldom | Within::Lambda | Within::Class { .. } => return false,
                 Within::Loop { trains: true, .. } => return true,
                 Within::Function { forward, step, .. } => return *forward || *step,
-                Within::Loop { .. } | Within::OneRank => {}
+                Within::Loop { .. } | Within::OneRank | Within::Half => {}
             }
         }
         false
@@ -294,6 +298,20 @@ impl<'a> Model<'a> {
             .rev()
             .take_while(|w| !matches!(w, Within::Function { .. } | Within::Class { .. }));
         inner.into_iter().any(|w| matches!(w, Within::OneRank))
+    }
+
+    /// Whether the other ranks wait at a barrier of their own somewhere in this function.
+    pub(crate) fn others_wait(&self) -> bool {
+        let at = self.within.iter().rev().find_map(|w| match w {
+            Within::Function { at, .. } => Some(*at),
+            _ => None,
+        });
+        self.facts.others_wait.contains(&at)
+    }
+
+    /// Whether only float16 comes to the line.
+    pub(crate) fn for_half(&self) -> bool {
+        self.within.iter().any(|w| matches!(w, Within::Half))
     }
 
     /// Whether the line is within an `autograd.Function`.

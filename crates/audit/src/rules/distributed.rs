@@ -21,15 +21,20 @@ fn nccl(backend: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
     if !name.contains("nccl") {
         return None;
     }
-    let hit = Hit::at(backend);
-    let source = call.model.source(backend.range());
     let group = last(&call.call.func).is_some_and(|n| n == "init_process_group" || n == "new_group");
-    let quote = source.len() == name.len() + 2;
-    if !group || !quote {
-        return Some(hit);
+    Some(if group { for_device(backend, call.model) } else { Hit::at(backend) })
+}
+
+/// The edit of a string to the backends of the host and of the device.
+fn for_device(backend: &Expr, model: &Model<'_>) -> Hit {
+    let hit = Hit::at(backend);
+    // Between plain quotes.
+    let plain = text(backend).is_some_and(|t| model.source(backend.range()).len() == t.len() + 2);
+    if !plain {
+        return hit;
     }
     let inner = TextRange::new(backend.start() + TextSize::new(1), backend.end() - TextSize::new(1));
-    Some(hit.edit(inner, "cpu:gloo,tpu:tpu"))
+    hit.edit(inner, "cpu:gloo,tpu:tpu")
 }
 
 /// A name for a backend that is given `"nccl"`.
@@ -42,7 +47,7 @@ fn nccl_name(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
         Expr::If(either) => [&either.body, &either.orelse].into_iter().find(|e| is(e)).map(|e| &**e),
         value => Some(value).filter(|e| is(e)),
     };
-    found.filter(|_| backend && model.uses_torch()).map(Hit::at)
+    found.filter(|_| backend && model.uses_torch()).map(|e| for_device(e, model))
 }
 
 /// Collectives in which every rank has to take part.
@@ -66,7 +71,8 @@ const COLLECTIVES: &[&str] = &[
 ];
 
 fn on_one_rank(call: &Call<'_, '_>) -> Option<Hit> {
-    call.model.on_one_rank().then(|| call.hit()).flatten()
+    let met = call.path.ends_with("barrier") && call.model.others_wait();
+    (!met && call.model.on_one_rank()).then(|| call.hit()).flatten()
 }
 
 fn wraps_model(call: &Call<'_, '_>) -> Option<Hit> {
@@ -109,7 +115,9 @@ pub(crate) static FAMILY: Family = Family {
                         .args
                         .iter()
                         .any(|a| text(a).is_some_and(|t| t.ends_with("backend")));
-                    (option && text(value) == Some("nccl")).then(|| Hit::at(value))
+                    let free = call.keyword("choices").is_none();
+                    (option && text(value) == Some("nccl"))
+                        .then(|| if free { for_device(value, call.model) } else { Hit::at(value) })
                 }),
             ],
             bad: &[
@@ -125,19 +133,15 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "DST002",
             name: "NCCL settings",
-            severity: Error,
+            severity: Note,
             sentence: "`{}` is read by NCCL and has no effect on the device.",
             fix: "Remove it; `oxitorch ranks` shows what the processes are about.",
             explanation: "The flight recorder and the timeout of a group are PyTorch's own and work.",
-            effort: Edit,
-            when: &[
-                When::Variable(&["NCCL_*", "TORCH_NCCL_*"]),
-                When::Name(&[
-                    "torch.distributed.ProcessGroupNCCL",
-                    "torch.distributed.ProcessGroupNCCL.*",
-                    "torch._C._distributed_c10d.ProcessGroupNCCL",
-                ]),
-            ],
+            runs: Unchanged(
+                "import os\nos.environ['NCCL_DEBUG'] = 'INFO'\nassert torch.ones(2, device='tpu').sum().item() == 2",
+            ),
+            effort: Nothing,
+            when: &[When::Variable(&["NCCL_*", "TORCH_NCCL_*"])],
             bad: &[
                 Py("import os, torch\nos.environ['NCCL_DEBUG'] = 'INFO'\n"),
                 File("run.sh", "export NCCL_IB_DISABLE=1\n"),
@@ -178,9 +182,14 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch.distributed as dist\ndef save(rank):\n    if rank == 0:\n        dist.all_reduce(1)\n",
             )],
-            good: &[Py(
-                "import torch.distributed as dist\ndef save(rank):\n    dist.barrier()\n    if rank == 0:\n        print('saved')\n    if rank != 0:\n        dist.barrier()\n",
-            )],
+            good: &[
+                Py(
+                    "import torch.distributed as dist\ndef save(rank):\n    dist.barrier()\n    if rank == 0:\n        print('saved')\n    if rank != 0:\n        dist.barrier()\n",
+                ),
+                Py(
+                    "import torch.distributed as dist\ndef load():\n    if dist.get_rank() != 0:\n        dist.barrier()\n    data = read()\n    if dist.get_rank() == 0:\n        dist.barrier()\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -367,7 +376,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DST012",
             name: "question for the backend",
             severity: Error,
-            sentence: "`{}` asks whether the backend is NCCL, which it is not.",
+            sentence: "`{}` asks for NCCL, which the device does not use.",
             fix: "Ask what matters: the device of the tensors (`x.device.type`), or `torch.distributed.is_initialized()`.",
             explanation: "The other branch is mostly gloo's: it moves tensors to the CPU, which works and is slow.",
             effort: Edit,
@@ -442,6 +451,23 @@ pub(crate) static FAMILY: Family = Family {
             good: &[Py(
                 "from torch.nn.parallel import DistributedDataParallel as DDP\ndef f(m):\n    return DDP(m)\n",
             )],
+            ..Rule::BASE
+        },
+        Rule {
+            id: "DST015",
+            name: "NCCL's process group",
+            severity: Error,
+            sentence: "`{}` is NCCL's, and groups of the device have another.",
+            fix: "Leave the options out: `init_process_group` and `new_group` take a timeout without them.",
+            explanation: "Its options choose streams and communicators of NCCL.",
+            effort: Edit,
+            when: &[When::Name(&[
+                "torch.distributed.ProcessGroupNCCL",
+                "torch.distributed.ProcessGroupNCCL.*",
+                "torch._C._distributed_c10d.ProcessGroupNCCL",
+            ])],
+            bad: &[Py("import torch.distributed as dist\noptions = dist.ProcessGroupNCCL.Options()\n")],
+            good: &[Py("import torch.distributed as dist\ngroup = dist.new_group()\n")],
             ..Rule::BASE
         },
     ],

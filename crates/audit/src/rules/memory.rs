@@ -106,11 +106,14 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "MEM005",
             name: "CUDA allocator settings",
-            severity: Error,
+            severity: Note,
             sentence: "`{}` steers CUDA's caching allocator and has no effect on the device.",
             fix: "Remove it; XLA plans the memory of a program when it compiles. `oxitorch preflight` says what a step needs.",
             explanation: "There is no fragmentation within a program, whose buffers are laid out by the compiler.",
-            effort: Edit,
+            runs: Unchanged(
+                "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\nassert torch.ones(2, device='tpu').sum().item() == 2",
+            ),
+            effort: Nothing,
             when: &[When::Variable(&[
                 "PYTORCH_CUDA_ALLOC_CONF",
                 "PYTORCH_NO_CUDA_MEMORY_CACHING",

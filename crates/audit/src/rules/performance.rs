@@ -59,7 +59,7 @@ fn channels_last(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
         .then(|| Hit::at(value))
 }
 
-/// Whether a name is what recurrent cells are called by.
+/// A loop of a forward that takes a part of a tensor in each round.
 fn time_loop(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let Stmt::For(stmt) = stmt else { return None };
     let (Expr::Name(t), Expr::Call(range)) = (&*stmt.target, &*stmt.iter) else { return None };
@@ -109,15 +109,19 @@ fn parameter_loop(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
         &stmt.iter,
         &mut |e| matches!(e, Expr::Call(c) if matches!(last(&c.func), Some("parameters" | "named_parameters"))),
     );
+    // What a step does to parameters has a second sequence, or their gradients; copies and scales of parameters alone
+    // are how a model begins.
+    let pairs = matches!(&*stmt.iter, Expr::Call(c) if last(&c.func) == Some("zip"));
+    let updates = model.in_step() || pairs || model.source(stmt.range).contains(".grad");
     let writes = stmt.body.iter().any(|s| match s {
         Stmt::Expr(e) => contains(&e.value, &mut |e| {
-            matches!(e, Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if matches!(f.attr.as_str(), "mul_" | "add_" | "sub_" | "addcdiv_" | "lerp_" | "copy_" | "addcmul_")))
+            matches!(e, Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if matches!(f.attr.as_str(), "mul_" | "add_" | "sub_" | "addcdiv_" | "lerp_" | "addcmul_")))
         }),
         Stmt::Assign(a) => a.targets.iter().any(|t| matches!(t, Expr::Attribute(f) if f.attr.as_str() == "data")),
         Stmt::AugAssign(a) => matches!(&*a.target, Expr::Attribute(f) if f.attr.as_str() == "data"),
         _ => false,
     });
-    (over && writes && model.uses_torch()).then(|| Hit::at(&*stmt.iter))
+    (over && writes && updates && model.uses_torch()).then(|| Hit::at(&*stmt.iter))
 }
 
 fn optimizer_option(value: &Expr, call: &Call<'_, '_>, name: &str, is: fn(&Expr) -> bool) -> Option<Hit> {
@@ -234,9 +238,9 @@ pub(crate) static FAMILY: Family = Family {
         },
         Rule {
             id: "PER005",
-            name: "loop over time steps",
-            sentence: "`{}` goes over time steps in Python, so a program has each of them.",
-            fix: "Use `nn.LSTM`, `nn.GRU` or `nn.RNN`, which are loops of the device, or `torch._higher_order_ops.scan` for a cell of your own.",
+            name: "loop over parts of a tensor",
+            sentence: "`{}` goes over parts of a tensor in Python, so a program has each of them.",
+            fix: "For time steps use `nn.LSTM`, `nn.GRU` or `nn.RNN`, which are loops of the device, or `torch._higher_order_ops.scan` for a cell of your own; for the elements of a batch, operations on all of it.",
             explanation: "Compile time grows with the length, and another length is another program.",
             runs: Unchanged(
                 "c = torch.nn.GRUCell(1, 1).to('tpu')\nx = torch.ones(2, 3, 1, device='tpu')\nh = torch.zeros(2, 1, device='tpu')\nfor t in range(x.shape[1]):\n    h = c(x[:, t], h)\nassert h.shape == (2, 1)",
@@ -265,9 +269,17 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\ndef ema(model, shadow):\n    for p, s in zip(model.parameters(), shadow.parameters()):\n        s.data.mul_(0.9).add_(p.data)\n",
             )],
-            good: &[Py(
-                "import torch\ndef count(model):\n    n = 0\n    for p in model.parameters():\n        n += p.numel()\n",
-            )],
+            good: &[
+                Py(
+                    "import torch\ndef count(model):\n    n = 0\n    for p in model.parameters():\n        n += p.numel()\n",
+                ),
+                Py(
+                    "import torch\ndef scale(model):\n    for p in model.parameters():\n        p.detach().mul_(0.5)\n",
+                ),
+                Py(
+                    "import torch\ndef same(model, ema):\n    for p, q in zip(model.parameters(), ema.parameters()):\n        q.data.copy_(p.data)\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

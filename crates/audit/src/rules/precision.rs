@@ -2,7 +2,7 @@
 
 use ruff_python_ast::Expr;
 
-use crate::python::{Call, Hit, Model, is_true, text};
+use crate::python::{Call, Hit, Model, is_true, makes_tensor, text};
 use crate::rule::Effort::{Edit, None as Nothing};
 use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
@@ -39,9 +39,20 @@ fn half_dtype(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
     (!casts && is_half(value, call.model)).then(|| Hit::at(value))
 }
 
+fn is_double(expr: &Expr, model: &Model<'_>) -> bool {
+    matches!(model.path(expr).as_deref(), Some("torch.float64" | "torch.double"))
+}
+
 fn double_dtype(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
-    let double = matches!(call.model.path(value).as_deref(), Some("torch.float64" | "torch.double"));
-    double.then(|| Hit::at(value))
+    // What is made without a device is made on the host.
+    let there = call.keyword("device").is_some() || call.takes_any();
+    (is_double(value, call.model) && (there || !makes_tensor(call.path))).then(|| Hit::at(value))
+}
+
+/// `to(torch.float64)` of what is or could be a tensor.
+fn to_double(call: &Call<'_, '_>) -> Option<Hit> {
+    call.first().filter(|e| is_double(e, call.model))?;
+    call.perhaps_tensor().and(call.hit())
 }
 
 fn number_method(call: &Call<'_, '_>) -> Option<Hit> {
@@ -63,10 +74,7 @@ fn half_model(call: &Call<'_, '_>) -> Option<Hit> {
 }
 
 fn default_double(call: &Call<'_, '_>) -> Option<Hit> {
-    let double = |e: &Expr| {
-        matches!(call.model.path(e).as_deref(), Some("torch.float64" | "torch.double"))
-            || text(e) == Some("torch.DoubleTensor")
-    };
+    let double = |e: &Expr| is_double(e, call.model) || text(e) == Some("torch.DoubleTensor");
     call.first().is_some_and(double).then(|| call.hit()).flatten()
 }
 
@@ -136,13 +144,18 @@ pub(crate) static FAMILY: Family = Family {
             effort: Edit,
             when: &[When::Call(&["torch.amp.GradScaler", "torch.amp.grad_scaler.GradScaler"], |call| {
                 let host = call.argument("device", 0).and_then(text) == Some("cpu");
-                if host { None } else { call.hit() }
+                // Who asks for float16 first, or says whether it is enabled, knows.
+                let asked = call.keyword("enabled").is_some_and(|e| !is_true(e)) || call.model.for_half();
+                if host || asked { None } else { call.hit() }
             })],
             bad: &[
                 Py("import torch\nscaler = torch.amp.GradScaler('tpu')\n"),
                 Py("from torch.amp import GradScaler\ns = GradScaler()\n"),
             ],
-            good: &[Py("import torch\nx = torch.ones(1)\n")],
+            good: &[
+                Py("import torch\nscaler = torch.amp.GradScaler('tpu', enabled=dtype == 'float16')\n"),
+                Py("import torch\nscaler = torch.amp.GradScaler() if dtype == torch.float16 else None\n"),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -175,13 +188,20 @@ pub(crate) static FAMILY: Family = Family {
             runs: Unchanged(
                 "x = torch.ones(2, dtype=torch.float64, device='tpu')\nassert x.double().sum().item() == 2",
             ),
-            when: &[When::Keyword(&["dtype"], double_dtype), When::Method(&["double"], number_method)],
+            when: &[
+                When::Keyword(&["dtype"], double_dtype),
+                When::Method(&["double"], number_method),
+                When::Method(&["to"], to_double),
+            ],
             bad: &[
-                Py("import torch\nx = torch.zeros(2, dtype=torch.float64)\n"),
+                Py("import torch\nx = torch.zeros(2, dtype=torch.float64, device='tpu')\n"),
+                Py("import torch\ndef f(x):\n    return x.sum(dtype=torch.float64)\n"),
                 Py("import torch\ndef f(x):\n    return x.double()\n"),
+                Py("import torch\ndef f(x):\n    return x.to(torch.float64)\n"),
             ],
             good: &[
-                Py("import torch\nx = torch.zeros(2, dtype=torch.float32)\n"),
+                Py("import torch\nx = torch.zeros(2, dtype=torch.float32, device='tpu')\n"),
+                Py("import torch\nbetas = torch.linspace(0, 1, 1000, dtype=torch.float64)\n"),
                 Py("import numpy as np\nimport torch\nx = np.zeros(2, dtype=np.float64)\n"),
             ],
             ..Rule::BASE

@@ -25,7 +25,9 @@ fn tensor_method(call: &Call<'_, '_>) -> Option<Hit> {
 }
 
 fn in_step(call: &Call<'_, '_>) -> Option<Hit> {
-    call.model.in_step().then(|| call.hit()).flatten()
+    // What is on the host waits for nothing.
+    let host = call.first().is_some_and(|e| matches!(call.model.kind(e), Kind::Host | Kind::Numpy));
+    (!host && call.model.in_step()).then(|| call.hit()).flatten()
 }
 
 fn where_alone(call: &Call<'_, '_>) -> Option<Hit> {
@@ -205,7 +207,12 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return torch.unique(x).shape[0]\n",
             )],
-            good: &[Py("import torch\nn = torch.unique(torch.ones(2))\n")],
+            good: &[
+                Py("import torch\nn = torch.unique(torch.ones(2))\n"),
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, xs):\n        return torch.unique(torch.tensor([x.shape[0] for x in xs]))\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

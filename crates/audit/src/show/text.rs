@@ -78,10 +78,12 @@ fn sum(report: &Report) -> String {
     let unchanged = report.findings.iter().filter(|f| f.unchanged).count();
     let fixable = report.findings.iter().filter(|f| f.fixable).count();
     let all = report.findings.len();
+    let change = all - unchanged;
     let _ = writeln!(
         out,
-        "{BOLD}{all} findings{BOLD:#}: {unchanged} run unchanged, {} have to be changed, of which --fix does {fixable}",
-        all - unchanged
+        "{BOLD}{all} findings{BOLD:#}: {unchanged} run{} unchanged, {change} ha{} to be changed, of which --fix does {fixable}",
+        if unchanged == 1 { "s" } else { "" },
+        if change == 1 { "s" } else { "ve" },
     );
     let _ = writeln!(out, "{DIM}{read}{DIM:#}\n");
     let _ = writeln!(
