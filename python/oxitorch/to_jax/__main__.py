@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -76,11 +77,14 @@ def run(args) -> int:
         raise Usage(f"`{args.target}` has no function `{args.loss}`")
     targets = specs(args.targets)[1] or dict(call_or(getattr(module, "example_targets", {})))
     optimizer = find_optimizer(module, model)
+    scheduler, scheduler_name = find_scheduler(module, optimizer)
+    places = {"optimizer": place_of(module, "optimizer"), "scheduler": place_of(module, scheduler_name)}
     folder = args.out or Path(f"{re.sub(r'[^A-Za-z0-9_]', '_', name).lower()}_jax")
     try:
         result = convert(
             model, positional, named, folder=folder, loss=loss if targets or args.loss else None, targets=targets,
-            optimizer=optimizer, run=not args.no_run,
+            optimizer=optimizer, scheduler=scheduler, clip_norm=getattr(module, "grad_clip", None) or None,
+            places=places, run=not args.no_run,
         )  # fmt: skip
     except ValueError as e:
         raise Usage(str(e)) from e
@@ -221,6 +225,30 @@ def find_optimizer(module, model):
     if isinstance(x, torch.optim.Optimizer) and any(id(p) in own for g in x.param_groups for p in g["params"]):
         return x
     return None
+
+
+def find_scheduler(module, optimizer):
+    """The scheduler of the optimizer, or the function of the step that says the learning rate; and its name."""
+    import torch
+
+    x = getattr(module, "scheduler", None)
+    if optimizer is None:
+        return None, ""
+    if callable(x):
+        x = x(optimizer)
+    if isinstance(x, torch.optim.lr_scheduler.LRScheduler) and x.optimizer is optimizer:
+        return x, "scheduler"
+    return getattr(module, "get_lr", None), "get_lr"
+
+
+def place_of(module, name: str) -> str:
+    """The line of a file that gives a name its value: `train.py:12`."""
+    path = Path(module.__file__)
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        if any(name in (getattr(t, "id", None), getattr(t, "name", None)) for t in targets):
+            return f"{path.name}:{node.lineno}"
+    return name
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ LAYERS = {
 def variables(layer, prefix=""):
     """PyTorch's name, the variable, and whether it is the transpose, of all that PyTorch's state has."""
     if isinstance(layer, nnx.Sequential):
-        members = zip(MEMBERS.get(prefix[:-1]) or map(str, range(len(layer.layers))), layer.layers)
+        names = MEMBERS.get(prefix[:-1]) or [str(i) for i in range(len(layer.layers))]
+        members = zip(names, layer.layers, strict=True)
     elif isinstance(layer, nnx.List):
         members = [(str(i), x) for i, x in enumerate(layer)]
     elif isinstance(layer, nnx.Dict):
