@@ -1,12 +1,13 @@
 """Translates the training scripts beside this file and the architectures of `tests/to_jax_zoo.py`, and runs them.
 
-usage: python benches/to_jax/table.py [--jobs N] [--only KIND ...] [--page docs/to-jax.md]
+usage: python benches/to_jax/table.py [--jobs N] [--only KIND ...] [--page docs/to-jax.md] [--rows FILE]
 
-Prints a line for each, with the differences between PyTorch and JAX. `--page` writes the tables of the page anew, with
+Prints a line of JSON for each, with the differences between PyTorch and JAX and the seconds it took. `--page` writes the tables of the page anew, with
 the commit. Kinds: `files`, `own`, `timm`, `transformers`, and `speed`, a GPT of 24 layers.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import re
@@ -61,7 +62,7 @@ def one(kind, name):
         for run in (False, True) if kind == "speed" else (True,):
             start = time.perf_counter()
             result = to_jax.convert(**options, folder=Path(folder) / f"run_{run}", run=run)
-            seconds[run] = time.perf_counter() - start
+            seconds["in all" if run else "without the run"] = time.perf_counter() - start
     for problem in [*result.problems, *result.notes, *filter(None, [result.error])]:
         print(f"  {name}: {problem}", file=sys.stderr)
     return {"kind": kind, "name": name, "status": result.status, "seconds": seconds, **result.differences}
@@ -97,11 +98,14 @@ def paragraphs(rows):
     return {"files": files, "architectures": f"{said}\n\n{table(zoo)}"}
 
 
-def write(page, rows):
+def head():
+    """The commit that is measured."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def write(page, commit, rows):
     text = page.read_text()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     for name, new in paragraphs(rows).items():
         first, last = f"<!-- written by benches/to_jax/table.py: {name} -->", "<!-- end -->"
         before, rest = text.split(first)
@@ -111,25 +115,30 @@ def write(page, rows):
     page.write_text(text)
 
 
+def measured(kinds, jobs):
+    """The rows of a run, each as soon as it is there; processes have this one's modules, as libraries are slow to import."""
+    todo = [(kind, name) for kind in kinds for name in names(kind)]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(one, *zip(*todo, strict=True))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="how many are run at a time")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--page", type=Path, help="the page whose tables are written")
+    parser.add_argument("--rows", type=Path, help="what an earlier run printed, which is shown instead of a new one")
     args = parser.parse_args()
-    commit = head()
-    todo = [(kind, name) for kind in args.only for name in names(kind)]
-    # Processes of this one's modules, as libraries take their time to be imported.
-    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
-        rows = []
-        for row in pool.map(one, *zip(*todo, strict=True)):
-            spent = ", ".join(
-                f"{s:.1f} s {'in all' if run else 'without the run'}" for run, s in row["seconds"].items()
-            )
-            print(shown(row), spent, flush=True)
+    if args.rows:
+        commit, *rows = map(json.loads, args.rows.read_text().splitlines())
+    else:
+        commit, rows = {"commit": head()}, []
+        print(json.dumps(commit), flush=True)
+        for row in measured(args.only, args.jobs):
+            print(json.dumps(row), flush=True)
             rows.append(row)
     if args.page:
-        write(args.page, commit, rows)
+        write(args.page, commit["commit"], rows)
 
 
 if __name__ == "__main__":
