@@ -2,8 +2,9 @@
 
 usage: python benches/to_jax/table.py [--jobs N] [--only KIND ...] [--page docs/to-jax.md] [--rows FILE]
 
-Prints a line of JSON for each, with the differences between PyTorch and JAX and the seconds it took. `--page` writes the tables of the page anew, with
-the commit. Kinds: `files`, `own`, `timm`, `transformers`, and `speed`, a GPT of 24 layers.
+Prints a line of JSON for each, with the differences between PyTorch and JAX and the seconds it took; `--rows` reads
+such lines instead of running anything. `--page` writes the tables of the page anew, with the commit. Kinds: `files`,
+`own`, `timm`, `transformers`, and `speed`, a GPT of 24 layers.
 """
 
 import argparse
@@ -116,8 +117,9 @@ def write(page, commit, rows):
 
 
 def measured(kinds, jobs):
-    """The rows of a run, each as soon as it is there; processes have this one's modules, as libraries are slow to import."""
+    """The rows of a run, each as soon as it is there."""
     todo = [(kind, name) for kind in kinds for name in names(kind)]
+    # Processes have this one's modules, as libraries are slow to import.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(one, *zip(*todo, strict=True))
 
