@@ -408,44 +408,90 @@ def wide(kind):
     def net(name, size=64, **options):
         return lambda: (timm.create_model(name, num_classes=10, **options), (images(size),), {})
 
-    text = {
-        "vocab_size": 40,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {"vocab_size": 40, "hidden_size": 32, **heads}
+    patches = {"image_size": 16, "patch_size": 4, "hidden_size": 32, **heads}
+    # Of models with an encoder and a decoder.
+    halves = {
+        f"{half}_{name}": n
+        for half in ("encoder", "decoder")
+        for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
     }
 
-    def hf(model, config, inputs=None, **settings):
-        def make():
-            made = getattr(t, model)(getattr(t, config)(**settings))
-            return made, (), inputs() if inputs else {"input_ids": ids(40, 2, 12), "use_cache": False}
+    def hf(model, config, inputs, **settings):
+        return lambda: (getattr(t, model)(getattr(t, config)(**settings)), (), inputs())
 
-        return make
-
-    def plain():
+    def tokens():
         return {"input_ids": ids(40, 2, 12)}
+
+    def decoder():
+        return {**tokens(), "use_cache": False}
+
+    def both():
+        return {**decoder(), "decoder_input_ids": ids(40, 2, 8)}
+
+    def sound():
+        return {"input_features": torch.randn(2, 16, 40), "decoder_input_ids": ids(40, 2, 8), "use_cache": False}
+
+    def wave():
+        return {"input_values": torch.randn(2, 800)}
+
+    def pixels():
+        return {"pixel_values": images(16)}
 
     return {
         "timm": {
-            "resnet": net("test_resnet"),
-            "vit": net("test_vit", 32, img_size=32, patch_size=8),
-            "convnext": net("test_convnext"),
-            "resnet18": net("resnet18"),
+            "ResNet-18": net("resnet18"),
+            "ViT": net("test_vit", 32, img_size=32, patch_size=8),
+            "ConvNeXt": net("test_convnext", 32),
+            "EfficientNet": net("test_efficientnet"),
+            "MobileNetV3": net("mobilenetv3_small_050"),
+            "RegNetX": net("regnetx_002"),
+            "DenseNet": net("densenet121", growth_rate=8, block_config=(2, 2, 2, 2)),
+            "Swin": net("swin_tiny_patch4_window7_224", 56, img_size=56, patch_size=2, window_size=7, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
+            "MLP-Mixer": lambda: (timm.models.mlp_mixer.MlpMixer(num_classes=10, img_size=32, patch_size=8, embed_dim=32, num_blocks=2), (images(32),), {}),
         },
         "transformers": {
-            "gpt2": hf("GPT2LMHeadModel", "GPT2Config", vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32),
-            "llama": hf("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, **text),
-            "mistral": hf("MistralForCausalLM", "MistralConfig", num_key_value_heads=2, **text),
-            "qwen3": hf("Qwen3ForCausalLM", "Qwen3Config", num_key_value_heads=2, head_dim=8, **text),
-            "gemma2": hf("Gemma2ForCausalLM", "Gemma2Config", num_key_value_heads=2, head_dim=8, **text),
-            "bert": hf("BertForMaskedLM", "BertConfig", plain, **text),
-            "roberta": hf("RobertaForSequenceClassification", "RobertaConfig", plain, **text),
-            "distilbert": hf("DistilBertForMaskedLM", "DistilBertConfig", plain, vocab_size=40, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
-            "opt": hf("OPTForCausalLM", "OPTConfig", vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32),
-            "vit": hf(
-                "ViTForImageClassification", "ViTConfig", lambda: {"pixel_values": images(16)}, image_size=16, patch_size=4,
-                hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+            "GPT-2": hf("GPT2LMHeadModel", "GPT2Config", decoder, vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32),
+            "Llama": hf("LlamaForCausalLM", "LlamaConfig", decoder, num_key_value_heads=2, **text),
+            "Mistral": hf("MistralForCausalLM", "MistralConfig", decoder, num_key_value_heads=2, **text),
+            "Qwen3": hf("Qwen3ForCausalLM", "Qwen3Config", decoder, num_key_value_heads=2, head_dim=8, **text),
+            "Gemma 2": hf("Gemma2ForCausalLM", "Gemma2Config", decoder, num_key_value_heads=2, head_dim=8, **text),
+            "GPT-NeoX": hf("GPTNeoXForCausalLM", "GPTNeoXConfig", decoder, **text),
+            "OPT": hf("OPTForCausalLM", "OPTConfig", decoder, vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32),
+            "Mamba": hf("MambaForCausalLM", "MambaConfig", decoder, vocab_size=40, hidden_size=16, state_size=4, num_hidden_layers=2, intermediate_size=32),
+            "BERT": hf("BertForMaskedLM", "BertConfig", tokens, **text),
+            "RoBERTa": hf("RobertaForSequenceClassification", "RobertaConfig", tokens, **text),
+            "DistilBERT": hf("DistilBertForMaskedLM", "DistilBertConfig", tokens, vocab_size=40, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
+            "ALBERT": hf("AlbertForMaskedLM", "AlbertConfig", tokens, embedding_size=16, **text),
+            "T5": hf("T5ForConditionalGeneration", "T5Config", both, vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),
+            "Whisper": hf(
+                "WhisperForConditionalGeneration", "WhisperConfig", sound, vocab_size=40, num_mel_bins=16, d_model=32, max_source_positions=20, max_target_positions=16,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None, **halves,
             ),
+            "Wav2Vec2": hf(
+                "Wav2Vec2ForCTC", "Wav2Vec2Config", wave, conv_dim=(16, 16, 16), conv_stride=(5, 2, 2), conv_kernel=(10, 3, 3), num_feat_extract_layers=3,
+                num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, mask_time_prob=0.0, layerdrop=0.0, **text,
+            ),
+            "ViT": hf("ViTForImageClassification", "ViTConfig", pixels, **patches),
+            "CLIP's image model": hf("CLIPVisionModel", "CLIPVisionConfig", pixels, **patches),
         },
     }[kind]  # fmt: skip
+
+
+def prepared(kind, name):
+    """What `to_jax.convert` takes of an architecture: of our own ("own"), of "timm" or of "transformers"."""
+    torch.manual_seed(0)
+    if kind == "own":
+        make, inputs = ZOO[name]
+        model, args, kwargs = make(), inputs(), {}
+    else:
+        model, args, kwargs = wide(kind)[name]()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.02 * torch.randn_like(p))  # a layer of zeros would hide what is before it
+    out = {"model": model, "args": args, "kwargs": kwargs, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3)}
+    if kind == "own" and name not in ("unet", "diffusion"):
+        shape = model.eval()(*args).shape
+        out |= {"loss": cross_entropy, "targets": {"labels": torch.randint(0, shape[-1], shape[:-1])}}
+    return out

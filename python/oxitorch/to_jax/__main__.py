@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -69,19 +70,12 @@ def run(args) -> int:
     from oxitorch.to_jax import convert
 
     torch.manual_seed(0)
-    model, name = find_model(module, name)
-    positional, named = inputs(module, args.input)
-    loss = getattr(module, args.loss or "loss", None)
-    if args.loss and loss is None:
+    if args.loss and not hasattr(module, args.loss):
         raise Usage(f"`{args.target}` has no function `{args.loss}`")
-    targets = specs(args.targets)[1] or dict(call_or(getattr(module, "example_targets", {})))
-    optimizer = find_optimizer(module, model)
+    options, name = parts(module, name, args.input, args.targets, args.loss)
     folder = args.out or Path(f"{re.sub(r'[^A-Za-z0-9_]', '_', name).lower()}_jax")
     try:
-        result = convert(
-            model, positional, named, folder=folder, loss=loss if targets or args.loss else None, targets=targets,
-            optimizer=optimizer, run=not args.no_run,
-        )  # fmt: skip
+        result = convert(**options, folder=folder, run=not args.no_run)
     except ValueError as e:
         raise Usage(str(e)) from e
     if args.json:
@@ -89,6 +83,27 @@ def run(args) -> int:
     else:
         show(args.target, folder, result)
     return 0 if result.status in ("converted", "not run") else 1
+
+
+def parts(module, name, given=(), given_targets=(), loss=None):
+    """What `convert` takes of a file, and the name of its model."""
+    model, name = find_model(module, name)
+    args, kwargs = inputs(module, given)
+    targets = specs(given_targets)[1] or dict(call_or(getattr(module, "example_targets", {})))
+    optimizer = find_optimizer(module, model)
+    scheduler, scheduler_name = find_scheduler(module, optimizer)
+    options = {
+        "model": model,
+        "args": args,
+        "kwargs": kwargs,
+        "loss": getattr(module, loss or "loss", None) if targets or loss else None,
+        "targets": targets,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "clip_norm": getattr(module, "grad_clip", None) or None,
+        "places": {"optimizer": place_of(module, "optimizer"), "scheduler": place_of(module, scheduler_name)},
+    }
+    return options, name
 
 
 def show(target, folder, result):
@@ -221,6 +236,30 @@ def find_optimizer(module, model):
     if isinstance(x, torch.optim.Optimizer) and any(id(p) in own for g in x.param_groups for p in g["params"]):
         return x
     return None
+
+
+def find_scheduler(module, optimizer):
+    """The scheduler of the optimizer, or the function of the step that says the learning rate; and its name."""
+    import torch
+
+    x = getattr(module, "scheduler", None)
+    if optimizer is None:
+        return None, ""
+    if callable(x):
+        x = x(optimizer)
+    if isinstance(x, torch.optim.lr_scheduler.LRScheduler) and x.optimizer is optimizer:
+        return x, "scheduler"
+    return getattr(module, "get_lr", None), "get_lr"
+
+
+def place_of(module, name: str) -> str:
+    """The line of a file that gives a name its value: `train.py:12`."""
+    path = Path(module.__file__)
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        if any(name in (getattr(t, "id", None), getattr(t, "name", None)) for t in targets):
+            return f"{path.name}:{node.lineno}"
+    return name
 
 
 if __name__ == "__main__":

@@ -72,11 +72,7 @@ class Emitter:
         return self
 
     def is_class(self, module, path):
-        return (
-            _leaves.kind(module, path, self.capture.tied) == "class"
-            and not is_list(module, nn.ModuleDict)
-            and not chain(module)
-        )
+        return _leaves.kind(module, path, self.capture.tied) == "class" and not holds(module) and not chain(module)
 
     def group(self, owners):
         groups: dict[tuple, list[Owner]] = {}
@@ -222,9 +218,9 @@ class Owner:
             child = module._modules[part] if part in module._modules else getattr(module, part)
             if chain(module):
                 text += f".layers[{part}]"
-            elif is_list(module):
+            elif holds(module, nn.ModuleList):
                 text += f"[{part}]"
-            elif isinstance(module, nn.ModuleDict):
+            elif holds(module, nn.ModuleDict):
                 text += f"[{part!r}]"
             else:
                 text += f".{identifier(part)}"
@@ -378,12 +374,12 @@ class Owner:
             return leaf_text(child, name)
         if kind == "inline":
             return None
-        if is_list(child):
+        if holds(child, nn.ModuleList):
             made = [self.construct(c, join(path, n), name) or "None" for n, c in child._modules.items()]
             if len(made) > 1 and len(set(map(plain, made))) == 1:
                 return f"nnx.List([{made[0]} for _ in range({literal(f'{name}_count', len(made))})])"
             return f"nnx.List([{', '.join(made)}])"
-        if isinstance(child, nn.ModuleDict):
+        if holds(child, nn.ModuleDict):
             made = {n: self.construct(c, join(path, n), n) or "None" for n, c in child._modules.items()}
             return "nnx.Dict({" + ", ".join(f"{k!r}: {v}" for k, v in made.items()) + "})"
         if chain(child):
@@ -462,9 +458,9 @@ def chain(module):
     )
 
 
-def is_list(module, *others):
-    """Whether it keeps modules and does nothing itself, as a list does that has no forward of its own."""
-    return isinstance(module, (nn.ModuleList, *others)) and type(module).forward is nn.Module.forward
+def holds(module, kind=nn.ModuleList | nn.ModuleDict):
+    """Whether it keeps modules and does nothing itself, as a list or dict has no forward."""
+    return isinstance(module, kind) and type(module).forward is nn.Module.forward
 
 
 def height(module):

@@ -23,7 +23,8 @@ LAYERS = {
 def variables(layer, prefix=""):
     """PyTorch's name, the variable, and whether it is the transpose, of all that PyTorch's state has."""
     if isinstance(layer, nnx.Sequential):
-        members = zip(MEMBERS.get(prefix[:-1]) or map(str, range(len(layer.layers))), layer.layers)
+        names = MEMBERS.get(prefix[:-1]) or [str(i) for i in range(len(layer.layers))]
+        members = zip(names, layer.layers, strict=True)
     elif isinstance(layer, nnx.List):
         members = [(str(i), x) for i, x in enumerate(layer)]
     elif isinstance(layer, nnx.Dict):
@@ -39,12 +40,18 @@ def variables(layer, prefix=""):
 
 
 def from_torch(model, state):
-    """Sets the model's values to those of a `state_dict` (tensors or arrays, by name); returns the model."""
-    missing = []
-    for name, variable, turned in variables(model):
-        if name not in state:
-            missing.append(name)
-            continue
+    """Sets the model's values to those of a `state_dict` (tensors or arrays, by name); returns the model.
+
+    Of tied parameters one name is enough. Raises KeyError for names that are missing, or are none of the model's.
+    """
+    # By the name that a parameter has here, whichever of its names the state has.
+    state = {TIED.get(name, name): value for name, value in state.items()}
+    found = list(variables(model))
+    names = {name for name, _, _ in found}
+    if state.keys() != names:
+        missing, unknown = sorted(names - state.keys()), sorted(state.keys() - names)
+        raise KeyError(f"the state has no {', '.join(missing) or '-'}; the model has no {', '.join(unknown) or '-'}")
+    for name, variable, turned in found:
         value = state[name]
         value = np.asarray(value.detach().cpu().float() if hasattr(value, "detach") else value)
         value = value.T if turned else value
@@ -52,9 +59,21 @@ def from_torch(model, state):
         if value.shape != old.shape:
             raise ValueError(f"{name} has the shape {value.shape}, expected {old.shape}")
         variable.set_value(jnp.asarray(value, old.dtype))
-    if missing:
-        raise KeyError(f"the state has no {', '.join(missing)}")
     return model
+
+
+def load(model, path):
+    """Sets the model's values to those of a safetensors file that PyTorch's model was saved to; returns the model."""
+    from safetensors.flax import load_file
+
+    return from_torch(model, load_file(path))
+
+
+def save(model, path):
+    """Saves the model's values to a safetensors file, for PyTorch's `load_state_dict`."""
+    from safetensors.numpy import save_file
+
+    save_file(to_torch(model), path)
 
 
 def to_torch(model):
