@@ -209,6 +209,33 @@ def test_a_step_over_twenty_lengths_is_a_program_for_each_bucket(on_host, fused)
     assert programs() - before <= 4
 
 
+def test_numbers_vary_beside_sizes(fused):
+    torch.manual_seed(0)
+    weights = {"a": torch.randn(8, 4), "b": torch.randn(4)}
+
+    def step(w, x, rate, t):
+        def loss(w):
+            return (x @ w["a"] + w["b"]).square().sum(-1).mean()
+
+        grads = torch.func.grad(loss)(w)
+        factor = rate / (1 - 0.9**t) if t < 6 else rate
+        return {k: w[k] - factor * g for k, g in grads.items()}
+
+    f = torch.tpu.jit(step, dynamic={"x": {1: Dim(max=16)}})
+    moved = {k: w.to(DEVICE) for k, w in weights.items()}
+    before = programs()
+    for t, size in enumerate([5, 9, 16, 5, 3, 9, 16, 5, 3, 11], 1):
+        x = torch.randn(2, size, 8)
+        weights, moved = step(weights, x, 0.1 / t, t), f(moved, x.to(DEVICE), 0.1 / t, t)
+        for name, w in weights.items():
+            assert_same(moved[name], w, name, strides=False, rtol=1e-4, atol=1e-5)
+    # With the first number that of one number; the sizes beside it are known at once.
+    assert programs() - before <= 3
+    traces = f.traces
+    f(moved, x.to(DEVICE), 0.01, 9)
+    assert f.traces == traces
+
+
 class Mixed(nn.Module):
     """A convolution and attention that are large enough for kernels that are not XLA's."""
 

@@ -47,6 +47,9 @@ impl Stream {
     ) -> Result<Result<Recipe, String>> {
         let nothing = || Ok(Err("it computes nothing".to_owned()));
         let (Some(whole), true) = (&bound.whole, sample.whole.is_some()) else { return nothing() };
+        if !bound.moving.is_empty() || !sample.moving.is_empty() {
+            return Ok(Err("a position follows from a number of Python's".to_owned()));
+        }
         let known = whole.bound.lock().clone();
         let known = match known {
             Some(known) => known,

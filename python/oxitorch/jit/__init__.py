@@ -16,6 +16,7 @@ import torch
 
 from oxitorch._core import Tree
 from oxitorch._dims import Dim, Dynamic, checked
+from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function, Given
 from oxitorch.jit._numbered import Numbered
 from oxitorch.jit._sizes import Marks, Sizes
@@ -156,12 +157,19 @@ class Jitted:
 
     def _call_numbered(self, kind: "_Kind", leaves: list, kwargs) -> tuple[bool, Any]:
         """Whether one program is for these and other numbers, and the results."""
-        done, results = kind.numbered.call(leaves)
-        if not done:
-            with self._lock:
-                if kind.numbered.learn(self, kind, leaves, list(kwargs)):
-                    return kind.numbered.call(leaves)
-        return done, results
+        numbered, sizes, names = kind.numbered, kind.sizes, list(kwargs)
+        tensors, numbers = numbered.split(leaves)
+        known = numbered if sizes is None else sizes
+        done, results = known.call(tensors, numbers)
+        if done:
+            return True, results
+        with self._lock:
+            if sizes is None:
+                learned = numbered.learn(self, kind, tensors, numbers, names)
+            else:
+                trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
+                learned = not sizes.is_exact(tensors) and sizes.learn(trace, tensors)
+            return known.call(tensors, numbers) if learned else (False, None)
 
     def _call_sized(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs):
         """A call with sizes that vary: by a program that is for these and others, or else as any call."""
@@ -170,7 +178,7 @@ class Jitted:
         if done:
             return results
         with self._lock:
-            if sizes.learn(self, kind, tensors, list(kwargs)):
+            if sizes.learn(lambda resized: Dry(self, kind, resized, list(kwargs)).function(), tensors):
                 done, results = sizes.call(tensors)
                 if done:
                     return results
@@ -253,8 +261,8 @@ class _Kind:
 
     def with_numbers(self, values: tuple) -> "_Kind | None":
         """Such calls with any numbers where these values have others; None if they differ in more than that."""
-        tree = None if self.sizes is not None else self.tree.numbered(values)
-        return None if tree is None else _Kind(tree, self.donated, None)
+        tree = self.tree.numbered(values)
+        return None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks)
 
 
 def _donated(args: tuple, positions: tuple[int, ...], fixed: list[int]) -> list[int]:

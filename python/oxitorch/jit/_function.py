@@ -163,7 +163,7 @@ class Function:
         self._written = written
         self._results = results
         # What a call needs of Python's numbers among its arguments.
-        self._formulas: Formulas | None = None
+        self.formulas: Formulas | None = None
         self._replay = torch.ops.oxitorch._replay.default
         self._end_with_number()
 
@@ -179,11 +179,16 @@ class Function:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
 
+    def takes_as(self, other: "Function") -> bool:
+        """Whether it takes numbers as another does, and asks the same of them."""
+        mine, others = self.formulas, other.formulas
+        return mine is others or (mine is not None and others is not None and mine.same_as(others))
+
     def renumbered(self, number: int, formulas: Formulas | None = None) -> "Function":
         """The same with another program, which may take numbers."""
         other = copy.copy(self)
         other.number = number
-        other._formulas = formulas
+        other.formulas = formulas
         other._end_with_number()
         return other
 
@@ -191,7 +196,7 @@ class Function:
         self, tensors: list[torch.Tensor], shown: list[torch.Tensor] | None = None, numbers: Sequence = ()
     ) -> tuple[bool, Any]:
         """Whether the program takes these arguments, and the results; `shown` are the arguments that the caller has."""
-        values = () if self._formulas is None else self._formulas.values(numbers)
+        values = () if self.formulas is None else self.formulas.values(numbers)
         if values is None:
             return False, None
         gradients = self._gradients
@@ -202,7 +207,7 @@ class Function:
                 found[i] = p.grad
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
         if values:
-            inputs = [*inputs, *self._formulas.tensors(values)]
+            inputs = [*inputs, *self.formulas.tensors(values)]
         done, made = self._replay(self.number, inputs)
         if not done:
             return False, None

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from oxitorch import _activate
 from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function
@@ -11,6 +13,10 @@ from oxitorch.jit._numbers import Run
 _MAX_FUNCTIONS = 16
 # Tries to trace it so; after these calls are traced for each number.
 _MAX_TRIES = 2
+
+
+class OfTheseAlone(Exception):
+    """What is known of a function with some numbers is not so with others."""
 
 
 class Numbered:
@@ -23,9 +29,12 @@ class Numbered:
         # How often that did not come about.
         self._failed = 0
 
-    def call(self, leaves: list) -> tuple[bool, Any]:
-        """Whether a program is known for these tensors and numbers, and the results."""
-        tensors, numbers = leaves[: self._tensors], leaves[self._tensors :]
+    def split(self, leaves: list) -> tuple[list[torch.Tensor], list]:
+        """Tensors and numbers."""
+        return leaves[: self._tensors], leaves[self._tensors :]
+
+    def call(self, tensors: list[torch.Tensor], numbers: list) -> tuple[bool, Any]:
+        """Whether a program is known for these, and the results."""
         for function in self._functions:
             if function.is_current():
                 done, results = function.call(tensors, numbers=numbers)
@@ -33,35 +42,40 @@ class Numbered:
                     return True, results
         return False, None
 
-    def learn(self, jitted, kind, leaves: list, names: list[str]) -> bool:
+    def learn(self, jitted, kind, tensors: list[torch.Tensor], numbers: list, names: list[str]) -> bool:
         """Makes what calls go by with these numbers, and others of which the function asks the same; if it can."""
         if self._failed >= _MAX_TRIES:
             return False
         try:
-            function, why = self._trace(jitted, kind, leaves, names)
+            function = self.trace(jitted, kind, tensors, numbers, names)
+        except OfTheseAlone as e:
+            self._failed += 1
+            _activate.core().remark(f"for these numbers alone: {e}")
+            return False
         except Exception as e:
             # With plain numbers it may work; if it does not, the call raises it.
-            function, why = None, f"with others the function raises {type(e).__name__}: {e}"
             self._failed = _MAX_TRIES
-        if why is not None:
-            self._failed += 1
-            _activate.core().remark(f"for these numbers alone: {why}")
+            _activate.core().remark(f"for these numbers alone: with others the function raises {type(e).__name__}: {e}")
+            return False
         if function is None:
             return False
         self._functions.insert(0, function)
         del self._functions[_MAX_FUNCTIONS:]
         return True
 
-    def _trace(self, jitted, kind, leaves: list, names: list[str]) -> tuple[Function | None, str | None]:
-        """The function; or why it is none for other numbers; or neither, if the call is to be traced by itself."""
-        tensors, numbers = leaves[: self._tensors], leaves[self._tensors :]
+    def trace(self, jitted, kind, tensors: list[torch.Tensor], numbers: list, names: list[str]) -> Function | None:
+        """What is known of the function with any numbers; None if this call is to be traced by itself.
+
+        Raises:
+            OfTheseAlone: it will never be known.
+        """
         first = Run(numbers, 0)
         function = Dry(jitted, kind, tensors, names, first).function()
         if function is None:
-            return None, None  # what it makes in its first call is not there yet
+            return None  # what it makes in its first call is not there yet
         if not first.stands and not first.positions:
             where = f" at {first.line}" if first.line else ""
-            return None, f"no operation takes them, Python does{where}"
+            raise OfTheseAlone(f"no operation takes them, Python does{where}")
         formulas = first.finish()
         moved = first.moved()
         functions, runs = [function], [first]
@@ -80,7 +94,7 @@ class Numbered:
                     runs.append(run)
                     break
             else:
-                return None, "what it computes of them depends on them"
+                raise OfTheseAlone("what it computes of them depends on them")
         stands = [[[run.stands[p] for run in runs] for p in first.stands_of(t)] for t in (float, int)]
         positions = [[run.value(p) for run in runs] for p in first.positions]
         core = _activate.core()
@@ -88,5 +102,5 @@ class Numbered:
         why = core.numbered([f.number for f in functions], *stands, positions, number)
         if why is not None:
             core.forget_graph(number)
-            return None, why
-        return functions[0].renumbered(number, formulas), None
+            raise OfTheseAlone(why)
+        return functions[0].renumbered(number, formulas)

@@ -5,7 +5,7 @@ engine compares what the two record and makes the program (`bounded.rs`). Then a
 results are views of what the program gives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ import torch
 from oxitorch import _activate
 from oxitorch._dims import Dim
 from oxitorch._padding import blank, padded
-from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function
+from oxitorch.jit._numbered import OfTheseAlone
 
 # Sizes that are known of one kind of call; with one more the one that came first is forgotten.
 _MAX_SIZES = 4096
@@ -66,13 +66,13 @@ class Sizes:
         # By the shapes of arguments at a bound.
         self._bounds: dict[tuple, Function] = {}
 
-    def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
+    def call(self, tensors: list[torch.Tensor], numbers: Sequence = ()) -> tuple[bool, Any]:
         """Whether a program is known for these arguments, and the results."""
         function = self._functions.get(_shapes(tensors))
         if function is None or not function.is_current():
             return False, None
         bounds = self.marks.bounds(self.marks.sizes(tensors))
-        done, results = function.call(self.marks.resized(tensors, bounds), tensors)
+        done, results = function.call(self.marks.resized(tensors, bounds), tensors, numbers)
         core = _activate.core()
         if done and core.is_absent():
             for stepped in function.optimizers:
@@ -83,18 +83,20 @@ class Sizes:
         """Whether it is known that no program is for these and other sizes."""
         return self._functions.get(_shapes(tensors), False) is None
 
-    def learn(self, jitted, kind, tensors: list[torch.Tensor], names: list[str]) -> bool:
-        """Makes the program for these arguments; whether there is one."""
+    def learn(self, trace: Callable[[list[torch.Tensor]], Function | None], tensors: list[torch.Tensor]) -> bool:
+        """Makes the program for these arguments; whether there is one. `trace` runs the function on others."""
         sizes = self.marks.sizes(tensors)
         bounds = self.marks.bounds(sizes)
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         function = None
         if sample != bounds and not self.marks.have_gradients(tensors):
             try:
-                at_size = Dry(jitted, kind, self.marks.resized(tensors, sample, blank), names).function()
+                at_size = trace(self.marks.resized(tensors, sample, blank))
                 if at_size is None:
                     return False  # what it makes in its first call is not there yet
-                function = self._bounded(jitted, kind, tensors, names, at_size, bounds, sizes == bounds)
+                function = self._bounded(trace, tensors, at_size, bounds, sizes == bounds)
+            except OfTheseAlone as e:
+                _activate.core().remark(f"for these numbers alone: {e}")
             except Exception as e:
                 # At other sizes than these it may fail; if it does at these, the call raises it.
                 _activate.core().remark(f"for this size alone: at another size the function raises {e}")
@@ -103,12 +105,12 @@ class Sizes:
         self._functions[_shapes(tensors)] = function
         return function is not None
 
-    def _bounded(self, jitted, kind, tensors, names, at_size, bounds, at_bound) -> Function | None:
+    def _bounded(self, trace, tensors, at_size: Function, bounds, at_bound: bool) -> Function | None:
         core = _activate.core()
         largest = self.marks.resized(tensors, bounds, blank)
         at_bounds = self._bounds.get(_shapes(largest))
-        if at_bounds is None or not at_bounds.is_current():
-            at_bounds = Dry(jitted, kind, largest, names).function()
+        if at_bounds is None or not at_bounds.is_current() or not at_bounds.takes_as(at_size):
+            at_bounds = trace(largest)
             if at_bounds is None:
                 return None
             self._bounds[_shapes(largest)] = at_bounds
@@ -118,4 +120,4 @@ class Sizes:
         if core.bounded(at_bounds.number, at_size.number, at_bound, number, device) is not None:
             core.forget_graph(number)
             return None
-        return at_size.renumbered(number)
+        return at_size.renumbered(number, at_size.formulas)
