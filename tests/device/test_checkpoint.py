@@ -109,8 +109,6 @@ QUICK = {("jit", "plain"), ("jit", "selective"), ("compile", "plain")}
         pytest.param(r, f, marks=[] if (r, f) in QUICK else pytest.mark.slow)
         for r in ("jit", "compile")
         for f in FORMS
-        # Of a policy PyTorch's partitioner makes what it thinks best.
-        if (r, f) != ("compile", "selective")
     ],
 )
 def test_one_program_has_fewer_temporaries(run, form, without, fused):
