@@ -1,8 +1,8 @@
 """Saved tensors in the memory of the host: `torch.tpu.offload`, and `torch.autograd.graph.save_on_cpu` on the device.
 
-Both are hooks of saved tensors that record two operations, to the host and back. What these do the engine decides: where
-both are in one program, its compiler moves the value; else the value is copied beside what runs, when it is computed, and
-back when a program takes it.
+Both are hooks of saved tensors that record two operations, to the host and back. What these do the engine decides:
+where both are in one program, its compiler moves the value; else the value is copied beside what runs, when it is
+computed, and back when a program takes it.
 """
 
 import functools
@@ -19,12 +19,13 @@ _here = threading.local()
 class offload(saved_tensors_hooks):
     """A context manager: what operations in it save for the backward is kept on the host until the backward needs it.
 
-    Parameters stay where they are, and so do views of them: they are on the device anyway. So do tensors of other devices,
-    sparse ones and subclasses of `torch.Tensor`.
+    Parameters stay where they are, and so do views of them: they are on the device anyway. So do tensors of other
+    devices, sparse ones and subclasses of `torch.Tensor`.
 
     Args:
-        policy: what is offloaded of all else. None: everything. A name, or several: what `checkpoint_name` has given one
-            of these names. A function: the tensors for which it returns True; it may look at anything but their values.
+        policy: what is offloaded of all else. None: everything. A name, or several: what `checkpoint_name` has given
+            one of these names. A function: the tensors for which it returns True; it may look at anything but their
+            values.
 
     Raises:
         TypeError: `policy` is none of these.
@@ -181,8 +182,8 @@ def checkpoint_name(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def save_only_these_names(*names: str) -> Callable:
-    """A policy for `torch.utils.checkpoint.create_selective_checkpoint_contexts`: what `checkpoint_name` has given one of
-    these names is kept, all else is computed again; as `jax.checkpoint_policies.save_only_these_names`.
+    """A policy for `torch.utils.checkpoint.create_selective_checkpoint_contexts`: what `checkpoint_name` has given one
+    of these names is kept, all else is computed again; as `jax.checkpoint_policies.save_only_these_names`.
     """
     from torch.utils.checkpoint import CheckpointPolicy
 

@@ -55,7 +55,8 @@ WAYS = {
     "names that a policy keeps": (functools.partial(torch.tpu.offload, "wide"), by_name, NAMED, NAMED),
 }
 needs_policies = pytest.mark.skipif(
-    not hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks"), reason="this PyTorch's policies see no hooks"
+    not hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks"),
+    reason="this PyTorch's policies see no hooks",
 )
 
 

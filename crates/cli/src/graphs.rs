@@ -324,7 +324,9 @@ fn memory(_: &Path, g: &Graph) -> String {
         ("peak", m.peak),
         ("temporaries", m.temporaries),
     ];
-    for (name, n) in parts.into_iter().filter(|(name, n)| *n > 0 || !matches!(*name, "peak" | "host temporaries")) {
+    for (name, n) in
+        parts.into_iter().filter(|(name, n)| *n > 0 || !matches!(*name, "peak" | "host temporaries"))
+    {
         let _ = writeln!(out, "  {name:16} {:>12}", bytes(n.max(0) as u64));
     }
     out

@@ -9,7 +9,9 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
-use oxitorch_hlo::{ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Sharding, TensorType, Unbounded, Value};
+use oxitorch_hlo::{
+    ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Sharding, TensorType, Unbounded, Value,
+};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -129,7 +131,8 @@ impl Graph {
         if self.spread.is_some() || !self.ops.insts.iter().any(|inst| is_kept(inst)) {
             return SmallVec::new();
         }
-        let made: Vec<bool> = self.ops.iter().flat_map(|op| op.results().map(move |_| is_kept(op.inst))).collect();
+        let made: Vec<bool> =
+            self.ops.iter().flat_map(|op| op.results().map(move |_| is_kept(op.inst))).collect();
         (0..).zip(&self.live).filter(|(_, at)| made[**at as usize]).map(|(place, _)| place).collect()
     }
 
@@ -139,8 +142,11 @@ impl Graph {
             return SmallVec::new();
         }
         let reloads = self.ops.iter().filter(|op| op.inst.memory() == Some(MemorySpace::Device));
-        let mut found: SmallVec<[u32; 4]> =
-            reloads.filter_map(|op| op.operands.first()).copied().filter(|code| code & PRODUCED == 0).collect();
+        let mut found: SmallVec<[u32; 4]> = reloads
+            .filter_map(|op| op.operands.first())
+            .copied()
+            .filter(|code| code & PRODUCED == 0)
+            .collect();
         found.sort_unstable();
         found.dedup();
         found

@@ -344,7 +344,10 @@ impl Launcher {
 
     /// Whether the device has run everything queued.
     pub(crate) fn is_idle(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.last() && self.in_flight() == 0 && self.groups.is_idle() && self.leaving.is_none()
+        self.done.load(Ordering::Acquire) == self.last()
+            && self.in_flight() == 0
+            && self.groups.is_idle()
+            && self.leaving.is_none()
     }
 
     /// This thread has waited for the device.

@@ -38,8 +38,8 @@ pub use builder::{Builder, Strided};
 pub use error::Error;
 pub use ir::{
     ArgAttr, Binary, CompareKind, ConvDims, Convolution, CustomCall, Direction, DotDims, FftType, GatherDims,
-    MemorySpace, Module, PLACEMENT_TARGET, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags, Transpose, TriangularSolve, Unary,
-    Value, Window,
+    MemorySpace, Module, PLACEMENT_TARGET, Padding, Precision, RngAlgorithm, ScatterDims, ScatterFlags,
+    Transpose, TriangularSolve, Unary, Value, Window,
 };
 pub use print::{Location, PrintOptions};
 pub use products::Product;

@@ -235,10 +235,7 @@ impl Buffer {
 
     /// Copies the value to the host, row-major, as soon as it is computed, and then calls `then`, on a thread of the plugin's
     /// or on this one; an error is what went wrong. `then` must not wait for the device.
-    pub fn to_host_then(
-        &self,
-        then: impl FnOnce(Result<Box<[u8]>>) + Send + 'static,
-    ) -> Result<()> {
+    pub fn to_host_then(&self, then: impl FnOnce(Result<Box<[u8]>>) + Send + 'static) -> Result<()> {
         let len = self.size_bytes();
         let mut bytes = vec![0u8; len].into_boxed_slice();
         // SAFETY: `bytes` has the length and is not touched until the event has happened: the callback has it, or it is

@@ -219,9 +219,13 @@ impl Builder {
         }
         match inner.error {
             Some(error) => Err(error),
-            None => {
-                Ok(Module { name: inner.name, arena: inner.arena, outputs, output_shardings: Vec::new(), host_outputs: Vec::new() })
-            }
+            None => Ok(Module {
+                name: inner.name,
+                arena: inner.arena,
+                outputs,
+                output_shardings: Vec::new(),
+                host_outputs: Vec::new(),
+            }),
         }
     }
 

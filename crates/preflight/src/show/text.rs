@@ -122,7 +122,9 @@ fn largest(s: &Judged) -> String {
         ("programs", code, "the machine code of all programs"),
     ];
     // A compiler for GPUs does not say how large its code is.
-    for (name, n, what) in rows.into_iter().filter(|(name, n, _)| *n > 0 || !matches!(*name, "programs" | "on the host")) {
+    for (name, n, what) in
+        rows.into_iter().filter(|(name, n, _)| *n > 0 || !matches!(*name, "programs" | "on the host"))
+    {
         let line = format!("    {:>10}  {name:12} {what}", bytes(n));
         let _ = writeln!(out, "{}", line.trim_end());
     }
