@@ -1,8 +1,8 @@
 """Saved tensors in the memory of the host: `torch.tpu.offload`, and `torch.autograd.graph.save_on_cpu` on the device.
 
-Both are hooks of saved tensors that record two operations, to the host and back. What these do the engine decides: where
-both are in one program, its compiler moves the value; else the value is copied beside what runs, when it is computed, and
-back when a program takes it.
+Both are hooks of saved tensors that record two operations, to the host and back. What these do the engine decides:
+where both are in one program, its compiler moves the value; else the value is copied beside what runs, when it is
+computed, and back when a program takes it.
 """
 
 import functools
@@ -19,12 +19,13 @@ _here = threading.local()
 class offload(saved_tensors_hooks):
     """A context manager: what operations in it save for the backward is kept on the host until the backward needs it.
 
-    Parameters stay where they are, and so do views of them: they are on the device anyway. So do tensors of other devices,
-    sparse ones and subclasses of `torch.Tensor`.
+    Parameters stay where they are, and so do views of them: they are on the device anyway. So do tensors of other
+    devices, sparse ones and subclasses of `torch.Tensor`.
 
     Args:
-        policy: what is offloaded of all else. None: everything. A name, or several: what `checkpoint_name` has given one
-            of these names. A function: the tensors for which it returns True; it may look at anything but their values.
+        policy: what is offloaded of all else. None: everything. A name, or several: what `checkpoint_name` has given
+            one of these names. A function: the tensors for which it returns True; it may look at anything but their
+            values.
 
     Raises:
         TypeError: `policy` is none of these.
@@ -63,53 +64,69 @@ class offload(saved_tensors_hooks):
     def _pack(self, tensor: torch.Tensor):
         if not _is_movable(tensor) or _is_parameter(tensor) or not self._is_chosen(tensor):
             return _Kept(tensor)
-        return self._offloaded(tensor)
+        return self._dense(tensor, _OnHost)
 
     def _is_chosen(self, tensor: torch.Tensor) -> bool:
         if self._wants is not None:
             return bool(self._wants(tensor))
         return self._names is None or tensor.untyped_storage()._cdata in self._named
 
-    def _offloaded(self, tensor: torch.Tensor) -> "_Offloaded":
+    def _dense(self, tensor: torch.Tensor, hold: type["_OnHost | _Same"]) -> "_View":
+        """A saved tensor, as a view of the memory that it takes."""
         sizes, strides = tensor.shape, tensor.stride()
         # Without what is expanded, and with the innermost dimension last: as it lies in memory, if it is dense.
         inner_last = sorted(range(tensor.dim()), key=lambda d: strides[d], reverse=True)
         once = [n if step else 1 for n, step in zip(sizes, strides, strict=True)]
         in_memory = tensor.detach().as_strided(once, strides).permute(inner_last)
         if not in_memory.is_contiguous():
-            return _Offloaded(_Held(torch.ops.oxitorch._offload(tensor.detach().contiguous())), sizes, None)
+            return _View(hold(tensor.detach().contiguous()), sizes, None)
         # Several operations save the same tensor, or views of it.
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor._version, tensor.dtype, tensor.storage_offset(), in_memory.numel())
         _, known = self._known.get(place, (None, None))
         held = known() if known is not None else None
         if held is None:
-            held = _Held(torch.ops.oxitorch._offload(in_memory))
+            held = hold(in_memory)
             gone = functools.partial(_forget, self._known, place)
             self._known[place] = (_weak(storage), weakref.ref(held, gone))
-        return _Offloaded(held, sizes, strides)
+        return _View(held, sizes, strides)
 
 
-class _Held:
-    """A tensor on the host that several operations have saved."""
+class _OnHost:
+    """A tensor on the host; several operations may have saved it."""
 
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ("__weakref__", "_tensor")
 
     def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-
-class _Offloaded:
-    """What was saved: a view of what is held, or all of that if there are no strides."""
-
-    __slots__ = ("held", "sizes", "strides")
-
-    def __init__(self, held: _Held, sizes, strides):
-        self.held, self.sizes, self.strides = held, sizes, strides
+        self._tensor = torch.ops.oxitorch._offload(tensor)
 
     def back(self) -> torch.Tensor:
-        tensor = torch.ops.oxitorch._reload(self.held.tensor)
-        return tensor if self.strides is None else tensor.as_strided(self.sizes, self.strides)
+        return torch.ops.oxitorch._reload(self._tensor)
+
+
+class _Same:
+    """A tensor on the device that may be overwritten: the value that it had."""
+
+    __slots__ = ("__weakref__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = torch.ops.oxitorch._same(tensor)
+
+    def back(self) -> torch.Tensor:
+        return self._tensor
+
+
+class _View:
+    """What was saved: a view of what is held, or all of that if there are no strides."""
+
+    __slots__ = ("_held", "_sizes", "_strides")
+
+    def __init__(self, held: _OnHost | _Same, sizes, strides):
+        self._held, self._sizes, self._strides = held, sizes, strides
+
+    def back(self) -> torch.Tensor:
+        tensor = self._held.back()
+        return tensor if self._strides is None else tensor.as_strided(self._sizes, self._strides)
 
 
 class _Kept:
@@ -128,18 +145,6 @@ class _Kept:
                 f"[{self.tensor.dtype}, {list(self.tensor.shape)}] is at version {now}; expected version "
                 f"{self.version} instead\nhint: write to a copy, or run the backward first"
             )
-        return self.tensor
-
-
-class _Copied:
-    """What stays where it is, and may be overwritten: the value that it had."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = torch.ops.oxitorch._same(tensor.detach())
-
-    def back(self) -> torch.Tensor:
         return self.tensor
 
 
@@ -177,8 +182,8 @@ def checkpoint_name(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def save_only_these_names(*names: str) -> Callable:
-    """A policy for `torch.utils.checkpoint.create_selective_checkpoint_contexts`: what `checkpoint_name` has given one of
-    these names is kept, all else is computed again; as `jax.checkpoint_policies.save_only_these_names`.
+    """A policy for `torch.utils.checkpoint.create_selective_checkpoint_contexts`: what `checkpoint_name` has given one
+    of these names is kept, all else is computed again; as `jax.checkpoint_policies.save_only_these_names`.
     """
     from torch.utils.checkpoint import CheckpointPolicy
 
@@ -212,10 +217,10 @@ def install() -> None:
             if not _is_movable(tensor):
                 return pack(tensor)
             # It is a copy elsewhere, which no write to the tensor changes.
-            return _Copied(tensor) if _is_parameter(tensor) else own._offloaded(tensor)
+            return own._dense(tensor, _Same if _is_parameter(tensor) else _OnHost)
 
         def unpack_here(packed):
-            return packed.back() if isinstance(packed, (_Offloaded, _Copied)) else unpack(packed)
+            return packed.back() if isinstance(packed, _View) else unpack(packed)
 
         self.pack_hook, self.unpack_hook = pack_here, unpack_here
 

@@ -29,8 +29,8 @@ _PRODUCTS = (
 def install(policy: str, folder: str) -> None:
     """Checkpoints blocks before a module is called for the first time; a file says how many blocks there are.
 
-    The policy is "none", "products" (all blocks, but products are kept), "half" (every second block), "all" or "offload"
-    (all, and what blocks take is kept on the host).
+    The policy is "none", "products" (all blocks, but products are kept), "half" (every second block), "all" or
+    "offload" (all, and what blocks take is kept on the host).
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
 

@@ -105,13 +105,7 @@ QUICK = {("jit", "plain"), ("jit", "selective"), ("compile", "plain")}
 
 @pytest.mark.parametrize(
     ("run", "form"),
-    [
-        pytest.param(r, f, marks=[] if (r, f) in QUICK else pytest.mark.slow)
-        for r in ("jit", "compile")
-        for f in FORMS
-        # Of a policy PyTorch's partitioner makes what it thinks best.
-        if (r, f) != ("compile", "selective")
-    ],
+    [pytest.param(r, f, marks=[] if (r, f) in QUICK else pytest.mark.slow) for r in ("jit", "compile") for f in FORMS],
 )
 def test_one_program_has_fewer_temporaries(run, form, without, fused):
     forward, share = FORMS[form]

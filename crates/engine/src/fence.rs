@@ -7,12 +7,17 @@
 //! A compiler that forgets barriers before it chooses an order has to see it in the values, which may take a pass over
 //! them ([`Builder::after`](oxitorch_hlo::Builder::after)): each op of the part takes one such value at least. Weights,
 //! which are inputs of the program, are spared.
+//!
+//! What was offloaded comes back behind what the backward has computed last, too: a compiler that has memory to spare would
+//! bring it back as soon as it is there.
 
-use crate::inst::Kind;
+use crate::inst::{Inst, Kind};
 use crate::recipe::address;
+use crate::shared::Shared;
 use crate::threads::Fence;
 use crate::value::Value;
-use crate::window::Window;
+use crate::window::{Outputs, Window};
+use oxitorch_hlo::MemorySpace;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -55,6 +60,34 @@ impl Window {
         }
         self.thread.fence = Some(fence);
         operands
+    }
+
+    /// Records that a value of the host is wanted on the device.
+    pub(crate) fn record_reload(&mut self, inst: &Shared<Inst>, mut operands: Operands) -> Outputs {
+        let Some((value, after)) = operands.first().zip(self.computed_last()) else {
+            return self.record_behind(inst, operands, &[]);
+        };
+        let kind = Kind::Reload { ty: value.ty.clone(), after: after.ty.clone() };
+        let Ok(inst) = self.instances.get(kind) else {
+            return self.record_behind(inst, operands, &[]);
+        };
+        operands.push(after);
+        self.record_behind(&inst, operands, &[])
+    }
+
+    /// The last result of the window that is on the device.
+    fn computed_last(&self) -> Option<Arc<Value>> {
+        let mut end = self.produced.len();
+        for inst in self.ops.insts.iter().rev() {
+            let results = end - inst.outputs.len()..end;
+            end = results.start;
+            if inst.memory() != Some(MemorySpace::PinnedHost)
+                && let Some(value) = self.produced[results].iter().rev().find_map(Option::clone)
+            {
+                return Some(value);
+            }
+        }
+        None
     }
 
     fn fenced(&mut self, value: &Arc<Value>, after: Option<Arc<Value>>, firmly: bool) -> Arc<Value> {

@@ -142,8 +142,11 @@ impl Graph {
             return SmallVec::new();
         }
         let reloads = self.ops.iter().filter(|op| op.inst.memory() == Some(MemorySpace::Device));
-        let mut found: SmallVec<[u32; 4]> =
-            reloads.flat_map(|op| op.operands).copied().filter(|code| code & PRODUCED == 0).collect();
+        let mut found: SmallVec<[u32; 4]> = reloads
+            .filter_map(|op| op.operands.first())
+            .copied()
+            .filter(|code| code & PRODUCED == 0)
+            .collect();
         found.sort_unstable();
         found.dedup();
         found

@@ -41,6 +41,8 @@ pub(crate) enum Kind {
     Copy(TensorType),
     /// A value behind a barrier, and behind another value if there is one: see `fence.rs`.
     Fence { ty: TensorType, after: Option<TensorType>, firmly: bool },
+    /// A value of the host, on the device again, and no sooner than another value: see `fence.rs`.
+    Reload { ty: TensorType, after: TensorType },
     /// Zeros, as a storage holds that nobody wrote.
     Zeros(TensorType),
     /// A value as another type over the same bytes, cut or filled with zeros.
@@ -99,6 +101,7 @@ impl Kind {
             Kind::Control(control) => control.operands.clone(),
             Kind::Copy(ty) => vec![ty.clone()],
             Kind::Fence { ty, after, .. } => std::iter::once(ty).chain(after).cloned().collect(),
+            Kind::Reload { ty, after } => vec![ty.clone(), after.clone()],
             Kind::Zeros(_) => Vec::new(),
         }
     }
@@ -191,6 +194,8 @@ pub(crate) struct Inst {
     pub(crate) careful: bool,
     /// Whether there is one result, which has to be computed, and nothing else.
     plain: bool,
+    /// Whether it is to come behind what is computed before it; see `fence.rs`.
+    pub(crate) waits: bool,
     pub(crate) outputs: SmallVec<[Option<Shared<Out>>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,
@@ -223,6 +228,7 @@ impl Inst {
             Kind::Write { .. } => "copy_into_view",
             Kind::Store { .. } | Kind::Cast { .. } | Kind::Copy(_) => "copy",
             Kind::Fence { .. } => "optimization_barrier",
+            Kind::Reload { .. } => "oxitorch::_reload",
             Kind::Zeros(_) => "empty",
             Kind::Resize { .. } => "resize",
             Kind::Reshard { .. } => "reshard",
@@ -249,6 +255,7 @@ impl Inst {
     pub(crate) fn memory(&self) -> Option<MemorySpace> {
         match &self.kind {
             Kind::Row { op, .. } => aten::row(*op).memory,
+            Kind::Reload { .. } => Some(MemorySpace::Device),
             _ => None,
         }
     }
@@ -316,6 +323,10 @@ fn emit(kind: &Kind, b: &Builder, operands: &[Value], offsets: &[Offset]) -> Res
         Kind::Copy(_) => b.optimization_barrier(&operands[..1])[0],
         Kind::Fence { firmly: true, after: Some(_), .. } => b.after(operands[0], operands[1]),
         Kind::Fence { .. } => b.optimization_barrier(operands)[0],
+        Kind::Reload { .. } => {
+            let behind = b.optimization_barrier(operands)[0];
+            b.annotate_device_placement(behind, MemorySpace::Device)
+        }
         Kind::Zeros(ty) => b.full(b.scalar_f64(ty.dtype, 0.0), &ty.shape),
         Kind::Resize { to, .. } => resize(b, operands[0], to),
         Kind::Reshard { to, .. } => {
@@ -811,6 +822,7 @@ impl Instances {
             kept: if is_fused { 0 } else { bytes },
             careful,
             plain: one && !careful && !identity && emitted.rng_blocks == 0,
+            waits: matches!(&kind, Kind::Row { op, .. } if aten::row(*op).memory == Some(MemorySpace::Device)),
             unused,
             unused_params,
             id: self.next,

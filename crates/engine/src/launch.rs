@@ -184,6 +184,8 @@ pub(crate) struct Launcher {
     pub(crate) timing: Arc<Timing>,
     /// What other processes take part in.
     pub(crate) groups: Arc<Groups>,
+    /// Values on their way to the host.
+    leaving: Arc<Leaving>,
 }
 
 impl Launcher {
@@ -218,6 +220,7 @@ impl Launcher {
             front: Front::default(),
             timing: Arc::default(),
             groups: Arc::new(Groups::new(lanes)),
+            leaving: Arc::default(),
         });
         let own = launcher.clone();
         std::thread::Builder::new().name(format!("oxi-launch-{number}")).spawn(move || own.run())?;
@@ -341,7 +344,10 @@ impl Launcher {
 
     /// Whether the device has run everything queued.
     pub(crate) fn is_idle(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.last() && self.in_flight() == 0 && self.groups.is_idle()
+        self.done.load(Ordering::Acquire) == self.last()
+            && self.in_flight() == 0
+            && self.groups.is_idle()
+            && self.leaving.is_none()
     }
 
     /// This thread has waited for the device.
@@ -426,6 +432,7 @@ impl Launcher {
     fn land(&self) {
         let all = std::mem::take(&mut *self.in_flight.lock());
         self.settle(all);
+        self.leaving.wait();
     }
 
     /// A launch is on its way; waits for the oldest if there are too many.
@@ -647,7 +654,9 @@ impl Launcher {
     /// Copies a value to the host as soon as it is computed, and lets its buffer go then. Nobody waits for it.
     fn offload(&self, value: &Arc<Value>, buffer: Arc<pjrt::Buffer>) {
         let (weak, metrics, own) = (Arc::downgrade(value), self.metrics.clone(), buffer.clone());
+        let leaving = self.leaving.begin();
         let then = move |bytes: pjrt::Result<Box<[u8]>>| {
+            let _leaving = leaving; // until the value has left
             // What could not be copied stays where it is; why it could not, says who reads it.
             let (Some(value), Ok(bytes)) = (weak.upgrade(), bytes) else { return };
             let mut state = value.state.lock();
@@ -875,6 +884,45 @@ impl Launcher {
             None => upload(client, self.at, ty, bytes).map(Buffers::one),
         };
         buffers.map_err(|e| error::device("copy to the device", &e))
+    }
+}
+
+/// Values that are being copied to the host, counted.
+#[derive(Default)]
+struct Leaving {
+    count: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Leaving {
+    /// One more, until what this gives is dropped.
+    fn begin(self: &Arc<Self>) -> OneLeaving {
+        *self.count.lock() += 1;
+        OneLeaving(self.clone())
+    }
+
+    /// Whether there is none.
+    fn is_none(&self) -> bool {
+        *self.count.lock() == 0
+    }
+
+    /// Waits until there is none.
+    fn wait(&self) {
+        let mut count = self.count.lock();
+        self.none.wait_while(&mut count, |n| *n > 0);
+    }
+}
+
+/// A value that is being copied to the host.
+struct OneLeaving(Arc<Leaving>);
+
+impl Drop for OneLeaving {
+    fn drop(&mut self) {
+        let mut count = self.0.count.lock();
+        *count -= 1;
+        if *count == 0 {
+            self.0.none.notify_all();
+        }
     }
 }
 

@@ -99,7 +99,8 @@ impl Roles {
             let Some(value) = known._value.upgrade() else { continue };
             // Who reads a value holds its lock while it waits for the one of all this.
             let is_there = value.state.try_lock().is_none_or(|s| matches!(*s, State::Absent(_)));
-            if is_there && !is_input(at) {
+            // What was offloaded is not on the device.
+            if is_there && value.charge.is_held() && !is_input(at) {
                 all.push((known, value));
             }
         }

@@ -120,6 +120,9 @@ impl Window {
             let behind = self.behind_fence(operands.into_iter().collect());
             return self.record_behind(inst, behind, offsets);
         }
+        if inst.waits {
+            return self.record_reload(inst, operands.into_iter().collect());
+        }
         self.record_behind(inst, operands, offsets)
     }
 
@@ -151,7 +154,7 @@ impl Window {
         operands: impl IntoIterator<Item = Operand>,
         offsets: &[i64],
     ) -> Option<(Arc<Value>, &'i Shared<Out>)> {
-        if self.thread.fence.is_some() {
+        if self.thread.fence.is_some() || inst.waits {
             let behind: SmallVec<[Arc<Value>; 4]> =
                 operands.into_iter().filter_map(|operand| self.value_of(operand)).collect();
             let value = self.record(inst, behind, offsets).pop()??;

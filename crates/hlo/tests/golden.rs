@@ -174,6 +174,22 @@ fn indexing() {
 }
 
 #[test]
+fn memory_spaces() {
+    let b = Builder::new();
+    b.use_host_memory(true);
+    let (x, y) = (b.param(ty(F32, &[2])), b.param(ty(F32, &[3])));
+    b.param_attr(y, ArgAttr::Memory(MemorySpace::PinnedHost));
+    b.param_attr(x, ArgAttr::Donor);
+    let out = b.annotate_device_placement(b.exponential(x), MemorySpace::PinnedHost);
+    let back = b.annotate_device_placement(y, MemorySpace::Device);
+    let mut module = b.finish(&[out, b.negate(back), b.negate(x)]).unwrap();
+    module.leave_on_host(0).unwrap();
+    module.pair_donors();
+    assert_snapshot!(module.to_text());
+    assert!(module.leave_on_host(3).is_err());
+}
+
+#[test]
 fn control() {
     let types = [ty(F32, &[2]), ty(DType::S32, &[]), ty(DType::U64, &[3])];
     let text = text(&types, |b, v| {

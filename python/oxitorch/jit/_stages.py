@@ -57,7 +57,8 @@ class Compiled:
 
     def memory_analysis(self) -> dict[str, int]:
         """Bytes of "arguments", "outputs", "aliased" (arguments whose memory results take), "temporaries",
-        "host_temporaries" (in the memory of the host), "peak" and "code", as the compiler says; empty where it says nothing.
+        "host_temporaries" (in the memory of the host), "peak" and "code", as the compiler says; empty where it says
+        nothing.
         """
         return self._graph.memory_bytes
 

@@ -69,8 +69,8 @@ class Graph:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of "arguments", "outputs", "aliased" (arguments whose memory results take), "temporaries",
-        "host_temporaries" (in the memory of the host), "peak" (0 where the plugin does not say) and "code". Empty where the
-        plugin says nothing.
+        "host_temporaries" (in the memory of the host), "peak" (0 where the plugin does not say) and "code". Empty
+        where the plugin says nothing.
         """
         return self._shown[0].get("memory_bytes", {})
 
