@@ -32,7 +32,6 @@ pub(super) unsafe extern "C" fn watch(
     device: i32,
     args: *const Tensor,
     nargs: u32,
-    dry: i32,
     error: *mut abi::Error,
 ) -> i32 {
     let mut began = false;
@@ -82,6 +81,7 @@ pub(super) unsafe extern "C" fn trace(
     device: i32,
     args: *const Tensor,
     nargs: u32,
+    dry: i32,
     error: *mut abi::Error,
 ) -> i32 {
     let mut began = false;
