@@ -316,7 +316,7 @@ if rank == 0:
 dist.destroy_process_group()
 """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    ran = torchrun(code, str(empty_cache), launcher=launcher, OXITORCH_CACHE_DIR=str(empty_cache))
+    ran = torchrun(code, str(empty_cache), launcher=launcher, timeout=400, OXITORCH_CACHE_DIR=str(empty_cache))
     assert "SUM 128.000 RESTARTS 1" in ran.output, ran.output
     if kind == "is stopped":
         assert "rank 1: says nothing" in ran.output, ran.output

@@ -393,3 +393,48 @@ def test_checkpoints_of_hugging_face(torchrun, needs):
     needs("safetensors", "transformers")
     assert torchrun(HUGGING_FACE, ranks=4).results() == [0, 1, 2, 3]
     assert torchrun(HUGGING_FACE, launcher=ONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").results() == ["loaded"]
+
+
+SAVED_BESIDE = (
+    SAY
+    + """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.fsdp import fully_shard
+
+def main():
+    dist.init_process_group("cpu:gloo,tpu:tpu")
+    torch.tpu.set_device(dist.get_rank())
+    model = fully_shard(torch.nn.Linear(8, 8, bias=False).to("tpu"))
+    # Memory that is pinned, shared, filled by a thread, without waiting.
+    threads = ((False, False, False, False), (True, True, True, False), (True, False, True, True))
+    ways = [{"async_stager": DefaultStager(StagingOptions(*options))} for options in threads]
+    ways.append({"async_checkpointer_type": AsyncCheckpointerType.PROCESS})
+    for i, way in enumerate(ways):
+        torch.nn.init.constant_(model.weight, 1.0 + i)
+        saved = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"saved.{i}", **way)
+        getattr(saved, "staging_completion", saved).result()
+        torch.nn.init.zeros_(model.weight)
+        getattr(saved, "upload_completion", saved).result()
+    found = []
+    for i in range(len(ways)):
+        state = model.state_dict()
+        dcp.load({"model": state}, checkpoint_id=f"saved.{i}")
+        found.append(state["weight"].full_tensor().unique().tolist())
+    result(found)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+@pytest.mark.slow
+def test_checkpoints_that_threads_and_other_processes_save(torchrun):
+    """What is saved is what was there when it was copied."""
+    assert torchrun(SAVED_BESIDE).results() == [[[1.0], [2.0], [3.0], [4.0]]] * 2

@@ -490,6 +490,43 @@ def fsdp2_clips_and_accumulates():
 
 
 @case
+def fsdp2_in_other_ways():
+    """Cut along another dimension, with a parameter left alone, with sums for means, and fetched by hand."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def ways(m):
+        yield fully_shard(m, shard_placement_fn=lambda p: Shard(p.dim() - 1)), 1
+        m = net().to("tpu")
+        yield fully_shard(m, ignored_params={m[0].bias}), 1
+        m = fully_shard(net().to("tpu"))
+        m.set_gradient_divide_factor(2.0)
+        yield m, size() / 2
+        m.set_force_sum_reduction_for_comms(True)
+        yield m, size() / 2
+        m = net().to("tpu")
+        for layer in (m[0], m[2], m):
+            fully_shard(layer)
+        m.unshard(async_op=True).wait()
+        m[0].set_unshard_in_backward(False)
+        m.set_post_optim_event(torch.tpu.current_stream().record_event())
+        yield m, 1
+
+    inputs, one = numbers(size(), 8)[0], net()
+    one(inputs).square().sum().backward()
+    for m, factor in ways(net().to("tpu")):
+        m.zero_grad()
+        m(inputs[rank()].to("tpu")).square().sum().backward()
+        for of in (0, 2):
+            grad = m[of].weight.grad.full_tensor().cpu()
+            torch.testing.assert_close(grad, one[of].weight.grad * factor / size(), rtol=1e-4, atol=1e-5)
+
+
+@case
 def fsdp2_from_meta():
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
     from torch.distributed.fsdp import fully_shard
