@@ -5,6 +5,7 @@
 Prints lines for each second, by the clock and by processor time, and the largest resident memory.
 """
 
+import importlib.util
 import json
 import resource
 import subprocess
@@ -13,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-PACKAGE = Path(torch.__file__).parent
+# Not imported, as the memory of a child is counted from that of who starts it.
+PACKAGE = Path(importlib.util.find_spec("torch").origin).parent
+ROUNDS = 3
 
 
 def read(paths: list[Path]) -> dict[str, float]:
@@ -53,8 +54,8 @@ def main() -> None:
     beside = [p for p in PACKAGE.parent.iterdir() if p.is_dir() and not p.name.endswith(("-info", "__pycache__"))]
     for name, paths in (("torch", [PACKAGE]), ("site-packages", beside)):
         # The first reads the disk, which is not what is measured.
-        read(paths)
-        r = min((read(paths) for _ in range(3)), key=lambda r: r["clock_s"])
+        _, *rounds = (read(paths) for _ in range(1 + ROUNDS))
+        r = min(rounds, key=lambda r: r["clock_s"])
         print(
             f"{name}: {r['files']} files, {r['lines']} lines, {r['findings']} findings;"
             f" {r['clock_s']:.2f} s, {r['processor_s']:.2f} s of the processor, {r['mib']:.0f} MiB;"

@@ -1,6 +1,7 @@
 """A GPU's training script with the idioms of many: settings that a file and the command line change, a device and a
-backend by name, autocast with a scaler, pinned memory, steps of several small batches. `docs/migrate.md` takes one of the
-same kind through its commands, and the tests take this one.
+backend by name, autocast with a scaler, pinned memory, steps of several small batches.
+
+`docs/migrate.md` takes one of the same kind through its commands, and the tests take this one.
 """
 
 import contextlib

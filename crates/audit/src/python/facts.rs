@@ -146,10 +146,12 @@ fn asks_rank(test: &Expr) -> bool {
     }
 }
 
-/// Whether a test holds on all ranks but one: `rank != 0`, `rank > 0`, `not is_main`.
+/// Whether a test holds on all ranks but one: `rank != 0`, `rank > 0`, `rank not in [-1, 0]`, `not is_main`.
 fn of_other_ranks(test: &Expr) -> bool {
     let but_one = match test {
-        Expr::Compare(compare) => compare.ops.iter().all(|op| matches!(op, CmpOp::NotEq | CmpOp::Gt)),
+        Expr::Compare(compare) => {
+            compare.ops.iter().all(|op| matches!(op, CmpOp::NotEq | CmpOp::Gt | CmpOp::NotIn))
+        }
         Expr::UnaryOp(op) => op.op == UnaryOp::Not,
         Expr::BoolOp(op) => return op.values.iter().any(of_other_ranks),
         _ => false,

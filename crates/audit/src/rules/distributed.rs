@@ -187,6 +187,9 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch.distributed as dist\ndef save(rank):\n    dist.barrier()\n    if rank == 0:\n        print('saved')\n    if rank != 0:\n        dist.barrier()\n",
                 ),
                 Py(
+                    "import torch.distributed as dist\ndef first(rank):\n    if rank not in [-1, 0]:\n        dist.barrier()\n    yield\n    if rank == 0:\n        dist.barrier()\n",
+                ),
+                Py(
                     "import torch.distributed as dist\ndef load():\n    if dist.get_rank() != 0:\n        dist.barrier()\n    data = read()\n    if dist.get_rank() == 0:\n        dist.barrier()\n",
                 ),
             ],

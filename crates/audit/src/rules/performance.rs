@@ -65,8 +65,12 @@ fn time_loop(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let (Expr::Name(t), Expr::Call(range)) = (&*stmt.target, &*stmt.iter) else { return None };
     let counts = matches!(&*range.func, Expr::Name(n) if n.id.as_str() == "range");
     let slices = |body: &[Stmt]| body.iter().any(|s| takes_step(s, t.id.as_str(), model));
-    // What a step gives has to go into the next, or it is no recurrence.
-    (counts && model.in_forward() && slices(&stmt.body)).then(|| Hit::at(range))
+    // What each layer has of its own, such as its cache, is a list.
+    let layers =
+        range.arguments.args.iter().any(|e| {
+            last(e).is_some_and(|n| ["layer", "block", "depth", "stage"].iter().any(|w| n.contains(w)))
+        });
+    (counts && !layers && model.in_forward() && slices(&stmt.body)).then(|| Hit::at(range))
 }
 
 /// `x[:, t]` or `x[t]` of a tensor in an assignment.
@@ -250,9 +254,14 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, h):\n        for t in range(x.size(1)):\n            h = self.cell(x[:, t], h)\n        return h\n",
             )],
-            good: &[Py(
-                "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        for i in range(3):\n            x = self.layers[i](x)\n        return x\n",
-            )],
+            good: &[
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        for i in range(3):\n            x = self.layers[i](x)\n        return x\n",
+                ),
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, past):\n        for i in range(self.config.num_hidden_layers):\n            kv = past[i]\n            x = self.layers[i](x, kv)\n        return x\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
