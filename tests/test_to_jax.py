@@ -209,6 +209,8 @@ class Settings:
 
 
 def rate(step):
+    if WARMUP > 100 or not LOWEST:
+        return 1.0
     if step < WARMUP:
         return Settings.peak * (step + 1) / (WARMUP + 1)
     if step > 40:
@@ -272,8 +274,14 @@ def draws(step):
 
 def branches(step):
     if step > 3:  # no return
-        step = 3
-    return step
+        late = 1.0
+    return late
+
+
+def twice(step):
+    share = step / 10
+    share = share * 2  # a second value
+    return share
 
 
 @pytest.mark.parametrize(
@@ -281,6 +289,7 @@ def branches(step):
     [
         (lambda o: draws, "# no number", "`torch.rand(()).item()`"),
         (lambda o: branches, "# no return", "`if step > 3:`, a branch that does not return,"),
+        (lambda o: twice, "share = step / 10", "`share`, a name that is given several values,"),
         (lambda o: schedules.ReduceLROnPlateau(o), None, "`torch.optim.lr_scheduler.ReduceLROnPlateau`"),
     ],
 )

@@ -67,6 +67,8 @@ class Body:
         for node in list(self.nodes):
             if node.path is not None or isinstance(node.op, str) or node.op._schema.name != SDPA or node.problem:
                 continue
+            if not _ops.heads_last(node.args):
+                continue
             for name in ("query", "key", "value"):
                 v = node.args[name]
                 before = v.node if isinstance(v, Value) else None
@@ -503,10 +505,7 @@ class Args:
         return re.sub(r"\{([.#]?)(\w+|\^)\}", one, template)
 
     def shape(self, name):
-        return tuple(self.shape_of(self.raw[name]))
-
-    def shape_of(self, x):
-        return x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+        return tuple(_ops.shape_of(self.raw[name]))
 
     def dtype(self, x):
         return x.dtype if isinstance(x, Value) else x.tensor.dtype
@@ -602,11 +601,6 @@ class Args:
         if name in getattr(self.node, "swapped", ()):
             return self[name]
         return f"{self.atom(name)}.swapaxes(1, 2)"
-
-    def unswapped(self, name):
-        """An argument with its heads before the times."""
-        swapped = name in getattr(self.node, "swapped", ())
-        return f"{self.atom(name)}.swapaxes(1, 2)" if swapped else self[name]
 
 
 def same(a, b):

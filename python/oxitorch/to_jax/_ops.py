@@ -605,27 +605,30 @@ def _(a):
     return product if a.raw["beta"] == 0 else f"{beta}{a.atom('self')} + {product}"
 
 
+def heads_last(args) -> bool:
+    """Whether `jax.nn.dot_product_attention`, which has the heads behind the times, computes this attention."""
+    q, k, v = (shape_of(args[n]) for n in ("query", "key", "value"))
+    masked = args["attn_mask"] is None or len(shape_of(args["attn_mask"])) == 4
+    return len(q) == len(k) == len(v) == 4 and v[-1] == k[-1] and masked and not args["dropout_p"]
+
+
+def shape_of(x):
+    return x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+
+
 @row("scaled_dot_product_attention")
 def _(a):
-    q, k, v = (a.shape(n) for n in ("query", "key", "value"))
-    out = "out" in getattr(a.node, "swapped", ())
-    options = []
-    if a.raw["attn_mask"] is not None:
-        mask = a.raw["attn_mask"]
-        options.append((("mask" if a.dtype(mask) == torch.bool else "bias"), a["attn_mask"], len(a.shape("attn_mask"))))
-    dropout = a.raw["dropout_p"]
-    causal = ", is_causal=True" if a.raw["is_causal"] else ""
-    scale = "" if a.raw.get("scale") is None else f", scale={a['scale']}"
-    if len(q) == len(k) == len(v) == 4 and not dropout and v[-1] == k[-1] and all(rank == 4 for *_, rank in options):
-        masks = "".join(f", {name}={text}" for name, text, _ in options)
+    mask, dropout = a.raw["attn_mask"], a.raw["dropout_p"]
+    options = ", is_causal=True" if a.raw["is_causal"] else ""
+    options += "" if a.raw.get("scale") is None else f", scale={a['scale']}"
+    if heads_last(a.raw):
+        kind = "" if mask is None else f", {'mask' if a.dtype(mask) == torch.bool else 'bias'}={a['attn_mask']}"
         swapped = ", ".join(a.swapped(n) for n in ("query", "key", "value"))
-        text = f"jax.nn.dot_product_attention({swapped}{masks}{causal}{scale})"
-        return text if out else f"{text}.swapaxes(1, 2)"
-    masks = "".join(f", mask={text}" for _, text, _ in options)
+        text = f"jax.nn.dot_product_attention({swapped}{kind}{options})"
+        return text if "out" in getattr(a.node, "swapped", ()) else f"{text}.swapaxes(1, 2)"
+    kind = "" if mask is None else f", mask={a['attn_mask']}"
     drop = f", dropout={a.dropout(dropout)}" if dropout else ""
-    heads = ", ".join(a.unswapped(n) for n in ("query", "key", "value"))
-    text = f"attention({heads}{masks}{causal}{scale}{drop})"
-    return f"{text}.swapaxes(1, 2)" if out else text
+    return f"attention({a['query']}, {a['key']}, {a['value']}{kind}{options}{drop})"
 
 
 # --- convolutions, pools, sizes

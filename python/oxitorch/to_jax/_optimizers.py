@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from oxitorch.to_jax import _schedules
@@ -60,7 +62,8 @@ def transformation(optimizer, group, rate: str) -> str | None:
 
 def refused(optimizer, group) -> str:
     """The name of an optimizer that has no translation, with the settings that are the reason."""
-    settings = [f"{n}={group[n]!r}" for n in (*UNSUPPORTED, "lr_decay", "eps") if group.get(n)]
+    names = (*UNSUPPORTED, "lr_decay", "eps") if isinstance(optimizer, torch.optim.Adagrad) else UNSUPPORTED
+    settings = [f"{n}={group[n]!r}" for n in names if group.get(n)]
     reason = f" with `{', '.join(settings)}`" if type(optimizer) in ROWS else ""
     return f"`torch.optim.{type(optimizer).__name__}`{reason}"
 
@@ -83,18 +86,18 @@ def text(optimizer, model, scheduler=None, clip_norm: float | None = None, place
     names = dict(model.named_parameters())
     trained = {n for n, p in names.items() if p.requires_grad and any(id(p) in own for _, own in made)}
     groups = [(tx, {n for n in trained if id(names[n]) in own}) for tx, own in made]
-    return head + written(optimizer, groups, names, clip_norm), problems
+    return head + written(groups, names, clip_norm), problems
 
 
-DOC = '    """What an optimizer does with gradients."""\n'
+DOC = '    """What the optimizer makes of gradients."""\n'
 
 
-def written(optimizer, groups, names, clip_norm) -> str:
+def written(groups, names, clip_norm) -> str:
     """`transformation` of groups, each an optimizer and the names of its parameters."""
     clip = "" if clip_norm is None else f"clip_grad_norm({clip_norm!r})"
     frozen = set(names) - set().union(*(own for _, own in groups))
     groups = [g for g in groups if g[1]] or groups[:1]
-    one = masked(optimizer, groups, names) if len(groups) == 2 else groups[0][0] if len(groups) == 1 else None
+    one = masked(groups, names) if len(groups) == 2 else groups[0][0] if len(groups) == 1 else None
     if one is not None and not frozen:
         return f"def transformation():\n{DOC}    return {chained(clip, one)}\n"
     labelled = [(f"group_{i}", tx, own) for i, (tx, own) in enumerate(groups)]
@@ -126,14 +129,13 @@ def chained(*stages):
     return stages[0] if len(stages) == 1 else f"optax.chain({', '.join(stages)})"
 
 
-def masked(optimizer, groups, names) -> str | None:
+def masked(groups, names) -> str | None:
     """AdamW whose two groups are the matrices, which decay, and the rest, which does not."""
-    (tx, own), (_, rest) = groups if optimizer.param_groups[0]["weight_decay"] else groups[::-1]
-    first, second = optimizer.param_groups
-    differ = {k for k in first if k != "params" and first[k] != second[k]}
-    decays = [g["weight_decay"] for g in optimizer.param_groups]
-    if differ != {"weight_decay"} or min(decays) or transformation(optimizer, first, "") is None:
+    (tx, own), (plain, rest) = groups if groups[1][0].endswith("weight_decay=0.0)") else groups[::-1]
+    same = [re.sub(r"weight_decay=[^,)]*", "", t) for t in (tx, plain)]
+    matrices = {n for n in own | rest if names[n].ndim >= 2}
+    if not tx.startswith("optax.adamw(") or not plain.endswith("weight_decay=0.0)") or same[0] != same[1]:
         return None
-    if not tx.startswith("optax.adamw(") or own != {n for n in own | rest if names[n].ndim >= 2}:
+    if own != matrices:
         return None
     return f"{tx[:-1]}, mask=lambda params: jax.tree.map(lambda p: p.ndim >= 2, params))"

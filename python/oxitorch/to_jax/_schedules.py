@@ -65,6 +65,15 @@ class Translation(ast.NodeTransformer):
             return getattr(self.value(node.value), node.attr, None)
         return None
 
+    def decided(self, test):
+        """Whether a condition that does not depend on the step is met; None for others."""
+        if any(isinstance(n, ast.Name) and n.id in {self.parameter, *self.local} for n in ast.walk(test)):
+            return None
+        try:
+            return bool(eval(compile(ast.Expression(test), "", "eval"), self.known))
+        except Exception as e:
+            return self.refuse(test, f", which raises {type(e).__name__},")
+
     def visit_Name(self, node):
         if node.id in {self.parameter, *self.local}:
             return node
@@ -117,10 +126,15 @@ class Translation(ast.NodeTransformer):
         )
 
     def visit_UnaryOp(self, node):
-        op = ast.Invert() if isinstance(node.op, ast.Not) else node.op
-        return ast.UnaryOp(op, self.visit(node.operand))
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return ast.Call(ast.parse("jnp.logical_not", mode="eval").body, [operand], [])
+        return ast.UnaryOp(node.op, operand)
 
     def visit_IfExp(self, node):
+        known = self.decided(node.test)
+        if known is not None:
+            return self.visit(node.body if known else node.orelse)
         return where(*(self.visit(x) for x in (node.test, node.body, node.orelse)))
 
     def visit_BinOp(self, node):
@@ -184,8 +198,13 @@ def function_text(function: Callable, name: str, scale: float | None = None) -> 
     if not parameters or len(parameters) - 1 > len(tree.args.defaults) or tree.args.vararg or tree.args.kwonlyargs:
         raise Refused(f"`{ast.unparse(tree.args)}`, which are not one step,", tree.lineno)
     statements = [ast.Return(tree.body)] if isinstance(tree, ast.Lambda) else tree.body
-    local = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored = [n for s in statements for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    local = {n.id for n in stored}
     t = Translation(function, parameters[0], local)
+    for n in stored:
+        # Branches are expressions at the end, where a name has one value.
+        if n.id in parameters or sum(n.id == m.id for m in stored) > 1:
+            raise Refused(f"`{n.id}`, a name that is given several values,", n.lineno)
     lines: list[str] = []
     result = block(statements, t, lines)
     if result is None:
@@ -208,15 +227,15 @@ def block(statements, t: Translation, lines: list[str]):
         if isinstance(s, ast.Return) and s.value is not None:
             default = t.visit(s.value)
             break
-        if isinstance(s, ast.Assign | ast.AugAssign) and isinstance(
-            target := getattr(s, "target", None) or s.targets[0], ast.Name
-        ):
-            value = t.visit(s.value)
-            if isinstance(s, ast.AugAssign):
-                value = ast.BinOp(ast.Name(target.id), s.op, value)
-            lines.append(f"{target.id} = {ast.unparse(ast.fix_missing_locations(value))}")
+        if isinstance(s, ast.Assign) and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            value = ast.unparse(ast.fix_missing_locations(t.visit(s.value)))
+            lines.append(f"{s.targets[0].id} = {value}")
             continue
         if isinstance(s, ast.If):
+            known = t.decided(s.test)
+            if known is not None:
+                default = block([*(s.body if known else s.orelse), *statements[i + 1 :]], t, lines)
+                break
             test = t.visit(s.test)
             yes = block(s.body, t, lines) if returns(s.body) else None
             if yes is None:
@@ -327,9 +346,12 @@ def schedule(optimizer, scheduler, place: str) -> Schedule:
     """The learning rates of an optimizer's groups.
 
     `scheduler` is one of `torch.optim.lr_scheduler`, or a function of the step whose result all groups get.
+    Raises ValueError for a scheduler that has taken steps.
     """
     if scheduler is None:
         return Schedule()
+    if not callable(scheduler) and scheduler.last_epoch != 0:
+        raise ValueError("the scheduler has taken steps already\nhint: pass one that was just made")
     out, texts = Schedule(), {}
     for group, base in enumerate(base_rates(optimizer)):
         try:
@@ -365,8 +387,6 @@ def rates(optimizer, scheduler, steps: int) -> list[list[float]]:
         return [groups] * steps
     if callable(scheduler):
         return [[float(scheduler(n))] * len(groups) for n in range(steps)]
-    if scheduler.last_epoch != 0:
-        raise ValueError("the scheduler has taken steps already\nhint: pass one that was just made")
     # One that stands for the optimizer, so that the given one and its scheduler stay as they are.
     stand_in = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": g["lr"]} for g in optimizer.param_groups])
     for own, g in zip(stand_in.param_groups, optimizer.param_groups, strict=True):
