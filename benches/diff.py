@@ -1,6 +1,6 @@
 """What `oxitorch diff` costs, against the slower of the two runs that it compares.
 
-    python benches/diff.py             # 50 steps of the GPT and of the ResNet in examples/
+    python benches/diff.py             # 20 steps of the GPT and of the ResNet in examples/
     python benches/diff.py --steps 10
 
 Each run alone is the script in a process of its own that ends after so many steps, as `oxitorch diff` ends it. The
@@ -74,7 +74,7 @@ def main() -> None:
         alone(int(sys.argv[2]), *sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args()
     for script in ("charlm.py", "digits.py"):

@@ -60,7 +60,8 @@ def page(data: dict) -> str:
 
 def _answer(data: dict) -> str:
     counts = data["counts"]
-    tone = "bad" if counts["defect"] else "doubt" if counts["unknown"] or counts["random"] or data["notes"] else "good"
+    doubt = data["notes"] or any(counts[v] for v, tone in _TONES.items() if tone == "doubt")
+    tone = "bad" if counts["defect"] else "doubt" if doubt else "good"
     figures = "".join(
         f'<div><dt>{escape(v)}</dt><dd>{n}</dd><dd class="note">{escape(_text.MEANS[v])}</dd></div>'
         for v, n in counts.items()

@@ -25,7 +25,7 @@ impl Report {
                 name: family.name.to_owned(),
                 tone: if part.errors > 0 { "bad" } else { "doubt" },
                 mark: if part.errors > 0 { "\u{2717}" } else { "!" },
-                headline: family.about.to_owned(),
+                headline: plain(family.about),
                 sections: of,
                 ..Card::default()
             })
@@ -82,25 +82,21 @@ impl Report {
     fn families(&self) -> Section {
         let most =
             self.estimate.families.iter().map(|p| p.needed_days.max(p.advised_days)).fold(0.0, f64::max);
-        let share = |x: f64| if most > 0.0 { 100.0 * x / most } else { 0.0 };
+        // The rest is for the words behind a bar, on narrow screens too.
+        let share = |x: f64| if most > 0.0 { 40.0 * x / most } else { 0.0 };
         let row = |p: &Part| BarRow {
             label: p.family.to_owned(),
-            bars: vec![
-                (
-                    "c1",
-                    share(p.needed_days),
-                    format!("{:.1} days, {}", p.needed_days, many(p.errors as u64, "error")),
-                ),
-                (
-                    "c3",
-                    share(p.advised_days),
-                    format!("{:.1} days, {}", p.advised_days, many(p.warnings as u64, "warning")),
-                ),
-            ],
+            bars: [("c1", p.needed_days, p.errors, "error"), ("c3", p.advised_days, p.warnings, "warning")]
+                .into_iter()
+                .filter(|(_, _, found, _)| *found > 0)
+                .map(|(color, days, found, what)| {
+                    (color, share(days), format!("{days:.1} days, {}", many(found as u64, what)))
+                })
+                .collect(),
         };
         let bars = Bars {
             legend: vec![("needed", "c1"), ("advised", "c3")],
-            rows: self.estimate.families.iter().map(row).collect(),
+            rows: self.estimate.families.iter().map(row).filter(|r| !r.bars.is_empty()).collect(),
         };
         let title = "Effort by family".to_owned();
         Section { title, chart: Some(Chart::Bars(bars)), ..Section::default() }
@@ -123,9 +119,14 @@ impl Report {
         let runs = if rule.unchanged() { "It runs unchanged." } else { "It has to be changed." };
         Some(Section {
             title: format!("{} {}: {}", rule.id, rule.name, many(found.len() as u64, "finding")),
-            lead: format!("{} {} {runs}", rule.sentence.replace("{}", "This"), rule.fix),
+            lead: plain(&format!("{} {} {runs}", rule.sentence.replace("{}", "This"), rule.fix)),
             table: Some(Table::new(&["line", "source", ""], rows)),
             ..Section::default()
         })
     }
+}
+
+/// A text without the marks of code, which the page does not set.
+fn plain(text: &str) -> String {
+    text.replace('`', "")
 }
