@@ -182,7 +182,8 @@ fn memory_spaces() {
     b.param_attr(x, ArgAttr::Donor);
     let out = b.annotate_device_placement(b.exponential(x), MemorySpace::PinnedHost);
     let back = b.annotate_device_placement(y, MemorySpace::Device);
-    let mut module = b.finish(&[out, b.negate(back), b.negate(x)]).unwrap();
+    let outputs = [out, b.negate(back), b.negate(x)];
+    let mut module = b.finish(&outputs).unwrap();
     module.leave_on_host(0).unwrap();
     module.pair_donors();
     assert_snapshot!(module.to_text());
