@@ -272,7 +272,8 @@ def test_kernels_that_are_kept_take_sizes_that_vary(causal, fused):
         x = torch.randn(4, size, 64)
         for i, (a, e) in enumerate(zip(f(x.to(DEVICE)), g(x), strict=True)):
             assert_same(a, e, f"{i} of {size}", strides=False, rtol=1e-4, atol=1e-5)
-    assert programs() - before == 1
+    # One for all sizes, and the first call, which finds out which gradients there are.
+    assert programs() - before <= 2
     # Each way of the convolution and of attention, and padding that is NaN changes nothing.
     assert torch.tpu.metrics()["library_calls"] - calls >= 4 * 3
     whole = torch.full((4, 256, 64), float("nan"))
