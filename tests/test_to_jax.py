@@ -1,6 +1,6 @@
 """`oxitorch to-jax`: what is written, and how far it is from PyTorch when it is run."""
 
-import importlib
+import importlib.util
 import json
 import math
 import re
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-import safetensors.torch as safetensors
 import to_jax_zoo
 import torch
 from oxitorch import to_jax
@@ -333,7 +332,10 @@ class Everything(nn.Module):
         return self.head(self.more(x[..., None])[..., 0] + self.shift)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("safetensors") is None, reason="`pip install safetensors`")
 def test_weights_go_there_and_back(tmp_path, environment):
+    import safetensors.torch as safetensors
+
     torch.manual_seed(0)
     model, ids = Everything(), torch.arange(5)
     to_jax.convert(model, (ids,), folder=tmp_path / "out", run=False)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from oxitorch.to_jax import _ops
-from oxitorch.to_jax._graph import Const, Param, Scope, Size, Unsupported, Value
+from oxitorch.to_jax._graph import Const, Param, Scope, Size, Unsupported, Value, replace
 from oxitorch.to_jax._text import ATOM, OPERATORS, bind, constant, dtype, identifier, literal
 
 # An expression has at most so many operations.
@@ -18,6 +18,15 @@ LONGEST = 5
 
 
 SDPA = "aten::scaled_dot_product_attention"
+SAME = {"aten::view", "aten::reshape", "aten::_unsafe_view", "aten::contiguous", "aten::clone", "aten::expand"}
+
+
+def stays(node):
+    """Whether the result of a node is its argument."""
+    if node.path is not None or isinstance(node.op, str) or node.problem or node.op._schema.name not in SAME:
+        return False
+    x, out = node.args["self"], node.outs[0]
+    return isinstance(x, Value) and x.shape == out.shape and x.dtype == out.dtype and x.node is not None
 
 
 def swaps(node):
@@ -58,7 +67,27 @@ class Body:
                 nodes.append(node)
                 needed.update(node.uses())
         self.nodes = nodes[::-1]
+        self.drop_same()
         self.heads()
+
+    def drop_same(self):
+        """Leaves out what does nothing: a view of the same sizes, a copy."""
+        known: dict[Value, Value] = {}
+
+        def first(v):
+            return known.get(v, v) if isinstance(v, Value) else v
+
+        nodes = []
+        for node in self.nodes:
+            node.args = {k: replace(a, first) for k, a in node.args.items()}
+            if stays(node):
+                inner = node.args["self"]
+                inner.name = inner.name or node.outs[0].name
+                known[node.outs[0]] = inner
+            else:
+                nodes.append(node)
+        self.nodes = nodes
+        self.scope.outputs = [first(v) for v in self.scope.outputs]
 
     def heads(self):
         """Attention with its heads behind the times, as JAX has it, where the transposes around it do nothing else."""
@@ -117,7 +146,8 @@ class Body:
             if out is None or self.uses[out] != 1 or node.problem or self.updates(node) or id(node) in looped:
                 continue
             to = user[out]
-            kept = out.name is not None and not (to is not None and to.outs and to.outs[0].name == out.name)
+            # What is only returned needs no name.
+            kept = to is not None and out.name is not None and not (to.outs and to.outs[0].name == out.name)
             whole = to is not None and (to.many or id(to) in looped)
             if kept or (whole and node.many):
                 continue

@@ -391,10 +391,11 @@ def _(a):
 def _(a):
     rank = len(a.shape("self"))
     d = a.raw["dim"]
-    if d in (-1, rank):
-        return f"{a.atom('self')}[..., None]"
-    if 0 <= d <= 2:
+    d = d + rank + 1 if d < 0 else d
+    if d <= 2:
         return f"{a.atom('self')}[{':, ' * d}None]"
+    if d == rank:
+        return f"{a.atom('self')}[..., None]"
     return f"jnp.expand_dims({a['self']}, {d})"
 
 
