@@ -386,7 +386,8 @@ def _module(gm: GraphModule, inputs: list[Node], calls: list[Node], outputs: lis
     for n in inputs:
         new[n] = graph.placeholder(n.name)
         new[n].meta = n.meta
-    device = next((v.device for n in calls if _is_on_device(n) for v in _values(n)), None)
+    made = (v for n in calls if _is_on_device(n) for v in _values(n))
+    device = next((v.device for v in made if isinstance(v, torch.Tensor)), None)
     copies = {}
     for n in calls:
         for i in n.all_input_nodes:

@@ -7,6 +7,7 @@ PyTorch's own way is taken, which runs it for each round; `torch.tpu.explain()` 
 """
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,12 +82,51 @@ def _cond(pred, true_fn, false_fn, operands):
 
 
 def _while_loop(cond_fn, body_fn, carried, additional):
-    if not all(isinstance(x, torch.Tensor) for x in carried):
-        raise Played("numbers that are carried from round to round")
-    record_body(lambda *now: _function(cond_fn)(*now, *additional), carried)
+    numbers = [i for i, x in enumerate(carried) if not isinstance(x, torch.Tensor)]
+    ends = _numbers_at_the_end(cond_fn, body_fn, carried, numbers) if numbers else []
+    device = next((x.device for x in (*carried, *additional) if isinstance(x, torch.Tensor)), None)
+    # Those of each round are made on the device again, where they are tensors.
+    start = [torch.full((), x, dtype=torch.int64, device=device) if i in numbers else x for i, x in enumerate(carried)]
+    record_body(lambda *now: _function(cond_fn)(*now, *additional), start)
     with _forgotten_on_error():
-        shape = record_body(lambda *now: _function(body_fn)(*now, *additional), carried)
-    return shape.together(flow("while_loop", (0, 0, 0, 0), carried))
+        shape = record_body(lambda *now: _function(body_fn)(*now, *additional), start)
+    results = list(shape.together(flow("while_loop", (0, 0, 0, 0), start)))
+    for i, x in zip(numbers, ends, strict=True):
+        results[i] = x
+    return tuple(results)
+
+
+def _numbers_at_the_end(cond_fn, body_fn, carried, numbers: Sequence[int]) -> list[int]:
+    """What the numbers are that a loop carries, when it ends.
+
+    Raises:
+        Played: it does not follow from the numbers alone.
+    """
+    graphs = [inspect.unwrap(fn) for fn in (cond_fn, body_fn)]
+    if not all(isinstance(g, torch.fx.GraphModule) for g in graphs):
+        raise Played("graphs for the numbers that are carried from round to round")
+    now = [carried[i] for i in numbers]
+    if not all(type(x) is int for x in now):
+        raise Played("integers for the numbers that are carried from round to round")
+    nodes = [list(g.graph.nodes) for g in graphs]
+    (goes_on,) = pytree.tree_leaves(nodes[0][-1].args)
+    gives = pytree.tree_leaves(nodes[1][-1].args, is_leaf=lambda x: x is None)
+    while _follows(goes_on, {nodes[0][i]: x for i, x in zip(numbers, now, strict=True)}):
+        known = {nodes[1][i]: x for i, x in zip(numbers, now, strict=True)}
+        now = [_follows(gives[i], known) for i in numbers]
+    return now
+
+
+def _follows(node: Any, known: dict[torch.fx.Node, Any]) -> Any:
+    """The value of a node of a graph, of those that are known."""
+    if not isinstance(node, torch.fx.Node):
+        return node
+    if node not in known:
+        if node.op != "call_function":
+            raise Played("to know numbers that follow from tensors")
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: _follows(n, known))
+        known[node] = node.target(*args, **kwargs)
+    return known[node]
 
 
 def _scan(combine_fn, init, xs, additional):

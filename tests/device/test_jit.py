@@ -766,6 +766,7 @@ TRANSFORMS = {
     "vmap": lambda x: torch.func.vmap(lambda row: curve(row) * 2)(x),
     "vmap in chunks": lambda x: torch.func.vmap(curve, chunk_size=2)(x),
     "gradients of each": lambda x: torch.func.vmap(torch.func.grad(curve))(x),
+    "linearize": lambda x: torch.func.linearize(lambda x: curve(x) * 3.5 + torch.ones(3, device=x.device), x)[1](x + 1),
 }
 
 

@@ -28,6 +28,12 @@ def halved(n, x):
     return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x / 2), (torch.zeros_like(n), x))
 
 
+def counted(x):
+    """A loop that carries a number of Python."""
+    i, x = while_loop(lambda i, x: 2 * i < 9, lambda i, x: (i + 1, x / 2 + i), (1, x))
+    return x + i
+
+
 def chosen(flag, x, w):
     return torch.cond(flag, lambda x, w: (x @ w).sin() + 1, lambda x, w: x * 3 - w, (x, w))
 
@@ -74,6 +80,7 @@ def square(n):
 # The function, its arguments, and how many loops and branches its program has.
 CASES = {
     "while": (halved, lambda: [torch.tensor(5), torch.randn(4)], 1),
+    "while with a number": (counted, lambda: [torch.randn(4)], 1),
     "cond": (chosen, lambda: [torch.tensor(True), square(4), square(4)], 1),
     "scan": (recurrent, lambda: [torch.randn(2, 4), torch.randn(6, 2, 4), square(4)], 1),
     "scan in reverse": (backwards, lambda: [torch.randn(3), torch.randn(5, 3)], 1),
@@ -189,12 +196,44 @@ def test_what_cannot_be_a_loop_is_played():
     h, xs = torch.eye(2), torch.ones(3, 2, 2)
     close(scan(on_host, h.to(DEVICE), xs.to(DEVICE)), scan(on_host, h, xs))
     assert "scan at" in torch.tpu.explain() and "its body needs a value that the host reads" in torch.tpu.explain()
-    x, n = torch.ones(3, device=DEVICE), torch.tensor(3, device=DEVICE)
-    count, values = while_loop(
-        lambda i, x: i < n, lambda i, x: (i + 1, torch.dropout(x, 0.5, True)), (torch.zeros_like(n), x)
-    )
-    assert count.item() == 3 and set(values.tolist()) <= {0.0, 8.0}
-    assert "random numbers, in a loop of which nobody knows how often it goes round" in torch.tpu.explain()
+    x = torch.ones(3, device=DEVICE)
+    assert while_loop(lambda i, x: x.sum() < 10, lambda i, x: (i + 1, x * 2), (0, x))[0] == 2
+    assert "its body needs to know numbers that follow from tensors" in torch.tpu.explain()
+
+
+def test_rounds_that_the_host_counts_make_no_program():
+    x, graphs = torch.randn(4).to(DEVICE), NewGraphs()
+    for n in (3, 5, 9, 7):
+        count, y = while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x / 2), (0, x))  # noqa: B023
+        assert count == n
+        close(y, x.cpu() / 2**n)
+    assert len({g.stablehlo for g in graphs.take() if regions(g)}) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_random_numbers_of_a_while_loop(way):
+    def step(x):
+        return torch.dropout(x, 0.5, True) + torch.rand_like(x)
+
+    def drawn(n, x):
+        return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, step(x)), (torch.zeros_like(n), x))[1]
+
+    def played():
+        return torch.tpu.explain().count("while_loop at")
+
+    f, x, before = WAYS[way](drawn), torch.ones(5, device=DEVICE), played()
+    for n in (2, 4):
+        for _ in range(2):
+            torch.tpu.manual_seed(5)
+            first, second, after = f(torch.tensor(n, device=DEVICE), x), f(torch.tensor(n, device=DEVICE), x), step(x)
+            torch.tpu.manual_seed(5)
+            expected = x
+            for _ in range(n):
+                expected = step(expected)
+            close(first, expected)
+            # What comes afterwards gets numbers of its own.
+            assert not torch.equal(first, second) and not torch.equal(after, step(x))
+    assert played() == before
 
 
 class Layer(nn.Module):

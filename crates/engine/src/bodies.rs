@@ -288,8 +288,8 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
         return Some("results of the types that it is given");
     }
     if matches!(asked, Asked::While) {
-        if bodies.iter().any(|c| !c.drawn.is_empty()) {
-            return Some("random numbers, in a loop of which nobody knows how often it goes round");
+        if !bodies[0].drawn.is_empty() {
+            return Some("random numbers in the condition of a loop");
         }
         if bodies[0].body.checks().next().is_some() {
             return Some("an assertion in the condition of a loop");
@@ -315,6 +315,10 @@ fn refused(asked: Asked, operands: &[Arc<Value>], bodies: &[Captured]) -> Option
         _ => None,
     }
 }
+
+/// The Philox blocks by which a generator is moved on for a loop of which nobody knows how often it goes round; of the 2^64
+/// that a seed has.
+const OF_ANY_ROUNDS: u64 = 1 << 32;
 
 /// The operands of control flow.
 struct Whole {
@@ -403,9 +407,10 @@ impl Whole {
                 self.operands.push(state);
                 return generator;
             }
-            // Which branch is taken, nobody knows: both begin with the same numbers.
+            // Which branch is taken, nobody knows: both begin with the same numbers. Nor how often a loop goes round.
             let all = match asked {
                 Asked::Scan { length, .. } => first.wrapping_mul(length as u64),
+                Asked::While => OF_ANY_ROUNDS,
                 _ => first.max(second),
             };
             random(generator.name, all.wrapping_sub(first + second));

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -53,7 +54,8 @@ class Tracer:
         self._given = given
         self._leaves = leaves
         self._ops = _Ops(given, self._fail)
-        self._modules: dict[int, torch.nn.Module] = {}
+        # By their ids, as they are called. One that the function makes is gone with what it holds.
+        self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
@@ -116,8 +118,8 @@ class Tracer:
         states: dict[int, tuple] = {}
         grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         try:
-            for _ in range(_MAX_DRY_RUNS):
-                tracer = Tracer(self._fn, self._given, {}, False)
+            for kept_before in (False, *[True] * (_MAX_DRY_RUNS - 1)):
+                tracer = Tracer(self._fn, self._given, {}, kept_before)
                 tracer._states, tracer._grads = states, grads
                 found, number, text = tracer._run_dry(args, kwargs)
                 # What stays is of no use to anybody; what it is computed of is left out when the window ends.
@@ -194,6 +196,8 @@ class Tracer:
             _, tensors = Tree.of(results, [])
             inputs = self._ops.inputs
             made = [t.grad for t in inputs if _is_leaf(t) and t.grad is not None and self._ops.is_made(t.grad)]
+            if self._kept_before:
+                gc.collect()  # as in a call
             found, text = torch.ops.oxitorch._traced(
                 number, [*inputs, *made], tensors, bool(self._optimizers), True, self._given.donated
             )
@@ -230,7 +234,7 @@ class Tracer:
     def _calls_module(self, module, _args) -> None:
         # One of the layers stands for all.
         for called in module.modules() if isinstance(module, ScannedLayers) else (module,):
-            self._modules[id(called)] = called
+            self._modules[id(called)] = weakref.ref(called)
             if self._grads is not None:
                 for p in called.parameters(recurse=False):
                     self._grads.setdefault(id(p), (p, p.grad))
@@ -293,9 +297,10 @@ class Tracer:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
             everything[len(inputs) :] = [g for _, g in made]
+        modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         return Function(
             number,
-            Found(elsewhere, list(self._modules.values()), list(self._optimizers.values())),
+            Found(elsewhere, modules, list(self._optimizers.values())),
             Gradients(known, begins, elsewhere, made),
             written,
             made_of.of(results, everything),
@@ -457,6 +462,7 @@ class _Ops(TorchDispatchMode):
             with self:
                 return fn(*given)
 
+        run.__wrapped__ = fn
         return run
 
     def _take(self, t: torch.Tensor) -> None:
@@ -501,9 +507,11 @@ _READ_HINT = "return the tensor and read it after the call; torch.where and torc
 
 
 def _tensors(of):
+    """Those that have values."""
     for x in of:
         if isinstance(x, torch.Tensor):
-            yield x
+            if x.device.type != "meta":
+                yield x
         elif isinstance(x, (list, tuple)):
             yield from _tensors(x)
 

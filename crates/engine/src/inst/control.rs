@@ -30,7 +30,7 @@ pub(crate) enum Input {
     /// An operand of the whole, the same in each round.
     Operand(u32),
     /// An operand of the whole that is a generator's state, moved on by `after` Philox blocks, and `each` more for each slice
-    /// before.
+    /// or round before.
     State { operand: u32, after: u64, each: u64 },
 }
 
@@ -88,7 +88,7 @@ struct Round<'a> {
     /// Of the whole.
     operands: &'a [Value],
     given: &'a [Value],
-    /// The number of the slice, an integer; none if there are none.
+    /// The number of the slice or of the round, an integer; none if nothing depends on it.
     number: Option<Value>,
     offsets: &'a [Offset],
 }
@@ -109,6 +109,11 @@ impl Body {
     /// What can be wrong with values in it.
     pub(crate) fn checks(&self) -> impl Iterator<Item = &(ErrorKind, String)> {
         self.insts.iter().flat_map(|inst| &inst.checks)
+    }
+
+    /// Whether it takes random numbers.
+    fn is_random(&self) -> bool {
+        self.inputs.iter().any(|input| matches!(input, Input::State { .. }))
     }
 
     fn emit(&self, b: &Builder, round: &Round<'_>) -> Result<Done, aten::Error> {
@@ -262,7 +267,10 @@ fn repeat(
 ) -> Done {
     let offsets = offsets.split_at(condition.insts.iter().map(|inst| inst.offsets).sum());
     let n = carried.len();
-    let inits: Vec<Value> = carried.iter().copied().chain(body.checks().map(|_| holds(b))).collect();
+    let inits = carried.iter().copied().chain(body.checks().map(|_| holds(b)));
+    let counts = body.is_random().then(|| b.scalar_i64(DType::U64, 0));
+    let inits: Vec<Value> = inits.chain(counts).collect();
+    let checks = n..inits.len() - usize::from(counts.is_some());
     let mut results = b.while_(
         &inits,
         |b, now| {
@@ -271,13 +279,16 @@ fn repeat(
             results[0]
         },
         |b, now| {
-            let round = Round { operands, given: &now[..n], number: None, offsets: offsets.1 };
-            let same = (now[..n].to_vec(), now[n..].to_vec());
-            let (mut next, checks) = or_kept(kept, body.emit(b, &round), same);
-            next.extend(both(b, &now[n..], checks));
+            let number = counts.map(|_| now[checks.end]);
+            let round = Round { operands, given: &now[..n], number, offsets: offsets.1 };
+            let same = (now[..n].to_vec(), now[checks.clone()].to_vec());
+            let (mut next, asserted) = or_kept(kept, body.emit(b, &round), same);
+            next.extend(both(b, &now[checks.clone()], asserted));
+            next.extend(number.map(|number| b.add(number, b.scalar_i64(DType::U64, 1))));
             next
         },
     );
+    results.truncate(checks.end);
     let checks = results.split_off(n.min(results.len()));
     (results, checks)
 }
