@@ -225,7 +225,6 @@ impl Graph {
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
         let on_host = self.uses_host_memory(platform);
-        b.use_host_memory(on_host);
         b.set_name(&self.name());
         let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();
         let reloaded = if on_host { self.reloaded() } else { SmallVec::new() };
@@ -244,8 +243,21 @@ impl Graph {
         let offsets = self.offsets(b, &inputs);
         let mut produced: Vec<Option<Value>> = Vec::new();
         let mut checks: Vec<Value> = Vec::new();
+        // Results on the host. One that is back on the device in the same program never leaves it: XLA would copy it out and
+        // back at once, and need the memory of both (docs/memory.md).
+        let mut on_host_now: Vec<bool> = Vec::new();
         for op in self.ops.iter() {
             let inst = op.inst;
+            let moves = match inst.memory() {
+                Some(MemorySpace::PinnedHost) => op.results().any(|at| self.live.contains(&(at as u32))),
+                Some(MemorySpace::Device) => op
+                    .operands
+                    .first()
+                    .is_some_and(|&code| code & PRODUCED == 0 || on_host_now[(code & !PRODUCED) as usize]),
+                None => false,
+            };
+            b.use_host_memory(on_host && moves);
+            on_host_now.extend(op.results().map(|_| moves && inst.memory() == Some(MemorySpace::PinnedHost)));
             b.set_location(Some(op.at as u32));
             let value = |&c: &u32| match c & PRODUCED {
                 0 => Some(inputs[c as usize]),
