@@ -17,7 +17,7 @@ fn traced(
     function: impl FnOnce() -> Vec<Tensor>,
 ) -> (Vec<Tensor>, Traced) {
     let switches = rig.engine.switches();
-    assert!(rig.stream().trace(args, rig.site(), &switches).unwrap());
+    assert!(rig.stream().trace(args, rig.site(), &switches, false).unwrap());
     let outputs = function();
     let refs: Vec<TensorRef<'_>> = outputs.iter().map(Tensor::by_ref).collect();
     let traced = rig.stream().traced(args, &refs, &switches, ends).unwrap();
@@ -154,7 +154,7 @@ fn what_it_depends_on_besides_is_named() {
     assert!(matches!(outcome, Traced::Refused(_, site) if site.0 == 5), "{outcome:?}");
     // One that it finds.
     let (args, switches) = ([x.by_ref(), other.by_ref()], rig.engine.switches());
-    assert!(rig.stream().trace(&args[..1], rig.site(), &switches).unwrap());
+    assert!(rig.stream().trace(&args[..1], rig.site(), &switches, false).unwrap());
     rig.stream().trace_also(&args[1], rig.site()).unwrap();
     let y = rig.add(&x, &other);
     let outcome = rig.stream().traced(&args, &[y.by_ref()], &switches, RUN).unwrap();
