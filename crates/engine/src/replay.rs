@@ -184,8 +184,13 @@ impl Stream {
         for (i, t) in args.iter().enumerate() {
             if let (Place::Host(bytes), []) = (t.place, t.sizes) {
                 let dtype = t.dtype()?;
-                // Not one of the numbers that stay: the function may have the same one, and that is always the same.
-                hosts.push((i as u32, Value::scalar(dtype, &bytes[..dtype.size_bytes()])));
+                let bytes = &bytes[..dtype.size_bytes()];
+                let stays = w.number(dtype, bytes);
+                // A number that the function or another argument has, too, is so in this call, and not in each.
+                let is_other = |v: &Arc<Value>| Arc::ptr_eq(v, &stays);
+                let is_known = recipe.numbers.iter().any(|v| is_other(v.value()))
+                    || hosts.iter().any(|(_, v)| is_other(v));
+                hosts.push((i as u32, if is_known { Value::scalar(dtype, bytes) } else { stays }));
             }
         }
         let values = Values {

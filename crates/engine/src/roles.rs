@@ -134,10 +134,14 @@ impl Roles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
     use oxitorch_hlo::{DType, TensorType as HloType};
 
+    /// One that takes memory of the device.
     fn value() -> Arc<Value> {
-        Value::new(HloType::new(DType::F32, [2].as_slice()), State::Absent(None))
+        let value = Value::new(HloType::new(DType::F32, [2].as_slice()), State::Absent(None));
+        Memory::new(100).charge(value.bytes(), &value.charge);
+        value
     }
 
     #[test]
