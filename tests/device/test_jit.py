@@ -547,9 +547,16 @@ NUMBERS = {
     "rows and columns": (lambda x, i, j: x[i, j] + x[i] * j, [(X, 0, 1), (X, 1, 2), (X, 4, 1), (X, 0, 0)], 7),
     "a cache": (decode, [(torch.zeros(2, 8, 3), torch.ones(2, 3), n) for n in (0, 1, 2, 5, 7)], 3),
     "a ring": (ring, [(X, n) for n in (0, 1, 2, 3, 4, 5, 7, 11, 12)], 18),
+    "an index that moves seldom": (lambda x, n: x[n // 2] + x[n * n % 5], [(X, n) for n in (0, 1, 2, 3, 4, 5, 7)], 25),
     "gradients of parts": (gradient_of_a_part, [(X, n) for n in (0, 1, 2)], 3),
     "written parts": (write_parts, [(X, n) for n in (0, 1, 2)], 3),
     # What Python has to know: the function is run for each.
+    "tensors of the host": (
+        lambda x, a: x * torch.full((3,), a).to(x.device) + (torch.ones(3) * a)[:1].to(x.device),
+        [(X, a) for a in (0.1, 0.5, 0.9)],
+        5,
+    ),
+    "outside of a domain": (lambda x, t: x * t**0.5 if t >= 0 else x, [(X, t) for t in (4.0, 2.0, -1.0, 9.0)], 7),
     "sizes": (lambda x, n: x[:n] * 2, [(X, n) for n in (1, 2, 3, 1)], 7),
     "rounds": (lambda x, n: sum(x * i for i in range(n)), [(X, n) for n in (2, 3, 4, 2)], 5),
     "functions of Python": (lambda x, t: x * math.cos(t), [(X, t) for t in (0.1, 0.5, 0.9)], 5),

@@ -301,15 +301,14 @@ impl Buffer {
         increase.buffer = self.ptr();
         // SAFETY: the buffer is live.
         unsafe { call!(self.api(), PJRT_Buffer_IncreaseExternalReferenceCount, increase) }?;
-        drop(counting);
-        // From here on dropping `reference` decreases the count again.
-        let mut reference = ExternalReference { buffer: self, address: 0 };
         let mut args = Args::<sys::PJRT_Buffer_OpaqueDeviceMemoryDataPointer_Args>::new();
         args.buffer = self.ptr();
         // SAFETY: the buffer is live.
-        unsafe { call!(self.api(), PJRT_Buffer_OpaqueDeviceMemoryDataPointer, args) }?;
-        reference.address = args.device_memory_ptr as usize;
-        Ok(reference)
+        let asked = unsafe { call!(self.api(), PJRT_Buffer_OpaqueDeviceMemoryDataPointer, args) };
+        drop(counting);
+        // Dropping it decreases the count again.
+        let reference = ExternalReference { buffer: self, address: args.device_memory_ptr as usize };
+        asked.map(|()| reference)
     }
 
     /// A copy in another memory of the same client, for instance a device's `pinned_host`.

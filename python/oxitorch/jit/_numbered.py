@@ -97,6 +97,9 @@ class Numbered:
                 raise OfTheseAlone("what it computes of them depends on them")
         stands = [[[run.stands[p] for run in runs] for p in first.stands_of(t)] for t in (float, int)]
         positions = [[run.value(p) for run in runs] for p in first.positions]
+        for place, values in zip(first.positions, positions, strict=True):
+            if len(set(values)) == 1:
+                formulas.asked[place] = values[0]  # nobody has seen what moves with it
         core = _activate.core()
         number = core.new_graph()
         why = core.numbered([f.number for f in functions], *stands, positions, number)

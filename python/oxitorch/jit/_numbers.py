@@ -46,13 +46,13 @@ class Formulas:
         try:
             for compute, operands in self._steps:
                 values.append(compute(*[values[i] for i in operands]))
-        except ArithmeticError:
+        except (ArithmeticError, ValueError, TypeError):
             return None  # the function raises it
         for place, seen in self.asked.items():
             value = values[place]
             if type(value) is not type(seen) or value != seen:
                 return None
-        return values
+        return values if all(type(values[i]) in _DTYPES for i in self.given) else None
 
     def tensors(self, values: list) -> list[torch.Tensor]:
         """What the program is given of these, in the host's memory (0-d)."""
@@ -106,14 +106,19 @@ class Run:
             self.line = user_line()
         return self.formulas.asked.setdefault(place, self._values[place])
 
-    def plain(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments of an operation, with values that stand for the numbers."""
+    def plain(self, func, args: tuple, kwargs: dict, on_device: bool) -> tuple[tuple, dict]:
+        """The arguments of an operation, with values that stand for the numbers.
+
+        On the host, where it computes at once, it gets the numbers themselves, and Python has seen them.
+        """
         schema = {a.name: str(a.type) for a in func._schema.arguments}
         given = dict(zip(schema, args, strict=False)) | kwargs
         positions = [name for name in ("index", "start", "end") if isinstance(given.get(name), torch.SymInt)]
         last = _POSITIONS[func](given) if positions and func in _POSITIONS else -1
         plain = {
-            name: self._position(x, last) if name in positions and last >= 0 else self._plain(x, schema[name])
+            name: self._position(x, last)
+            if name in positions and last >= 0 and on_device
+            else self._plain(x, schema[name], on_device)
             for name, x in given.items()
         }
         return tuple([plain[name] for name in list(schema)[: len(args)]]), {name: plain[name] for name in kwargs}
@@ -131,14 +136,15 @@ class Run:
             self.positions.append(place)
         return position
 
-    def _plain(self, x: Any, type_: str) -> Any:
+    def _plain(self, x: Any, type_: str, on_device: bool) -> Any:
         if isinstance(x, (list, tuple)):
-            return type(x)([self._plain(item, type_) for item in x])
+            return type(x)([self._plain(item, type_, on_device) for item in x])
         if not isinstance(x, _SYMBOLIC):
             return x
         place = x.node.place
-        if any(name in type_ for name in ("Int", "int", "Bool", "bool")) or isinstance(x, torch.SymBool):
-            return self.ask(place)  # a size, a dimension
+        is_size = any(name in type_ for name in ("Int", "int", "Bool", "bool"))
+        if not on_device or is_size or isinstance(x, torch.SymBool):
+            return self.ask(place)
         value = self._values[place]
         if not value or not math.isfinite(value):
             return self.ask(place)

@@ -419,9 +419,11 @@ class _Ops(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
-        elif self._numbers is not None:
-            args, kwargs = self._numbers.plain(func, args, kwargs)
         taken = list(_tensors((args, tuple(kwargs.values()))))
+        reads = any(map(_is_on_device, taken))
+        on_device = reads or torch.device(kwargs.get("device") or "cpu").type == "tpu"
+        if self._numbers is not None and not isinstance(func, torch._ops.HigherOrderOperator):
+            args, kwargs = self._numbers.plain(func, args, kwargs, on_device)
         if any(isinstance(t, FakeTensor) for t in taken):
             return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
         if isinstance(kwargs.get("generator"), torch.Generator):
@@ -429,12 +431,11 @@ class _Ops(TorchDispatchMode):
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
             self.forget(taken)
             self._constant.update({_storage(t): True for t in taken if not _is_on_device(t)})
-        reads = any(map(_is_on_device, taken))
         if reads:
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if to_host or func in _READS or (func is _COPY and not _is_on_device(taken[0])):
                 self._fail("reads a value on the host", _READ_HINT)
-        if reads or torch.device(kwargs.get("device") or "cpu").type == "tpu":
+        if on_device:
             for t in taken:
                 self._take(t)
         else:
