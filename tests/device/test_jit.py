@@ -601,6 +601,9 @@ REFUSED = {
     "a division by zero": (lambda x, n: x.int() // n, [3, 2, 0], "ZeroDivisionError"),
     "a probability": (lambda x, p: x.bernoulli_(p), [0.5, 0.25, 1.5], "p"),
     "a power": (lambda x, n: x.int() ** n, [3, 2, -1], "negative"),
+    "more than an int32": (lambda x, n: x.int().fill_(n), [3, 2, 2**40], "without overflow"),
+    "more than an int16": (lambda x, n: x.short().fill_(n), [3, 2, 2**16], "without overflow"),
+    "more than a float16": (lambda x, a: x.half().fill_(a), [3.5, 2.0, 1e6], "without overflow"),
 }
 
 

@@ -222,9 +222,7 @@ impl Charge {
             memory.sub(*bytes);
         }
     }
-}
 
-impl Charge {
     /// Whether a value takes the memory.
     pub(crate) fn is_held(&self) -> bool {
         self.0.get().is_some_and(|(_, _, held)| held.load(Relaxed))

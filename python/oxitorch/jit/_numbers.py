@@ -65,6 +65,14 @@ class Formulas:
 
 _DTYPES = {float: torch.float64, int: torch.int64}
 
+# Numbers up to a size, and the range of those that stand for them, which no function computes with. Operations refuse
+# numbers by their signs, probabilities of more than 1, and what does not fit a dtype: what stands for a number is refused
+# where the number is.
+_RANGES = {
+    float: [(1.0, 0.25, 0.75), (65504.0, 2.25, 3.75), (None, 1e5, 2e5)],
+    int: [(2**15 - 1, 2**13, 2**14), (2**31 - 1, 2**17, 2**18), (None, 2**33, 2**34)],
+}
+
 
 class Run:
     """One run of a function on numbers that are noted; `seed` chooses the values that stand for them."""
@@ -130,8 +138,8 @@ class Run:
         if not 0 <= position <= last:
             return self.ask(place)
         # What is before the first or behind the last one is something else, or an error.
-        for fn, bound in ((operator.ge, 0), (operator.le, last)):
-            self.ask(self.compute(fn, (place, self.constant(bound).place)).place)
+        self._holds(operator.ge, place, 0)
+        self._holds(operator.le, place, last)
         if place not in self.positions:
             self.positions.append(place)
         return position
@@ -148,20 +156,22 @@ class Run:
         value = self._values[place]
         if not value or not math.isfinite(value):
             return self.ask(place)
-        # Operations refuse numbers by their signs, and probabilities of more than 1.
-        limits = (
-            [(operator.gt, 0)] if isinstance(value, int) else [(operator.gt, 0), (operator.le, 1), (operator.ge, -1)]
+        is_positive = self._holds(operator.gt, place, 0)
+        size = self.compute(operator.abs, (place,)).place
+        low, high = next(
+            (low, high)
+            for most, low, high in _RANGES[type(value)]
+            if most is None or self._holds(operator.le, size, most)
         )
-        for fn, limit in limits:
-            self.ask(self.compute(fn, (place, self.constant(limit).place)).place)
         if place not in self.stands:
-            # Nothing that a function computes with, and such that operations take it where they take the value.
-            if isinstance(value, int):
-                size = self._random.randrange(8192, 16384)
-            else:
-                size = self._random.uniform(0.25, 0.75) if abs(value) <= 1 else self._random.uniform(2.25, 3.75)
-            self.stands[place] = size if value > 0 else -size
+            choose = self._random.randint if isinstance(value, int) else self._random.uniform
+            stand = choose(low, high)
+            self.stands[place] = stand if is_positive else -stand
         return self.stands[place]
+
+    def _holds(self, fn: Callable, place: int, limit: float) -> bool:
+        """A condition of later calls."""
+        return self.ask(self.compute(fn, (place, self.constant(limit).place)).place)
 
     def moved(self) -> list[int]:
         """The arguments that positions follow from, unless Python saw them."""
