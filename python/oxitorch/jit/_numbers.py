@@ -66,8 +66,8 @@ class Formulas:
 _DTYPES = {float: torch.float64, int: torch.int64}
 
 # Numbers up to a size, and the range of those that stand for them, which no function computes with. Operations refuse
-# numbers by their signs, probabilities of more than 1, and what does not fit a dtype: what stands for a number is refused
-# where the number is.
+# numbers by their signs, probabilities of more than 1, and what does not fit a dtype; so what stands for a number is
+# refused where the number is.
 _RANGES = {
     float: [(1.0, 0.25, 0.75), (65504.0, 2.25, 3.75), (None, 1e5, 2e5)],
     int: [(2**15 - 1, 2**13, 2**14), (2**31 - 1, 2**17, 2**18), (None, 2**33, 2**34)],
