@@ -218,6 +218,25 @@ def test_memory_is_counted():
     torch.tpu.empty_cache()
 
 
+def test_memory_that_is_kept_for_reuse(python):
+    code = """
+import torch
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+x = torch.ones(64 << 18, device="tpu")
+for _ in range(4):
+    y = x + 1
+    torch.tpu.synchronize()
+del y
+torch.tpu.synchronize()
+kept = resident()
+torch.tpu.empty_cache()
+print((kept - resident()) >> 20)
+"""
+    assert int(python(code).stdout) >= 63
+    assert int(python(code, OXITORCH_MEMORY_CACHING="0").stdout) < 63
+
+
 def test_memory_reports():
     x = torch.ones(1 << 20, device="tpu")
     torch.tpu.synchronize()

@@ -232,6 +232,14 @@ LIBRARY = Var(
     "nowhere.",
     choices=("auto", "1", "0"),
 )
+MEMORY_CACHING = Var(
+    "OXITORCH_MEMORY_CACHING",
+    "bool",
+    "1",
+    "0.1",
+    "On the cpu platform, keep blocks of 32 MiB and more that programs free for the next program, as the system clears "
+    "each page of a new one; `torch.tpu.empty_cache()` gives them back.",
+)
 LOWER_FOR = Var(
     "OXITORCH_LOWER_FOR",
     "choice",
@@ -357,6 +365,7 @@ TABLE: tuple[Var, ...] = (
     FALLBACK,
     NAN_TRAP,
     LIBRARY,
+    MEMORY_CACHING,
     LOWER_FOR,
     COMPILE_THREADS,
     BACKGROUND_COMPILE,
@@ -538,6 +547,7 @@ def core_config() -> dict[str, Any]:
         "fallback": FALLBACK.read() or "warn",
         "nan_trap": NAN_TRAP.read() or False,
         "library": LIBRARY.read(),
+        "memory_caching": MEMORY_CACHING.read(),
         "lower_for": LOWER_FOR.read(),
         "compile_threads": COMPILE_THREADS.read(),
         "background_compile": BACKGROUND_COMPILE.read(),

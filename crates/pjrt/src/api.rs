@@ -76,6 +76,11 @@ pub(crate) fn count_failed_destroy() {
 const LAST_REQUIRED: usize = offset_of!(sys::PJRT_Api, PJRT_Executable_OutputDimensions);
 
 impl Api {
+    /// Where the table is: in the plugin's library.
+    pub(crate) fn address(&self) -> *const std::ffi::c_void {
+        self.table.as_ptr().cast()
+    }
+
     /// Looks at a table and refuses one that this crate cannot use.
     ///
     /// # Safety

@@ -20,6 +20,7 @@
 //! `XLA_FLAGS` because plugins do, and abort on what they do not know).
 
 mod api;
+mod blocks;
 mod buffer;
 mod bytes;
 mod client;
@@ -40,6 +41,8 @@ mod heap;
 mod hlo_text;
 mod host_call;
 mod host_threads;
+#[cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod imports;
 mod key_values;
 mod named_value;
 mod options;
@@ -50,6 +53,7 @@ mod signature;
 mod topology;
 
 pub use api::failed_destroys;
+pub use blocks::release_blocks;
 pub use buffer::{Buffer, ExternalReference};
 pub use bytes::{Bytes, BytesMut};
 pub use client::Client;

@@ -37,8 +37,12 @@ pub(crate) fn open(
     let processes = place.map(processes::for_client);
     let options = pjrt::ClientOptions { cpu_devices, extra, processes };
     let (platform, path) = (chosen.platform, chosen.path);
+    let keep = setup.memory_caching && platform == pjrt::Platform::Cpu;
     let begin = move || {
         let plugin = pjrt::Plugin::load(platform, &path, &load)?;
+        if keep {
+            plugin.keep_blocks();
+        }
         pjrt::Client::new(plugin, &options)
     };
     if platform != pjrt::Platform::Tpu && place.is_none() {

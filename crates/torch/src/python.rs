@@ -277,6 +277,7 @@ mod _core {
             background_compile: optional(config, "background_compile")?.unwrap_or(true),
             nan_trap: optional(config, "nan_trap")?.unwrap_or(false),
             library: library.as_deref().map_or(Ok(Kernels::Faster), kernels)?,
+            memory_caching: optional(config, "memory_caching")?.unwrap_or(true),
             refuse_fallback: fallback.as_deref().map_or(Ok(false), refuses)?,
             shim,
             on_start: optional(config, "on_start")?,
@@ -806,8 +807,8 @@ mod _core {
     }
 
     #[pyfunction]
-    fn empty_cache(_py: Python<'_>) -> PyResult<()> {
-        // The plugin's allocator keeps no cache that could be emptied; what is in use stays.
+    fn empty_cache(py: Python<'_>) -> PyResult<()> {
+        py.detach(pjrt::release_blocks);
         Ok(())
     }
 

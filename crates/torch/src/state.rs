@@ -64,6 +64,8 @@ pub(crate) struct Setup {
     pub(crate) refuse_fallback: bool,
     /// Which of torch's kernels programs may call where they run in host memory.
     pub(crate) library: Kernels,
+    /// Whether a plugin that runs in host memory keeps the large blocks that it frees.
+    pub(crate) memory_caching: bool,
     /// Seconds until a TPU that does not start is an error.
     pub(crate) start_timeout: u64,
     /// The hosts of a TPU as the environment names them, for people.
