@@ -593,6 +593,32 @@ def test_numbers_that_vary(name):
     assert torch.tpu.metrics()["programs"] == before
 
 
+SIGNED = {
+    "given": (lambda x, s: x.atan2(torch.full_like(x, s)), (), [0.0, -0.0, 0.0, 2.0, -0.0, 3.0, 0.0, -0.0]),
+    "asked": (lambda x, s: x + math.copysign(1, s), (), [0.0, -0.0, 2.0, -0.0, -3.0, 0.0]),
+    "static": (lambda x, s: x + math.copysign(1, s), (1,), [0.0, -0.0, 0.0, -0.0]),
+    "in a tree": (lambda x, s: x + math.copysign(1, s[0]["a"]), (), [({"a": a},) for a in (0.0, -0.0, 0.0)]),
+    "complex": (lambda x, s: x + math.copysign(1, s.imag), (), [1 + 0j, complex(1, -0.0), 1 + 0j, 2j]),
+    "of numpy": (lambda x, s: x + math.copysign(1, s), (), [np.float64(0.0), np.float64(-0.0), np.float64(0.0)]),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_zeros_of_both_signs(name):
+    f, static, numbers = SIGNED[name]
+    g = torch.tpu.jit(f, static_argnums=static)
+    for s in numbers:
+        x = torch.zeros(3)
+        assert_close(g(to_device(x), s), f(x, s))
+
+
+def test_a_nan_is_the_same_number():
+    f = torch.tpu.jit(lambda x, s: x + len(f"{s}"), static_argnums=1)
+    for _ in range(4):
+        f(torch.zeros(3, device=DEVICE), float("nan"))
+    assert f.traces == 1
+
+
 def check_equal(a, b):
     assert (type(a), a) == (type(b), b)
 

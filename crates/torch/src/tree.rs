@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyTuple, PyType};
+use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyTuple, PyType};
 
 /// The structure of a value, with all in it that is no tensor.
 #[pyclass(frozen, module = "oxitorch._core")]
@@ -169,9 +169,19 @@ fn requires_grad(x: &Bound<'_, PyAny>) -> PyResult<bool> {
     x.getattr(intern!(x.py(), "requires_grad"))?.is_truthy()
 }
 
-/// Whether values that are no tensors are the same. What cannot be compared differs.
+/// Whether values that are no tensors are the same. What cannot be compared differs; zeros of different signs do, though they
+/// are equal, and a NaN is the same as itself.
 fn is_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
-    a.is(b) || (a.get_type().is(b.get_type()) && a.eq(b).unwrap_or(false))
+    let bits = |x: &Bound<'_, PyAny>| {
+        let float = x.cast::<PyFloat>().map(|x| [x.value().to_bits(), 0]);
+        let complex = |_| x.cast::<PyComplex>().map(|x| [x.real().to_bits(), x.imag().to_bits()]);
+        float.or_else(complex).ok()
+    };
+    let are_equal = || match bits(a) {
+        None => a.eq(b).unwrap_or(false),
+        own => own == bits(b),
+    };
+    a.is(b) || (a.get_type().is(b.get_type()) && are_equal())
 }
 
 impl Node {

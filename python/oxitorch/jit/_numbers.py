@@ -49,8 +49,7 @@ class Formulas:
         except (ArithmeticError, ValueError, TypeError):
             return None  # the function raises it
         for place, seen in self.asked.items():
-            value = values[place]
-            if type(value) is not type(seen) or value != seen:
+            if not _is_same(values[place], seen):
                 return None
         return values if all(type(values[i]) in _DTYPES for i in self.given) else None
 
@@ -61,6 +60,11 @@ class Formulas:
     def same_as(self, other: "Formulas") -> bool:
         """Whether two runs computed, asked and took the same."""
         return (self._steps, self.asked, self.given) == (other._steps, other.asked, other.given)
+
+
+def _is_same(a, b) -> bool:
+    """Whether numbers are the same: zeros of different signs are not, though they are equal."""
+    return type(a) is type(b) and a == b and (a != 0 or str(a) == str(b))
 
 
 _DTYPES = {float: torch.float64, int: torch.int64}
