@@ -188,22 +188,13 @@ impl Launcher {
             return Err(out_of_memory(self.memory, self.device, new));
         }
         let client = self.target.client()?.clone();
-        for (written, part) in recorded.writes.iter().zip(&writes) {
-            if let (Some(written), Some(Part::There(_)) | None) = (written, part) {
-                take(self.memory, written);
-            }
+        let fresh = |w: &&Written| !matches!(w.old, Old::Taken(_));
+        for written in recorded.writes.iter().flatten().filter(fresh) {
+            self.memory.charge(written.value.bytes(), &written.value.charge);
         }
         let before = self.running();
         Ok(Lent { client, device: self.at, memory: self.memory, reads, writes, before })
     }
-}
-
-/// Takes what is written over, and charges for the result.
-fn take(memory: &'static Memory, written: &Written) {
-    if let Old::Taken(old) = &written.old {
-        old.donate();
-    }
-    memory.charge(written.value.bytes(), &written.value.charge);
 }
 
 /// The task that makes a value, if one does.
@@ -243,10 +234,11 @@ impl Lent {
                 targets.push(None);
                 continue;
             };
-            let is_taken_now = matches!(part, Some(Part::Coming(_)));
             let old = there(part)?;
-            if is_taken_now {
-                take(self.memory, written);
+            // Not before: tasks before it on the lane may find there what they read.
+            if let Old::Taken(taken) = &written.old {
+                taken.donate();
+                self.memory.charge(written.value.bytes(), &written.value.charge);
             }
             targets.push(Some(target(&client, device, written, old).map_err(failed_here)?));
         }

@@ -133,7 +133,7 @@ struct ReduceScatter {
       from.insert(from.begin() + rank, to[rank]);
       TORCH_CHECK(to[rank].len == writes[i].len, "the own part has ", to[rank].len, " bytes, the output ", writes[i].len);
       exchange_parts(host, to, from, timeout);
-      reduce_each_into(host_tensor(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
+      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
     }
   }
   Memory carries(const Memory& reads, const Memory&) const { return reads; }
@@ -152,13 +152,15 @@ struct ReduceScatter {
       }
       Memory from;
       for (auto* row : rows) from.push_back({const_cast<uint8_t*>(row) + skip, own.len});
-      reduce_each_into(host_tensor(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
+      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
       at += carried_bytes(Memory(before, next));
     }
   }
+  // Of complex numbers their parts, as PyTorch's division of complex numbers rounds more than once.
+  static Tensor typed(const OxiMemory& m, at::ScalarType t) { return host_tensor(m, c10::toRealValueType(t)); }
   static Tensors typed(const Memory& memory, at::ScalarType t) {
     Tensors all;
-    for (auto& m : memory) all.push_back(host_tensor(m, t));
+    for (auto& m : memory) all.push_back(typed(m, t));
     return all;
   }
 };
@@ -612,6 +614,8 @@ class ProcessGroupTpu final : public c10d::Backend {
         TORCH_CHECK(t.scalar_type() == inputs[i].scalar_type(), name, ": an output is ", t.scalar_type(), ", the input ",
                     inputs[i].scalar_type());
       }
+      TORCH_CHECK(outputs[i][rank_].numel() == inputs[i].numel(), name, ": the own output has ", outputs[i][rank_].numel(),
+                  " elements, the input ", inputs[i].numel());
     }
     auto even = [&](size_t i) {
       return std::all_of(outputs[i].begin(), outputs[i].end(), [&](auto& t) { return t.numel() == inputs[i].numel(); });
