@@ -1,6 +1,6 @@
 """Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
-    python benches/distributed.py              # recording, all-reduce, DDP and FSDP2
+    python benches/distributed.py              # recording, collectives, DDP and FSDP2, the comparison of ranks
     python benches/distributed.py ddp --rounds 20 --json
 
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
@@ -8,6 +8,10 @@ the time of a step in two processes by that of one process with the same share o
 
 `record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What
 of it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
+
+A collective is read after each call, or once after a chain of calls.
+
+`check` is a DDP step in which ranks compare what they are about to do, as ever, in turns with one in which they do not.
 """
 
 import argparse
@@ -20,8 +24,10 @@ import sys
 import tempfile
 import time
 
-KINDS = ("record", "all_reduce", "ddp", "fsdp2")
-SIZES = {"4 B": 1, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+KINDS = ("record", *COLLECTIVES, "ddp", "fsdp2", "check")
+# Elements of the larger tensor of a collective.
+SIZES = {"4 B": 1, "4 KB": 1 << 10, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
 
 
 def main() -> None:
@@ -37,10 +43,10 @@ def main() -> None:
         two = _run(kind, 2, args.rounds)
         if kind == "record":
             found[kind] = two
-        elif kind == "all_reduce":
-            found[kind] = {
-                size: {"tpu": t["tpu"], "cpu": t["cpu"], "ratio": t["tpu"] / t["cpu"]} for size, t in two.items()
-            }
+        elif kind == "check":
+            found[kind] = two | {"cost": two["compared"] / two["not compared"] - 1}
+        elif kind in COLLECTIVES:
+            found[kind] = {what: t | {"ratio": t["tpu"] / t["cpu"]} for what, t in two.items()}
         else:
             one = _run(kind, 1, args.rounds)
             cost = {device: two[device] / one[device] for device in ("tpu", "cpu")}
@@ -52,10 +58,13 @@ def main() -> None:
         if kind == "record":
             for call, seconds in rows.items():
                 print(f"record {call:22} {seconds * 1e6:6.2f} us  {seconds / rows['add_']:5.2f}x add_")
-        elif kind == "all_reduce":
-            for size, t in rows.items():
+        elif kind == "check":
+            times = "  ".join(f"{what} {rows[what] * 1e3:8.2f} ms" for what in ("compared", "not compared"))
+            print(f"{kind:10} {times}  {rows['messages']:.0f} messages a step  {rows['cost']:+.2%}")
+        elif kind in COLLECTIVES:
+            for what, t in rows.items():
                 times = "  ".join(f"{device} {t[device] * 1e3:9.3f} ms" for device in ("tpu", "cpu"))
-                print(f"all_reduce {size:>6}  {times}  {t['ratio']:5.2f}x")
+                print(f"{kind:14} {what:>14}  {times}  {t['ratio']:5.2f}x")
         else:
             for device in ("tpu", "cpu"):
                 one, two = rows["one"][device] * 1e3, rows["two"][device] * 1e3
@@ -86,7 +95,8 @@ def _rank(args) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size)
     kind = args.kinds[0]
-    measure = {"record": _record, "all_reduce": _all_reduce}.get(kind, _steps)
+    measures = {"record": _record, "check": _check} | dict.fromkeys(COLLECTIVES, _collective)
+    measure = measures.get(kind, _steps)
     found = measure(torch, dist, kind, args.rounds)
     if rank == 0:
         with open(f"{folder}/found", "w") as file:
@@ -132,27 +142,64 @@ def _record(torch, dist, _kind: str, rounds: int) -> dict:
     return best
 
 
-def _all_reduce(torch, dist, _kind: str, rounds: int) -> dict:
+def _collective(torch, dist, kind: str, rounds: int) -> dict:
     found = {}
     for name, elements in SIZES.items():
-        tensors = {device: torch.ones(elements, device=device) for device in ("tpu", "cpu")}
-        times = {device: [] for device in tensors}
-        repeat = 1 if elements > 1 << 16 else 20
-        for i in range(rounds + 2):
-            for device, x in tensors.items():
-                dist.barrier()
-                for _ in range(repeat):
+        if kind != "all_reduce" and elements < dist.get_world_size():
+            continue
+        calls = {device: _call(torch, dist, kind, elements, device) for device in ("tpu", "cpu")}
+        repeat = 1 if elements > 1 << 18 else 20
+        for chained in (False, True):
+            times = {device: [] for device in calls}
+            for i in range(rounds + 2):
+                for device, call in calls.items():
+                    wait = torch.tpu.synchronize if device == "tpu" else lambda: None
+                    dist.barrier()
                     start = time.perf_counter()
-                    dist.all_reduce(x, dist.ReduceOp.MAX)
-                    if device == "tpu":
-                        torch.tpu.synchronize()
+                    for _ in range(repeat):
+                        call()
+                        if not chained:
+                            wait()
+                    wait()
                     if i >= 2:
-                        times[device].append(time.perf_counter() - start)
-        found[name] = {device: statistics.median(t) for device, t in times.items()}
+                        times[device].append((time.perf_counter() - start) / repeat)
+            median = {device: statistics.median(t) for device, t in times.items()}
+            found[f"{name}, chain" if chained else name] = median
     return found
 
 
-def _steps(torch, dist, kind: str, rounds: int) -> dict:
+def _call(torch, dist, kind: str, elements: int, device: str):
+    x = torch.ones(elements, device=device)
+    part = torch.ones(elements // dist.get_world_size(), device=device)
+    return {
+        "all_reduce": lambda: dist.all_reduce(x, dist.ReduceOp.MAX),
+        "all_gather": lambda: dist.all_gather_into_tensor(x, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, x),
+    }[kind]
+
+
+def _check(torch, dist, _kind: str, rounds: int) -> dict:
+    step = _stepper(torch, dist, "ddp", "tpu")
+    times = {"compared": [], "not compared": []}
+    messages = torch.ops.oxitorch._group_messages
+    sent = 0
+    for i in range(2 * rounds + 3):
+        # In pairs that change places, so that neither is always the first.
+        for what in sorted(times, reverse=i % 2 == 1):
+            dist.barrier()
+            torch.ops.oxitorch._group_compares(what == "compared")
+            before, start = messages()[0], time.perf_counter()
+            step()
+            if i >= 3:
+                times[what].append(time.perf_counter() - start)
+            if what == "compared":
+                sent = messages()[0] - before
+    torch.ops.oxitorch._group_compares(True)
+    return {what: statistics.median(t) for what, t in times.items()} | {"messages": sent}
+
+
+def _stepper(torch, dist, kind: str, device: str):
+    """A function that trains one step."""
     from torch import nn
 
     def model():
@@ -164,7 +211,7 @@ def _steps(torch, dist, kind: str, rounds: int) -> dict:
             nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(256, 1000)
         )
 
-    def wrapped(device):
+    def wrapped():
         m = model().to(device)
         if kind == "ddp":
             return nn.parallel.DistributedDataParallel(m, gradient_as_bucket_view=True)
@@ -176,23 +223,24 @@ def _steps(torch, dist, kind: str, rounds: int) -> dict:
             fully_shard(block, mesh=mesh)
         return fully_shard(m, mesh=mesh)
 
-    def stepper(device):
-        m = wrapped(device)
-        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-4)
-        ids = torch.randint(0, 1000, (8, 128)).to(device)
+    m = wrapped()
+    optimizer = torch.optim.AdamW(m.parameters(), lr=1e-4)
+    ids = torch.randint(0, 1000, (8, 128)).to(device)
 
-        def step():
-            loss = nn.functional.cross_entropy(m(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            loss.item()
-            torch.tpu.synchronize()  # else what is left runs in the time of the CPU's step
+    def step():
+        loss = nn.functional.cross_entropy(m(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+        torch.tpu.synchronize()  # else what is left runs in the time of the CPU's step
 
-        return step
+    return step
 
+
+def _steps(torch, dist, kind: str, rounds: int) -> dict:
     # FSDP2 takes one device type in a process: the CPU's step has a run of its own there.
-    steps = {device: stepper(device) for device in ("tpu", "cpu")}
+    steps = {device: _stepper(torch, dist, kind, device) for device in ("tpu", "cpu")}
     times = {device: [] for device in steps}
     for i in range(rounds + 3):
         for device, step in steps.items():

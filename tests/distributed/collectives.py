@@ -264,6 +264,103 @@ def reduce_scatter():
             same(out, wanted)
 
 
+def rounds() -> int:
+    """The messages of a rank by which all know what all are about."""
+    return (size() - 1).bit_length()
+
+
+@case
+def data_goes_with_the_comparison():
+    """A collective costs its ranks so many messages to compare, and no more; the data of small ones is in them."""
+
+    def messages(collective, times=1):
+        torch.tpu.synchronize()
+        sent, carrying = torch.ops.oxitorch._group_messages()
+        for _ in range(times):
+            collective()
+        torch.tpu.synchronize()
+        now = torch.ops.oxitorch._group_messages()
+        return now[0] - sent, now[1] - carrying
+
+    for n, carries in ((100, 1), (1 << 20, 0)):
+        x, all_of = torch.ones(n, device="tpu"), torch.ones(n * size(), device="tpu")
+        lists = [torch.empty(n, device="tpu") for _ in range(size())]
+        for collective in (
+            lambda x=x: dist.all_reduce(x),
+            lambda x=x: dist.all_reduce(x, dist.ReduceOp.AVG),
+            lambda x=x, all_of=all_of: dist.all_gather_into_tensor(all_of, x),
+            lambda x=x, lists=lists: dist.all_gather(lists, x),
+            lambda x=x, all_of=all_of: dist.reduce_scatter_tensor(x, all_of),
+        ):
+            assert messages(collective) == (rounds(), carries)
+        assert messages(lambda x=x: dist.all_reduce(x), times=10) == (10 * rounds(), 10 * carries)
+        for collective in (
+            lambda x=x: dist.broadcast(x, 0),
+            lambda x=x: dist.reduce(x, 0),
+            lambda all_of=all_of: dist.all_to_all_single(torch.empty_like(all_of), all_of),
+        ):
+            assert messages(collective) == (rounds(), 0)
+
+    def to_the_next():
+        work = dist.isend(torch.ones(1, device="tpu"), (rank() + 1) % size())
+        dist.recv(torch.empty(1, device="tpu"), (rank() - 1) % size())
+        work.wait()
+
+    assert messages(to_the_next) == (0, 0)
+
+
+@case
+def sizes_around_those_of_messages():
+    """What goes with the comparison, in messages of two ranks, or by the host gives the same values."""
+    most = (2 << 20) // size() ** 2  # bytes that go with a comparison
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.complex128):
+        for near in (most, 2 * most, 4 * most) if dtype == torch.float32 else (most,):
+            for n in (near // dtype.itemsize // size() * size() + more for more in (-size(), 0, size())):
+                each = [data(n, dtype=dtype, of=r) for r in range(size())]
+                x = each[rank()].to("tpu")
+                out = torch.empty(n * size(), dtype=dtype, device="tpu")
+                dist.all_gather_into_tensor(out, x)
+                same(out, torch.cat(each))
+                part = torch.empty(n // size(), dtype=dtype, device="tpu")
+                dist.reduce_scatter_tensor(part, x)
+                dist.all_reduce(x)
+                same(x, sum(each))
+                same(part, sum(each).chunk(size())[rank()])
+    x, y = data(most // 8, device="tpu"), data(3, dtype=torch.uint8, device="tpu")
+    with dist._coalescing_manager(device=torch.device("tpu")):
+        dist.all_reduce(y, dist.ReduceOp.MAX)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    same(x, torch.stack([data(most // 8, of=r) for r in range(size())]).amax(0))
+    same(y, torch.stack([data(3, dtype=torch.uint8, of=r) for r in range(size())]).amax(0))
+
+
+@case
+def collectives_of_one_tensor_in_a_row():
+    """What a collective takes of the one before it waits for nobody else; values in between stay."""
+    x, own = torch.empty(1000, device="tpu"), data(1000, device="tpu")
+    total = sum(data(1000, of=r) for r in range(size()))
+    seen = []
+    for _ in range(20):
+        x.copy_(own)
+        dist.all_reduce(x)
+        out = torch.empty(1000 * size(), device="tpu")
+        dist.all_gather_into_tensor(out, x)
+        dist.broadcast(x, 0)
+        seen.append((x.clone(), out))
+    for value, out in seen:
+        same(value, total)
+        same(out, total.repeat(size()))
+    del seen, value, out
+    held = []
+    for _ in range(2):
+        for _ in range(5):
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+        torch.tpu.synchronize()
+        held.append(torch.tpu.memory_allocated())
+    same(x, total)
+    assert held[0] == held[1]
+
+
 @case
 def reduce_scatter_of_uneven_sizes():
     out = torch.empty(rank() + 1, device="tpu")
@@ -951,7 +1048,13 @@ def ranks_that_do_not_do_the_same():
         dist.all_to_all_single(out, x, into, [2] * size(), group=group)
         torch.tpu.synchronize()
 
+    def far_apart(group):
+        x = torch.ones(1 if rank() == 0 else 1 << 20, device="tpu")
+        dist.all_reduce(x, group=group)
+        x.tolist()
+
     failing(r"do not do the same:\s+rank 0: all_reduce.Float.1000., op=SUM. at .*collectives.py:\d+", sizes)
+    failing(r"rank 0: all_reduce.Float.1., op=SUM. at .*\s+rank 1: all_reduce.Float.1048576., op=SUM.", far_apart)
     failing(r"rank 1: all_reduce.Float.1000., op=SUM. at .*collectives.py:\d+", dtypes)
     failing(r"rank 0: broadcast.Float.1000., root=0. at .*collectives.py:\d+", operations)
     failing("bytes to this one|another rank is sent", splits)
@@ -972,6 +1075,8 @@ def bad_arguments():
         dist.all_reduce(torch.ones(2, device="tpu"), dist.ReduceOp.BAND)
     with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times"):
         dist.all_gather_into_tensor(torch.empty(size() * 2 + 1, device="tpu"), torch.ones(2, device="tpu"))
+    with pytest.raises(RuntimeError, match="all_gather: the own output has 3 elements, the input 2"):
+        dist.all_gather([torch.empty(3, device="tpu") for _ in range(size())], torch.ones(2, device="tpu"))
     with pytest.raises(RuntimeError, match="unsupported operation: more than one element"):
         dist.all_reduce(torch.ones(1, device="tpu").expand(3))
     for tag in (-1, 2**31 - 1):

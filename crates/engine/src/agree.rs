@@ -20,9 +20,9 @@ impl Launcher {
         let Some((mut task, turn)) = agreement.take() else { return Ok(()) };
         let (about, site) = (agreement.work.about(), launch.first);
         let (place, reads, writes) =
-            ((self.device, agreement.lane), launch.inputs.iter(), launch.outputs.iter());
+            ((self.device, agreement.work.lane()), launch.inputs.iter(), launch.outputs.iter());
         *agreement.underway.lock() = Some(Underway::begin(&self.metrics, about, place, site, reads, writes));
-        let said = Arc::new(Work::new(about.clone()));
+        let said = Arc::new(Work::new(about.clone(), agreement.work.lane()));
         let own = said.clone();
         let job = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| task.run(&[], &mut [], site)));

@@ -2,7 +2,8 @@
 //!
 //! A task reads and writes the memory of the device where it is, if that is the host's. What was launched before and still
 //! runs may read what is written, so the task waits for it; a launch waits for tasks whose results it takes, or that read
-//! what it overwrites. All other launches go on meanwhile.
+//! what it overwrites. All other launches go on meanwhile. What a task takes of one before it on its lane it finds there
+//! when it is its turn: nobody waits for that.
 
 use crate::buffers::{Buffers, Done, element, upload};
 use crate::error::{self, Error, Result};
@@ -10,6 +11,7 @@ use crate::executor::{GroupTask, Launch, Old, Written};
 use crate::groups::Begun;
 use crate::lanes::Turn;
 use crate::launch::{Failure, Launcher, out_of_memory};
+use crate::memory::Memory;
 use crate::site::Site;
 use crate::underway::Underway;
 use crate::value::{State, Value};
@@ -24,11 +26,34 @@ use std::time::Instant;
 struct Lent {
     client: Arc<pjrt::Client>,
     device: usize,
-    reads: Vec<Option<Buffers>>,
+    memory: &'static Memory,
+    reads: Vec<Option<Part>>,
     /// What is written over.
-    writes: Vec<Option<Buffers>>,
+    writes: Vec<Option<Part>>,
     /// What may still read what it writes.
     before: Vec<Arc<Done>>,
+}
+
+/// A value that a task takes.
+enum Part {
+    There(Buffers),
+    /// A task before it on its lane makes it.
+    Coming(Arc<Value>),
+}
+
+impl Part {
+    /// In the lane's thread: the tasks before are done.
+    fn buffers(self) -> Result<Buffers> {
+        let value = match self {
+            Part::There(buffers) => return Ok(buffers),
+            Part::Coming(value) => value,
+        };
+        match &*value.state.lock() {
+            State::Ready(buffers) => Ok(buffers.clone()),
+            State::Failed(e) => Err(e.clone()),
+            _ => Err(Error::runtime("a collective found nothing of the one before it; please report this")),
+        }
+    }
 }
 
 impl Launcher {
@@ -49,7 +74,7 @@ impl Launcher {
         }
         launch.inputs.iter().try_for_each(|value| self.await_value(value))?;
         let given = launch.donated().iter().map(|&i| &launch.inputs[i as usize]);
-        given.filter_map(|value| self.groups.reader(value)).try_for_each(|work| self.await_work(&work))
+        given.flat_map(|value| self.groups.readers(value, None)).try_for_each(|work| self.await_work(&work))
     }
 
     fn await_value(&self, value: &Value) -> Result<()> {
@@ -68,6 +93,23 @@ impl Launcher {
         waited.map(drop)
     }
 
+    /// Whether a task can be handed to its lane without waiting or copying.
+    pub(crate) fn is_prompt(&self, recorded: &GroupTask) -> bool {
+        let lane = recorded.work.lane();
+        let is_there = |value: &Arc<Value>| match &*value.state.lock() {
+            State::Coming(work) => work.lane() == lane,
+            State::Ready(_) | State::Failed(_) => true,
+            _ => false,
+        };
+        let is_free = |old: &Old| match old {
+            Old::Nothing => true,
+            Old::Copied(old) => is_there(old),
+            Old::Taken(old) => is_there(old) && self.groups.readers(old, Some(lane)).is_empty(),
+        };
+        recorded.reads.iter().flatten().all(is_there)
+            && recorded.writes.iter().flatten().all(|w| is_free(&w.old))
+    }
+
     /// Hands a task to its lane.
     pub(crate) fn begin(&self, recorded: GroupTask, turn: Turn) {
         let memory = match self.lend(&recorded) {
@@ -84,7 +126,7 @@ impl Launcher {
         self.groups.begin(Begun { work: work.clone(), reads });
         let results: Vec<Arc<Value>> = recorded.results().cloned().collect();
         let (groups, failure) = (self.groups.clone(), self.failure.clone());
-        let (metrics, place) = (self.metrics.clone(), (self.device, turn.lane()));
+        let (metrics, place) = (self.metrics.clone(), (self.device, work.lane()));
         let end = move |outcome: Result<()>| {
             if let Err(e) = &outcome {
                 failure.lock().get_or_insert_with(|| Failure::of_values(e.clone()));
@@ -113,9 +155,13 @@ impl Launcher {
         if self.stopped.load(Ordering::Acquire) {
             return Err(Error::runtime("the tpu device is closed"));
         }
-        let read = |value: &Arc<Value>| {
-            self.await_value(value)?;
-            self.buffers(value)
+        let lane = recorded.work.lane();
+        let read = |value: &Arc<Value>| match coming(value) {
+            Some(work) if work.lane() == lane => Ok(Part::Coming(value.clone())),
+            work => {
+                work.map_or(Ok(()), |work| self.await_work(&work))?;
+                self.buffers(value).map(Part::There)
+            }
         };
         let reads = recorded.reads.iter().map(|v| v.as_ref().map(read).transpose()).collect::<Result<_>>()?;
         let mut writes = Vec::with_capacity(recorded.writes.len());
@@ -132,9 +178,8 @@ impl Launcher {
                     Some(read(old)?)
                 }
                 Some((Old::Taken(old), _)) => {
-                    if let Some(work) = self.groups.reader(old) {
-                        self.await_work(&work)?;
-                    }
+                    let readers = self.groups.readers(old, Some(lane));
+                    readers.iter().try_for_each(|work| self.await_work(work))?;
                     Some(read(old)?)
                 }
             });
@@ -142,14 +187,13 @@ impl Launcher {
         if !self.memory.fits(new) {
             return Err(out_of_memory(self.memory, self.device, new));
         }
-        for written in recorded.writes.iter().flatten() {
-            if let Old::Taken(old) = &written.old {
-                old.donate();
-            }
+        let client = self.target.client()?.clone();
+        let fresh = |w: &&Written| !matches!(w.old, Old::Taken(_));
+        for written in recorded.writes.iter().flatten().filter(fresh) {
             self.memory.charge(written.value.bytes(), &written.value.charge);
         }
-        let client = self.target.client()?.clone();
-        Ok(Lent { client, device: self.at, reads, writes, before: self.running() })
+        let before = self.running();
+        Ok(Lent { client, device: self.at, memory: self.memory, reads, writes, before })
     }
 }
 
@@ -177,16 +221,28 @@ impl Lent {
         }
         let name = recorded.work.about().name;
         let failed_here = |e: pjrt::Error| error::device(name, &e);
-        for buffers in self.reads.iter().chain(&self.writes).flatten() {
-            buffers.wait().map_err(failed_here)?;
-        }
+        let there = |part: Option<Part>| -> Result<Option<Buffers>> {
+            let buffers = part.map(Part::buffers).transpose()?;
+            buffers.iter().try_for_each(Buffers::wait).map_err(failed_here)?;
+            Ok(buffers)
+        };
+        let reads = self.reads.into_iter().map(there).collect::<Result<Vec<_>>>()?;
         let (client, device) = (self.client, self.device);
         let mut targets = Vec::with_capacity(recorded.writes.len());
-        for (written, old) in recorded.writes.iter().zip(self.writes) {
-            let target = |w: &Written| target(&client, device, w, old);
-            targets.push(written.as_ref().map(target).transpose().map_err(failed_here)?);
+        for (written, part) in recorded.writes.iter().zip(self.writes) {
+            let Some(written) = written else {
+                targets.push(None);
+                continue;
+            };
+            let old = there(part)?;
+            // Not before: tasks before it on the lane may find there what they read.
+            if let Old::Taken(taken) = &written.old {
+                taken.donate();
+                self.memory.charge(written.value.bytes(), &written.value.charge);
+            }
+            targets.push(Some(target(&client, device, written, old).map_err(failed_here)?));
         }
-        run_in_place(&mut *recorded.task, &self.reads, &mut targets, recorded.site, failed_here)?;
+        run_in_place(&mut *recorded.task, &reads, &mut targets, recorded.site, failed_here)?;
         for (written, buffer) in recorded.writes.iter().zip(targets) {
             if let (Some(written), Some(buffer)) = (written, buffer) {
                 *written.value.state.lock() = State::Ready(Buffers::one(buffer));

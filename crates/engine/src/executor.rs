@@ -11,7 +11,7 @@ use crate::spread::Sharded;
 use crate::timing::Before;
 use crate::underway::Underway;
 use crate::value::{State, Value};
-use crate::work::{Lane, Task, Work};
+use crate::work::{Task, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -84,7 +84,6 @@ pub(crate) struct Asked {
 pub(crate) struct Agreement {
     /// Compares what they are about to do, in its turn. None when it has begun.
     task: Mutex<Option<(Box<dyn Task>, Turn)>>,
-    pub(crate) lane: Lane,
     /// Done when the device has run the program.
     pub(crate) work: Arc<Work>,
     /// From when they compare until then.
@@ -93,8 +92,8 @@ pub(crate) struct Agreement {
 
 impl Agreement {
     pub(crate) fn new(task: Box<dyn Task>, turn: Turn) -> Agreement {
-        let (work, lane) = (Arc::new(Work::new(task.about())), turn.lane());
-        Agreement { task: Mutex::new(Some((task, turn))), lane, work, underway: Mutex::default() }
+        let work = Arc::new(Work::new(task.about(), turn.lane()));
+        Agreement { task: Mutex::new(Some((task, turn))), work, underway: Mutex::default() }
     }
 
     /// It is done, or will not be. The first word counts.
@@ -113,7 +112,7 @@ impl Agreement {
 
 impl fmt::Debug for Agreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Agreement({})", self.lane)
+        write!(f, "Agreement({})", self.work.lane())
     }
 }
 

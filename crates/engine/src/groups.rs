@@ -56,10 +56,11 @@ impl Groups {
         self.count.fetch_sub(1, Ordering::Release);
     }
 
-    /// A task that reads a value.
-    pub(crate) fn reader(&self, value: &Arc<Value>) -> Option<Arc<Work>> {
+    /// The tasks that read a value; none of this lane, which keeps its order itself.
+    pub(crate) fn readers(&self, value: &Arc<Value>, but: Option<Lane>) -> Vec<Arc<Work>> {
         let tasks = self.tasks.lock();
-        let reader = tasks.iter().find(|t| t.reads.iter().any(|read| Arc::ptr_eq(read, value)));
-        reader.map(|t| t.work.clone())
+        let reads = |t: &&Begun| t.reads.iter().any(|read| Arc::ptr_eq(read, value));
+        let others = tasks.iter().filter(|t| Some(t.work.lane()) != but);
+        others.filter(reads).map(|t| t.work.clone()).collect()
     }
 }

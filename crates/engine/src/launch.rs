@@ -50,8 +50,12 @@ fn max_long_in_flight(platform: pjrt::Platform) -> usize {
 }
 /// Those are long whose oldest was launched so long ago. To wait for each short one costs more than it runs.
 const LONG: Duration = Duration::from_millis(5);
-/// How long the launch thread looks for work before it sleeps: a wake-up costs about as much.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long the launch thread looks for work before it sleeps, and who waits for it looks for its end: a wake-up costs
+/// about as much. On a single core the other one would not run meanwhile.
+fn spin() -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores > 1 { Duration::from_micros(50) } else { Duration::ZERO }
+}
 
 /// Jobs that whoever waits for them runs: more are left to the launch thread, for the sake of Ctrl-C.
 const SHORT: u64 = 2;
@@ -167,6 +171,7 @@ pub(crate) struct Launcher {
     sleeping: AtomicBool,
     pub(crate) stopped: AtomicBool,
     held: AtomicBool,
+    spin: Duration,
     /// Jobs that were queued, and that are done.
     pushed: AtomicU64,
     done: AtomicU64,
@@ -209,6 +214,7 @@ impl Launcher {
             sleeping: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             held: AtomicBool::new(false),
+            spin: spin(),
             pushed: AtomicU64::new(0),
             done: AtomicU64::new(0),
             ops_pushed: AtomicU64::new(0),
@@ -229,8 +235,15 @@ impl Launcher {
 
     /// Queues a mark.
     pub(crate) fn mark(&self) -> Arc<Mark> {
+        let mark = self.awaited_mark();
+        self.wake_up();
+        mark
+    }
+
+    /// Queues a mark for who waits for it at once.
+    pub(crate) fn awaited_mark(&self) -> Arc<Mark> {
         let (note, mark) = Note::new(true);
-        self.push_with(false, |number| {
+        self.push_with(true, |number| {
             note.queued(number);
             Job::Mark(note)
         });
@@ -263,6 +276,10 @@ impl Launcher {
     /// Lets queued programs and tasks wait, or go on. Measures what recording alone costs.
     pub(crate) fn hold(&self, on: bool) {
         self.held.store(on, Ordering::SeqCst);
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
     }
 
     /// Waits until the buffers of a value are computed.
@@ -373,7 +390,7 @@ impl Launcher {
         }
         self.wake_up();
         let start = Instant::now();
-        while start.elapsed() < SPIN {
+        while start.elapsed() < self.spin {
             if self.done.load(Ordering::Acquire) >= number {
                 return Ok(());
             }
@@ -391,12 +408,18 @@ impl Launcher {
         let Some(mut runner) = self.runner.try_lock() else { return done() >= number };
         while done() < number {
             runner.refill(&self.queue);
-            // Behind as many launches as may run at once it would wait for the oldest, deaf to Ctrl-C.
-            let room = self.in_flight() < max_long_in_flight(self.target.platform())
-                && !self.held.load(Ordering::Acquire);
-            match runner.batch.front() {
-                Some(Job::Launch(l)) if room && l.program.is_at_hand() && l.agreement.is_none() => {}
-                _ => return false,
+            let is_prompt = match runner.batch.front() {
+                // Behind as many launches as may run at once it would wait for the oldest, deaf to Ctrl-C.
+                Some(Job::Launch(l)) => {
+                    let room = self.in_flight() < max_long_in_flight(self.target.platform());
+                    room && !self.is_held() && l.program.is_at_hand() && l.agreement.is_none()
+                }
+                Some(Job::Task(task, _)) => !self.is_held() && self.is_prompt(task),
+                Some(Job::Mark(_)) => self.in_flight() == 0 && self.leaving.is_none(),
+                _ => false,
+            };
+            if !is_prompt {
+                return false;
             }
             self.run_next(&mut runner);
         }
@@ -535,7 +558,7 @@ impl Launcher {
     fn run_next(&self, runner: &mut Runner) -> bool {
         let Some(job) = runner.batch.pop_front() else { return false };
         let stop = matches!(job, Job::Stop);
-        while matches!(job, Job::Launch(_) | Job::Task(..)) && self.held.load(Ordering::Acquire) {
+        while matches!(job, Job::Launch(_) | Job::Task(..)) && self.is_held() {
             std::thread::sleep(Duration::from_micros(50));
         }
         match job {
@@ -575,7 +598,7 @@ impl Launcher {
     /// Takes all queued jobs; waits until there are some that nobody else runs.
     fn next(&self) -> MutexGuard<'_, Runner> {
         let start = Instant::now();
-        while start.elapsed() < SPIN {
+        while start.elapsed() < self.spin {
             if self.has_jobs()
                 && let Some(runner) = self.runner.try_lock()
             {
@@ -1047,10 +1070,15 @@ impl Executor for Launcher {
     }
 
     fn task(&self, task: GroupTask, turn: Turn) {
-        self.push_with(false, |number| {
+        let number = self.push_with(true, |number| {
             task.results().for_each(|v| v.launch.store(number, Ordering::Relaxed));
             Job::Task(task, turn)
         });
+        // With nothing before it, it goes to its lane from here: that takes less than to wake the launch thread.
+        let is_next = self.done.load(Ordering::Acquire) + 1 == number;
+        if !is_next || !self.help(number) {
+            self.wake_up();
+        }
     }
 
     fn upload(

@@ -53,7 +53,7 @@ impl Stream {
     ) -> Result<Arc<Work>, Refusal> {
         events::here(site);
         self.lock(site).leave("a collective")?;
-        let (work, turn) = (Arc::new(Work::new(task.about())), self.launcher.groups.turn(lane));
+        let (work, turn) = (Arc::new(Work::new(task.about(), lane)), self.launcher.groups.turn(lane));
         {
             let mut w = self.lock(site);
             let held = |t: &TensorRef<'_>, w: &mut Window| -> Result<Option<Held>, Refusal> {

@@ -211,7 +211,7 @@ impl Stream {
 
     /// Waits until the device has reached this point, and tasks of other processes that were begun before it are done.
     fn wait_all(&self) -> Result<()> {
-        self.wait(&self.launcher.mark())
+        self.wait(&self.launcher.awaited_mark())
     }
 
     /// Waits for everything, and raises the first failure that nobody has seen.

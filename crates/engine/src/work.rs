@@ -79,13 +79,19 @@ pub type Lane = u64;
 #[derive(Debug)]
 pub struct Work {
     about: About,
+    lane: Lane,
     outcome: Mutex<Option<(Result<()>, Instant)>>,
     done: Condvar,
 }
 
 impl Work {
-    pub(crate) fn new(about: About) -> Work {
-        Work { about, outcome: Mutex::default(), done: Condvar::new() }
+    pub(crate) fn new(about: About, lane: Lane) -> Work {
+        Work { about, lane, outcome: Mutex::default(), done: Condvar::new() }
+    }
+
+    /// The lane on which it is done.
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
     }
 
     /// What it is.

@@ -1,13 +1,19 @@
 // What the host reduces, and what is done on the device before and after it.
 #pragma once
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/all.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/prod.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "group_tasks.h"
@@ -127,6 +133,30 @@ inline void reduce_into(Tensor& out, const ReduceOp& op, const Tensor& rows, int
     scale_after(op, out, size);
   } else {
     out.copy_(reduced(op, rows, size));
+  }
+}
+// The same of a tensor for each rank, of which one may be the result: one after another where that is exact.
+inline void reduce_some(Tensor out, const ReduceOp& op, const Tensors& rows) {
+  auto t = out.scalar_type();
+  auto size = static_cast<int64_t>(rows.size());
+  bool exact = size > 1 && host_reduces(t) && t != at::kBool && (!c10::isFloatingType(t) || c10::elementSize(t) >= 4);
+  bool orders = op == ReduceOp::MAX || op == ReduceOp::MIN;
+  if (!exact || is_bitwise(op) || op == ReduceOp::PRODUCT) return reduce_into(out, op, at::stack(rows), size);
+  for (size_t i = 1; i < rows.size(); i++) {
+    const Tensor& before = i == 1 ? rows[0] : out;
+    if (!orders) at::add_out(out, before, rows[i]);
+    if (op == ReduceOp::MAX) at::maximum_out(out, before, rows[i]);
+    if (op == ReduceOp::MIN) at::minimum_out(out, before, rows[i]);
+  }
+  scale_after(op, out, size);
+}
+// The same in parts for which PyTorch starts no threads: a group's thread would have a pool of its own.
+inline void reduce_each_into(const Tensor& out, const ReduceOp& op, const Tensors& rows) {
+  for (int64_t at = 0; at < out.numel(); at += at::internal::GRAIN_SIZE) {
+    auto count = std::min(at::internal::GRAIN_SIZE, out.numel() - at);
+    Tensors some;
+    for (auto& row : rows) some.push_back(row.narrow(0, at, count));
+    reduce_some(out.narrow(0, at, count), op, some);
   }
 }
 }  // namespace oxi_group

@@ -13,27 +13,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "alone.h"
+#include "group_messages.h"
 #include "tensors.h"
 
 namespace oxi_group {
-using at::Tensor;
 using c10d::OpType;
 using c10d::ReduceOp;
-using Milliseconds = std::chrono::milliseconds;
-using Tensors = std::vector<Tensor>;
-using Host = c10::intrusive_ptr<c10d::Backend>;
-
-// ---------------------------------------------------------------- memory of the host
-inline Tensor host_tensor(const OxiMemory& m, at::ScalarType dtype = at::kByte) {
-  return at::from_blob(m.bytes, {static_cast<int64_t>(m.len / c10::elementSize(dtype))}, dtype);
-}
-using Memory = std::vector<OxiMemory>;
 
 // ---------------------------------------------------------------- ranks that do not do the same
 // Hosts hang or abort where ranks call different collectives, or with other sizes. So each collective begins with a small
@@ -48,13 +40,15 @@ struct CoreGroup {  // a group as the core names it in tasks: its own, or one of
 struct Group {  // what the tasks of a group share
   Group(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend::Options> options)
       : alone(dynamic_cast<Alone*>(host.get())), name(options->group_name.empty() ? "default" : options->group_name),
-        core(name, options->global_ranks_in_group), host(std::move(host)), store(std::move(store)), options(std::move(options)) {}
+        core(name, options->global_ranks_in_group), host(host), store(std::move(store)), options(std::move(options)),
+        comparison(std::move(host)) {}
   const bool alone;  // the others are taken to do and say the same
   const std::string name;
   const CoreGroup core;
   Host host;
   c10::intrusive_ptr<c10d::Store> store;  // may be null
   c10::intrusive_ptr<c10d::Backend::Options> options;
+  Comparison comparison;  // of the thread of the group's lane
   std::mutex mutex;
   std::string failure;  // of the first task that failed: ranks are not where each other believes
   std::string key(int rank) const { return "oxitorch/failed/" + name + "/" + std::to_string(rank); }
@@ -82,80 +76,46 @@ struct Call {  // what a task does, in few words
     return std::string(name) + "(" + text + ")";
   }
 };
+using Rows = std::vector<const uint8_t*>;  // what each rank carried
 struct Task {
   Task(std::shared_ptr<Group> group, Call call) : group(std::move(group)), call(std::move(call)) {}
   virtual ~Task() = default;
   virtual void run(const Memory& reads, const Memory& writes) = 0;
-  // For little data: what all ranks had to say is here already, the bytes of each in a row.
-  virtual bool may_carry() const = 0;
-  virtual void run_carried(const Tensor& rows, const Memory& writes) = 0;
+  // For little data: what this rank has to say, and the same with what all had to say.
+  virtual std::optional<Memory> carries(const Memory& reads, const Memory& writes) const = 0;
+  virtual void run_carried(const Rows& rows, const Memory& reads, const Memory& writes) = 0;
   const std::shared_ptr<Group> group;
   Call call;
   uint64_t number = 0;
 };
-// What is done, as a function of `run`'s arguments, and perhaps also of those of `run_carried`.
+// What is done, as a function of `run`'s arguments, and perhaps also of those of `run_carried`: then it says what it carries.
 template <class Run>
 struct Does final : Task {
-  static constexpr bool kCarries = std::is_invocable_v<Run&, const Tensor&, const Memory&>;
+  static constexpr bool kCarries = std::is_invocable_v<Run&, const Rows&, const Memory&, const Memory&>;
   Does(std::shared_ptr<Group> group, Call call, Run does) : Task(std::move(group), std::move(call)), does(std::move(does)) {}
   void run(const Memory& reads, const Memory& writes) override { does(reads, writes); }
-  bool may_carry() const override { return kCarries; }
-  void run_carried(const Tensor& rows, const Memory& writes) override {
-    if constexpr (kCarries) does(rows, writes);
+  std::optional<Memory> carries(const Memory& reads, const Memory& writes) const override {
+    if constexpr (kCarries) return does.carries(reads, writes);
+    return std::nullopt;
+  }
+  void run_carried(const Rows& rows, const Memory& reads, const Memory& writes) override {
+    if constexpr (kCarries) does(rows, reads, writes);
   }
   Run does;
 };
-inline int64_t hash(const std::string& text) {  // FNV-1a
+inline uint64_t hash(const std::string& text) {  // FNV-1a; never 0
   uint64_t h = 0xcbf29ce484222325;
   for (unsigned char c : text) h = (h ^ c) * 0x100000001b3;
-  return static_cast<int64_t>(h);
+  return h ? h : 1;
 }
 // Of what a rank says of itself.
 constexpr size_t kWords = 512;
 constexpr const char* kDisagree = "the ranks do not do the same:";
-// What each rank says before a collective: what it is about, and the data if that is no more than this.
-constexpr size_t kCarried = 48;
-struct Entry {
-  int64_t about = 0;
-  uint8_t bytes[kCarried] = {};
-};
-// From here on tags are the group's own, and a user's are refused.
-constexpr int kTags = 0x7fff0000;
-// The entries of all ranks, in log2 rounds; a host's own gathering goes round a ring.
-inline std::vector<Entry> said_by_all(const Group& group, const Entry& own) {
-  auto size = static_cast<size_t>(group.host->getSize()), rank = static_cast<size_t>(group.host->getRank());
-  if (group.alone) return std::vector<Entry>(size, own);
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(Entry));
-  // This rank's entry, then that of the rank before, and so on.
-  Tensor all = at::empty({static_cast<int64_t>(size), kBytes}, at::kByte);
-  auto* entries = static_cast<Entry*>(all.mutable_data_ptr());
-  entries[0] = own;
-  int tag = kTags;
-  for (size_t known = 1; known < size; known *= 2, tag++) {
-    auto count = static_cast<int64_t>(std::min(known, size - known));
-    Tensors mine{all.narrow(0, 0, count)}, theirs{all.narrow(0, static_cast<int64_t>(known), count)};
-    auto received = group.host->recv(theirs, static_cast<int>((rank + size - known) % size), tag);
-    auto sent = group.host->send(mine, static_cast<int>((rank + known) % size), tag);
-    received->wait(group.options->timeout);
-    sent->wait(group.options->timeout);
-  }
-  std::vector<Entry> by_rank(size);
-  for (size_t i = 0; i < size; i++) by_rank[(rank + size - i) % size] = entries[i];
-  return by_rank;
-}
-// Raises what each rank is about, unless that is the same; what they carried.
-inline std::vector<Entry> agree(const Group& group, const std::string& words, const Memory& carried,
-                                const std::function<std::string()>& line) {
-  Entry said{hash(words)};
-  size_t at = 0;
-  for (auto& m : carried) {
-    std::memcpy(said.bytes + at, m.bytes, m.len);
-    at += m.len;
-  }
-  auto entries = said_by_all(group, said);
-  auto is_same = [&](const Entry& e) { return e.about == said.about; };
-  if (std::all_of(entries.begin(), entries.end(), is_same)) return entries;
-  auto size = entries.size();
+// Raises what each rank is about, unless that is the same.
+inline void agree(Group& group, const std::string& words, const Memory& carried, const std::function<std::string()>& line) {
+  auto about = hash(words + "#" + std::to_string(carried_bytes(carried)));
+  if (group.comparison.is_same(about, carried, group.options->timeout)) return;
+  auto size = static_cast<size_t>(group.host->getSize());
   std::string own = words + " at " + line(), all(size * kWords, '\0');
   own.resize(kWords);
   auto bytes = [](char* at) { return at::from_blob(at, {static_cast<int64_t>(kWords)}, at::kByte); };
@@ -220,6 +180,8 @@ inline std::string standing(const std::shared_ptr<Group>& group, const std::stri
   if (!answer->text.empty()) return answer->text;
   return "\n  " + own + "\n  the store by which the ranks met does not answer";
 }
+// Whether ranks compare what they are about to do. A bench that measures what it costs has them not.
+inline std::atomic<bool> g_compares{true};
 inline void run_task(Task& task, const char* declined, const Memory& reads, const Memory& writes,
                      const std::function<std::string()>& line) {
   auto& group = *task.group;
@@ -227,19 +189,15 @@ inline void run_task(Task& task, const char* declined, const Memory& reads, cons
   if (declined) words += std::string(", which this rank cannot do: ") + declined;
   std::string what;
   try {
-    size_t bytes = 0;
-    for (auto& m : writes) bytes += m.len;
-    bool carries = task.may_carry() && bytes <= kCarried;
-    std::vector<Entry> said;
-    if (task.call.of_all) said = agree(group, words, carries && !declined ? writes : Memory(), line);
+    auto carried = declined || group.alone ? std::nullopt : task.carries(reads, writes);
+    auto ranks = static_cast<size_t>(group.host->getSize());
+    if (carried && carried_bytes(*carried) > most_carried(ranks)) carried.reset();
+    bool compares = task.call.of_all && !group.alone && (g_compares || carried || declined);
+    if (compares) agree(group, words, carried.value_or(Memory()), line);
     if (declined) return;
-    if (carries) {
-      auto rows = static_cast<int64_t>(said.size()), width = static_cast<int64_t>(bytes);
-      task.run_carried(at::from_blob(said[0].bytes, {rows, width}, {static_cast<int64_t>(sizeof(Entry)), 1}, at::kByte), writes);
-    } else {
-      task.run(reads, writes);
-    }
-    return;
+    if (!carried) return task.run(reads, writes);
+    g_messages.carrying++;
+    return task.run_carried(group.comparison.carried(), reads, writes);
   } catch (const c10::Error& e) {
     what = e.what_without_backtrace();
   } catch (const std::exception& e) {

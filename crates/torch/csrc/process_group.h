@@ -30,6 +30,7 @@ namespace oxi_group {
 // The host's all-reduce of tensors of these dtypes, or the reduction of what all ranks have said.
 struct AllReduce {
   Host host;
+  std::shared_ptr<Group> group;
   ReduceOp op;
   Milliseconds timeout;
   c10::SmallVector<at::ScalarType, 4> dtypes;
@@ -40,18 +41,127 @@ struct AllReduce {
     for (size_t i = 0; i < writes.size(); i++) {
       Tensors one{reducible(writes[i], dtypes[i])};
       o.reduceOp = host_reduction(op, dtypes[i]);
-      host->allreduce(one, o)->wait();
+      if (host->getSize() == 2 && !group->alone && writes[i].len <= kTurns / 2) {
+        between_two(writes[i], dtypes[i]);
+      } else {
+        host->allreduce(one, o)->wait();
+      }
     }
   }
-  void operator()(const Tensor& rows, const Memory& writes) const {
-    int64_t at = 0;
-    for (size_t i = 0; i < writes.size(); i++) {
-      Tensor one = reducible(writes[i], dtypes[i]);
-      auto width = static_cast<int64_t>(writes[i].len);
-      Tensor own = rows.narrow(1, at, width).contiguous().view(one.scalar_type());
-      reduce_into(one, host_reduction(op, dtypes[i]), own, own.size(0));
-      at += width;
+  // In messages as large as those that carry data: a host's own takes longer where two ranks send at once.
+  void between_two(const OxiMemory& m, at::ScalarType t) const {
+    for (size_t at = 0; at < m.len; at += most_carried(2)) {
+      Memory piece{{static_cast<char*>(m.bytes) + at, std::min(most_carried(2), m.len - at)}};
+      group->comparison.is_same(1, piece, timeout);  // that they agree is known
+      reduce(piece[0], t, group->comparison.carried(), 0);
     }
+  }
+  void reduce(const OxiMemory& m, at::ScalarType t, const Rows& rows, size_t at) const {
+    Tensors all;
+    for (auto* row : rows) all.push_back(reducible({const_cast<uint8_t*>(row) + at, m.len}, t));
+    reduce_each_into(reducible(m, t), host_reduction(op, t), all);
+  }
+  Memory carries(const Memory&, const Memory& writes) const { return writes; }
+  void operator()(const Rows& rows, const Memory&, const Memory& writes) const {
+    size_t at = 0;
+    for (size_t i = 0; i < writes.size(); i++) {
+      reduce(writes[i], dtypes[i], rows, at);
+      at += padded(writes[i].len);
+    }
+  }
+};
+// Each rank's inputs to all ranks. Sizes may differ between ranks, of which each knows all. `single`: all that comes of an
+// input is one tensor; else there is one for each rank.
+struct AllGather {
+  Host host;
+  Milliseconds timeout;
+  bool single;
+
+  Memory places(size_t i, const Memory& writes) const {
+    auto size = static_cast<size_t>(host->getSize());
+    if (!single) return Memory(writes.begin() + i * size, writes.begin() + (i + 1) * size);
+    return parts(writes[i], size);
+  }
+  void operator()(const Memory& reads, const Memory& writes) const {
+    for (size_t i = 0; i < reads.size(); i++) {
+      auto places = this->places(i, writes);
+      exchange_parts(host, Memory(places.size(), reads[i]), places, timeout);
+    }
+  }
+  // Where all ranks have as much.
+  std::optional<Memory> carries(const Memory& reads, const Memory& writes) const {
+    for (size_t i = 0; i < reads.size(); i++) {
+      for (auto& place : places(i, writes)) {
+        if (place.len != reads[i].len) return std::nullopt;
+      }
+    }
+    return reads;
+  }
+  void operator()(const Rows& rows, const Memory& reads, const Memory& writes) const {
+    size_t at = 0;
+    for (size_t i = 0; i < reads.size(); i++) {
+      auto places = this->places(i, writes);
+      for (size_t r = 0; r < rows.size(); r++) std::memcpy(places[r].bytes, rows[r] + at, places[r].len);
+      at += padded(reads[i].len);
+    }
+  }
+};
+// A part of each rank's inputs to each rank, which reduces what it gets. `single`: an input is one tensor of equal parts; else
+// there is one for each rank.
+struct ReduceScatter {
+  Host host;
+  ReduceOp op;
+  Milliseconds timeout;
+  c10::SmallVector<at::ScalarType, 4> dtypes;
+  c10::SmallVector<bool, 4> single;
+
+  // What goes to each rank for an output, of the inputs from `next` on.
+  Memory to_ranks(size_t i, Memory::const_iterator& next) const {
+    auto size = static_cast<size_t>(host->getSize());
+    auto first = next;
+    next += single[i] ? 1 : size;
+    return single[i] ? parts(*first, size) : Memory(first, next);
+  }
+  void operator()(const Memory& reads, const Memory& writes) const {
+    auto size = static_cast<size_t>(host->getSize()), rank = static_cast<size_t>(host->getRank());
+    auto next = reads.begin();
+    for (size_t i = 0; i < writes.size(); i++) {
+      auto to = to_ranks(i, next);
+      Tensor scratch = at::empty({static_cast<int64_t>((size - 1) * writes[i].len)}, at::kByte);
+      std::vector<int64_t> others(size - 1, static_cast<int64_t>(writes[i].len));
+      auto from = parts({scratch.mutable_data_ptr(), static_cast<size_t>(scratch.numel())}, others);
+      from.insert(from.begin() + rank, to[rank]);
+      TORCH_CHECK(to[rank].len == writes[i].len, "the own part has ", to[rank].len, " bytes, the output ", writes[i].len);
+      exchange_parts(host, to, from, timeout);
+      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
+    }
+  }
+  Memory carries(const Memory& reads, const Memory&) const { return reads; }
+  void operator()(const Rows& rows, const Memory& reads, const Memory& writes) const {
+    auto rank = static_cast<size_t>(host->getRank());
+    auto next = reads.begin();
+    size_t at = 0;
+    for (size_t i = 0; i < writes.size(); i++) {
+      auto before = next;
+      auto own = to_ranks(i, next)[rank];
+      auto skip = at;  // to this rank's part in what each carried
+      if (single[i]) {
+        skip += rank * own.len;
+      } else {
+        skip += carried_bytes(Memory(before, before + rank));
+      }
+      Memory from;
+      for (auto* row : rows) from.push_back({const_cast<uint8_t*>(row) + skip, own.len});
+      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
+      at += carried_bytes(Memory(before, next));
+    }
+  }
+  // Of complex numbers their parts, as PyTorch's division of complex numbers rounds more than once.
+  static Tensor typed(const OxiMemory& m, at::ScalarType t) { return host_tensor(m, c10::toRealValueType(t)); }
+  static Tensors typed(const Memory& memory, at::ScalarType t) {
+    Tensors all;
+    for (auto& m : memory) all.push_back(typed(m, t));
+    return all;
   }
 };
 
@@ -283,8 +393,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     }
     auto run = [host = host_, o = with_timeout(opts), out, in](const Memory& reads, const Memory& writes) mutable {
       check_splits(host, o, in, out);
-      Tensor to = host_tensor(writes[0]), from = host_tensor(reads[0]);
-      host->alltoall_base(to, from, out, in, o)->wait();
+      exchange_parts(host, parts(reads[0], in), parts(writes[0], out), o.timeout);
     };
     return record(OpType::ALLTOALL_BASE, {"all_to_all_single", at::kByte, "", -1, Common::NOTHING}, inputs, outputs, false, run, outputs);
   }
@@ -460,14 +569,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     };
     auto in = lengths(reads), out = lengths(writes);
     check_splits(host, opts, in, out);
-    Tensor from = at::cat(host_tensors(reads));
-    Tensor to = at::empty({std::accumulate(out.begin(), out.end(), int64_t(0))}, at::kByte);
-    host->alltoall_base(to, from, out, in, opts)->wait();
-    int64_t at = 0;
-    for (auto& m : writes) {
-      std::memcpy(m.bytes, to.const_data_ptr<uint8_t>() + at, m.len);
-      at += static_cast<int64_t>(m.len);
-    }
+    exchange_parts(host, reads, writes, opts.timeout);
   }
 
   Works allreduce(OpType type, const char* name, Tensors& tensors, const ReduceOp& op, Milliseconds wanted) {
@@ -496,7 +598,7 @@ class ProcessGroupTpu final : public c10d::Backend {
                       Milliseconds wanted) {
     Call call{name, at::kByte, reduction_name(op)};
     if (is_program(own)) return reduce_by_program(type, call, OXI_ALL_REDUCE, op, own, own, results);
-    AllReduce run{host_, op, timeout(wanted), {}};
+    AllReduce run{host_, group_, op, timeout(wanted), {}};
     for (auto& t : own) run.dtypes.push_back(t.scalar_type());
     return record(type, call, {}, own, true, std::move(run), results);
   }
@@ -512,6 +614,8 @@ class ProcessGroupTpu final : public c10d::Backend {
         TORCH_CHECK(t.scalar_type() == inputs[i].scalar_type(), name, ": an output is ", t.scalar_type(), ", the input ",
                     inputs[i].scalar_type());
       }
+      TORCH_CHECK(outputs[i][rank_].numel() == inputs[i].numel(), name, ": the own output has ", outputs[i][rank_].numel(),
+                  " elements, the input ", inputs[i].numel());
     }
     auto even = [&](size_t i) {
       return std::all_of(outputs[i].begin(), outputs[i].end(), [&](auto& t) { return t.numel() == inputs[i].numel(); });
@@ -519,35 +623,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     bool all_even = true;
     for (size_t i = 0; i < inputs.size(); i++) all_even &= even(i);
     if (all_even && is_program(inputs)) return gather_by_program(type, {name}, outputs, inputs);
-    auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
-                   const Memory& reads, const Memory& writes) {
-      for (size_t i = 0; i < reads.size(); i++) {
-        Memory outs(writes.begin() + i * size, writes.begin() + (i + 1) * size);
-        gather_bytes(host, o, rank, reads[i], outs);
-      }
-    };
-    return record(type, {name}, inputs, written, false, run, written);
-  }
-  // Sizes may differ between ranks, of which each knows all.
-  static void gather_bytes(const Host& host, const c10d::AllgatherOptions& opts, int rank, const OxiMemory& in, const Memory& outs) {
-    bool even = std::all_of(outs.begin(), outs.end(), [&](auto& m) { return m.len == outs[0].len; });
-    if (even) {
-      std::vector<Tensors> out{host_tensors(outs)};
-      Tensors from{host_tensor(in)};
-      host->allgather(out, from, opts)->wait();
-      return;
-    }
-    for (size_t r = 0; r < outs.size(); r++) {
-      if (static_cast<int>(r) == rank) {
-        TORCH_CHECK(in.len == outs[r].len, "the input has ", in.len, " bytes, the own output ", outs[r].len);
-        std::memcpy(outs[r].bytes, in.bytes, in.len);
-      }
-      c10d::BroadcastOptions o;
-      o.rootRank = static_cast<int64_t>(r);
-      o.timeout = opts.timeout;
-      Tensors one{host_tensor(outs[r])};
-      host->broadcast(one, o)->wait();
-    }
+    return record(type, {name}, inputs, written, false, AllGather{host_, timeout(opts.timeout), false}, written);
   }
   Works gather_single(OpType type, const char* name, Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
     TORCH_CHECK(outputs.size() == inputs.size(), name, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs");
@@ -557,17 +633,7 @@ class ProcessGroupTpu final : public c10d::Backend {
                   "output tensor size must be equal to world_size times input tensor size");
     }
     if (is_program(inputs)) return launch(type, {name}, {OXI_ALL_GATHER, 0, 0, 0, nullptr}, inputs, outputs, outputs);
-    auto run = [host = host_, o = with_timeout(opts), rank = rank_, size = static_cast<size_t>(size_)](
-                   const Memory& reads, const Memory& writes) {
-      for (size_t i = 0; i < reads.size(); i++) {
-        Memory parts;
-        for (size_t r = 0; r < size; r++) {
-          parts.push_back({static_cast<char*>(writes[i].bytes) + r * reads[i].len, reads[i].len});
-        }
-        gather_bytes(host, o, rank, reads[i], parts);
-      }
-    };
-    return record(type, {name}, inputs, outputs, false, run, outputs);
+    return record(type, {name}, inputs, outputs, false, AllGather{host_, timeout(opts.timeout), true}, outputs);
   }
   // Each rank gets its part of all ranks' inputs, and reduces it on the device. An input is a list of a tensor for each
   // rank, or one of all.
@@ -575,7 +641,8 @@ class ProcessGroupTpu final : public c10d::Backend {
                         const c10d::ReduceScatterOptions& opts) {
     Guard guard;
     if (is_program(outputs) && are_even(outputs, inputs)) return scatter_by_program(type, name, outputs, inputs, opts.reduceOp);
-    Tensors reads, rows;
+    Tensors reads;
+    ReduceScatter run{host_, opts.reduceOp, timeout(opts.timeout), {}, {}};
     for (size_t i = 0; i < outputs.size(); i++) {
       auto& out = outputs[i];
       check_reduction(opts.reduceOp, out.scalar_type());
@@ -595,32 +662,11 @@ class ProcessGroupTpu final : public c10d::Backend {
         TORCH_CHECK(inputs[i].size() == static_cast<size_t>(size_) && inputs[i][rank_].numel() == out.numel(), name,
                     ": a tensor for each of ", size_, " ranks is wanted, and the own one of the output's size");
       }
-      std::vector<int64_t> shape{size_};
-      shape.insert(shape.end(), out.sizes().begin(), out.sizes().end());
-      rows.push_back(at::empty(shape, out.options()));
+      run.dtypes.push_back(out.scalar_type());
+      run.single.push_back(inputs[i].size() == 1);
     }
-    c10d::AllToAllOptions o;
-    o.timeout = timeout(opts.timeout);
-    auto run = [host = host_, o, size = static_cast<size_t>(size_)](const Memory& reads, const Memory& writes) {
-      auto next = reads.begin();
-      for (auto& m : writes) {
-        Memory to;
-        for (size_t r = 0; r < size; r++) to.push_back({static_cast<char*>(m.bytes) + r * (m.len / size), m.len / size});
-        std::vector<int64_t> out(size, static_cast<int64_t>(m.len / size)), in;
-        bool one = reads.size() == writes.size();
-        Memory from(next, next + (one ? 1 : size));
-        next += from.size();
-        for (auto& f : from) in.push_back(static_cast<int64_t>(f.len));
-        if (one) in = out;
-        Tensor input = one ? host_tensor(from[0]) : at::cat(host_tensors(from)), output = host_tensor(m);
-        host->alltoall_base(output, input, out, in, o)->wait();
-      }
-    };
-    auto work = record(type, {name, at::kByte, reduction_name(opts.reduceOp), -1, Common::READS}, reads, rows, false, run, outputs);
-    for (size_t i = 0; i < outputs.size(); i++) {
-      reduce_into(outputs[i], opts.reduceOp, rows[i], size_);
-    }
-    return work;
+    Call call{name, at::kByte, reduction_name(opts.reduceOp), -1, Common::READS};
+    return record(type, call, reads, outputs, false, std::move(run), outputs);
   }
 
   // ---- programs

@@ -520,6 +520,13 @@ void register_graphs() {
            oxi_group::add(group, timeout_ms, std::move(name), ranks, devices);
          });
   m.def("_alone(__torch__.torch.classes.c10d.ProcessGroup group, int timeout_ms) -> ()", &oxi_group::add_alone);
+  // For tests and benches: how many messages this process has sent to compare what ranks are about to do, and of how many
+  // collectives the data went with those; and whether ranks compare.
+  m.def("_group_messages() -> (int, int)", [] {
+    auto& messages = oxi_group::g_messages;
+    return std::make_tuple(static_cast<int64_t>(messages.sent), static_cast<int64_t>(messages.carrying));
+  });
+  m.def("_group_compares(bool on) -> ()", [](bool on) { oxi_group::g_compares = on; });
   m.def("_bind(str namespace) -> ()", [](std::string ns) { bind_ops(ns); });
 }
 

@@ -38,6 +38,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "calls.h",
     "device.h",
     "glibc.cpp",
+    "group_messages.h",
     "group_observed.h",
     "group_reductions.h",
     "group_tasks.h",
