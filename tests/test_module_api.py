@@ -71,6 +71,7 @@ def test_accelerator():
 def test_devices():
     assert torch.tpu.is_available() and torch.tpu.device_count() >= 1
     assert torch.tpu.current_device() == 0
+    torch.tpu.init()
     assert torch.tpu.is_initialized()
     assert torch.tpu.platform() in ("cpu", "cuda", "tpu")
 

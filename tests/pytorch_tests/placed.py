@@ -4,13 +4,12 @@ What they make is made on the device (or the CPU), and so is what they name CUDA
 Where they ask for inductor, which has no code generator for the device, they get the device's backend.
 """
 
-import importlib.util
 import os
 import re
-import sys
 import types
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+
+from . import source
 
 FOLDERS = ("dynamo/", "functorch/", "higher_order_ops/")
 
@@ -36,23 +35,6 @@ def is_placed(name: str) -> bool:
     return name.startswith(FOLDERS)
 
 
-class Loader(SourceFileLoader):
-    """Reads a file with the device's name for CUDA's, line by line the same."""
-
-    def __init__(self, name: str, path: str, device: str):
-        super().__init__(name, path)
-        self.device = device
-
-    def get_code(self, fullname):
-        return self.source_to_code(self.get_data(self.path), self.path)  # never what is cached for another device
-
-    def source_to_code(self, data, path, *, _optimize=-1):
-        text = data.decode()
-        for pattern, name in OF_CUDA + NEWER + (OF_THE_DEVICE_ALONE if self.device == "tpu" else ()):
-            text = pattern.sub(name.format(self.device), text)
-        return super().source_to_code(text, path, _optimize=_optimize)
-
-
 def load(path: Path, device: str) -> types.ModuleType:
     """The file as a module, whose classes for devices are for this one."""
     os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "privateuse1" if device == "tpu" else "cpu"
@@ -73,11 +55,9 @@ def load(path: Path, device: str) -> types.ModuleType:
     common_utils.TestCase.assertExpectedInline = as_on_cpu
     if path.parent.name == "functorch":
         only_known_ops()
-    loader = Loader(path.name, f"{path}.py", device)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.name, loader))
-    sys.modules[path.name] = module
+    words = OF_CUDA + NEWER + (OF_THE_DEVICE_ALONE if device == "tpu" else ())
     made_on(device)
-    loader.exec_module(module)
+    module = source.load(path, [(pattern, name.format(device)) for pattern, name in words])
     made_on(None)
     return module
 

@@ -9,6 +9,7 @@ that never speaks of CUDA, it makes on the device.
 import contextlib
 import inspect
 import os
+import re
 import sys
 import tempfile
 import time
@@ -16,11 +17,26 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import source
+
 NAME = "distributed_test"
 FOLDER = "distributed/"
 RANKS = 4
 # Files with tests in as many processes as they ask for, whose others stay with 4; the rest take as many as are devices.
 OF_8 = (f"{FOLDER}test_device_mesh", f"{FOLDER}_tensor/")
+
+# Words of the files that are others here. `{}` is the device.
+WORDS = (
+    (r'^devices = \("\w+", "hpu"\)$', 'devices = ("{}",)'),
+    (r'^DEVICE_TYPE = "cpu"$', 'DEVICE_TYPE = "{}"'),
+    (r"\bPipeliningShapeError\b", "PipeliningMetadataError"),
+    # Its first argument is the device, CUDA if none is named.
+    (r"\bGradScaler\((?=init_scale=)", 'GradScaler("{}", '),
+    # What older versions could not is tried, too.
+    (r"\bunittest\.expectedFailure,$", "lambda test: test,"),
+    # Of some operations newer versions of PyTorch have no samples.
+    (r"assert len\(matching_opinfos\) >= 1, ", ""),
+)
 
 # The variable with the file that a process makes if it has used the device.
 USED = "OXITORCH_TESTS_USED"
@@ -74,6 +90,11 @@ def load() -> types.ModuleType:
         setattr(module, case.__name__, case)
     sys.modules[NAME] = module
     return module
+
+
+def load_file(folder: Path, name: str, device: str) -> types.ModuleType:
+    """A file of `FOLDER` as a module."""
+    return source.load(folder / name, [(re.compile(p, re.MULTILINE), w.format(device)) for p, w in WORDS])
 
 
 @contextlib.contextmanager

@@ -28,7 +28,6 @@ DROPPED = {
     f"{INTERNAL}.inductor_utils": {"HAS_CUDA": True},
     f"{INTERNAL}.triton_utils": {"HAS_CUDA": False, "requires_cuda": lambda test: test},
     "functorch.experimental.control_flow": {"UnsupportedAliasMutationException": RuntimeError},
-    "torch.distributed.pipelining._utils": {"PipeliningShapeError": RuntimeError},
 }
 
 
@@ -76,7 +75,12 @@ def load(folder: Path, name: str, device: str):
         for dropped, stand_in in names.items():
             if not hasattr(module, dropped):
                 setattr(module, dropped, stand_in)
-    module = placed.load(folder / name, device) if placed.is_placed(name) else importlib.import_module(Path(name).name)
+    if placed.is_placed(name):
+        module = placed.load(folder / name, device)
+    elif name.startswith(processes.FOLDER):
+        module = processes.load_file(folder, name, device)
+    else:
+        module = importlib.import_module(Path(name).name)
     own_set_up(module)
     return module
 

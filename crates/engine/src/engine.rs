@@ -208,9 +208,7 @@ impl Engine {
     fn missing(&self, device: usize) -> Error {
         let n = self.numbered.count;
         if device >= n {
-            return Error::runtime(format!(
-                "tpu device index {device} does not exist: there are {n} device(s)"
-            ));
+            return Error::no_device(device, n);
         }
         let own = self.numbered.first;
         Error::runtime(format!(

@@ -64,6 +64,11 @@ impl Error {
         Self::new(ErrorKind::Runtime, message)
     }
 
+    /// A `RuntimeError` about a device that is not among so many.
+    pub fn no_device(index: usize, count: usize) -> Self {
+        Self::runtime(format!("tpu device index {index} does not exist: there are {count} device(s)"))
+    }
+
     /// The same error with the Python line that asked for the op.
     pub fn at(self, site: Site) -> Self {
         match describe(site) {

@@ -140,12 +140,8 @@ Allocator g_allocator;
 
 // ---------------------------------------------------------------- devices, streams, events
 void check_device(DeviceIndex d) {
-  if (g_core->device_count() == 0) {  // the platform did not start: let it say why
-    OxiError e{};
-    check(g_core->synchronize(0, &e), e);
-  }
-  TORCH_CHECK(d >= 0 && d < g_core->device_count(), "tpu device index ", static_cast<int>(d),
-              " does not exist: this process has ", g_core->device_count(), " device(s)");
+  OxiError e{};
+  check(g_core->check_device(d, &e), e);
 }
 uint64_t event_id(void* e) {
   return reinterpret_cast<uint64_t>(e);

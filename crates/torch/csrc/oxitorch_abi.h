@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 15
+#define OXI_ABI_VERSION 16
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -191,6 +191,7 @@ typedef struct OxiCore {
   int32_t (*copy)(const OxiTensor* src, const OxiTensor* dst, OxiError* error);  // converts dtypes and devices
   // Devices and streams.
   int32_t (*device_count)(void);  // starts no device that the kernel shows
+  int32_t (*check_device)(int32_t device, OxiError* error);  // whether there is one; starts none, too
   int32_t (*synchronize)(int32_t device, OxiError* error);
   int32_t (*is_idle)(int32_t device);
   uint64_t (*event_record)(int32_t device);

@@ -293,6 +293,7 @@ pub(crate) struct Core {
     pub(crate) read: unsafe extern "C" fn(*const Tensor, *mut c_void, *mut Error) -> i32,
     pub(crate) copy: unsafe extern "C" fn(*const Tensor, *const Tensor, *mut Error) -> i32,
     pub(crate) device_count: unsafe extern "C" fn() -> i32,
+    pub(crate) check_device: unsafe extern "C" fn(i32, *mut Error) -> i32,
     pub(crate) synchronize: unsafe extern "C" fn(i32, *mut Error) -> i32,
     pub(crate) is_idle: unsafe extern "C" fn(i32) -> i32,
     pub(crate) event_record: unsafe extern "C" fn(i32) -> u64,

@@ -81,6 +81,19 @@ pub(crate) fn count(setup: &Setup) -> Option<usize> {
     Some(few.map_or(all, |few| few.min(all))).filter(|&n| n > 0)
 }
 
+/// The error about a device that is not among so many, which are not started.
+pub(crate) fn no_device(setup: &Setup, index: usize, count: usize) -> Error {
+    let e = Error::no_device(index, count);
+    let is_cpu = chosen(setup).is_ok_and(|found| found.platform == pjrt::Platform::Cpu);
+    if !is_cpu || setup.cpu_devices.is_some() {
+        return e;
+    }
+    Error::runtime(format!(
+        "{e}\nhint: the cpu platform shows a device for each process that LOCAL_WORLD_SIZE counts; where no launcher sets \
+         it, call torch.distributed.init_process_group() first"
+    ))
+}
+
 fn cpu_devices(setup: &Setup) -> usize {
     setup.cpu_devices.unwrap_or_else(|| setup.processes.load(Relaxed))
 }

@@ -46,6 +46,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     read,
     copy,
     device_count,
+    check_device,
     synchronize,
     is_idle,
     event_record,
@@ -132,21 +133,30 @@ fn draw(s: &State, device: i32, generator: Option<usize>, blocks: u64) -> (u64, 
 
 /// Runs `f` with the state; panics become errors.
 fn enter<T>(f: impl FnOnce(&'static State) -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let result = catch_unwind(AssertUnwindSafe(|| f(state::get()?))).unwrap_or_else(|panic| {
-        let text =
-            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        let text = text.unwrap_or("no message");
-        Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
-    });
+    let result = guarded(|| f(state::get()?));
     if let Some(s) = state::started() {
         s.engine.linger(); // whatever came of it: where it returns to, the GIL is wanted
     }
     result
 }
 
+/// What `f` gives; a panic is an error.
+fn guarded<T>(f: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or("no message");
+        Err(Error::runtime(format!("oxitorch has a bug, please report it: {text}")).into())
+    })
+}
+
 /// As [`enter`], with the outcome as a code.
 fn enter_code(error: *mut abi::Error, f: impl FnOnce(&'static State) -> Result<(), Refusal>) -> i32 {
-    match enter(f) {
+    code(error, enter(f))
+}
+
+fn code(error: *mut abi::Error, outcome: Result<(), Refusal>) -> i32 {
+    match outcome {
         Ok(()) => OK,
         Err(refusal) => {
             let e = match refusal {
@@ -570,6 +580,10 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
 
 unsafe extern "C" fn device_count() -> i32 {
     state::device_count().map_or(0, |n| n as i32)
+}
+
+unsafe extern "C" fn check_device(device: i32, error: *mut abi::Error) -> i32 {
+    code(error, guarded(|| state::check_device(device)))
 }
 
 unsafe extern "C" fn synchronize(device: i32, error: *mut abi::Error) -> i32 {

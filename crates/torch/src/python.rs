@@ -393,12 +393,14 @@ mod _core {
 
     #[pyfunction]
     fn set_device(py: Python<'_>, device: i32) -> PyResult<()> {
-        let s = started(py)?;
-        let index =
-            usize::try_from(device).map_err(|_| PyRuntimeError::new_err("invalid tpu device index"))?;
-        s.engine.stream(index).map_err(|r| refused(py, r))?;
-        // SAFETY: sets a thread-local of the shim to a device that exists.
-        unsafe { (started(py)?.shim.set_device)(device) };
+        py.detach(|| state::check_device(device)).map_err(|r| refused(py, r))?;
+        if let Some(s) = state::started() {
+            s.engine.stream(device as usize).map_err(|r| refused(py, r))?; // it may be another process's
+        }
+        if let Some(setup) = state::setup() {
+            // SAFETY: sets a thread-local of the shim, where the first use of the device looks whether it exists.
+            unsafe { (setup.shim.set_device)(device) };
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use crate::processes;
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
     AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options, Recipe,
-    Remembered, Site, Switches, Target, UserOptions, target_options,
+    Refusal, Remembered, Site, Switches, Target, UserOptions, target_options,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -191,10 +191,29 @@ pub(crate) fn get() -> Result<&'static State, Error> {
 
 /// How many devices there are. Starts them only where plugin and kernel do not say it.
 pub(crate) fn device_count() -> Result<usize, Error> {
-    let is_real = |setup: &&Setup| PRETENDED.get().is_none() && setup.absent.is_none();
-    let unstarted = !FORKED.load(Relaxed) && STATE.get().is_none();
-    let shown = SETUP.get().filter(|_| unstarted).filter(is_real).and_then(crate::client::count);
+    let shown = to_start().and_then(crate::client::count);
     shown.map_or_else(|| Ok(get()?.engine.device_count()), Ok)
+}
+
+/// Refuses a device that does not exist. Starts nothing: a script says first which device is its process's, and then meets
+/// the other processes, with which it starts. Where nobody knows yet how many there are, the first use finds out.
+pub(crate) fn check_device(device: i32) -> Result<(), Refusal> {
+    let index = usize::try_from(device).map_err(|_| Error::runtime("invalid tpu device index"))?;
+    let Some(setup) = to_start() else {
+        let n = get()?.engine.device_count();
+        return if index < n { Ok(()) } else { Err(Error::no_device(index, n).into()) };
+    };
+    crate::client::chosen(setup)?;
+    match crate::client::count(setup) {
+        Some(n) if index >= n => Err(crate::client::no_device(setup, index, n).into()),
+        _ => Ok(()),
+    }
+}
+
+/// What was registered, where that is a real device which this process has not started and may start.
+fn to_start() -> Option<&'static Setup> {
+    let unstarted = !FORKED.load(Relaxed) && STATE.get().is_none() && PRETENDED.get().is_none();
+    SETUP.get().filter(|setup| unstarted && setup.absent.is_none())
 }
 
 /// Lets Python know that the device was started: once, by the first that comes here, who holds no lock.

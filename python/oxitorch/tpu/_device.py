@@ -91,7 +91,10 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    """Makes `device` (int, string or `torch.device`) the current one; a negative index does nothing."""
+    """Makes `device` (int, string or `torch.device`) the current one; a negative index does nothing.
+
+    Starts nothing. Raises RuntimeError for an index that does not exist, as far as that is known without a start.
+    """
     index = _get_device_index(device)
     if index >= 0:
         _activate.core().set_device(index)
