@@ -180,7 +180,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for one unit (default: 300)")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--smoke", action="store_true", help="one unit of each entry, and not all of its samples")
-    parser.add_argument("--samples", type=int, metavar="N", help="at most so many samples of each unit, compiled quickly")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="at most so many samples of each unit, compiled quickly"
+    )
     parser.add_argument("--op", help="a few samples of this op's units (default: of entries with its name)")
     parser.add_argument("--report", action="store_true", help="run nothing; print totals")
     parser.add_argument("--list", action="store_true", help="run nothing; print the units")

@@ -399,7 +399,9 @@ def hessian_of(op: OpInfo, s: SampleInput) -> tuple:
         result = seeded(lambda: op(first, *args, **kwargs))
         if s.output_process_fn_grad is not None:
             result = s.output_process_fn_grad(result)
-        floats = [x for x in leaves(result) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+        floats = [
+            x for x in leaves(result) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+        ]
         sums = [(x * cotangent(x)).sum() for x in floats]
         return sum(x.real if x.is_complex() else x for x in sums)
 
@@ -449,6 +451,8 @@ def derivatives(
     compared = 0
     samples = choose(list(each_sample(op, dtype, out, requires_grad=True)))
     out.samples = len(samples)
+    if not samples:
+        out.skipped = out.skipped or f"no sample of {MOST_ELEMENTS} elements or less"
     for number, sample in enumerate(samples):
         moved = sample_on_device(sample, op)
         moved.output_process_fn_grad = sample.output_process_fn_grad

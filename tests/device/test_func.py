@@ -37,7 +37,9 @@ def test_what_has_no_tangent_adds_nothing(name):
         return jvp(lambda x: f(x, c), (x,), (torch.ones_like(x),)), jacfwd(lambda x: f(x, c))(x)
 
     for x in (INF, CONSTANT + 1):
-        for a, b in zip(tensors(derivatives(*to_device([x, CONSTANT]))), tensors(derivatives(x, CONSTANT)), strict=True):
+        for a, b in zip(
+            tensors(derivatives(*to_device([x, CONSTANT]))), tensors(derivatives(x, CONSTANT)), strict=True
+        ):
             assert_same(a, b, name, strides=False, rtol=1e-5, atol=1e-6)
 
 
