@@ -27,6 +27,7 @@ class Played(Exception):
 
 def install() -> None:
     kernels = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+    kernels["while_loop_stack_output"] = _of_all_rounds
     for name, kernel in kernels.items():
         op = getattr(torch.ops.higher_order, name)
         op.py_impl(torch._C.DispatchKey.PrivateUse1)(_or_played(op, kernel))
@@ -94,6 +95,11 @@ def _while_loop(cond_fn, body_fn, carried, additional):
     for i, x in zip(numbers, ends, strict=True):
         results[i] = x
     return tuple(results)
+
+
+def _of_all_rounds(*_):
+    """A `while_loop` of which the gradients need what each round gives: of a size that no program knows before."""
+    raise Played("to say how often it goes round, as gradients need what each round gives; a scan says it")
 
 
 def _numbers_at_the_end(cond_fn, body_fn, carried, numbers: Sequence[int]) -> list[int]:

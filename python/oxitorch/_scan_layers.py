@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._higher_order_ops.scan import ScanAutogradImpl
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -26,6 +27,9 @@ _PRODUCTS = (
     _ATEN._scaled_dot_product_flash_attention, _ATEN._scaled_dot_product_efficient_attention,
     _ATEN._scaled_dot_product_fused_attention_overrideable,
 )  # fmt: skip
+
+# PyTorch 2.11 refuses graphs of its own scan where gradients are inputs that were saved.
+_SCAN_IN_GRAPHS = hasattr(ScanAutogradImpl, "_break_bw_input_output_aliasing")
 
 
 class ScannedLayers(torch.nn.Sequential):
@@ -47,7 +51,7 @@ class ScannedLayers(torch.nn.Sequential):
     def forward(self, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Calls each layer with the result of the one before, and with these other arguments, which are the same."""
         if torch.compiler.is_compiling() and not _is_traced():
-            return _in_graph(self, x, args, kwargs)
+            return (_in_graph if _SCAN_IN_GRAPHS else ScannedLayers._one_by_one)(self, x, args, kwargs)
         if len(self) == 1 or x.device.type == "cpu" or _is_transformed(x):
             return self._one_by_one(x, args, kwargs)
         try:

@@ -1,4 +1,4 @@
-"""`vmap(randomness="same", chunk_size=...)`: each chunk draws what the first one drew.
+"""`vmap(randomness="same", chunk_size=...)` and `chunk_vmap`: each chunk draws what the first one drew.
 
 PyTorch sets the generator of the CPU back for each chunk, and no other; here the device's is set back with it.
 """
@@ -7,7 +7,7 @@ import functools
 
 
 def install() -> None:
-    from torch._functorch import vmap
+    from torch._functorch import apis, vmap
 
     in_chunks = vmap._chunked_vmap
 
@@ -17,7 +17,8 @@ def install() -> None:
             chunks = _with_same_numbers(chunks, in_dims)
         return in_chunks(func, in_dims, chunks, args_spec, out_dims, randomness, **kwargs)
 
-    vmap._chunked_vmap = chunked
+    for module in (vmap, apis):  # of `torch.func.vmap`, and of the older `chunk_vmap`
+        module._chunked_vmap = chunked
 
 
 def _with_same_numbers(chunks, in_dims):

@@ -180,6 +180,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for one unit (default: 300)")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--smoke", action="store_true", help="one unit of each entry, and not all of its samples")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="at most so many samples of each unit, compiled quickly"
+    )
     parser.add_argument("--op", help="a few samples of this op's units (default: of entries with its name)")
     parser.add_argument("--report", action="store_true", help="run nothing; print totals")
     parser.add_argument("--list", action="store_true", help="run nothing; print the units")
@@ -214,7 +217,8 @@ def main() -> int:
             return verdict(load(results), set(units))
     known = load(results)
     if not args.report:
-        run_all([u for u in units if args.again or u not in known], results, args.jobs, args.timeout, [])
+        options = ["--quick", "--samples", str(args.samples)] if args.samples else []
+        run_all([u for u in units if args.again or u not in known], results, args.jobs, args.timeout, options)
         known = load(results)
     report({u: r for u, r in known.items() if u in set(units)})
     return 0 if args.report else verdict(known, set(units))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import (
     foreach_binary_op_db,
@@ -340,8 +341,8 @@ def wrong_by_itself(results, plain) -> bool:
     return any(not torch.allclose(a.to(b.dtype), b, equal_nan=True) for a, b in pairs if a.shape == b.shape)
 
 
-def gradients_of(op: OpInfo, s: SampleInput, double: bool) -> tuple:
-    """The gradients of a sample's inputs, or theirs."""
+def gradients_of(op: OpInfo, s: SampleInput, double: bool, keep: bool = False) -> tuple:
+    """The gradients of a sample's inputs, or theirs. `keep`: they have a graph."""
     torch.manual_seed(0)
     inputs = [x for x in leaves((s.input, s.args, s.kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
     result = op(s.input, *s.args, **s.kwargs)
@@ -349,7 +350,7 @@ def gradients_of(op: OpInfo, s: SampleInput, double: bool) -> tuple:
         result = s.output_process_fn_grad(result)
     results = [x for x in leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
     seeds = [cotangent(x) for x in results]
-    first = torch.autograd.grad(results, inputs, seeds, allow_unused=True, create_graph=double)
+    first = torch.autograd.grad(results, inputs, seeds, allow_unused=True, create_graph=double or keep)
     if not double:
         return first
     again = [g for g in first if g is not None and g.requires_grad]
@@ -358,27 +359,117 @@ def gradients_of(op: OpInfo, s: SampleInput, double: bool) -> tuple:
     return torch.autograd.grad(again, inputs, [cotangent(g) for g in again], allow_unused=True)
 
 
+def with_dual_numbers(s: SampleInput) -> SampleInput:
+    """The same with a tangent for each tensor that needs gradients."""
+
+    def dual(x):
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return x
+        return forward_ad.make_dual(x, cotangent(x))
+
+    given, args, kwargs = pytree.tree_map(dual, (s.input, s.args, s.kwargs))
+    moved = SampleInput(given, args=args, kwargs=kwargs)
+    moved.output_process_fn_grad = s.output_process_fn_grad
+    return moved
+
+
+def tangents_of(op: OpInfo, s: SampleInput, of_gradients: bool) -> list:
+    """The forward derivatives of a sample's results, or of its gradients, along fixed directions."""
+    with forward_ad.dual_level():
+        s = with_dual_numbers(s)
+        if of_gradients:
+            found = gradients_of(op, s, double=False, keep=True)
+        else:
+            found = seeded(lambda: op(s.input, *s.args, **s.kwargs))
+            if s.output_process_fn_grad is not None:
+                found = s.output_process_fn_grad(found)
+        return [forward_ad.unpack_dual(x).tangent for x in leaves(found) if isinstance(x, torch.Tensor)]
+
+
+def hessian_of(op: OpInfo, s: SampleInput) -> tuple:
+    """`torch.func.hessian` of the sum of a sample's results, which are weighted so that all count."""
+    given, tree = pytree.tree_flatten((s.input, s.args, s.kwargs))
+    places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.requires_grad]
+
+    def total(*tensors):
+        now = list(given)
+        for i, x in zip(places, tensors, strict=True):
+            now[i] = x
+        first, args, kwargs = pytree.tree_unflatten(now, tree)
+        result = seeded(lambda: op(first, *args, **kwargs))
+        if s.output_process_fn_grad is not None:
+            result = s.output_process_fn_grad(result)
+        floats = [
+            x for x in leaves(result) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+        ]
+        sums = [(x * cotangent(x)).sum() for x in floats]
+        return sum(x.real if x.is_complex() else x for x in sums)
+
+    return torch.func.hessian(total, argnums=tuple(range(len(places))))(*(given[i].detach() for i in places))
+
+
+# Elements of the inputs of samples of which all second derivatives are taken, and how many samples.
+MOST_ELEMENTS = 200
+HESSIANS = 2
+
+
+def hessians(op: OpInfo, dtype: torch.dtype) -> Outcome:
+    """All second derivatives of the smallest samples, by all transforms of `torch.func` at once."""
+
+    def elements(sample) -> int:
+        return sum(x.numel() for x in leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
+
+    def smallest(samples: list) -> list:
+        small = [s for s in samples if 0 < elements(s) <= MOST_ELEMENTS]
+        return sorted(small, key=elements)[:HESSIANS]
+
+    supported = op.supports_gradgrad and op.supports_fwgrad_bwgrad
+    return derivatives(op, dtype, supported, lambda s: hessian_of(op, s), smallest)
+
+
 def gradients(op: OpInfo, dtype: torch.dtype, *, double: bool = False) -> Outcome:
-    """Gradients (and theirs) of every sample that PyTorch differentiates, against the CPU's."""
+    """Gradients (and theirs) of every sample that PyTorch differentiates."""
+    supported = op.supports_autograd and (op.supports_gradgrad or not double)
+    return derivatives(op, dtype, supported, lambda s: gradients_of(op, s, double))
+
+
+def tangents(op: OpInfo, dtype: torch.dtype, *, of_gradients: bool = False) -> Outcome:
+    """Forward derivatives of every sample, or of its gradients."""
+    supported = op.supports_fwgrad_bwgrad if of_gradients else op.supports_forward_ad
+    return derivatives(op, dtype, supported, lambda s: tangents_of(op, s, of_gradients))
+
+
+def derivatives(
+    op: OpInfo, dtype: torch.dtype, supported: bool, of: Callable[[SampleInput], object], choose: Callable = list
+) -> Outcome:
+    """Derivatives of samples against the CPU's."""
     out = Outcome()
-    if not op.supports_autograd or (double and not op.supports_gradgrad):
+    if not supported:
         out.skipped = "not differentiable"
         return out
 
-    for number, sample in enumerate(each_sample(op, dtype, out, requires_grad=True)):
+    compared = 0
+    samples = choose(list(each_sample(op, dtype, out, requires_grad=True)))
+    out.samples = len(samples)
+    if not samples:
+        out.skipped = out.skipped or f"no sample of {MOST_ELEMENTS} elements or less"
+    for number, sample in enumerate(samples):
         moved = sample_on_device(sample, op)
         moved.output_process_fn_grad = sample.output_process_fn_grad
-        want, refused = attempt(lambda: gradients_of(op, sample, double))
+        want, refused = attempt(lambda: of(sample))
         if refused is not None:
             continue
-        got, failed = attempt(lambda: gradients_of(op, moved, double))
+        compared += 1
+        got, failed = attempt(lambda: of(moved))
         if failed is not None:
             out.add(number, [("error", text_of(failed))])
             continue
         random = attempt(lambda: is_random(op, sample))[0]
         found, e = attempt(lambda: differences(got, want, values=not random))
-        found = forgiven(op.name, found, got, want, lambda: gradients_of(op, widened(sample), double))
+        found = forgiven(op.name, found, got, want, lambda: of(widened(sample)))
         out.add(number, [d for d in found if d[0] != "strides"] if e is None else [("error", text_of(e))])
+    if not compared:
+        out.skipped = out.skipped or "the CPU refuses every sample"
     return out
 
 
@@ -548,11 +639,16 @@ QUESTIONS: dict[str, Callable] = {
     "out": out_forms,
     "grad": gradients,
     "gradgrad": lambda op, dtype: gradients(op, dtype, double=True),
+    "jvp": tangents,
+    "jvp_of_grad": lambda op, dtype: tangents(op, dtype, of_gradients=True),
+    "hessian": hessians,
     "errors": errors,
 }
 # Questions that are asked once, in a dtype where rounding hides nothing; forward is asked for every dtype.
 ONCE = {"strided": "float32", "inplace": "float32", "out": "float32", "errors": "float32"}
 GRADIENT_DTYPES = ("float64", "float32")
+# Questions about derivatives that are asked in float64 alone.
+FURTHER_DERIVATIVES = ("gradgrad", "jvp", "jvp_of_grad", "hessian")
 
 
 def ops() -> dict[str, OpInfo]:
@@ -579,7 +675,9 @@ def all_units() -> list[str]:
         grads = op.supported_backward_dtypes("cpu") if op.supports_autograd else ()
         for d in GRADIENT_DTYPES:
             if DTYPES[d] in grads:
-                units += [f"op/{name}/{d}/grad"] + ([f"op/{name}/{d}/gradgrad"] if d == "float64" else [])
+                units.append(f"op/{name}/{d}/grad")
+        if torch.float64 in grads:
+            units += [f"op/{name}/float64/{question}" for question in FURTHER_DERIVATIVES]
     for name, op in foreach_ops().items():
         supported = op.supported_dtypes("cpu")
         units += [f"foreach/{name}/{d}/forward" for d, dtype in DTYPES.items() if dtype in supported]

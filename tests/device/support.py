@@ -48,6 +48,18 @@ class NewGraphs:
         return graphs
 
 
+class LaunchedGraphs:
+    """The graphs that run from now on, whether they are new or not."""
+
+    def __init__(self):
+        torch.tpu.synchronize()
+        self.launches = {g.number: g.launches for g in torch.tpu.graphs()}
+
+    def take(self):
+        torch.tpu.synchronize()
+        return [g for g in torch.tpu.graphs() if g.launches > self.launches.get(g.number, 0)]
+
+
 def tensors(value):
     """All tensors in nested containers, in order."""
     if isinstance(value, torch.Tensor):

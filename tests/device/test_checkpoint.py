@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from support import DEVICE, NewGraphs
+from support import DEVICE, LaunchedGraphs
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -84,13 +84,12 @@ def trained(forward, run, p=0.0):
         blocks.zero_grad()
         function(x).square().mean().backward()
 
-    graphs = NewGraphs()
     step = torch.tpu.jit(step) if run == "jit" else step
     for _ in range(3):
         torch.tpu.manual_seed(5)
+        graphs = LaunchedGraphs()
         step(x)
-    torch.tpu.synchronize()
-    largest = max(g.memory_bytes["temporaries"] for g in graphs.take()[-1:])
+    largest = max(g.memory_bytes["temporaries"] for g in graphs.take())
     return largest, [p.grad.cpu() for p in blocks.parameters()]
 
 

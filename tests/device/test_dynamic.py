@@ -459,7 +459,8 @@ def test_masks_and_unique_of_a_size_stay_on_the_device(way, fused):
     def all_of_them(x):
         return {name: tuple(f(x)) for name, f in STATIC.items()}
 
-    f = {"eager": lambda f: f, "jit": torch.tpu.jit, "compile": lambda f: torch.compile(f, fullgraph=True)}[way]
+    ways = {"jit": torch.tpu.jit, "compile": lambda f: torch.compile(f, backend="tpu", fullgraph=True)}
+    f = ways.get(way, lambda f: f)
     made = f(all_of_them)
     made(x.to(DEVICE))
     reads = torch.tpu.metrics()["transfers_d2h"]

@@ -4,6 +4,7 @@ import collections
 import copy
 import math
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -834,6 +835,13 @@ def test_random_numbers_under_vmap(randomness, chunk_size):
         assert len(set(rows.tolist())) == (1 if randomness == "same" else 5)
     compare(results(torch.tpu.jit(f)), expected)
     compare(results(torch.compile(f, backend="tpu")), expected)
+
+
+def test_chunk_vmap_draws_the_same_in_each_chunk():
+    x = torch.zeros(5, 2, device=DEVICE)
+    with warnings.catch_warnings(action="ignore"):
+        rows = torch._functorch.apis.chunk_vmap(lambda x: x + torch.rand_like(x), randomness="same", chunks=3)(x)
+    assert len({tuple(row) for row in rows.tolist()}) == 1
 
 
 def test_generators_that_are_set():

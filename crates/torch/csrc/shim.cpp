@@ -24,6 +24,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
@@ -236,11 +237,25 @@ template <class... Args>
 torch::CppFunction typed(const void* served, const c10::OperatorHandle& op) {
   return torch::CppFunction(TypedKernel<Args...>{served, new c10::OperatorHandle(op)});
 }
+// The two products that PyTorch leaves zero tensors to; see zero_tensor.
+Tensor zero_tensor(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin);
+struct Dot {
+  TypedKernel<T, T> kernel;
+  Tensor operator()(T a, T b) const {
+    if (C10_LIKELY(!a._is_zerotensor() && !b._is_zerotensor())) return kernel(a, b);
+    return zero_tensor({}, a.scalar_type(), std::nullopt, a.device(), std::nullopt);
+  }
+};
 // A typed kernel if the signature has one, else the boxed one.
 torch::CppFunction kernel_for(const void* served, const c10::OperatorHandle& op) {
   auto s = signature(op.schema());
   if (s == "Tensor,->Tensor,") return typed<T>(served, op);
-  if (s == "Tensor,Tensor,->Tensor,") return typed<T, T>(served, op);
+  if (s == "Tensor,Tensor,->Tensor,") {
+    const auto& name = op.operator_name().name;
+    if (name == "aten::dot" || name == "aten::vdot") return torch::CppFunction(Dot{{served, new c10::OperatorHandle(op)}});
+    return typed<T, T>(served, op);
+  }
   if (s == "Tensor,Scalar,->Tensor,") return typed<T, S>(served, op);
   if (s == "Tensor,Tensor,Scalar,->Tensor,") return typed<T, T, S>(served, op);
   if (s == "Tensor,Tensor,Tensor,->Tensor,") return typed<T, T, T>(served, op);
@@ -275,6 +290,17 @@ Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::o
     return filled(at::detail::empty_generic(size, &g_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                             c10::dtype_or_default(dtype), format));
   });
+}
+// Zeros that PyTorch knows to be zeros, as tangents of what has none: zero times infinity is zero. Kernels that read them
+// find zeros.
+Tensor zero_tensor(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin) {
+  Tensor zeros = at::zeros(size, dtype, layout, device_or_current(device), pin);
+  c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(zeros.storage()), keys.add(c10::DispatchKey::ZeroTensor),
+                                                    zeros.dtype());
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  return t;
 }
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                      std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin) {
@@ -451,6 +477,7 @@ void register_memory_and_views() {
   m.impl("_fused_sdp_choice", &oxi_attention::choice);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &zero_tensor);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);

@@ -364,12 +364,13 @@ fn exp_neg_abs(b: &Builder, x: Value) -> Value {
     b.exponential(b.negate(b.abs(x)))
 }
 
-/// The second result is a buffer for the CPU's derivative, which this backend recomputes: empty, as on CUDA.
+/// The second result is a buffer for the CPU's derivative, which this backend recomputes. It has no element where it can,
+/// and the rank of `x`, as on the CPU: `vmap` gives the derivative the rank of all that it takes.
 fn log_sigmoid(c: &Ctx, x: Tensor) -> (Value, Value) {
     let y = single(c, x, [], |b, x, []| {
         b.subtract(b.minimum(x, b.zeros_like(x)), b.log_plus_one(exp_neg_abs(b, x)))
     });
-    (y, c.full(c.scalar_f64(x.dtype, 0.0), &[0]))
+    (y, c.full(c.scalar_f64(x.dtype, 0.0), &vec![0; x.rank]))
 }
 
 fn log_sigmoid_backward(c: &Ctx, g: Tensor, x: Tensor) -> Result<Value> {

@@ -12,8 +12,6 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     op!("zeros", zeros).fills().out_dtype(OutDtype::Computed),
-    // PyTorch's zeros without memory; here they take none until they are used.
-    op!("_efficientzerotensor", zeros),
     op!("ones", |c: &Ctx, size: Dims, dtype: Option<DType>| constant(c, &size, dtype, 1.0))
         .fills()
         .out_dtype(OutDtype::Computed),
