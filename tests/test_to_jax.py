@@ -16,7 +16,7 @@ import to_jax_zoo
 import torch
 from oxitorch import to_jax
 from oxitorch.to_jax import __main__ as command
-from oxitorch.to_jax import _check, _schedules
+from oxitorch.to_jax import _check, _optimizers, _schedules
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
@@ -200,6 +200,60 @@ def test_optimizers(optimizer, text, tmp_path):
     assert "raise" in text or "clip_grad_norm(1.0)" in train
 
 
+OPTIMIZERS = {
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.7, rho=0.8, weight_decay=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1, weight_decay=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1, momentum_decay=0.01),
+    "nadam with decay": lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.2),
+    "nadam with decoupled decay": lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.2, decoupled_weight_decay=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, weight_decay=0.2),
+    "rmsprop with momentum": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, eps=0.1),
+    "rmsprop, centered": lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.7, eps=1e-3, centered=True),
+    "rmsprop, centered, with momentum": lambda p: torch.optim.RMSprop(p, 0.1, 0.7, 0.1, 0, 0.9, centered=True),
+}
+
+
+def test_optimizers_take_pytorch_s_steps(environment):
+    """Six steps in float64 with gradients that are given, and a rate that changes."""
+    gradients = [[math.sin(3.0 * step + i) for i in range(4)] for step in range(6)]
+    texts, expected = {}, {}
+    for name, make in OPTIMIZERS.items():
+        parameter = nn.Parameter(torch.arange(1.0, 5.0, dtype=torch.float64))
+        optimizer = make([parameter])
+        base = optimizer.param_groups[0]["lr"]
+        texts[name] = _optimizers.transformation(optimizer, optimizer.param_groups[0], "rate"), base
+        for step, g in enumerate(gradients):
+            optimizer.param_groups[0]["lr"] = base * 0.9**step
+            parameter.grad = torch.tensor(g, dtype=torch.float64)
+            optimizer.step()
+        expected[name] = parameter.tolist()
+    program = """
+        import json, sys, jax, jax.numpy as jnp, optax
+        from oxitorch.to_jax._layers import scale_by_nadam
+        jax.config.update("jax_enable_x64", True)
+        texts, gradients = json.load(sys.stdin)
+        found = {}
+        for name, (text, base) in texts.items():
+            tx = eval(text, globals() | {"rate": lambda step: base * 0.9**step})
+            x = jnp.arange(1.0, 5.0)
+            state = tx.init(x)
+            for g in gradients:
+                change, state = tx.update(jnp.array(g), state, x)
+                x = optax.apply_updates(x, change)
+            found[name] = x.tolist()
+        print(json.dumps(found))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], input=json.dumps([texts, gradients]),
+        env=environment(JAX_PLATFORMS="cpu"), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert found[name] == pytest.approx(x, rel=1e-8), name  # NAdam has a number in float32
+
+
 WARMUP, LOWEST = 3, 1e-3
 
 
@@ -230,6 +284,10 @@ SCHEDULERS = {
     "linear": lambda o: schedules.LinearLR(o, 0.1, total_iters=5),
     "polynomial": lambda o: schedules.PolynomialLR(o, 10, 2.0),
     "constant": lambda o: schedules.ConstantLR(o, 0.25, 7),
+    "one cycle": lambda o: schedules.OneCycleLR(o, 0.2, 60, cycle_momentum=False),
+    "one cycle, linear": lambda o: schedules.OneCycleLR(
+        o, 0.2, 55, cycle_momentum=False, anneal_strategy="linear", three_phase=True, pct_start=0.2
+    ),
     "sequence": lambda o: schedules.SequentialLR(
         o, [schedules.LinearLR(o, 0.1, total_iters=5), schedules.CosineAnnealingLR(o, 30)], [5]
     ),
@@ -289,6 +347,11 @@ def twice(step):
         (lambda o: draws, "# no number", "`torch.rand(()).item()`"),
         (lambda o: branches, "# no return", "`if step > 3:`, a branch that does not return,"),
         (lambda o: twice, "share = step / 10", "`share`, a name that is given several values,"),
+        (
+            lambda o: schedules.OneCycleLR(o, 0.2, 60),
+            None,
+            "`OneCycleLR` with `cycle_momentum`, which changes betas or",
+        ),
         (lambda o: schedules.ReduceLROnPlateau(o), None, "`torch.optim.lr_scheduler.ReduceLROnPlateau`"),
     ],
 )

@@ -449,6 +449,7 @@ def wide(kind):
             "RegNetX": net("regnetx_002"),
             "DenseNet": net("densenet121", growth_rate=8, block_config=(2, 2, 2, 2)),
             "Swin": net("swin_tiny_patch4_window7_224", 56, img_size=56, patch_size=2, window_size=7, embed_dim=16, depths=(2, 2), num_heads=(2, 4)),
+            "XCiT": net("xcit_nano_12_p16_224", 64, img_size=64, depth=2, embed_dim=32, num_heads=4),
             "MLP-Mixer": lambda: (timm.models.mlp_mixer.MlpMixer(num_classes=10, img_size=32, patch_size=8, embed_dim=32, num_blocks=2), (images(32),), {}),
         },
         "transformers": {

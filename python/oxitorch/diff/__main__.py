@@ -1,14 +1,15 @@
 """`python -m oxitorch.diff`, which is what `oxitorch diff` starts: a script on two platforms, or two recorded files."""
 
 import argparse
+import json
 import os
 import re
-import subprocess
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from oxitorch.diff import _compare
+from oxitorch.diff import _child, _compare, _process
 from oxitorch.diff._call import runs_here
 from oxitorch.diff._platform import Platform
 from oxitorch.diff._report import Report
@@ -51,8 +52,11 @@ class _Command:
         self.runs = [s for s in self.sides if not os.path.isfile(self.sides[s])]
         if asked.record:
             self.runs = ["a"]
-        for s in self.runs:
-            _known(self.sides[s])
+        for s, on in self.sides.items():
+            if s in self.runs:
+                _known(on)
+            elif not asked.record:
+                Trace(on).close()  # what cannot be read is said before anything runs
         if self.runs and not self.script:
             names = " and ".join(f"--{s} {self.sides[s]}" for s in self.runs)
             raise ValueError(f"there is no script to run for {names}\nhint: two recorded files need none")
@@ -63,11 +67,11 @@ class _Command:
         if self.asked.record:
             self._record("a", self.asked.record, self.asked.step or 0, None)
             return 0
-        with tempfile.TemporaryDirectory(prefix="oxitorch-") as folder:
-            if self.asked.keep:
-                folder = self.asked.keep
-                os.makedirs(folder, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="oxitorch-")
+        try:
             report = self._compared(folder)
+        finally:
+            shutil.rmtree(folder)
         if self.asked.html:
             Path(self.asked.html).write_text(report.html(), encoding="utf-8")
         if self.asked.json == "-":
@@ -80,46 +84,51 @@ class _Command:
 
     def _compared(self, folder: str) -> Report:
         """The first step is recorded op by op, and then the first one where losses part or something is not finite."""
+        kept = self.asked.keep or folder
+        os.makedirs(kept, exist_ok=True)
         step = self.asked.step or 0
-        traces = self._traces(folder, step)
-        try:
-            rows = _compare.steps(traces["a"], traces["b"], self.asked.loss)
-            later = next((r["step"] for r in rows if r["parted"] or not all(r["finite"].values())), step)
-            if later != step and self.asked.step is None and len(self.runs) == 2:
-                first = _compare.compare(traces["a"], traces["b"], self.asked.loss, runs_here)
-                if Report(first).ok:
-                    self._close(traces)
-                    traces = self._traces(folder, later)
-            return Report(_compare.compare(traces["a"], traces["b"], self.asked.loss, runs_here))
-        finally:
-            self._close(traces)
+        report, later = self._round(kept, folder, step)
+        if later not in (None, step) and self.asked.step is None and len(self.runs) == 2 and report.ok:
+            report, _ = self._round(kept, folder, later)
+        return report
 
-    def _traces(self, folder: str, step: int) -> dict[str, Trace]:
-        traces: dict[str, Trace] = {}
-        for s, on in self.sides.items():
-            path = on
-            if s in self.runs:
-                path = os.path.join(folder, f"{s}.trace")
-                self._record(s, path, step, traces["a"].path if "a" in traces else None)
-            traces[s] = Trace(path)
-        return traces
-
-    @staticmethod
-    def _close(traces: dict[str, Trace]) -> None:
-        for trace in traces.values():
-            trace.close()
+    def _round(self, kept: str, folder: str, step: int) -> tuple[Report, int | None]:
+        """Both runs and their comparison, and the first step to look at."""
+        files = dict(self.sides)
+        for s in self.runs:
+            files[s] = os.path.join(kept, f"{s}.trace")
+            self._record(s, files[s], step, files["a"] if s == "b" else None)
+        found = os.path.join(folder, "found.json")
+        if status := _process.run(lambda: _found(files["a"], files["b"], self.asked.loss, found)):
+            raise RuntimeError(f"the comparison of the runs ended with status {status}")
+        with open(found, encoding="utf-8") as f:
+            answer = json.load(f)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return Report(answer["found"]), answer["later"]
 
     def _record(self, side: str, path: str, step: int, share: str | None) -> None:
         on = self.sides[side]
         print(f"diff: {side}, on {on}, step {step} op by op", file=sys.stderr, flush=True)
-        argv = [sys.executable, "-m", "oxitorch.diff._child", "--on", on, "--trace", path, "--detail", str(step)]
-        argv += ["--steps", str(max(self.asked.steps, step + 1)), "--seed", str(self.asked.seed)]
-        argv += ["--share", share] if share else []
         script = [_EITHER.sub(lambda m: m[side], x) for x in self.script]
-        # What the script prints is not the report.
-        done = subprocess.run([*argv, "--", *script], stdout=sys.stderr, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the script failed on {on}: exit status {done.returncode}")
+        steps = max(self.asked.steps, step + 1)
+        recorded = (script, Platform(on), path, step, steps, self.asked.seed, share)
+        if status := _process.run(lambda: _child.record(*recorded)):
+            raise RuntimeError(f"the script failed on {on}: exit status {status}")
+
+
+def _found(a: str, b: str, loss: float, path: str) -> int:
+    """Compares two files, and writes what is found and the first step that is worth to be recorded op by op."""
+    try:
+        left, right = Trace(a), Trace(b)
+        rows = _compare.steps(left, right, loss)
+        later = next((r["step"] for r in rows if r["parted"] or not all(r["finite"].values())), None)
+        answer = {"found": _compare.compare(left, right, loss, runs_here), "later": later}
+    except (ValueError, RuntimeError, OSError) as e:
+        answer = {"error": str(e)}
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(answer, f)
+    return 0
 
 
 def _known(platform: str) -> None:

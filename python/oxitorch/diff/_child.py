@@ -1,6 +1,6 @@
-"""A process that runs a script on a platform and records it; `__main__` starts one for each run."""
+"""A script that runs on a platform, and is recorded; `__main__` makes a process for each run."""
 
-import argparse
+import os
 import random
 import runpy
 import sys
@@ -17,30 +17,30 @@ from oxitorch.diff._trace import Trace, Writer
 DEVICE = "{device}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the script; the exit status is the script's, and 0 where its steps ended it."""
-    parser = argparse.ArgumentParser(prog="oxitorch.diff._child")
-    parser.add_argument("--on", type=Platform, required=True)
-    parser.add_argument("--trace", required=True)
-    parser.add_argument("--detail", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--share")
-    parser.add_argument("script", nargs=argparse.REMAINDER)
-    asked = parser.parse_args(argv)
-    script = asked.script[1:] if asked.script[:1] == ["--"] else asked.script
-    script = [x.replace(DEVICE, asked.on.device) for x in script]
-    _seed(asked.seed)
+def record(script: list[str], on: Platform, path: str, detail: int, steps: int, seed: int, share: str | None) -> int:
+    """Runs the script; 0 where it, or the last of its steps, ended it.
+
+    Args:
+        script: its file, or `-m` and a module, and its arguments.
+        path: the file of the recorded run.
+        detail: the step that is recorded op by op.
+        share: the file of a run whose random numbers this one takes.
+
+    Raises:
+        BaseException: what the script does, `SystemExit` too.
+    """
+    os.dup2(2, 1)  # what the script prints is not the report
+    script = [x.replace(DEVICE, on.device) for x in script]
+    _seed(seed)
     ended = _Ended()
-    share = Trace(asked.share) if asked.share else None
-    recorder = Recorder(Writer(asked.trace), lambda step: step == asked.detail, share, ended.after(asked.steps))
+    recorder = Recorder(Writer(path), lambda step: step == detail, Trace(share) if share else None, ended.after(steps))
     try:
-        with asked.on.active():
+        with on.active():
             try:
                 with recorder:
                     _run(script)
             finally:
-                recorder.finish(asked.on.header() | {"script": script})
+                recorder.finish(on.header() | {"script": script})
     except SystemExit as e:
         if e is not ended.by:
             raise
@@ -77,7 +77,3 @@ def _run(script: list[str]) -> None:
         sys.argv = script
         sys.path[0] = str(Path(script[0]).resolve().parent)
         runpy.run_path(script[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

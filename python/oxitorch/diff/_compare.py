@@ -109,7 +109,8 @@ class _Comparison:
         worsts = {}
         for side, trace, own in (("a", self.a, op), ("b", self.b, other)):
             try:
-                worsts[side] = _judge.check(trace, own)
+                # Of the first difference the report has the numbers.
+                worsts[side] = _judge.check(trace, own, exact=self.first is None)
             except Unjudged as e:
                 return "unknown", f"there is no referee: {e}", "", self._apart(results)
         side, worst = max(worsts.items(), key=lambda kv: kv[1].ratio)
@@ -133,7 +134,7 @@ class _Comparison:
                 if op.get("draws") or not op["results"] or self.judged >= _JUDGED:
                     continue
                 try:
-                    worst = _judge.check(trace, op)
+                    worst = _judge.check(trace, op, exact=False)
                 except Unjudged as e:
                     self._unjudged(side, n, left if side == "b" else right, str(e))
                     continue

@@ -103,6 +103,8 @@ class Platform:
         return about
 
 
+# What may name a device.
+_NAMES = (str, torch.device)
 _ACCELERATOR = re.compile(r"(tpu|cuda|xla|mps|xpu|hpu)(:\d+)?")
 
 
@@ -122,7 +124,14 @@ class _Devices(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else (kwargs or {}).get("dropout_p")):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
-        return func(*map(self._map, args), **{k: self._map(v) for k, v in (kwargs or {}).items()})
+        # Most calls name no device, and there are thousands in a step.
+        for x in args:
+            if isinstance(x, _NAMES):
+                args = tuple(map(self._map, args))
+                break
+        if kwargs:
+            return func(*args, **{k: self._map(v) for k, v in kwargs.items()})
+        return func(*args)
 
     def _map(self, x):
         if isinstance(x, torch.device) and _ACCELERATOR.fullmatch(str(x)) and x.type != self._device:

@@ -8,6 +8,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -46,6 +47,7 @@ class Recorder(TorchDispatchMode):
         self._pid = os.getpid()
         self._began = time.perf_counter()
         self.step = 0
+        self._detailed = detail(0)
         self.ops: list[dict] = []
         self.modules: list[dict] = []
         self.steps: list[dict] = []
@@ -141,7 +143,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _seen(self) -> bool:
-        return os.getpid() == self._pid and self._detail(self.step)
+        return self._detailed and os.getpid() == self._pid
 
     def _begin_step(self, optimizer, _args, _kwargs) -> None:
         self._optimizing = True
@@ -172,14 +174,14 @@ class Recorder(TorchDispatchMode):
         self._close_step()
         self._flush()
         self.step += 1
-        if self._seen():
-            self._known.clear()  # what was written meanwhile was not seen
+        self._detailed = self._detail(self.step)
+        self._known.clear()  # what is written in steps that are not recorded is not seen
         self._forward.clear()
         self._stop(self.step)
 
     def _norms(self, tensors) -> int | None:
-        kinds = [t.detach() for t in tensors if t.is_floating_point()]
-        return self._copy(torch.stack([t.float().norm() for t in kinds])) if kinds else None
+        kinds = [t.detach().float() for t in tensors if t.is_floating_point()]
+        return self._copy(torch.stack(torch._foreach_norm(kinds))) if kinds else None
 
     def _current(self) -> dict:
         if not self.steps or self.steps[-1]["step"] != self.step:
@@ -197,43 +199,41 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if os.getpid() != self._pid:
             return func(*args, **kwargs)  # a worker that loads data
+        kind = _KINDS.get(func) or _KINDS.setdefault(func, _Kind(func))
         node = torch._C._current_autograd_node()
         phase = "optimizer" if self._optimizing else "forward" if node is None else "backward"
         if phase == "backward" and self._loss is None:
             self._loss, self._start = self._start, None
         elif func is _ONES_LIKE and args[0].numel() == 1:
             self._start = self._note(args[0])  # a backward starts so
-        name = func.name()
-        drawn = _kinds.drawn(name)
-        seen = self._seen() or drawn
-        if not seen or name.startswith(_kinds.UNSEEN) or torch.Tag.inplace_view in func.tags:
-            return self._unseen(func, args, kwargs)
-        if _is_view(func):
+        if not (self._detailed or kind.drawn) or kind.unseen:
+            return self._unseen(kind, func, args, kwargs)
+        if kind.view:
             return self._view(func, args, kwargs)
-        op = {"name": str(func), "step": self.step, "phase": phase, **self._place(node, phase)}
+        op = {"name": kind.name, "step": self.step, "phase": phase, **self._place(node, phase)}
         op["args"] = [encode(a, self._argument) for a in args]
         op["kwargs"] = {k: encode(v, self._argument) for k, v in kwargs.items()}
         returned = func(*args, **kwargs)
         results = _kinds.results(func, args, kwargs, returned)
-        if drawn and self._share:
-            self._take(name, args, results)
+        if kind.drawn and self._share:
+            self._take(func.name(), args, results)
         for t in _kinds.written(func, args, kwargs):
             self._wrote(t)
-        if name.startswith(_kinds.UNINITIALISED):
+        if kind.uninitialised:
             for t in results:
                 self._known[t] = *self._written(t), None
             return returned
         op["results"] = [self._note(t) for t in results if _plain(t)]
-        if drawn or _kinds.draws_within(func, args, kwargs):
+        if kind.drawn or _kinds.draws_within(func, args, kwargs):
             op["draws"] = True
         for t in results:
             self.devices[t.device.type] = self.devices.get(t.device.type, 0) + 1
         self.ops.append(op)
         return returned
 
-    def _unseen(self, func, args, kwargs):
+    def _unseen(self, kind: "_Kind", func, args, kwargs):
         returned = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if kind.mutable and self._detailed:
             for t in _kinds.written(func, args, kwargs):
                 self._wrote(t)
         return returned
@@ -289,6 +289,8 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, t: torch.Tensor) -> int:
         """The number of a tensor's value."""
+        if not self._detailed:
+            return self._copy(t)  # writes are not seen
         now = self._written(t)
         known = self._known.get(t)
         if known is not None and known[:2] == now and known[2] is not None:
@@ -332,17 +334,22 @@ def _draw(step: int, name: str, shape) -> tuple:
     return step, _kinds.drawn(name), tuple(shape)
 
 
-def _is_view(func) -> bool:
-    """Whether its results are other views of its arguments."""
-    found = _views.get(func)
-    if found is None:
+class _Kind:
+    """What is asked of an operation whenever it runs, and does not change."""
+
+    def __init__(self, func):
+        name = func.name()
+        self.name = str(func)
+        self.drawn = _kinds.drawn(name)
+        self.unseen = name.startswith(_kinds.UNSEEN) or torch.Tag.inplace_view in func.tags
+        self.uninitialised = name.startswith(_kinds.UNINITIALISED)
+        self.mutable = func._schema.is_mutable
+        # Whether its results are other views of its arguments.
         returns = func._schema.returns
-        found = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        _views[func] = found
-    return found
+        self.view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-_views: dict = {}
+_KINDS: dict[Any, _Kind] = {}
 
 
 def _plain(t: torch.Tensor) -> bool:

@@ -39,11 +39,13 @@ class Writer:
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         if digest not in self._there:
             self._there.add(digest)
-            self._zip.writestr(f"values/{digest}", bytes(data))
+            self._zip.writestr(f"values/{digest}", data)
         nan = inf = 0
-        floats = tensor.is_floating_point() or tensor.is_complex()
-        if floats and not torch.isfinite(tensor).all():  # one pass, as most tensors have neither
-            nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
+        if tensor.is_floating_point() or tensor.is_complex():
+            # One pass, as most tensors have neither; there is no sum of float8.
+            total = tensor.sum() if tensor.element_size() > 1 else tensor
+            if not torch.isfinite(total).all():
+                nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {"digest": digest, "dtype": dtype, "shape": list(tensor.shape), "nan": nan, "inf": inf}
 

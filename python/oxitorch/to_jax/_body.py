@@ -427,7 +427,16 @@ class Body:
                     return f"{self.size(a)} * {self.size(b)}"
         return None
 
+    def beside(self, e):
+        """A size that is an argument and a number, where the argument was computed from others by the caller."""
+        for given, name in self.given.items():
+            if not isinstance(given, int) and not given.is_Symbol and (off := sympy.expand(e - given)).is_Integer:
+                return f"{name} {'+' if off > 0 else '-'} {abs(off)}"
+        return None
+
     def computed(self, e):
+        if e.is_Add and (text := self.beside(e)) is not None:
+            return text
         if e.is_Add and (text := self.product(e)) is not None:
             return text
         if e.is_Symbol:

@@ -519,6 +519,33 @@ def clip_grad_norm(max_norm):
     return optax.stateless(clip)
 
 
+def scale_by_nadam(b1, b2, eps, momentum_decay):
+    """Adam with Nesterov's momentum, whose share grows with the steps (Dozat 2016); `optax.nadam` keeps it constant."""
+
+    def momentum(step):
+        return b1 * (1 - 0.5 * 0.96 ** (step * momentum_decay))
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return jnp.zeros((), jnp.int32), jnp.ones(()), zeros, zeros
+
+    def update(grads, state, _=None):
+        count, product, mu, nu = state
+        count = count + 1
+        now, then = momentum(count), momentum(count + 1)
+        product = product * now
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, nu, grads)
+        own, old = (1 - now) / (1 - product), then / (1 - product * then)
+
+        def step(g, m, v):
+            return (own * g + old * m) / (jnp.sqrt(v / (1 - b2**count)) + eps)
+
+        return jax.tree.map(step, grads, mu, nu), (count, product, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
 def smooth_l1(x, y, beta=1.0):
     """Squares where the difference is below `beta`, else its size."""
     d = jnp.abs(x - y)

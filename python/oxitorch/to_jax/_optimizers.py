@@ -45,7 +45,47 @@ def adagrad(g, rate):
     return decayed(g, f"optax.adagrad({rate}, {options}, eps={g['eps']!r})")
 
 
-ROWS = {torch.optim.SGD: sgd, torch.optim.Adam: adam, torch.optim.AdamW: adamw, torch.optim.Adagrad: adagrad}
+def adadelta(g, rate):
+    scale = f"optax.scale_by_adadelta(rho={g['rho']!r}, eps={g['eps']!r})"
+    return decayed(g, f"optax.chain({scale}, optax.scale_by_learning_rate({rate}))")
+
+
+def adamax(g, rate):
+    return decayed(g, f"optax.adamax({betas(g, rate)})")
+
+
+def nadam(g, rate):
+    b1, b2 = g["betas"]
+    options = f"b1={b1!r}, b2={b2!r}, eps={g['eps']!r}, momentum_decay={g['momentum_decay']!r}"
+    stages = [f"scale_by_nadam({options})", f"optax.scale_by_learning_rate({rate})"]
+    if not g.get("decoupled_weight_decay"):
+        return decayed(g, chained(*stages))
+    if g["weight_decay"]:
+        stages.insert(1, f"optax.add_decayed_weights({g['weight_decay']!r})")
+    return chained(*stages)
+
+
+def rmsprop(g, rate):
+    options = f"decay={g['alpha']!r}, eps={g['eps']!r}, eps_in_sqrt=False"
+    if not g["momentum"]:
+        centered = ", centered=True" if g["centered"] else ""
+        return decayed(g, f"optax.rmsprop({rate}, {options}{centered})")
+    # optax has the rate within the momentum, which is something else where the rate changes.
+    scale = f"optax.scale_by_{'stddev' if g['centered'] else 'rms'}({options})"
+    trace = f"optax.trace({g['momentum']!r})"
+    return decayed(g, f"optax.chain({scale}, {trace}, optax.scale_by_learning_rate({rate}))")
+
+
+ROWS = {
+    torch.optim.SGD: sgd,
+    torch.optim.Adam: adam,
+    torch.optim.AdamW: adamw,
+    torch.optim.NAdam: nadam,
+    torch.optim.Adamax: adamax,
+    torch.optim.RMSprop: rmsprop,
+    torch.optim.Adagrad: adagrad,
+    torch.optim.Adadelta: adadelta,
+}
 UNSUPPORTED = ("amsgrad", "maximize", "dampening")
 
 

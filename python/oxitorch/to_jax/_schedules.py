@@ -296,6 +296,23 @@ def restarts(s, base, step):
     return f"{s.eta_min!r} + {base - s.eta_min!r} * {turn}" if s.eta_min else f"{base!r} * {turn}"
 
 
+def one_cycle(s, base, step):
+    if s.cycle_momentum:
+        raise Refused("`OneCycleLR` with `cycle_momentum`, which changes betas or the momentum,", 0)
+    group = next(g for g in s.optimizer.param_groups if g["initial_lr"] == base)
+    out, first = "", 0
+    for phase in s._schedule_phases:
+        begin, end, last = group[phase["start_lr"]], group[phase["end_lr"]], phase["end_step"]
+        share = f"({step} - {first!r}) / {last - first!r}" if first else f"{step} / {last!r}"
+        if s._anneal_func_type == "linear":
+            text = f"{begin!r} + {end - begin!r} * ({share})"
+        else:
+            text = f"{end!r} + {(begin - end) / 2!r} * (1 + jnp.cos(jnp.pi * ({share})))"
+        out = f"jnp.where({step} <= {first!r}, {out}, {text})" if out else text
+        first = last
+    return out
+
+
 def sequential(s, base, step):
     texts = [
         expression(inner, base, f"({step} - {m})" if m else step)
@@ -315,6 +332,7 @@ ROWS = {
     torch_schedulers.CosineAnnealingWarmRestarts: restarts,
     torch_schedulers.LinearLR: linear,
     torch_schedulers.PolynomialLR: polynomial,
+    torch_schedulers.OneCycleLR: one_cycle,
     torch_schedulers.ConstantLR: constant,
     torch_schedulers.SequentialLR: sequential,
 }
@@ -390,8 +408,10 @@ def rates(optimizer, scheduler, steps: int) -> list[list[float]]:
     # One that stands for the optimizer, so that the given one and its scheduler stay as they are.
     stand_in = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": g["lr"]} for g in optimizer.param_groups])
     for own, g in zip(stand_in.param_groups, optimizer.param_groups, strict=True):
-        own["initial_lr"] = g.get("initial_lr", g["lr"])
+        own |= {k: g[k] for k in ("max_lr", "min_lr") if k in g} | {"initial_lr": g.get("initial_lr", g["lr"])}
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+    if hasattr(copied, "cycle_momentum"):
+        copied.cycle_momentum = False  # the one that stands for the optimizer has no betas
     out = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the scheduler steps before its optimizer
