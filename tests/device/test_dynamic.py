@@ -366,6 +366,27 @@ def test_results_are_taken_by_other_functions_as_they_are(fused):
         check(twice, x * 2)
 
 
+def test_a_cache_that_grows_is_a_program_for_each_bound(fused):
+    def decode(x, k, v):
+        k, v = torch.cat([k, x * 2], 1), torch.cat([v, x + 1], 1)
+        return F.scaled_dot_product_attention(x[:, None], k[:, None], v[:, None])[:, 0], k, v
+
+    cached = {1: Dim(buckets=[8, 16])}
+    f = torch.tpu.jit(decode, dynamic={"k": cached, "v": cached})
+    before = programs()
+    k, v = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    there = [k.to(DEVICE), v.to(DEVICE)]
+    for step in range(13):
+        x = torch.randn(2, 1, 8)
+        expected, k, v = decode(x, k, v)
+        actual, *there = f(x.to(DEVICE), *there)
+        for a, e in zip((actual, *there), (expected, k, v), strict=True):
+            check(a, e, str(step))
+    assert programs() - before == 2
+    f(x.to(DEVICE), there[0].requires_grad_(), there[1])
+    assert "for this size alone: an argument whose size varies requires gradients" in torch.tpu.explain(1)
+
+
 def test_several_sizes_vary(fused):
     f = torch.tpu.jit(
         lambda a, b: (a @ b).softmax(-1).sum(0),

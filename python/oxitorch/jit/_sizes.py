@@ -97,7 +97,9 @@ class Sizes:
         bounds = self.marks.bounds(sizes)
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         function = None
-        if sample != bounds and not self.marks.have_gradients(tensors):
+        if self.marks.have_gradients(tensors):
+            _activate.core().remark("for this size alone: an argument whose size varies requires gradients")
+        elif sample != bounds:
             try:
                 at_size = trace(self.marks.resized(tensors, sample, blank))
                 if at_size is None:
