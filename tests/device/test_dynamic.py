@@ -236,6 +236,60 @@ def test_numbers_vary_beside_sizes(fused):
     assert f.traces == traces
 
 
+def write_and_read(cache, x, n, scale):
+    cache = cache.clone()
+    cache[:, n] = x.sum(1) * scale
+    return cache, cache[:, n : n + 4].sum(1)
+
+
+def along_what_varies(cache, x, n, scale):
+    return x[:, n] * scale, x[:, x.shape[1] - 1 - n] + cache[:, n], x.softmax(1)
+
+
+@pytest.mark.parametrize("function", [write_and_read, along_what_varies], ids=lambda f: f.__name__)
+def test_positions_vary_beside_sizes(function, fused):
+    torch.manual_seed(0)
+    f = torch.tpu.jit(function, dynamic={"x": {1: Dim(buckets=[16])}})
+    before = programs()
+    for n, size in [(0, 5), (1, 9), (2, 16), (1, 12), (2, 5), (2, 9), (3, 16), (1, 7)]:
+        cache, x, scale = torch.randn(3, 20), torch.randn(3, size), 0.1 + 0.2 * n
+        for a, e in zip(f(cache.to(DEVICE), x.to(DEVICE), n, scale), function(cache, x, n, scale), strict=True):
+            check(a, e, f"{n}, {size}")
+    # That of the first numbers, and one for all others.
+    assert programs() - before == 2
+    traces = f.traces
+    f(cache.to(DEVICE), x.to(DEVICE), 2, 0.7)
+    assert f.traces == traces
+
+
+def test_positions_vary_where_sizes_cannot(fused):
+    def function(cache, x, n):
+        return cache[n] + torch.fft.rfft(x).abs().sum()
+
+    f = torch.tpu.jit(function, dynamic={"x": {0: Dim(max=16)}})
+    before = programs()
+    for n, size in [(0, 5), (1, 5), (2, 9), (2, 5), (3, 5), (4, 9), (5, 9), (6, 5), (7, 5), (8, 9)]:
+        cache, x = torch.randn(20), torch.randn(size)
+        check(f(cache.to(DEVICE), x.to(DEVICE), n), function(cache, x, n), f"{n}, {size}")
+    # For each size one, and one that takes positions; and that of the first position.
+    assert programs() - before <= 2 * 2 + 1
+    assert "for this size alone: _fft_r2c" in torch.tpu.explain()
+
+
+def test_what_follows_from_a_size_is_of_the_call(fused):
+    def function(x, rate):
+        n = x.shape[1]
+        return x * (rate / n), n, {"of the rate": rate * n, "list": [n + 1]}
+
+    f = torch.tpu.jit(function, dynamic={"x": {1: Dim(max=16)}})
+    g = torch.tpu.jit(lambda x: function(x, 0.5), dynamic={"x": {1: Dim(max=16)}})
+    for i, size in enumerate(SIZES):
+        x, rate = torch.randn(3, size), 0.1 * (i + 1)
+        for got, wanted in [(f(x.to(DEVICE), rate), function(x, rate)), (g(x.to(DEVICE)), function(x, 0.5))]:
+            check(got[0], wanted[0], str(size))
+            assert got[1:] == wanted[1:]
+
+
 class Mixed(nn.Module):
     """A convolution and attention that are large enough for kernels that are not XLA's."""
 
@@ -310,6 +364,27 @@ def test_results_are_taken_by_other_functions_as_they_are(fused):
         assert torch.tpu.metrics()["transfers_d2h"] == reads
         check(mean, x.mean(1) * 2)
         check(twice, x * 2)
+
+
+def test_a_cache_that_grows_is_a_program_for_each_bound(fused):
+    def decode(x, k, v):
+        k, v = torch.cat([k, x * 2], 1), torch.cat([v, x + 1], 1)
+        return F.scaled_dot_product_attention(x[:, None], k[:, None], v[:, None])[:, 0], k, v
+
+    cached = {1: Dim(buckets=[8, 16])}
+    f = torch.tpu.jit(decode, dynamic={"k": cached, "v": cached})
+    before = programs()
+    k, v = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    there = [k.to(DEVICE), v.to(DEVICE)]
+    for step in range(13):
+        x = torch.randn(2, 1, 8)
+        expected, k, v = decode(x, k, v)
+        actual, *there = f(x.to(DEVICE), *there)
+        for a, e in zip((actual, *there), (expected, k, v), strict=True):
+            check(a, e, str(step))
+    assert programs() - before == 2
+    f(x.to(DEVICE), there[0].requires_grad_(), there[1])
+    assert "for this size alone: an argument whose size varies requires gradients" in torch.tpu.explain(1)
 
 
 def test_several_sizes_vary(fused):
@@ -417,6 +492,24 @@ def test_compiled_graphs(way, fused):
     assert sum(made) <= 1 + 2 * 4 + 2 + 1
     assert not any(made[14:])
     assert torch.tpu.metrics()["plays"] - plays <= 4
+
+
+def test_a_check_is_a_bound(fused):
+    torch._dynamo.reset()
+
+    def function(x):
+        torch._check(x.shape[0] >= 2)
+        torch._check(x.shape[0] <= 40)
+        return (x * 2).softmax(0).sum(1)
+
+    compiled, before = torch.compile(function, backend="tpu", dynamic=True, fullgraph=True), programs()
+    for size in (3, 33, 40, 39, 35):
+        x = torch.randn(size, 4)
+        check(compiled(x.to(DEVICE)), function(x), str(size))
+    # The first size, and 40, which is no power of two.
+    assert programs() - before == 2
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        compiled(torch.randn(41, 4, device=DEVICE))
 
 
 def test_a_count_that_is_bounded_stays_on_the_device(fused):

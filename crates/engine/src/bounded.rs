@@ -7,8 +7,10 @@
 use crate::config::Switches;
 use crate::error::{Refusal, Result};
 use crate::family::Numbers;
-use crate::graph::{Graph, Sample, Source as From};
-use crate::recipe::{AtSize, Bound, GraphOutput, Home, Input, Layout, OfSizes, Recipe, Shape, Source, Whole};
+use crate::graph::{Given, Graph, Sample, Source as From};
+use crate::recipe::{
+    AtSize, Bound, GraphOutput, Home, Input, Layout, Moving, OfSizes, Recipe, Shape, Source, Whole,
+};
 use crate::site::{Site, describe};
 use crate::spread::Sharded;
 use crate::stream::Stream;
@@ -47,9 +49,6 @@ impl Stream {
     ) -> Result<Result<Recipe, String>> {
         let nothing = || Ok(Err("it computes nothing".to_owned()));
         let (Some(whole), true) = (&bound.whole, sample.whole.is_some()) else { return nothing() };
-        if !bound.moving.is_empty() || !sample.moving.is_empty() {
-            return Ok(Err("a position follows from a number of Python's".to_owned()));
-        }
         let known = whole.bound.lock().clone();
         let known = match known {
             Some(known) => known,
@@ -58,7 +57,7 @@ impl Stream {
                 if shape.ops.is_empty() {
                     return nothing();
                 }
-                let graph = graph(&shape, types, None);
+                let graph = graph(&shape, types);
                 let outline = graph.outline(self.target().platform())?;
                 let made = Arc::new(Bound { shape, graph, outline, programs: Default::default() });
                 *whole.bound.lock() = Some(made.clone());
@@ -69,7 +68,7 @@ impl Stream {
         if let Err(why) = compare(bound, &known.shape, sample, &own) {
             return Ok(Err(why.to_owned()));
         }
-        let sample_graph = graph(&own, types, None);
+        let sample_graph = graph(&own, types);
         let outline = sample_graph.outline(self.target().platform())?;
         let (inputs, results) =
             (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
@@ -96,7 +95,8 @@ impl Stream {
             None => {
                 let vector = TensorType::new(DType::S64, [numbers.len() as i64].as_slice());
                 let types = known.graph.inputs.iter().cloned().chain([vector]).collect();
-                let graph = graph(&known.shape, types, Some(Arc::new(sample_graph)));
+                let (sample, given) = (Some(Arc::new(sample_graph)), known.graph.given.clone());
+                let graph = Graph { inputs: types, given, sample, ..graph(&known.shape, Vec::new()) };
                 let new = OfSizes { graph: Arc::new(graph), programs: Arc::default() };
                 programs.push((text, new.clone()));
                 new
@@ -111,6 +111,7 @@ impl Stream {
             live: known.shape.live.clone(),
             results: known.shape.results.clone(),
             random: random.clone(),
+            moving: known.shape.moving.clone(),
             programs: of_sizes.programs,
             size: Some(AtSize { graph: of_sizes.graph, numbers }),
         };
@@ -123,8 +124,8 @@ impl Stream {
             insts: Vec::new(),
             sites: bound.sites.first().copied().into_iter().collect(),
             operands: Vec::new(),
-            offsets: Vec::new(),
-            moving: Vec::new(),
+            offsets: size.offsets.clone(),
+            moving: size.moving.clone(),
             numbers: size.numbers.clone(),
             drawn: size.drawn.clone(),
             written: bound.written.clone(),
@@ -140,17 +141,23 @@ impl Stream {
     }
 }
 
-fn graph(shape: &Shape, inputs: Vec<TensorType>, sample: Option<Arc<Sample>>) -> Graph {
+/// The graph for inputs of these types; offsets that move are one more.
+fn graph(shape: &Shape, mut inputs: Vec<TensorType>) -> Graph {
+    let given: Box<[Given]> =
+        shape.moving.iter().zip(0..).map(|(&(_, place), number)| Given { place, number, more: 0 }).collect();
+    if !given.is_empty() {
+        inputs.push(TensorType::new(DType::S64, [given.len() as i64].as_slice()));
+    }
     Graph {
         ops: (*shape.ops).clone(),
         inputs,
-        given: Box::default(),
+        given,
         donated: Default::default(),
         options: shape.options,
         live: shape.live.clone(),
         spread: None,
         source: From::default(),
-        sample,
+        sample: None,
     }
 }
 
@@ -169,6 +176,13 @@ fn compare(bound: &Recipe, b: &Shape, sample: &Recipe, s: &Shape) -> Result<(), 
         && bound.written == sample.written;
     if !same {
         return Err("what is computed depends on the size");
+    }
+    // If several numbers could be the one, it is one that says the same at both sizes: a call has all of them agree.
+    let moves_alike =
+        |(a, b): (&Moving, &Moving)| a.at == b.at && a.places.iter().any(|p| b.places.contains(p));
+    let mut moving = bound.moving.iter().zip(&sample.moving);
+    if b.moving != s.moving || bound.moving.len() != sample.moving.len() || !moving.all(moves_alike) {
+        return Err("a position follows from a number of Python's and from the size");
     }
     let ty = |shape: &Shape, source: Source| match source {
         Source::Result(n) => shape.results.iter().find(|r| r.0 == n).map(|r| r.1.clone()),

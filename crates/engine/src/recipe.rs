@@ -140,7 +140,7 @@ pub(crate) struct Moving {
 }
 
 /// A number of the host, times a factor, and a term.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Place {
     pub(crate) argument: usize,
     pub(crate) factor: i64,
@@ -201,9 +201,11 @@ pub(crate) struct Shape {
     pub(crate) results: Vec<(u32, TensorType, Sharded, Site)>,
     /// Generators move on by these, in this order; and the inputs that get their states.
     pub(crate) random: Vec<(Drawn, Option<u32>)>,
+    /// Offsets that follow from numbers, of the ops that are needed: their places among the recipe's, and among these ops'.
+    pub(crate) moving: Box<[(usize, u32)]>,
     /// By the inputs that they overwrite.
     pub(crate) programs: Versions,
-    /// If the programs are for all sizes up to this one.
+    /// If the programs are for all sizes up to this one. Then they are given the offsets that move.
     pub(crate) size: Option<AtSize>,
 }
 
@@ -270,6 +272,25 @@ impl Recipe {
             offsets[moving.at] = first;
         }
         Some(Cow::Owned(offsets))
+    }
+
+    /// The offsets, in which each that moves is a number that no other is.
+    pub(crate) fn marked(&self) -> Vec<i64> {
+        let mut offsets = self.offsets.clone();
+        self.moving.iter().zip(0..).for_each(|(moving, i)| offsets[moving.at] = i64::MIN + i);
+        offsets
+    }
+
+    /// Puts the offsets back into ops that were recorded with them marked; gives the places of those that move.
+    pub(crate) fn unmark(&self, ops: &mut [i64]) -> Box<[(usize, u32)]> {
+        let mut places = Vec::new();
+        for (moving, i) in self.moving.iter().zip(0..) {
+            if let Some(place) = ops.iter().position(|&offset| offset == i64::MIN + i) {
+                ops[place] = self.offsets[moving.at];
+                places.push((moving.at, place as u32));
+            }
+        }
+        places.into()
     }
 
     /// The graph's results.

@@ -141,6 +141,7 @@ impl Called<'_> {
             live: part.live.clone(),
             results: part.live.iter().zip(&part.outputs).map(result).collect(),
             random: values.drawn.iter().map(|(n, v)| (*n, place(v).map(|at| at as u32))).collect(),
+            moving: Box::default(),
             programs: Arc::default(),
             size: None,
         })
@@ -283,7 +284,7 @@ impl Stream {
             Input::Of(source) => values.of(*source),
             Input::Random => state(at),
         };
-        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().zip(0..).filter_map(input).collect();
+        let mut inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().zip(0..).filter_map(input).collect();
         let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
         values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
         for (number, ty, sharding, site) in &shape.results {
@@ -294,6 +295,10 @@ impl Stream {
         let made = call.bind(&mut values);
         drop(values);
         let donated = donors(&inputs, &outputs, |_| false);
+        if !shape.moving.is_empty() {
+            let offsets: Numbers = shape.moving.iter().map(|(at, _)| call.offsets[*at]).collect();
+            inputs.push(Value::offsets(&offsets));
+        }
         let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).cloned();
         let Some((_, program, numbers)) = known else {
             if let Some(size) = &shape.size {
@@ -316,11 +321,11 @@ impl Stream {
 
     /// A program for all sizes up to a bound that overwrites these inputs.
     fn of_sizes(&self, size: &AtSize, donated: &Indices, w: &Window, reason: Reason) -> Result<Arc<Program>> {
-        let Graph { ops, inputs, options, live, sample, .. } = &*size.graph;
+        let Graph { ops, inputs, given, options, live, sample, .. } = &*size.graph;
         self.begin_program(Graph {
             ops: ops.clone(),
             inputs: inputs.clone(),
-            given: Box::default(),
+            given: given.clone(),
             donated: donated.iter().copied().collect(),
             options: *options,
             live: live.clone(),
@@ -338,8 +343,9 @@ impl Stream {
         switches: &Switches,
     ) -> Result<Option<Arc<Program>>> {
         let Some(whole) = &recipe.whole else { return Ok(None) };
-        let program =
-            self.rehearse(recipe, site, switches, |w, _, _| self.program_of_whole(w, whole.reason()))?;
+        let program = self.rehearse(recipe, &recipe.offsets, site, switches, |w, _, _| {
+            self.program_of_whole(w, whole.reason())
+        })?;
         Ok(program.flatten())
     }
 
@@ -350,7 +356,7 @@ impl Stream {
         site: Site,
         switches: &Switches,
     ) -> Result<Option<(Shape, Vec<TensorType>)>> {
-        let found = self.rehearse(recipe, site, switches, |w, call, values| {
+        let found = self.rehearse(recipe, &recipe.marked(), site, switches, |w, call, values| {
             let mut found = None;
             self.look_at_whole(w, Reason::Jit, |recorded| {
                 let types = recorded.part.inputs.iter().map(|v| v.ty.clone()).collect();
@@ -358,13 +364,19 @@ impl Stream {
             })?;
             Ok(found)
         })?;
-        Ok(found.flatten())
+        let mut found = found.flatten();
+        if let Some((shape, _)) = &mut found {
+            shape.moving = recipe.unmark(&mut Arc::make_mut(&mut shape.ops).offsets);
+        }
+        Ok(found)
     }
 
-    /// Records what a recipe says on arguments that nobody else has, and looks at it. Nothing if other threads record.
+    /// Records what a recipe says, with these offsets, on arguments that nobody else has, and looks at it. Nothing if other
+    /// threads record.
     fn rehearse<T>(
         &self,
         recipe: &Recipe,
+        offsets: &[i64],
         site: Site,
         switches: &Switches,
         look: impl FnOnce(&mut Window, &Called<'_>, &Values<'_>) -> Result<T>,
@@ -387,7 +399,7 @@ impl Stream {
             argument.storage.is_none().then_some((i, value))
         };
         let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
-        let call = Called { recipe, offsets: &recipe.offsets, slots: &slots, device: self.device, site };
+        let call = Called { recipe, offsets, slots: &slots, device: self.device, site };
         let (results, drawn, random) = (Vec::new(), Vec::new(), &|_: Option<usize>, _: u64| (0, 0));
         let (numbers, draws) = (&recipe.numbers, &recipe.drawn);
         let mut values = Values { numbers, random, draws, before, hosts, results, drawn };

@@ -64,6 +64,28 @@ fn what_cannot_be_bounded_is_named() {
 }
 
 #[test]
+fn what_is_taken_with_zeros_is_so_for_all() {
+    let count = |body: fn(&Builder, Value) -> Value| {
+        let made = bounded(|b, x, _| {
+            let y = body(b, x);
+            // It is taken with zeros twice, of two shapes, and once as it is.
+            let sums = b.add(b.reduce_sum(y, &[1]), b.reduce_sum(b.transpose(y, &[1, 0]), &[0]));
+            b.add(b.multiply(y, x), b.broadcast_in_dim(sums, &b.shape(x), &[0]))
+        });
+        let text = made.unwrap().module.to_text();
+        (text.matches("stablehlo.select").count(), text.matches("stablehlo.exponential").count())
+    };
+    assert_eq!(count(|b, x| b.exponential(x)), (1, 1));
+    // Zeros are put in before a product, and both of its operands have them.
+    assert_eq!(count(|b, x| b.multiply(b.exponential(x), x)), (2, 1));
+    // The sum of what is the same along a dimension takes zeros by itself.
+    assert_eq!(
+        count(|b, x| b.add(b.exponential(x), b.full(b.scalar_f64(DType::F32, 1.0), &b.shape(x)))),
+        (1, 1)
+    );
+}
+
+#[test]
 fn what_is_deferred_is_made_of_what_is_masked() {
     // Rows that are shared out, one of the other operand for each; what is mixed is zero where it is not in use.
     let module = |size: i64| {

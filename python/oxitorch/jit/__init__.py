@@ -159,17 +159,22 @@ class Jitted:
         """Whether one program is for these and other numbers, and the results."""
         numbered, sizes, names = kind.numbered, kind.sizes, list(kwargs)
         tensors, numbers = numbered.split(leaves)
-        known = numbered if sizes is None else sizes
-        done, results = known.call(tensors, numbers)
+        if sizes is not None and not sizes.is_exact(tensors):
+            done, results = sizes.call(tensors, numbers)
+            if done:
+                return True, results
+            with self._lock:
+                trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
+                if sizes.learn(trace, tensors):
+                    return sizes.call(tensors, numbers)
+                if not sizes.is_exact(tensors):
+                    return False, None
+        done, results = numbered.call(tensors, numbers)
         if done:
             return True, results
         with self._lock:
-            if sizes is None:
-                learned = numbered.learn(self, kind, tensors, numbers, names)
-            else:
-                trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
-                learned = not sizes.is_exact(tensors) and sizes.learn(trace, tensors)
-            return known.call(tensors, numbers) if learned else (False, None)
+            learned = numbered.learn(self, kind, tensors, numbers, names)
+            return numbered.call(tensors, numbers) if learned else (False, None)
 
     def _call_sized(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs):
         """A call with sizes that vary: by a program that is for these and others, or else as any call."""

@@ -180,9 +180,9 @@ class Function:
         return self._found.is_current() and self._gradients.is_current()
 
     def takes_as(self, other: "Function") -> bool:
-        """Whether it takes numbers as another does, and asks the same of them."""
+        """Whether it takes numbers as another does, which may be of another size, and asks the same of them."""
         mine, others = self.formulas, other.formulas
-        return mine is others or (mine is not None and others is not None and mine.same_as(others))
+        return mine is others or (mine is not None and others is not None and mine.like(others))
 
     def renumbered(self, number: int, formulas: Formulas | None = None) -> "Function":
         """The same with another program, which may take numbers."""

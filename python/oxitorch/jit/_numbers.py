@@ -61,6 +61,11 @@ class Formulas:
         """Whether two runs computed, asked and took the same."""
         return (self._steps, self.asked, self.given) == (other._steps, other.asked, other.given)
 
+    def like(self, other: "Formulas") -> bool:
+        """The same but for constants, which follow from sizes where two runs are of two sizes."""
+        mine, others = ([(type(fn) if type(fn) is _Constant else fn, of) for fn, of in f._steps] for f in (self, other))
+        return (mine, self.asked, self.given) == (others, other.asked, other.given)
+
 
 def _is_same(a, b) -> bool:
     """Whether numbers are the same: zeros of different signs are not, though they are equal."""

@@ -18,6 +18,8 @@ from oxitorch.jit._numbered import OfTheseAlone
 
 # Sizes that are known of one kind of call; with one more the one that came first is forgotten.
 _MAX_SIZES = 4096
+# Functions that are known of one size, by what they ask of numbers.
+_MAX_FUNCTIONS = 16
 
 
 class Marks:
@@ -62,22 +64,28 @@ class Sizes:
     def __init__(self, marks: Marks):
         self.marks = marks
         # By the shapes of a call: how it is made; None if the function is a program of these alone.
-        self._functions: dict[tuple, Function | None] = {}
+        self._functions: dict[tuple, list[Function] | None] = {}
         # By the shapes of arguments at a bound.
-        self._bounds: dict[tuple, Function] = {}
+        self._bounds: dict[tuple, list[Function]] = {}
 
     def call(self, tensors: list[torch.Tensor], numbers: Sequence = ()) -> tuple[bool, Any]:
         """Whether a program is known for these arguments, and the results."""
-        function = self._functions.get(_shapes(tensors))
-        if function is None or not function.is_current():
-            return False, None
-        bounds = self.marks.bounds(self.marks.sizes(tensors))
-        done, results = function.call(self.marks.resized(tensors, bounds), tensors, numbers)
-        core = _activate.core()
-        if done and core.is_absent():
-            for stepped in function.optimizers:
-                core.cut("step", id(stepped.optimizer))  # what is kept of a device that is not there is kept by step
-        return done, results
+        resized = None
+        for function in self._functions.get(_shapes(tensors)) or ():
+            if not function.is_current():
+                continue
+            if resized is None:
+                resized = self.marks.resized(tensors, self.marks.bounds(self.marks.sizes(tensors)))
+            done, results = function.call(resized, tensors, numbers)
+            if not done:
+                continue
+            core = _activate.core()
+            if core.is_absent():
+                for stepped in function.optimizers:
+                    # What is kept of a device that is not there is kept by step.
+                    core.cut("step", id(stepped.optimizer))
+            return True, results
+        return False, None
 
     def is_exact(self, tensors: list[torch.Tensor]) -> bool:
         """Whether it is known that no program is for these and other sizes."""
@@ -89,7 +97,9 @@ class Sizes:
         bounds = self.marks.bounds(sizes)
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         function = None
-        if sample != bounds and not self.marks.have_gradients(tensors):
+        if self.marks.have_gradients(tensors):
+            _activate.core().remark("for this size alone: an argument whose size varies requires gradients")
+        elif sample != bounds:
             try:
                 at_size = trace(self.marks.resized(tensors, sample, blank))
                 if at_size is None:
@@ -102,22 +112,31 @@ class Sizes:
                 _activate.core().remark(f"for this size alone: at another size the function raises {e}")
         if len(self._functions) >= _MAX_SIZES:
             self._functions.pop(next(iter(self._functions)))
-        self._functions[_shapes(tensors)] = function
-        return function is not None
+        known = self._functions.setdefault(_shapes(tensors), [])
+        if function is None or known is None:
+            self._functions[_shapes(tensors)] = None
+            return False
+        known.insert(0, function)
+        del known[_MAX_FUNCTIONS:]
+        return True
 
     def _bounded(self, trace, tensors, at_size: Function, bounds, at_bound: bool) -> Function | None:
         core = _activate.core()
         largest = self.marks.resized(tensors, bounds, blank)
-        at_bounds = self._bounds.get(_shapes(largest))
-        if at_bounds is None or not at_bounds.is_current() or not at_bounds.takes_as(at_size):
+        known = self._bounds.setdefault(_shapes(largest), [])
+        at_bounds = next((f for f in known if f.is_current() and f.takes_as(at_size)), None)
+        if at_bounds is None:
             at_bounds = trace(largest)
             if at_bounds is None:
                 return None
-            self._bounds[_shapes(largest)] = at_bounds
+            known.insert(0, at_bounds)
+            del known[_MAX_FUNCTIONS:]
         number = core.new_graph()
         device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
         device = torch.tpu.current_device() if device is None else device
         if core.bounded(at_bounds.number, at_size.number, at_bound, number, device) is not None:
             core.forget_graph(number)
             return None
-        return at_size.renumbered(number, at_size.formulas)
+        # What the function gives and computes besides tensors is that of the call's own size.
+        own = at_bounds if at_bound else at_size
+        return own.renumbered(number, own.formulas)

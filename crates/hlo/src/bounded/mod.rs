@@ -66,6 +66,9 @@ struct Laid {
     layout: Layout,
 }
 
+/// Values of the module for the bound, with the dimensions along which they are zero where they are not in use.
+type Zeroed = FxHashMap<Value, Vec<usize>>;
+
 /// A value as another one, seen otherwise.
 #[derive(Clone, Debug)]
 struct View {
@@ -104,6 +107,22 @@ impl Outline {
         params: &[Option<InMemory>],
         results: &[Option<InMemory>],
     ) -> Result<Bounded, Unbounded> {
+        // Once to see what takes zeros where it is not in use, and once more with these in place from the start.
+        let (made, zeroed) = self.compared(sample, params, results, &Zeroed::default())?;
+        if zeroed.is_empty() {
+            return Ok(made);
+        }
+        Ok(self.compared(sample, params, results, &zeroed)?.0)
+    }
+
+    /// The module, in which these values are zero where they are not in use, and all values that some op takes so.
+    fn compared(
+        &self,
+        sample: &Outline,
+        params: &[Option<InMemory>],
+        results: &[Option<InMemory>],
+        zeroed: &Zeroed,
+    ) -> Result<(Bounded, Zeroed), Unbounded> {
         let whole = |reason: &str| Unbounded { op: "func.func", location: None, reason: reason.into() };
         let (own, sample) = (&self.module, &sample.module);
         let (bound, other) = (&own.arena, &sample.arena);
@@ -143,9 +162,12 @@ impl Outline {
             given: FxHashMap::default(),
             masks: FxHashMap::default(),
             masked: FxHashMap::default(),
+            early: zeroed,
+            zeros: FxHashMap::default(),
             views: FxHashMap::default(),
             scopes: Vec::new(),
         };
+        let mut laid = Vec::new();
         for (i, (&p, &s)) in bound.params.iter().zip(&other.params).enumerate() {
             let v = bounding.b.param(bound.ty(p).clone());
             for attr in bound.param_attrs.get(i).into_iter().flatten() {
@@ -160,11 +182,14 @@ impl Outline {
                     split.ok_or_else(|| whole("an argument lies in memory otherwise than it is taken"))?;
                 layout = split.into_iter().map(|factors| Dim { factors, even: false }).collect();
             }
-            bounding.know(p, s, Laid { v, layout });
+            laid.push((p, s, Laid { v, layout }));
         }
         // The vector has its length in the end.
         let vector = bounding.b.param(TensorType::new(DType::S64, [i64::from(i32::MAX)].as_slice()));
         bounding.vector = Some(vector);
+        for (p, s, laid) in laid {
+            bounding.know(p, s, laid);
+        }
         let live = own.live();
         for (&p, &s) in ops.0.iter().zip(ops.1) {
             if !live[p as usize] {
@@ -191,11 +216,12 @@ impl Outline {
             });
             outputs.push(out.map_err(|reason| whole(&reason))?);
         }
+        let zeroed = bounding.takes_zeros();
         let Bounding { b, numbers, .. } = bounding;
         let numbers = if numbers.is_empty() { vec![(0, 0)] } else { numbers };
         b.set_type(vector, TensorType::new(DType::S64, [numbers.len() as i64].as_slice()));
         let module = b.finish(&outputs).map_err(|e| whole(&e.to_string()))?;
-        Ok(Bounded { module, numbers })
+        Ok((Bounded { module, numbers }, zeroed))
     }
 }
 
@@ -216,6 +242,10 @@ struct Bounding<'a> {
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
+    /// What is zero where it is not in use from the start.
+    early: &'a Zeroed,
+    /// The dimensions of values of the new module along which they are.
+    zeros: FxHashMap<Value, Vec<Option<Factors>>>,
     /// Values that are others seen otherwise: what is masked is what they are views of, which is in memory.
     views: FxHashMap<Value, View>,
     /// The values of the regions that are being copied, outermost first.
@@ -223,9 +253,38 @@ struct Bounding<'a> {
 }
 
 impl Bounding<'_> {
-    fn know(&mut self, p: Value, s: Value, laid: Laid) {
+    fn know(&mut self, p: Value, s: Value, mut laid: Laid) {
         self.pairs.insert(p, s);
+        if let Some(dims) = self.early.get(&p) {
+            // All that takes it takes the same, instead of a copy each for those that mix it and those that do not.
+            laid.v = self.zeroed(&laid, dims);
+            self.note_zeros(p, &laid);
+        }
         self.laid.insert(p, laid);
+    }
+
+    /// The values that some op takes with zeros where they are not in use.
+    fn takes_zeros(&self) -> Zeroed {
+        let mut known: Vec<(&Value, &Laid)> = self.laid.iter().collect();
+        known.sort_unstable_by_key(|(p, _)| p.0);
+        let mut of = FxHashMap::default();
+        for (p, laid) in known {
+            of.entry(laid.v).or_insert((*p, laid));
+        }
+        let mut zeroed = Zeroed::default();
+        for (v, key, _) in self.masked.keys().filter(|(.., fill)| self.is_zero(*fill)) {
+            // Of what is the same along a dimension any layout is right, and would not be.
+            let Some((p, laid)) = of.get(v).filter(|(_, laid)| laid.layout.iter().all(|d| !d.even)) else {
+                continue;
+            };
+            let dims = zeroed.entry(*p).or_default();
+            for d in (0..key.len()).filter(|&d| key[d].as_ref() == Some(&laid.layout[d].factors)) {
+                if !dims.contains(&d) {
+                    dims.push(d);
+                }
+            }
+        }
+        zeroed
     }
 
     /// The layout of a value whose used places come first.
@@ -349,7 +408,10 @@ impl Bounding<'_> {
         let of = |d: usize| x.layout[d].varies() && dims.contains(&d);
         let key: Vec<Option<Factors>> =
             (0..x.layout.len()).map(|d| of(d).then(|| x.layout[d].factors.clone())).collect();
-        if key.iter().all(Option::is_none) {
+        let is_done =
+            |known: &[Option<Factors>]| key.iter().zip(known).all(|(own, had)| own.is_none() || own == had);
+        let had = self.zeros.get(&x.v).is_some_and(|known| is_done(known) && self.is_zero(fill));
+        if had || key.iter().all(Option::is_none) {
             return x.v;
         }
         let key = (x.v, key, fill);
@@ -382,7 +444,7 @@ impl Bounding<'_> {
             }
             let dims: Vec<usize> = dims.iter().map(|&d| order[d] as usize).collect();
             let before = self.masked(&Laid { v: from, layout }, &dims, fill);
-            return Some(self.b.transpose(before, &order));
+            return Some(if before == from { x.v } else { self.b.transpose(before, &order) });
         }
         let View { from, layout, op } = self.views.get(&x.v)?.clone();
         if layout != x.layout {
@@ -390,6 +452,9 @@ impl Bounding<'_> {
         }
         let all: Vec<usize> = (0..from.layout.len()).collect();
         let before = self.masked(&from, &all, fill);
+        if before == from.v {
+            return Some(x.v);
+        }
         Some(self.b.copied(op, &[before], &[self.b.ty(x.v)], &[])[0])
     }
 
@@ -404,6 +469,17 @@ impl Bounding<'_> {
     fn zeroed(&mut self, x: &Laid, dims: &[usize]) -> Value {
         let zero = self.b.scalar_i64(self.b.dtype(x.v), 0);
         self.masked(x, dims, zero)
+    }
+
+    /// Notes that a value, which is early to be zero where it is not in use, is so.
+    fn note_zeros(&mut self, p: Value, x: &Laid) {
+        let Some(dims) = self.early.get(&p) else { return };
+        let key = x.layout.iter().enumerate().map(|(d, dim)| dims.contains(&d).then(|| dim.factors.clone()));
+        self.zeros.insert(x.v, key.collect());
+    }
+
+    fn is_zero(&self, scalar: Value) -> bool {
+        self.b.constant_bytes(scalar).is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0))
     }
 
     /// For each of the places `to`, which of the places `from` has the same element (1-d).

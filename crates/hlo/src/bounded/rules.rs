@@ -44,6 +44,7 @@ impl Bounding<'_> {
             return Err("it has no result".into());
         };
         let pair = Pair { p, s, bound: bound.ty(first), sample: sample.ty(other) };
+        let are_zeroed = self.zero_before(first, &p.op, &mut args);
         let results = match &p.op {
             Op::Deferred(d) if p.op == s.op => self.deferred(pair, args, d)?,
             _ if same => self.unchanged(pair, args)?,
@@ -55,9 +56,26 @@ impl Bounding<'_> {
             if !sizes.eq(a_ty.shape.iter().copied().zip(b_ty.shape.iter().copied())) {
                 return Err("its sizes do not follow from those of its operands".into());
             }
+            if are_zeroed {
+                self.note_zeros(a, &laid);
+            }
             self.know(a, b, laid);
         }
         Ok(())
+    }
+
+    /// Puts the zeros that are wanted of an elementwise op into its operands if it makes zeros of these: a compiler that
+    /// fuses a selection into each of its consumers would do what is before it for each of them.
+    fn zero_before(&mut self, result: Value, op: &Op, args: &mut [Laid]) -> bool {
+        use Binary::{Add, And, Maximum, Minimum, Multiply, Or, Subtract};
+        let keeps_zero = matches!(op, Op::Binary(Add | And | Maximum | Minimum | Multiply | Or | Subtract));
+        let Some(dims) = self.early.get(&result).filter(|_| keeps_zero) else { return false };
+        let is_own = |x: &Laid| dims.iter().all(|&d| x.layout.get(d).is_some_and(|dim| !dim.even));
+        let are_alike = args[0].layout == args[1].layout && args.iter().all(is_own);
+        if are_alike {
+            args.iter_mut().for_each(|x| x.v = self.zeroed(x, dims));
+        }
+        are_alike
     }
 
     /// An op of which nothing varies.
