@@ -9,7 +9,7 @@
 
 use crate::config::Switches;
 use crate::inst::Inst;
-use crate::recipe::{Argument, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Between, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
@@ -28,6 +28,8 @@ pub(crate) struct Tape {
     pub(crate) spoiled: Option<(&'static str, Site)>,
     /// Whether what is recorded is to be one program.
     pub(crate) whole: bool,
+    /// Whether nothing is to be done of what is recorded.
+    pub(crate) dry: bool,
     pub(crate) arguments: Vec<Argument>,
     /// Addresses of the slots of the arguments' storages; compared, never followed.
     pub(crate) slots: Vec<usize>,
@@ -39,6 +41,7 @@ pub(crate) struct Tape {
     /// Keeps what `known` names by address.
     pub(crate) kept: Vec<Arc<Value>>,
     pub(crate) insts: Vec<Shared<Inst>>,
+    pub(crate) between: Vec<Arc<Between>>,
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
     pub(crate) offsets: Vec<i64>,
@@ -125,6 +128,7 @@ impl Tape {
             site,
             spoiled: Some((why, site)),
             whole: false,
+            dry: false,
             arguments: Vec::new(),
             slots: Vec::new(),
             before: Vec::new(),
@@ -132,6 +136,7 @@ impl Tape {
             known: FxHashMap::default(),
             kept: Vec::new(),
             insts: Vec::new(),
+            between: Vec::new(),
             sites: Vec::new(),
             operands: Vec::new(),
             offsets: Vec::new(),
@@ -269,6 +274,7 @@ impl Tape {
             arguments: self.arguments,
             types: self.before.iter().map(|v| v.ty.clone()).collect(),
             insts: self.insts,
+            between: self.between,
             sites: self.sites,
             operands: self.operands,
             offsets: self.offsets,
