@@ -21,6 +21,7 @@ from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._parallel import Synced, is_parallel, refused, settle, settle_before
 
 _here = threading.local()
 
@@ -57,6 +58,8 @@ class Tracer:
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
+        # Those that train in several processes.
+        self._parallel: dict[int, tuple[torch.nn.Module, Synced]] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -66,7 +69,7 @@ class Tracer:
         leaves = [t for t in self._given.tensors if t.requires_grad and t.is_leaf]
         self._leaves.update((id(t), t) for t in leaves)
         known = list(self._leaves.values())
-        begins = [t.grad is not None for t in known]
+        begins = [t.grad for t in known]
         if not torch.ops.oxitorch._trace(self._given.tensors):
             return self._together(args, kwargs), None
         traced = False
@@ -157,7 +160,7 @@ class Tracer:
         self._leaves.update((id(t), t) for t in leaves)
         known = list(self._leaves.values())
         self._grads.update((id(t), (t, t.grad)) for t in known)
-        begins = [t.grad is not None for t in known]
+        begins = [t.grad for t in known]
         traced = torch.ops.oxitorch._trace(self._given.tensors, dry=True)
         if not traced:
             return None, False  # debug mode
@@ -188,7 +191,8 @@ class Tracer:
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
-        if not torch.ops.oxitorch._trace(self._given.tensors):
+        absent = _activate.core().is_absent()
+        if absent or not torch.ops.oxitorch._trace(self._given.tensors, dry=True):
             raise TraceError("torch.tpu.jit: there is no program in debug mode, nor for a device that is not there")
         done = False
         try:
@@ -235,9 +239,18 @@ class Tracer:
         # One of the layers stands for all.
         for called in module.modules() if isinstance(module, ScannedLayers) else (module,):
             self._modules[id(called)] = weakref.ref(called)
+            if is_parallel(called) and id(called) not in self._parallel:
+                self._meets_parallel(called)
             if self._grads is not None:
                 for p in called.parameters(recurse=False):
                     self._grads.setdefault(id(p), (p, p.grad))
+
+    def _meets_parallel(self, module) -> None:
+        if (why := refused(module)) is not None:
+            self._fail(*why)
+        if self._states is None:  # nothing comes of the run: it sends nothing
+            settle_before(module)
+        self._parallel[id(module)] = module, Synced(module)
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -252,7 +265,12 @@ class Tracer:
             self._ops.forget(self._optimizers[id(optimizer)].end())
 
     def _finish(
-        self, known: list[torch.Tensor], begins: list[bool], results: list, made_of: "_Results", is_dry: bool = False
+        self,
+        known: list[torch.Tensor],
+        begins: list[torch.Tensor | None],
+        results: list,
+        made_of: "_Results",
+        is_dry: bool = False,
     ):
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -290,6 +308,9 @@ class Tracer:
             raise self._refused(text)
         for stepped in self._optimizers.values():
             stepped.settle()
+        # A list, as all of them are to be asked. What they would do in the next step is no step that comes again.
+        if not is_dry and any([settle(module) for module, _ in self._parallel.values()]):
+            surprises = True
         if surprises:
             return None
         elsewhere = inputs[len(self._given.tensors) :]
@@ -300,7 +321,12 @@ class Tracer:
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         return Function(
             number,
-            Found(elsewhere, modules, list(self._optimizers.values())),
+            Found(
+                elsewhere,
+                modules,
+                list(self._optimizers.values()),
+                [synced.finish() for _, synced in self._parallel.values()],
+            ),
             Gradients(known, begins, elsewhere, made),
             written,
             made_of.of(results, everything),

@@ -1,0 +1,71 @@
+"""Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def is_parallel(module: torch.nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel)
+
+
+def settle(module: DistributedDataParallel) -> bool:
+    """Has DDP make the buckets of its later steps, if its next step would begin with that; whether it has.
+
+    Its first backward shows in which order gradients come, and the processes agree on buckets in this order.
+    """
+    if not module._lazy_init_ran:
+        module._lazy_init()
+    if not module.reducer._rebuild_buckets():
+        return False
+    module._has_rebuilt_buckets = True
+    return True
+
+
+def settle_before(module: DistributedDataParallel) -> None:
+    """The same within a function that is traced, of which it is no part."""
+    torch.ops.oxitorch._trace_pause(True)
+    try:
+        with _disable_current_modes():
+            settle(module)
+    finally:
+        torch.ops.oxitorch._trace_pause(False)
+
+
+def refused(module: DistributedDataParallel) -> tuple[str, str] | None:
+    """Why a step of it is no program, and a hint; None if it is one."""
+    if module._join_config.enable:
+        return "trains in a Join context", "there each step asks the other processes whether they go on: train without it"
+    if any(isinstance(getattr(state, "__dict__", None), dict) for _, state in module._comm_hooks if not _is_group(state)):
+        return (
+            "trains by a communication hook of DDP that has a state",
+            "the state is Python's, and later calls do not change it: register a hook without one",
+        )
+    return None
+
+
+def _is_group(state) -> bool:
+    return state is None or isinstance(state, torch.distributed.ProcessGroup)
+
+
+class Synced:
+    """A DDP module that a function calls: whether its steps are of all processes, before the function and after it."""
+
+    def __init__(self, module: DistributedDataParallel):
+        self._module = module
+        self._buffers_before = module.require_forward_param_sync
+
+    def finish(self) -> "Synced":
+        """The function has run."""
+        # What `no_sync` sets within the function is set back.
+        self._gradients = self._module.require_backward_grad_sync
+        self._buffers_after = self._module.require_forward_param_sync
+        return self
+
+    def is_current(self) -> bool:
+        m = self._module
+        return m.require_backward_grad_sync == self._gradients and m.require_forward_param_sync == self._buffers_before
+
+    def give(self) -> None:
+        """Leaves the module as the function does."""
+        self._module.require_forward_param_sync = self._buffers_after
