@@ -82,7 +82,7 @@ class Gradients:
         ends: which of these it leaves without.
         taken: places among the tensors that the function finds, with the leaves whose gradients are taken there.
         made: leaves, and the gradients that it makes anew in each call, which are written by the program.
-        shown: leaves, and tensors that are there in each call and that it makes their gradients: parts of DDP's buckets.
+        shown: leaves, and tensors that are there in each call, which it makes their gradients: parts of DDP's buckets.
     """
 
     def __init__(

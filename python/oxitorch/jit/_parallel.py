@@ -1,5 +1,7 @@
 """Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
 
+import sys
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,11 +34,43 @@ def settle_before(module: DistributedDataParallel) -> None:
         torch.ops.oxitorch._trace_pause(False)
 
 
+def is_of_processes(func) -> bool:
+    """Whether an operation is a collective."""
+    return getattr(func, "namespace", None) in ("c10d", "_c10d_functional")
+
+
+def waited_for(results: list[torch.Tensor]) -> None:
+    """Puts what functional collectives give in place of the tensors that wait for it."""
+    for i, x in enumerate(results):
+        if type(x) is not torch.Tensor and isinstance(x, getattr(_functional(), "AsyncCollectiveTensor", ())):
+            results[i] = x.trigger_wait()
+
+
+def _functional():
+    return sys.modules.get("torch.distributed._functional_collectives")
+
+
 def refused(module: DistributedDataParallel) -> tuple[str, str] | None:
     """Why a step of it is no program, and a hint; None if it is one."""
+    if module.static_graph:
+        if not module._static_graph_delay_allreduce_enqueued:
+            return (
+                "trains by DDP with static_graph=True, whose first step is another than later ones",
+                "make one step without torch.tpu.jit before",
+            )
+    elif module.find_unused_parameters:
+        return (
+            "trains by DDP with find_unused_parameters=True, which asks the other processes for what each has used",
+            "leave it out where each step uses all parameters",
+        )
     if module._join_config.enable:
-        return "trains in a Join context", "there each step asks the other processes whether they go on: train without it"
-    if any(isinstance(getattr(state, "__dict__", None), dict) for _, state in module._comm_hooks if not _is_group(state)):
+        return (
+            "trains in a Join context",
+            "there each step asks the other processes whether they go on: train without it",
+        )
+    if any(
+        isinstance(getattr(state, "__dict__", None), dict) for _, state in module._comm_hooks if not _is_group(state)
+    ):
         return (
             "trains by a communication hook of DDP that has a state",
             "the state is Python's, and later calls do not change it: register a hook without one",

@@ -21,7 +21,15 @@ from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
-from oxitorch.jit._parallel import Synced, is_parallel, refused, settle, settle_before
+from oxitorch.jit._parallel import (
+    Synced,
+    is_of_processes,
+    is_parallel,
+    refused,
+    settle,
+    settle_before,
+    waited_for,
+)
 
 _here = threading.local()
 
@@ -79,6 +87,7 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
+            waited_for(tensors)
             made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             function = self._finish(known, begins, tensors, made)
@@ -170,6 +179,7 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
+            waited_for(tensors)
             made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             before = len(self._leaves)
@@ -198,6 +208,7 @@ class Tracer:
         try:
             results = self._call(args, kwargs)
             _, tensors = Tree.of(results, [])
+            waited_for(tensors)
             inputs = self._ops.inputs
             made = [t.grad for t in inputs if _is_leaf(t) and t.grad is not None and self._ops.is_made(t.grad)]
             if self._kept_before:
@@ -246,10 +257,10 @@ class Tracer:
                     self._grads.setdefault(id(p), (p, p.grad))
 
     def _meets_parallel(self, module) -> None:
+        if self._states is None:  # else nothing comes of the run, and it sends nothing
+            settle_before(module)
         if (why := refused(module)) is not None:
             self._fail(*why)
-        if self._states is None:  # nothing comes of the run: it sends nothing
-            settle_before(module)
         self._parallel[id(module)] = module, Synced(module)
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
@@ -308,9 +319,10 @@ class Tracer:
             raise self._refused(text)
         for stepped in self._optimizers.values():
             stepped.settle()
-        # A list, as all of them are to be asked. What they would do in the next step is no step that comes again.
-        if not is_dry and any([settle(module) for module, _ in self._parallel.values()]):
-            surprises = True
+        if not is_dry:
+            # What is settled here was not yet so in this run, and will be in all that come.
+            settled = [settle(module) for module, _ in self._parallel.values()]
+            surprises |= any(settled)
         if surprises:
             return None
         elsewhere = inputs[len(self._given.tensors) :]
@@ -345,8 +357,8 @@ class Tracer:
 
 _FUNCTION, _KEPT = 17, 18
 _REFUSED_HINTS = {
-    "a collective": "call it without torch.tpu.jit: in eager mode, too, what is between collectives is one program and "
-    "nothing waits; or jit what is between them"
+    "a collective for": "call it before or after the function: later calls do not wait",
+    "a collective": "the body of a loop has none, nor has a mesh of devices of this process: jit what is between them",
 }
 _MAX_DRY_RUNS = 4
 
@@ -465,6 +477,11 @@ class _Ops(TorchDispatchMode):
             for t in taken:
                 self._take(t)
         else:
+            if is_of_processes(func):
+                self._fail(
+                    f"has a collective of the host ({func})",
+                    "later calls do not run it: call it outside, or on tensors of the device",
+                )
             self._on_host(func, taken)
         results = func(*args, **kwargs)
         before = {_storage(t) for t in taken}
