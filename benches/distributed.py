@@ -1,6 +1,6 @@
 """Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
-    python benches/distributed.py              # recording, all-reduce, DDP and FSDP2
+    python benches/distributed.py              # recording, all-reduce, DDP, functions of jit, and FSDP2
     python benches/distributed.py ddp --rounds 20 --json
 
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
@@ -8,6 +8,8 @@ the time of a step in two processes by that of one process with the same share o
 
 `record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What
 of it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
+`jit` is the same of calls of functions of `torch.tpu.jit` with so many operations and collectives, against eager mode;
+and a step of DDP on a small model, until its loss is there, by `torch.tpu.jit` and in eager mode in turn.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 
-KINDS = ("record", "all_reduce", "ddp", "fsdp2")
+KINDS = ("record", "jit", "all_reduce", "ddp", "fsdp2")
 SIZES = {"4 B": 1, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
 
 
@@ -35,7 +37,7 @@ def main() -> None:
     found = {}
     for kind in args.kinds or KINDS:
         two = _run(kind, 2, args.rounds)
-        if kind == "record":
+        if kind in ("record", "jit"):
             found[kind] = two
         elif kind == "all_reduce":
             found[kind] = {
@@ -52,6 +54,10 @@ def main() -> None:
         if kind == "record":
             for call, seconds in rows.items():
                 print(f"record {call:22} {seconds * 1e6:6.2f} us  {seconds / rows['add_']:5.2f}x add_")
+        elif kind == "jit":
+            for name, t in rows.items():
+                jit, eager = t["jit"] * 1e6, t["eager"] * 1e6
+                print(f"jit {name:32} {jit:8.1f} us  eager {eager:8.1f} us  {jit / eager:5.2f}x")
         elif kind == "all_reduce":
             for size, t in rows.items():
                 times = "  ".join(f"{device} {t[device] * 1e3:9.3f} ms" for device in ("tpu", "cpu"))
@@ -86,7 +92,7 @@ def _rank(args) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size)
     kind = args.kinds[0]
-    measure = {"record": _record, "all_reduce": _all_reduce}.get(kind, _steps)
+    measure = {"record": _record, "all_reduce": _all_reduce, "jit": _jit}.get(kind, _steps)
     found = measure(torch, dist, kind, args.rounds)
     if rank == 0:
         with open(f"{folder}/found", "w") as file:
@@ -130,6 +136,68 @@ def _record(torch, dist, _kind: str, rounds: int) -> dict:
             _core.hold_launches(False)
             torch.tpu.synchronize()
     return best
+
+
+def _jit(torch, dist, _kind: str, rounds: int) -> dict:
+    from oxitorch import _core
+    from torch import nn
+
+    def function(ops: int, collectives: int):
+        def f(x):
+            for _ in range(max(collectives, 1)):
+                for _ in range(ops // max(collectives, 1)):
+                    x = x * 1.5
+                if collectives:
+                    dist.all_reduce(x)
+            return x
+
+        return f
+
+    found, x = {}, torch.ones(4, device="tpu")
+    for ops, collectives in ((128, 0), (128, 1), (128, 4), (128, 16), (16, 16), (512, 16)):
+        f = function(ops, collectives)
+        calls = {"jit": torch.tpu.jit(f), "eager": f}
+        best = dict.fromkeys(calls, float("inf"))
+        for i in range(rounds + 3):
+            for name, call in calls.items():
+                torch.tpu.synchronize()
+                dist.barrier()
+                _core.hold_launches(True)
+                start = time.perf_counter()
+                call(x)
+                if i >= 3:
+                    best[name] = min(best[name], time.perf_counter() - start)
+                _core.hold_launches(False)
+        found[f"{ops} operations, {collectives} collectives"] = best
+    torch.tpu.synchronize()
+
+    def stepper(jit: bool):
+        torch.manual_seed(0)
+        layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to("tpu"), bucket_cap_mb=0.05)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return torch.tpu.jit(step) if jit else step
+
+    steps = {"jit": stepper(True), "eager": stepper(False)}
+    times = {name: [] for name in steps}
+    x = torch.randn(32, 64, device="tpu")
+    for i in range(10 * rounds + 20):
+        for name, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step(x).item()
+            torch.tpu.synchronize()
+            if i >= 20:
+                times[name].append(time.perf_counter() - start)
+    return found | {"a step of DDP": {name: statistics.median(t) for name, t in times.items()}}
 
 
 def _all_reduce(torch, dist, _kind: str, rounds: int) -> dict:

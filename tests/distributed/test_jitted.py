@@ -32,7 +32,7 @@ import torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("tpu", timeout=timedelta(seconds=4))
 torch.tpu.set_device(rank)
-other = dist.new_group([0, 1])
+other = dist.new_group([0, 1], timeout=timedelta(seconds=4))
 
 @torch.tpu.jit
 def f(x):
@@ -66,10 +66,10 @@ os._exit(0)
 @pytest.mark.parametrize(
     "kind, message",
     [
-        ("time.sleep(8)", "rank 0: number 4, all_reduce.* at .*script.py:13 in f\n.*rank 1: says nothing"),
+        ("time.sleep(8)", "rank 0: number 4, all_reduce.* at .*script.py:15 in f\n.*rank 1: says nothing"),
         (
             "dist.all_reduce(torch.ones(7, device='tpu'), group=other)",
-            "the ranks do not do the same:\n.*rank 0: .*script.py:13 in f\n.*rank 1: .*script.py:34",
+            "the ranks do not do the same:\n.*rank 0: .*script.py:15 in f\n.*rank 1: .*script.py:33 in <module>",
         ),
     ],
     ids=["timeout", "mismatch"],

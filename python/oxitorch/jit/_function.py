@@ -12,7 +12,7 @@ import torch
 from oxitorch import _activate
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
-from oxitorch.jit._parallel import Synced
+from oxitorch.jit._parallel import Synced, plain
 
 
 class Given(NamedTuple):
@@ -58,16 +58,19 @@ class Found:
         for module in modules:
             for held in (module._parameters, module._buffers):
                 for name, value in held.items():
-                    if id(value) in wanted:
+                    if value is not None and id(plain(value)) in wanted:
                         self._dicts.append(held)
                         self._names.append(name)
                         self._values.append(value)
+        # DTensors, and the parts that this process has.
+        self._parts = [(value, part) for value in self._values if (part := plain(value)) is not value]
 
     def is_current(self) -> bool:
         """Whether a call would find the same. Tells the program the learning rates."""
         return (
             [m.training for m in self._modules] == self._training
             and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            and all(plain(value) is part for value, part in self._parts)
             and all(o.is_current() for o in self.optimizers)
             and all(m.is_current() for m in self.synced)
         )
@@ -96,7 +99,8 @@ class Gradients:
         self.begins = [g is not None for g in before]
         self.ends = [p for p, g in zip(leaves, before, strict=True) if g is not None and p.grad is None]
         place = {id(t): i for i, t in enumerate(found)}
-        self.taken = [(place[id(g)], p) for p, g in zip(leaves, before, strict=True) if id(g) in place]
+        had = [(p, plain(g)) for p, g in zip(leaves, before, strict=True) if g is not None]
+        self.taken = [(place[id(g)], p) for p, g in had if id(g) in place]
         self.made = made
         own = {id(p) for p, _ in made}
         others = [(p, g) for p, g in zip(leaves, before, strict=True) if p.grad is not None and id(p) not in own]
@@ -104,7 +108,7 @@ class Gradients:
         # Places among these, by storage: gradients of layers in a loop are parts of one tensor.
         together: dict[int, list[int]] = {}
         for i, (_, g) in enumerate(self.made):
-            together.setdefault(g.untyped_storage()._cdata, []).append(i)
+            together.setdefault(plain(g).untyped_storage()._cdata, []).append(i)
         self._together = list(together.values())
 
     def is_current(self) -> bool:
@@ -118,7 +122,7 @@ class Gradients:
             if any(sys.getrefcount(made[i][1]) > 2 for i in places):
                 for i, g in zip(places, _like([made[i][1] for i in places]), strict=True):
                     made[i] = made[i][0], g
-        return [g for _, g in made]
+        return [plain(g) for _, g in made]
 
     def give(self) -> None:
         """Makes these the gradients, as the function does."""
@@ -226,7 +230,7 @@ class Function:
         if gradients.taken:
             found = found.copy()
             for i, p in gradients.taken:
-                found[i] = p.grad
+                found[i] = plain(p.grad)
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
         if values:
             inputs = [*inputs, *self.formulas.tensors(values)]

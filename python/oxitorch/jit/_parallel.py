@@ -1,10 +1,8 @@
 """Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
 
-import sys
-
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 
 def is_parallel(module: torch.nn.Module) -> bool:
@@ -39,15 +37,42 @@ def is_of_processes(func) -> bool:
     return getattr(func, "namespace", None) in ("c10d", "_c10d_functional")
 
 
-def waited_for(results: list[torch.Tensor]) -> None:
-    """Puts what functional collectives give in place of the tensors that wait for it."""
-    for i, x in enumerate(results):
-        if type(x) is not torch.Tensor and isinstance(x, getattr(_functional(), "AsyncCollectiveTensor", ())):
-            results[i] = x.trigger_wait()
+def is_wrapped(cls: type) -> bool:
+    """Whether tensors of a class are around others: DTensors, and those that wait for a functional collective."""
+    return cls is not torch.Tensor and is_traceable_wrapper_subclass_type(cls)
 
 
-def _functional():
-    return sys.modules.get("torch.distributed._functional_collectives")
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """The tensor that this is or is around: the part of a DTensor that this process has."""
+    while is_wrapped(type(t)):
+        t = t.trigger_wait() if hasattr(t, "trigger_wait") else _inner(t)[1]
+    return t
+
+
+def _inner(t: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """The only tensor in this one, with its name."""
+    found = [(name, x) for name in t.__tensor_flatten__()[0] if isinstance(x := getattr(t, name), torch.Tensor)]
+    if len(found) != 1:
+        raise TypeError(f"torch.tpu.jit: a {type(t).__name__} is several tensors, and no function takes or gives one")
+    return found[0]
+
+
+class Wrapped:
+    """How a result is around another tensor."""
+
+    def __init__(self, t: torch.Tensor):
+        self._class, self._size, self._stride = type(t), t.size(), t.stride()
+        names, self._context = t.__tensor_flatten__()
+        self._name, _ = _inner(t)
+        self._rest = {name: getattr(t, name) for name in names if name != self._name}
+
+    @staticmethod
+    def of(t: torch.Tensor) -> "Wrapped | None":
+        """None if it is a plain tensor, or only waits to be one."""
+        return Wrapped(t) if is_wrapped(type(t)) and not hasattr(t, "trigger_wait") else None
+
+    def around(self, t: torch.Tensor) -> torch.Tensor:
+        return self._class.__tensor_unflatten__({**self._rest, self._name: t}, self._context, self._size, self._stride)
 
 
 def refused(module: DistributedDataParallel) -> tuple[str, str] | None:

@@ -23,12 +23,14 @@ from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import (
     Synced,
+    Wrapped,
     is_of_processes,
     is_parallel,
+    is_wrapped,
+    plain,
     refused,
     settle,
     settle_before,
-    waited_for,
 )
 
 _here = threading.local()
@@ -87,7 +89,6 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
-            waited_for(tensors)
             made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             function = self._finish(known, begins, tensors, made)
@@ -179,7 +180,6 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
-            waited_for(tensors)
             made = _Results(tree, self._name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             before = len(self._leaves)
@@ -192,8 +192,8 @@ class Tracer:
             for optimizer, before in self._states.values():
                 optimizer.state.clear()
                 optimizer.state.update(before)
-            for t in self._ops.inputs:
-                if _is_leaf(t) and id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
+            for t in self._ops.leaves():
+                if id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
                     t.grad = None
             for p, g in self._grads.values():
                 p.grad = g
@@ -208,9 +208,9 @@ class Tracer:
         try:
             results = self._call(args, kwargs)
             _, tensors = Tree.of(results, [])
-            waited_for(tensors)
-            inputs = self._ops.inputs
-            made = [t.grad for t in inputs if _is_leaf(t) and t.grad is not None and self._ops.is_made(t.grad)]
+            tensors = [plain(t) for t in tensors]
+            inputs, leaves = self._ops.inputs, self._ops.leaves()
+            made = [plain(t.grad) for t in leaves if t.grad is not None and self._ops.is_made(t.grad)]
             if self._kept_before:
                 gc.collect()  # as in a call
             found, text = torch.ops.oxitorch._traced(
@@ -286,9 +286,7 @@ class Tracer:
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
-        for t in inputs:
-            if not _is_leaf(t):
-                continue
+        for t in self._ops.leaves():
             g = t.grad
             if id(t) not in self._leaves:
                 self._leaves[id(t)] = t
@@ -299,7 +297,7 @@ class Tracer:
         for x in results:
             if x.device.type != "tpu":
                 self._fail("gives a tensor of the host", "move it to the device", x)
-        everything = [*inputs, *(g for _, g in made)]
+        everything = [*inputs, *(plain(g) for _, g in made)]
         versions = self._ops.versions
         written = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
         written += range(len(inputs), len(everything))
@@ -329,7 +327,7 @@ class Tracer:
         if is_dry:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
-            everything[len(inputs) :] = [g for _, g in made]
+            everything[len(inputs) :] = [plain(g) for _, g in made]
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         return Function(
             number,
@@ -383,12 +381,16 @@ class _Results:
         self._anchor: torch.Tensor | None = None
         # Results that are arguments themselves, by their numbers; those of the arguments.
         self._same: list[tuple[int, int]] = []
+        # Results that are DTensors, by their numbers.
+        self._wrapped: list[tuple[int, Wrapped]] = []
 
     def find_graph(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
         """Takes the results out of the graph of autograd that they are in."""
         if any(x.grad_fn is not None for x in results):
             self._anchor = next((t for t in inputs if t.requires_grad and t.is_leaf), None)
             results[:] = [x.detach() if x.grad_fn is not None else x for x in results]
+        self._wrapped = [(i, how) for i, x in enumerate(results) if (how := Wrapped.of(x)) is not None]
+        results[:] = [plain(x) for x in results]
 
     def of(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> "_Results":
         """These, where the program has these inputs."""
@@ -400,6 +402,10 @@ class _Results:
         """What the function gives, with these tensors, and the numbers that it computed."""
         if self._anchor is not None:
             outside(results, self._anchor, self._name)
+        if self._wrapped:
+            results = results.copy()
+            for i, how in self._wrapped:
+                results[i] = how.around(results[i])
         return self._tree.make([*results, *[numbers[i] for i in self._numbers]] if self._numbers else results)
 
     def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor], numbers: Sequence) -> Any:
@@ -422,6 +428,8 @@ class _Ops(TorchDispatchMode):
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
         self.generators: list[torch.Generator] = []
+        # Leaves that are DTensors.
+        self._wrapped: dict[int, torch.Tensor] = {}
         self._fail = fail
         # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
         self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
@@ -443,7 +451,11 @@ class _Ops(TorchDispatchMode):
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether the function made it."""
-        return _storage(tensor) in self._made
+        return _storage(plain(tensor)) in self._made
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Tensors that the function takes and that may get gradients."""
+        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
 
     # Loops and branches: their bodies are seen too.
     supports_higher_order_operators = True
@@ -455,6 +467,11 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(map(is_wrapped, types)):
+            # What is in them is seen when they compute with it.
+            of = _tensors((args, tuple(kwargs.values())))
+            self._wrapped.update((id(t), t) for t in of if is_wrapped(type(t)) and _is_leaf(t))
+            return NotImplemented
         if isinstance(func, torch._ops.HigherOrderOperator):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
