@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.distributed.ranks import case
@@ -408,6 +411,32 @@ def ddp_without_synchronization_outside():
 
 
 @case
+def tensor_parallel():
+    """Parameters and their gradients are DTensors."""
+    mesh = init_device_mesh("tpu", (size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    make, optimizer = functools.partial(parallelize_module, device_mesh=mesh, parallelize_plan=plan), torch.optim.AdamW
+    train(make, optimizer=functools.partial(optimizer, foreach=False))
+
+
+@case
+def distributed_tensors_as_results():
+    mesh = init_device_mesh("tpu", (size(),))
+
+    def f(x):
+        y = DTensor.from_local(x, mesh, [Shard(0)]).sin()
+        return y, y.redistribute(placements=[Replicate()]) + 1, y.sum()
+
+    jitted = torch.tpu.jit(f)
+    for call in range(CALLS):
+        x = data(call, 4, 6)
+        for got, wanted in zip(jitted(x), f(x), strict=True):
+            assert got.placements == wanted.placements
+            torch.testing.assert_close(got.full_tensor(), wanted.full_tensor())
+    assert jitted.traces == 1
+
+
+@case
 def gradients_by_torch_func():
     def step(w, x):
         def loss_of(w):
@@ -446,7 +475,7 @@ def step_of_ddp(norm=False, hook=None, **options):
 
 
 def waits(x):
-    dist.barrier(device_ids=[0])
+    dist.barrier(device_ids=[torch.tpu.current_device()])
     return x + 1
 
 

@@ -130,6 +130,7 @@ impl Stream {
             moving: Vec::new(),
             numbers: size.numbers.clone(),
             drawn: size.drawn.clone(),
+            scratch: bound.scratch.clone(),
             written: bound.written.clone(),
             made: bound.made.clone(),
             outputs: if at_bound { outputs_of(&bound.outputs) } else { outputs },

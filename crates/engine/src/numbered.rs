@@ -124,6 +124,7 @@ impl Recipe {
             moving,
             numbers: self.numbers.clone(),
             drawn: self.drawn.clone(),
+            scratch: self.scratch.clone(),
             written: self.written.iter().map(|(at, s)| (*at, source(s))).collect(),
             made: self.made.iter().map(|(bytes, s)| (*bytes, s.as_ref().map(source))).collect(),
             outputs: self.outputs.iter().map(output).collect(),
@@ -150,6 +151,7 @@ impl Recipe {
             && self.numbers.len() == other.numbers.len()
             && self.drawn == other.drawn
             && self.written == other.written
+            && self.scratch == other.scratch
             && self.made == other.made
             && arguments(self) == arguments(other)
             && outputs(self) == outputs(other)

@@ -126,6 +126,9 @@ pub struct Recipe {
     pub(crate) numbers: Vec<Held>,
     /// What it draws from generators, in this order.
     pub(crate) drawn: Vec<Drawn>,
+    /// Storages of the arguments that are empty before and after the function, which writes them before it reads them:
+    /// gathered parameters.
+    pub(crate) scratch: Vec<u32>,
     /// Storages of the arguments that get other values.
     pub(crate) written: Vec<(u32, Source)>,
     /// Storages that the graph makes, by size and value.
@@ -354,6 +357,12 @@ impl Recipe {
             offsets[moving.at] = first;
         }
         Some(Cow::Owned(offsets))
+    }
+
+    /// Whether an instance or a collective takes what a storage held before.
+    pub(crate) fn takes(&self, storage: u32) -> bool {
+        let own = Source::Storage(storage);
+        self.operands.contains(&own) || self.between.iter().any(|b| b.how.sources().contains(&own))
     }
 
     /// The last part that needs each result: parts are the instances between collectives, each with the collective before

@@ -267,7 +267,14 @@ impl Stream {
         self.make_room(&mut w, first, switches)?;
         w.thread.options = switches.compiler_options;
         let mut before = SmallVec::new();
-        for (slot, ty) in slots.iter().zip(&recipe.types) {
+        for ((slot, ty), number) in slots.iter().zip(&recipe.types).zip(0..) {
+            if recipe.scratch.contains(&number) {
+                if slot.nbytes > 0 {
+                    return Ok(None);
+                }
+                before.push(Value::new(ty.clone(), State::Pending)); // which nothing takes
+                continue;
+            }
             let value = w.slot_value(slot, ty.dtype, &ty.shape)?;
             if value.ty != *ty {
                 return Ok(None);

@@ -35,6 +35,8 @@ pub(crate) struct Tape {
     pub(crate) slots: Vec<usize>,
     /// What these held.
     pub(crate) before: Vec<Arc<Value>>,
+    /// Those that held nothing yet.
+    pub(crate) unwritten: Vec<u32>,
     /// Arguments in host memory, by address.
     pub(crate) host: FxHashMap<usize, u32>,
     pub(crate) known: FxHashMap<usize, Source>,
@@ -132,6 +134,7 @@ impl Tape {
             arguments: Vec::new(),
             slots: Vec::new(),
             before: Vec::new(),
+            unwritten: Vec::new(),
             host: FxHashMap::default(),
             known: FxHashMap::default(),
             kept: Vec::new(),
@@ -210,13 +213,20 @@ impl Tape {
             Place::Device(slot) if slot.device == device => Some(address(slot)),
             _ => None,
         };
-        let mut written = Vec::new();
+        let (mut written, mut scratch) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.slots.len()];
         for (t, argument) in args.iter().zip(&self.arguments) {
             let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
             let number = number as usize;
             if address(slot) != self.slots[number] {
-                return None; // it was given another storage
+                // It was given another storage.
+                if slot.nbytes > 0 || t.numel() == 0 || !self.unwritten.contains(&(number as u32)) {
+                    return None;
+                }
+                if !std::mem::replace(&mut seen[number], true) {
+                    scratch.push(number as u32);
+                }
+                continue;
             }
             if !std::mem::replace(&mut seen[number], true) {
                 let now = slot.value()?;
@@ -268,7 +278,7 @@ impl Tape {
             };
             results.push(GraphOutput { home, layout, contiguous: t.contiguous });
         }
-        Some(Recipe {
+        let recipe = Recipe {
             device,
             switches: switches.word(),
             arguments: self.arguments,
@@ -281,11 +291,14 @@ impl Tape {
             moving: Vec::new(),
             numbers: self.numbers,
             drawn: self.draws.drawn.iter().map(|d| d.drawn).collect(),
+            scratch,
             written,
             made,
             outputs: results,
             whole: None,
-        })
+        };
+        let is_taken = recipe.scratch.iter().any(|&storage| recipe.takes(storage));
+        (!is_taken).then_some(recipe)
     }
 }
 

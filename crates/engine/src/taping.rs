@@ -53,8 +53,12 @@ impl Tape {
                 let number = match known {
                     Some(number) => number,
                     None => {
+                        let is_written = slot.value().is_some();
                         let value = self.own_value(slot, &layout, w)?;
                         let number = self.slots.len();
+                        if !is_written {
+                            self.unwritten.push(number as u32);
+                        }
                         self.slots.push(at);
                         self.before.push(value.clone());
                         self.know(&value, Source::Storage(number as u32));

@@ -12,7 +12,7 @@ import torch
 from oxitorch import _activate
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
-from oxitorch.jit._parallel import Synced, plain
+from oxitorch.jit._parallel import Sharded, Synced, plain
 
 
 class Given(NamedTuple):
@@ -44,7 +44,7 @@ class Found:
         tensors: list[torch.Tensor],
         modules: list[torch.nn.Module],
         optimizers: list[Stepped],
-        synced: list[Synced],
+        synced: list[Synced | Sharded],
     ):
         self.tensors = tensors
         self.synced = synced

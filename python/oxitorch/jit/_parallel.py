@@ -1,19 +1,29 @@
 """Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
 
+import sys
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 
 def is_parallel(module: torch.nn.Module) -> bool:
-    return isinstance(module, DistributedDataParallel)
+    """Whether it is one of DDP or of FSDP2."""
+    return isinstance(module, DistributedDataParallel) or is_sharded(module)
 
 
-def settle(module: DistributedDataParallel) -> bool:
+def is_sharded(module: torch.nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(module, getattr(fsdp, "FSDPModule", ()))
+
+
+def settle(module: torch.nn.Module) -> bool:
     """Has DDP make the buckets of its later steps, if its next step would begin with that; whether it has.
 
     Its first backward shows in which order gradients come, and the processes agree on buckets in this order.
     """
+    if is_sharded(module):
+        return False
     if not module._lazy_init_ran:
         module._lazy_init()
     if not module.reducer._rebuild_buckets():
@@ -22,7 +32,7 @@ def settle(module: DistributedDataParallel) -> bool:
     return True
 
 
-def settle_before(module: DistributedDataParallel) -> None:
+def settle_before(module: torch.nn.Module) -> None:
     """The same within a function that is traced, of which it is no part."""
     torch.ops.oxitorch._trace_pause(True)
     try:
@@ -75,8 +85,10 @@ class Wrapped:
         return self._class.__tensor_unflatten__({**self._rest, self._name: t}, self._context, self._size, self._stride)
 
 
-def refused(module: DistributedDataParallel) -> tuple[str, str] | None:
+def refused(module: torch.nn.Module) -> tuple[str, str] | None:
     """Why a step of it is no program, and a hint; None if it is one."""
+    if is_sharded(module):
+        return None
     if module.static_graph:
         if not module._static_graph_delay_allreduce_enqueued:
             return (
@@ -121,6 +133,10 @@ class Synced:
         self._buffers_after = self._module.require_forward_param_sync
         return self
 
+    def differs(self) -> bool:
+        """Whether the function leaves it in a state in which no call can find it: none is known."""
+        return False
+
     def is_current(self) -> bool:
         m = self._module
         return m.require_backward_grad_sync == self._gradients and m.require_forward_param_sync == self._buffers_before
@@ -128,3 +144,44 @@ class Synced:
     def give(self) -> None:
         """Leaves the module as the function does."""
         self._module.require_forward_param_sync = self._buffers_after
+
+
+# Of FSDP2's groups of parameters: where they are in a step, and what a script may set between steps.
+_SHARDED_STATE = (
+    "_sharded_state",
+    "_training_state",
+    "reduce_grads",
+    "all_reduce_grads",
+    "reshard_after_backward",
+    "unshard_in_backward",
+    "post_forward_mesh_info",
+    "gradient_divide_factor",
+)
+
+
+class Sharded:
+    """A module of FSDP2 that a function calls: the state that a program neither sees nor changes."""
+
+    def __init__(self, module: torch.nn.Module):
+        self._module = module
+        self._before = self._state()
+
+    def _state(self) -> list:
+        state = self._module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return [state._state_ctx.is_last_backward] + [
+            getattr(group, name, None) for group in groups for name in _SHARDED_STATE
+        ]
+
+    def finish(self) -> "Sharded":
+        return self
+
+    def differs(self) -> bool:
+        """Whether the function leaves it in another state than it finds it in."""
+        return self._state() != self._before
+
+    def is_current(self) -> bool:
+        return not self.differs()
+
+    def give(self) -> None:
+        """It is as before already."""

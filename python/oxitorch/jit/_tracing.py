@@ -22,10 +22,12 @@ from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import (
+    Sharded,
     Synced,
     Wrapped,
     is_of_processes,
     is_parallel,
+    is_sharded,
     is_wrapped,
     plain,
     refused,
@@ -69,7 +71,7 @@ class Tracer:
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
         # Those that train in several processes.
-        self._parallel: dict[int, tuple[torch.nn.Module, Synced]] = {}
+        self._parallel: dict[int, tuple[torch.nn.Module, Synced | Sharded]] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -250,6 +252,7 @@ class Tracer:
         # One of the layers stands for all.
         for called in module.modules() if isinstance(module, ScannedLayers) else (module,):
             self._modules[id(called)] = weakref.ref(called)
+            self._ops.may_get_gradients(called.parameters(recurse=False))
             if is_parallel(called) and id(called) not in self._parallel:
                 self._meets_parallel(called)
             if self._grads is not None:
@@ -261,7 +264,7 @@ class Tracer:
             settle_before(module)
         if (why := refused(module)) is not None:
             self._fail(*why)
-        self._parallel[id(module)] = module, Synced(module)
+        self._parallel[id(module)] = module, (Sharded if is_sharded(module) else Synced)(module)
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -290,7 +293,9 @@ class Tracer:
             g = t.grad
             if id(t) not in self._leaves:
                 self._leaves[id(t)] = t
-                surprises |= g is not None  # whether it had one before is not known
+                surprises |= g is not None or self._ops.had_gradient(t)  # what was there before is not known
+                if g is None and self._optimizers:
+                    known, begins = [*known, t], [*begins, None]
             if g is not None and self._ops.is_made(g):
                 made.append((t, g))
         number = _activate.core().new_graph()
@@ -317,6 +322,11 @@ class Tracer:
             raise self._refused(text)
         for stepped in self._optimizers.values():
             stepped.settle()
+        if any(state.differs() for _, state in self._parallel.values()):
+            self._fail(
+                "leaves a module of FSDP2 in another state than it finds it in",
+                "let it call backward, or fully_shard(..., reshard_after_forward=True) also for the outermost module",
+            )
         if not is_dry:
             # What is settled here was not yet so in this run, and will be in all that come.
             settled = [settle(module) for module, _ in self._parallel.values()]
@@ -428,6 +438,8 @@ class _Ops(TorchDispatchMode):
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
         self.generators: list[torch.Generator] = []
+        # Leaves that had a gradient when they were met.
+        self._with_gradient: set[int] = set()
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
         self._fail = fail
@@ -453,6 +465,21 @@ class _Ops(TorchDispatchMode):
         """Whether the function made it."""
         return _storage(plain(tensor)) in self._made
 
+    def may_get_gradients(self, parameters) -> None:
+        """The function may set gradients of these; of plain ones that is seen."""
+        for p in parameters:
+            if is_wrapped(type(p)) and _is_leaf(p) and id(p) not in self._wrapped:
+                self._wrapped[id(p)] = p
+                self._meet(p)
+
+    def _meet(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is not None:
+            self._with_gradient.add(id(leaf))
+
+    def had_gradient(self, leaf: torch.Tensor) -> bool:
+        """Whether a leaf had a gradient when the function took it first."""
+        return id(leaf) in self._with_gradient
+
     def leaves(self) -> list[torch.Tensor]:
         """Tensors that the function takes and that may get gradients."""
         return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
@@ -469,8 +496,7 @@ class _Ops(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(is_wrapped, types)):
             # What is in them is seen when they compute with it.
-            of = _tensors((args, tuple(kwargs.values())))
-            self._wrapped.update((id(t), t) for t in of if is_wrapped(type(t)) and _is_leaf(t))
+            self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
             return NotImplemented
         if isinstance(func, torch._ops.HigherOrderOperator):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
@@ -544,6 +570,8 @@ class _Ops(TorchDispatchMode):
             self._taken_from_host.add(at)
         self.inputs.append(t)
         self.versions.append(_version(t))
+        if _is_leaf(t):
+            self._meet(t)
         torch.ops.oxitorch._trace_also(t)
 
     def _on_host(self, func, taken: list[torch.Tensor]) -> None:
