@@ -1,6 +1,6 @@
 """Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
-    python benches/distributed.py              # recording, collectives, DDP and FSDP2, the comparison of ranks
+    python benches/distributed.py              # recording, collectives, DDP, FSDP2, functions of jit, the comparison of ranks
     python benches/distributed.py ddp --rounds 20 --json
 
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is
@@ -8,6 +8,8 @@ the time of a step in two processes by that of one process with the same share o
 
 `record` is what a call costs until Python goes on, with launches held, in calls of a tiny operation (`x.add_(1)`). What
 of it is PyTorch's own shows a group of PyTorch's that does nothing (`fake`), on CPU tensors.
+`jit` is the same of calls of functions of `torch.tpu.jit` with so many operations and collectives, against eager mode;
+and a step of DDP on a small model, until its loss is there, by `torch.tpu.jit` and in eager mode in turn.
 
 A collective is read after each call, or once after a chain of calls.
 
@@ -25,7 +27,7 @@ import tempfile
 import time
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-KINDS = ("record", *COLLECTIVES, "ddp", "fsdp2", "check")
+KINDS = ("record", "jit", *COLLECTIVES, "ddp", "fsdp2", "check")
 # Elements of the larger tensor of a collective.
 SIZES = {"4 B": 1, "4 KB": 1 << 10, "64 KB": 1 << 14, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
 
@@ -41,7 +43,7 @@ def main() -> None:
     found = {}
     for kind in args.kinds or KINDS:
         two = _run(kind, 2, args.rounds)
-        if kind == "record":
+        if kind in ("record", "jit"):
             found[kind] = two
         elif kind == "check":
             found[kind] = two | {"cost": two["compared"] / two["not compared"] - 1}
@@ -61,6 +63,10 @@ def main() -> None:
         elif kind == "check":
             times = "  ".join(f"{what} {rows[what] * 1e3:8.2f} ms" for what in ("compared", "not compared"))
             print(f"{kind:10} {times}  {rows['messages']:.0f} messages a step  {rows['cost']:+.2%}")
+        elif kind == "jit":
+            for name, t in rows.items():
+                jit, eager = t["jit"] * 1e6, t["eager"] * 1e6
+                print(f"jit {name:32} {jit:8.1f} us  eager {eager:8.1f} us  {jit / eager:5.2f}x")
         elif kind in COLLECTIVES:
             for what, t in rows.items():
                 times = "  ".join(f"{device} {t[device] * 1e3:9.3f} ms" for device in ("tpu", "cpu"))
@@ -95,7 +101,7 @@ def _rank(args) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,tpu:tpu", store=store, rank=rank, world_size=size)
     kind = args.kinds[0]
-    measures = {"record": _record, "check": _check} | dict.fromkeys(COLLECTIVES, _collective)
+    measures = {"record": _record, "jit": _jit, "check": _check} | dict.fromkeys(COLLECTIVES, _collective)
     measure = measures.get(kind, _steps)
     found = measure(torch, dist, kind, args.rounds)
     if rank == 0:
@@ -140,6 +146,68 @@ def _record(torch, dist, _kind: str, rounds: int) -> dict:
             _core.hold_launches(False)
             torch.tpu.synchronize()
     return best
+
+
+def _jit(torch, dist, _kind: str, rounds: int) -> dict:
+    from oxitorch import _core
+    from torch import nn
+
+    def function(ops: int, collectives: int):
+        def f(x):
+            for _ in range(max(collectives, 1)):
+                for _ in range(ops // max(collectives, 1)):
+                    x = x * 1.5
+                if collectives:
+                    dist.all_reduce(x)
+            return x
+
+        return f
+
+    found, x = {}, torch.ones(4, device="tpu")
+    for ops, collectives in ((128, 0), (128, 1), (128, 4), (128, 16), (16, 16), (512, 16)):
+        f = function(ops, collectives)
+        calls = {"jit": torch.tpu.jit(f), "eager": f}
+        best = dict.fromkeys(calls, float("inf"))
+        for i in range(rounds + 3):
+            for name, call in calls.items():
+                torch.tpu.synchronize()
+                dist.barrier()
+                _core.hold_launches(True)
+                start = time.perf_counter()
+                call(x)
+                if i >= 3:
+                    best[name] = min(best[name], time.perf_counter() - start)
+                _core.hold_launches(False)
+        found[f"{ops} operations, {collectives} collectives"] = best
+    torch.tpu.synchronize()
+
+    def stepper(jit: bool):
+        torch.manual_seed(0)
+        layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to("tpu"), bucket_cap_mb=0.05)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return torch.tpu.jit(step) if jit else step
+
+    steps = {"jit": stepper(True), "eager": stepper(False)}
+    times = {name: [] for name in steps}
+    x = torch.randn(32, 64, device="tpu")
+    for i in range(10 * rounds + 20):
+        for name, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step(x).item()
+            torch.tpu.synchronize()
+            if i >= 20:
+                times[name].append(time.perf_counter() - start)
+    return found | {"a step of DDP": {name: statistics.median(t) for name, t in times.items()}}
 
 
 def _collective(torch, dist, kind: str, rounds: int) -> dict:

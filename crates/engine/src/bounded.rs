@@ -9,7 +9,7 @@ use crate::error::{Refusal, Result};
 use crate::family::Numbers;
 use crate::graph::{Given, Graph, Sample, Source as From};
 use crate::recipe::{
-    AtSize, Bound, GraphOutput, Home, Input, Layout, Moving, OfSizes, Recipe, Shape, Source, Whole,
+    AtSize, Bound, GraphOutput, Home, Layout, Moving, OfSizes, Recipe, Shape, Source, Whole,
 };
 use crate::site::{Site, describe};
 use crate::spread::Sharded;
@@ -49,6 +49,9 @@ impl Stream {
     ) -> Result<Result<Recipe, String>> {
         let nothing = || Ok(Err("it computes nothing".to_owned()));
         let (Some(whole), true) = (&bound.whole, sample.whole.is_some()) else { return nothing() };
+        if !bound.between.is_empty() || !sample.between.is_empty() {
+            return Ok(Err("a collective ends its program".to_owned()));
+        }
         let known = whole.bound.lock().clone();
         let known = match known {
             Some(known) => known,
@@ -103,14 +106,13 @@ impl Stream {
             }
         };
         drop(programs);
-        let (size, random) = if at_bound { (bound, &known.shape.random) } else { (sample, &own.random) };
+        let size = if at_bound { bound } else { sample };
         let shape = Shape {
             options: known.shape.options,
             ops: known.shape.ops.clone(),
             inputs: known.shape.inputs.clone(),
             live: known.shape.live.clone(),
             results: known.shape.results.clone(),
-            random: random.clone(),
             moving: known.shape.moving.clone(),
             programs: of_sizes.programs,
             size: Some(AtSize { graph: of_sizes.graph, numbers }),
@@ -122,12 +124,14 @@ impl Stream {
             arguments: bound.arguments.clone(),
             types: bound.types.clone(),
             insts: Vec::new(),
+            between: Vec::new(),
             sites: bound.sites.first().copied().into_iter().collect(),
             operands: Vec::new(),
             offsets: size.offsets.clone(),
             moving: size.moving.clone(),
             numbers: size.numbers.clone(),
             drawn: size.drawn.clone(),
+            scratch: bound.scratch.clone(),
             written: bound.written.clone(),
             made: bound.made.clone(),
             outputs: if at_bound { outputs_of(&bound.outputs) } else { outputs },
@@ -135,7 +139,7 @@ impl Stream {
                 ends_step: whole.ends_step,
                 donated: whole.donated.clone(),
                 shape: Some(Arc::new(shape)).into(),
-                bound: Default::default(),
+                ..Whole::default()
             }),
         }))
     }
@@ -164,13 +168,13 @@ fn graph(shape: &Shape, mut inputs: Vec<TensorType>) -> Graph {
 /// Whether two sizes record the same but for sizes and numbers.
 fn compare(bound: &Recipe, b: &Shape, sample: &Recipe, s: &Shape) -> Result<(), &'static str> {
     let numbers = |shape: &Shape| shape.results.iter().map(|r| r.0).collect::<Vec<_>>();
-    let drawn = |shape: &Shape| shape.random.iter().map(|((g, _), at)| (*g, *at)).collect::<Vec<_>>();
+    let drawn = |recipe: &Recipe| recipe.drawn.iter().map(|(g, _)| *g).collect::<Vec<_>>();
     let homes = |recipe: &Recipe| recipe.outputs.iter().map(|o| o.home).collect::<Vec<_>>();
     let sources = |recipe: &Recipe| recipe.made.iter().map(|(_, source)| *source).collect::<Vec<_>>();
     let same = b.inputs == s.inputs
         && b.live == s.live
         && numbers(b) == numbers(s)
-        && drawn(b) == drawn(s)
+        && drawn(bound) == drawn(sample)
         && homes(bound) == homes(sample)
         && sources(bound) == sources(sample)
         && bound.written == sample.written;
@@ -214,8 +218,8 @@ fn in_memory(large: &Layout, small: &Layout) -> Option<InMemory> {
 
 fn memory_of_inputs(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Option<InMemory>> {
     let pairs = || bound.arguments.iter().zip(&sample.arguments);
-    let of = |input: &Input| match input {
-        Input::Of(Source::Storage(i)) => {
+    let of = |input: &Source| match input {
+        Source::Storage(i) => {
             pairs().filter(|(a, _)| a.storage == Some(*i)).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
         }
         _ => None,

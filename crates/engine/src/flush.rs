@@ -169,7 +169,7 @@ impl Stream {
             }
             part.options = self.compiler.in_force(part.options);
             let then = look(&Results { part, produced });
-            self.launch_whole(w, part, reason, then)
+            self.launch_whole(w, part, reason.into(), then)
         })
     }
 
@@ -209,13 +209,13 @@ impl Stream {
         &self,
         w: &mut Window,
         part: &mut Part,
-        reason: Reason,
+        ending: Ending<'_>,
         then: impl FnOnce(Direct),
     ) -> Result<()> {
-        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
-        let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, began };
         if let Some(direct) = self.launch_part(w, part, cut)? {
             then(direct);
         }
@@ -230,18 +230,18 @@ impl Stream {
         outputs: SmallVec<[Arc<Value>; 2]>,
         (first, ops): (Site, usize),
         (program, numbers): (Arc<Program>, &Numbers),
-        reason: Reason,
+        ending: Ending<'_>,
     ) {
-        self.metrics().count(&self.metrics().flushes[reason as usize]);
+        self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         self.metrics().count(&self.metrics().window_hits);
         let mut inputs = inputs;
         if !numbers.is_empty() {
             inputs.push(Value::offsets(numbers));
         }
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, began };
         let window = self.recorded(w, &program, cut, false);
-        let ends_step = reason == Reason::Step;
+        let ends_step = ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
         let launch = Launch {
             program,

@@ -64,6 +64,7 @@ mod shared;
 mod site;
 mod split;
 mod spread;
+mod steps;
 mod stream;
 mod tape;
 mod taping;

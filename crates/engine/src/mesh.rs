@@ -103,7 +103,10 @@ impl Stream {
         events::here(site);
         let (slot, ty) = {
             let mut w = self.lock(site);
-            let result = self.launch_collective(&mut w, (what, groups), x, None, site, |_, _| Ok(()))?;
+            w.leave("a collective")?;
+            let exchange = self.exchange(&mut w, what, groups, x)?;
+            let result = self.exchanged(&exchange, site);
+            self.launch_exchange(&mut w, exchange, &result, None, site, |_| Ok(()))?;
             let ty = result.ty.clone();
             (Slot::with(result.whole_bytes() as usize, self.device, result), ty)
         };
@@ -111,23 +114,20 @@ impl Stream {
         Ok((slot, ty))
     }
 
-    /// Launches a collective in its place of the stream; the value of its result, which `bind` shows to who is to have it.
-    pub(crate) fn launch_collective(
+    /// A collective of a tensor, which is not recorded yet.
+    pub(crate) fn exchange(
         &self,
         w: &mut Window,
-        (what, groups): (&Collective, &[Vec<i32>]),
+        what: &Collective,
+        groups: &[Vec<i32>],
         x: &TensorRef<'_>,
-        agreement: Option<Arc<Agreement>>,
-        site: Site,
-        bind: impl FnOnce(&mut Window, &Arc<Value>) -> Result<(), Refusal>,
-    ) -> Result<Arc<Value>, Refusal> {
+    ) -> Result<Exchanged, Refusal> {
         let named = |e: Error| Error::new(e.kind, format!("{}: {}", what.name(), e.message));
         let (groups_here, devices) = self.members(groups).map_err(named)?;
         let one_each = self.devices.as_ref().map(|d| d.one_each.clone());
         let count = self.devices.as_ref().map_or(1, |d| d.ids.len() as i64);
         let ty = of_each(&x.ty()?, count).map_err(named)?;
         let exchange = Arc::new(Exchange { what: what.clone(), ty, groups: groups_here, devices });
-        w.leave("a collective")?;
         let mut value = w.read(x.device()?, x)?;
         if let Some(sharding) = &one_each {
             value = w.reshard(value, sharding)?;
@@ -136,14 +136,34 @@ impl Stream {
         let out = inst.outputs.first().and_then(Option::as_ref);
         let out = out.ok_or_else(|| named(Error::runtime("no result; please report this")))?;
         self.refuse_huge(&inst)?;
-        let held = Held::new(value);
-        let all = of_all(&out.stored, count);
-        let number = w.exchanges.get(groups).copied().unwrap_or_default();
+        let result = of_all(&out.stored, count);
+        Ok(Exchanged { exchange, groups: groups.into(), value: Held::new(value), result })
+    }
+
+    /// The value that a collective gives.
+    pub(crate) fn exchanged(&self, exchange: &Exchanged, site: Site) -> Arc<Value> {
+        let one_each = self.devices.as_ref().map(|d| d.one_each.clone());
+        let sharding = one_each.filter(|s| !s.is_replicated());
+        Value::sharded(exchange.result.clone(), sharding, State::Pending, site)
+    }
+
+    /// Launches a collective in its place of the stream; `bind` shows its result to who is to have it.
+    pub(crate) fn launch_exchange(
+        &self,
+        w: &mut Window,
+        Exchanged { exchange, groups, value: held, result: all }: Exchanged,
+        result: &Arc<Value>,
+        agreement: Option<Arc<Agreement>>,
+        site: Site,
+        bind: impl FnOnce(&mut Window) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let inst = w.instances.get(Kind::Collective(exchange.clone()))?;
+        let number = w.exchanges.get(&groups).copied().unwrap_or_default();
         let work = agreement.as_ref().map(|a| a.work.clone());
         // Devices of one process have no name for a group.
         let unnamed = || {
             let group = Group { name: format!("{groups:?}"), ..Group::default() };
-            About { name: what.name(), group: group.into(), number: number + 1 }
+            About { name: exchange.what.name(), group: group.into(), number: number + 1 }
         };
         let which = || work.as_ref().map_or_else(unnamed, |w| w.about().clone()).which(std::iter::once(&all));
         let ending = Ending::collective(&which);
@@ -151,16 +171,13 @@ impl Stream {
         if w.is_recorded(held.value()) {
             self.flush_for(w, &Whose::Value(held.value()), ending)?; // another thread's
         }
-        let result =
-            Value::sharded(all.clone(), one_each.filter(|s| !s.is_replicated()), State::Pending, site);
-        bind(w, &result)?;
-        w.exchanges.insert(groups.into(), number + 1);
-        let asked = Asked { exchange, groups: groups.into(), number, agreement };
+        bind(w)?;
+        w.exchanges.insert(groups.clone(), number + 1);
+        let asked = Asked { exchange: exchange.clone(), groups: groups.clone(), number, agreement };
         let ops = Ops { insts: vec![inst.clone()], sites: vec![site], operands: vec![0], offsets: vec![] };
         let mut part = Part::of_collective(ops, held.value().clone(), result.clone(), asked);
         drop(held); // what nobody else sees may be overwritten
-        self.launch_window(w, &mut part, &[], ending)?;
-        Ok(result)
+        Ok(self.launch_window(w, &mut part, &[], ending)?)
     }
 
     /// The members of groups by their places among the devices of the program; and these, if some are of other processes.
@@ -204,6 +221,17 @@ fn with_others(client: &Client, own: i32, groups: &[Vec<i32>]) -> (Vec<i32>, boo
     }
     let elsewhere = ids.len() > 1;
     (ids, elsewhere)
+}
+
+/// A collective that is about to be launched.
+pub(crate) struct Exchanged {
+    pub(crate) exchange: Arc<Exchange>,
+    /// The members of each group, by the ids of their devices.
+    pub(crate) groups: Box<[Vec<i32>]>,
+    /// What it takes.
+    pub(crate) value: Held,
+    /// The type of what it gives, of all devices.
+    pub(crate) result: TensorType,
 }
 
 /// What each of so many devices has of a tensor along dimension 0.

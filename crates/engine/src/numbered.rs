@@ -85,6 +85,10 @@ impl Recipe {
             Ok(Some(at as u32))
         });
         let given = given.collect::<Result<Vec<_>, &'static str>>()?;
+        let taken = self.between.iter().flat_map(|b| b.how.sources());
+        if taken.into_iter().any(|s| matches!(s, Source::Number(i) if given[i as usize].is_some())) {
+            return Err("a collective takes it");
+        }
         let moving = moving(&runs, numbers, self.arguments.len())?;
         let first = self.arguments.len() as u32;
         let source = |s: &Source| match *s {
@@ -113,20 +117,21 @@ impl Recipe {
             arguments: self.arguments.iter().cloned().chain(numbers.iter().map(argument)).collect(),
             types: self.types.clone(),
             insts: self.insts.clone(),
+            between: self.between.clone(),
             sites: self.sites.clone(),
             operands: self.operands.iter().map(source).collect(),
             offsets: self.offsets.clone(),
             moving,
             numbers: self.numbers.clone(),
             drawn: self.drawn.clone(),
+            scratch: self.scratch.clone(),
             written: self.written.iter().map(|(at, s)| (*at, source(s))).collect(),
             made: self.made.iter().map(|(bytes, s)| (*bytes, s.as_ref().map(source))).collect(),
             outputs: self.outputs.iter().map(output).collect(),
             whole: Some(Whole {
                 ends_step: whole.ends_step,
                 donated: whole.donated.clone(),
-                shape: Default::default(),
-                bound: Default::default(),
+                ..Whole::default()
             }),
         })
     }
@@ -139,11 +144,14 @@ impl Recipe {
         let outputs = |r: &Recipe| r.outputs.iter().map(|o| (o.home, o.layout.clone())).collect::<Vec<_>>();
         self.device == other.device
             && insts(self) == insts(other)
+            && self.between.len() == other.between.len()
+            && self.between.iter().zip(&other.between).all(|(a, b)| a.is_like(b))
             && self.operands == other.operands
             && self.offsets.len() == other.offsets.len()
             && self.numbers.len() == other.numbers.len()
             && self.drawn == other.drawn
             && self.written == other.written
+            && self.scratch == other.scratch
             && self.made == other.made
             && arguments(self) == arguments(other)
             && outputs(self) == outputs(other)

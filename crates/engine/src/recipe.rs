@@ -1,5 +1,6 @@
 //! Recipes: what a compiled graph records, to be recorded again in one call. A [`Tape`](crate::tape::Tape) makes them.
 
+use crate::collective::Exchange;
 use crate::family::Numbers;
 use crate::graph::Graph;
 use crate::inst::Inst;
@@ -11,21 +12,23 @@ use crate::site::Site;
 use crate::spread::Sharded;
 use crate::tensor::{Place as TensorPlace, TensorRef};
 use crate::value::{Held, Slot, Value};
+use crate::work::{About, Lane, Task};
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, Dims, Outline, TensorType};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Where an operand comes from.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// What a storage of the arguments held before the graph ran.
     Storage(u32),
     /// The host memory of this argument.
     Host(u32),
-    /// A result, counted over all instances.
+    /// A result, counted over all instances and collectives in their order.
     Result(u32),
     /// A number of the graph.
     Number(u32),
@@ -112,7 +115,9 @@ pub struct Recipe {
     /// The types of the values in the arguments' storages.
     pub(crate) types: Vec<TensorType>,
     pub(crate) insts: Vec<Shared<Inst>>,
-    /// The Python line of each; unknown if it is the line that calls.
+    /// The collectives of several processes between them.
+    pub(crate) between: Vec<Arc<Between>>,
+    /// The Python line of each instance; unknown if it is the line that calls.
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
     pub(crate) offsets: Vec<i64>,
@@ -121,6 +126,9 @@ pub struct Recipe {
     pub(crate) numbers: Vec<Held>,
     /// What it draws from generators, in this order.
     pub(crate) drawn: Vec<Drawn>,
+    /// Storages of the arguments that are empty before and after the function, which writes them before it reads them:
+    /// gathered parameters.
+    pub(crate) scratch: Vec<u32>,
     /// Storages of the arguments that get other values.
     pub(crate) written: Vec<(u32, Source)>,
     /// Storages that the graph makes, by size and value.
@@ -128,6 +136,76 @@ pub struct Recipe {
     pub(crate) outputs: Vec<GraphOutput>,
     /// If a call is one program.
     pub(crate) whole: Option<Whole>,
+}
+
+/// A collective of several processes, between the instances of a recipe that is one function.
+pub(crate) struct Between {
+    /// How many instances come before, and how many results.
+    pub(crate) at: usize,
+    pub(crate) first: u32,
+    pub(crate) lane: Lane,
+    pub(crate) site: Site,
+    pub(crate) about: About,
+    /// What later calls do once more.
+    pub(crate) pattern: Mutex<Box<dyn Task>>,
+    pub(crate) how: How,
+}
+
+/// How a collective is done.
+#[derive(Debug, PartialEq)]
+pub(crate) enum How {
+    /// By the task, on what it reads and what it writes: the types, and what was there if it finds that.
+    Task {
+        reads: Vec<Option<Source>>,
+        writes: Vec<Option<(TensorType, Option<Source>)>>,
+        named: SmallVec<[TensorType; 2]>,
+    },
+    /// By a program of the processes' devices.
+    Program { exchange: Arc<Exchange>, groups: Box<[Vec<i32>]>, read: Source, result: TensorType },
+}
+
+impl How {
+    /// The values that it takes.
+    pub(crate) fn sources(&self) -> SmallVec<[Source; 4]> {
+        match self {
+            How::Task { reads, writes, .. } => {
+                let old = writes.iter().flatten().filter_map(|(_, old)| *old);
+                reads.iter().flatten().copied().chain(old).collect()
+            }
+            How::Program { read, .. } => SmallVec::from_slice(&[*read]),
+        }
+    }
+
+    /// The types that name it: those of what it writes, or of what it reads.
+    pub(crate) fn named(&self) -> SmallVec<[TensorType; 2]> {
+        match self {
+            How::Task { named, .. } => named.clone(),
+            How::Program { result, .. } => SmallVec::from_iter([result.clone()]),
+        }
+    }
+
+    /// The types of its results.
+    pub(crate) fn results(&self) -> impl Iterator<Item = &TensorType> {
+        let (written, result) = match self {
+            How::Task { writes, .. } => (&writes[..], None),
+            How::Program { result, .. } => (&[][..], Some(result)),
+        };
+        written.iter().flatten().map(|(ty, _)| ty).chain(result)
+    }
+}
+
+impl Between {
+    /// Whether it does the same.
+    pub(crate) fn is_like(&self, other: &Between) -> bool {
+        (self.at, self.lane, self.about.name) == (other.at, other.lane, other.about.name)
+            && self.how == other.how
+    }
+}
+
+impl std::fmt::Debug for Between {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} behind {} instances, {:?}", self.about.name, self.at, self.how)
+    }
 }
 
 /// An offset that follows from a number of the host.
@@ -156,8 +234,30 @@ pub(crate) struct Whole {
     pub(crate) donated: Vec<(u32, Arc<Value>)>,
     /// How it is launched, from the second call on.
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
+    /// The same if collectives are between.
+    pub(crate) steps: Mutex<Option<Arc<Steps>>>,
     /// If it is a bound: what it is compared with, and its programs, by what they are.
     pub(crate) bound: Mutex<Option<Arc<Bound>>>,
+}
+
+/// How a call is launched that is several programs, with collectives between them.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    /// Number of the compiler options.
+    pub(crate) options: u32,
+    pub(crate) steps: Vec<Step>,
+    /// How many results there are, up to the last that comes out of one.
+    pub(crate) results: usize,
+    /// Values that later steps need than the one that makes them, or than the first, by the last of these.
+    pub(crate) held: Vec<(usize, Source)>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Program(Shape),
+    /// The number of the collective.
+    Between(usize),
 }
 
 /// A recipe at the bound of a size.
@@ -195,12 +295,10 @@ pub(crate) struct Shape {
     pub(crate) options: u32,
     /// The ops that are needed.
     pub(crate) ops: Arc<Ops>,
-    pub(crate) inputs: Vec<Input>,
+    pub(crate) inputs: Vec<Source>,
     /// The results: their numbers among those of the ops that are needed, and of the recipe's, and what they are.
     pub(crate) live: Indices,
     pub(crate) results: Vec<(u32, TensorType, Sharded, Site)>,
-    /// Generators move on by these, in this order; and the inputs that get their states.
-    pub(crate) random: Vec<(Drawn, Option<u32>)>,
     /// Offsets that follow from numbers, of the ops that are needed: their places among the recipe's, and among these ops'.
     pub(crate) moving: Box<[(usize, u32)]>,
     /// By the inputs that they overwrite.
@@ -224,14 +322,6 @@ pub type Rng<'a> = &'a dyn Fn(Option<usize>, u64) -> (u64, u64);
 /// A generator, none being the default one, and by how many blocks it moves on.
 pub(crate) type Drawn = (Option<usize>, u64);
 
-/// An input of a program that a recipe is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Input {
-    Of(Source),
-    /// A state of a generator.
-    Random,
-}
-
 impl Recipe {
     /// Of a function that is one program, which may make the step of an optimizer, and may overwrite these arguments.
     pub(crate) fn whole(self, ends_step: bool, donated: &[u32]) -> Recipe {
@@ -247,10 +337,7 @@ impl Recipe {
         donated.sort_unstable();
         donated.dedup();
         let donated = donated.into_iter().map(|i| (i, Value::given_away(&self.types[i as usize]))).collect();
-        Recipe {
-            whole: Some(Whole { ends_step, donated, shape: Mutex::default(), bound: Mutex::default() }),
-            ..self
-        }
+        Recipe { whole: Some(Whole { ends_step, donated, ..Whole::default() }), ..self }
     }
 
     /// The offsets of a call with these arguments; none if what they follow from does not agree.
@@ -291,6 +378,36 @@ impl Recipe {
             }
         }
         places.into()
+    }
+
+    /// Whether an instance or a collective takes what a storage held before.
+    pub(crate) fn takes(&self, storage: u32) -> bool {
+        let own = Source::Storage(storage);
+        self.operands.contains(&own) || self.between.iter().any(|b| b.how.sources().contains(&own))
+    }
+
+    /// The last part that needs each result: parts are the instances between collectives, each with the collective before
+    /// it; none if no other one does than that which makes it.
+    pub(crate) fn last_uses(&self) -> FxHashMap<u32, usize> {
+        let mut last = FxHashMap::default();
+        let mut uses = |source: &Source, part: usize| {
+            if let Source::Result(number) = source {
+                let known = last.entry(*number).or_default();
+                *known = part.max(*known);
+            }
+        };
+        let mut operands = self.operands.iter();
+        for (at, inst) in self.insts.iter().enumerate() {
+            let part = self.between.partition_point(|b| b.at <= at);
+            operands.by_ref().take(inst.operands.len()).for_each(|s| uses(s, part));
+        }
+        for (at, between) in self.between.iter().enumerate() {
+            between.how.sources().iter().for_each(|s| uses(s, at + 1));
+        }
+        let ends =
+            self.written.iter().map(|(_, s)| s).chain(self.made.iter().filter_map(|(_, s)| s.as_ref()));
+        ends.for_each(|s| uses(s, usize::MAX));
+        last
     }
 
     /// The graph's results.

@@ -2,14 +2,14 @@
 
 use crate::config::{Mode, Switches};
 use crate::ending::Ending;
-use crate::error::{Refusal, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::family::Numbers;
 use crate::flush::Direct;
 use crate::graph::{self, Graph};
 use crate::known::Indices;
 use crate::part::{Part, Results, donors};
 use crate::program::Program;
-use crate::recipe::{Argument, AtSize, Drawn, Input, Layout, Recipe, Rng, Shape, Source, Whole, address};
+use crate::recipe::{Argument, AtSize, Drawn, Layout, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 type Hosts = SmallVec<[(u32, Arc<Value>); 4]>;
 
 /// What the sources of a recipe mean in one call.
-struct Values<'x> {
+pub(crate) struct Values<'x> {
     numbers: &'x [Held],
     random: Rng<'x>,
     draws: &'x [Drawn],
@@ -33,60 +33,91 @@ struct Values<'x> {
     before: SmallVec<[Arc<Value>; 16]>,
     /// By argument.
     hosts: Hosts,
-    results: Vec<Option<Arc<Value>>>,
+    pub(crate) results: Vec<Option<Arc<Value>>>,
     /// States of generators, and by how much these moved on.
     drawn: Vec<(Drawn, Arc<Value>)>,
 }
 
+/// How far a recipe has been recorded.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    insts: usize,
+    operands: usize,
+    offsets: usize,
+}
+
 impl Values<'_> {
     /// `None` for a result that an instance does not have.
-    fn of(&mut self, source: Source) -> Option<Arc<Value>> {
+    pub(crate) fn of(&mut self, source: Source) -> Option<Arc<Value>> {
         match source {
             Source::Storage(i) => Some(self.before[i as usize].clone()),
             Source::Host(i) => self.hosts.iter().find(|(at, _)| *at == i).map(|(_, v)| v.clone()),
             Source::Result(i) => self.results[i as usize].clone(),
             Source::Number(i) => Some(self.numbers[i as usize].value().clone()),
             Source::Random(i) => {
-                while self.drawn.len() <= i as usize {
-                    let drawn = self.draws[self.drawn.len()];
-                    self.drawn.push((drawn, Value::generator((self.random)(drawn.0, drawn.1))));
-                }
+                self.draw(i as usize + 1);
                 Some(self.drawn[i as usize].1.clone())
             }
         }
     }
 
+    /// Draws the first so many states of generators.
+    fn draw(&mut self, count: usize) {
+        while self.drawn.len() < count {
+            let drawn = self.draws[self.drawn.len()];
+            self.drawn.push((drawn, Value::generator((self.random)(drawn.0, drawn.1))));
+        }
+    }
+
+    /// Moves generators on as the whole function does.
+    pub(crate) fn draw_all(&mut self) {
+        self.draw(self.draws.len());
+    }
+
     /// Where each input of what was recorded comes from; nothing for one that is none of these.
-    fn inputs(&self, inputs: &[Arc<Value>]) -> Option<Vec<Input>> {
-        let before = self.before.iter().zip(0..).map(|(v, i)| (v, Input::Of(Source::Storage(i))));
-        let hosts = self.hosts.iter().map(|(i, v)| (v, Input::Of(Source::Host(*i))));
-        let numbers = self.numbers.iter().zip(0..).map(|(v, i)| (v.value(), Input::Of(Source::Number(i))));
-        let drawn = self.drawn.iter().map(|(_, v)| (v, Input::Random));
-        let all = before.chain(hosts).chain(numbers).chain(drawn);
-        let known: FxHashMap<usize, Input> = all.map(|(v, input)| (address(&**v), input)).collect();
+    fn inputs(&self, inputs: &[Arc<Value>]) -> Option<Vec<Source>> {
+        let before = self.before.iter().zip(0..).map(|(v, i)| (v, Source::Storage(i)));
+        let hosts = self.hosts.iter().map(|(i, v)| (v, Source::Host(*i)));
+        let numbers = self.numbers.iter().zip(0..).map(|(v, i)| (v.value(), Source::Number(i)));
+        let drawn = self.drawn.iter().zip(0..).map(|((_, v), i)| (v, Source::Random(i)));
+        // Of the program before.
+        let results = self.results.iter().zip(0..);
+        let results = results.filter_map(|(v, i)| Some((v.as_ref()?, Source::Result(i))));
+        let all = results.chain(before).chain(hosts).chain(numbers).chain(drawn);
+        let known: FxHashMap<usize, Source> = all.map(|(v, source)| (address(&**v), source)).collect();
         inputs.iter().map(|v| known.get(&address(&**v)).copied()).collect()
     }
 }
 
 /// A call of a recipe: its line, and what is in force.
 #[derive(Clone, Copy)]
-struct Called<'x> {
-    recipe: &'x Recipe,
+pub(crate) struct Called<'x> {
+    pub(crate) recipe: &'x Recipe,
     /// The recipe's, or those of this call.
     offsets: &'x [i64],
     slots: &'x [&'x Slot],
     device: u16,
-    site: Site,
+    pub(crate) site: Site,
+}
+
+impl<'x> Called<'x> {
+    /// The same with other storages.
+    pub(crate) fn with<'y>(self, slots: &'y [&'y Slot]) -> Called<'y>
+    where
+        'x: 'y,
+    {
+        Called { slots, ..self }
+    }
 }
 
 impl Called<'_> {
     /// The line of an op.
-    fn line(&self, own: Site) -> Site {
+    pub(crate) fn line(&self, own: Site) -> Site {
         if own == Site::default() { self.site } else { own }
     }
 
     /// Gives the storages their new values, and makes those that the recipe makes.
-    fn bind(&self, values: &mut Values<'_>) -> Vec<Slot> {
+    pub(crate) fn bind(&self, values: &mut Values<'_>) -> Vec<Slot> {
         for (storage, source) in &self.recipe.written {
             if let Some(value) = values.of(*source) {
                 self.slots[*storage as usize].bind(value);
@@ -104,10 +135,22 @@ impl Called<'_> {
 
     /// Records the ops one by one.
     fn record(&self, w: &mut Window, values: &mut Values<'_>) {
+        self.record_until(w, values, &mut Recorded::default(), self.recipe.insts.len());
+    }
+
+    /// Records the next ops, up to this one.
+    pub(crate) fn record_until(
+        &self,
+        w: &mut Window,
+        values: &mut Values<'_>,
+        recorded: &mut Recorded,
+        end: usize,
+    ) {
         let recipe = self.recipe;
-        let mut sources = recipe.operands.iter();
-        let mut offsets = self.offsets;
-        for (inst, at) in recipe.insts.iter().zip(&recipe.sites) {
+        let mut sources = recipe.operands[recorded.operands..].iter();
+        let mut offsets = &self.offsets[recorded.offsets..];
+        let next = recorded.insts..end;
+        for (inst, at) in recipe.insts[next.clone()].iter().zip(&recipe.sites[next]) {
             let operands = sources.by_ref().take(inst.operands.len()).filter_map(|s| values.of(*s));
             let operands: SmallVec<[Arc<Value>; 6]> = operands.collect();
             w.site = self.line(*at);
@@ -115,6 +158,11 @@ impl Called<'_> {
             offsets = rest;
             values.results.extend(w.record(inst, operands, own));
         }
+        *recorded = Recorded {
+            insts: end,
+            operands: recipe.operands.len() - sources.len(),
+            offsets: self.offsets.len() - offsets.len(),
+        };
         if w.in_body() {
             values
                 .drawn
@@ -124,27 +172,70 @@ impl Called<'_> {
         w.site = self.site;
     }
 
-    /// How a program is launched that was recorded so.
-    fn shape(&self, recorded: &Results<'_>, values: &Values<'_>) -> Option<Shape> {
+    /// How a program is launched that was recorded so, whose results are those from `first` on.
+    pub(crate) fn shape(&self, recorded: &Results<'_>, values: &Values<'_>, first: u32) -> Option<Shape> {
         let part = recorded.part;
         let inputs = values.inputs(&part.inputs)?;
         let result = |(&i, v): (&u32, &Arc<Value>)| {
             // A line of the recipe's own, or of the caller's.
             let site = if v.site == self.site { Site::default() } else { v.site };
-            (recorded.number(i), v.ty.clone(), v.sharding.clone(), site)
+            (first + recorded.number(i), v.ty.clone(), v.sharding.clone(), site)
         };
-        let place = |v: &Arc<Value>| part.inputs.iter().position(|input| Arc::ptr_eq(input, v));
         Some(Shape {
             options: part.options,
             ops: Arc::new(part.ops.clone()),
             inputs,
             live: part.live.clone(),
             results: part.live.iter().zip(&part.outputs).map(result).collect(),
-            random: values.drawn.iter().map(|(n, v)| (*n, place(v).map(|at| at as u32))).collect(),
             moving: Box::default(),
             programs: Arc::default(),
             size: None,
         })
+    }
+}
+
+/// Arguments of a recipe that nobody else has, and of which nothing is known.
+pub(crate) struct Rehearsal {
+    slots: Vec<Slot>,
+    before: SmallVec<[Arc<Value>; 16]>,
+    hosts: Hosts,
+}
+
+impl Rehearsal {
+    pub(crate) fn new(recipe: &Recipe, device: u16) -> Rehearsal {
+        let pending = |ty: &TensorType| Value::new(ty.clone(), State::Pending);
+        let before: SmallVec<[Arc<Value>; 16]> = recipe.types.iter().map(pending).collect();
+        let storages = recipe.arguments.iter().filter_map(|a| a.storage).max().map_or(0, |last| last + 1);
+        let slot = |i: u32| match before.get(i as usize) {
+            Some(value) => Slot::with(value.whole_bytes() as usize, device, value.clone()),
+            None => Slot::new(0, device), // of what the function makes
+        };
+        let host = |(i, argument): (u32, &Argument)| {
+            let Layout { dtype, sizes, .. } = &argument.layout;
+            let value = match sizes.is_empty() {
+                true => Value::scalar(*dtype, &vec![0; dtype.size_bytes()]),
+                false => pending(&TensorType::new(*dtype, sizes.as_slice())),
+            };
+            argument.storage.is_none().then_some((i, value))
+        };
+        let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
+        Rehearsal { slots: (0..storages).map(slot).collect(), before, hosts }
+    }
+
+    pub(crate) fn slots(&self) -> Vec<&Slot> {
+        self.slots.iter().collect()
+    }
+
+    pub(crate) fn values<'x>(&self, recipe: &'x Recipe) -> Values<'x> {
+        Values {
+            numbers: &recipe.numbers,
+            random: &|_, _| (0, 0),
+            draws: &recipe.drawn,
+            before: self.before.clone(),
+            hosts: self.hosts.clone(),
+            results: Vec::new(),
+            drawn: Vec::new(),
+        }
     }
 }
 
@@ -168,6 +259,8 @@ impl Stream {
         let mut hosts = self.uploads(args)?;
         let call = Called { recipe, offsets: &offsets, slots: &slots, device: self.device, site };
         let first = recipe.sites.first().map_or(site, |s| call.line(*s));
+        // Before the window is locked, as who records a collective does.
+        let mut orders = recipe.orders();
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(None);
@@ -175,7 +268,14 @@ impl Stream {
         self.make_room(&mut w, first, switches)?;
         w.thread.options = switches.compiler_options;
         let mut before = SmallVec::new();
-        for (slot, ty) in slots.iter().zip(&recipe.types) {
+        for ((slot, ty), number) in slots.iter().zip(&recipe.types).zip(0..) {
+            if recipe.scratch.contains(&number) {
+                if slot.nbytes > 0 {
+                    return Ok(None);
+                }
+                before.push(Value::new(ty.clone(), State::Pending)); // which nothing takes
+                continue;
+            }
             let value = w.slot_value(slot, ty.dtype, &ty.shape)?;
             if value.ty != *ty {
                 return Ok(None);
@@ -204,6 +304,12 @@ impl Stream {
             drawn: Vec::new(),
         };
         let made = match &recipe.whole {
+            Some(whole) if !recipe.between.is_empty() => {
+                match self.run_steps(&mut w, call, values, whole, &mut orders, switches)? {
+                    Some(made) => made,
+                    None => return Ok(None),
+                }
+            }
             Some(whole) => self.run_whole(&mut w, call, values, whole, switches)?,
             None => {
                 let mut values = values;
@@ -215,6 +321,7 @@ impl Stream {
             }
         };
         drop(w);
+        drop(orders);
         self.metrics().count(&self.metrics().replays);
         self.after_op(switches.mode)?;
         Ok(Some(made))
@@ -254,7 +361,7 @@ impl Stream {
         self.flush_whole(w, reason, |recorded| {
             // The numbers of a program that takes offsets are of this call.
             let stays = call.recipe.moving.is_empty();
-            let shape = stays.then(|| call.shape(recorded, &values)).flatten().map(Arc::new);
+            let shape = stays.then(|| call.shape(recorded, &values, 0)).flatten().map(Arc::new);
             *whole.shape.lock() = shape.clone();
             move |direct: Direct| {
                 if let Some(shape) = shape {
@@ -274,17 +381,8 @@ impl Stream {
         shape: &Shape,
         reason: Reason,
     ) -> Result<Vec<Slot>> {
-        let mut states = SmallVec::<[(u32, Arc<Value>); 4]>::new();
-        for ((generator, blocks), input) in &shape.random {
-            let state = Value::generator((values.random)(*generator, *blocks));
-            states.extend(input.map(|i| (i, state)));
-        }
-        let state = |at: u32| states.iter().find(|(i, _)| *i == at).map(|(_, v)| v.clone());
-        let input = |(input, at): (&Input, u32)| match input {
-            Input::Of(source) => values.of(*source),
-            Input::Random => state(at),
-        };
-        let mut inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().zip(0..).filter_map(input).collect();
+        values.draw_all();
+        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().filter_map(|s| values.of(*s)).collect();
         let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
         values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
         for (number, ty, sharding, site) in &shape.results {
@@ -294,6 +392,20 @@ impl Stream {
         }
         let made = call.bind(&mut values);
         drop(values);
+        self.launch_program(w, call, shape, inputs, outputs, reason.into())?;
+        Ok(made)
+    }
+
+    /// Launches a program that was launched before, on these inputs.
+    pub(crate) fn launch_program(
+        &self,
+        w: &mut Window,
+        call: Called<'_>,
+        shape: &Shape,
+        mut inputs: SmallVec<[Arc<Value>; 4]>,
+        outputs: SmallVec<[Arc<Value>; 2]>,
+        ending: Ending<'_>,
+    ) -> Result<()> {
         let donated = donors(&inputs, &outputs, |_| false);
         if !shape.moving.is_empty() {
             let offsets: Numbers = shape.moving.iter().map(|(at, _)| call.offsets[*at]).collect();
@@ -302,25 +414,30 @@ impl Stream {
         let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).cloned();
         let Some((_, program, numbers)) = known else {
             if let Some(size) = &shape.size {
-                let program = self.of_sizes(size, &donated, w, reason)?;
+                let program = self.of_sizes(size, &donated, w, ending)?;
                 shape.programs.lock().push((donated, program.clone(), Numbers::new()));
                 let first = (call.line(shape.ops.sites[0]), shape.ops.len());
-                self.launch_known(w, inputs, outputs, first, (program, &size.numbers), reason);
-                return Ok(made);
+                self.launch_known(w, inputs, outputs, first, (program, &size.numbers), ending);
+                return Ok(());
             }
             let same = ((*shape.ops).clone(), shape.live.clone(), shape.options);
             let mut part = Part::again(same, inputs.into_iter().collect(), outputs);
-            self.launch_whole(w, &mut part, reason, |direct| shape.programs.lock().push(direct))?;
-            return Ok(made);
+            return self.launch_whole(w, &mut part, ending, |direct| shape.programs.lock().push(direct));
         };
         let first = (call.line(shape.ops.sites[0]), shape.ops.len());
         let numbers = shape.size.as_ref().map_or(&numbers, |size| &size.numbers);
-        self.launch_known(w, inputs, outputs, first, (program, numbers), reason);
-        Ok(made)
+        self.launch_known(w, inputs, outputs, first, (program, numbers), ending);
+        Ok(())
     }
 
     /// A program for all sizes up to a bound that overwrites these inputs.
-    fn of_sizes(&self, size: &AtSize, donated: &Indices, w: &Window, reason: Reason) -> Result<Arc<Program>> {
+    fn of_sizes(
+        &self,
+        size: &AtSize,
+        donated: &Indices,
+        w: &Window,
+        ending: Ending<'_>,
+    ) -> Result<Arc<Program>> {
         let Graph { ops, inputs, given, options, live, sample, .. } = &*size.graph;
         self.begin_program(Graph {
             ops: ops.clone(),
@@ -330,7 +447,7 @@ impl Stream {
             options: *options,
             live: live.clone(),
             spread: None,
-            source: graph::Source { ended: Some(Ending::from(reason).at(w.site)), ..Default::default() },
+            source: graph::Source { ended: Some(ending.at(w.site)), ..Default::default() },
             sample: sample.clone(),
         })
     }
@@ -343,6 +460,18 @@ impl Stream {
         switches: &Switches,
     ) -> Result<Option<Arc<Program>>> {
         let Some(whole) = &recipe.whole else { return Ok(None) };
+        if let Some(first) = recipe.between.first() {
+            let (name, programs) = (first.about.name, recipe.between.len() + 1);
+            let words = format!(
+                "torch.tpu.jit: it is no program, but up to {programs} with collectives between them ({name})\nhint: call \
+                 it, and look at torch.tpu.graphs()"
+            );
+            return Err(Error::runtime(words).at(if first.site == Site::default() {
+                site
+            } else {
+                first.site
+            }));
+        }
         let program = self.rehearse(recipe, &recipe.offsets, site, switches, |w, _, _| {
             self.program_of_whole(w, whole.reason())
         })?;
@@ -360,7 +489,7 @@ impl Stream {
             let mut found = None;
             self.look_at_whole(w, Reason::Jit, |recorded| {
                 let types = recorded.part.inputs.iter().map(|v| v.ty.clone()).collect();
-                found = call.shape(recorded, values).map(|shape| (shape, types));
+                found = call.shape(recorded, values, 0).map(|shape| (shape, types));
             })?;
             Ok(found)
         })?;
@@ -381,28 +510,10 @@ impl Stream {
         switches: &Switches,
         look: impl FnOnce(&mut Window, &Called<'_>, &Values<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
-        let pending = |ty: &TensorType| Value::new(ty.clone(), State::Pending);
-        let before: SmallVec<[Arc<Value>; 16]> = recipe.types.iter().map(pending).collect();
-        let storages = recipe.arguments.iter().filter_map(|a| a.storage).max().map_or(0, |last| last + 1);
-        let slot = |i: u32| match before.get(i as usize) {
-            Some(value) => Slot::with(value.whole_bytes() as usize, self.device, value.clone()),
-            None => Slot::new(0, self.device), // of what the function makes
-        };
-        let slots: Vec<Slot> = (0..storages).map(slot).collect();
-        let slots: Vec<&Slot> = slots.iter().collect();
-        let host = |(i, argument): (u32, &Argument)| {
-            let Layout { dtype, sizes, .. } = &argument.layout;
-            let value = match sizes.is_empty() {
-                true => Value::scalar(*dtype, &vec![0; dtype.size_bytes()]),
-                false => pending(&TensorType::new(*dtype, sizes.as_slice())),
-            };
-            argument.storage.is_none().then_some((i, value))
-        };
-        let hosts = (0..).zip(&recipe.arguments).filter_map(host).collect();
+        let rehearsal = Rehearsal::new(recipe, self.device);
+        let slots = rehearsal.slots();
         let call = Called { recipe, offsets, slots: &slots, device: self.device, site };
-        let (results, drawn, random) = (Vec::new(), Vec::new(), &|_: Option<usize>, _: u64| (0, 0));
-        let (numbers, draws) = (&recipe.numbers, &recipe.drawn);
-        let mut values = Values { numbers, random, draws, before, hosts, results, drawn };
+        let mut values = rehearsal.values(recipe);
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(None);

@@ -9,7 +9,7 @@
 
 use crate::config::Switches;
 use crate::inst::Inst;
-use crate::recipe::{Argument, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
+use crate::recipe::{Argument, Between, Drawn, GraphOutput, Home, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::tensor::{Place, TensorRef};
@@ -28,17 +28,22 @@ pub(crate) struct Tape {
     pub(crate) spoiled: Option<(&'static str, Site)>,
     /// Whether what is recorded is to be one program.
     pub(crate) whole: bool,
+    /// Whether nothing is to be done of what is recorded.
+    pub(crate) dry: bool,
     pub(crate) arguments: Vec<Argument>,
     /// Addresses of the slots of the arguments' storages; compared, never followed.
     pub(crate) slots: Vec<usize>,
     /// What these held.
     pub(crate) before: Vec<Arc<Value>>,
+    /// Those that held nothing yet.
+    pub(crate) unwritten: Vec<u32>,
     /// Arguments in host memory, by address.
     pub(crate) host: FxHashMap<usize, u32>,
     pub(crate) known: FxHashMap<usize, Source>,
     /// Keeps what `known` names by address.
     pub(crate) kept: Vec<Arc<Value>>,
     pub(crate) insts: Vec<Shared<Inst>>,
+    pub(crate) between: Vec<Arc<Between>>,
     pub(crate) sites: Vec<Site>,
     pub(crate) operands: Vec<Source>,
     pub(crate) offsets: Vec<i64>,
@@ -125,13 +130,16 @@ impl Tape {
             site,
             spoiled: Some((why, site)),
             whole: false,
+            dry: false,
             arguments: Vec::new(),
             slots: Vec::new(),
             before: Vec::new(),
+            unwritten: Vec::new(),
             host: FxHashMap::default(),
             known: FxHashMap::default(),
             kept: Vec::new(),
             insts: Vec::new(),
+            between: Vec::new(),
             sites: Vec::new(),
             operands: Vec::new(),
             offsets: Vec::new(),
@@ -205,13 +213,20 @@ impl Tape {
             Place::Device(slot) if slot.device == device => Some(address(slot)),
             _ => None,
         };
-        let mut written = Vec::new();
+        let (mut written, mut scratch) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.slots.len()];
         for (t, argument) in args.iter().zip(&self.arguments) {
             let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
             let number = number as usize;
             if address(slot) != self.slots[number] {
-                return None; // it was given another storage
+                // It was given another storage.
+                if slot.nbytes > 0 || t.numel() == 0 || !self.unwritten.contains(&(number as u32)) {
+                    return None;
+                }
+                if !std::mem::replace(&mut seen[number], true) {
+                    scratch.push(number as u32);
+                }
+                continue;
             }
             if !std::mem::replace(&mut seen[number], true) {
                 let now = slot.value()?;
@@ -263,23 +278,27 @@ impl Tape {
             };
             results.push(GraphOutput { home, layout, contiguous: t.contiguous });
         }
-        Some(Recipe {
+        let recipe = Recipe {
             device,
             switches: switches.word(),
             arguments: self.arguments,
             types: self.before.iter().map(|v| v.ty.clone()).collect(),
             insts: self.insts,
+            between: self.between,
             sites: self.sites,
             operands: self.operands,
             offsets: self.offsets,
             moving: Vec::new(),
             numbers: self.numbers,
             drawn: self.draws.drawn.iter().map(|d| d.drawn).collect(),
+            scratch,
             written,
             made,
             outputs: results,
             whole: None,
-        })
+        };
+        let is_taken = recipe.scratch.iter().any(|&storage| recipe.takes(storage));
+        (!is_taken).then_some(recipe)
     }
 }
 

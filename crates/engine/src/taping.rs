@@ -3,7 +3,9 @@
 use crate::config::{Mode, Switches};
 use crate::error::{Error, Refusal, Result};
 use crate::inst::{Inst, Kind};
-use crate::recipe::{Argument, Drawn, Layout, Recipe, Source, address};
+use crate::mesh::Exchanged;
+use crate::processes::{Target, named};
+use crate::recipe::{Argument, Between, Drawn, How, Layout, Recipe, Source, address};
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::stream::Stream;
@@ -12,8 +14,10 @@ use crate::tensor::{Place, TensorRef};
 use crate::value::{Held, Slot, Value};
 use crate::view::dense_order;
 use crate::window::Window;
+use crate::work::{About, Lane, Task};
 use oxitorch_capture::Reason;
 use oxitorch_hlo::{DType, Dims, TensorType};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 impl Tape {
@@ -23,9 +27,9 @@ impl Tape {
         args: &[TensorRef<'_>],
         w: &mut Window,
         site: Site,
-        whole: bool,
+        (whole, dry): (bool, bool),
     ) -> Result<Tape, Refusal> {
-        let mut tape = Tape { spoiled: None, whole, ..Tape::spoiled("", site) };
+        let mut tape = Tape { spoiled: None, whole, dry, ..Tape::spoiled("", site) };
         for t in args {
             tape.add(device, t, w)?;
             if tape.spoiled.is_some() {
@@ -49,8 +53,12 @@ impl Tape {
                 let number = match known {
                     Some(number) => number,
                     None => {
+                        let is_written = slot.value().is_some();
                         let value = self.own_value(slot, &layout, w)?;
                         let number = self.slots.len();
+                        if !is_written {
+                            self.unwritten.push(number as u32);
+                        }
                         self.slots.push(at);
                         self.before.push(value.clone());
                         self.know(&value, Source::Storage(number as u32));
@@ -89,6 +97,10 @@ impl Tape {
     }
 }
 
+const UNKNOWN: &str = "a tensor that is neither an argument nor a result";
+const COLLECTIVE: &str = "a collective";
+/// Python goes on with what it says.
+const WAITS: &str = "a collective for which Python waits";
 /// Later calls start with another state of the generator.
 const SET: &str = "the state that a random generator is set to";
 
@@ -107,6 +119,86 @@ impl Window {
         let site = self.site;
         if let Some(tape) = self.tape() {
             tape.spoiled = Some((why, site));
+        }
+    }
+
+    /// A collective of several processes comes: it is a part of a function, and of nothing else.
+    pub(crate) fn meets_collective(&mut self) -> Result<()> {
+        if self.in_body() || !self.tape().is_some_and(|tape| tape.whole) {
+            return self.leave(COLLECTIVE);
+        }
+        Ok(())
+    }
+
+    /// Whether this thread runs a function of which nothing is to be done.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.tape.as_deref().is_some_and(|tape| tape.is_here() && tape.dry)
+    }
+
+    /// Where a value comes from in later calls; nothing if none is noted, or if it cannot be noted.
+    fn source(&mut self, value: &Value) -> Option<Source> {
+        let site = self.site;
+        let tape = self.tape()?;
+        let source = tape.source(value);
+        if source.is_none() {
+            tape.spoiled = Some((UNKNOWN, site));
+        }
+        source
+    }
+
+    /// Notes a task on these values.
+    pub(crate) fn note_task(
+        &mut self,
+        (task, lane): (&dyn Task, Lane),
+        (given, reads): (&[TensorRef<'_>], &[Option<Held>]),
+        (targets, old): (&[Target<'_>], &[Option<Held>]),
+    ) -> Result<(), Refusal> {
+        if self.tape().is_none() {
+            return Ok(());
+        }
+        let mut source = |held: &Option<Held>| self.source(held.as_ref()?.value());
+        let reads = reads.iter().map(&mut source).collect();
+        let (mut writes, named) = (Vec::new(), named(given, targets));
+        for (target, old) in targets.iter().zip(old) {
+            let is_written = target.tensor.numel() > 0;
+            writes
+                .push(is_written.then(|| Ok::<_, Refusal>((target.tensor.ty()?, source(old)))).transpose()?);
+        }
+        self.note_between(task, lane, How::Task { reads, writes, named });
+        Ok(())
+    }
+
+    /// Notes a collective that is a program.
+    pub(crate) fn note_program(
+        &mut self,
+        (task, lane): (&dyn Task, Lane),
+        Exchanged { exchange, groups, value, result, .. }: &Exchanged,
+    ) {
+        if let Some(read) = self.source(value.value()) {
+            let (exchange, groups, result) = (exchange.clone(), groups.clone(), result.clone());
+            self.note_between(task, lane, How::Program { exchange, groups, read, result });
+        }
+    }
+
+    fn note_between(&mut self, task: &dyn Task, lane: Lane, how: How) {
+        let site = self.site;
+        let Some(tape) = self.tape() else { return };
+        let Some(pattern) = task.again() else {
+            tape.spoiled = Some((WAITS, site));
+            return;
+        };
+        let (at, about) = (tape.insts.len(), About { number: 0, ..task.about() });
+        let site = if site == tape.site { Site::default() } else { site };
+        let (first, pattern) = (tape.results, Mutex::new(pattern));
+        let between = Between { at, first, lane, site, about, pattern, how };
+        tape.between.push(Arc::new(between));
+    }
+
+    /// Notes a result of the collective that was noted last.
+    pub(crate) fn note_result(&mut self, value: &Arc<Value>) {
+        if let Some(tape) = self.tape() {
+            tape.know(value, Source::Result(tape.results));
+            tape.results += 1;
         }
     }
 
@@ -187,7 +279,7 @@ impl Window {
             for &code in &operands[operands.len() - inst.operands.len()..] {
                 match self.value(code).and_then(|v| tape.source(v)) {
                     Some(source) => tape.operands.push(source),
-                    None => tape.spoiled = Some(("a tensor that is neither an argument nor a result", site)),
+                    None => tape.spoiled = Some((UNKNOWN, site)),
                 }
             }
             let offsets = &self.ops.offsets;
@@ -234,7 +326,7 @@ impl Stream {
     /// This thread begins to play a graph on these arguments. False in debug mode, which looks at each op, and while
     /// another thread plays one.
     pub fn watch(&self, args: &[TensorRef<'_>], site: Site, switches: &Switches) -> Result<bool, Refusal> {
-        self.begin(args, site, switches, false)
+        self.begin(args, site, switches, (false, false))
     }
 
     /// This thread begins to run a function that is to be one program, on these arguments; as [`Stream::watch`].
@@ -247,7 +339,7 @@ impl Stream {
     ) -> Result<bool, Refusal> {
         // Of a device that is not there it is kept what each step records.
         let begins = dry || self.target().is_present();
-        Ok(begins && self.begin(args, site, switches, true)?)
+        Ok(begins && self.begin(args, site, switches, (true, dry))?)
     }
 
     fn begin(
@@ -255,7 +347,7 @@ impl Stream {
         args: &[TensorRef<'_>],
         site: Site,
         switches: &Switches,
-        whole: bool,
+        (whole, dry): (bool, bool),
     ) -> Result<bool, Refusal> {
         let mut w = self.lock(site);
         if w.tape.is_some() || w.in_body() || switches.mode == Mode::Debug {
@@ -263,7 +355,7 @@ impl Stream {
         }
         self.make_room(&mut w, site, switches)?;
         w.thread.options = switches.compiler_options;
-        let tape = Tape::new(self.device, args, &mut w, site, whole)?;
+        let tape = Tape::new(self.device, args, &mut w, site, (whole, dry))?;
         if whole {
             self.flush(&mut w, Reason::Jit)?;
             w.thread.options = switches.compiler_options;
@@ -279,6 +371,17 @@ impl Stream {
         let added = w.around_bodies(|w| tape.add(self.device, tensor, w));
         w.tape = Some(tape);
         added
+    }
+
+    /// Whether what this thread records is a part of the function that it runs, from here on.
+    pub fn trace_pause(&self, on: bool) {
+        let mut w = self.lock(Site::default());
+        if on {
+            let tape = w.tape.take_if(|t| t.is_here());
+            w.paused = w.paused.take().or(tape);
+        } else if w.tape.is_none() {
+            w.tape = w.paused.take_if(|t| t.is_here());
+        }
     }
 
     /// The device's default generator was asked for its seed and offset.
@@ -314,6 +417,9 @@ impl Stream {
         };
         let set_back = tape.draws.is_set_back().then_some((SET, tape.site));
         if let Some((why, site)) = tape.spoiled.or(set_back) {
+            if dry {
+                tape.changed(args).into_iter().for_each(|(slot, before)| slot.bind(before));
+            }
             self.flush(&mut w, Reason::Jit)?;
             return Ok(Traced::Refused(why, site));
         }

@@ -62,6 +62,8 @@ pub(crate) struct Window {
     pub(crate) stamps: Vec<Stamp>,
     /// The compiled graph that is being played.
     pub(crate) tape: Option<Box<Tape>>,
+    /// It, while what is recorded is no part of it.
+    pub(crate) paused: Option<Box<Tape>>,
     /// The bodies of loops and branches that are being recorded, by one thread, innermost last; and whether it is another
     /// thread's turn, so that what is around them is in its place.
     pub(crate) bodies: Vec<Recorded>,

@@ -5,6 +5,7 @@ use crate::site::Site;
 use oxitorch_capture as capture;
 use oxitorch_hlo::TensorType;
 use parking_lot::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,16 +16,37 @@ pub type Interrupt = fn() -> Result<()>;
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// A process group.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Group {
     /// Its name.
     pub name: String,
     /// Its ranks, in its order; none if they are not known.
     pub ranks: Box<[u64]>,
+    /// How many tasks each lane had. Locked while tasks are recorded, so that numbers and turns have one order.
+    pub(crate) numbers: Mutex<FxHashMap<Lane, u64>>,
+}
+
+impl Group {
+    /// A group of these ranks.
+    pub fn new(name: String, ranks: Box<[u64]>) -> Group {
+        Group { name, ranks, numbers: Mutex::default() }
+    }
+
+    /// The number of the last task of a lane; 0 if it had none.
+    pub fn number(&self, lane: Lane) -> u64 {
+        self.numbers.lock().get(&lane).copied().unwrap_or_default()
+    }
+}
+
+/// The number of the next task of a lane.
+pub(crate) fn next(numbers: &mut FxHashMap<Lane, u64>, lane: Lane) -> u64 {
+    let number = numbers.entry(lane).or_default();
+    *number += 1;
+    *number
 }
 
 /// What a task is, for people.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct About {
     /// c10d's name of the collective: "all_reduce".
     pub name: &'static str,
@@ -62,6 +84,13 @@ impl About {
 pub trait Task: Send {
     /// What it is.
     fn about(&self) -> About;
+
+    /// It is recorded, as the task of this number of its lane.
+    fn begin(&mut self, number: u64);
+
+    /// The same once more, for a later call of a function that records it, which begins it then. None if it cannot be done
+    /// again: somebody waits for it, or its group has failed or ended.
+    fn again(&self) -> Option<Box<dyn Task>>;
 
     /// Does it, and waits until it is done. Both are row-major bytes of the tensors, in the order in which the task was
     /// recorded with them; those that are written in place hold the old value. `site` is the Python line that asked for it.

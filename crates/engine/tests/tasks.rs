@@ -28,11 +28,19 @@ fn apart() -> Rig {
 
 type Run = Box<dyn FnMut(&[&[u8]], &mut [&mut [u8]]) -> Result<(), String> + Send>;
 
-struct Runs(Run);
+struct Runs(Run, u64);
 
 impl Task for Runs {
     fn about(&self) -> About {
-        About { name: "all_reduce", group: Group { name: "0".into(), ..Group::default() }.into(), number: 7 }
+        About { name: "all_reduce", group: Group::new("0".into(), Box::default()).into(), number: self.1 }
+    }
+
+    fn begin(&mut self, number: u64) {
+        self.1 = number;
+    }
+
+    fn again(&self) -> Option<Box<dyn Task>> {
+        None
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], _: Site) -> Result<(), String> {
@@ -83,7 +91,7 @@ impl Tasks for Rig {
         let fresh = fresh.iter().map(|t| TaskTarget { tensor: t.by_ref(), in_place: false });
         let writes: Vec<_> = kept.chain(fresh).collect();
         let mode = self.engine.switches().mode;
-        let task = Box::new(Runs(Box::new(run)));
+        let task = Box::new(Runs(Box::new(run), 0));
         self.stream().task(task, lane, &reads, &writes, self.site(), mode).unwrap()
     }
 
@@ -148,7 +156,7 @@ fn who_is_told_of_a_window_is_told_which_collective_ended_it() {
         let y = rig.at(line as u32).neg(&shape);
         rig.record(1, reads, writes, &[], |_, _| Ok(()));
         drop(y);
-        let which = format!("{call}, number 7 of group 0");
+        let which = format!("{call}, number 1 of group 0");
         let told = rig.engine.explanations().pop().unwrap();
         let words = format!("\n  launched because of a collective: {which}, at script.py:{line}");
         assert!(told.contains(&words), "{told}");

@@ -78,6 +78,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "processes",
             "taping",
             "replay",
+            "steps",
             "bounded",
             // What PyTorch calls.
             "call",

@@ -51,6 +51,7 @@ struct Group {  // what the tasks of a group share
   Comparison comparison;  // of the thread of the group's lane
   std::mutex mutex;
   std::string failure;  // of the first task that failed: ranks are not where each other believes
+  bool ended = false;
   std::string key(int rank) const { return "oxitorch/failed/" + name + "/" + std::to_string(rank); }
 };
 // Which sizes all ranks have in common.
@@ -62,6 +63,7 @@ struct Call {  // what a task does, in few words
   int64_t root = -1;
   Common common = Common::WRITES;
   bool of_all = true;  // not of two peers
+  bool waits = false;  // Python waits for it
   std::string program;  // of a collective that is one: what each rank has
   std::string words(const Memory& reads, const Memory& writes) const {
     std::string text;
@@ -80,6 +82,10 @@ using Rows = std::vector<const uint8_t*>;  // what each rank carried
 struct Task {
   Task(std::shared_ptr<Group> group, Call call) : group(std::move(group)), call(std::move(call)) {}
   virtual ~Task() = default;
+  // The core has recorded it.
+  virtual void begin() {}
+  // The same, not recorded yet.
+  virtual std::unique_ptr<Task> again() const = 0;
   virtual void run(const Memory& reads, const Memory& writes) = 0;
   // For little data: what this rank has to say, and the same with what all had to say.
   virtual std::optional<Memory> carries(const Memory& reads, const Memory& writes) const = 0;
@@ -88,11 +94,20 @@ struct Task {
   Call call;
   uint64_t number = 0;
 };
-// What is done, as a function of `run`'s arguments, and perhaps also of those of `run_carried`: then it says what it carries.
+template <class Run, class = void>
+constexpr bool kBegins = false;
+template <class Run>
+constexpr bool kBegins<Run, std::void_t<decltype(std::declval<Run&>().begin())>> = true;
+// What is done, as a function of `run`'s arguments, and perhaps also of those of `run_carried`: then it says what it carries. It
+// may have to know when it begins.
 template <class Run>
 struct Does final : Task {
   static constexpr bool kCarries = std::is_invocable_v<Run&, const Rows&, const Memory&, const Memory&>;
   Does(std::shared_ptr<Group> group, Call call, Run does) : Task(std::move(group), std::move(call)), does(std::move(does)) {}
+  void begin() override {
+    if constexpr (kBegins<Run>) does.begin();
+  }
+  std::unique_ptr<Task> again() const override { return std::make_unique<Does>(group, call, does); }
   void run(const Memory& reads, const Memory& writes) override { does(reads, writes); }
   std::optional<Memory> carries(const Memory& reads, const Memory& writes) const override {
     if constexpr (kCarries) return does.carries(reads, writes);
@@ -235,6 +250,20 @@ inline int32_t run(void* context, const char* declined, const OxiMemory* reads, 
   error->message = message.c_str();
   return OXI_ERROR;
 }
+inline void begin(void* context, uint64_t number) {
+  auto* task = static_cast<Task*>(context);
+  task->number = number;
+  task->begin();
+}
+inline void* again(const void* context) {
+  auto* task = static_cast<const Task*>(context);
+  if (task->call.waits) return nullptr;
+  {
+    std::lock_guard<std::mutex> lock(task->group->mutex);
+    if (task->group->ended || !task->group->failure.empty()) return nullptr;
+  }
+  return task->again().release();
+}
 inline void drop(void* context) {
   delete static_cast<Task*>(context);
 }
@@ -298,6 +327,7 @@ struct Recorded {  // a task or a collective that the core has
   int32_t device;
   Recorded(void* work, int32_t device) : work(work), device(device) {}
   Recorded(const Recorded&) = delete;
+  uint64_t number() const { return g_core->task_number(work); }
   ~Recorded() { g_core->task_drop(work); }
   // Whether it is done; raises what went wrong.
   bool wait(int64_t ms) const {

@@ -136,8 +136,7 @@ typedef struct OxiTask {
   void* context;           // what OxiShim::task_run and task_drop take
   const char* name;        // "all_reduce"; stays for ever
   const void* group;       // what OxiCore::group gave
-  uint64_t number;         // which of the group's collectives; the first is 1
-  uint64_t lane;           // tasks of one lane are done in their order, others at once
+  uint64_t lane;           // tasks of one lane are done in their order and numbered in it, others at once
 } OxiTask;
 
 // A collective as a program of one device of each process. Values are stable; as in the core's enums.
@@ -227,6 +226,8 @@ typedef struct OxiCore {
                     uint32_t nouts, uint8_t ends_step, uint8_t dry, const uint32_t* donated, uint32_t ndonated,
                     OxiError* error);
   int32_t (*untrace)(int32_t device, const OxiTensor* args, uint32_t nargs, OxiError* error);
+  // From here on (`on` is 1), until it is 0, what is recorded is no part of the function.
+  int32_t (*trace_pause)(int32_t device, uint8_t on, OxiError* error);
   // Loops and branches. `body_begin`: this thread begins to record the body of one, which is given tensors like these, or
   // OXI_FALLBACK; `body_end`: the body gives these; `body_drop`: it is dropped, or, if it is not `open`, the one that was
   // recorded last. Where it is no body, `error` says why, and `body_end` answers OXI_FALLBACK. `control` records what is done
@@ -248,6 +249,8 @@ typedef struct OxiCore {
   // A process group, as tasks name it, with its ranks in its order; `group_drop` lets it go, which tasks may outlive.
   void* (*group)(const char* name, const uint64_t* ranks, uint32_t nranks);
   void (*group_drop)(void* group);
+  // The number of its last task of a lane; the first is 1.
+  uint64_t (*group_number)(const void* group, uint64_t lane);
   // Records a task that reads and writes tensors, row-major; if `in_place` is not 0, those that it writes hold the old value.
   // Gives what `task_outcome` takes and `task_drop` lets go, or null. The context is the core's from then on in any case.
   void* (*task)(const OxiTask* task, int32_t device, const OxiTensor* reads, uint32_t nreads, const OxiTensor* writes,
@@ -259,6 +262,7 @@ typedef struct OxiCore {
   // OXI_OK when it is done, OXI_PENDING when it is not after so many milliseconds (0: it waits for nothing; -1: as long as
   // it takes).
   int32_t (*task_outcome)(const void* work, int32_t device, int64_t wait_ms, OxiError* error);
+  uint64_t (*task_number)(const void* work);
   void (*task_drop)(void* work);
   // Profiling, for Kineto. `profile_start` gives a number, also while the device is not started; `profile_stop` calls
   // `visit` for each thing that happened since.
@@ -309,6 +313,11 @@ typedef struct OxiShim {
   // who wait for it; else null.
   int32_t (*task_run)(void* context, const char* declined, const OxiMemory* reads, uint32_t nreads, const OxiMemory* writes, uint32_t nwrites,
                       void (*line)(const void* place, char* text, size_t size), const void* place, OxiError* error);
+  // The core has recorded a task, as that of this number of its lane.
+  void (*task_begin)(void* context, uint64_t number);
+  // The same task once more, which is not recorded yet, for a later call of the function that records it; null if it cannot
+  // be done again. It is dropped as any other.
+  void* (*task_again)(const void* context);
   void (*task_drop)(void* context);
 } OxiShim;
 

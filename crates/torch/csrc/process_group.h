@@ -184,7 +184,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     host_->setTimeout(timeout);
   }
   void setSequenceNumberForGroup() override {}  // they begin at 0 on all ranks
-  uint64_t getSequenceNumberForGroup() override { return number_; }
+  uint64_t getSequenceNumberForGroup() override { return g_core->group_number(group_->core.handle, id_); }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override {
     auto host_options = copy_of(host_->getBackendOptions(), 0);
@@ -202,8 +202,15 @@ class ProcessGroupTpu final : public c10d::Backend {
     }
     return c10::make_intrusive<ProcessGroupTpu>(std::move(host), store, options, std::move(devices));
   }
-  void abort() override { host_->abort(); }
-  void shutdown() override { host_->shutdown(); }
+  ~ProcessGroupTpu() override { end(); }
+  void abort() override {
+    end();
+    host_->abort();
+  }
+  void shutdown() override {
+    end();
+    host_->shutdown();
+  }
 
   void startCoalescing() override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -213,7 +220,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     auto tasks = coalesced_ ? std::move(*coalesced_) : Records();
     coalesced_.reset();
-    return c10::make_intrusive<GroupWork>(rank_, OpType::COALESCED, std::move(tasks), Tensors(), here(), number_, false);
+    return c10::make_intrusive<GroupWork>(rank_, OpType::COALESCED, std::move(tasks), Tensors(), here(), getSequenceNumberForGroup(), false);
   }
 
   using Works = c10::intrusive_ptr<c10d::Work>;
@@ -424,11 +431,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   Works recv(Tensors& tensors, int from, int tag) override {
     check_tag(tag);
     auto seen = observed({"recv", "recv", tensors, tensors, from, true});
-    auto turn = std::make_shared<Receives::Turn>(receives_, tag, false);
-    auto run = [host = host_, from, tag, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
-      turn->wait(limit);
-      for (auto& m : writes) receive(host, m, from, tag);
-    };
+    Receive run{host_, receives_, from, tag, options_->timeout, nullptr, {}};
     auto source = std::make_shared<std::atomic<int>>(from);
     return record(OpType::RECV, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(from, tag, 1), false, source);
   }
@@ -436,11 +439,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     check_tag(tag);
     auto seen = observed({"recvAnySource", "recvAnySource", tensors, tensors, -1, true});
     auto source = std::make_shared<std::atomic<int>>(-1);
-    auto turn = std::make_shared<Receives::Turn>(receives_, tag, true);
-    auto run = [host = host_, tag, source, turn, limit = options_->timeout](const Memory&, const Memory& writes) {
-      turn->wait(limit);
-      for (auto& m : writes) *source = receive(host, m, -1, tag);
-    };
+    Receive run{host_, receives_, -1, tag, options_->timeout, source, {}};
     return record(OpType::RECVANYSOURCE, {"recv", at::kByte, "", -1, Common::WRITES, false}, {}, tensors, false, run, tensors, peer_lane(-1, tag, 1), true, source);
   }
   Works barrier(const c10d::BarrierOptions& = c10d::BarrierOptions()) override {
@@ -465,7 +464,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   };
   // What observers see of the collective that the caller records; the caller holds it until then.
   Observed observed(const Observable& what) {
-    return Observed(*this, *options_, what, (what.of_peers ? peers_number_ : number_) + 1);
+    return Observed(*this, *options_, what, (what.of_peers ? peers_number_.load() : getSequenceNumberForGroup()) + 1);
   }
   static const Tensors& none() {
     static const Tensors none;
@@ -529,6 +528,33 @@ class ProcessGroupTpu final : public c10d::Backend {
                 "all_to_all_single: the ", which, " splits do not sum up to its dimension 0");
     return bytes;
   }
+  void end() {
+    std::lock_guard<std::mutex> lock(group_->mutex);
+    group_->ended = true;
+  }
+  // Receives what one rank, or any (-1), sends, into each tensor; its turn is its own.
+  struct Receive {
+    struct Turn {
+      std::shared_ptr<Receives::Turn> turn;
+      Turn() = default;
+      Turn(const Turn&) {}
+      Turn(Turn&&) = default;
+    };
+    Host host;
+    std::shared_ptr<Receives> all;
+    int from, tag;
+    Milliseconds limit;
+    std::shared_ptr<std::atomic<int>> source;
+    Turn own;
+    void begin() { own.turn = std::make_shared<Receives::Turn>(all, tag, from < 0); }
+    void operator()(const Memory&, const Memory& writes) const {
+      own.turn->wait(limit);
+      for (auto& m : writes) {
+        int sender = receive(host, m, from, tag);
+        if (source) *source = sender;
+      }
+    }
+  };
   // Receives what one rank, or any (-1), sends; says from which. It is told the size first, as hosts abort where it differs.
   static int receive(const Host& host, const OxiMemory& m, int from, int tag) {
     int64_t length = 0;
@@ -695,7 +721,8 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
   Works works_of(OpType type, Records launched, Tensors results) {
     auto device = results.empty() ? here() : results[0].device();
-    return c10::make_intrusive<GroupWork>(rank_, type, std::move(launched), std::move(results), device, number_, false);
+    auto number = launched.empty() ? getSequenceNumberForGroup() : launched.back()->number();
+    return c10::make_intrusive<GroupWork>(rank_, type, std::move(launched), std::move(results), device, number, false);
   }
   std::shared_ptr<Recorded> launch_one(Call call, OxiCollective what, const Tensor& in, const Tensor& out) {
     TORCH_CHECK(in.device() == out.device(), call.name, ": tensors on ", in.device(), " and ", out.device());
@@ -711,11 +738,9 @@ class ProcessGroupTpu final : public c10d::Backend {
     {
       std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
       check_whole(call.name);
-      number_++;
       auto nothing = [](const Memory&, const Memory&) {};  // that they agree is all
       std::unique_ptr<Task> task = std::make_unique<Does<decltype(nothing)>>(group_, call, nothing);
-      task->number = number_;
-      OxiTask t{task.get(), task->call.name, group_->core.handle, number_, id_};
+      OxiTask t{task.get(), task->call.name, group_->core.handle, id_};
       task.release();
       OxiError e{};
       void* work = g_core->collective(&t, &what, &x, &y, &e);
@@ -830,17 +855,17 @@ class ProcessGroupTpu final : public c10d::Backend {
     }
     auto r = described(reads), w = described(writes);
     check_whole(call.name);
-    // Only what all ranks do has one number on all.
-    auto number = task->number = call.of_all ? ++number_ : ++of_peers_[lane];
     if (!call.of_all) peers_number_++;
+    call.waits = waits;
     auto& group = call.of_all ? group_->core : of_peer(call.name);
-    OxiTask t{task.get(), call.name, group.handle, number, lane};
+    OxiTask t{task.get(), call.name, group.handle, lane};
     task.release();
     OxiError e{};
     void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(),
                               static_cast<uint32_t>(w.size()), in_place, &e);
     if (!work) check(OXI_ERROR, e);
     Records recorded(1, std::make_shared<Recorded>(work, device.index()));
+    auto number = recorded[0]->number();
     if (coalesced_) coalesced_->push_back(recorded[0]);
     return c10::make_intrusive<GroupWork>(rank_, type, std::move(recorded), results, device, number, waits, std::move(source));
   }
@@ -860,9 +885,7 @@ class ProcessGroupTpu final : public c10d::Backend {
   uint64_t id_;
   std::vector<int32_t> devices_;
   bool programs_;
-  std::atomic<uint64_t> number_{0};  // of the last collective of all
   std::atomic<uint64_t> peers_number_{0};
-  std::unordered_map<uint64_t, uint64_t> of_peers_;  // how many sends or receives a lane had
   std::shared_ptr<Receives> receives_ = std::make_shared<Receives>();
   std::mutex mutex_;
   std::unordered_map<std::string, std::unique_ptr<CoreGroup>> between_peers_;  // by the name of the call

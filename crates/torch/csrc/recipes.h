@@ -119,6 +119,11 @@ void untrace(at::TensorList args) {
   check(g_core->untrace(t_traced, a.tensors.data(), a.size(), &e), e);
 }
 
+void trace_pause(bool on) {
+  OxiError e{};
+  check(g_core->trace_pause(t_traced, on, &e), e);
+}
+
 // ---------------------------------------------------------------- loops and branches
 // Called by python/oxitorch/_loops.py.
 thread_local int32_t t_body = 0;  // the device of the body that this thread records

@@ -535,6 +535,7 @@ void register_graphs() {
   m.def("_trace_also(Tensor tensor) -> ()", &trace_also);
   m.def("_traced(int graph, Tensor[] args, Tensor[] outs, bool ends_step, bool dry, int[] donated) -> (int, str)", &traced);
   m.def("_untrace(Tensor[] args) -> ()", &untrace);
+  m.def("_trace_pause(bool on) -> ()", &trace_pause);
   m.def("_body_begin(Tensor[] like) -> (bool, Tensor[], str)", &body_begin);
   m.def("_body_end(Tensor[] gives) -> str", &body_end);
   m.def("_body_drop(bool open) -> str", &body_drop);
@@ -623,6 +624,8 @@ const OxiShim kShim = {
       return OXI_ERROR;
     },
     &oxi_group::run,
+    &oxi_group::begin,
+    &oxi_group::again,
     &oxi_group::drop,
 };
 }  // namespace

@@ -241,7 +241,7 @@ const _: () = {
     assert!(size_of::<Error>() == 16);
     assert!(size_of::<Reply>() == 96);
     assert!(size_of::<Caller>() == 32);
-    assert!(size_of::<Task>() == 40);
+    assert!(size_of::<Task>() == 32);
     assert!(size_of::<Memory>() == 16);
     assert!(size_of::<Collective>() == 24);
 };
@@ -252,7 +252,6 @@ pub(crate) struct Task {
     pub(crate) context: *mut c_void,
     pub(crate) name: *const c_char,
     pub(crate) group: *const c_void,
-    pub(crate) number: u64,
     pub(crate) lane: u64,
 }
 
@@ -327,6 +326,7 @@ pub(crate) struct Core {
         *mut Error,
     ) -> i32,
     pub(crate) untrace: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
+    pub(crate) trace_pause: unsafe extern "C" fn(i32, u8, *mut Error) -> i32,
     pub(crate) body_begin: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Reply) -> i32,
     pub(crate) body_end: unsafe extern "C" fn(i32, *const Tensor, u32, *mut Error) -> i32,
     pub(crate) body_drop: unsafe extern "C" fn(i32, u8, *mut Error),
@@ -337,6 +337,7 @@ pub(crate) struct Core {
         unsafe extern "C" fn(*const c_void, i32, *const Arg, u32, *mut i64, *mut Reply) -> i32,
     pub(crate) group: unsafe extern "C" fn(*const c_char, *const u64, u32) -> *mut c_void,
     pub(crate) group_drop: unsafe extern "C" fn(*mut c_void),
+    pub(crate) group_number: unsafe extern "C" fn(*const c_void, u64) -> u64,
     pub(crate) task: unsafe extern "C" fn(
         *const Task,
         i32,
@@ -356,6 +357,7 @@ pub(crate) struct Core {
         *mut Error,
     ) -> *mut c_void,
     pub(crate) task_outcome: unsafe extern "C" fn(*const c_void, i32, i64, *mut Error) -> i32,
+    pub(crate) task_number: unsafe extern "C" fn(*const c_void) -> u64,
     pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
     pub(crate) profile_start: unsafe extern "C" fn() -> u64,
     pub(crate) profile_stop:
@@ -408,6 +410,8 @@ pub(crate) struct Shim {
         *const c_void,
         *mut Error,
     ) -> i32,
+    pub(crate) task_begin: unsafe extern "C" fn(*mut c_void, u64),
+    pub(crate) task_again: unsafe extern "C" fn(*const c_void) -> *mut c_void,
     pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
 }
 

@@ -12,6 +12,7 @@ import torch
 from oxitorch import _activate
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._parallel import Sharded, Synced, plain
 
 
 class Given(NamedTuple):
@@ -35,10 +36,18 @@ class Found:
         tensors: in the order in which it came to them.
         modules: those that it calls, with whether they train.
         optimizers: those whose steps it makes.
+        synced: those of the modules that train in several processes.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], modules: list[torch.nn.Module], optimizers: list[Stepped]):
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        modules: list[torch.nn.Module],
+        optimizers: list[Stepped],
+        synced: list[Synced | Sharded],
+    ):
         self.tensors = tensors
+        self.synced = synced
         self._modules = modules
         self._training = [m.training for m in modules]
         self.optimizers = optimizers
@@ -49,17 +58,21 @@ class Found:
         for module in modules:
             for held in (module._parameters, module._buffers):
                 for name, value in held.items():
-                    if id(value) in wanted:
+                    if value is not None and id(plain(value)) in wanted:
                         self._dicts.append(held)
                         self._names.append(name)
                         self._values.append(value)
+        # DTensors, and the parts that this process has.
+        self._parts = [(value, part) for value in self._values if (part := plain(value)) is not value]
 
     def is_current(self) -> bool:
         """Whether a call would find the same. Tells the program the learning rates."""
         return (
             [m.training for m in self._modules] == self._training
             and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            and all(plain(value) is part for value, part in self._parts)
             and all(o.is_current() for o in self.optimizers)
+            and all(m.is_current() for m in self.synced)
         )
 
 
@@ -72,19 +85,30 @@ class Gradients:
         ends: which of these it leaves without.
         taken: places among the tensors that the function finds, with the leaves whose gradients are taken there.
         made: leaves, and the gradients that it makes anew in each call, which are written by the program.
+        shown: leaves, and tensors that are there in each call, which it makes their gradients: parts of DDP's buckets.
     """
 
-    def __init__(self, leaves: list[torch.Tensor], begins: list[bool], found: list[torch.Tensor], made: dict):
+    def __init__(
+        self,
+        leaves: list[torch.Tensor],
+        before: list[torch.Tensor | None],
+        found: list[torch.Tensor],
+        made: list[tuple[torch.Tensor, torch.Tensor]],
+    ):
         self.leaves = leaves
-        self.begins = begins
-        self.ends = [p for p, begun in zip(leaves, begins, strict=True) if begun and p.grad is None]
+        self.begins = [g is not None for g in before]
+        self.ends = [p for p, g in zip(leaves, before, strict=True) if g is not None and p.grad is None]
         place = {id(t): i for i, t in enumerate(found)}
-        self.taken = [(place[id(p.grad)], p) for p in leaves if id(p.grad) in place]
-        self.made = [(p, g) for p, g in made]
+        had = [(p, plain(g)) for p, g in zip(leaves, before, strict=True) if g is not None]
+        self.taken = [(place[id(g)], p) for p, g in had if id(g) in place]
+        self.made = made
+        own = {id(p) for p, _ in made}
+        others = [(p, g) for p, g in zip(leaves, before, strict=True) if p.grad is not None and id(p) not in own]
+        self.shown = [(p, p.grad) for p, g in others if p.grad is not g]
         # Places among these, by storage: gradients of layers in a loop are parts of one tensor.
         together: dict[int, list[int]] = {}
         for i, (_, g) in enumerate(self.made):
-            together.setdefault(g.untyped_storage()._cdata, []).append(i)
+            together.setdefault(plain(g).untyped_storage()._cdata, []).append(i)
         self._together = list(together.values())
 
     def is_current(self) -> bool:
@@ -98,13 +122,15 @@ class Gradients:
             if any(sys.getrefcount(made[i][1]) > 2 for i in places):
                 for i, g in zip(places, _like([made[i][1] for i in places]), strict=True):
                     made[i] = made[i][0], g
-        return [g for _, g in made]
+        return [plain(g) for _, g in made]
 
     def give(self) -> None:
         """Makes these the gradients, as the function does."""
         for p, g in self.made:
             if p.grad is not g:
                 p.grad = g
+        for p, g in self.shown:
+            p.grad = g
         for p in self.ends:
             p.grad = None
 
@@ -204,7 +230,7 @@ class Function:
         if gradients.taken:
             found = found.copy()
             for i, p in gradients.taken:
-                found[i] = p.grad
+                found[i] = plain(p.grad)
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
         if values:
             inputs = [*inputs, *self.formulas.tensors(values)]
@@ -214,4 +240,6 @@ class Function:
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
+        for module in self._found.synced:
+            module.give()
         return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]], values)

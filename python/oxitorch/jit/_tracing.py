@@ -21,6 +21,19 @@ from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._parallel import (
+    Sharded,
+    Synced,
+    Wrapped,
+    is_of_processes,
+    is_parallel,
+    is_sharded,
+    is_wrapped,
+    plain,
+    refused,
+    settle,
+    settle_before,
+)
 
 _here = threading.local()
 
@@ -57,6 +70,8 @@ class Tracer:
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
+        # Those that train in several processes.
+        self._parallel: dict[int, tuple[torch.nn.Module, Synced | Sharded]] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -66,7 +81,7 @@ class Tracer:
         leaves = [t for t in self._given.tensors if t.requires_grad and t.is_leaf]
         self._leaves.update((id(t), t) for t in leaves)
         known = list(self._leaves.values())
-        begins = [t.grad is not None for t in known]
+        begins = [t.grad for t in known]
         if not torch.ops.oxitorch._trace(self._given.tensors):
             return self._together(args, kwargs), None
         traced = False
@@ -157,7 +172,7 @@ class Tracer:
         self._leaves.update((id(t), t) for t in leaves)
         known = list(self._leaves.values())
         self._grads.update((id(t), (t, t.grad)) for t in known)
-        begins = [t.grad is not None for t in known]
+        begins = [t.grad for t in known]
         traced = torch.ops.oxitorch._trace(self._given.tensors, dry=True)
         if not traced:
             return None, False  # debug mode
@@ -179,8 +194,8 @@ class Tracer:
             for optimizer, before in self._states.values():
                 optimizer.state.clear()
                 optimizer.state.update(before)
-            for t in self._ops.inputs:
-                if _is_leaf(t) and id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
+            for t in self._ops.leaves():
+                if id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
                     t.grad = None
             for p, g in self._grads.values():
                 p.grad = g
@@ -188,14 +203,16 @@ class Tracer:
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
-        if not torch.ops.oxitorch._trace(self._given.tensors):
+        absent = _activate.core().is_absent()
+        if absent or not torch.ops.oxitorch._trace(self._given.tensors, dry=True):
             raise TraceError("torch.tpu.jit: there is no program in debug mode, nor for a device that is not there")
         done = False
         try:
             results = self._call(args, kwargs)
             _, tensors = Tree.of(results, [])
-            inputs = self._ops.inputs
-            made = [t.grad for t in inputs if _is_leaf(t) and t.grad is not None and self._ops.is_made(t.grad)]
+            tensors = [plain(t) for t in tensors]
+            inputs, leaves = self._ops.inputs, self._ops.leaves()
+            made = [plain(t.grad) for t in leaves if t.grad is not None and self._ops.is_made(t.grad)]
             if self._kept_before:
                 gc.collect()  # as in a call
             found, text = torch.ops.oxitorch._traced(
@@ -235,9 +252,19 @@ class Tracer:
         # One of the layers stands for all.
         for called in module.modules() if isinstance(module, ScannedLayers) else (module,):
             self._modules[id(called)] = weakref.ref(called)
+            self._ops.may_get_gradients(called.parameters(recurse=False))
+            if is_parallel(called) and id(called) not in self._parallel:
+                self._meets_parallel(called)
             if self._grads is not None:
                 for p in called.parameters(recurse=False):
                     self._grads.setdefault(id(p), (p, p.grad))
+
+    def _meets_parallel(self, module) -> None:
+        if self._states is None:  # else nothing comes of the run, and it sends nothing
+            settle_before(module)
+        if (why := refused(module)) is not None:
+            self._fail(*why)
+        self._parallel[id(module)] = module, (Sharded if is_sharded(module) else Synced)(module)
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -252,25 +279,30 @@ class Tracer:
             self._ops.forget(self._optimizers[id(optimizer)].end())
 
     def _finish(
-        self, known: list[torch.Tensor], begins: list[bool], results: list, made_of: "_Results", is_dry: bool = False
+        self,
+        known: list[torch.Tensor],
+        begins: list[torch.Tensor | None],
+        results: list,
+        made_of: "_Results",
+        is_dry: bool = False,
     ):
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
-        for t in inputs:
-            if not _is_leaf(t):
-                continue
+        for t in self._ops.leaves():
             g = t.grad
             if id(t) not in self._leaves:
                 self._leaves[id(t)] = t
-                surprises |= g is not None  # whether it had one before is not known
+                surprises |= g is not None or self._ops.had_gradient(t)  # what was there before is not known
+                if g is None and self._optimizers:
+                    known, begins = [*known, t], [*begins, None]
             if g is not None and self._ops.is_made(g):
                 made.append((t, g))
         number = _activate.core().new_graph()
         for x in results:
             if x.device.type != "tpu":
                 self._fail("gives a tensor of the host", "move it to the device", x)
-        everything = [*inputs, *(g for _, g in made)]
+        everything = [*inputs, *(plain(g) for _, g in made)]
         versions = self._ops.versions
         written = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
         written += range(len(inputs), len(everything))
@@ -290,17 +322,31 @@ class Tracer:
             raise self._refused(text)
         for stepped in self._optimizers.values():
             stepped.settle()
+        if any(state.differs() for _, state in self._parallel.values()):
+            self._fail(
+                "leaves a module of FSDP2 in another state than it finds it in",
+                "let it call backward, or fully_shard(..., reshard_after_forward=True) also for the outermost module",
+            )
+        if not is_dry:
+            # What is settled here was not yet so in this run, and will be in all that come.
+            settled = [settle(module) for module, _ in self._parallel.values()]
+            surprises |= any(settled)
         if surprises:
             return None
         elsewhere = inputs[len(self._given.tensors) :]
         if is_dry:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
-            everything[len(inputs) :] = [g for _, g in made]
+            everything[len(inputs) :] = [plain(g) for _, g in made]
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         return Function(
             number,
-            Found(elsewhere, modules, list(self._optimizers.values())),
+            Found(
+                elsewhere,
+                modules,
+                list(self._optimizers.values()),
+                [synced.finish() for _, synced in self._parallel.values()],
+            ),
             Gradients(known, begins, elsewhere, made),
             written,
             made_of.of(results, everything),
@@ -319,8 +365,8 @@ class Tracer:
 
 _FUNCTION, _KEPT = 17, 18
 _REFUSED_HINTS = {
-    "a collective": "call it without torch.tpu.jit: in eager mode, too, what is between collectives is one program and "
-    "nothing waits; or jit what is between them"
+    "a collective for": "call it before or after the function: later calls do not wait",
+    "a collective": "the body of a loop has none, nor has a mesh of devices of this process: jit what is between them",
 }
 _MAX_DRY_RUNS = 4
 
@@ -345,12 +391,16 @@ class _Results:
         self._anchor: torch.Tensor | None = None
         # Results that are arguments themselves, by their numbers; those of the arguments.
         self._same: list[tuple[int, int]] = []
+        # Results that are DTensors, by their numbers.
+        self._wrapped: list[tuple[int, Wrapped]] = []
 
     def find_graph(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
         """Takes the results out of the graph of autograd that they are in."""
         if any(x.grad_fn is not None for x in results):
             self._anchor = next((t for t in inputs if t.requires_grad and t.is_leaf), None)
             results[:] = [x.detach() if x.grad_fn is not None else x for x in results]
+        self._wrapped = [(i, how) for i, x in enumerate(results) if (how := Wrapped.of(x)) is not None]
+        results[:] = [plain(x) for x in results]
 
     def of(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> "_Results":
         """These, where the program has these inputs."""
@@ -362,6 +412,10 @@ class _Results:
         """What the function gives, with these tensors, and the numbers that it computed."""
         if self._anchor is not None:
             outside(results, self._anchor, self._name)
+        if self._wrapped:
+            results = results.copy()
+            for i, how in self._wrapped:
+                results[i] = how.around(results[i])
         return self._tree.make([*results, *[numbers[i] for i in self._numbers]] if self._numbers else results)
 
     def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor], numbers: Sequence) -> Any:
@@ -384,6 +438,10 @@ class _Ops(TorchDispatchMode):
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
         self.generators: list[torch.Generator] = []
+        # Leaves that had a gradient when they were met.
+        self._with_gradient: set[int] = set()
+        # Leaves that are DTensors.
+        self._wrapped: dict[int, torch.Tensor] = {}
         self._fail = fail
         # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
         self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
@@ -405,7 +463,26 @@ class _Ops(TorchDispatchMode):
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether the function made it."""
-        return _storage(tensor) in self._made
+        return _storage(plain(tensor)) in self._made
+
+    def may_get_gradients(self, parameters) -> None:
+        """The function may set gradients of these; of plain ones that is seen."""
+        for p in parameters:
+            if is_wrapped(type(p)) and _is_leaf(p) and id(p) not in self._wrapped:
+                self._wrapped[id(p)] = p
+                self._meet(p)
+
+    def _meet(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is not None:
+            self._with_gradient.add(id(leaf))
+
+    def had_gradient(self, leaf: torch.Tensor) -> bool:
+        """Whether a leaf had a gradient when the function took it first."""
+        return id(leaf) in self._with_gradient
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Tensors that the function takes and that may get gradients."""
+        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
 
     # Loops and branches: their bodies are seen too.
     supports_higher_order_operators = True
@@ -417,6 +494,10 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(map(is_wrapped, types)):
+            # What is in them is seen when they compute with it.
+            self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
+            return NotImplemented
         if isinstance(func, torch._ops.HigherOrderOperator):
             if func.name() == "while_loop_stack_output":
                 self._fail("takes gradients of a while_loop, which keep what each of its rounds gives", _ROUNDS_HINT)
@@ -441,6 +522,11 @@ class _Ops(TorchDispatchMode):
             for t in taken:
                 self._take(t)
         else:
+            if is_of_processes(func):
+                self._fail(
+                    f"has a collective of the host ({func})",
+                    "later calls do not run it: call it outside, or on tensors of the device",
+                )
             self._on_host(func, taken)
         results = func(*args, **kwargs)
         before = {_storage(t) for t in taken}
@@ -486,6 +572,8 @@ class _Ops(TorchDispatchMode):
             self._taken_from_host.add(at)
         self.inputs.append(t)
         self.versions.append(_version(t))
+        if _is_leaf(t):
+            self._meet(t)
         torch.ops.oxitorch._trace_also(t)
 
     def _on_host(self, func, taken: list[torch.Tensor]) -> None:

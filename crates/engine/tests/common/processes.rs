@@ -126,6 +126,12 @@ impl Task for Compare {
         About { name: "compare", ..About::default() }
     }
 
+    fn begin(&mut self, _: u64) {}
+
+    fn again(&self) -> Option<Box<dyn Task>> {
+        None
+    }
+
     fn run(&mut self, _: &[&[u8]], _: &mut [&mut [u8]], _: Site) -> Result<(), String> {
         self.compare(&self.words)
     }

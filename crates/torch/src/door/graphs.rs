@@ -215,6 +215,13 @@ pub(super) unsafe extern "C" fn untrace(
     })
 }
 
+pub(super) unsafe extern "C" fn trace_pause(device: i32, on: u8, error: *mut abi::Error) -> i32 {
+    enter_code(error, |s| {
+        s.engine.stream(device.max(0) as usize)?.trace_pause(on != 0);
+        Ok(())
+    })
+}
+
 pub(super) unsafe extern "C" fn replay(
     graph: i64,
     device: i32,

@@ -7,7 +7,7 @@ use oxitorch_engine::{
 };
 use smallvec::SmallVec;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,13 +33,27 @@ impl Called {
             (CStr::from_ptr::<'static>(task.name), Arc::from_raw(group))
         };
         let name = name.to_str().unwrap_or_default();
-        Called { shim, context: task.context, about: About { name, group, number: task.number } }
+        Called { shim, context: task.context, about: About { name, group, number: 0 } }
     }
 }
 
 impl Task for Called {
     fn about(&self) -> About {
         self.about.clone()
+    }
+
+    fn begin(&mut self, number: u64) {
+        self.about.number = number;
+        // SAFETY: the shim's context, which nobody else has.
+        unsafe { (self.shim.task_begin)(self.context, number) }
+    }
+
+    fn again(&self) -> Option<Box<dyn Task>> {
+        // SAFETY: as above; what the shim gives is this value's alone.
+        let context = unsafe { (self.shim.task_again)(self.context) };
+        let about = || About { number: 0, ..self.about.clone() };
+        (!context.is_null())
+            .then(|| Box::new(Called { shim: self.shim, context, about: about() }) as Box<dyn Task>)
     }
 
     fn run(&mut self, reads: &[&[u8]], writes: &mut [&mut [u8]], site: Site) -> Result<(), String> {
@@ -111,13 +125,19 @@ impl Drop for Called {
 pub(super) unsafe extern "C" fn group(name: *const c_char, ranks: *const u64, nranks: u32) -> *mut c_void {
     // SAFETY: a C string, and so many numbers.
     let (name, ranks) = unsafe { (CStr::from_ptr(name), slice(ranks, nranks as usize)) };
-    let group = Group { name: name.to_string_lossy().into_owned(), ranks: ranks.into() };
+    let group = Group::new(name.to_string_lossy().into_owned(), ranks.into());
     Arc::into_raw(Arc::new(group)).cast_mut().cast()
 }
 
 pub(super) unsafe extern "C" fn drop_group(group: *mut c_void) {
     // SAFETY: what `group` gave, dropped once.
     drop(unsafe { Arc::from_raw(group.cast::<Group>()) });
+}
+
+pub(super) unsafe extern "C" fn group_number(group: *const c_void, lane: u64) -> u64 {
+    // SAFETY: what `group` gave and nobody has dropped.
+    let group = unsafe { &*group.cast::<Group>() };
+    catch_unwind(AssertUnwindSafe(|| group.number(lane))).unwrap_or(0)
 }
 
 pub(super) unsafe extern "C" fn task(
@@ -238,6 +258,11 @@ pub(super) unsafe extern "C" fn outcome(
         Ok(outcome.unwrap_or(Ok(()))?)
     });
     if pending && code == OK { PENDING } else { code }
+}
+
+pub(super) unsafe extern "C" fn number(work: *const c_void) -> u64 {
+    // SAFETY: what `task` gave and nobody has dropped.
+    unsafe { &*work.cast::<Work>() }.about().number
 }
 
 pub(super) unsafe extern "C" fn drop_work(work: *mut c_void) {

@@ -1,0 +1,520 @@
+"""Functions of `torch.tpu.jit` with collectives give in each call what they give in eager mode."""
+
+import functools
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.distributed.ranks import case
+
+CALLS = 4
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def peer(step: int) -> int:
+    return (rank() + step) % size()
+
+
+def data(call: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * call + rank())
+    return torch.randn(shape, generator=generator).to("tpu")
+
+
+def equal(got, wanted, **tolerance):
+    torch.testing.assert_close(got, wanted, **({"rtol": 0, "atol": 0} | tolerance))
+
+
+def counted(names, call):
+    """What a call gives, and by how much it raised these counts of the process."""
+    before = torch.tpu.metrics()
+    result = call()
+    torch.tpu.synchronize()
+    after = torch.tpu.metrics()
+    return result, [after[name] - before[name] for name in names]
+
+
+def number() -> int:
+    """Of the group's last collective."""
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def check(f, shape=(4, 6)):
+    """`f(x)` gives in each call what it gives without jit, by one trace, and has as many collectives."""
+    jitted = torch.tpu.jit(f)
+    for call in range(CALLS):
+        x, begin = data(call, *shape), number()
+        got, (programs, replays) = counted(["programs", "replays"], functools.partial(jitted, x))
+        end = number()
+        equal(got, f(x))
+        assert number() - end == end - begin
+        assert replays == (call > 0)
+    assert (jitted.traces, programs) == (1, 0)
+
+
+# ---------------------------------------------------------------- each collective
+
+
+def in_place(x):
+    y = (x * 2).sin()
+    dist.all_reduce(y)
+    z = y * 3 + x
+    dist.broadcast(z, size() - 1)
+    dist.reduce(u := z.cos(), 0)
+    return y, z, u if rank() == 0 else z
+
+
+def averaged(x):
+    y = x.exp()
+    dist.all_reduce(y, dist.ReduceOp.AVG)
+    dist.all_reduce(y, dist.ReduceOp.MAX)
+    return y + 1
+
+
+def gathered(x):
+    out = torch.empty(size() * x.shape[0], x.shape[1], device=x.device)
+    dist.all_gather_into_tensor(out, x + 1)
+    lists = [torch.empty_like(x) for _ in range(size())]
+    dist.all_gather(lists, out[: x.shape[0]] * 2)
+    return out.sin(), *lists
+
+
+def scattered(x):
+    out = torch.empty_like(x)
+    dist.reduce_scatter_tensor(out, torch.cat([x * (i + 1) for i in range(size())]))
+    mean = torch.empty_like(x)
+    dist.reduce_scatter(mean, [out + i for i in range(size())], dist.ReduceOp.AVG)
+    part = torch.empty_like(x)
+    dist.scatter(part, [mean * i for i in range(size())] if rank() == 0 else None, src=0)
+    return out, mean, part
+
+
+def exchanged(x):
+    out = torch.empty_like(x)
+    rows = x.repeat(1, size())
+    whole = torch.empty_like(rows.t().contiguous())
+    dist.all_to_all_single(whole, rows.t().contiguous())
+    parts = [torch.empty_like(x) for _ in range(size())]
+    dist.all_to_all(parts, [x + i for i in range(size())])
+    dist.gather(out + x, [torch.empty_like(x) for _ in range(size())] if rank() == 0 else None)
+    return whole, *parts
+
+
+def asynchronous(x):
+    y, z = x.sin(), x.cos()
+    works = [dist.all_reduce(y, async_op=True), dist.all_reduce(z, async_op=True)]
+    u = x @ x.t()
+    for work in works:
+        work.wait()
+    return y + z, u
+
+
+def sent(x):
+    y, out = x * 2, torch.empty_like(x)
+    works = [dist.isend(y, peer(1)), dist.irecv(out, peer(-1))]
+    for work in works:
+        work.wait()
+    ops = [
+        dist.P2POp(dist.isend, out, peer(1), tag=3),
+        dist.P2POp(dist.irecv, last := torch.empty_like(x), peer(-1), tag=3),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return out + 1, last
+
+
+def coalesced(x):
+    parts = [x.sin(), x.cos(), x + 1]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for part in parts:
+            dist.all_reduce(part)
+    manager.wait()
+    return tuple(part * 2 for part in parts)
+
+
+def functional(x):
+    group = dist.group.WORLD
+    y = funcol.all_reduce(x * 2, "sum", group)
+    z = funcol.all_gather_tensor(y + 1, 0, group)
+    u = funcol.reduce_scatter_tensor(z.sin(), "sum", 0, group)
+    return u + y, funcol.all_to_all_single(z, None, None, group)
+
+
+def views(x):
+    """Parts of tensors are read and written, and tensors that are there in each call."""
+    y = x.clone()
+    dist.all_reduce(y[1])
+    t = y.t()[:2].contiguous()
+    dist.all_reduce(t)
+    return y, t
+
+
+FORMS = (in_place, averaged, gathered, scattered, exchanged, asynchronous, sent, coalesced, functional, views)
+
+
+def add_forms():
+    for f in FORMS:
+        run = functools.partial(check, f)
+        run.__module__, run.__name__ = __name__, f.__name__
+        case(run)
+
+
+add_forms()
+
+
+# ---------------------------------------------------------------- groups, numbers, calls that differ
+
+
+@case
+def subgroups():
+    pairs = [dist.new_group([i, i + 1]) for i in range(0, size() - 1, 2)]
+
+    def f(x):
+        y = x.sin()
+        dist.all_reduce(y, group=pairs[rank() // 2])
+        dist.all_reduce(y)
+        return y * 2
+
+    if size() % 2 == 0:
+        check(f)
+
+
+@case
+def random_numbers_are_those_of_eager_mode():
+    def f(x):
+        y = nn.functional.dropout(x, 0.5)
+        dist.all_reduce(y)
+        return nn.functional.dropout(y, 0.5) + torch.rand_like(y)
+
+    jitted, x = torch.tpu.jit(f), data(0, 8, 8)
+    torch.tpu.manual_seed(rank())
+    got = [jitted(x) for _ in range(CALLS)]
+    torch.tpu.manual_seed(rank())
+    for y in got:
+        equal(y, f(x))
+
+
+@case
+def numbers_and_positions():
+    def f(x, scale, at):
+        y = x * scale
+        dist.all_reduce(y)
+        z = y[:, at] + scale
+        dist.all_reduce(z)
+        return z, y / scale
+
+    jitted = torch.tpu.jit(f)
+    for call in range(6):
+        x, begin = data(call, 4, 6), number()
+        got = jitted(x, 0.3 + call, call % 6)
+        end = number()
+        equal(got, f(x, 0.3 + call, call % 6))
+        # Runs by which it is found out what moves with a number send nothing.
+        assert number() - end == end - begin
+    assert jitted.traces <= 5, jitted
+
+
+@case
+def ranks_that_trace_meet_ranks_that_do_not():
+    def f(x):
+        y = x.sum(0)
+        dist.all_reduce(y)
+        return y * 2
+
+    jitted = torch.tpu.jit(f)
+    for call in range(CALLS):
+        x = data(call, 3 + call * rank(), 5)  # other sizes in each call of ranks but the first
+        equal(jitted(x), f(x))
+    assert jitted.traces == (1 if rank() == 0 else CALLS)
+
+
+@case
+def what_is_donated_is_not_overwritten_while_it_is_needed():
+    def f(w, x):
+        y = w * 2
+        dist.all_reduce(y)
+        z = w.sin() + y
+        dist.all_reduce(z)
+        return w + z, x.copy_(x + w)
+
+    jitted = torch.tpu.jit(f, donate_argnums=0)
+    w, plain, x, other = data(0, 64, 64), data(0, 64, 64), data(1, 64, 64), data(1, 64, 64)
+    for _ in range(CALLS):
+        w, _ = jitted(w, x)
+        plain, _ = f(plain, other)
+        equal((w, x), (plain, other))
+
+
+@case
+def what_is_lowered_sends_nothing():
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)
+        return y
+
+    jitted, x, begin = torch.tpu.jit(f), data(0, 3), number()
+    with pytest.raises(RuntimeError, match=r"collectives between them \(all_reduce\)"):
+        jitted.lower(x)
+    assert number() == begin
+    equal(jitted(x), f(x))
+
+
+# ---------------------------------------------------------------- training
+
+
+class Net(nn.Module):
+    def __init__(self, norm: bool = False):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 32), nn.Linear(32, 6)
+        self.norm = nn.BatchNorm1d(32) if norm else nn.Identity()
+
+    def forward(self, x):
+        return x + self.down(self.norm(self.up(x)).relu())
+
+
+def trained(make, jit: bool, steps: int = 7, net=Net, step_of=None, optimizer=torch.optim.AdamW):
+    """The losses, parameters, buffers and gradients after some steps; the function."""
+    torch.manual_seed(1)
+    model = make(net().to("tpu"))
+    step = (step_of or one_step)(model, optimizer(model.parameters(), lr=1e-2))
+    step = torch.tpu.jit(step) if jit else step
+    losses = [step(data(call, 4, 6)) for call in range(steps)]
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return (losses, {k: whole(v) for k, v in state.items()}, {k: whole(v) for k, v in grads.items()}), step
+
+
+def whole(t):
+    return t if t is None else (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().cpu()
+
+
+def one_step(model, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def train(make, traces: int = 2, **options):
+    wanted, _ = trained(make, False, **options)
+    got, step = trained(make, True, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    assert step.traces == traces, step
+
+
+SMALL = {"bucket_cap_mb": 0.001}
+
+
+@case
+def ddp():
+    for views in (False, True):
+        train(lambda net, views=views: DDP(net, gradient_as_bucket_view=views, **SMALL))
+
+
+@case
+def ddp_with_buffers_and_the_builtin_hook():
+    def make(net):
+        model = DDP(net, **SMALL)
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+        return model
+
+    train(make, net=lambda: Net(norm=True), optimizer=torch.optim.SGD)
+
+
+@case
+def ddp_static_graph():
+    def make(net):
+        model = DDP(net, static_graph=True, gradient_as_bucket_view=True, **SMALL)
+        model(data(9, 4, 6)).sum().backward()
+        return model
+
+    train(make)
+
+
+@case
+def ddp_that_trained_before():
+    def make(net):
+        model = DDP(net, **SMALL)
+        model(data(9, 4, 6)).sum().backward()  # its next step begins with other buckets
+        return model
+
+    train(make)
+
+
+@case
+def ddp_accumulates():
+    def step_of(model, optimizer):
+        def accumulate(x, last):
+            with nullcontext() if last else model.no_sync():
+                loss = model(x).square().mean()
+                loss.backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+        return accumulate
+
+    def run(jit):
+        torch.manual_seed(1)
+        model = DDP(Net(norm=True).to("tpu"), **SMALL)
+        step = step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step = torch.tpu.jit(step) if jit else step
+        losses = [step(data(call, 4, 6), call % 3 == 2) for call in range(12)]
+        return losses, [whole(p) for p in model.state_dict().values()]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-5, atol=1e-6)
+
+
+@case
+def ddp_without_synchronization_outside():
+    """`no_sync` around a call is another function than the call alone."""
+
+    def run(jit):
+        torch.manual_seed(1)
+        model = DDP(Net(norm=True).to("tpu"), **SMALL)
+
+        def backward(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        backward = torch.tpu.jit(backward) if jit else backward
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for call in range(12):
+            with model.no_sync() if call % 2 == 0 else nullcontext():
+                losses.append(backward(data(call, 4, 6)))
+            if call % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses, [whole(p) for p in model.state_dict().values()]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-5, atol=1e-6)
+
+
+@case
+def tensor_parallel():
+    """Parameters and their gradients are DTensors."""
+    mesh = init_device_mesh("tpu", (size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    make, optimizer = functools.partial(parallelize_module, device_mesh=mesh, parallelize_plan=plan), torch.optim.AdamW
+    train(make, optimizer=functools.partial(optimizer, foreach=False))
+
+
+@case
+def distributed_tensors_as_results():
+    mesh = init_device_mesh("tpu", (size(),))
+
+    def f(x):
+        y = DTensor.from_local(x, mesh, [Shard(0)]).sin()
+        return y, y.redistribute(placements=[Replicate()]) + 1, y.sum()
+
+    jitted = torch.tpu.jit(f)
+    for call in range(CALLS):
+        x = data(call, 4, 6)
+        for got, wanted in zip(jitted(x), f(x), strict=True):
+            assert got.placements == wanted.placements
+            torch.testing.assert_close(got.full_tensor(), wanted.full_tensor())
+    assert jitted.traces == 1
+
+
+@case
+def gradients_by_torch_func():
+    def step(w, x):
+        def loss_of(w):
+            return ((x @ w["a"]).relu() @ w["b"]).square().mean()
+
+        grads, loss = torch.func.grad_and_value(loss_of)(w)
+        flat = torch.cat([g.flatten() for g in grads.values()])
+        dist.all_reduce(flat, dist.ReduceOp.AVG)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)
+        a, b = flat.split([w["a"].numel(), w["b"].numel()])
+        return {"a": w["a"] - 0.1 * a.view(6, 8), "b": w["b"] - 0.1 * b.view(8, 2)}, loss
+
+    jitted = torch.tpu.jit(step, donate_argnums=0)
+    torch.manual_seed(1)
+    start = {"a": torch.randn(6, 8), "b": torch.randn(8, 2)}
+    w, plain = ({k: v.to("tpu") for k, v in start.items()} for _ in range(2))
+    for call in range(CALLS):
+        x = data(call, 4, 6)
+        (w, loss), (plain, wanted) = jitted(w, x), step(plain, x)
+        torch.testing.assert_close((w, loss), (plain, wanted))
+    assert jitted.traces == 1
+
+
+# ---------------------------------------------------------------- what it refuses
+
+
+def step_of_ddp(norm=False, hook=None, **options):
+    def step(x):
+        net = Net(norm).to("tpu")
+        model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(net) if norm else net, **options)
+        if hook is not None:
+            model.register_comm_hook(hook, lambda state, bucket: None)
+        return torch.tpu.jit(one_step(model, torch.optim.SGD(model.parameters())))(x)
+
+    return step
+
+
+def waits(x):
+    dist.barrier(device_ids=[torch.tpu.current_device()])
+    return x + 1
+
+
+def of_the_host(x):
+    y = torch.ones(3)
+    dist.all_reduce(y)
+    return x + y.to("tpu").sum()
+
+
+REFUSED = {
+    torch.tpu.jit(waits): "a collective (for which Python waits|of the host).* at .*jitted.py:[0-9]+ in waits",
+    torch.tpu.jit(of_the_host): r"a collective of the host \(c10d.allreduce_.default\) at .*jitted.py:[0-9]+ in of_the",
+    step_of_ddp(find_unused_parameters=True): "find_unused_parameters=True.* at .*jitted.py:[0-9]+ in step",
+    step_of_ddp(static_graph=True): "static_graph=True, whose first step is another",
+    step_of_ddp(hook=nn.Module()): "a communication hook of DDP that has a state",
+    step_of_ddp(norm=True): "a size that depends on values at .*jitted.py:[0-9]+ in forward",
+}  # fmt: skip
+
+
+@case
+def what_is_refused():
+    for f, message in REFUSED.items():
+        with pytest.raises(RuntimeError, match=message):
+            f(data(0, 4, 6))
+
+
+@case
+def a_group_that_ended():
+    """It is as in eager mode then: the function is run, and finds out."""
+    group = dist.new_group(list(range(size())))
+
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y
+
+    jitted = torch.tpu.jit(f)
+    for call in range(CALLS):
+        jitted(data(call, 3))
+    dist.destroy_process_group(group)
+    with pytest.raises((RuntimeError, ValueError)):
+        jitted(data(0, 3)).cpu()
