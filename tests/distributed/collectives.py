@@ -282,7 +282,8 @@ def data_goes_with_the_comparison():
         now = torch.ops.oxitorch._group_messages()
         return now[0] - sent, now[1] - carrying
 
-    for n, carries in ((100, 1), (1 << 20, 0)):
+    carried = int(torch.tpu.get_device_name() == "XLA:CPU (host)")  # programs carry nothing
+    for n, carries in ((100, carried), (1 << 20, 0)):
         x, all_of = torch.ones(n, device="tpu"), torch.ones(n * size(), device="tpu")
         lists = [torch.empty(n, device="tpu") for _ in range(size())]
         for collective in (
