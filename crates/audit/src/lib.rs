@@ -3,11 +3,12 @@
 //! [`audit`] reads files and gives a [`Report`] of [`Finding`]s; [`fix`] makes the edits that are safe. A [`Rule`] is one
 //! declaration: its words, its examples, and where it strikes. The layers, from the lowest: lines of a text, and `python`, a
 //! model of names, values and loops over the parser's tree, which knows no rule; `rule` and the families in `rules`; `walk`,
-//! which asks the rules of a Python file, and `formats`, which does so for other files; `select`; `one` file's findings; all
-//! files' in `report`, and what is made of them.
+//! which asks the rules of a Python file, and `formats`, which does so for other files; `select`; `one` file's findings; what files
+//! know `across` each other, and all in `report`, and what is made of them.
 //!
 //! This crate does not know devices, PyTorch or a command line: it is a function of files to findings.
 
+mod across;
 mod edit;
 mod effort;
 mod error;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rustc_hash::FxHashSet;
+
 use crate::finding::{Finding, Struck};
 use crate::formats::{self, Format};
 use crate::parallel::with_stack;
@@ -15,7 +17,7 @@ use crate::walk;
 pub fn findings(name: &str, text: &str, settings: &Settings) -> Vec<Finding> {
     let path = Path::new(name);
     let Some(format) = Format::of(path) else { return Vec::new() };
-    let read = || of(path, name, format, text, settings);
+    let read = || of(path, name, format, text, settings, None);
     // A short text cannot nest deeply.
     if text.len() < SHORT { read() } else { with_stack(read) }
 }
@@ -23,10 +25,17 @@ pub fn findings(name: &str, text: &str, settings: &Settings) -> Vec<Finding> {
 /// Texts that need no stack of their own.
 const SHORT: usize = 1000;
 
-/// The findings in the text of a file.
-pub(crate) fn of(path: &Path, name: &str, format: Format, text: &str, settings: &Settings) -> Vec<Finding> {
+/// The findings in the text of a file; `called` are functions of it that training loops elsewhere call.
+pub(crate) fn of(
+    path: &Path,
+    name: &str,
+    format: Format,
+    text: &str,
+    settings: &Settings,
+    called: Option<&FxHashSet<String>>,
+) -> Vec<Finding> {
     let mut out = match format {
-        Format::Python => match walk::audit(text, false) {
+        Format::Python => match walk::audit(text, false, called) {
             Ok(struck) => placed(name, text, format, settings, struck),
             Err(error) => placed(name, text, format, settings, vec![broken(error.at, error.why, text.len())]),
         },
@@ -107,7 +116,7 @@ fn notebook(name: &str, json: &str, settings: &Settings) -> Vec<Finding> {
     let mut struck = Vec::new();
     // Each round that fails leaves out one cell.
     for _ in 0..=cells.len().min(MOST_BROKEN) {
-        match walk::audit(&cells.text, true) {
+        match walk::audit(&cells.text, true, None) {
             Ok(found) => {
                 struck.extend(found);
                 break;

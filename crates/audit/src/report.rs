@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::across::Called;
 use crate::effort::{self, Estimate};
 use crate::error::Error;
 use crate::finding::Finding;
@@ -53,7 +54,8 @@ pub fn audit(paths: &[PathBuf], settings: &Settings) -> Result<Report, Error> {
     settings.check()?;
     let start = Instant::now();
     let files = files::below(paths, &settings.exclude)?;
-    let read = in_parallel(&files, |(path, format)| read(path, *format, settings))?;
+    let called = Called::in_files(&files)?;
+    let read = in_parallel(&files, |(path, format)| read(path, *format, settings, &called))?;
     let lines = read.iter().map(|r| r.0).sum();
     let findings: Vec<Finding> = read.into_iter().flat_map(|r| r.1).collect();
     Ok(Report {
@@ -68,7 +70,7 @@ pub fn audit(paths: &[PathBuf], settings: &Settings) -> Result<Report, Error> {
 }
 
 /// A file's lines and findings.
-fn read(path: &Path, format: Format, settings: &Settings) -> (usize, Vec<Finding>) {
+fn read(path: &Path, format: Format, settings: &Settings, called: &Called) -> (usize, Vec<Finding>) {
     let name = path.to_string_lossy().replace('\\', "/");
     let name = name.strip_prefix("./").unwrap_or(&name);
     let large = fs::metadata(path).is_ok_and(|m| m.len() > LARGEST);
@@ -76,7 +78,7 @@ fn read(path: &Path, format: Format, settings: &Settings) -> (usize, Vec<Finding
     match text {
         Ok(text) => {
             let lines = memchr::memchr_iter(b'\n', text.as_bytes()).count();
-            (lines, one::of(path, name, format, &text, settings))
+            (lines, one::of(path, name, format, &text, settings, called.of(path)))
         }
         // Of other formats it is no loss.
         Err(why) if matches!(format, Format::Python | Format::Notebook) && settings.takes("REA001") => {
@@ -86,7 +88,7 @@ fn read(path: &Path, format: Format, settings: &Settings) -> (usize, Vec<Finding
     }
 }
 
-fn utf8(path: &Path) -> Result<String, String> {
+pub(crate) fn utf8(path: &Path) -> Result<String, String> {
     let bytes = fs::read(path).map_err(|e| e.to_string())?;
     let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))

@@ -87,6 +87,8 @@ pub struct Rule {
     pub effort: Effort,
     /// Where it strikes.
     pub(crate) when: &'static [When],
+    /// Where its names are meant as they are.
+    pub(crate) unless: fn(&Model<'_>) -> bool,
     /// Code in which it finds something.
     pub bad: &'static [Example],
     /// Code in which it finds nothing.
@@ -114,6 +116,7 @@ impl Rule {
         runs: Runs::Change,
         effort: Effort::Think,
         when: &[],
+        unless: |_| false,
         bad: &[],
         good: &[],
     };

@@ -53,8 +53,13 @@ const WORDS: &[&str] = &[
 static FINDERS: LazyLock<Vec<memchr::memmem::Finder<'static>>> =
     LazyLock::new(|| WORDS.iter().map(memchr::memmem::Finder::new).collect());
 
-/// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`.
-pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadable> {
+/// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`, and `called` are functions of it that
+/// training loops elsewhere call.
+pub(crate) fn audit(
+    text: &str,
+    notebook: bool,
+    called: Option<&FxHashSet<String>>,
+) -> Result<Vec<Struck>, Unreadable> {
     if !is_shallow(text) {
         return Err(Unreadable { at: 0, why: "it nests too deeply".to_owned() });
     }
@@ -67,7 +72,8 @@ pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadabl
     if !FINDERS.iter().any(|f| f.find(text.as_bytes()).is_some()) && !imports_named(&module.body) {
         return Ok(Vec::new());
     }
-    let facts = Facts::of(&module.body);
+    let mut facts = Facts::of(&module.body);
+    facts.called_in_training.extend(called.into_iter().flatten().map(String::as_str));
     let trains = !facts.training.is_empty() || !facts.steps.is_empty();
     let model = Model {
         text,
@@ -79,6 +85,7 @@ pub(crate) fn audit(text: &str, notebook: bool) -> Result<Vec<Struck>, Unreadabl
         device_slot: false,
         compared: Compared::No,
         around: Around::If,
+        for_kernels: false,
         roots: FxHashSet::default(),
     };
     let mut walk = Walk { model, table: &TABLE, struck: Vec::new() };
@@ -112,6 +119,19 @@ fn names_whole(rule: &Rule, module: &str) -> bool {
     };
     rule.when.iter().any(|w| matches!(w, When::Name(names) if names.iter().any(&within)))
 }
+
+/// What is said in code that builds or takes kernels of CUDA.
+const KERNELS: &[&str] = &[
+    "CUDAExtension",
+    "cpp_extension",
+    ".cu\"",
+    ".cu'",
+    "with_cuda",
+    "WITH_CUDA",
+    "cupy",
+    "flash_attn",
+    "apex",
+];
 
 /// Characters that are kept of what a rule struck at.
 const SHOWN: usize = 200;
@@ -149,7 +169,7 @@ impl<'a> Walk<'a> {
         }
         let before = root.map(matching).unwrap_or_default();
         for (rule, _) in found {
-            if before.iter().any(|(r, _)| std::ptr::eq(*r, rule)) {
+            if before.iter().any(|(r, _)| std::ptr::eq(*r, rule)) || (rule.unless)(&self.model) {
                 continue;
             }
             let hit = Hit::at(node).named(path);
@@ -385,13 +405,13 @@ impl<'a> Visitor<'a> for Walk<'a> {
             }
             Stmt::If(stmt) => {
                 self.truth(&stmt.test);
-                self.visit_expr(&stmt.test);
+                self.before(&stmt.body, |w| w.visit_expr(&stmt.test));
                 self.guarded(&stmt.test, &stmt.body);
                 for clause in &stmt.elif_else_clauses {
                     match &clause.test {
                         Some(test) => {
                             self.truth(test);
-                            self.visit_expr(test);
+                            self.before(&clause.body, |w| w.visit_expr(test));
                             self.guarded(test, &clause.body);
                         }
                         None => self.visit_body(&clause.body),
@@ -445,7 +465,12 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 self.in_slot(named, |w| visitor::walk_expr(w, expr));
                 self.model.compared = before;
             }
-            Expr::Dict(_) => self.in_slot(false, |w| visitor::walk_expr(w, expr)),
+            Expr::Dict(dict) => self.in_slot(false, |w| {
+                for item in &dict.items {
+                    item.key.iter().for_each(|k| w.as_key(true, |w| w.visit_expr(k)));
+                    w.visit_expr(&item.value);
+                }
+            }),
             Expr::If(either) => {
                 self.truth(&either.test);
                 self.visit_expr(&either.test);
@@ -463,8 +488,9 @@ impl<'a> Visitor<'a> for Walk<'a> {
                         self.strike(rule, hit);
                     }
                 }
-                self.in_slot(false, |w| visitor::walk_expr(w, expr));
+                self.in_slot(false, |w| w.as_key(true, |w| visitor::walk_expr(w, expr)));
             }
+            Expr::Set(_) => self.as_key(true, |w| visitor::walk_expr(w, expr)),
             Expr::StringLiteral(s) => self.string(expr, s.value.to_str()),
             Expr::FString(f) => {
                 // The text in front of the first value.
@@ -485,8 +511,8 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 self.model.within.pop();
             }
             Expr::ListComp(c) => self.comprehension(expr, &c.generators),
-            Expr::SetComp(c) => self.comprehension(expr, &c.generators),
-            Expr::DictComp(c) => self.comprehension(expr, &c.generators),
+            Expr::SetComp(c) => self.as_key(true, |w| w.comprehension(expr, &c.generators)),
+            Expr::DictComp(c) => self.as_key(true, |w| w.comprehension(expr, &c.generators)),
             Expr::Generator(c) => self.comprehension(expr, &c.generators),
             _ => visitor::walk_expr(self, expr),
         }
@@ -505,6 +531,25 @@ impl<'a> Walk<'a> {
         self.model.device_slot = before;
     }
 
+    /// What is a key of a table or a member of a set, or is only shown.
+    fn as_key(&mut self, is: bool, walk: impl FnOnce(&mut Walk<'a>)) {
+        let to = if is && self.model.compared == Compared::No { Compared::Key } else { self.model.compared };
+        let before = std::mem::replace(&mut self.model.compared, to);
+        walk(self);
+        self.model.compared = before;
+    }
+
+    /// The test in front of some statements.
+    fn before(&mut self, body: &'a [Stmt], walk: impl FnOnce(&mut Walk<'a>)) {
+        let has = |s: &Stmt| {
+            let source = self.model.source(s.range());
+            KERNELS.iter().any(|k| source.contains(k))
+        };
+        self.model.for_kernels = body.iter().any(has);
+        walk(self);
+        self.model.for_kernels = false;
+    }
+
     /// What is called and with what, with an eye to parameters for devices.
     fn arguments(&mut self, call: &'a ExprCall) {
         self.in_slot(false, |w| w.visit_expr(&call.func));
@@ -521,8 +566,10 @@ impl<'a> Walk<'a> {
         );
         let option = name == "add_argument"
             && call.arguments.args.iter().any(|a| literal(a).is_some_and(|t| t.contains("device")));
+        let key =
+            matches!(name, "add" | "get" | "setdefault" | "discard" | "append" | "hash" | "print" | "set");
         for (i, argument) in call.arguments.args.iter().enumerate() {
-            self.in_slot(takes && i == 0, |w| w.visit_expr(argument));
+            self.in_slot(takes && i == 0, |w| w.as_key(key, |w| w.visit_expr(argument)));
         }
         for keyword in &call.arguments.keywords {
             let name = keyword.arg.as_ref().map_or("", |a| a.as_str());

@@ -49,7 +49,8 @@ def page(data: dict) -> str:
     if lines := _text.not_finite(data):
         parts.append(_section("Not finite", _lines(lines)))
     parts += [_steps(data), _modules(data), _gradients(data)]
-    script = " ".join(data["b"].get("script") or data["a"].get("script") or [])
+    scripts = [" ".join(data[side].get("script") or []) for side in ("a", "b")]
+    script = " | ".join(dict.fromkeys(s for s in scripts if s))
     return _PAGE.format(
         title=escape(f"{data['a']['platform']} and {data['b']['platform']}"),
         style=_core.page_style(),
@@ -60,7 +61,8 @@ def page(data: dict) -> str:
 
 def _answer(data: dict) -> str:
     counts = data["counts"]
-    doubt = data["notes"] or any(counts[v] for v, tone in _TONES.items() if tone == "doubt")
+    finite = data["parted"] is None and all(all(s["finite"].values()) for s in data["steps"])
+    doubt = data["notes"] or not finite or any(counts[v] for v, tone in _TONES.items() if tone == "doubt")
     tone = "bad" if counts["defect"] else "doubt" if doubt else "good"
     figures = "".join(
         f'<div><dt>{escape(v)}</dt><dd>{n}</dd><dd class="note">{escape(_text.MEANS[v])}</dd></div>'
@@ -98,8 +100,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 def _steps(data: dict) -> str:
     rows = [
-        [str(s["step"]), _text.number(s["loss_a"]), _text.number(s["loss_b"]), "parted" if s["parted"] else ""]
-        for s in data["steps"]
+        [str(s["step"]), _text.number(s["loss_a"]), _text.number(s["loss_b"]), _text.mark(s)] for s in data["steps"]
     ]
     return _section("Losses", _table(["step", "a", "b", ""], rows)) if rows else ""
 

@@ -297,7 +297,7 @@ def relative(x: torch.Tensor, y: torch.Tensor) -> float:
 def _largest(x: torch.Tensor) -> float:
     """The largest size of an element, in one pass; NaN if there is one."""
     low, high = torch.aminmax(x)
-    return max(-low.item(), high.item())
+    return max(abs(low.item()), abs(high.item()))
 
 
 def _is_place(op: dict, i: int) -> bool:

@@ -125,10 +125,15 @@ def _steps(data: dict) -> list[str]:
     else:
         lines = [f"losses part at step {data['parted']}"]
     for s in rows[:12]:
-        mark = "  <- parted" if s["parted"] else ""
-        finite = "".join(f", {k} has NaN or Inf" for k, ok in s["finite"].items() if not ok)
-        lines.append(f"  step {s['step']:<4} a {number(s['loss_a'])}  b {number(s['loss_b'])}{finite}{mark}")
+        found = f"  <- {mark(s)}" if mark(s) else ""
+        lines.append(f"  step {s['step']:<4} a {number(s['loss_a'])}  b {number(s['loss_b'])}{found}")
     return [*lines, ""]
+
+
+def mark(step: dict) -> str:
+    """What is to be said of a step: where losses part, and who has numbers that are not finite."""
+    found = ["parted"] if step["parted"] else []
+    return ", ".join([*found, *(f"{k} has NaN or Inf" for k, ok in step["finite"].items() if not ok)])
 
 
 def _table(title: str, rows: list[dict], name) -> list[str]:

@@ -20,6 +20,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) others_wait: FxHashSet<Option<TextSize>>,
     /// Names that functions of this file are called by within such loops.
     pub(crate) called_in_training: FxHashSet<&'a str>,
+    /// The same of functions that are called as `NAME.FUNCTION`, such as those of a module.
+    pub(crate) members_called_in_training: FxHashSet<(&'a str, &'a str)>,
 }
 
 impl<'a> Facts<'a> {
@@ -28,9 +30,12 @@ impl<'a> Facts<'a> {
             Look { facts: Facts::default(), open: Vec::new(), loops: FxHashMap::default(), seldom: 0 };
         look.visit_body(body);
         let Look { mut facts, loops, .. } = look;
-        for (start, names) in loops {
-            if facts.training.contains(&start) {
-                facts.called_in_training.extend(names);
+        for (_, calls) in loops.into_iter().filter(|(start, _)| facts.training.contains(start)) {
+            for (of, name) in calls {
+                match of {
+                    Some(of) => facts.members_called_in_training.insert((of, name)),
+                    None => facts.called_in_training.insert(name),
+                };
             }
         }
         facts
@@ -60,7 +65,8 @@ enum Open {
 struct Look<'a> {
     facts: Facts<'a>,
     open: Vec<Open>,
-    loops: FxHashMap<TextSize, Vec<&'a str>>,
+    /// What loops call, each with what it is a member of.
+    loops: FxHashMap<TextSize, Vec<(Option<&'a str>, &'a str)>>,
     /// Tests that are open and hold only now and then.
     seldom: u32,
 }
@@ -103,11 +109,12 @@ impl<'a> Visitor<'a> for Look<'a> {
                     self.train();
                 }
                 Expr::Attribute(f) if f.attr.as_str() == "step" && steps(&f.value) => self.train(),
-                Expr::Name(f) => {
-                    if let Some(Open::Loop(at)) = self.open.last().filter(|_| self.seldom == 0) {
-                        self.loops.entry(*at).or_default().push(f.id.as_str());
+                Expr::Attribute(f) => {
+                    if let Expr::Name(of) = &*f.value {
+                        self.called(Some(of.id.as_str()), f.attr.as_str());
                     }
                 }
+                Expr::Name(f) => self.called(None, f.id.as_str()),
                 _ => {}
             }
         }
@@ -115,7 +122,13 @@ impl<'a> Visitor<'a> for Look<'a> {
     }
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    fn called(&mut self, of: Option<&'a str>, name: &'a str) {
+        if let Some(Open::Loop(at)) = self.open.last().filter(|_| self.seldom == 0) {
+            self.loops.entry(*at).or_default().push((of, name));
+        }
+    }
+
     fn function(&self) -> Option<TextSize> {
         self.open.iter().rev().find_map(|o| match o {
             Open::Function(at) => Some(*at),

@@ -244,6 +244,8 @@ pub(crate) fn makes_tensor(path: &str) -> bool {
 pub(crate) fn of_method(of: Kind, method: &str) -> Kind {
     match of {
         Kind::Tensor | Kind::Maybe if method == "numpy" => Kind::Numpy,
+        // What is read of the copy waits for nobody.
+        Kind::Tensor | Kind::Maybe if method == "cpu" => Kind::Host,
         Kind::Tensor | Kind::Maybe if TO_HOST.contains(&method) || method.starts_with("is_") => Kind::Host,
         Kind::Tensor if SEVERAL.contains(&method) => Kind::Tensors,
         Kind::Tensor => Kind::Tensor,
@@ -251,7 +253,7 @@ pub(crate) fn of_method(of: Kind, method: &str) -> Kind {
         Kind::Maybe
             if matches!(
                 method,
-                "to" | "detach" | "clone" | "view" | "reshape" | "contiguous" | "cpu" | "cuda" | "float"
+                "to" | "detach" | "clone" | "view" | "reshape" | "contiguous" | "cuda" | "float"
             ) =>
         {
             Kind::Maybe

@@ -41,6 +41,8 @@ pub(crate) enum Compared {
     No,
     /// With something that tells of devices, by its name.
     Device,
+    /// With the keys of a table or the members of a set; what is only shown counts, too.
+    Key,
     Other,
 }
 
@@ -97,6 +99,8 @@ pub(crate) struct Model<'a> {
     pub(crate) compared: Compared,
     /// What asks for the truth that is looked at.
     pub(crate) around: Around,
+    /// Whether what is walked now is a test in front of kernels of CUDA.
+    pub(crate) for_kernels: bool,
     /// The first parts of the names of all modules that are imported.
     pub(crate) roots: FxHashSet<&'a str>,
 }

@@ -281,12 +281,19 @@ pub(crate) static FAMILY: Family = Family {
             explanation: "This is the most expensive line of a migration, because nothing fails: `device = \"cuda\" if torch.cuda.is_available() else \"cpu\"` trains on the host.",
             effort: Edit,
             when: &[When::Name(&["torch.cuda.is_available", "torch.cuda.device_count"])],
+            // Kernels of CUDA ask for a GPU, and are findings of their own.
+            unless: |model| model.for_kernels,
             bad: &[
                 Py("import torch\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\n"),
                 Py("from torch.cuda import is_available\n"),
                 Py("import torch\nn = torch.cuda.device_count()\n"),
             ],
-            good: &[Py("import torch\nx = torch.tpu.is_available()\n")],
+            good: &[
+                Py("import torch\nx = torch.tpu.is_available()\n"),
+                Py(
+                    "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\nif torch.cuda.is_available():\n    modules = [CUDAExtension('ops', ['ops.cu'])]\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

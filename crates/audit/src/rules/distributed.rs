@@ -386,8 +386,10 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Call(&["torch.distributed.is_nccl_available"], |call| call.hit()),
                 When::Text(|text, expr, model| {
-                    (text == "nccl" && model.compared() != Compared::No && model.imports("torch"))
-                        .then(|| Hit::at(expr))
+                    (text == "nccl"
+                        && matches!(model.compared(), Compared::Device | Compared::Other)
+                        && model.imports("torch"))
+                    .then(|| Hit::at(expr))
                 }),
             ],
             bad: &[

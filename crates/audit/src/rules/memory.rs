@@ -2,7 +2,7 @@
 
 use ruff_python_ast::{Expr, Operator, Stmt};
 
-use crate::python::{Call, Hit, Model, is_true};
+use crate::python::{Call, Compared, Hit, Model, is_true};
 use crate::rule::Effort::{Edit, None as Nothing, Rework};
 use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
@@ -12,6 +12,11 @@ use crate::rule::{Family, Rule, When};
 fn of_tensor(call: &Call<'_, '_>) -> Option<Hit> {
     call.model.uses_torch().then(|| call.perhaps_tensor()).flatten()?;
     call.hit()
+}
+
+/// An address that is more than compared, a key or shown.
+fn address(call: &Call<'_, '_>) -> Option<Hit> {
+    (call.model.compared() == Compared::No).then(|| of_tensor(call)).flatten()
 }
 
 fn of_sure_tensor(call: &Call<'_, '_>) -> Option<Hit> {
@@ -96,11 +101,20 @@ pub(crate) static FAMILY: Family = Family {
             severity: Error,
             sentence: "`{}` is an address; of the device's memory it is a name and nothing to read from.",
             fix: "To tell whether two tensors share memory, compare `x.untyped_storage()._cdata`; kernels that want an address are CUDA's and have to be replaced.",
-            explanation: "Values are immutable buffers that XLA places, so an address says nothing that lasts.",
+            explanation: "Values are immutable buffers that XLA places. What `data_ptr()` gives is the same for tensors of the same memory and different for others, so comparing it and using it as a key works, and is not reported.",
             effort: Rework,
-            when: &[When::Method(&["data_ptr"], of_tensor)],
-            bad: &[Py("import torch\ndef f(x):\n    return x.data_ptr()\n")],
-            good: &[Py("import torch\ndef f(x):\n    return x.untyped_storage()._cdata\n")],
+            when: &[When::Method(&["data_ptr"], address)],
+            bad: &[
+                Py("import torch\ndef f(x):\n    return x.data_ptr()\n"),
+                Py("import ctypes, torch\ndef f(x, kernel):\n    kernel(ctypes.c_void_p(x.data_ptr()))\n"),
+            ],
+            good: &[
+                Py("import torch\ndef f(x):\n    return x.untyped_storage()._cdata\n"),
+                Py("import torch\ndef f(x, y):\n    return x.data_ptr() == y.data_ptr()\n"),
+                Py(
+                    "import torch\ndef f(xs):\n    seen, of = set(), {}\n    for x in xs:\n        seen.add(x.data_ptr())\n        of[x.data_ptr()] = x\n    return len({x.data_ptr() for x in xs}), {x.data_ptr(): x for x in xs}\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

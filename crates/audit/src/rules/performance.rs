@@ -1,6 +1,7 @@
 //! Performance: sizes and loops that fit TPUs badly.
 
 use ruff_python_ast::{Expr, Stmt};
+use ruff_text_size::Ranged;
 
 use crate::python::{Call, Hit, Kind, Model, is_false, is_true, last};
 use crate::rule::Effort::{Edit, None as Nothing, Rework};
@@ -70,7 +71,16 @@ fn time_loop(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
         range.arguments.args.iter().any(|e| {
             last(e).is_some_and(|n| ["layer", "block", "depth", "stage"].iter().any(|w| n.contains(w)))
         });
+    let layers = layers || stmt.body.iter().any(|s| takes_own(model.source(s.range()), t.id.as_str()));
     (counts && !layers && model.in_forward() && slices(&stmt.body)).then(|| Hit::at(range))
+}
+
+/// Whether a text has `self.NAME[t]`, one of several layers.
+fn takes_own(text: &str, t: &str) -> bool {
+    text.match_indices(&format!("[{t}]")).any(|(at, _)| {
+        let name = text[..at].trim_end_matches(|c: char| c.is_alphanumeric() || matches!(c, '_' | '.'));
+        text[name.len()..at].starts_with("self.")
+    })
 }
 
 /// `x[:, t]` or `x[t]` of a tensor in an assignment.
@@ -257,6 +267,9 @@ pub(crate) static FAMILY: Family = Family {
             good: &[
                 Py(
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        for i in range(3):\n            x = self.layers[i](x)\n        return x\n",
+                ),
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        for i in range(self.branches):\n            x[i] = self.nets[i](x[i])\n        return x\n",
                 ),
                 Py(
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, past):\n        for i in range(self.config.num_hidden_layers):\n            kv = past[i]\n            x = self.layers[i](x, kv)\n        return x\n",

@@ -16,6 +16,7 @@ pub(crate) static FAMILY: Family = Family {
         runs: Runs::Change,
         effort: Effort::None,
         when: &[When::Unreadable],
+        unless: |_| false,
         bad: &[
             Example::Py("import torch\nprint 'python 2'\n"),
             Example::Py("def f(:\n"),

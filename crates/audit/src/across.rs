@@ -1,0 +1,103 @@
+//! What a file knows of others: which of its functions their training loops call.
+
+use std::path::{Path, PathBuf};
+
+use memchr::memmem;
+use ruff_python_ast::Stmt;
+use ruff_python_parser::parse_module;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::error::Error;
+use crate::formats::Format;
+use crate::parallel::in_parallel;
+use crate::python::{Facts, is_shallow};
+use crate::report::utf8;
+
+/// Functions that training loops call, by the last part of the names of their modules.
+#[derive(Default)]
+pub(crate) struct Called(FxHashMap<String, FxHashSet<String>>);
+
+impl Called {
+    /// What the training loops of Python files call in other modules, by what they import.
+    pub(crate) fn in_files(files: &[(PathBuf, Format)]) -> Result<Called, Error> {
+        let found = in_parallel(files, |(path, format)| match format {
+            Format::Python => utf8(path).map(|text| calls(&text)).unwrap_or_default(),
+            _ => Vec::new(),
+        })?;
+        let mut called = Called::default();
+        for (module, function) in found.into_iter().flatten() {
+            called.0.entry(module).or_default().insert(function);
+        }
+        Ok(called)
+    }
+
+    /// The functions of a file that others call so.
+    pub(crate) fn of(&self, path: &Path) -> Option<&FxHashSet<String>> {
+        let name = match path.file_stem()?.to_str()? {
+            "__init__" => path.parent()?.file_name()?.to_str()?,
+            name => name,
+        };
+        self.0.get(name)
+    }
+}
+
+/// Modules and their functions that the training loops of a text call.
+fn calls(text: &str) -> Vec<(String, String)> {
+    let trains = memmem::find(text.as_bytes(), b".backward(").is_some();
+    if !trains || !is_shallow(text) {
+        return Vec::new();
+    }
+    let Ok(module) = parse_module(text) else { return Vec::new() };
+    let body = &module.syntax().body;
+    let facts = Facts::of(body);
+    let mut out = Vec::new();
+    for stmt in body {
+        match stmt {
+            Stmt::ImportFrom(import) => {
+                let from = import.module.as_ref().map_or("", |m| m.as_str());
+                for alias in &import.names {
+                    let (name, here) =
+                        (alias.name.as_str(), alias.asname.as_ref().unwrap_or(&alias.name).as_str());
+                    if facts.called_in_training.contains(here) {
+                        out.push((last(from).to_owned(), name.to_owned()));
+                    }
+                    members(&facts, here, name, &mut out);
+                }
+            }
+            Stmt::Import(import) => {
+                for alias in &import.names {
+                    let name = alias.name.as_str();
+                    members(&facts, alias.asname.as_ref().map_or(name, |n| n.as_str()), last(name), &mut out);
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// What is called as a member of a module that is named so here.
+fn members(facts: &Facts<'_>, here: &str, module: &str, out: &mut Vec<(String, String)>) {
+    let of = facts.members_called_in_training.iter().filter(|(of, _)| *of == here);
+    out.extend(of.map(|(_, name)| (module.to_owned(), (*name).to_owned())));
+}
+
+fn last(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_training_loops_call_is_found_by_what_is_imported() {
+        let text = "import torch\nimport util.misc as misc\nfrom .losses import total as loss_of, other\nfrom . import engine\n
+for x in loader:\n    loss = loss_of(x)\n    loss.backward()\n    misc.log(loss)\n    engine.show(loss)\n    if i % 10 == 0:\n        other(x)\n";
+        let mut found = calls(text);
+        found.sort();
+        let expected = [("engine", "show"), ("losses", "total"), ("misc", "log")];
+        assert_eq!(found, expected.map(|(m, f)| (m.to_owned(), f.to_owned())));
+        assert!(calls(&text.replace("loss.backward()", "pass")).is_empty());
+    }
+}
