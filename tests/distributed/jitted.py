@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.distributed.ranks import case
 
-CALLS = 4
+CALLS = 3
 
 
 def rank() -> int:
@@ -286,7 +286,7 @@ class Net(nn.Module):
         return x + self.down(self.norm(self.up(x)).relu())
 
 
-def trained(make, jit: bool, steps: int = 7, net=Net, step_of=None, optimizer=torch.optim.AdamW):
+def trained(make, jit: bool, steps: int = 5, net=Net, step_of=None, optimizer=torch.optim.AdamW):
     """The losses, parameters, buffers and gradients after some steps; the function."""
     torch.manual_seed(1)
     model = make(net().to("tpu"))
@@ -378,7 +378,7 @@ def ddp_accumulates():
         model = DDP(Net(norm=True).to("tpu"), **SMALL)
         step = step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
         step = torch.tpu.jit(step) if jit else step
-        losses = [step(data(call, 4, 6), call % 3 == 2) for call in range(12)]
+        losses = [step(data(call, 4, 6), call % 3 == 2) for call in range(9)]
         return losses, [whole(p) for p in model.state_dict().values()]
 
     torch.testing.assert_close(run(True), run(False), rtol=1e-5, atol=1e-6)
@@ -399,7 +399,7 @@ def ddp_without_synchronization_outside():
 
         backward = torch.tpu.jit(backward) if jit else backward
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
-        for call in range(12):
+        for call in range(8):
             with model.no_sync() if call % 2 == 0 else nullcontext():
                 losses.append(backward(data(call, 4, 6)))
             if call % 2:
