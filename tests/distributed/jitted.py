@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -417,6 +418,25 @@ def tensor_parallel():
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     make, optimizer = functools.partial(parallelize_module, device_mesh=mesh, parallelize_plan=plan), torch.optim.AdamW
     train(make, optimizer=functools.partial(optimizer, foreach=False))
+
+
+def sharded(net):
+    for layer in (net.up, net.down):
+        fully_shard(layer)
+    return fully_shard(net)
+
+
+@case
+def fsdp2():
+    """Parameters are gathered and let go within a call, and their gradients are scattered."""
+    train(sharded)
+
+
+@case
+def what_fsdp2_leaves_gathered_is_refused():
+    model = sharded(Net().to("tpu"))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="leaves a module of FSDP2 in another state"):
+        torch.tpu.jit(model.__call__)(data(0, 4, 6))
 
 
 @case
