@@ -221,6 +221,29 @@ def test_forward_backward_and_optimizer_apart():
         assert_close(weights[k], p.detach(), k)
 
 
+@pytest.mark.parametrize("zero", ["none", "before", "after", "to_zeros"])
+def test_an_optimizer_takes_gradients_that_are_made_outside(zero):
+    def run(wrap, device):
+        torch.manual_seed(0)
+        model = mlp().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def update():
+            optimizer.step()
+            if zero == "after":
+                optimizer.zero_grad()
+
+        update = wrap(update)
+        for x, y in batches():
+            if zero in ("before", "to_zeros"):
+                optimizer.zero_grad(set_to_none=zero == "before")
+            nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+            update()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    torch.testing.assert_close(run(torch.tpu.jit, DEVICE), run(lambda f: f, "cpu"), rtol=1e-4, atol=1e-5)
+
+
 def test_random_numbers_are_those_of_eager_mode():
     def f(x):
         return nn.functional.dropout(x, 0.5), torch.rand(3, device=x.device)

@@ -218,15 +218,18 @@ impl Tape {
         for (t, argument) in args.iter().zip(&self.arguments) {
             let (Place::Device(slot), Some(number)) = (t.place, argument.storage) else { continue };
             let number = number as usize;
-            if address(slot) != self.slots[number] {
-                // It was given another storage.
-                if slot.nbytes > 0 || t.numel() == 0 || !self.unwritten.contains(&(number as u32)) {
+            if slot.nbytes == 0 && t.numel() > 0 {
+                // It was there for a while, and is empty again.
+                if !self.unwritten.contains(&(number as u32)) {
                     return None;
                 }
                 if !std::mem::replace(&mut seen[number], true) {
                     scratch.push(number as u32);
                 }
                 continue;
+            }
+            if address(slot) != self.slots[number] {
+                return None; // it was given another storage
             }
             if !std::mem::replace(&mut seen[number], true) {
                 let now = slot.value()?;

@@ -246,7 +246,7 @@ fn a_lane_keeps_its_order_over_the_devices_of_an_engine() {
     };
     rig.record(1, &[&x], &[], &[], says(1));
     let (second, on_second) = (rig.engine.stream(1).unwrap(), rig.engine.switches().mode);
-    let task = Box::new(Runs(Box::new(says(2))));
+    let task = Box::new(Runs(Box::new(says(2)), 0));
     second.task(task, 1, &[], &[], rig.site(), on_second).unwrap();
     assert!(order.recv_timeout(Duration::from_millis(50)).is_err());
     go.send(()).unwrap();

@@ -12,7 +12,7 @@ import torch
 from oxitorch import _activate
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
-from oxitorch.jit._parallel import Sharded, Synced, plain
+from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
 
 
 class Given(NamedTuple):
@@ -139,9 +139,10 @@ def _like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """New tensors in place of these, which share a storage."""
     if len(tensors) == 1:
         return [torch.empty_like(tensors[0])]
-    first = tensors[0]
-    storage = first.new_empty(first.untyped_storage().nbytes() // first.itemsize)
-    return [storage.as_strided(t.size(), t.stride(), t.storage_offset()) for t in tensors]
+    parts = [plain(t) for t in tensors]
+    storage = parts[0].new_empty(parts[0].untyped_storage().nbytes() // parts[0].itemsize)
+    new = [storage.as_strided(t.size(), t.stride(), t.storage_offset()) for t in parts]
+    return [x if (how := Wrapped.of(t)) is None else how.around(x) for t, x in zip(tensors, new, strict=True)]
 
 
 class _Outside(torch.autograd.Function):

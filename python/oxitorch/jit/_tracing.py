@@ -70,7 +70,8 @@ class Tracer:
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
-        # Those that train in several processes.
+        # Those that train in several processes, and which of them do so here.
+        self._trained: list[torch.nn.Module] = []
         self._parallel: dict[int, tuple[torch.nn.Module, Synced | Sharded]] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
@@ -260,10 +261,13 @@ class Tracer:
                     self._grads.setdefault(id(p), (p, p.grad))
 
     def _meets_parallel(self, module) -> None:
-        if self._states is None:  # else nothing comes of the run, and it sends nothing
-            settle_before(module)
-        if (why := refused(module)) is not None:
-            self._fail(*why)
+        # A forward alone is as ever, and may be of one process alone.
+        if torch.is_grad_enabled():
+            self._trained.append(module)
+            if self._states is None:  # else nothing comes of the run, and it sends nothing
+                settle_before(module)
+            if (why := refused(module)) is not None:
+                self._fail(*why)
         self._parallel[id(module)] = module, (Sharded if is_sharded(module) else Synced)(module)
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
@@ -329,7 +333,7 @@ class Tracer:
             )
         if not is_dry:
             # What is settled here was not yet so in this run, and will be in all that come.
-            settled = [settle(module) for module, _ in self._parallel.values()]
+            settled = [settle(module) for module in self._trained]
             surprises |= any(settled)
         if surprises:
             return None
