@@ -1,6 +1,6 @@
 """Training and collectives in two processes: what the second one costs, on the device and on PyTorch's CPU with gloo.
 
-    python benches/distributed.py              # recording, collectives, DDP, FSDP2, functions of jit, the comparison of ranks
+    python benches/distributed.py              # all: recording, collectives, training, functions of jit, comparison
     python benches/distributed.py ddp --rounds 20 --json
 
 Each process has one core of its own, so that one process alone and each of two have the same threads. A step's cost is

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::formats::Format;
 use crate::parallel::in_parallel;
 use crate::python::{Facts, is_shallow};
-use crate::report::utf8;
+use crate::source::utf8;
 
 /// Functions that training loops call, by the last part of the names of their modules.
 #[derive(Default)]

@@ -14,6 +14,7 @@ use crate::formats::Format;
 use crate::parallel::in_parallel;
 use crate::rule::Severity;
 use crate::select::Settings;
+use crate::source::utf8;
 use crate::{files, one};
 
 /// Files of more bytes are no source that somebody wrote.
@@ -86,10 +87,4 @@ fn read(path: &Path, format: Format, settings: &Settings, called: &Called) -> (u
         }
         Err(_) => (0, Vec::new()),
     }
-}
-
-pub(crate) fn utf8(path: &Path) -> Result<String, String> {
-    let bytes = fs::read(path).map_err(|e| e.to_string())?;
-    let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }

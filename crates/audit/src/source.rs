@@ -1,6 +1,16 @@
 //! A text with its lines.
 
+use std::fs;
+use std::path::Path;
+
 use memchr::memchr_iter;
+
+/// The text of a file, without a byte order mark; why it has none, in words.
+pub(crate) fn utf8(path: &Path) -> Result<String, String> {
+    let bytes = fs::read(path).map_err(|e| e.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}
 
 /// A text, and where its lines begin.
 pub(crate) struct Lines<'a> {

@@ -116,7 +116,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "audit",
         &[
             "source", "edit", "python", "rule", "rules", "finding", "error", "parallel", "walk", "formats",
-            "select", "one", "files", "effort", "report", "fixes", "show", "lib",
+            "select", "one", "across", "files", "effort", "report", "fixes", "show", "lib",
         ],
     ),
 ];
