@@ -350,7 +350,7 @@ def twice(step):
         (
             lambda o: schedules.OneCycleLR(o, 0.2, 60),
             None,
-            "`OneCycleLR` with `cycle_momentum`, which changes betas or",
+            "`OneCycleLR` with `cycle_momentum`, which changes betas or the momentum,",
         ),
         (lambda o: schedules.ReduceLROnPlateau(o), None, "`torch.optim.lr_scheduler.ReduceLROnPlateau`"),
     ],
