@@ -223,6 +223,8 @@ impl Tape {
                 if !self.unwritten.contains(&(number as u32)) {
                     return None;
                 }
+                // Emptying it made another slot, and one that is new may lie where the old one lay.
+                self.slots[number] = address(slot);
                 if !std::mem::replace(&mut seen[number], true) {
                     scratch.push(number as u32);
                 }
