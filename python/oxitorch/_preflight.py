@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-from oxitorch import _activate, _as_script
+from oxitorch import _activate, _as_script, _fork
 from oxitorch._dims import Dynamic, checked
 from oxitorch.jit import Jitted
 from oxitorch.preflight import MARK
@@ -267,31 +266,11 @@ class _Run:
     def _run(self, folder: str) -> int:
         core = _activate.core()
         if not core.is_started() and not core.is_in_bad_fork():
-            status = self._fork(folder)
+            status = _fork.run(lambda: _child(lambda: self.call, folder)) & 0xFF
             if status != _BAD_FORK:
                 return status
             os.remove(os.path.join(folder, "error"))
         return self._spawn(folder)
-
-    def _fork(self, folder: str) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                status = _child(lambda: self.call, folder)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)  # nothing of the parent's is cleaned up here
-        try:
-            _, status = os.waitpid(pid, 0)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        return os.waitstatus_to_exitcode(status) & 0xFF
 
     def _spawn(self, folder: str) -> int:
         try:

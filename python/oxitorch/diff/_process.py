@@ -5,7 +5,6 @@ optimizers import, takes longer than a few steps of a small model, so that it is
 """
 
 import atexit
-import os
 import signal
 import sys
 import threading
@@ -14,21 +13,12 @@ from collections.abc import Callable
 
 import torch._dynamo  # noqa: F401 -- what the first optimizer of a process imports
 
+from oxitorch import _fork
+
 
 def run(work: Callable[[], int]) -> int:
     """The exit status of a process that did this, as a Python program has one; negative if a signal ended it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(_as_program(work))  # nothing of the parent's is cleaned up here
-    try:
-        _, status = os.waitpid(pid, 0)
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
-    return os.waitstatus_to_exitcode(status)
+    return _fork.run(lambda: _as_program(work))
 
 
 def _as_program(work: Callable[[], int]) -> int:
@@ -46,8 +36,6 @@ def _as_program(work: Callable[[], int]) -> int:
         try:
             threading._shutdown()
             atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
         except BaseException:
             traceback.print_exc()
     return status
