@@ -18,7 +18,7 @@ impl Plugin {
     /// Keeps the large blocks of host memory that the plugin frees for what it asks for next. What is kept and what is in use
     /// are never more together than was in use at once; [`release_blocks`] gives back what is kept.
     ///
-    /// Returns whether the plugin's memory is malloc's.
+    /// Returns whether it can: whether the plugin asks a C library for its memory that is glibc.
     pub fn keep_blocks(&self) -> bool {
         malloc::redirect(self)
     }
@@ -59,8 +59,9 @@ impl Blocks {
     /// The kept block that fits best, of at most an eighth more.
     fn take(&mut self, align: usize, bytes: usize) -> Option<Block> {
         self.asked += 1;
-        let fits =
-            |b: &&Block| (bytes..=bytes + bytes / 8).contains(&b.bytes) && b.address.is_multiple_of(align);
+        let fits = |b: &&Block| {
+            (bytes..=bytes.saturating_add(bytes / 8)).contains(&b.bytes) && b.address.is_multiple_of(align)
+        };
         let best = *self.kept.iter().rev().filter(fits).min_by_key(|b| b.bytes)?;
         self.kept.retain(|b| *b != best);
         self.used.push(best);
@@ -112,9 +113,12 @@ mod malloc {
     use crate::plugin::Plugin;
 
     pub(super) fn redirect(plugin: &Plugin) -> bool {
-        let functions = [(c"posix_memalign", posix_memalign as *mut c_void), (c"free", free as *mut c_void)];
-        // SAFETY: both have the types of the C library's functions, do what those do, and are never unloaded.
-        unsafe { imports::replace(plugin.api().address(), &functions) >= functions.len() }
+        let replace = |name, function| {
+            // SAFETY: both have the types of the C library's functions, do what those do, and are never unloaded.
+            unsafe { imports::replace(plugin.api().address(), name, function) }
+        };
+        // In this order: what is given has to come back.
+        replace(c"free", free as *mut c_void) && replace(c"posix_memalign", posix_memalign as *mut c_void)
     }
 
     pub(super) fn give_back(blocks: &[Block]) -> usize {

@@ -56,21 +56,21 @@ struct Library {
     protected: (usize, usize),
 }
 
-/// Has the library that holds the address `inside` call other functions than those it imports by these names, and says how
-/// many places it calls them from.
+/// Has the library that holds the address `inside` call a function in place of the one that it imports by a name; whether it
+/// imports one.
 ///
 /// # Safety
-/// Each address is that of a function of the type that the library expects of its name, and both stay for ever.
-pub(crate) unsafe fn replace(inside: *const c_void, functions: &[(&CStr, *mut c_void)]) -> usize {
+/// The function has the type that the library expects of the name, and both stay for ever.
+pub(crate) unsafe fn replace(inside: *const c_void, name: &CStr, function: *mut c_void) -> bool {
     let mut library =
         Library { inside: inside as usize, base: 0, dynamic: std::ptr::null(), protected: (0, 0) };
     // SAFETY: `find` takes what `dl_iterate_phdr` gives it, and the library that outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut library).cast()) };
     if library.dynamic.is_null() {
-        return 0;
+        return false;
     }
     // SAFETY: the loader has mapped the dynamic section and what it points at.
-    unsafe { library.replace(functions) }
+    unsafe { library.replace(name, function) }
 }
 
 unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> c_int {
@@ -101,7 +101,7 @@ unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, found: *m
 impl Library {
     /// # Safety
     /// `dynamic` is the dynamic section of a library that the loader has mapped at `base`.
-    unsafe fn replace(&self, functions: &[(&CStr, *mut c_void)]) -> usize {
+    unsafe fn replace(&self, name: &CStr, function: *mut c_void) -> bool {
         let value = |tag: i64| {
             let mut at = self.dynamic;
             // SAFETY: the section ends with an entry of DT_NULL.
@@ -114,8 +114,8 @@ impl Library {
         };
         // glibc writes addresses over the offsets that the file has, other loaders leave those.
         let address = |tag| value(tag).map(|v| if v < self.base { v + self.base } else { v });
-        let (Some(symbols), Some(names)) = (address(DT_SYMTAB), address(DT_STRTAB)) else { return 0 };
-        let mut replaced = 0;
+        let (Some(symbols), Some(names)) = (address(DT_SYMTAB), address(DT_STRTAB)) else { return false };
+        let mut replaced = false;
         for (table, bytes) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
             let (Some(table), Some(bytes)) = (address(table), value(bytes)) else { continue };
             // SAFETY: the table that the section describes.
@@ -124,13 +124,13 @@ impl Library {
             };
             for r in relocations.iter().filter(|r| ADDRESSES.contains(&(r.info as u32))) {
                 // SAFETY: the relocation's symbol is in the table of symbols, and its name among the names.
-                let name = unsafe {
+                let imported = unsafe {
                     let symbol = &*(symbols as *const Symbol).add((r.info >> 32) as usize);
                     CStr::from_ptr((names as *const c_char).add(symbol.name as usize))
                 };
-                if let Some((_, function)) = functions.iter().find(|(f, _)| *f == name) {
+                if imported == name {
                     // SAFETY: the place of such a relocation holds an address.
-                    replaced += usize::from(unsafe { self.put(self.base + r.offset, *function) });
+                    replaced |= unsafe { self.put(self.base + r.offset, function) };
                 }
             }
         }
