@@ -106,6 +106,13 @@ def assert_same(actual, expected, what="", *, strides=True, rtol=None, atol=None
     )
 
 
+def assert_close(actual, expected, what=""):
+    """`actual`, wherever it is, has about the values of `expected` on the CPU, in any strides."""
+    if actual.device.type == "cpu":
+        actual = to_device(actual)
+    assert_same(actual, expected, what, strides=False, rtol=1e-4, atol=1e-5)
+
+
 def outcome(f, *args, **kwargs):
     """The result, or the exception, of a call."""
     try:
