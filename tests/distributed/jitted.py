@@ -433,6 +433,25 @@ def fsdp2():
 
 
 @case
+def fsdp2_evaluated_between_steps():
+    """By default the outermost module stays gathered behind a forward, which a program does not show PyTorch."""
+    for reshards in (None, True):
+        model = fully_shard(Net().to("tpu"), reshard_after_forward=reshards)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        evaluate = torch.no_grad()(torch.tpu.jit(lambda x, model=model: model(x)))
+        step = one_step(model, optimizer)
+        for call in range(CALLS):
+            x = data(call, 4, 6)
+            step(x)
+            if not reshards:
+                with pytest.raises(RuntimeError, match="reshard_after_forward=True"):
+                    evaluate(x)
+                continue
+            with torch.no_grad():
+                torch.testing.assert_close(evaluate(x).cpu(), model(x).cpu())
+
+
+@case
 def distributed_tensors_as_results():
     mesh = init_device_mesh("tpu", (size(),))
 
