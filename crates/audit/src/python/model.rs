@@ -22,6 +22,8 @@ pub(crate) struct Binding {
     pub(crate) once: bool,
     /// Whether it is a test that holds only now and then.
     pub(crate) seldom: bool,
+    /// Whether it is computed from a random number of the host.
+    pub(crate) random: bool,
     /// How many loops of its function were around when it was first bound.
     pub(crate) loops: usize,
 }
@@ -103,6 +105,29 @@ pub(crate) struct Model<'a> {
     pub(crate) for_kernels: bool,
     /// The first parts of the names of all modules that are imported.
     pub(crate) roots: FxHashSet<&'a str>,
+    /// Tests in whose branches the walk is.
+    pub(crate) tests: Vec<&'a str>,
+    /// Names that go over the elements in the comprehensions that are around.
+    pub(crate) elements: Vec<&'a str>,
+    /// What other files tell.
+    pub(crate) elsewhere: Elsewhere<'a>,
+}
+
+/// What is known of a file by the others that are read with it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Elsewhere<'a> {
+    /// Functions of the file that training loops of others call.
+    pub(crate) called: Option<&'a FxHashSet<String>>,
+    /// Packages that are among the files, so that to import them brings nothing new.
+    pub(crate) own: Option<&'a FxHashSet<String>>,
+}
+
+impl Elsewhere<'_> {
+    /// Whether a module is of a package that is among the files.
+    pub(crate) fn has(&self, module: &str) -> bool {
+        let first = module.split('.').next().unwrap_or(module);
+        self.own.is_some_and(|own| own.contains(first))
+    }
 }
 
 /// How deep expressions are looked into to tell what they are.
@@ -306,11 +331,15 @@ impl<'a> Model<'a> {
 
     /// Whether the other ranks wait at a barrier of their own somewhere in this function.
     pub(crate) fn others_wait(&self) -> bool {
-        let at = self.within.iter().rev().find_map(|w| match w {
+        self.facts.others_wait.contains(&self.function_at())
+    }
+
+    /// Where the function that is around begins.
+    fn function_at(&self) -> Option<TextSize> {
+        self.within.iter().rev().find_map(|w| match w {
             Within::Function { at, .. } => Some(*at),
             _ => None,
-        });
-        self.facts.others_wait.contains(&at)
+        })
     }
 
     /// Whether only float16 comes to the line.
@@ -342,9 +371,9 @@ impl<'a> Model<'a> {
         self.compared
     }
 
-    /// Whether `backward()` is called on a name.
+    /// Whether `backward()` is called on a name in this function.
     pub(crate) fn is_loss(&self, name: &str) -> bool {
-        self.facts.losses.contains(name)
+        self.facts.losses.contains(&(self.function_at(), name))
     }
 
     /// Whether a training loop is in the file.
@@ -354,6 +383,12 @@ impl<'a> Model<'a> {
 
     pub(crate) fn source(&self, range: TextRange) -> &'a str {
         &self.text[bytes(range)]
+    }
+
+    /// Whether a test has asked for the same before the branch that the walk is in.
+    pub(crate) fn was_asked(&self, expr: &impl Ranged) -> bool {
+        let source = self.source(expr.range());
+        self.tests.iter().any(|t| t.contains(source))
     }
 
     /// What asks for the truth that is looked at.

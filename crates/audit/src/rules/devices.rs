@@ -487,7 +487,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV009",
             name: "is_cuda",
             severity: Error,
-            sentence: "`{}` is false for tensors of the device, so the other branch is taken.",
+            sentence: "`{}` is false for tensors of the device, so the code goes another way or refuses them.",
             fix: "Ask `x.device.type == \"tpu\"`, or whether it is not on the CPU: `x.device.type != \"cpu\"`.",
             explanation: "Nothing fails: code that checks `is_cuda` takes its slow path, or refuses its input.",
             effort: Edit,
@@ -557,7 +557,7 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Name(&["pynvml.*", "nvidia_smi.*", "py3nvml.*", "GPUtil.*", "gpustat.*"]),
                 When::Package(&["pynvml", "nvidia-ml-py*", "py3nvml", "gputil", "gpustat", "nvitop"]),
-                When::Command(&["nvidia-smi", "nvcc", "nsys", "ncu"]),
+                When::Command(&["nvidia-smi", "nsys", "ncu"]),
             ],
             bad: &[
                 Py("import pynvml\npynvml.nvmlInit()\n"),
@@ -701,15 +701,19 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Replace the extension's operations by PyTorch's; keep its build behind a test for CUDA.",
             explanation: "The kernels themselves are found as DEV019.",
             effort: Think,
-            when: &[When::Call(
-                &[
-                    "torch.utils.cpp_extension.CUDAExtension",
-                    "torch.utils.cpp_extension.load",
-                    "torch.utils.cpp_extension.load_inline",
-                ],
-                build_cuda,
-            )],
+            when: &[
+                When::Call(
+                    &[
+                        "torch.utils.cpp_extension.CUDAExtension",
+                        "torch.utils.cpp_extension.load",
+                        "torch.utils.cpp_extension.load_inline",
+                    ],
+                    build_cuda,
+                ),
+                When::Command(&["nvcc"]),
+            ],
             bad: &[
+                File("make.sh", "nvcc -c -o kernel.cu.o kernel.cu\n"),
                 Py(
                     "from torch.utils.cpp_extension import CUDAExtension\next = CUDAExtension('x', ['a.cu'])\n",
                 ),
@@ -815,7 +819,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV022",
             name: "package with CUDA kernels",
             severity: Error,
-            sentence: "`{}` brings kernels for CUDA, and none for other devices.",
+            sentence: "`{}`: this package's kernels are for CUDA, and at most for the CPU too.",
             fix: "Use what PyTorch has for it, or keep it on CPU tensors where the package has a CPU path.",
             explanation: "For graphs `torch_scatter` is `Tensor.scatter_reduce`; for state space models there are forms with `torch.cumsum` and scans; for serving there is `oxitorch`'s export.",
             effort: Rework,

@@ -70,7 +70,9 @@ fn half_model(call: &Call<'_, '_>) -> Option<Hit> {
         call.model.kind(receiver),
         Kind::Unknown | Kind::Tensor | Kind::Maybe | Kind::Layer | Kind::Module
     );
-    (plain && may && call.model.path(receiver).is_none()).then(|| call.hit()).flatten()
+    // Rounded to float16 and made float32 again.
+    let back = call.model.text[call.call.end().to_usize()..].starts_with(".float()");
+    (plain && may && !back && call.model.path(receiver).is_none()).then(|| call.hit()).flatten()
 }
 
 fn default_double(call: &Call<'_, '_>) -> Option<Hit> {
@@ -243,7 +245,10 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch, transformers\nm = transformers.AutoModel.from_pretrained('x', torch_dtype=torch.float16)\n",
                 ),
             ],
-            good: &[Py("import torch\ndef f(model):\n    return model.bfloat16()\n")],
+            good: &[
+                Py("import torch\ndef f(model):\n    return model.bfloat16()\n"),
+                Py("import torch\ndef f(model):\n    model.half().float()\n"),
+            ],
             ..Rule::BASE
         },
         Rule {

@@ -84,7 +84,12 @@ fn pads_to_longest(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
         || call.path.starts_with("transformers.DataCollator");
     let longest = is_true(value) || text(value) == Some("longest");
     let rounded = call.keyword("pad_to_multiple_of").is_some();
-    (tokens && longest && !rounded).then(|| call.hit()).flatten()
+    // Of one text there is nothing to pad.
+    let one = matches!(call.first(), Some(Expr::Name(n)) if {
+        let name = n.id.as_str();
+        call.model.elements.contains(&name) && !name.contains("batch") && !name.ends_with('s')
+    });
+    (tokens && longest && !rounded && !one).then(|| call.hit()).flatten()
 }
 
 fn slice_by_value(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
@@ -106,9 +111,12 @@ fn slice_by_value(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
 }
 
 fn varying_size(call: &Call<'_, '_>) -> Option<Hit> {
+    // What torchvision resizes is an image on the host, of which a part of one size is taken then.
+    let follows = call.path.starts_with("torch.");
     let random = |e: &Expr| {
         let source = call.model.source(e.range());
         ["random.", "randint", "choice("].iter().any(|w| source.contains(w))
+            || follows && call.model.is_random(e)
     };
     let arguments =
         call.call.arguments.args.iter().skip(1).chain(call.call.arguments.keywords.iter().map(|k| &k.value));
@@ -287,12 +295,18 @@ pub(crate) static FAMILY: Family = Family {
                     "import transformers\ndef f(tokenizer, texts):\n    return tokenizer(texts, padding=True, return_tensors='pt')\n",
                 ),
                 Py(
+                    "import transformers\ndef f(tokenizer, batches):\n    return [tokenizer(batch, padding=True) for batch in batches]\n",
+                ),
+                Py(
                     "from torch.nn.utils.rnn import pad_sequence\ndef collate(batch):\n    return pad_sequence(batch)\n",
                 ),
             ],
             good: &[
                 Py(
                     "import transformers\ndef f(tokenizer, texts):\n    return tokenizer(texts, padding='max_length', max_length=128)\n",
+                ),
+                Py(
+                    "import transformers\ndef f(tokenizer, texts):\n    return [tokenizer(text, padding='longest') for text in texts]\n",
                 ),
                 Py("import torch\nc = torch.nn.Conv2d(1, 1, 3, padding=True)\n"),
             ],
@@ -348,12 +362,22 @@ pub(crate) static FAMILY: Family = Family {
                 &["torch.nn.functional.interpolate", "torchvision.transforms.functional.resize"],
                 varying_size,
             )],
-            bad: &[Py(
-                "import random\nimport torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=random.choice([224, 256]))\n",
-            )],
-            good: &[Py(
-                "import torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=(224, 224))\n",
-            )],
+            bad: &[
+                Py(
+                    "import random\nimport torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=random.choice([224, 256]))\n",
+                ),
+                Py(
+                    "import random\nimport torch.nn.functional as F\ndef f(x):\n    s = random.randrange(320, 640)\n    s = s / max(x.shape[2:])\n    size = [int(n * s) for n in x.shape[2:]]\n    return F.interpolate(x, size=size)\n",
+                ),
+            ],
+            good: &[
+                Py(
+                    "import torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=(224, 224))\n",
+                ),
+                Py(
+                    "import numpy as np\nimport torch.nn.functional as F\ndef f(x):\n    y = np.random.rand(4, 4)\n    h, w = y.shape\n    return F.interpolate(x, size=(h, w))\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

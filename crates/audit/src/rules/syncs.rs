@@ -1,6 +1,6 @@
 //! Waits: what makes Python wait for the device in each step.
 
-use ruff_python_ast::Expr;
+use ruff_python_ast::{Expr, Operator, Stmt};
 
 use crate::python::{Call, Hit, Kind, Model, is_true, last};
 use crate::rule::Effort::Edit;
@@ -12,7 +12,11 @@ use crate::rule::{Family, Rule, When};
 /// A method without arguments, in each step, of what is or could be a tensor.
 fn read_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     let plain = call.call.arguments.args.is_empty();
-    (plain && call.model.uses_torch() && call.model.in_step()).then(|| call.perhaps_tensor()).flatten()?;
+    // What a test has read a branch may read again.
+    let again = call.model.was_asked(call.call);
+    (plain && !again && call.model.uses_torch() && call.model.in_step())
+        .then(|| call.perhaps_tensor())
+        .flatten()?;
     call.hit()
 }
 
@@ -48,6 +52,36 @@ fn shows_tensor(call: &Call<'_, '_>) -> bool {
 
 fn shown_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     (call.model.in_step() && shows_tensor(call)).then(|| call.hit()).flatten()
+}
+
+/// A text that is made of a tensor and kept: `line = "%g" % loss`.
+fn formatted_in_step(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
+    let Stmt::Assign(assign) = stmt else { return None };
+    let is = |e: &Expr| model.kind(e) == Kind::Tensor;
+    let value = &*assign.value;
+    let shows = match value {
+        Expr::BinOp(op) if op.op == Operator::Mod && is_text(&op.left) => match &*op.right {
+            Expr::Tuple(t) => t.elts.iter().any(|e| match e {
+                Expr::Starred(s) => is(&s.value),
+                other => is(other),
+            }),
+            other => is(other),
+        },
+        Expr::FString(f) => {
+            f.value.elements().filter_map(|e| e.as_interpolation()).any(|e| is(&e.expression))
+        }
+        _ => false,
+    };
+    (shows && model.in_step()).then(|| Hit::at(value))
+}
+
+/// Whether an expression is a string that stands there, or several.
+fn is_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::StringLiteral(_) => true,
+        Expr::BinOp(op) => is_text(&op.left),
+        _ => false,
+    }
 }
 
 fn logged_in_step(call: &Call<'_, '_>) -> Option<Hit> {
@@ -203,13 +237,19 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "SYN006",
             name: "tensor is printed in the loop",
-            sentence: "`{}` of a tensor waits for the device in each step.",
+            sentence: "`{}` shows a tensor, which waits for the device in each step.",
             fix: "Print every hundred steps, or what was read for the log anyway.",
             explanation: "Formatting a tensor reads all of it that is shown.",
             runs: Unchanged("assert '2' in str(torch.full((2,), 2, device='tpu'))"),
             effort: Edit,
-            when: &[When::Call(&["print"], shown_in_step)],
+            when: &[When::Call(&["print"], shown_in_step), When::Statement(formatted_in_step)],
             bad: &[
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        line = '%10.4g' * 2 % (0, loss)\n        bar.set_description(line)\n",
+                ),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    mean = torch.zeros(4, device='tpu')\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        mean = mean + loss.detach()\n        bar.text = ('%10s' + '%10.4g' * 4) % ('x', *mean)\n",
+                ),
                 Py(
                     "import torch\ndef train(loader, model, opt):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        print(f'loss {loss}')\n",
                 ),
@@ -222,6 +262,9 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        print(x.shape)\n        return x\n",
                 ),
                 Py("import torch\nprint(torch.ones(2))\n"),
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        y = x.sum() % 3\n        name = 'size %d' % x.shape[0]\n        return y\n",
+                ),
             ],
             ..Rule::BASE
         },
@@ -313,7 +356,12 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch, math\ndef train(loader, model, opt):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        assert math.isfinite(loss.item())\n",
                 ),
             ],
-            good: &[Py("import torch\nx = torch.ones(2)\nassert not torch.isnan(x).any()\n")],
+            good: &[
+                Py("import torch\nx = torch.ones(2)\nassert not torch.isnan(x).any()\n"),
+                Py(
+                    "import torch\nimport numpy as np\ndef train(loader, model, opt):\n    for x in loader:\n        def step():\n            loss = model(x).sum()\n            loss.backward()\n            opt.step()\n            return float(loss), 1\n        loss, one = timed(step)\n        assert not np.isnan(loss)\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
