@@ -42,7 +42,8 @@ impl Others {
             "__init__" => path.parent()?.file_name()?.to_str(),
             name => Some(name),
         };
-        Elsewhere { called: module().and_then(|m| self.called.get(m)), own: Some(&self.own) }
+        let called = module().and_then(|m| self.called.get(m));
+        Elsewhere { called, own: Some(&self.own), ..Elsewhere::default() }
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn of(
     settings: &Settings,
     elsewhere: Elsewhere<'_>,
 ) -> Vec<Finding> {
+    let elsewhere = Elsewhere { is_test: is_test(path), ..elsewhere };
     let mut out = match format {
         Format::Python => match walk::audit(text, false, elsewhere) {
             Ok(struck) => placed(name, text, format, settings, struck),
@@ -44,6 +45,15 @@ pub(crate) fn of(
     out.sort_by(|a, b| (a.cell, a.line, a.column, a.rule).cmp(&(b.cell, b.line, b.column, b.rule)));
     out.dedup_by(|a, b| (a.rule, a.cell, a.line, a.column) == (b.rule, b.cell, b.line, b.column));
     out
+}
+
+/// Whether a file is one of tests.
+fn is_test(path: &Path) -> bool {
+    let name = path.file_stem().and_then(|n| n.to_str()).unwrap_or_default();
+    let folder = |f: &str| f == "tests" || f == "test";
+    name.starts_with("test_")
+        || name.ends_with("_test")
+        || path.parent().is_some_and(|p| p.iter().filter_map(|f| f.to_str()).any(folder))
 }
 
 fn broken(at: usize, why: String, len: usize) -> Struck {

@@ -259,7 +259,8 @@ impl<'a> Walk<'a> {
             _ => (false, false, false),
         };
         let forward = method && !special && self.model.torch && name == "forward";
-        let step = (self.model.facts.steps.contains(&f.start()) && !name.starts_with("test"))
+        let test = self.model.elsewhere.is_test || name.starts_with("test");
+        let step = (self.model.facts.steps.contains(&f.start()) && !test)
             || (method && matches!(name, "training_step" | "compute_loss"))
             || self.model.facts.called_in_training.contains(name);
         let item = (dataset && matches!(name, "__getitem__" | "__iter__" | "__getitems__"))
@@ -579,7 +580,9 @@ impl<'a> Walk<'a> {
 
     fn guarded(&mut self, test: &'a Expr, body: &'a [Stmt]) {
         self.model.tests.push(self.model.source(test.range()));
-        match self.model.guard(test) {
+        // A branch that leaves the loop or the program runs once.
+        let ends = matches!(body.last(), Some(Stmt::Raise(_) | Stmt::Break(_))).then_some(Within::Seldom);
+        match self.model.guard(test).or(ends) {
             Some(within) => self.inside(within, body),
             None => self.visit_body(body),
         }

@@ -120,6 +120,8 @@ pub(crate) struct Elsewhere<'a> {
     pub(crate) called: Option<&'a FxHashSet<String>>,
     /// Packages that are among the files, so that to import them brings nothing new.
     pub(crate) own: Option<&'a FxHashSet<String>>,
+    /// Whether the file is one of tests, by its name: what it does once is no step.
+    pub(crate) is_test: bool,
 }
 
 impl Elsewhere<'_> {
@@ -244,7 +246,11 @@ impl<'a> Model<'a> {
                 path.as_str(),
                 "torch.tensor" | "torch.as_tensor" | "torch.from_numpy" | "torch.randperm"
             );
-            return if made && !there { Kind::Host } else { kind::of_call(&path) };
+            return if !there && (made || draws_one(&path, call)) {
+                Kind::Host
+            } else {
+                kind::of_call(&path)
+            };
         }
         match &*call.func {
             Expr::Name(f) => match self.binding(f.id.as_str()) {
@@ -307,6 +313,11 @@ impl<'a> Model<'a> {
     /// Whether the line is in the `__getitem__` or `__iter__` of a dataset, or in a function that makes a batch.
     pub(crate) fn in_dataset(&self) -> bool {
         self.function().is_some_and(|f| matches!(f, Within::Function { item: true, .. }))
+    }
+
+    /// Whether the line is in a class of datasets, whose values are on the host.
+    pub(crate) fn in_dataset_class(&self) -> bool {
+        self.within.iter().any(|w| matches!(w, Within::Class { dataset: true, .. }))
     }
 
     /// Whether the line is in a loop of its function.
@@ -424,6 +435,25 @@ impl<'a> Model<'a> {
     pub(crate) fn is_older_than_loop(&self, name: &str) -> bool {
         self.binding(name).is_some_and(|b| b.loops < self.loops())
     }
+}
+
+/// Whether a call draws a single number, which Python asks for then: `torch.rand(1)`, `torch.randint(0, 5, (1,))`.
+fn draws_one(path: &str, call: &ExprCall) -> bool {
+    let is_one = |e: &Expr| matches!(e, Expr::NumberLiteral(n) if matches!(&n.value, Number::Int(i) if i.as_i64() == Some(1)));
+    let one = |e: &Expr| match e {
+        Expr::Tuple(t) => t.elts.iter().all(is_one),
+        Expr::List(l) => l.elts.iter().all(is_one),
+        other => is_one(other),
+    };
+    let size = match path {
+        "torch.rand" | "torch.randn" if call.arguments.args.len() == 1 => call.arguments.args.first(),
+        "torch.randint" => {
+            let size = call.arguments.args.last().filter(|e| e.is_tuple_expr() || e.is_list_expr());
+            call.arguments.find_keyword("size").map(|k| &k.value).or(size)
+        }
+        _ => None,
+    };
+    size.is_some_and(one)
 }
 
 /// What comes of a call of a value.

@@ -90,7 +90,7 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "DAT003",
             name: "device within a dataset",
-            sentence: "`{}` moves each sample to the device, one by one, and not in worker processes.",
+            sentence: "`{}` moves data to the device where it is read, which worker processes cannot do.",
             fix: "Return CPU tensors, and move the batch once in the loop.",
             explanation: "Workers are forked or spawned processes, in which the device cannot be used; and a copy of a sample costs as much as one of a batch.",
             runs: Unchanged(

@@ -103,6 +103,13 @@ fn is_cuda_attribute(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
     (plain && model.uses_torch()).then(|| Hit::at(expr))
 }
 
+/// An option that is switched on, shown with its name.
+fn true_option(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
+    let option = call.call.arguments.keywords.iter().find(|k| k.value.range() == value.range())?;
+    let shown = call.model.source(option.range());
+    crate::python::is_true(value).then(|| Hit::at(value).named(shown))
+}
+
 fn build_cuda(call: &Call<'_, '_>) -> Option<Hit> {
     let text = call.model.source(call.call.range());
     (call.path.ends_with("CUDAExtension")
@@ -165,7 +172,6 @@ const CUDA_PACKAGES: &[&str] = &[
     "quanto_cuda.*",
     "lightseq.*",
     "torchsparse.*",
-    "vllm.*",
     "cuda.bindings.*",
     "cutlass.*",
     "pyarrow.cuda.*",
@@ -206,7 +212,6 @@ const CUDA_REQUIREMENTS: &[&str] = &[
     "autoawq*",
     "lightseq",
     "torchsparse",
-    "vllm",
     "cuda-python",
     "nvidia-cutlass*",
     "fbgemm-gpu*",
@@ -605,9 +610,7 @@ pub(crate) static FAMILY: Family = Family {
                         .then(|| Hit::at(value))
                         .filter(|_| !call.path.starts_with('.'))
                 }),
-                When::Keyword(&["use_flash_attention_2"], |value, _| {
-                    crate::python::is_true(value).then(|| Hit::at(value))
-                }),
+                When::Keyword(&["use_flash_attention_2"], |value, call| true_option(value, call)),
             ],
             bad: &[
                 Py("from flash_attn import flash_attn_func\n"),
@@ -641,8 +644,12 @@ pub(crate) static FAMILY: Family = Family {
                 Py("import xformers.ops as xops\n"),
                 File("requirements.txt", "xformers\n"),
                 Py("import torch\ndef f(pipe):\n    pipe.enable_xformers_memory_efficient_attention()\n"),
+                File("conda.yaml", "channels:\n  - xformers\ndependencies:\n  - xformers\n"),
             ],
-            good: &[Py("import torch.nn.functional as F\ny = F.scaled_dot_product_attention\n")],
+            good: &[
+                File("conda.yaml", "channels:\n  - xformers\ndependencies:\n  - pytorch\n"),
+                Py("import torch.nn.functional as F\ny = F.scaled_dot_product_attention\n"),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -656,9 +663,7 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Name(&["bitsandbytes.*", "transformers.BitsAndBytesConfig"]),
                 When::Package(&["bitsandbytes*"]),
-                When::Keyword(&["load_in_8bit", "load_in_4bit"], |value, _| {
-                    crate::python::is_true(value).then(|| Hit::at(value))
-                }),
+                When::Keyword(&["load_in_8bit", "load_in_4bit"], |value, call| true_option(value, call)),
             ],
             bad: &[
                 Py("import bitsandbytes as bnb\n"),
@@ -713,13 +718,13 @@ pub(crate) static FAMILY: Family = Family {
                 When::Command(&["nvcc"]),
             ],
             bad: &[
-                File("make.sh", "nvcc -c -o kernel.cu.o kernel.cu\n"),
                 Py(
                     "from torch.utils.cpp_extension import CUDAExtension\next = CUDAExtension('x', ['a.cu'])\n",
                 ),
                 Py(
                     "from torch.utils.cpp_extension import load\nm = load(name='x', sources=['a.cpp', 'k.cu'])\n",
                 ),
+                File("make.sh", "nvcc -c -o kernel.cu.o kernel.cu\n"),
             ],
             good: &[Py(
                 "from torch.utils.cpp_extension import CppExtension\next = CppExtension('x', ['a.cpp'])\n",
@@ -902,8 +907,10 @@ pub(crate) static FAMILY: Family = Family {
                 File("job.yaml", "resources:\n  limits:\n    nvidia.com/gpu: 8\n"),
                 File("run.sh", "docker run --gpus all image\n"),
                 File("job.sh", "#!/bin/bash\n#SBATCH --gres=gpu:8\npython train.py\n"),
+                File("job.sh", "#!/bin/bash\nsrun --gpus=8 python train.py\n"),
             ],
             good: &[
+                File("run.sh", "#!/bin/bash\npython -u train.py --name a --gpus 0 --lr 0.1\n"),
                 File("Dockerfile", "FROM python:3.12\n"),
                 File("job.yaml", "resources:\n  limits:\n    google.com/tpu: 8\n"),
             ],

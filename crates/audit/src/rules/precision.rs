@@ -36,7 +36,12 @@ fn half_autocast(call: &Call<'_, '_>) -> Option<Hit> {
 
 fn half_dtype(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
     let casts = matches!(crate::python::last(&call.call.func), Some("autocast"));
-    (!casts && is_half(value, call.model)).then(|| Hit::at(value))
+    // Weights that are read to be converted stay on the host.
+    let host = call.keyword("device_map").is_some_and(|m| match m {
+        Expr::Dict(d) => d.items.iter().all(|i| text(&i.value) == Some("cpu")),
+        other => text(other) == Some("cpu"),
+    });
+    (!casts && !host && is_half(value, call.model)).then(|| Hit::at(value))
 }
 
 fn is_double(expr: &Expr, model: &Model<'_>) -> bool {
@@ -248,6 +253,9 @@ pub(crate) static FAMILY: Family = Family {
             good: &[
                 Py("import torch\ndef f(model):\n    return model.bfloat16()\n"),
                 Py("import torch\ndef f(model):\n    model.half().float()\n"),
+                Py(
+                    "import torch, transformers\nm = transformers.AutoModel.from_pretrained('x', torch_dtype=torch.float16, device_map={'': 'cpu'})\n",
+                ),
             ],
             ..Rule::BASE
         },

@@ -15,7 +15,11 @@ fn no_drop_last(call: &Call<'_, '_>) -> Option<Hit> {
     let batches = call.keyword("batch_sampler").is_some()
         || call.argument("batch_size", 1).is_some_and(Expr::is_none_literal_expr);
     let dropped = call.argument("drop_last", 8);
-    (shuffled && !batches && !call.takes_any() && dropped.is_none_or(is_false)).then(|| call.hit()).flatten()
+    // Of batches of one none is smaller.
+    let one = call.argument("batch_size", 1).is_some_and(|b| call.model.number(b) == Some(1));
+    (shuffled && !one && !batches && !call.takes_any() && dropped.is_none_or(is_false))
+        .then(|| call.hit())
+        .flatten()
 }
 
 fn tensor_method(call: &Call<'_, '_>) -> Option<Hit> {
@@ -74,7 +78,10 @@ fn grows(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let name = target.id.as_str();
     // What is made anew between is no sequence that grows.
     // In a forward the rounds are layers or parts of a batch, as many in each step.
-    let grows = model.is_older_than_loop(name) && !model.is_assigned_again(name) && !model.in_forward();
+    let grows = model.is_older_than_loop(name)
+        && !model.is_assigned_again(name)
+        && !model.in_forward()
+        && !model.in_dataset_class();
     (joins && itself && grows).then(|| Hit::at(call))
 }
 
@@ -118,8 +125,9 @@ fn varying_size(call: &Call<'_, '_>) -> Option<Hit> {
         ["random.", "randint", "choice("].iter().any(|w| source.contains(w))
             || follows && call.model.is_random(e)
     };
-    let arguments =
-        call.call.arguments.args.iter().skip(1).chain(call.call.arguments.keywords.iter().map(|k| &k.value));
+    let named = call.call.arguments.keywords.iter();
+    let named = named.filter(|k| k.arg.as_ref().is_some_and(|a| a == "size" || a == "scale_factor"));
+    let arguments = call.call.arguments.args.iter().skip(1).take(2).chain(named.map(|k| &k.value));
     arguments.into_iter().any(random).then(|| call.hit()).flatten()
 }
 

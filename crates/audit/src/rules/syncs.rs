@@ -4,7 +4,7 @@ use ruff_python_ast::{Expr, Operator, Stmt};
 
 use crate::python::{Call, Hit, Kind, Model, is_true, last};
 use crate::rule::Effort::Edit;
-use crate::rule::Example::Py;
+use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
 use crate::rule::Severity::Note;
 use crate::rule::{Family, Rule, When};
@@ -29,7 +29,9 @@ fn surely_read_in_step(call: &Call<'_, '_>) -> Option<Hit> {
 /// `.cpu().numpy()` is reported as the copy that it is.
 fn numpy_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     let copied = |e: &Expr| matches!(e, Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if f.attr.as_str() == "cpu"));
-    if call.receiver().is_some_and(copied) { None } else { read_in_step(call) }
+    // In code for GPUs PyTorch takes `.numpy()` of a tensor on the host alone.
+    let host = call.model.text.contains("cuda");
+    if host || call.receiver().is_some_and(copied) { None } else { read_in_step(call) }
 }
 
 fn to_number(call: &Call<'_, '_>) -> Option<Hit> {
@@ -169,6 +171,9 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch\ndef train(loader, model, opt):\n    for i, x in enumerate(loader):\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        if i % 100 == 0:\n            print(loss.item())\n",
                 ),
                 Py("import torch\nx = torch.ones(1).item()\n"),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bad):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        if bad:\n            raise ValueError(f'{loss.item()}')\n",
+                ),
             ],
             ..Rule::BASE
         },
@@ -213,7 +218,12 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\ndef evaluate(loader, model):\n    for x in loader:\n        y = model(x).detach().numpy()\n",
             )],
-            good: &[Py("import torch\ny = torch.ones(2).numpy()\n")],
+            good: &[
+                Py("import torch\ny = torch.ones(2).numpy()\n"),
+                Py(
+                    "import torch\ndef evaluate(loader, model):\n    for x, y in loader:\n        good = model(x.cuda()).cpu() == y.numpy()\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -245,16 +255,16 @@ pub(crate) static FAMILY: Family = Family {
             when: &[When::Call(&["print"], shown_in_step), When::Statement(formatted_in_step)],
             bad: &[
                 Py(
-                    "import torch\ndef train(loader, model, opt, bar):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        line = '%10.4g' * 2 % (0, loss)\n        bar.set_description(line)\n",
-                ),
-                Py(
-                    "import torch\ndef train(loader, model, opt, bar):\n    mean = torch.zeros(4, device='tpu')\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        mean = mean + loss.detach()\n        bar.text = ('%10s' + '%10.4g' * 4) % ('x', *mean)\n",
-                ),
-                Py(
                     "import torch\ndef train(loader, model, opt):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        print(f'loss {loss}')\n",
                 ),
                 Py(
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        print(x.mean())\n        return x\n",
+                ),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        line = '%10.4g' * 2 % (0, loss)\n        bar.set_description(line)\n",
+                ),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    mean = torch.zeros(4, device='tpu')\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        mean = mean + loss.detach()\n        bar.text = ('%10s' + '%10.4g' * 4) % ('x', *mean)\n",
                 ),
             ],
             good: &[
@@ -418,7 +428,13 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        if torch.equal(x, x):\n            return x\n",
             )],
-            good: &[Py("import torch\nassert torch.allclose(torch.ones(1), torch.ones(1))\n")],
+            good: &[
+                Py("import torch\nassert torch.allclose(torch.ones(1), torch.ones(1))\n"),
+                File(
+                    "tests/test_model.py",
+                    "import torch\ndef check(model, x):\n    model(x).sum().backward()\n    assert torch.allclose(x.grad, torch.ones(1))\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
