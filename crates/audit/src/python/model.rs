@@ -315,6 +315,11 @@ impl<'a> Model<'a> {
         self.function().is_some_and(|f| matches!(f, Within::Function { item: true, .. }))
     }
 
+    /// Whether the file is one of tests.
+    pub(crate) fn is_test(&self) -> bool {
+        self.elsewhere.is_test
+    }
+
     /// Whether the line is in a class of datasets, whose values are on the host.
     pub(crate) fn in_dataset_class(&self) -> bool {
         self.within.iter().any(|w| matches!(w, Within::Class { dataset: true, .. }))

@@ -13,7 +13,9 @@ fn no_workers(call: &Call<'_, '_>) -> Option<Hit> {
     let trains = call.argument("shuffle", 2).is_some_and(is_true);
     let workers = call.argument("num_workers", 5);
     let none = workers.is_none_or(|w| call.model.number(w) == Some(0));
-    (trains && none && !call.takes_any() && call.model.trains()).then(|| call.hit()).flatten()
+    (trains && none && !call.model.is_test() && !call.takes_any() && call.model.trains())
+        .then(|| call.hit())
+        .flatten()
 }
 
 fn moved_in_dataset(call: &Call<'_, '_>) -> Option<Hit> {

@@ -508,7 +508,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV010",
             name: "choice of GPUs by the environment",
             severity: Error,
-            sentence: "`{}` is read by CUDA and has no effect on the device.",
+            sentence: "`{}` chooses GPUs and has no effect on the device.",
             fix: "Remove it; which device a process takes is said by `torch.tpu.set_device`, or by the launcher.",
             explanation: "`CUDA_VISIBLE_DEVICES` chooses GPUs for a process. With oxitorch on a GPU it is heeded by XLA's plugin.",
             effort: Edit,

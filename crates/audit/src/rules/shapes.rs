@@ -5,7 +5,7 @@ use ruff_text_size::Ranged;
 
 use crate::python::{Call, Hit, Kind, Model, is_false, is_true, last, text};
 use crate::rule::Effort::Edit;
-use crate::rule::Example::Py;
+use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
 use crate::rule::Severity::Note;
 use crate::rule::{Family, Rule, When};
@@ -17,9 +17,14 @@ fn no_drop_last(call: &Call<'_, '_>) -> Option<Hit> {
     let dropped = call.argument("drop_last", 8);
     // Of batches of one none is smaller.
     let one = call.argument("batch_size", 1).is_some_and(|b| call.model.number(b) == Some(1));
-    (shuffled && !one && !batches && !call.takes_any() && dropped.is_none_or(is_false))
-        .then(|| call.hit())
-        .flatten()
+    (shuffled
+        && !one
+        && !call.model.is_test()
+        && !batches
+        && !call.takes_any()
+        && dropped.is_none_or(is_false))
+    .then(|| call.hit())
+    .flatten()
 }
 
 fn tensor_method(call: &Call<'_, '_>) -> Option<Hit> {
@@ -153,9 +158,15 @@ pub(crate) static FAMILY: Family = Family {
                 ),
                 Py("import torch\nl = torch.utils.data.DataLoader([], 4, True)\n"),
             ],
-            good: &[Py(
-                "from torch.utils.data import DataLoader\ndef f(d, **k):\n    a = DataLoader(d, batch_size=8, shuffle=True, drop_last=True)\n    b = DataLoader(d, batch_size=8)\n    return DataLoader(d, shuffle=True, **k)\n",
-            )],
+            good: &[
+                Py(
+                    "from torch.utils.data import DataLoader\ndef f(d, **k):\n    a = DataLoader(d, batch_size=8, shuffle=True, drop_last=True)\n    b = DataLoader(d, batch_size=8)\n    c = DataLoader(d, batch_size=1, shuffle=True)\n    return DataLoader(d, shuffle=True, **k)\n",
+                ),
+                File(
+                    "tests/test_train.py",
+                    "from torch.utils.data import DataLoader\ndef test(d):\n    return DataLoader(d, batch_size=16, shuffle=True)\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
