@@ -610,7 +610,7 @@ pub(crate) static FAMILY: Family = Family {
                         .then(|| Hit::at(value))
                         .filter(|_| !call.path.starts_with('.'))
                 }),
-                When::Keyword(&["use_flash_attention_2"], |value, call| true_option(value, call)),
+                When::Keyword(&["use_flash_attention_2"], true_option),
             ],
             bad: &[
                 Py("from flash_attn import flash_attn_func\n"),
@@ -663,7 +663,7 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Name(&["bitsandbytes.*", "transformers.BitsAndBytesConfig"]),
                 When::Package(&["bitsandbytes*"]),
-                When::Keyword(&["load_in_8bit", "load_in_4bit"], |value, call| true_option(value, call)),
+                When::Keyword(&["load_in_8bit", "load_in_4bit"], true_option),
             ],
             bad: &[
                 Py("import bitsandbytes as bnb\n"),
