@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 
 import oxitorch
 import pytest
 import torch
+from oxitorch.diff import _text
 from oxitorch.diff.__main__ import main
 from oxitorch.diff._report import Report
 from oxitorch.diff._trace import Trace
@@ -334,3 +336,24 @@ def test_two_versions_part_where_they_were_called_otherwise(tmp_path):
     assert [(f["verdict"], f["op"]) for f in found] == [("arguments", "aten.tril.default")]
     assert found[0]["reason"] == "`diagonal` is 0 in a and 1 in b" and report.status == 1
     assert "aten.tril was called with other arguments" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("steps", "bad", "told"),
+    [
+        (12, None, [*range(12)]),
+        (60, None, [*range(11), 59]),
+        (60, 37, [0, 1, 2, *range(34, 42), 59]),
+        (60, 1, [*range(6), 59]),
+        (60, 59, [0, 1, 2, *range(56, 60)]),
+    ],
+)
+def test_of_many_steps_those_are_told_that_say_something(steps, bad, told):
+    rows = [
+        {"step": i, "loss_a": 1.0, "loss_b": 1.0, "parted": False, "finite": {"a": i != bad, "b": True}}
+        for i in range(steps)
+    ]
+    assert [r["step"] for r in _text.told(rows)] == told
+    lines = _text._steps({"steps": rows, "parted": None})
+    gaps = sum(b - a > 1 for a, b in pairwise(told))
+    assert lines.count("  ...") == gaps and sum("a has NaN or Inf" in line for line in lines) == (bad is not None)

@@ -1,4 +1,4 @@
-//! What a file knows of others: which of its functions their training loops call.
+//! What a file knows of others: which of its functions their training loops call, and which packages they are.
 
 use std::path::{Path, PathBuf};
 
@@ -10,35 +10,50 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::error::Error;
 use crate::formats::Format;
 use crate::parallel::in_parallel;
-use crate::python::{Facts, is_shallow};
+use crate::python::{Elsewhere, Facts, is_shallow};
 use crate::source::utf8;
 
-/// Functions that training loops call, by the last part of the names of their modules.
+/// What the files that are read tell each other.
 #[derive(Default)]
-pub(crate) struct Called(FxHashMap<String, FxHashSet<String>>);
+pub(crate) struct Others {
+    /// Functions that training loops call, by the last part of the names of their modules.
+    called: FxHashMap<String, FxHashSet<String>>,
+    /// Packages that are among the files.
+    own: FxHashSet<String>,
+}
 
-impl Called {
-    /// What the training loops of Python files call in other modules, by what they import.
-    pub(crate) fn in_files(files: &[(PathBuf, Format)]) -> Result<Called, Error> {
+impl Others {
+    /// What the training loops of Python files call in other modules, by what they import, and the packages of all.
+    pub(crate) fn in_files(files: &[(PathBuf, Format)]) -> Result<Others, Error> {
         let found = in_parallel(files, |(path, format)| match format {
             Format::Python => utf8(path).map(|text| calls(&text)).unwrap_or_default(),
             _ => Vec::new(),
         })?;
-        let mut called = Called::default();
+        let mut others = Others { own: packages(files), ..Others::default() };
         for (module, function) in found.into_iter().flatten() {
-            called.0.entry(module).or_default().insert(function);
+            others.called.entry(module).or_default().insert(function);
         }
-        Ok(called)
+        Ok(others)
     }
 
-    /// The functions of a file that others call so.
-    pub(crate) fn of(&self, path: &Path) -> Option<&FxHashSet<String>> {
-        let name = match path.file_stem()?.to_str()? {
-            "__init__" => path.parent()?.file_name()?.to_str()?,
-            name => name,
+    /// What is told a file.
+    pub(crate) fn of(&self, path: &Path) -> Elsewhere<'_> {
+        let module = || match path.file_stem()?.to_str()? {
+            "__init__" => path.parent()?.file_name()?.to_str(),
+            name => Some(name),
         };
-        self.0.get(name)
+        let called = module().and_then(|m| self.called.get(m));
+        Elsewhere { called, own: Some(&self.own), ..Elsewhere::default() }
     }
+}
+
+/// The packages that files are of, by their names: folders with an `__init__.py` that are in no other package.
+fn packages(files: &[(PathBuf, Format)]) -> FxHashSet<String> {
+    let is_init = |p: &&Path| p.file_name().is_some_and(|n| n == "__init__.py");
+    let folders: FxHashSet<&Path> =
+        files.iter().map(|(p, _)| &**p).filter(is_init).filter_map(Path::parent).collect();
+    let top = folders.iter().filter(|f| !f.parent().is_some_and(|p| folders.contains(p)));
+    top.filter_map(|f| Some(f.file_name()?.to_str()?.to_owned())).collect()
 }
 
 /// Modules and their functions that the training loops of a text call.
@@ -89,6 +104,13 @@ fn last(module: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_are_outermost_folders() {
+        let files = ["a/pkg/__init__.py", "a/pkg/ops/__init__.py", "a/pkg/ops/triton/k.py", "a/train.py"];
+        let files: Vec<_> = files.iter().map(|f| (PathBuf::from(f), Format::Python)).collect();
+        assert_eq!(packages(&files).into_iter().collect::<Vec<_>>(), ["pkg"]);
+    }
 
     #[test]
     fn what_training_loops_call_is_found_by_what_is_imported() {

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use rustc_hash::FxHashSet;
-
 use crate::finding::{Finding, Struck};
 use crate::formats::{self, Format};
 use crate::parallel::with_stack;
+use crate::python::Elsewhere;
 use crate::rule::Runs;
 use crate::rules;
 use crate::select::{Ignored, Settings};
@@ -17,7 +16,7 @@ use crate::walk;
 pub fn findings(name: &str, text: &str, settings: &Settings) -> Vec<Finding> {
     let path = Path::new(name);
     let Some(format) = Format::of(path) else { return Vec::new() };
-    let read = || of(path, name, format, text, settings, None);
+    let read = || of(path, name, format, text, settings, Elsewhere::default());
     // A short text cannot nest deeply.
     if text.len() < SHORT { read() } else { with_stack(read) }
 }
@@ -25,26 +24,36 @@ pub fn findings(name: &str, text: &str, settings: &Settings) -> Vec<Finding> {
 /// Texts that need no stack of their own.
 const SHORT: usize = 1000;
 
-/// The findings in the text of a file; `called` are functions of it that training loops elsewhere call.
+/// The findings in the text of a file.
 pub(crate) fn of(
     path: &Path,
     name: &str,
     format: Format,
     text: &str,
     settings: &Settings,
-    called: Option<&FxHashSet<String>>,
+    elsewhere: Elsewhere<'_>,
 ) -> Vec<Finding> {
+    let elsewhere = Elsewhere { is_test: is_test(path), ..elsewhere };
     let mut out = match format {
-        Format::Python => match walk::audit(text, false, called) {
+        Format::Python => match walk::audit(text, false, elsewhere) {
             Ok(struck) => placed(name, text, format, settings, struck),
             Err(error) => placed(name, text, format, settings, vec![broken(error.at, error.why, text.len())]),
         },
-        Format::Notebook => notebook(name, text, settings),
+        Format::Notebook => notebook(name, text, settings, elsewhere),
         _ => placed(name, text, format, settings, formats::audit(format, path, text)),
     };
     out.sort_by(|a, b| (a.cell, a.line, a.column, a.rule).cmp(&(b.cell, b.line, b.column, b.rule)));
     out.dedup_by(|a, b| (a.rule, a.cell, a.line, a.column) == (b.rule, b.cell, b.line, b.column));
     out
+}
+
+/// Whether a file is one of tests.
+fn is_test(path: &Path) -> bool {
+    let name = path.file_stem().and_then(|n| n.to_str()).unwrap_or_default();
+    let folder = |f: &str| f == "tests" || f == "test";
+    name.starts_with("test_")
+        || name.ends_with("_test")
+        || path.parent().is_some_and(|p| p.iter().filter_map(|f| f.to_str()).any(folder))
 }
 
 fn broken(at: usize, why: String, len: usize) -> Struck {
@@ -108,7 +117,7 @@ fn short(what: &str) -> String {
 }
 
 /// A notebook's cells are read as one text; one that is no Python is reported, and left out.
-fn notebook(name: &str, json: &str, settings: &Settings) -> Vec<Finding> {
+fn notebook(name: &str, json: &str, settings: &Settings, elsewhere: Elsewhere<'_>) -> Vec<Finding> {
     let mut cells = match formats::cells(json) {
         Ok(cells) => cells,
         Err(why) => return placed(name, json, Format::Notebook, settings, vec![broken(0, why, json.len())]),
@@ -116,7 +125,7 @@ fn notebook(name: &str, json: &str, settings: &Settings) -> Vec<Finding> {
     let mut struck = Vec::new();
     // Each round that fails leaves out one cell.
     for _ in 0..=cells.len().min(MOST_BROKEN) {
-        match walk::audit(&cells.text, true, None) {
+        match walk::audit(&cells.text, true, elsewhere) {
             Ok(found) => {
                 struck.extend(found);
                 break;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::across::Called;
+use crate::across::Others;
 use crate::effort::{self, Estimate};
 use crate::error::Error;
 use crate::finding::Finding;
@@ -55,8 +55,8 @@ pub fn audit(paths: &[PathBuf], settings: &Settings) -> Result<Report, Error> {
     settings.check()?;
     let start = Instant::now();
     let files = files::below(paths, &settings.exclude)?;
-    let called = Called::in_files(&files)?;
-    let read = in_parallel(&files, |(path, format)| read(path, *format, settings, &called))?;
+    let others = Others::in_files(&files)?;
+    let read = in_parallel(&files, |(path, format)| read(path, *format, settings, &others))?;
     let lines = read.iter().map(|r| r.0).sum();
     let findings: Vec<Finding> = read.into_iter().flat_map(|r| r.1).collect();
     Ok(Report {
@@ -71,7 +71,7 @@ pub fn audit(paths: &[PathBuf], settings: &Settings) -> Result<Report, Error> {
 }
 
 /// A file's lines and findings.
-fn read(path: &Path, format: Format, settings: &Settings, called: &Called) -> (usize, Vec<Finding>) {
+fn read(path: &Path, format: Format, settings: &Settings, others: &Others) -> (usize, Vec<Finding>) {
     let name = path.to_string_lossy().replace('\\', "/");
     let name = name.strip_prefix("./").unwrap_or(&name);
     let large = fs::metadata(path).is_ok_and(|m| m.len() > LARGEST);
@@ -79,7 +79,7 @@ fn read(path: &Path, format: Format, settings: &Settings, called: &Called) -> (u
     match text {
         Ok(text) => {
             let lines = memchr::memchr_iter(b'\n', text.as_bytes()).count();
-            (lines, one::of(path, name, format, &text, settings, called.of(path)))
+            (lines, one::of(path, name, format, &text, settings, others.of(path)))
         }
         // Of other formats it is no loss.
         Err(why) if matches!(format, Format::Python | Format::Notebook) && settings.takes("REA001") => {

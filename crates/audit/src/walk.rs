@@ -12,8 +12,8 @@ use rustc_hash::FxHashSet;
 
 use crate::finding::Struck;
 use crate::python::{
-    Around, Binding, Call, Compared, Facts, Hit, Kind, Model, Scope, Within, assigned_again, bytes,
-    is_over_batches, is_shallow, last, of_kind, text as literal,
+    Around, Binding, Call, Compared, Elsewhere, Facts, Hit, Kind, Model, Scope, Within, assigned_again,
+    bytes, is_over_batches, is_shallow, last, of_kind, text as literal,
 };
 use crate::rule::{Rule, When};
 use crate::rules;
@@ -53,13 +53,8 @@ const WORDS: &[&str] = &[
 static FINDERS: LazyLock<Vec<memchr::memmem::Finder<'static>>> =
     LazyLock::new(|| WORDS.iter().map(memchr::memmem::Finder::new).collect());
 
-/// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`, and `called` are functions of it that
-/// training loops elsewhere call.
-pub(crate) fn audit(
-    text: &str,
-    notebook: bool,
-    called: Option<&FxHashSet<String>>,
-) -> Result<Vec<Struck>, Unreadable> {
+/// What the rules find in a Python text; `notebook` allows `%magic` and `!shell`.
+pub(crate) fn audit(text: &str, notebook: bool, elsewhere: Elsewhere<'_>) -> Result<Vec<Struck>, Unreadable> {
     if !is_shallow(text) {
         return Err(Unreadable { at: 0, why: "it nests too deeply".to_owned() });
     }
@@ -73,7 +68,7 @@ pub(crate) fn audit(
         return Ok(Vec::new());
     }
     let mut facts = Facts::of(&module.body);
-    facts.called_in_training.extend(called.into_iter().flatten().map(String::as_str));
+    facts.called_in_training.extend(elsewhere.called.into_iter().flatten().map(String::as_str));
     let trains = !facts.training.is_empty() || !facts.steps.is_empty();
     let model = Model {
         text,
@@ -87,6 +82,9 @@ pub(crate) fn audit(
         around: Around::If,
         for_kernels: false,
         roots: FxHashSet::default(),
+        tests: Vec::new(),
+        elements: Vec::new(),
+        elsewhere,
     };
     let mut walk = Walk { model, table: &TABLE, struck: Vec::new() };
     for stmt in &module.body {
@@ -164,7 +162,8 @@ impl<'a> Walk<'a> {
             found
         };
         let found = matching(path);
-        if found.is_empty() {
+        // A package that is read itself is no other one's.
+        if found.is_empty() || self.model.elsewhere.has(path) {
             return;
         }
         let before = root.map(matching).unwrap_or_default();
@@ -260,7 +259,8 @@ impl<'a> Walk<'a> {
             _ => (false, false, false),
         };
         let forward = method && !special && self.model.torch && name == "forward";
-        let step = (self.model.facts.steps.contains(&f.start()) && !name.starts_with("test"))
+        let test = self.model.elsewhere.is_test || name.starts_with("test");
+        let step = (self.model.facts.steps.contains(&f.start()) && !test)
             || (method && matches!(name, "training_step" | "compute_loss"))
             || self.model.facts.called_in_training.contains(name);
         let item = (dataset && matches!(name, "__getitem__" | "__iter__" | "__getitems__"))
@@ -579,17 +579,26 @@ impl<'a> Walk<'a> {
     }
 
     fn guarded(&mut self, test: &'a Expr, body: &'a [Stmt]) {
-        match self.model.guard(test) {
+        self.model.tests.push(self.model.source(test.range()));
+        // A branch that leaves the loop or the program runs once.
+        let ends = matches!(body.last(), Some(Stmt::Raise(_) | Stmt::Break(_))).then_some(Within::Seldom);
+        match self.model.guard(test).or(ends) {
             Some(within) => self.inside(within, body),
             None => self.visit_body(body),
         }
+        self.model.tests.pop();
     }
 
     fn comprehension(&mut self, expr: &'a Expr, generators: &'a [ruff_python_ast::Comprehension]) {
+        let around = self.model.elements.len();
         for g in generators {
             self.model.assign_each(&g.target, &g.iter);
+            if let Expr::Name(name) = &g.target {
+                self.model.elements.push(name.id.as_str());
+            }
             g.ifs.iter().for_each(|test| self.truth(test));
         }
         visitor::walk_expr(self, expr);
+        self.model.elements.truncate(around);
     }
 }

@@ -105,6 +105,9 @@ pub(crate) fn run(diff: Diff, facts: &Facts) -> anyhow::Result<i32> {
         Ok(arguments) => arguments,
         Err(e) => {
             let _ = e.print();
+            if e.kind() == clap::error::ErrorKind::UnknownArgument {
+                eprintln!("\nhint: the script's own arguments stand in front of --a and --b");
+            }
             return Ok(e.exit_code());
         }
     };

@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 
 # What verdicts mean, in the order of the table.
 MEANS = {
@@ -124,10 +125,21 @@ def _steps(data: dict) -> list[str]:
         lines = [f"losses, {many(len(rows), 'step')}: they do not part"]
     else:
         lines = [f"losses part at step {data['parted']}"]
-    for s in rows[:12]:
+    for before, s in pairwise([None, *told(rows)]):
+        if before and s["step"] != before["step"] + 1:
+            lines.append("  ...")
         found = f"  <- {mark(s)}" if mark(s) else ""
         lines.append(f"  step {s['step']:<4} a {number(s['loss_a'])}  b {number(s['loss_b'])}{found}")
     return [*lines, ""]
+
+
+def told(rows: list[dict]) -> list[dict]:
+    """Of many steps the first ones, those around the first of which something is to be said, and the last."""
+    if len(rows) <= 12:
+        return rows
+    first = next((i for i, s in enumerate(rows) if mark(s)), 6)
+    kept = {0, 1, 2, *range(first - 3, first + 5), len(rows) - 1}
+    return [s for i, s in enumerate(rows) if i in kept]
 
 
 def mark(step: dict) -> str:

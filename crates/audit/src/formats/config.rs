@@ -14,6 +14,8 @@ const PROGRAMS: &[&str] =
 pub(super) fn yaml(path: &Path, text: &str, asked: &mut Asked) {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_ascii_lowercase();
     let packages = name.contains("env") || name.contains("conda");
+    // Where packages come from is no package.
+    let mut channels = false;
     for whole in text.lines() {
         let line = uncommented(whole).trim();
         let item = line.strip_prefix("- ");
@@ -32,7 +34,7 @@ pub(super) fn yaml(path: &Path, text: &str, asked: &mut Asked) {
                 asked.argument(word, range.clone());
                 match word.split_once('=') {
                     Some((variable, _)) if !packages => asked.variable(variable, range),
-                    _ if packages => requirements::package(text, word, asked),
+                    _ if packages && !channels => requirements::package(text, word, asked),
                     _ => {}
                 }
             }
@@ -40,6 +42,7 @@ pub(super) fn yaml(path: &Path, text: &str, asked: &mut Asked) {
         };
         let key = key.trim_matches(['"', '\'', ' ']);
         let value = value.trim().trim_matches(['"', '\'']);
+        channels = key == "channels";
         let range = range_of(text, line);
         asked.setting(key, value, range.clone());
         asked.variable(key, range.clone());

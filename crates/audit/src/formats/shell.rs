@@ -57,6 +57,8 @@ pub(super) enum Place {
     Module,
     Argument {
         python: bool,
+        /// Whether the program places others on machines, so that its options ask for devices.
+        places: bool,
     },
     /// What is printed and not run.
     Printed,
@@ -67,6 +69,29 @@ const BEFORE: &[&str] = &[
     "sudo", "env", "exec", "nohup", "time", "srun", "export", "then", "do", "else", "numactl", "nice", "if",
     "!", "set", "-x",
 ];
+
+/// Programs that take GPUs for others.
+const PLACES: &[&str] = &[
+    "docker",
+    "podman",
+    "nvidia-docker",
+    "singularity",
+    "apptainer",
+    "srun",
+    "sbatch",
+    "salloc",
+    "deepspeed",
+    "accelerate",
+    "torchrun",
+    "ray",
+    "kubectl",
+    "gcloud",
+    "enroot",
+    "sky",
+];
+
+/// Options that ask for GPUs, and that scripts have for themselves, too.
+const FOR_GPUS: &[&str] = &["--gpus", "--num-gpus", "--num_gpus", "--gpus-per-node"];
 
 /// One line, which begins where the line before left off.
 pub(super) fn command_line(text: &str, line: &str, mut place: Place, asked: &mut Asked) -> Place {
@@ -90,24 +115,36 @@ pub(super) fn command_line(text: &str, line: &str, mut place: Place, asked: &mut
                     Place::Command
                 }
                 _ if BEFORE.contains(&bare) || bare.is_empty() => Place::Command,
+                // An option of a program that runs another.
+                _ if bare.starts_with('-') => {
+                    asked.argument(bare, range);
+                    Place::Command
+                }
                 _ => {
                     let program = bare.rsplit('/').next().unwrap_or(bare);
                     asked.command(program, range);
                     match program {
                         "echo" | "printf" => Place::Printed,
-                        _ => Place::Argument { python: program.starts_with("python") },
+                        _ => Place::Argument {
+                            python: program.starts_with("python"),
+                            places: PLACES.contains(&program),
+                        },
                     }
                 }
             },
             Place::Module => {
                 asked.command(bare, range);
-                Place::Argument { python: false }
+                Place::Argument { python: false, places: true }
             }
-            Place::Argument { python: true } if bare == "-m" => Place::Module,
-            Place::Argument { python } => {
-                asked.argument(bare, range.clone());
-                if let Some(option) =
-                    before.filter(|b| b.starts_with("--") && !b.contains('=') && !bare.starts_with('-'))
+            Place::Argument { python: true, .. } if bare == "-m" => Place::Module,
+            Place::Argument { python, places } => {
+                let own =
+                    |option: &str| !places && FOR_GPUS.contains(&option.split('=').next().unwrap_or(option));
+                if !own(bare) {
+                    asked.argument(bare, range.clone());
+                }
+                if let Some(option) = before
+                    .filter(|b| b.starts_with("--") && !b.contains('=') && !bare.starts_with('-') && !own(b))
                 {
                     asked.argument(&format!("{option}={bare}"), range);
                 }
@@ -115,7 +152,7 @@ pub(super) fn command_line(text: &str, line: &str, mut place: Place, asked: &mut
                     asked.command(bare, range_of(text, word));
                 }
                 // Behind the script, `-m` is the script's.
-                Place::Argument { python: python && bare.starts_with('-') }
+                Place::Argument { python: python && bare.starts_with('-'), places }
             }
             Place::Printed => Place::Printed,
         };

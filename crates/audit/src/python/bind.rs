@@ -1,5 +1,6 @@
 //! What statements bind names to.
 
+use ruff_python_ast::visitor::{self, Visitor};
 use ruff_python_ast::{Expr, Number, Stmt};
 
 use super::facts::{counts, last};
@@ -7,9 +8,12 @@ use super::guard::is_loader;
 use super::kind::Kind;
 use super::model::{Binding, Model};
 
+/// Functions that give random numbers on the host.
+const RANDOM: &[&str] = &["random.", "numpy.random."];
+
 /// A binding of which only the kind is known.
 pub(crate) fn of_kind(kind: Kind) -> Binding {
-    Binding { kind, path: None, number: None, once: true, seldom: false, loops: 0 }
+    Binding { kind, path: None, number: None, once: true, seldom: false, random: false, loops: 0 }
 }
 
 impl<'a> Model<'a> {
@@ -62,7 +66,7 @@ impl<'a> Model<'a> {
             Expr::Name(name) => {
                 let name = name.id.as_str();
                 let kind = match kind {
-                    Kind::Unknown | Kind::Maybe if self.facts.losses.contains(name) => Kind::Tensor,
+                    Kind::Unknown | Kind::Maybe if self.is_loss(name) => Kind::Tensor,
                     kind => kind,
                 };
                 let path = value.and_then(|v| match v {
@@ -77,7 +81,8 @@ impl<'a> Model<'a> {
                     _ => None,
                 });
                 let seldom = value.is_some_and(counts);
-                self.bind(name, Binding { kind, path, number, once: true, seldom, loops: 0 });
+                let random = value.is_some_and(|v| self.is_random(v));
+                self.bind(name, Binding { path, number, seldom, random, ..of_kind(kind) });
             }
             Expr::Attribute(attribute) => {
                 if let Expr::Name(base) = &*attribute.value
@@ -150,6 +155,36 @@ impl<'a> Model<'a> {
             }
             _ => self.assign(target, None, kind),
         }
+    }
+
+    /// Whether a value is computed from a random number of the host; of a tensor of them only its shape would matter.
+    pub(crate) fn is_random(&self, expr: &Expr) -> bool {
+        struct Look<'m, 'a> {
+            model: &'m Model<'a>,
+            found: bool,
+        }
+        impl<'e> Visitor<'e> for Look<'_, '_> {
+            fn visit_expr(&mut self, expr: &'e Expr) {
+                match expr {
+                    Expr::Name(name) => {
+                        self.found |= self.model.binding(name.id.as_str()).is_some_and(|b| b.random);
+                    }
+                    Expr::Attribute(a) if matches!(a.attr.as_str(), "shape" | "size" | "ndim") => {}
+                    Expr::Call(call) => {
+                        let path = self.model.path(&call.func).unwrap_or_default();
+                        self.found |= RANDOM.iter().any(|r| path.starts_with(r));
+                        visitor::walk_expr(self, expr);
+                    }
+                    _ => visitor::walk_expr(self, expr),
+                }
+            }
+        }
+        if !(self.roots.contains("random") || self.roots.contains("numpy")) {
+            return false;
+        }
+        let mut look = Look { model: self, found: false };
+        look.visit_expr(expr);
+        look.found
     }
 
     pub(crate) fn annotated(&self, annotation: &Expr) -> Kind {

@@ -12,13 +12,13 @@ pub(crate) struct Facts<'a> {
     pub(crate) training: FxHashSet<TextSize>,
     /// Functions with such a call outside of any loop.
     pub(crate) steps: FxHashSet<TextSize>,
-    /// Names on which `backward()` is called.
-    pub(crate) losses: FxHashSet<&'a str>,
+    /// Names on which `backward()` is called, with the functions in which it is, by where they begin; `None` is the module.
+    pub(crate) losses: FxHashSet<(Option<TextSize>, &'a str)>,
     /// Classes of this file and the last part of the names of their bases.
     bases: FxHashMap<&'a str, Vec<&'a str>>,
     /// Functions in which ranks other than one wait at a barrier of their own, by where they begin; `None` is the module.
     pub(crate) others_wait: FxHashSet<Option<TextSize>>,
-    /// Names that functions of this file are called by within such loops.
+    /// Names that functions of this file are called by within such loops and functions.
     pub(crate) called_in_training: FxHashSet<&'a str>,
     /// The same of functions that are called as `NAME.FUNCTION`, such as those of a module.
     pub(crate) members_called_in_training: FxHashSet<(&'a str, &'a str)>,
@@ -26,11 +26,18 @@ pub(crate) struct Facts<'a> {
 
 impl<'a> Facts<'a> {
     pub(crate) fn of(body: &'a [Stmt]) -> Facts<'a> {
-        let mut look =
-            Look { facts: Facts::default(), open: Vec::new(), loops: FxHashMap::default(), seldom: 0 };
+        let mut look = Look {
+            facts: Facts::default(),
+            open: Vec::new(),
+            loops: FxHashMap::default(),
+            in_loops: FxHashSet::default(),
+            seldom: 0,
+        };
         look.visit_body(body);
-        let Look { mut facts, loops, .. } = look;
-        for (_, calls) in loops.into_iter().filter(|(start, _)| facts.training.contains(start)) {
+        let Look { mut facts, loops, in_loops, .. } = look;
+        for (_, calls) in
+            loops.into_iter().filter(|(at, _)| facts.training.contains(at) || in_loops.contains(at))
+        {
             for (of, name) in calls {
                 match of {
                     Some(of) => facts.members_called_in_training.insert((of, name)),
@@ -65,8 +72,10 @@ enum Open {
 struct Look<'a> {
     facts: Facts<'a>,
     open: Vec<Open>,
-    /// What loops call, each with what it is a member of.
+    /// What loops and functions call outside of loops, each with what it is a member of.
     loops: FxHashMap<TextSize, Vec<(Option<&'a str>, &'a str)>>,
+    /// Steps that are written in loops, by where they begin.
+    in_loops: FxHashSet<TextSize>,
     /// Tests that are open and hold only now and then.
     seldom: u32,
 }
@@ -104,7 +113,7 @@ impl<'a> Visitor<'a> for Look<'a> {
             match &*call.func {
                 Expr::Attribute(f) if f.attr.as_str() == "backward" => {
                     if let Expr::Name(name) = &*f.value {
-                        self.facts.losses.insert(name.id.as_str());
+                        self.facts.losses.insert((self.function(), name.id.as_str()));
                     }
                     self.train();
                 }
@@ -124,7 +133,7 @@ impl<'a> Visitor<'a> for Look<'a> {
 
 impl<'a> Look<'a> {
     fn called(&mut self, of: Option<&'a str>, name: &'a str) {
-        if let Some(Open::Loop(at)) = self.open.last().filter(|_| self.seldom == 0) {
+        if let Some(Open::Loop(at) | Open::Function(at)) = self.open.last().filter(|_| self.seldom == 0) {
             self.loops.entry(*at).or_default().push((of, name));
         }
     }
@@ -139,7 +148,17 @@ impl<'a> Look<'a> {
     fn train(&mut self) {
         match self.open.last() {
             Some(Open::Loop(at)) => self.facts.training.insert(*at),
-            Some(Open::Function(at)) => self.facts.steps.insert(*at),
+            Some(Open::Function(at)) => {
+                self.facts.steps.insert(*at);
+                // A step that is written in a loop is made in it.
+                match self.open.iter().rev().nth(1) {
+                    Some(Open::Loop(around)) => {
+                        self.in_loops.insert(*at);
+                        self.facts.training.insert(*around)
+                    }
+                    _ => false,
+                }
+            }
             None => false,
         };
     }

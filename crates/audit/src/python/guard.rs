@@ -27,6 +27,8 @@ impl<'a> Model<'a> {
                 "log_step",
                 "logging_step",
                 "is_last",
+                "last_step",
+                "final_step",
                 "do_log",
             ])
         {

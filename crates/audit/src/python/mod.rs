@@ -12,6 +12,6 @@ pub(crate) use facts::{Facts, last};
 pub(crate) use guard::{assigned_again, is_over_batches};
 pub(crate) use kind::{Kind, makes_tensor};
 pub(crate) use model::{
-    Around, Binding, Call, Compared, Hit, Model, Scope, Within, bytes, is_false, is_true, text,
+    Around, Binding, Call, Compared, Elsewhere, Hit, Model, Scope, Within, bytes, is_false, is_true, text,
 };
 pub(crate) use nesting::is_shallow;

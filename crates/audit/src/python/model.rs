@@ -22,6 +22,8 @@ pub(crate) struct Binding {
     pub(crate) once: bool,
     /// Whether it is a test that holds only now and then.
     pub(crate) seldom: bool,
+    /// Whether it is computed from a random number of the host.
+    pub(crate) random: bool,
     /// How many loops of its function were around when it was first bound.
     pub(crate) loops: usize,
 }
@@ -103,6 +105,31 @@ pub(crate) struct Model<'a> {
     pub(crate) for_kernels: bool,
     /// The first parts of the names of all modules that are imported.
     pub(crate) roots: FxHashSet<&'a str>,
+    /// Tests in whose branches the walk is.
+    pub(crate) tests: Vec<&'a str>,
+    /// Names that go over the elements in the comprehensions that are around.
+    pub(crate) elements: Vec<&'a str>,
+    /// What other files tell.
+    pub(crate) elsewhere: Elsewhere<'a>,
+}
+
+/// What is known of a file by the others that are read with it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Elsewhere<'a> {
+    /// Functions of the file that training loops of others call.
+    pub(crate) called: Option<&'a FxHashSet<String>>,
+    /// Packages that are among the files, so that to import them brings nothing new.
+    pub(crate) own: Option<&'a FxHashSet<String>>,
+    /// Whether the file is one of tests, by its name: what it does once is no step.
+    pub(crate) is_test: bool,
+}
+
+impl Elsewhere<'_> {
+    /// Whether a module is of a package that is among the files.
+    pub(crate) fn has(&self, module: &str) -> bool {
+        let first = module.split('.').next().unwrap_or(module);
+        self.own.is_some_and(|own| own.contains(first))
+    }
 }
 
 /// How deep expressions are looked into to tell what they are.
@@ -219,7 +246,11 @@ impl<'a> Model<'a> {
                 path.as_str(),
                 "torch.tensor" | "torch.as_tensor" | "torch.from_numpy" | "torch.randperm"
             );
-            return if made && !there { Kind::Host } else { kind::of_call(&path) };
+            return if !there && (made || draws_one(&path, call)) {
+                Kind::Host
+            } else {
+                kind::of_call(&path)
+            };
         }
         match &*call.func {
             Expr::Name(f) => match self.binding(f.id.as_str()) {
@@ -284,6 +315,16 @@ impl<'a> Model<'a> {
         self.function().is_some_and(|f| matches!(f, Within::Function { item: true, .. }))
     }
 
+    /// Whether the file is one of tests.
+    pub(crate) fn is_test(&self) -> bool {
+        self.elsewhere.is_test
+    }
+
+    /// Whether the line is in a class of datasets, whose values are on the host.
+    pub(crate) fn in_dataset_class(&self) -> bool {
+        self.within.iter().any(|w| matches!(w, Within::Class { dataset: true, .. }))
+    }
+
     /// Whether the line is in a loop of its function.
     pub(crate) fn in_loop(&self) -> bool {
         let inner = self
@@ -306,11 +347,15 @@ impl<'a> Model<'a> {
 
     /// Whether the other ranks wait at a barrier of their own somewhere in this function.
     pub(crate) fn others_wait(&self) -> bool {
-        let at = self.within.iter().rev().find_map(|w| match w {
+        self.facts.others_wait.contains(&self.function_at())
+    }
+
+    /// Where the function that is around begins.
+    fn function_at(&self) -> Option<TextSize> {
+        self.within.iter().rev().find_map(|w| match w {
             Within::Function { at, .. } => Some(*at),
             _ => None,
-        });
-        self.facts.others_wait.contains(&at)
+        })
     }
 
     /// Whether only float16 comes to the line.
@@ -342,9 +387,9 @@ impl<'a> Model<'a> {
         self.compared
     }
 
-    /// Whether `backward()` is called on a name.
+    /// Whether `backward()` is called on a name in this function.
     pub(crate) fn is_loss(&self, name: &str) -> bool {
-        self.facts.losses.contains(name)
+        self.facts.losses.contains(&(self.function_at(), name))
     }
 
     /// Whether a training loop is in the file.
@@ -354,6 +399,12 @@ impl<'a> Model<'a> {
 
     pub(crate) fn source(&self, range: TextRange) -> &'a str {
         &self.text[bytes(range)]
+    }
+
+    /// Whether a test has asked for the same before the branch that the walk is in.
+    pub(crate) fn was_asked(&self, expr: &impl Ranged) -> bool {
+        let source = self.source(expr.range());
+        self.tests.iter().any(|t| t.contains(source))
     }
 
     /// What asks for the truth that is looked at.
@@ -389,6 +440,25 @@ impl<'a> Model<'a> {
     pub(crate) fn is_older_than_loop(&self, name: &str) -> bool {
         self.binding(name).is_some_and(|b| b.loops < self.loops())
     }
+}
+
+/// Whether a call draws a single number, which Python asks for then: `torch.rand(1)`, `torch.randint(0, 5, (1,))`.
+fn draws_one(path: &str, call: &ExprCall) -> bool {
+    let is_one = |e: &Expr| matches!(e, Expr::NumberLiteral(n) if matches!(&n.value, Number::Int(i) if i.as_i64() == Some(1)));
+    let one = |e: &Expr| match e {
+        Expr::Tuple(t) => t.elts.iter().all(is_one),
+        Expr::List(l) => l.elts.iter().all(is_one),
+        other => is_one(other),
+    };
+    let size = match path {
+        "torch.rand" | "torch.randn" if call.arguments.args.len() == 1 => call.arguments.args.first(),
+        "torch.randint" => {
+            let size = call.arguments.args.last().filter(|e| e.is_tuple_expr() || e.is_list_expr());
+            call.arguments.find_keyword("size").map(|k| &k.value).or(size)
+        }
+        _ => None,
+    };
+    size.is_some_and(one)
 }
 
 /// What comes of a call of a value.

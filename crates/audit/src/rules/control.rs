@@ -24,6 +24,9 @@ fn tensor_truth(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
 
 fn is_while(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let Stmt::While(stmt) = stmt else { return None };
+    if model.in_dataset_class() {
+        return None;
+    }
     tensor_truth(&stmt.test, model)
 }
 
@@ -90,9 +93,14 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, mask):\n        if x is not None and not mask.any():\n            return x\n",
                 ),
             ],
-            good: &[Py(
-                "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, mask=None):\n        if mask is not None and x.shape[0] > 1 and self.training and x.dim() == 2:\n            return x\n        return torch.where(x > 0, x, -x)\n",
-            )],
+            good: &[
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x, mask=None):\n        if mask is not None and x.shape[0] > 1 and self.training and x.dim() == 2:\n            return x\n        return torch.where(x > 0, x, -x)\n",
+                ),
+                Py(
+                    "import torch\nclass Flip(torch.nn.Module):\n    def forward(self, x):\n        if torch.rand(1) < self.p or torch.randint(0, 5, (1,)) > 3:\n            return x.flip(-1)\n        return x\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -108,7 +116,12 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\ndef f(x):\n    error = torch.ones(())\n    while error > 1e-3:\n        error = error / 2\n",
             )],
-            good: &[Py("import torch\ndef f(n):\n    while n > 0:\n        n -= 1\n")],
+            good: &[
+                Py("import torch\ndef f(n):\n    while n > 0:\n        n -= 1\n"),
+                Py(
+                    "import torch\nclass Masked(torch.utils.data.Dataset):\n    def add(self, n):\n        length = torch.cumsum(torch.ones(3), 0)\n        while length[-1] < n:\n            length = length * 2\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

@@ -103,6 +103,13 @@ fn is_cuda_attribute(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
     (plain && model.uses_torch()).then(|| Hit::at(expr))
 }
 
+/// An option that is switched on, shown with its name.
+fn true_option(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
+    let option = call.call.arguments.keywords.iter().find(|k| k.value.range() == value.range())?;
+    let shown = call.model.source(option.range());
+    crate::python::is_true(value).then(|| Hit::at(value).named(shown))
+}
+
 fn build_cuda(call: &Call<'_, '_>) -> Option<Hit> {
     let text = call.model.source(call.call.range());
     (call.path.ends_with("CUDAExtension")
@@ -165,7 +172,6 @@ const CUDA_PACKAGES: &[&str] = &[
     "quanto_cuda.*",
     "lightseq.*",
     "torchsparse.*",
-    "vllm.*",
     "cuda.bindings.*",
     "cutlass.*",
     "pyarrow.cuda.*",
@@ -206,7 +212,6 @@ const CUDA_REQUIREMENTS: &[&str] = &[
     "autoawq*",
     "lightseq",
     "torchsparse",
-    "vllm",
     "cuda-python",
     "nvidia-cutlass*",
     "fbgemm-gpu*",
@@ -487,7 +492,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV009",
             name: "is_cuda",
             severity: Error,
-            sentence: "`{}` is false for tensors of the device, so the other branch is taken.",
+            sentence: "`{}` is false for tensors of the device, so the code goes another way or refuses them.",
             fix: "Ask `x.device.type == \"tpu\"`, or whether it is not on the CPU: `x.device.type != \"cpu\"`.",
             explanation: "Nothing fails: code that checks `is_cuda` takes its slow path, or refuses its input.",
             effort: Edit,
@@ -503,7 +508,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV010",
             name: "choice of GPUs by the environment",
             severity: Error,
-            sentence: "`{}` is read by CUDA and has no effect on the device.",
+            sentence: "`{}` chooses GPUs and has no effect on the device.",
             fix: "Remove it; which device a process takes is said by `torch.tpu.set_device`, or by the launcher.",
             explanation: "`CUDA_VISIBLE_DEVICES` chooses GPUs for a process. With oxitorch on a GPU it is heeded by XLA's plugin.",
             effort: Edit,
@@ -557,7 +562,7 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Name(&["pynvml.*", "nvidia_smi.*", "py3nvml.*", "GPUtil.*", "gpustat.*"]),
                 When::Package(&["pynvml", "nvidia-ml-py*", "py3nvml", "gputil", "gpustat", "nvitop"]),
-                When::Command(&["nvidia-smi", "nvcc", "nsys", "ncu"]),
+                When::Command(&["nvidia-smi", "nsys", "ncu"]),
             ],
             bad: &[
                 Py("import pynvml\npynvml.nvmlInit()\n"),
@@ -605,9 +610,7 @@ pub(crate) static FAMILY: Family = Family {
                         .then(|| Hit::at(value))
                         .filter(|_| !call.path.starts_with('.'))
                 }),
-                When::Keyword(&["use_flash_attention_2"], |value, _| {
-                    crate::python::is_true(value).then(|| Hit::at(value))
-                }),
+                When::Keyword(&["use_flash_attention_2"], true_option),
             ],
             bad: &[
                 Py("from flash_attn import flash_attn_func\n"),
@@ -641,8 +644,12 @@ pub(crate) static FAMILY: Family = Family {
                 Py("import xformers.ops as xops\n"),
                 File("requirements.txt", "xformers\n"),
                 Py("import torch\ndef f(pipe):\n    pipe.enable_xformers_memory_efficient_attention()\n"),
+                File("conda.yaml", "channels:\n  - xformers\ndependencies:\n  - xformers\n"),
             ],
-            good: &[Py("import torch.nn.functional as F\ny = F.scaled_dot_product_attention\n")],
+            good: &[
+                File("conda.yaml", "channels:\n  - xformers\ndependencies:\n  - pytorch\n"),
+                Py("import torch.nn.functional as F\ny = F.scaled_dot_product_attention\n"),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -656,9 +663,7 @@ pub(crate) static FAMILY: Family = Family {
             when: &[
                 When::Name(&["bitsandbytes.*", "transformers.BitsAndBytesConfig"]),
                 When::Package(&["bitsandbytes*"]),
-                When::Keyword(&["load_in_8bit", "load_in_4bit"], |value, _| {
-                    crate::python::is_true(value).then(|| Hit::at(value))
-                }),
+                When::Keyword(&["load_in_8bit", "load_in_4bit"], true_option),
             ],
             bad: &[
                 Py("import bitsandbytes as bnb\n"),
@@ -701,14 +706,17 @@ pub(crate) static FAMILY: Family = Family {
             fix: "Replace the extension's operations by PyTorch's; keep its build behind a test for CUDA.",
             explanation: "The kernels themselves are found as DEV019.",
             effort: Think,
-            when: &[When::Call(
-                &[
-                    "torch.utils.cpp_extension.CUDAExtension",
-                    "torch.utils.cpp_extension.load",
-                    "torch.utils.cpp_extension.load_inline",
-                ],
-                build_cuda,
-            )],
+            when: &[
+                When::Call(
+                    &[
+                        "torch.utils.cpp_extension.CUDAExtension",
+                        "torch.utils.cpp_extension.load",
+                        "torch.utils.cpp_extension.load_inline",
+                    ],
+                    build_cuda,
+                ),
+                When::Command(&["nvcc"]),
+            ],
             bad: &[
                 Py(
                     "from torch.utils.cpp_extension import CUDAExtension\next = CUDAExtension('x', ['a.cu'])\n",
@@ -716,6 +724,7 @@ pub(crate) static FAMILY: Family = Family {
                 Py(
                     "from torch.utils.cpp_extension import load\nm = load(name='x', sources=['a.cpp', 'k.cu'])\n",
                 ),
+                File("make.sh", "nvcc -c -o kernel.cu.o kernel.cu\n"),
             ],
             good: &[Py(
                 "from torch.utils.cpp_extension import CppExtension\next = CppExtension('x', ['a.cpp'])\n",
@@ -815,7 +824,7 @@ pub(crate) static FAMILY: Family = Family {
             id: "DEV022",
             name: "package with CUDA kernels",
             severity: Error,
-            sentence: "`{}` brings kernels for CUDA, and none for other devices.",
+            sentence: "`{}`: this package's kernels are for CUDA, and at most for the CPU too.",
             fix: "Use what PyTorch has for it, or keep it on CPU tensors where the package has a CPU path.",
             explanation: "For graphs `torch_scatter` is `Tensor.scatter_reduce`; for state space models there are forms with `torch.cumsum` and scans; for serving there is `oxitorch`'s export.",
             effort: Rework,
@@ -898,8 +907,10 @@ pub(crate) static FAMILY: Family = Family {
                 File("job.yaml", "resources:\n  limits:\n    nvidia.com/gpu: 8\n"),
                 File("run.sh", "docker run --gpus all image\n"),
                 File("job.sh", "#!/bin/bash\n#SBATCH --gres=gpu:8\npython train.py\n"),
+                File("job.sh", "#!/bin/bash\nsrun --gpus=8 python train.py\n"),
             ],
             good: &[
+                File("run.sh", "#!/bin/bash\npython -u train.py --name a --gpus 0 --lr 0.1\n"),
                 File("Dockerfile", "FROM python:3.12\n"),
                 File("job.yaml", "resources:\n  limits:\n    google.com/tpu: 8\n"),
             ],

@@ -72,7 +72,9 @@ const COLLECTIVES: &[&str] = &[
 
 fn on_one_rank(call: &Call<'_, '_>) -> Option<Hit> {
     let met = call.path.ends_with("barrier") && call.model.others_wait();
-    (!met && call.model.on_one_rank()).then(|| call.hit()).flatten()
+    // Who is in a group of one's own is not known.
+    let grouped = call.keyword("group").is_some_and(|g| !g.is_none_literal_expr());
+    (!met && !grouped && call.model.on_one_rank()).then(|| call.hit()).flatten()
 }
 
 fn wraps_model(call: &Call<'_, '_>) -> Option<Hit> {
@@ -185,6 +187,9 @@ pub(crate) static FAMILY: Family = Family {
             good: &[
                 Py(
                     "import torch.distributed as dist\ndef save(rank):\n    dist.barrier()\n    if rank == 0:\n        print('saved')\n    if rank != 0:\n        dist.barrier()\n",
+                ),
+                Py(
+                    "import torch.distributed as dist\ndef f(rank, x, pair):\n    if rank == 0:\n        dist.all_reduce(x, group=pair)\n",
                 ),
                 Py(
                     "import torch.distributed as dist\ndef first(rank):\n    if rank not in [-1, 0]:\n        dist.barrier()\n    yield\n    if rank == 0:\n        dist.barrier()\n",

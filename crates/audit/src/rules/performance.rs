@@ -52,7 +52,9 @@ fn tiny_batch(call: &Call<'_, '_>) -> Option<Hit> {
     let size = call.argument("batch_size", 1)?;
     let trains = call.argument("shuffle", 2).is_some_and(is_true);
     let n = call.model.number(size)?;
-    (trains && (1..8).contains(&n)).then(|| call.hit().map(|h| h.named(format!("batch_size={n}")))).flatten()
+    (trains && !call.model.is_test() && (1..8).contains(&n))
+        .then(|| call.hit().map(|h| h.named(format!("batch_size={n}"))))
+        .flatten()
 }
 
 fn channels_last(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {

@@ -36,7 +36,12 @@ fn half_autocast(call: &Call<'_, '_>) -> Option<Hit> {
 
 fn half_dtype(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
     let casts = matches!(crate::python::last(&call.call.func), Some("autocast"));
-    (!casts && is_half(value, call.model)).then(|| Hit::at(value))
+    // Weights that are read to be converted stay on the host.
+    let host = call.keyword("device_map").is_some_and(|m| match m {
+        Expr::Dict(d) => d.items.iter().all(|i| text(&i.value) == Some("cpu")),
+        other => text(other) == Some("cpu"),
+    });
+    (!casts && !host && is_half(value, call.model)).then(|| Hit::at(value))
 }
 
 fn is_double(expr: &Expr, model: &Model<'_>) -> bool {
@@ -70,7 +75,9 @@ fn half_model(call: &Call<'_, '_>) -> Option<Hit> {
         call.model.kind(receiver),
         Kind::Unknown | Kind::Tensor | Kind::Maybe | Kind::Layer | Kind::Module
     );
-    (plain && may && call.model.path(receiver).is_none()).then(|| call.hit()).flatten()
+    // Rounded to float16 and made float32 again.
+    let back = call.model.text[call.call.end().to_usize()..].starts_with(".float()");
+    (plain && may && !back && call.model.path(receiver).is_none()).then(|| call.hit()).flatten()
 }
 
 fn default_double(call: &Call<'_, '_>) -> Option<Hit> {
@@ -243,7 +250,13 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch, transformers\nm = transformers.AutoModel.from_pretrained('x', torch_dtype=torch.float16)\n",
                 ),
             ],
-            good: &[Py("import torch\ndef f(model):\n    return model.bfloat16()\n")],
+            good: &[
+                Py("import torch\ndef f(model):\n    return model.bfloat16()\n"),
+                Py("import torch\ndef f(model):\n    model.half().float()\n"),
+                Py(
+                    "import torch, transformers\nm = transformers.AutoModel.from_pretrained('x', torch_dtype=torch.float16, device_map={'': 'cpu'})\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

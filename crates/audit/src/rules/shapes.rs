@@ -5,7 +5,7 @@ use ruff_text_size::Ranged;
 
 use crate::python::{Call, Hit, Kind, Model, is_false, is_true, last, text};
 use crate::rule::Effort::Edit;
-use crate::rule::Example::Py;
+use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
 use crate::rule::Severity::Note;
 use crate::rule::{Family, Rule, When};
@@ -15,7 +15,16 @@ fn no_drop_last(call: &Call<'_, '_>) -> Option<Hit> {
     let batches = call.keyword("batch_sampler").is_some()
         || call.argument("batch_size", 1).is_some_and(Expr::is_none_literal_expr);
     let dropped = call.argument("drop_last", 8);
-    (shuffled && !batches && !call.takes_any() && dropped.is_none_or(is_false)).then(|| call.hit()).flatten()
+    // Of batches of one none is smaller.
+    let one = call.argument("batch_size", 1).is_some_and(|b| call.model.number(b) == Some(1));
+    (shuffled
+        && !one
+        && !call.model.is_test()
+        && !batches
+        && !call.takes_any()
+        && dropped.is_none_or(is_false))
+    .then(|| call.hit())
+    .flatten()
 }
 
 fn tensor_method(call: &Call<'_, '_>) -> Option<Hit> {
@@ -74,7 +83,10 @@ fn grows(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
     let name = target.id.as_str();
     // What is made anew between is no sequence that grows.
     // In a forward the rounds are layers or parts of a batch, as many in each step.
-    let grows = model.is_older_than_loop(name) && !model.is_assigned_again(name) && !model.in_forward();
+    let grows = model.is_older_than_loop(name)
+        && !model.is_assigned_again(name)
+        && !model.in_forward()
+        && !model.in_dataset_class();
     (joins && itself && grows).then(|| Hit::at(call))
 }
 
@@ -84,7 +96,12 @@ fn pads_to_longest(value: &Expr, call: &Call<'_, '_>) -> Option<Hit> {
         || call.path.starts_with("transformers.DataCollator");
     let longest = is_true(value) || text(value) == Some("longest");
     let rounded = call.keyword("pad_to_multiple_of").is_some();
-    (tokens && longest && !rounded).then(|| call.hit()).flatten()
+    // Of one text there is nothing to pad.
+    let one = matches!(call.first(), Some(Expr::Name(n)) if {
+        let name = n.id.as_str();
+        call.model.elements.contains(&name) && !name.contains("batch") && !name.ends_with('s')
+    });
+    (tokens && longest && !rounded && !one).then(|| call.hit()).flatten()
 }
 
 fn slice_by_value(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
@@ -106,12 +123,16 @@ fn slice_by_value(expr: &Expr, model: &Model<'_>) -> Option<Hit> {
 }
 
 fn varying_size(call: &Call<'_, '_>) -> Option<Hit> {
+    // What torchvision resizes is an image on the host, of which a part of one size is taken then.
+    let follows = call.path.starts_with("torch.");
     let random = |e: &Expr| {
         let source = call.model.source(e.range());
         ["random.", "randint", "choice("].iter().any(|w| source.contains(w))
+            || follows && call.model.is_random(e)
     };
-    let arguments =
-        call.call.arguments.args.iter().skip(1).chain(call.call.arguments.keywords.iter().map(|k| &k.value));
+    let named = call.call.arguments.keywords.iter();
+    let named = named.filter(|k| k.arg.as_ref().is_some_and(|a| a == "size" || a == "scale_factor"));
+    let arguments = call.call.arguments.args.iter().skip(1).take(2).chain(named.map(|k| &k.value));
     arguments.into_iter().any(random).then(|| call.hit()).flatten()
 }
 
@@ -137,9 +158,15 @@ pub(crate) static FAMILY: Family = Family {
                 ),
                 Py("import torch\nl = torch.utils.data.DataLoader([], 4, True)\n"),
             ],
-            good: &[Py(
-                "from torch.utils.data import DataLoader\ndef f(d, **k):\n    a = DataLoader(d, batch_size=8, shuffle=True, drop_last=True)\n    b = DataLoader(d, batch_size=8)\n    return DataLoader(d, shuffle=True, **k)\n",
-            )],
+            good: &[
+                Py(
+                    "from torch.utils.data import DataLoader\ndef f(d, **k):\n    a = DataLoader(d, batch_size=8, shuffle=True, drop_last=True)\n    b = DataLoader(d, batch_size=8)\n    c = DataLoader(d, batch_size=1, shuffle=True)\n    return DataLoader(d, shuffle=True, **k)\n",
+                ),
+                File(
+                    "tests/test_train.py",
+                    "from torch.utils.data import DataLoader\ndef test(d):\n    return DataLoader(d, batch_size=16, shuffle=True)\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -287,12 +314,18 @@ pub(crate) static FAMILY: Family = Family {
                     "import transformers\ndef f(tokenizer, texts):\n    return tokenizer(texts, padding=True, return_tensors='pt')\n",
                 ),
                 Py(
+                    "import transformers\ndef f(tokenizer, batches):\n    return [tokenizer(batch, padding=True) for batch in batches]\n",
+                ),
+                Py(
                     "from torch.nn.utils.rnn import pad_sequence\ndef collate(batch):\n    return pad_sequence(batch)\n",
                 ),
             ],
             good: &[
                 Py(
                     "import transformers\ndef f(tokenizer, texts):\n    return tokenizer(texts, padding='max_length', max_length=128)\n",
+                ),
+                Py(
+                    "import transformers\ndef f(tokenizer, texts):\n    return [tokenizer(text, padding='longest') for text in texts]\n",
                 ),
                 Py("import torch\nc = torch.nn.Conv2d(1, 1, 3, padding=True)\n"),
             ],
@@ -348,12 +381,22 @@ pub(crate) static FAMILY: Family = Family {
                 &["torch.nn.functional.interpolate", "torchvision.transforms.functional.resize"],
                 varying_size,
             )],
-            bad: &[Py(
-                "import random\nimport torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=random.choice([224, 256]))\n",
-            )],
-            good: &[Py(
-                "import torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=(224, 224))\n",
-            )],
+            bad: &[
+                Py(
+                    "import random\nimport torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=random.choice([224, 256]))\n",
+                ),
+                Py(
+                    "import random\nimport torch.nn.functional as F\ndef f(x):\n    s = random.randrange(320, 640)\n    s = s / max(x.shape[2:])\n    size = [int(n * s) for n in x.shape[2:]]\n    return F.interpolate(x, size=size)\n",
+                ),
+            ],
+            good: &[
+                Py(
+                    "import torch.nn.functional as F\ndef f(x):\n    return F.interpolate(x, size=(224, 224))\n",
+                ),
+                Py(
+                    "import numpy as np\nimport torch.nn.functional as F\ndef f(x):\n    y = np.random.rand(4, 4)\n    h, w = y.shape\n    return F.interpolate(x, size=(h, w))\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {

@@ -1,10 +1,10 @@
 //! Waits: what makes Python wait for the device in each step.
 
-use ruff_python_ast::Expr;
+use ruff_python_ast::{Expr, Operator, Stmt};
 
 use crate::python::{Call, Hit, Kind, Model, is_true, last};
 use crate::rule::Effort::Edit;
-use crate::rule::Example::Py;
+use crate::rule::Example::{File, Py};
 use crate::rule::Runs::Unchanged;
 use crate::rule::Severity::Note;
 use crate::rule::{Family, Rule, When};
@@ -12,7 +12,11 @@ use crate::rule::{Family, Rule, When};
 /// A method without arguments, in each step, of what is or could be a tensor.
 fn read_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     let plain = call.call.arguments.args.is_empty();
-    (plain && call.model.uses_torch() && call.model.in_step()).then(|| call.perhaps_tensor()).flatten()?;
+    // What a test has read a branch may read again.
+    let again = call.model.was_asked(call.call);
+    (plain && !again && call.model.uses_torch() && call.model.in_step())
+        .then(|| call.perhaps_tensor())
+        .flatten()?;
     call.hit()
 }
 
@@ -25,7 +29,9 @@ fn surely_read_in_step(call: &Call<'_, '_>) -> Option<Hit> {
 /// `.cpu().numpy()` is reported as the copy that it is.
 fn numpy_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     let copied = |e: &Expr| matches!(e, Expr::Call(c) if matches!(&*c.func, Expr::Attribute(f) if f.attr.as_str() == "cpu"));
-    if call.receiver().is_some_and(copied) { None } else { read_in_step(call) }
+    // In code for GPUs PyTorch takes `.numpy()` of a tensor on the host alone.
+    let host = call.model.text.contains("cuda");
+    if host || call.receiver().is_some_and(copied) { None } else { read_in_step(call) }
 }
 
 fn to_number(call: &Call<'_, '_>) -> Option<Hit> {
@@ -48,6 +54,36 @@ fn shows_tensor(call: &Call<'_, '_>) -> bool {
 
 fn shown_in_step(call: &Call<'_, '_>) -> Option<Hit> {
     (call.model.in_step() && shows_tensor(call)).then(|| call.hit()).flatten()
+}
+
+/// A text that is made of a tensor and kept: `line = "%g" % loss`.
+fn formatted_in_step(stmt: &Stmt, model: &Model<'_>) -> Option<Hit> {
+    let Stmt::Assign(assign) = stmt else { return None };
+    let is = |e: &Expr| model.kind(e) == Kind::Tensor;
+    let value = &*assign.value;
+    let shows = match value {
+        Expr::BinOp(op) if op.op == Operator::Mod && is_text(&op.left) => match &*op.right {
+            Expr::Tuple(t) => t.elts.iter().any(|e| match e {
+                Expr::Starred(s) => is(&s.value),
+                other => is(other),
+            }),
+            other => is(other),
+        },
+        Expr::FString(f) => {
+            f.value.elements().filter_map(|e| e.as_interpolation()).any(|e| is(&e.expression))
+        }
+        _ => false,
+    };
+    (shows && model.in_step()).then(|| Hit::at(value))
+}
+
+/// Whether an expression is a string that stands there, or several.
+fn is_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::StringLiteral(_) => true,
+        Expr::BinOp(op) => is_text(&op.left),
+        _ => false,
+    }
 }
 
 fn logged_in_step(call: &Call<'_, '_>) -> Option<Hit> {
@@ -135,6 +171,9 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch\ndef train(loader, model, opt):\n    for i, x in enumerate(loader):\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        if i % 100 == 0:\n            print(loss.item())\n",
                 ),
                 Py("import torch\nx = torch.ones(1).item()\n"),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bad):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        if bad:\n            raise ValueError(f'{loss.item()}')\n",
+                ),
             ],
             ..Rule::BASE
         },
@@ -179,7 +218,12 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\ndef evaluate(loader, model):\n    for x in loader:\n        y = model(x).detach().numpy()\n",
             )],
-            good: &[Py("import torch\ny = torch.ones(2).numpy()\n")],
+            good: &[
+                Py("import torch\ny = torch.ones(2).numpy()\n"),
+                Py(
+                    "import torch\ndef evaluate(loader, model):\n    for x, y in loader:\n        good = model(x.cuda()).cpu() == y.numpy()\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -203,12 +247,12 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "SYN006",
             name: "tensor is printed in the loop",
-            sentence: "`{}` of a tensor waits for the device in each step.",
+            sentence: "`{}` shows a tensor, which waits for the device in each step.",
             fix: "Print every hundred steps, or what was read for the log anyway.",
             explanation: "Formatting a tensor reads all of it that is shown.",
             runs: Unchanged("assert '2' in str(torch.full((2,), 2, device='tpu'))"),
             effort: Edit,
-            when: &[When::Call(&["print"], shown_in_step)],
+            when: &[When::Call(&["print"], shown_in_step), When::Statement(formatted_in_step)],
             bad: &[
                 Py(
                     "import torch\ndef train(loader, model, opt):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        print(f'loss {loss}')\n",
@@ -216,12 +260,21 @@ pub(crate) static FAMILY: Family = Family {
                 Py(
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        print(x.mean())\n        return x\n",
                 ),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        line = '%10.4g' * 2 % (0, loss)\n        bar.set_description(line)\n",
+                ),
+                Py(
+                    "import torch\ndef train(loader, model, opt, bar):\n    mean = torch.zeros(4, device='tpu')\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        mean = mean + loss.detach()\n        bar.text = ('%10s' + '%10.4g' * 4) % ('x', *mean)\n",
+                ),
             ],
             good: &[
                 Py(
                     "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        print(x.shape)\n        return x\n",
                 ),
                 Py("import torch\nprint(torch.ones(2))\n"),
+                Py(
+                    "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        y = x.sum() % 3\n        name = 'size %d' % x.shape[0]\n        return y\n",
+                ),
             ],
             ..Rule::BASE
         },
@@ -313,7 +366,12 @@ pub(crate) static FAMILY: Family = Family {
                     "import torch, math\ndef train(loader, model, opt):\n    for x in loader:\n        loss = model(x).sum()\n        loss.backward()\n        opt.step()\n        assert math.isfinite(loss.item())\n",
                 ),
             ],
-            good: &[Py("import torch\nx = torch.ones(2)\nassert not torch.isnan(x).any()\n")],
+            good: &[
+                Py("import torch\nx = torch.ones(2)\nassert not torch.isnan(x).any()\n"),
+                Py(
+                    "import torch\nimport numpy as np\ndef train(loader, model, opt):\n    for x in loader:\n        def step():\n            loss = model(x).sum()\n            loss.backward()\n            opt.step()\n            return float(loss), 1\n        loss, one = timed(step)\n        assert not np.isnan(loss)\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
@@ -370,7 +428,13 @@ pub(crate) static FAMILY: Family = Family {
             bad: &[Py(
                 "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        if torch.equal(x, x):\n            return x\n",
             )],
-            good: &[Py("import torch\nassert torch.allclose(torch.ones(1), torch.ones(1))\n")],
+            good: &[
+                Py("import torch\nassert torch.allclose(torch.ones(1), torch.ones(1))\n"),
+                File(
+                    "tests/test_model.py",
+                    "import torch\ndef check(model, x):\n    model(x).sum().backward()\n    assert torch.allclose(x.grad, torch.ones(1))\n",
+                ),
+            ],
             ..Rule::BASE
         },
         Rule {
