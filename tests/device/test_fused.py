@@ -330,6 +330,48 @@ def test_weights_and_state_are_not_held_twice():
     assert torch.tpu.max_memory_allocated() - before <= held + 4.1 * one
 
 
+LAYER, LAYERS = 8 << 20, 16
+
+
+def into_a_module(x):
+    layer = nn.Linear(2, 1 << 20, bias=False, device=DEVICE, dtype=torch.bfloat16)
+    layer.load_state_dict({"weight": x.view(-1, 2)})
+    return layer
+
+
+# What becomes of one layer's weights, of the host or of the device: something smaller, or the same elsewhere.
+BECOMES = {
+    "itself": lambda x: x.to(DEVICE),
+    "a shard": lambda x: x.to(DEVICE).chunk(4)[0].clone(),
+    "another dtype": lambda x: x.to(DEVICE).bfloat16(),
+    "quantized": lambda x: (x.to(DEVICE) / x.to(DEVICE).abs().max() * 127).to(torch.int8),
+    "a sum": lambda x: x.to(DEVICE).sum(),
+    "two parts merged": lambda x: torch.cat([x.to(DEVICE).bfloat16(), x[:16].to(DEVICE).bfloat16()]),
+    "loaded into a module": into_a_module,
+}
+
+
+@pytest.mark.parametrize("of", ["cpu", DEVICE])
+@pytest.mark.parametrize("becomes", BECOMES)
+def test_what_a_window_alone_holds_is_bounded(becomes, of):
+    """A model is moved, sharded, converted or loaded layer by layer: no more is there than the result and a few layers."""
+    weights = torch.arange(LAYER // 4, dtype=torch.float32) + 1
+    before = others()
+    layers = [weights.to(of) if of == DEVICE else weights for _ in range(LAYERS)]
+    torch.tpu.synchronize()
+    torch.tpu.reset_peak_memory_stats()
+    for i in range(LAYERS):
+        layers[i] = BECOMES[becomes](layers[i])
+    torch.tpu.synchronize()
+    least = max(LAYERS * LAYER if of == DEVICE else 0, torch.tpu.memory_allocated() - before)
+    # A window of 16 MiB that is recorded and two that are launched, each with the layer that filled it.
+    assert torch.tpu.max_memory_allocated() - before - least <= (3 if of == DEVICE else 9) * LAYER
+    wanted = BECOMES[becomes](weights)
+    for got in (layers[0], layers[-1]):
+        got, want = (y.weight if isinstance(y, nn.Module) else y for y in (got, wanted))
+        assert torch.equal(got, want)
+
+
 def test_what_is_still_visible_survives_the_step():
     w = nn.Parameter(torch.ones(64, device=DEVICE))
     optimizer = torch.optim.SGD([w], lr=1.0)

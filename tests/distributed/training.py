@@ -445,6 +445,25 @@ def fsdp2_holds_a_quarter():
 
 
 @case
+def fsdp2_shards_a_model_of_the_host_layer_by_layer():
+    """While a model of the host is sharded, no more of it is on the device than the shares and a few layers."""
+    from torch.distributed.fsdp import fully_shard
+
+    width, layers = 1024, 24
+    m = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    layer = 4 * width * width
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    torch.tpu.reset_peak_memory_stats()
+    for each in m:
+        fully_shard(each)
+    fully_shard(m)
+    torch.tpu.synchronize()
+    peak = torch.tpu.max_memory_allocated() - before - layers * layer / size()
+    assert peak <= 14 * layer, peak / layer  # two windows of 16 MiB, and what is on its way
+
+
+@case
 def fsdp2_mixed_precision():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

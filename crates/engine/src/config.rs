@@ -44,6 +44,8 @@ pub struct Limits {
     pub bytes: u64,
     /// Bytes of those results that XLA does not fuse into what reads them.
     pub kept: u64,
+    /// Bytes that are on the device for the window alone: of inputs that nobody sees any more and that no result replaces.
+    pub held: u64,
 }
 
 impl Limits {
@@ -52,14 +54,15 @@ impl Limits {
     /// The CPU plugin asks the system for a program's temporary memory at each launch. Up to 32 MiB glibc's malloc has
     /// it at hand; beyond, the page faults cost up to a fifth of a training step (docs/performance.md).
     pub(crate) fn of(platform: Platform, memory: u64) -> Limits {
-        let kept = if platform == Platform::Cpu { 48 << 20 } else { memory };
-        Limits { ops: 10_000, bytes: memory, kept }
+        let (kept, held) =
+            if platform == Platform::Cpu { (48 << 20, 16 << 20) } else { (memory, memory / 16) };
+        Limits { ops: 10_000, bytes: memory, kept, held }
     }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { ops: 10_000, bytes: u64::MAX, kept: u64::MAX }
+        Limits { ops: 10_000, bytes: u64::MAX, kept: u64::MAX, held: u64::MAX }
     }
 }
 

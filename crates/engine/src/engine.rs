@@ -361,6 +361,7 @@ impl Engine {
                 ops: ops.unwrap_or(default.ops),
                 bytes: bytes.unwrap_or(default.bytes),
                 kept: kept.unwrap_or(default.kept),
+                held: default.held,
             });
         }
     }

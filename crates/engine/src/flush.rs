@@ -19,14 +19,14 @@ use crate::family::{self, Numbers};
 use crate::graph::{Given, Graph, Source};
 use crate::known::{Indices, Known, Lent, Split, Wanted};
 use crate::mark::Note;
-use crate::part::{Part, Results, between, parts};
+use crate::part::{Part, Results, between, donors, parts};
 use crate::profile::running;
 use crate::program::Program;
 use crate::site::Site;
 use crate::split;
 use crate::spread::How;
 use crate::stream::Stream;
-use crate::threads::Whose;
+use crate::threads::{CROWD, Whose};
 use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
@@ -41,7 +41,7 @@ const WORTH_A_LAUNCH: usize = 64;
 
 impl Window {
     /// Why the window has to end before an op of this line is recorded.
-    pub(crate) fn is_over(&self, site: Site, switches: &Switches) -> Option<Reason> {
+    pub(crate) fn is_over(&mut self, site: Site, switches: &Switches) -> Option<Reason> {
         let (ops, thread) = (self.own_ops(), &self.thread);
         if ops == 0 {
             return None;
@@ -60,6 +60,43 @@ impl Window {
         ]
         .into_iter()
         .find_map(|(over, reason)| over.then_some(reason))
+        .or_else(|| self.holds_too_much().then_some(Reason::Bytes))
+    }
+
+    /// Whether too much is on the device for this window alone. It is looked at each time that so much more was recorded,
+    /// as a look goes through all inputs.
+    fn holds_too_much(&mut self) -> bool {
+        let recorded = self.thread.bytes.saturating_add(self.thread.taken);
+        if recorded < self.thread.look_at.max(self.limits.held) || self.in_body() {
+            return false;
+        }
+        let is_too_much = self.held() >= self.most_held();
+        self.thread.look_at = if is_too_much { 0 } else { recorded.saturating_add(self.limits.held / 2) };
+        is_too_much
+    }
+
+    /// The same before a copy from the host, which needs room and takes long: less is too much then.
+    pub(crate) fn holds_too_much_for_upload(&self) -> bool {
+        let most = self.most_held() / 4;
+        self.own_ops() > 0 && self.thread.taken >= most && !self.in_body() && self.held() >= most
+    }
+
+    /// A window that computes much is bounded by that, and may hold what it computes from.
+    fn most_held(&self) -> u64 {
+        let most = self.limits.held.saturating_mul(if self.others.ops > 0 { CROWD as u64 } else { 1 });
+        most.saturating_add(self.thread.kept.saturating_mul(2))
+    }
+
+    /// Bytes of inputs that nobody sees any more and that no result replaces, for all threads.
+    fn held(&self) -> u64 {
+        let unseen = || self.inputs.iter().filter(|v| !v.is_visible()).map(|v| v.bytes()).sum::<u64>();
+        let most = unseen();
+        if most < self.most_held() / 4 {
+            return most;
+        }
+        let seen = || self.produced.iter().flatten().filter(|v| v.is_visible()).map(|v| v.bytes());
+        let replaced = donors(&self.inputs, seen, |_| false);
+        most.saturating_sub(replaced.iter().map(|&i| self.inputs[i as usize].bytes()).sum())
     }
 
     /// Whether the window has to end before a copy from the host.
@@ -125,7 +162,8 @@ impl Stream {
         if w.in_body() {
             return w.leave("what it recorded to be launched");
         }
-        let whose = if w.is_crowded() { &Whose::All } else { whose };
+        let frees = ending.reason == Reason::Bytes && w.held() >= w.most_held() / 4;
+        let whose = if frees || w.is_crowded() { &Whose::All } else { whose };
         if w.ops.is_empty() || (matches!(whose, Whose::Own) && w.own_ops() == 0) {
             w.thread.first_upload = None;
             return Ok(());
@@ -135,6 +173,9 @@ impl Stream {
         w.instances.tick();
         w.stamps.clear();
         w.stamped = self.metrics().events.on();
+        if frees {
+            self.launcher.frees();
+        }
         result
     }
 

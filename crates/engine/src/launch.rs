@@ -178,6 +178,9 @@ pub(crate) struct Launcher {
     /// Ops of the launches that were queued, and of those that are done.
     ops_pushed: AtomicU64,
     ops_done: AtomicU64,
+    /// The latest job that is to free memory, and the one before it, which Python waits for.
+    freeing: AtomicU64,
+    freed_before: AtomicU64,
     progress: Mutex<()>,
     progressed: Condvar,
     /// The first job that a sleeping thread waits for: to be woken by each job before it would cost more than the jobs.
@@ -219,6 +222,8 @@ impl Launcher {
             done: AtomicU64::new(0),
             ops_pushed: AtomicU64::new(0),
             ops_done: AtomicU64::new(0),
+            freeing: AtomicU64::new(0),
+            freed_before: AtomicU64::new(0),
             progress: Mutex::default(),
             progressed: Condvar::new(),
             wanted: AtomicU64::new(u64::MAX),
@@ -489,8 +494,24 @@ impl Launcher {
         }
     }
 
+    /// What was queued last is to free memory. Python may be one such launch ahead, and copy nothing to the device before
+    /// it: else what waits for a compiler would hold more and more.
+    pub(crate) fn frees(&self) {
+        self.freed_before.store(self.freeing.swap(self.last(), Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Waits until what was queued to free memory has freed it.
+    pub(crate) fn wait_until_free(&self, interrupt: Interrupt) -> Result<(), Error> {
+        let freeing = self.freeing.load(Ordering::Relaxed);
+        if freeing > 0 && !self.is_held() { self.wait(freeing, interrupt) } else { Ok(()) }
+    }
+
     /// Waits if the caller is too far ahead of the device: until half of what is queued is done.
     pub(crate) fn throttle(&self, interrupt: Interrupt) -> Result<(), Error> {
+        let freed = self.freed_before.load(Ordering::Relaxed);
+        if freed > 0 && !self.is_held() {
+            self.wait(freed, interrupt)?;
+        }
         let done = self.ops_done.load(Ordering::Acquire);
         if self.ops_pushed.load(Ordering::Relaxed).saturating_sub(done) < MAX_AHEAD {
             return Ok(());

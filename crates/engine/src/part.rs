@@ -68,7 +68,7 @@ impl Part {
 
     /// Inputs that nobody can see or needs any more, and whose memory some result can take.
     pub(crate) fn donated(&self) -> Indices {
-        donors(&self.inputs, &self.outputs, |i| self.is_needed_later(i))
+        donors(&self.inputs, || self.outputs.iter().map(|o| o.bytes()), |i| self.is_needed_later(i))
     }
 
     /// What a program that other processes have too is made to overwrite, whatever this one can see: else their programs
@@ -92,10 +92,10 @@ impl Part {
     }
 }
 
-/// The inputs that nobody can see or needs any more, and whose memory one of these results can take.
-pub(crate) fn donors(
+/// The inputs that nobody can see or needs any more, and whose memory can be taken by a result of one of these sizes.
+pub(crate) fn donors<Sizes: Iterator<Item = u64>>(
     inputs: &[Arc<Value>],
-    results: &[Arc<Value>],
+    results: impl Fn() -> Sizes,
     is_needed_later: impl Fn(u32) -> bool,
 ) -> Indices {
     let mut out = Indices::new();
@@ -109,7 +109,7 @@ pub(crate) fn donors(
         }
         let wanting = wanting.get_or_insert_with(|| {
             let mut sizes = FxHashMap::default();
-            results.iter().for_each(|o| *sizes.entry(o.bytes()).or_default() += 1);
+            results().for_each(|bytes| *sizes.entry(bytes).or_default() += 1);
             sizes
         });
         if let Some(n) = wanting.get_mut(&bytes).filter(|n| **n > 0) {

@@ -406,7 +406,7 @@ impl Stream {
         outputs: SmallVec<[Arc<Value>; 2]>,
         ending: Ending<'_>,
     ) -> Result<()> {
-        let donated = donors(&inputs, &outputs, |_| false);
+        let donated = donors(&inputs, || outputs.iter().map(|o| o.bytes()), |_| false);
         if !shape.moving.is_empty() {
             let offsets: Numbers = shape.moving.iter().map(|(at, _)| call.offsets[*at]).collect();
             inputs.push(Value::offsets(&offsets));

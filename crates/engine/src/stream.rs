@@ -1,6 +1,6 @@
 //! The op stream of a device: ops are recorded into a window, and a flush turns the window into a launch.
 
-use crate::config::{Limits, Mode, Remembered};
+use crate::config::{Limits, Mode, Remembered, Switches};
 use crate::error::{self, Error, Refusal, Result};
 use crate::events::{self};
 use crate::executor::Executor;
@@ -469,6 +469,7 @@ impl Stream {
         site: Site,
         mode: Mode,
     ) -> Result<(), Refusal> {
+        self.let_go_before_upload(site)?;
         let value = self.upload_sharded(tensor.ty()?, sharding, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
@@ -476,6 +477,16 @@ impl Stream {
         w.write(tensor.device()?, tensor, value)?;
         self.end_call(&mut w, mode)?;
         Ok(())
+    }
+
+    /// Before a copy from the host: launches what holds too much, and waits until it is gone.
+    fn let_go_before_upload(&self, site: Site) -> Result<()> {
+        let mut w = self.lock(site);
+        if !w.is_watched() && w.holds_too_much_for_upload() {
+            self.flush(&mut w, Reason::Bytes)?;
+        }
+        drop(w);
+        self.launcher.wait_until_free(self.interrupt)
     }
 
     /// A value from host memory.
@@ -512,6 +523,7 @@ impl Stream {
         mode: Mode,
     ) -> Result<(), Refusal> {
         events::here(site);
+        self.let_go_before_upload(site)?;
         let mut value = self.upload(src.ty()?, bytes).map_err(|e| e.at(site))?;
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
@@ -544,13 +556,14 @@ impl Stream {
         src: &TensorRef<'_>,
         dst: &TensorRef<'_>,
         site: Site,
-        mode: Mode,
+        switches: &Switches,
     ) -> Result<(), Refusal> {
         let mut w = self.lock(site);
+        self.make_room(&mut w, site, switches)?;
         let value = w.read(src.device()?, src)?;
         let value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
-        self.end_call(&mut w, mode)?;
+        self.end_call(&mut w, switches.mode)?;
         Ok(())
     }
 }

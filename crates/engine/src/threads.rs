@@ -73,6 +73,10 @@ pub(crate) struct Thread {
     /// Size of all results, and of those that XLA does not fuse into what reads them.
     pub(crate) bytes: u64,
     pub(crate) kept: u64,
+    /// Size of the inputs that it brought into the window.
+    pub(crate) taken: u64,
+    /// When results and inputs have so many bytes, inputs are looked at that nobody sees any more.
+    pub(crate) look_at: u64,
     /// If a bound cut its window before: the Python line where this round began, and the ops that were launched since.
     pub(crate) round: Option<(Site, usize)>,
     /// The Python line of the first copy from the host.

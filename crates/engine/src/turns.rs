@@ -112,6 +112,7 @@ impl Window {
     /// Nothing is recorded any more.
     pub(crate) fn clear_threads(&mut self) {
         (self.thread.bytes, self.thread.kept) = (0, 0);
+        (self.thread.taken, self.thread.look_at) = (0, 0);
         self.thread.fence = None;
         self.others.turns.clear();
     }
@@ -136,6 +137,10 @@ impl Window {
             let before = std::mem::replace(&mut thread.ops, left().count());
             thread.bytes = left().map(|(_, inst)| inst.bytes).sum();
             thread.kept = left().map(|(_, inst)| inst.kept).sum();
+            thread.look_at = 0;
+            if thread.ops == 0 {
+                thread.taken = 0;
+            }
             if let Some(&began) = began.get(&number).filter(|_| thread.ops > 0) {
                 let (began, launched) = thread.round.unwrap_or((began, 0));
                 thread.round = Some((began, launched + before - thread.ops));

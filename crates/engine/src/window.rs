@@ -272,6 +272,7 @@ impl Window {
             return code;
         }
         let code = self.inputs.len() as u32;
+        self.thread.taken += value.bytes();
         value.mark.store(self.mark(code), Relaxed);
         self.inputs.push(value);
         code

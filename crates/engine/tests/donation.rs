@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{ADD, MUL_, RELU_, Rig, Tensor, donors, int, wrapped};
-use oxitorch_engine::{ArgRef, Mode, Reason, Site};
+use oxitorch_engine::{ArgRef, Reason, Site};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -60,7 +60,7 @@ fn what_somebody_sees_stays() {
 fn two_tensors_with_one_value_keep_it() {
     let rig = Rig::new();
     let (x, copy) = (rig.floats(), Tensor::new(DType::F32, &[4]));
-    rig.stream().copy(&x.by_ref(), &copy.by_ref(), Site(1), Mode::Fused).unwrap();
+    rig.copy(&x, &copy);
     let mut kept = None;
     let program = launched(&rig, || {
         kept = Some(rig.neg(&x));
@@ -148,7 +148,7 @@ fn weights_are_updated_in_their_own_memory() {
     assert!(bytes.peak <= 32, "{bytes:?}");
     // Somebody looks at the weight of before: that step writes elsewhere.
     let old = Tensor::new(DType::F32, &[4]);
-    rig.stream().copy(&weight.by_ref(), &old.by_ref(), Site(1), Mode::Fused).unwrap();
+    rig.copy(&weight, &old);
     step();
     assert_eq!(given(&rig).0 - before, 10);
     assert_eq!(rig.bytes(), 32);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::cpu_plugin::client;
 use common::meshes::OnMesh;
-use common::{MUL, NEG, Rig, error, options};
+use common::{MUL, NEG, Rig, SUM, error, options};
 use oxitorch_engine::{CacheOptions, Collective, Options, Reduction, Target};
 use oxitorch_hlo::DType;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -12,7 +12,6 @@ use oxitorch_testkit::fake_plugin::FakePlugin;
 mod common;
 
 const MM: &str = "mm(Tensor self, Tensor mat2) -> Tensor";
-const SUM: &str = "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor";
 
 /// Eight devices, two by four.
 fn grid() -> OnMesh {

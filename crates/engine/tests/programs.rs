@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{MUL, MUL_, NEG, Rig, Tensor, count_of, donors, options, results, wrapped};
 use oxitorch_aten::args::Number;
-use oxitorch_engine::{ArgRef, CacheOptions, Mode, Options, Reason, Remembered, Site};
+use oxitorch_engine::{ArgRef, CacheOptions, Mode, Options, Reason, Remembered};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -155,7 +155,7 @@ fn one_text_is_compiled_once() {
     let new = rig.one(MUL, &[x.arg(), w.arg()]);
     rig.read(&new).unwrap();
     // The same in place, on a tensor that shares its value with `x`: another window, and the same text.
-    rig.stream().copy(&x.by_ref(), &y.by_ref(), Site(1), Mode::Fused).unwrap();
+    rig.copy(&x, &y);
     let multiply = || drop(rig.dispatch(MUL_, &[y.arg(), w.arg()]).unwrap());
     assert_eq!(rig.counts(multiply), (0, 1));
     assert_eq!(rig.programs_and_launches(), (2, 2));

@@ -1,7 +1,7 @@
 //! Where windows end, and what of them is launched.
 
-use common::{NEG, RELU, Rig, Tensor, count_of, results};
-use oxitorch_engine::{Limits, Mode, Reason, Site};
+use common::{NEG, RELU, Rig, SUM, Tensor, count_of, results};
+use oxitorch_engine::{ArgRef, Limits, Mode, Reason, Site};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::OptionValue;
 
@@ -131,6 +131,28 @@ fn bytes_end_windows() {
 }
 
 #[test]
+fn a_window_ends_when_it_alone_holds_too_much() {
+    let rig = Rig::new();
+    let limits = rig.stream().default_limits();
+    rig.stream().set_limits(Limits { held: 16 * 1024, ..limits });
+    let large = || rig.uploaded(DType::F32, &[1024], 1);
+    let sum = |x: &Tensor| rig.one(SUM, &[x.arg(), ArgRef::None]);
+    let (mut kept, mut seen): (Vec<Tensor>, Vec<Tensor>) = (vec![], vec![]);
+    // 4 KiB each that nobody sees any more: the window ends before the copy that comes next, or later before an op.
+    let ended = reasons(&rig, || (0..5).for_each(|_| kept.push(sum(&large()))));
+    assert_eq!(ended, [("bytes", 2)]);
+    rig.sync().unwrap();
+    seen.extend((0..11).map(|_| large()));
+    assert_eq!(reasons(&rig, || seen.drain(..).for_each(|x| kept.push(sum(&x)))), [("bytes", 2)]);
+    rig.sync().unwrap();
+    // What somebody sees is there anyway, and what a result replaces is given to it.
+    seen.extend((0..9).map(|_| large()));
+    assert_eq!(reasons(&rig, || seen.iter().for_each(|x| kept.push(sum(x)))), []);
+    assert_eq!(reasons(&rig, || seen.iter_mut().for_each(|x| *x = rig.neg(x))), []);
+    rig.sync().unwrap();
+}
+
+#[test]
 fn other_compiler_options_end_a_window() {
     let rig = Rig::new();
     let x = rig.floats();
@@ -205,7 +227,7 @@ fn overwritten_values_are_left_out() {
     let y = rig.floats();
     let programs = rig.compiled(|| {
         for _ in 0..3 {
-            rig.stream().copy(&rig.neg(&x).by_ref(), &y.by_ref(), Site(1), Mode::Fused).unwrap();
+            rig.copy(&rig.neg(&x), &y);
         }
     });
     let [program] = &programs[..] else { panic!("{programs:?}") };

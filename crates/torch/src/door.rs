@@ -570,7 +570,7 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
         let (from, to) = (src.device()?.device as usize, dst.device()?.device as usize);
         let site = crate::sites::here();
         if from == to {
-            return s.engine.stream(from)?.copy(&src, &dst, site, s.engine.switches().mode);
+            return s.engine.stream(from)?.copy(&src, &dst, site, &s.engine.switches());
         }
         // Between devices through the host.
         let mut bytes = vec![0; host_len(&src)];

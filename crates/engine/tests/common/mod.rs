@@ -34,6 +34,7 @@ pub(crate) const HERE: Site = Site(0);
 pub(crate) const N: usize = 4;
 
 pub(crate) const RELU: &str = "relu(Tensor self) -> Tensor";
+pub(crate) const SUM: &str = "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor";
 pub(crate) const NEG: &str = "neg(Tensor self) -> Tensor";
 pub(crate) const ADD: &str = "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
 pub(crate) const MUL: &str = "mul.Tensor(Tensor self, Tensor other) -> Tensor";
@@ -228,9 +229,13 @@ impl Rig {
     /// The same values in another dtype: one op.
     pub(crate) fn cast(&self, from: &Tensor, to: DType) -> Tensor {
         let result = Tensor::new(to, &from.sizes);
-        let mode = self.engine.switches().mode;
-        self.stream().copy(&from.by_ref(), &result.by_ref(), self.site(), mode).unwrap();
+        self.copy(from, &result);
         result
+    }
+
+    /// A copy into a tensor of the same shape.
+    pub(crate) fn copy(&self, from: &Tensor, to: &Tensor) {
+        self.stream().copy(&from.by_ref(), &to.by_ref(), self.site(), &self.engine.switches()).unwrap();
     }
 
     /// One call of an overload the long way.
