@@ -201,22 +201,6 @@ def test_what_cannot_be_a_loop_is_played():
     assert "its body needs to know numbers that follow from tensors" in torch.tpu.explain()
 
 
-@pytest.mark.parametrize("way", ["eager", pytest.param("compile", marks=pytest.mark.slow)])
-def test_gradients_of_a_while_loop(way):
-    """They need what each round gives, of which nobody knows how much it is: the rounds are recorded one by one."""
-
-    def turned(n, x, w):
-        return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, torch.tanh(x @ w)), (torch.zeros_like(n), x))[1]
-
-    args = [torch.tensor(3), torch.randn(2, 4), square(4)]
-    f = torch.compile(turned, backend="tpu") if way == "compile" else turned
-    for _ in range(2):
-        close(gradients(f, *to_device(args)), gradients(turned, *args))
-    assert "while_loop_stack_output at" in torch.tpu.explain()
-    with pytest.raises(RuntimeError, match=r"gradients of a while_loop.*at .*test_loops.py:\d+(.|\n)*hint: .*scan"):
-        torch.tpu.jit(lambda *args: gradients(turned, *args))(*to_device(args))
-
-
 def test_rounds_that_the_host_counts_make_no_program():
     x, graphs = torch.randn(4).to(DEVICE), NewGraphs()
     for n in (3, 5, 9, 7):

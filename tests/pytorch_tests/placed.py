@@ -63,10 +63,13 @@ def load(path: Path, device: str) -> types.ModuleType:
 
 
 def made_on(device: str | None) -> None:
-    """Has tensors of no device made on this one from now on."""
+    """Has tensors of no device made on this one from now on.
+
+    On the CPU too, as PyTorch's compiler traces the mode that a default device is.
+    """
     import torch
 
-    torch.set_default_device(device if device == "tpu" else None)
+    torch.set_default_device(device)
 
 
 def only_known_ops() -> None:
