@@ -22,7 +22,13 @@ OF_CUDA = (
     (re.compile(r"\bGPU_TYPE\b"), '"{}"'),
 )
 # What newer versions of PyTorch say otherwise.
-NEWER = ((re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),)
+NEWER = (
+    (re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),
+    (
+        re.compile(r"(?<=def guard_manager_clone_hook_fn)\(self, guard_manager_wrapper, f_locals\)"),
+        "(self, guard_manager_wrapper, f_locals, *_)",
+    ),
+)
 # Words that keep their meaning on the CPU.
 OF_THE_DEVICE_ALONE = (
     (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
