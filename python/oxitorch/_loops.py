@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oxitorch import _activate
 
@@ -23,6 +24,11 @@ _DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 class Played(Exception):
     """A body cannot be recorded; the message is what it needs."""
+
+
+def dispatch_keys() -> tuple:
+    """The thread's keys, with which a graph is traced elsewhere as it would be here."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
 def install() -> None:
@@ -151,6 +157,34 @@ def _scan(combine_fn, init, xs, additional):
 def _map(f, xs, additional):
     shape = record_body(lambda *now: function_of(f)(*now, *additional), [x[0] for x in xs])
     return shape.together(flow("map", (xs[0].shape[0], 0, 0, 0), xs))
+
+
+class NothingDrawn(TorchDispatchMode):
+    """Refuses random numbers: rounds that are computed again would draw others."""
+
+    # Loops and branches in the body are looked into.
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*(self._body(x) if callable(x) else x for x in args), **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs):
+            raise Played(f"random numbers ({func.name()}), which a backward would draw anew")
+        return func(*args, **kwargs)
+
+    def _body(self, fn: Callable) -> Callable:
+        def run(*args):
+            with self:
+                return fn(*args)
+
+        return run
+
+
+def _drops_nothing(func, args, kwargs) -> bool:
+    """Whether it is attention without dropout."""
+    names = [a.name for a in func._schema.arguments]
+    return "dropout_p" in names and (dict(zip(names, args, strict=False)) | kwargs).get("dropout_p", 0.0) == 0
 
 
 class Shape:

@@ -15,7 +15,6 @@ import torch
 from torch._higher_order_ops.utils import materialize_as_graph
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from oxitorch import _activate, _loops
 
@@ -59,7 +58,7 @@ class _Call:
     def __init__(self, cond_fn: Callable, body_fn: Callable, n_carried: int, traced: bool):
         self.goes_on, self.body = cond_fn, body_fn
         self.n_carried, self.traced = n_carried, traced
-        self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        self.keys = _loops.dispatch_keys()
 
     def step(self, *args) -> list[torch.Tensor]:
         return list(_loops.function_of(self.body)(*args))
@@ -96,7 +95,7 @@ class _Loop(torch.autograd.Function):
         def body(*now):
             (i,), starts, latest, now, additional = _parts(now, 1, n, n, n)
             at = torch.where((i % rows == 0) & (i < rows * rows), i // rows, rows)
-            with _NothingDrawn():
+            with _loops.NothingDrawn():
                 after = call.step(*now, *additional)
             return (i + 1, *map(_put(at), starts, now), *map(_put(i % rows), latest, now), *after)
 
@@ -200,34 +199,6 @@ def _grad(pairs: Sequence[tuple], wanted: Sequence[torch.Tensor], create_graph: 
         return [None] * len(wanted)
     results, grads = zip(*pairs, strict=True)
     return torch.autograd.grad(results, wanted, grads, create_graph=create_graph, allow_unused=True)
-
-
-class _NothingDrawn(TorchDispatchMode):
-    """Refuses random numbers: rounds that are computed again would draw others."""
-
-    # Loops and branches in the body are looked into.
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            return func(*(self._body(x) if callable(x) else x for x in args), **kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs):
-            raise _loops.Played(f"random numbers ({func.name()}), which a backward would draw anew")
-        return func(*args, **kwargs)
-
-    def _body(self, fn: Callable) -> Callable:
-        def run(*args):
-            with self:
-                return fn(*args)
-
-        return run
-
-
-def _drops_nothing(func, args, kwargs) -> bool:
-    """Whether it is attention without dropout."""
-    names = [a.name for a in func._schema.arguments]
-    return "dropout_p" in names and (dict(zip(names, args, strict=False)) | kwargs).get("dropout_p", 0.0) == 0
 
 
 def _rows(carried: Sequence[torch.Tensor]) -> int:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 
 import pytest
 import torch
@@ -313,6 +314,30 @@ def test_layers_have_the_dropout_of_layers_one_by_one(remat):
         torch.tpu.manual_seed(3)
         run = step_of(step, leaves)
         found.append([*run(WAYS[run_as], *args), torch.rand(2, device=DEVICE)])
+    for other in found[1:]:
+        close(other, found[0])
+
+
+@pytest.mark.parametrize(("remat", "kept"), [("full", {16}), pytest.param("dots", {16, 32}, marks=pytest.mark.slow)])
+def test_a_graph_keeps_what_the_policy_says(remat, kept):
+    """Of each of 4 layers the backward finds tensors of 3 rows, of these widths alone."""
+    scanned = torch.tpu.scan_layers(stack_of(4), remat=remat).to(DEVICE)
+    graphs = NewGraphs()
+    step = step_of(torch.compile(scanned, backend="tpu", fullgraph=True), list(scanned.parameters()))
+    step(lambda f: f, *to_device([torch.randn(3, 16), torch.ones(1)]))
+    stacked = "".join(g.stablehlo for g in graphs.take())
+    assert {int(n) for n in re.findall(r"tensor<4x3x(\d+)xf32>", stacked)} == kept
+
+
+def test_layers_with_dropout_in_a_graph():
+    """Layers that are computed again would draw again, so that PyTorch's scan keeps what was drawn."""
+    layers = stack_of(3, dropout=0.4).to(DEVICE)
+    args, leaves = to_device([torch.randn(5, 16), torch.tensor([0.7])]), list(layers.parameters())
+    compiled = torch.compile(torch.tpu.scan_layers(layers, remat="full"), backend="tpu", fullgraph=True)
+    found = []
+    for step in (one_by_one(layers), compiled, compiled):
+        torch.tpu.manual_seed(3)
+        found.append(step_of(step, leaves)(lambda f: f, *args))
     for other in found[1:]:
         close(other, found[0])
 
