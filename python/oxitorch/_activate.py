@@ -244,6 +244,7 @@ def _register(torch, module) -> None:
         _rnn,
         _share,
         _vmap,
+        _while_gradients,
         integrations,
     )
 
@@ -265,6 +266,7 @@ def _register(torch, module) -> None:
     if _unavailable is None:
         _decompose.install()
         _loops.install()
+        _while_gradients.install()
         _rnn.install()
         _dlpack.install()
         integrations.install()

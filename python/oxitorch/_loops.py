@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oxitorch import _activate
 
@@ -25,8 +26,13 @@ class Played(Exception):
     """A body cannot be recorded; the message is what it needs."""
 
 
+def dispatch_keys() -> tuple:
+    """The thread's keys, with which a graph is traced elsewhere as it would be here."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
 def install() -> None:
-    kernels = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+    kernels = {"cond": _cond, "while_loop": while_loop, "scan": _scan, "map_impl": _map}
     kernels["while_loop_stack_output"] = _of_all_rounds
     for name, kernel in kernels.items():
         op = getattr(torch.ops.higher_order, name)
@@ -54,7 +60,7 @@ def _or_played(op, kernel: Callable) -> Callable:
     return run
 
 
-def _function(body: Callable) -> Callable:
+def function_of(body: Callable) -> Callable:
     """Without what graphs of PyTorch print when they raise: not every body can be recorded."""
     return body.forward if isinstance(body, torch.fx.GraphModule) else body
 
@@ -68,7 +74,7 @@ def _cond(pred, true_fn, false_fn, operands):
     def of(branch):
         def run(*tensors):
             rest = iter(tensors)
-            return _function(branch)(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
+            return function_of(branch)(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
 
         return run
 
@@ -82,15 +88,20 @@ def _cond(pred, true_fn, false_fn, operands):
     return first.together(flow("cond", (0, 0, 0, 0), [pred, *given]))
 
 
-def _while_loop(cond_fn, body_fn, carried, additional):
+def while_loop(cond_fn, body_fn, carried, additional) -> tuple:
+    """Records a loop.
+
+    Raises:
+        Played: it cannot be one operation.
+    """
     numbers = [i for i, x in enumerate(carried) if not isinstance(x, torch.Tensor)]
     ends = _numbers_at_the_end(cond_fn, body_fn, carried, numbers) if numbers else []
     device = next((x.device for x in (*carried, *additional) if isinstance(x, torch.Tensor)), None)
     # Those of each round are made on the device again, where they are tensors.
     start = [torch.full((), x, dtype=torch.int64, device=device) if i in numbers else x for i, x in enumerate(carried)]
-    record_body(lambda *now: _function(cond_fn)(*now, *additional), start)
+    record_body(lambda *now: function_of(cond_fn)(*now, *additional), start)
     with _forgotten_on_error():
-        shape = record_body(lambda *now: _function(body_fn)(*now, *additional), start)
+        shape = record_body(lambda *now: function_of(body_fn)(*now, *additional), start)
     results = list(shape.together(flow("while_loop", (0, 0, 0, 0), start)))
     for i, x in zip(numbers, ends, strict=True):
         results[i] = x
@@ -139,13 +150,41 @@ def _scan(combine_fn, init, xs, additional):
     length = xs[0].shape[0] if xs else 0
     if length == 0:
         raise Played("at least one round")
-    shape = record_body(lambda *now: _function(combine_fn)(*now, *additional), [*init, *(x[0] for x in xs)])
+    shape = record_body(lambda *now: function_of(combine_fn)(*now, *additional), [*init, *(x[0] for x in xs)])
     return shape.together(flow("scan", (length, 0, len(init), 0), [*init, *xs]))
 
 
 def _map(f, xs, additional):
-    shape = record_body(lambda *now: _function(f)(*now, *additional), [x[0] for x in xs])
+    shape = record_body(lambda *now: function_of(f)(*now, *additional), [x[0] for x in xs])
     return shape.together(flow("map", (xs[0].shape[0], 0, 0, 0), xs))
+
+
+class NothingDrawn(TorchDispatchMode):
+    """Refuses random numbers: rounds that are computed again would draw others."""
+
+    # Loops and branches in the body are looked into.
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*(self._body(x) if callable(x) else x for x in args), **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs):
+            raise Played(f"random numbers ({func.name()}), which a backward would draw anew")
+        return func(*args, **kwargs)
+
+    def _body(self, fn: Callable) -> Callable:
+        def run(*args):
+            with self:
+                return fn(*args)
+
+        return run
+
+
+def _drops_nothing(func, args, kwargs) -> bool:
+    """Whether it is attention without dropout."""
+    names = [a.name for a in func._schema.arguments]
+    return "dropout_p" in names and (dict(zip(names, args, strict=False)) | kwargs).get("dropout_p", 0.0) == 0
 
 
 class Shape:

@@ -10,11 +10,13 @@ forward's again.
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._higher_order_ops.scan import ScanAutogradImpl
+from torch._higher_order_ops.utils import materialize_as_graph
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -45,8 +47,16 @@ class ScannedLayers(torch.nn.Sequential):
         if not len(self):
             raise ValueError("scan_layers() needs at least one layer")
         self._saves = _policy(remat)
+        self._traced = self._saves and _with_remat(self)
         self.remat = remat if isinstance(remat, str) else "policy"
         _check(list(self.named_children()))
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_traced"}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._traced = self._saves and _with_remat(self)
 
     def forward(self, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Calls each layer with the result of the one before, and with these other arguments, which are the same."""
@@ -134,7 +144,7 @@ def _is_transformed(x: torch.Tensor) -> bool:
 
 
 def _in_graph(layers: ScannedLayers, x, args, kwargs):
-    """While Dynamo captures a graph: PyTorch's own scan, whose backward is its autograd's."""
+    """While Dynamo captures a graph: PyTorch's own scan, whose backward is its autograd's, or two of them."""
     first = layers[0]
     names = [name for name, _ in _tensors(first)]
     stacks = [
@@ -143,6 +153,8 @@ def _in_graph(layers: ScannedLayers, x, args, kwargs):
         )
         for n in names
     ]
+    if layers._saves is not None:
+        return layers._traced(x, args, kwargs, stacks)
 
     def step(x, weights):
         call = functools.partial(torch.func.functional_call, first)
@@ -150,6 +162,26 @@ def _in_graph(layers: ScannedLayers, x, args, kwargs):
         return y, ()
 
     return torch._higher_order_ops.scan(step, x, stacks)[0]
+
+
+def _with_remat(layers: ScannedLayers) -> Callable:
+    """The loop in a graph that AOTAutograd traces, where the backward computes layers again."""
+    known = weakref.ref(layers)
+
+    @torch._dynamo.allow_in_graph
+    def traced(x, args, kwargs, stacks):
+        call = _Call(known(), args, kwargs)
+        try:
+            return _TracedLoop.apply(call, x, *call.others, *stacks)
+        except _loops.Played:  # layers draw random numbers: PyTorch's scan keeps what the backward needs of them
+
+            def step(x, *tensors):
+                weights, others = tensors[: len(stacks)], tensors[len(stacks) :]
+                return (call.layer(x, others, weights),)
+
+            return torch.ops.higher_order.scan(step, [x], stacks, tuple(call.others))[0]
+
+    return traced
 
 
 class _Call:
@@ -319,6 +351,52 @@ class _Loop(torch.autograd.Function):
         found = iter(found)
         grads = [next(found) if need else None for need in (*of_others, *of_stacks)]
         return None, of_x if needs[0] else None, *grads
+
+
+class _TracedLoop(torch.autograd.Function):
+    """`_Loop` as two of PyTorch's scans, where a policy says what is kept."""
+
+    @staticmethod
+    def forward(ctx, call: _Call, x, *tensors):
+        others, stacks = call.split(tensors)
+        needs = ctx.needs_input_grad[1:]
+        ctx.call, ctx.keys = call, _loops.dispatch_keys()
+
+        def body(x, *rest):
+            weights, others = rest[: len(stacks)], rest[len(stacks) :]
+            with _loops.NothingDrawn():
+                return [t.clone() for t in _forward(call, (any(needs), *needs[1:]), others, x, *weights)]
+
+        y, *kept = _scan(body, [x], stacks, others, ctx.keys)
+        ctx.save_for_backward(*tensors, *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        tensors, kept = ctx.saved_tensors[: len(needs) - 1], ctx.saved_tensors[len(needs) - 1 :]
+        others, stacks = call.split(tensors)
+        of_others, of_stacks = call.split(needs[1:])
+        sums = [torch.zeros_like(t) for t, need in zip(others, of_others, strict=True) if need]
+        counts = len(sums), len(kept)
+
+        def body(grad, *rest):
+            rest, others = rest[: len(rest) - len(of_others)], rest[len(rest) - len(of_others) :]
+            return [t.clone() for t in _backward(call, (True, *needs[1:]), others, *counts, grad, *rest)]
+
+        slices = [t.flip(0) for t in (*kept, *stacks)]
+        of_x, *found = _scan(body, [grad.contiguous(), *sums], slices, others, ctx.keys)
+        found = iter([*found[: len(sums)], *(t.flip(0) for t in found[len(sums) :])])
+        grads = [next(found) if need else None for need in (*of_others, *of_stacks)]
+        return None, of_x if needs[0] else None, *grads
+
+
+def _scan(body: Callable, init, slices, others, keys) -> Sequence[torch.Tensor]:
+    """A scan of which nothing is differentiated from outside, though its body may do so itself."""
+    first = [s[0].clone() for s in slices]
+    graph = materialize_as_graph(body, (*init, *first, *others), *keys, force_enable_grad=True)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.higher_order.scan(graph, list(init), list(slices), tuple(others))
 
 
 def _forward(call: _Call, needs: Sequence[bool], others, x, *weights):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from support import DEVICE, NewGraphs, assert_same, tensors, to_device
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_
-from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.scan import ScanAutogradImpl, scan
 from torch._higher_order_ops.while_loop import while_loop
 
 
@@ -201,22 +202,6 @@ def test_what_cannot_be_a_loop_is_played():
     assert "its body needs to know numbers that follow from tensors" in torch.tpu.explain()
 
 
-@pytest.mark.parametrize("way", ["eager", pytest.param("compile", marks=pytest.mark.slow)])
-def test_gradients_of_a_while_loop(way):
-    """They need what each round gives, of which nobody knows how much it is: the rounds are recorded one by one."""
-
-    def turned(n, x, w):
-        return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, torch.tanh(x @ w)), (torch.zeros_like(n), x))[1]
-
-    args = [torch.tensor(3), torch.randn(2, 4), square(4)]
-    f = torch.compile(turned, backend="tpu") if way == "compile" else turned
-    for _ in range(2):
-        close(gradients(f, *to_device(args)), gradients(turned, *args))
-    assert "while_loop_stack_output at" in torch.tpu.explain()
-    with pytest.raises(RuntimeError, match=r"gradients of a while_loop.*at .*test_loops.py:\d+(.|\n)*hint: .*scan"):
-        torch.tpu.jit(lambda *args: gradients(turned, *args))(*to_device(args))
-
-
 def test_rounds_that_the_host_counts_make_no_program():
     x, graphs = torch.randn(4).to(DEVICE), NewGraphs()
     for n in (3, 5, 9, 7):
@@ -235,7 +220,7 @@ def test_random_numbers_of_a_while_loop(way):
         return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, step(x)), (torch.zeros_like(n), x))[1]
 
     def played():
-        return torch.tpu.explain().count("while_loop at")
+        return torch.tpu.explain().count("its body needs")
 
     f, x, before = WAYS[way](drawn), torch.ones(5, device=DEVICE), played()
     for n in (2, 4):
@@ -329,6 +314,31 @@ def test_layers_have_the_dropout_of_layers_one_by_one(remat):
         torch.tpu.manual_seed(3)
         run = step_of(step, leaves)
         found.append([*run(WAYS[run_as], *args), torch.rand(2, device=DEVICE)])
+    for other in found[1:]:
+        close(other, found[0])
+
+
+@pytest.mark.skipif(not hasattr(ScanAutogradImpl, "_break_bw_input_output_aliasing"), reason="layers one by one")
+@pytest.mark.parametrize(("remat", "kept"), [("full", {16}), pytest.param("dots", {16, 32}, marks=pytest.mark.slow)])
+def test_a_graph_keeps_what_the_policy_says(remat, kept):
+    """Of each of 4 layers the backward finds tensors of 3 rows, of these widths alone."""
+    scanned = torch.tpu.scan_layers(stack_of(4), remat=remat).to(DEVICE)
+    graphs = NewGraphs()
+    step = step_of(torch.compile(scanned, backend="tpu", fullgraph=True), list(scanned.parameters()))
+    step(lambda f: f, *to_device([torch.randn(3, 16), torch.ones(1)]))
+    stacked = "".join(g.stablehlo for g in graphs.take())
+    assert {int(n) for n in re.findall(r"tensor<4x3x(\d+)xf32>", stacked)} == kept
+
+
+def test_layers_with_dropout_in_a_graph():
+    """Layers that are computed again would draw again, so that PyTorch's scan keeps what was drawn."""
+    layers = stack_of(3, dropout=0.4).to(DEVICE)
+    args, leaves = to_device([torch.randn(5, 16), torch.tensor([0.7])]), list(layers.parameters())
+    compiled = torch.compile(torch.tpu.scan_layers(layers, remat="full"), backend="tpu", fullgraph=True)
+    found = []
+    for step in (one_by_one(layers), compiled, compiled):
+        torch.tpu.manual_seed(3)
+        found.append(step_of(step, leaves)(lambda f: f, *args))
     for other in found[1:]:
         close(other, found[0])
 

@@ -22,7 +22,13 @@ OF_CUDA = (
     (re.compile(r"\bGPU_TYPE\b"), '"{}"'),
 )
 # What newer versions of PyTorch say otherwise.
-NEWER = ((re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),)
+NEWER = (
+    (re.compile(r"\bfor sample_input, subtest_ctx in\b"), "for sample_input, subtest_ctx, _ in"),
+    (
+        re.compile(r"(?<=def guard_manager_clone_hook_fn)\(self, guard_manager_wrapper, f_locals\)"),
+        "(self, guard_manager_wrapper, f_locals, *_)",
+    ),
+)
 # Words that keep their meaning on the CPU.
 OF_THE_DEVICE_ALONE = (
     (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
@@ -63,10 +69,13 @@ def load(path: Path, device: str) -> types.ModuleType:
 
 
 def made_on(device: str | None) -> None:
-    """Has tensors of no device made on this one from now on."""
+    """Has tensors of no device made on this one from now on.
+
+    On the CPU too, as PyTorch's compiler traces the mode that a default device is.
+    """
     import torch
 
-    torch.set_default_device(device if device == "tpu" else None)
+    torch.set_default_device(device)
 
 
 def only_known_ops() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import sys
 import time
 import unittest
@@ -70,6 +71,8 @@ def load(folder: Path, name: str, device: str):
     sys.path.insert(0, str((folder / name).parent))
     os.chdir(folder)
     text = (folder / f"{name}.py").read_text()
+    for other in re.findall(r"^\s*import (test_\w+)$", text, re.MULTILINE):  # one file that another takes tests from
+        text += (folder / name).with_name(f"{other}.py").read_text()
     for where, names in [x for x in DROPPED.items() if x[0] in text]:
         module = importlib.import_module(where)
         for dropped, stand_in in names.items():

@@ -503,8 +503,6 @@ class _Ops(TorchDispatchMode):
             self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
             return NotImplemented
         if isinstance(func, torch._ops.HigherOrderOperator):
-            if func.name() == "while_loop_stack_output":
-                self._fail("takes gradients of a while_loop, which keep what each of its rounds gives", _ROUNDS_HINT)
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         reads = any(map(_is_on_device, taken))
@@ -598,7 +596,6 @@ class _Ops(TorchDispatchMode):
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
-_ROUNDS_HINT = "torch._higher_order_ops.scan has gradients, as it says how often it goes round"
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 
