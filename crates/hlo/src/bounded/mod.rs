@@ -9,6 +9,7 @@
 //! every bound, say, where a dimension of size 4 was merged with it.
 //! What is done for each op is in `rules.rs`.
 
+mod control;
 mod deferred;
 mod layout;
 mod region;
@@ -20,7 +21,7 @@ use crate::error::Error;
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 use layout::{Dim, Factor, Factors, Layout, merged, prefixes};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A module for all sizes up to a bound.
 #[derive(Debug)]
@@ -159,12 +160,9 @@ impl Outline {
             pairs: FxHashMap::default(),
             numbers: Vec::new(),
             vector: None,
-            given: FxHashMap::default(),
-            masks: FxHashMap::default(),
-            masked: FxHashMap::default(),
+            known: Known::default(),
+            wanted: FxHashSet::default(),
             early: zeroed,
-            zeros: FxHashMap::default(),
-            views: FxHashMap::default(),
             scopes: Vec::new(),
         };
         let mut laid = Vec::new();
@@ -237,19 +235,27 @@ struct Bounding<'a> {
     pairs: FxHashMap<Value, Value>,
     numbers: Vec<(i64, i64)>,
     vector: Option<Value>,
+    known: Known,
+    /// What is taken with zeros where it is not in use.
+    wanted: FxHashSet<(Value, Vec<Option<Factors>>)>,
+    /// What is zero where it is not in use from the start.
+    early: &'a Zeroed,
+    /// The values of the regions that are being copied, outermost first.
+    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
+}
+
+/// Values of the new module that were made and may be needed again, of the region that is being made and those around it.
+#[derive(Clone, Default)]
+struct Known {
     /// The numbers that were taken from the vector.
     given: FxHashMap<(i64, i64), Value>,
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
-    /// What is zero where it is not in use from the start.
-    early: &'a Zeroed,
-    /// The dimensions of values of the new module along which they are.
+    /// The dimensions of values along which they are zero where they are not in use.
     zeros: FxHashMap<Value, Vec<Option<Factors>>>,
     /// Values that are others seen otherwise: what is masked is what they are views of, which is in memory.
     views: FxHashMap<Value, View>,
-    /// The values of the regions that are being copied, outermost first.
-    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
 }
 
 impl Bounding<'_> {
@@ -272,7 +278,7 @@ impl Bounding<'_> {
             of.entry(laid.v).or_insert((*p, laid));
         }
         let mut zeroed = Zeroed::default();
-        for (v, key, _) in self.masked.keys().filter(|(.., fill)| self.is_zero(*fill)) {
+        for (v, key) in &self.wanted {
             // Of what is the same along a dimension any layout is right, and would not be.
             let Some((p, laid)) = of.get(v).filter(|(_, laid)| laid.layout.iter().all(|d| !d.even)) else {
                 continue;
@@ -358,20 +364,23 @@ impl Bounding<'_> {
         if bound == sample {
             return self.b.scalar_i64(DType::S64, bound);
         }
-        if let Some(&known) = self.given.get(&(bound, sample)) {
+        if let Some(&known) = self.known.given.get(&(bound, sample)) {
             return known;
         }
         let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, bound) };
-        let at = self.numbers.len() as i64;
-        self.numbers.push((bound, sample));
-        let n = self.b.index_dim(all, 0, at);
-        self.given.insert((bound, sample), n);
+        let at = self.numbers.iter().position(|known| *known == (bound, sample));
+        let at = at.unwrap_or_else(|| {
+            self.numbers.push((bound, sample));
+            self.numbers.len() - 1
+        });
+        let n = self.b.index_dim(all, 0, at as i64);
+        self.known.given.insert((bound, sample), n);
         n
     }
 
     /// Which places of a dimension are used (pred, 1-d).
     fn mask(&mut self, dim: &Dim) -> Value {
-        if let Some(&known) = self.masks.get(&dim.factors) {
+        if let Some(&known) = self.known.masks.get(&dim.factors) {
             return known;
         }
         let size = dim.size();
@@ -391,7 +400,7 @@ impl Bounding<'_> {
             mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
         }
         let mask = mask.unwrap_or_else(|| self.b.full(self.b.scalar_bool(true), &ty.shape));
-        self.masks.insert(dim.factors.clone(), mask);
+        self.known.masks.insert(dim.factors.clone(), mask);
         mask
     }
 
@@ -410,16 +419,19 @@ impl Bounding<'_> {
             (0..x.layout.len()).map(|d| of(d).then(|| x.layout[d].factors.clone())).collect();
         let is_done =
             |known: &[Option<Factors>]| key.iter().zip(known).all(|(own, had)| own.is_none() || own == had);
-        let had = self.zeros.get(&x.v).is_some_and(|known| is_done(known) && self.is_zero(fill));
+        let had = self.known.zeros.get(&x.v).is_some_and(|known| is_done(known) && self.is_zero(fill));
         if had || key.iter().all(Option::is_none) {
             return x.v;
         }
+        if self.is_zero(fill) {
+            self.wanted.insert((x.v, key.clone()));
+        }
         let key = (x.v, key, fill);
-        if let Some(&known) = self.masked.get(&key) {
+        if let Some(&known) = self.known.masked.get(&key) {
             return known;
         }
         if let Some(v) = self.masked_before(x, dims, fill) {
-            self.masked.insert(key, v);
+            self.known.masked.insert(key, v);
             return v;
         }
         let shape = self.b.shape(x.v);
@@ -431,7 +443,7 @@ impl Bounding<'_> {
         }
         let Some(mask) = mask else { return x.v };
         let v = self.b.select(mask, x.v, self.b.full(fill, &shape));
-        self.masked.insert(key, v);
+        self.known.masked.insert(key, v);
         v
     }
 
@@ -446,7 +458,7 @@ impl Bounding<'_> {
             let before = self.masked(&Laid { v: from, layout }, &dims, fill);
             return Some(if before == from { x.v } else { self.b.transpose(before, &order) });
         }
-        let View { from, layout, op } = self.views.get(&x.v)?.clone();
+        let View { from, layout, op } = self.known.views.get(&x.v)?.clone();
         if layout != x.layout {
             return None;
         }
@@ -461,7 +473,7 @@ impl Bounding<'_> {
     /// Notes that a value is another one, seen otherwise, with the same places in use.
     fn is_view(&mut self, x: &Laid, from: &Laid, op: Op) {
         if x.v != from.v && x.varies() {
-            self.views.insert(x.v, View { from: from.clone(), layout: x.layout.clone(), op });
+            self.known.views.insert(x.v, View { from: from.clone(), layout: x.layout.clone(), op });
         }
     }
 
@@ -475,7 +487,7 @@ impl Bounding<'_> {
     fn note_zeros(&mut self, p: Value, x: &Laid) {
         let Some(dims) = self.early.get(&p) else { return };
         let key = x.layout.iter().enumerate().map(|(d, dim)| dims.contains(&d).then(|| dim.factors.clone()));
-        self.zeros.insert(x.v, key.collect());
+        self.known.zeros.insert(x.v, key.collect());
     }
 
     fn is_zero(&self, scalar: Value) -> bool {

@@ -47,6 +47,8 @@ impl Bounding<'_> {
         let are_zeroed = self.zero_before(first, &p.op, &mut args);
         let results = match &p.op {
             Op::Deferred(d) if p.op == s.op => self.deferred(pair, args, d)?,
+            Op::While => self.repeated(pair, args)?,
+            Op::If | Op::Case => self.branched(pair, args)?,
             _ if same => self.unchanged(pair, args)?,
             _ => self.varying(pair, args)?,
         };
