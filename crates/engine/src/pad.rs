@@ -34,7 +34,8 @@ impl Stream {
         events::here(site);
         let (slot, view) = (src.device()?, src.view()?);
         let to = dst.ty()?;
-        let fits = view.sizes.len() == to.shape.len() && view.sizes.iter().zip(&to.shape).all(|(n, m)| n <= m);
+        let fits =
+            view.sizes.len() == to.shape.len() && view.sizes.iter().zip(&to.shape).all(|(n, m)| n <= m);
         let is_plain = !view.conj && !view.neg && fits && view.dtype == to.dtype && dst.numel() > 0;
         let Some(held) = slot.held().filter(|_| is_plain && self.devices.is_none()) else { return Ok(false) };
         {
@@ -83,7 +84,8 @@ impl Launcher {
         let (client, ty) = (self.target.client()?, &pad.to.ty);
         let made = |bytes: &[u8]| {
             let device = &client.devices()[self.at];
-            let there = client.buffer_filled(element(ty.dtype), &ty.shape, device, |out| pad.write(bytes, out))?;
+            let there =
+                client.buffer_filled(element(ty.dtype), &ty.shape, device, |out| pad.write(bytes, out))?;
             there.map_or_else(
                 || {
                     let mut out = vec![0; pad.to.whole_bytes() as usize];

@@ -60,6 +60,9 @@ pub struct Unbounded {
 
 type Result<T, E = String> = std::result::Result<T, E>;
 
+/// Elements of a constant that a program is given as numbers, as they depend on the size.
+const MOST_IN_TABLE: i64 = 1 << 16;
+
 /// A value of the new module, and how it lies.
 #[derive(Clone, Debug)]
 struct Laid {
@@ -159,6 +162,8 @@ impl Outline {
             laid: FxHashMap::default(),
             pairs: FxHashMap::default(),
             numbers: Vec::new(),
+            numbered: FxHashMap::default(),
+            tables: FxHashMap::default(),
             vector: None,
             known: Known::default(),
             wanted: FxHashSet::default(),
@@ -234,6 +239,9 @@ struct Bounding<'a> {
     /// Their values in the sample.
     pairs: FxHashMap<Value, Value>,
     numbers: Vec<(i64, i64)>,
+    /// Where single ones are among them, and where those of constants begin.
+    numbered: FxHashMap<(i64, i64), usize>,
+    tables: FxHashMap<(u32, u32), usize>,
     vector: Option<Value>,
     known: Known,
     /// What is taken with zeros where it is not in use.
@@ -317,6 +325,7 @@ impl Bounding<'_> {
         };
         let mut layout = self.default(p, s)?;
         let ty = self.bound.ty(p).clone();
+        let ids = (p_id, s_id);
         let (p, s) = (&self.bound.constants[p_id as usize], &self.sample.constants[s_id as usize]);
         let v = match (p, s) {
             (Constant::Splat(p), Constant::Splat(s)) => {
@@ -329,26 +338,47 @@ impl Bounding<'_> {
                 }
             }
             (Constant::Dense(p), Constant::Dense(s)) if p == s => self.b.dense(ty, p.clone()),
-            _ => return Err("a table of constants depends on the size".into()),
+            _ => self.table(ids, &ty, &layout)?,
         };
         Ok(Laid { v, layout })
     }
 
-    /// A scalar whose bytes differ.
-    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
-        let wide = |bytes: &[u8]| {
-            let mut all = [0; 8];
-            all[..bytes.len()].copy_from_slice(bytes);
-            let n = i64::from_le_bytes(all);
-            let unused = 64 - 8 * bytes.len() as u32;
-            if dtype.is_signed() { n << unused >> unused } else { n }
-        };
-        if dtype.is_complex() || dtype == DType::Pred {
-            return Err(format!("a constant of type {dtype} depends on the size"));
+    /// A constant of many elements that differ: they are numbers, each.
+    fn table(&mut self, ids: (u32, u32), ty: &TensorType, layout: &[Dim]) -> Result<Value> {
+        let numel = layout.iter().map(Dim::size).product::<i64>();
+        if ty.dtype.is_complex() || numel > MOST_IN_TABLE {
+            return Err("a table of constants depends on the size".into());
         }
-        let n = self.number(wide(p), wide(s));
+        let at = match self.tables.get(&ids) {
+            Some(&known) => known,
+            None => {
+                let at = self.numbers.len();
+                let (p, s) = (&self.bound.constants[ids.0 as usize], &self.sample.constants[ids.1 as usize]);
+                for place in 0..numel {
+                    let bound = p.number(ty.dtype, place);
+                    // Where it is in the smaller one, if it is.
+                    let (mut rest, mut own, mut step) = (place, Some(0), 1);
+                    for dim in layout.iter().rev() {
+                        let i = rest % dim.size();
+                        rest /= dim.size();
+                        own = own.filter(|_| i < dim.used()).map(|at| at + i * step);
+                        step *= dim.used();
+                    }
+                    self.numbers.push((bound, own.map_or(bound, |own| s.number(ty.dtype, own))));
+                }
+                self.tables.insert(ids, at);
+                at
+            }
+        };
+        let Some(all) = self.vector else { return Err("a table of constants depends on the size".into()) };
+        let numbers = self.b.slice_dim(all, 0, at as i64, at as i64 + numel, 1);
+        Ok(self.b.reshape(self.typed(numbers, ty.dtype), &ty.shape))
+    }
+
+    /// Numbers as what they stand for.
+    fn typed(&self, n: Value, dtype: DType) -> Value {
         if !dtype.is_float() {
-            return Ok(self.b.convert(n, dtype));
+            return self.b.convert(n, dtype);
         }
         let bits = match dtype.size_bytes() {
             1 => DType::S8,
@@ -356,7 +386,16 @@ impl Bounding<'_> {
             4 => DType::S32,
             _ => DType::S64,
         };
-        Ok(self.b.bitcast_convert(self.b.convert(n, bits), dtype))
+        self.b.bitcast_convert(self.b.convert(n, bits), dtype)
+    }
+
+    /// A scalar whose bytes differ.
+    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
+        if dtype.is_complex() || dtype == DType::Pred {
+            return Err(format!("a constant of type {dtype} depends on the size"));
+        }
+        let n = self.number(wide(dtype, p), wide(dtype, s));
+        Ok(self.typed(n, dtype))
     }
 
     /// A number (0-d s64) that is this at the bound, and that in the sample.
@@ -368,10 +407,10 @@ impl Bounding<'_> {
             return known;
         }
         let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, bound) };
-        let at = self.numbers.iter().position(|known| *known == (bound, sample));
-        let at = at.unwrap_or_else(|| {
-            self.numbers.push((bound, sample));
-            self.numbers.len() - 1
+        let numbers = &mut self.numbers;
+        let at = *self.numbered.entry((bound, sample)).or_insert_with(|| {
+            numbers.push((bound, sample));
+            numbers.len() - 1
         });
         let n = self.b.index_dim(all, 0, at as i64);
         self.known.given.insert((bound, sample), n);
@@ -611,6 +650,26 @@ impl Bounding<'_> {
         let v = self.b.take_dim(self.b.reshape(x.v, &[all]), index, 0);
         Ok(Laid { v: self.b.reshape(v, bound), layout })
     }
+}
+
+impl Constant {
+    /// An element, as [`wide`] gives it.
+    fn number(&self, dtype: DType, at: i64) -> i64 {
+        let item = dtype.size_bytes();
+        match self {
+            Constant::Splat(bytes) => wide(dtype, bytes),
+            Constant::Dense(bytes) => wide(dtype, &bytes[at as usize * item..][..item]),
+        }
+    }
+}
+
+/// The number with these bytes; of a float, its bits.
+fn wide(dtype: DType, bytes: &[u8]) -> i64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    let n = i64::from_le_bytes(all);
+    let unused = 64 - 8 * bytes.len() as u32;
+    if dtype.is_signed() { n << unused >> unused } else { n }
 }
 
 fn flat(dims: &InMemory) -> Factors {
