@@ -2,26 +2,31 @@
 
 import torch
 
-from oxitorch import _activate
-
 
 def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
     """A tensor of this shape that begins with `t`, is all of its storage, and goes on with anything, or is cut.
 
-    Nothing is compiled: a view of a tensor of that shape, as results of programs are, is that tensor, and others go by
-    way of the host, which makes them row-major.
+    Nothing is compiled, and nothing waits: a view of a tensor of that shape, as results of programs are, is that
+    tensor, and others are copied to the beginning of one, row-major. Only lazy conjugates and negations go by way of
+    the host.
     """
     if t.device.type != "cpu":
         whole = _whole(t, shape, packed(shape, range(len(shape)))) or _whole(t, shape, list(t.stride()))
         if whole is not None:
             return whole[0]
-        if _activate.core().is_absent():
-            return blank(t, shape)  # there is nothing to read
-        return padded(t.detach().cpu(), shape).to(t.device)
+        made = filled(t.detach(), shape, 0)
+        return padded(t.detach().cpu(), shape).to(t.device) if made is None else made
     pads: list[int] = []
     for have, want in zip(reversed(t.shape), reversed(shape), strict=True):
         pads += (0, want - have)
     return torch.nn.functional.pad(t.detach(), pads).contiguous() if any(pads) else t.contiguous()
+
+
+def filled(t: torch.Tensor, shape: list[int], value: float) -> torch.Tensor | None:
+    """A tensor of this shape that begins with `t`, a tensor of the device, and goes on with `value`, made without a
+    program and without a wait; None where that cannot be done, as `t` is no plain tensor.
+    """
+    return torch.ops.oxitorch._pad.default(t, shape, value)
 
 
 def blank(t: torch.Tensor, shape: list[int]) -> torch.Tensor:

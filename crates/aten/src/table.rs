@@ -133,7 +133,8 @@ pub struct Row {
     pub outs_apart: Option<&'static str>,
     /// Whether PyTorch takes it apart itself, as it moves data between devices; only its `_foreach_` form is served.
     pub moves: bool,
-    /// Whether a tensor that is in no list may be in host memory: an index as of `x[i]`, the rate of a fused optimizer.
+    /// Whether a tensor that is in no list may be in host memory: an index as of `x[i]`, the rate of a fused optimizer, the
+    /// lengths of sequences.
     pub takes_host_tensor: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
     pub products: bool,

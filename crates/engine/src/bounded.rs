@@ -83,7 +83,7 @@ impl Stream {
                 return Ok(Err(format!("{}{line}", error.message)));
             }
         };
-        let outputs = match outputs(bound, sample, &known.shape, &results) {
+        let outputs = match outputs(bound, sample, (&known.shape, &own), &results) {
             Ok(outputs) => outputs,
             Err(why) => return Ok(Err(why.to_owned())),
         };
@@ -247,23 +247,27 @@ fn outputs_of(outputs: &[GraphOutput]) -> Vec<GraphOutput> {
 fn outputs(
     bound: &Recipe,
     sample: &Recipe,
-    shape: &Shape,
+    (shape, of_sample): (&Shape, &Shape),
     results: &[Option<InMemory>],
 ) -> Result<Vec<GraphOutput>, &'static str> {
+    let place = |home: Home| match home {
+        Home::Made(at) => match bound.made[at].1 {
+            Some(Source::Result(n)) => shape.results.iter().position(|r| r.0 == n),
+            _ => None,
+        },
+        Home::Argument(_) => None,
+    };
     let mut outputs = Vec::new();
     for (at_bound, own) in bound.outputs.iter().zip(&sample.outputs) {
         let (large, small) = (&at_bound.layout, &own.layout);
-        let layout = if large == small {
+        let at = place(at_bound.home);
+        let stays = at.is_some_and(|at| shape.results[at].1 == of_sample.results[at].1);
+        let layout = if large == small || stays && are_expanded(large, small) {
             small.clone()
         } else {
             let stored = match at_bound.home {
                 Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
-                Home::Made(at) => match bound.made[at].1 {
-                    Some(Source::Result(n)) => {
-                        shape.results.iter().position(|r| r.0 == n).and_then(|at| results[at].clone())
-                    }
-                    _ => None,
-                },
+                Home::Made(_) => at.and_then(|at| results[at].clone()),
             };
             stored
                 .and_then(|stored| in_storage(large, small, &stored))
@@ -273,6 +277,17 @@ fn outputs(
         outputs.push(GraphOutput { home: at_bound.home, layout, contiguous });
     }
     Ok(outputs)
+}
+
+/// Whether two tensors show the same elements but for how often.
+fn are_expanded(large: &Layout, small: &Layout) -> bool {
+    let same_kind = (large.dtype, large.conj, large.neg) == (small.dtype, small.conj, small.neg);
+    let same_place = large.offset == small.offset && large.strides == small.strides;
+    let mut sizes = large.sizes.iter().zip(&small.sizes).zip(&large.strides);
+    same_kind
+        && same_place
+        && large.sizes.len() == small.sizes.len()
+        && sizes.all(|((a, b), step)| a == b || *step == 0)
 }
 
 /// How a tensor lies in a storage that is larger than its own.

@@ -77,7 +77,7 @@ impl Launcher {
         given.flat_map(|value| self.groups.readers(value, None)).try_for_each(|work| self.await_work(&work))
     }
 
-    fn await_value(&self, value: &Value) -> Result<()> {
+    pub(crate) fn await_value(&self, value: &Value) -> Result<()> {
         coming(value).map_or(Ok(()), |work| self.await_work(&work))
     }
 

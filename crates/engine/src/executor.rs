@@ -11,6 +11,7 @@ use crate::spread::Sharded;
 use crate::timing::Before;
 use crate::underway::Underway;
 use crate::value::{State, Value};
+use crate::view::View;
 use crate::work::{Task, Work};
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
@@ -159,8 +160,19 @@ impl GroupTask {
     }
 }
 
+/// A tensor that is to be given a larger size.
+pub(crate) struct Pad {
+    pub(crate) from: Arc<Value>,
+    /// What the tensor shows of it.
+    pub(crate) view: View,
+    /// What has the larger size.
+    pub(crate) to: Arc<Value>,
+    /// The bytes of an element behind those of the tensor.
+    pub(crate) fill: SmallVec<[u8; 16]>,
+}
+
 /// The CPU platform runs an op with results of so many bytes while it is launched.
-const SMALL: u64 = 64 << 10;
+pub(crate) const SMALL: u64 = 64 << 10;
 
 /// Runs the programs of a stream, and makes its values.
 pub(crate) trait Executor: Send + Sync {
@@ -172,6 +184,9 @@ pub(crate) trait Executor: Send + Sync {
 
     /// Does a task of this process in its turn, beside what does not need its results.
     fn task(&self, task: GroupTask, turn: Turn);
+
+    /// Pads a tensor in its turn.
+    fn pad(&self, pad: Pad);
 
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
     fn upload(&self, ty: TensorType, sharding: Sharded, bytes: &[u8], first: bool) -> Result<Arc<Value>>;

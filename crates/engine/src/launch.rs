@@ -6,7 +6,7 @@
 use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::events::What;
-use crate::executor::{Asked, Executor, GroupTask, Launch};
+use crate::executor::{Asked, Executor, GroupTask, Launch, Pad, SMALL};
 use crate::graph::{failed_check, has_host_memory};
 use crate::groups::Groups;
 use crate::isolate;
@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 enum Job {
     Launch(Launch),
     Task(GroupTask, Turn),
+    Pad(Pad),
     /// Waits until the device has reached it.
     Mark(Note),
     /// Waits for nothing.
@@ -404,6 +405,15 @@ impl Launcher {
         self.wait_sleeping(number, interrupt)
     }
 
+    /// Runs a job that was just queued, if nothing is before it and it waits for nothing: that takes less than to wake the
+    /// launch thread.
+    fn run_or_wake(&self, number: u64) {
+        let is_next = self.done.load(Ordering::Acquire) + 1 == number;
+        if !is_next || !self.help(number) {
+            self.wake_up();
+        }
+    }
+
     /// Runs what is queued up to job `number`, if that is little, at hand, and nobody else does; whether it is done.
     fn help(&self, number: u64) -> bool {
         let done = || self.done.load(Ordering::Acquire);
@@ -420,6 +430,7 @@ impl Launcher {
                     room && !self.is_held() && l.program.is_at_hand() && l.agreement.is_none()
                 }
                 Some(Job::Task(task, _)) => !self.is_held() && self.is_prompt(task),
+                Some(Job::Pad(pad)) => !self.is_held() && pad.to.bytes() <= SMALL && self.is_there(pad),
                 Some(Job::Mark(_)) => self.in_flight() == 0 && self.leaving.is_none(),
                 _ => false,
             };
@@ -579,7 +590,7 @@ impl Launcher {
     fn run_next(&self, runner: &mut Runner) -> bool {
         let Some(job) = runner.batch.pop_front() else { return false };
         let stop = matches!(job, Job::Stop);
-        while matches!(job, Job::Launch(_) | Job::Task(..)) && self.is_held() {
+        while matches!(job, Job::Launch(_) | Job::Task(..) | Job::Pad(_)) && self.is_held() {
             std::thread::sleep(Duration::from_micros(50));
         }
         match job {
@@ -590,6 +601,7 @@ impl Launcher {
                 self.ops_done.store(done, Ordering::Release);
             }
             Job::Task(task, turn) => self.begin(task, turn),
+            Job::Pad(pad) => self.run_pad(&pad),
             Job::Mark(note) => {
                 self.land();
                 self.timing.rest();
@@ -1095,11 +1107,15 @@ impl Executor for Launcher {
             task.results().for_each(|v| v.launch.store(number, Ordering::Relaxed));
             Job::Task(task, turn)
         });
-        // With nothing before it, it goes to its lane from here: that takes less than to wake the launch thread.
-        let is_next = self.done.load(Ordering::Acquire) + 1 == number;
-        if !is_next || !self.help(number) {
-            self.wake_up();
-        }
+        self.run_or_wake(number);
+    }
+
+    fn pad(&self, pad: Pad) {
+        let number = self.push_with(true, |number| {
+            pad.to.launch.store(number, Ordering::Relaxed);
+            Job::Pad(pad)
+        });
+        self.run_or_wake(number);
     }
 
     fn upload(

@@ -51,6 +51,7 @@ mod metrics;
 mod missed;
 mod numbered;
 mod ops;
+mod pad;
 mod part;
 mod picked;
 mod processes;

@@ -107,6 +107,8 @@ counters! {
     replays,
     /// Calls of compiled graphs that ran op by op.
     plays,
+    /// Tensors that were padded beside programs.
+    pads,
     /// Copies from the host.
     transfers_h2d,
     /// Bytes of those.

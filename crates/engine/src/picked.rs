@@ -1,7 +1,8 @@
 //! The elements of a strided view, picked out of host memory.
 
 use crate::bulk;
-use oxitorch_hlo::DType;
+use crate::view::View;
+use oxitorch_hlo::{DType, Dims};
 use smallvec::SmallVec;
 
 /// A dimension: how many elements, and the bytes between them.
@@ -42,6 +43,37 @@ fn copy_runs(
         [(n, step), inner @ ..] => {
             (0..*n).for_each(|i| copy_runs(bytes, at + i as isize * step, inner, run, out));
         }
+    }
+}
+
+/// Copies the elements of a view to the first places of a larger row-major tensor of this shape, and `fill`, an element,
+/// to all others.
+pub(crate) fn padded(bytes: &[u8], item: usize, view: &View, (shape, fill): (&[i64], &[u8]), out: &mut [u8]) {
+    // From the first dimension that grows on, rows are apart.
+    let Some(inner) = view.sizes.iter().zip(shape).rposition(|(n, m)| n != m) else {
+        return copy(bytes, item, &view.sizes, &view.strides, view.offset, out);
+    };
+    let (step, whole) = (view.strides[inner], shape[inner]);
+    let rest = (&view.sizes[inner + 1..], &view.strides[inner + 1..]);
+    let sizes: Dims = std::iter::once(view.sizes[inner]).chain(rest.0.iter().copied()).collect();
+    let strides: Dims = std::iter::once(step).chain(rest.1.iter().copied()).collect();
+    let place = item * rest.0.iter().product::<i64>() as usize;
+    let used = place * view.sizes[inner] as usize;
+    let row = place * whole as usize;
+    let outer = (&view.sizes[..inner], &view.strides[..inner]);
+    for (number, out) in out.chunks_exact_mut(row.max(1)).enumerate() {
+        let (mut left, mut offset, mut is_used) = (number as i64, view.offset, used > 0);
+        for (d, &m) in shape[..inner].iter().enumerate().rev() {
+            let at = left % m;
+            left /= m;
+            is_used &= at < outer.0[d];
+            offset += at * outer.1[d];
+        }
+        let (own, behind) = out.split_at_mut(if is_used { used } else { 0 });
+        if is_used {
+            copy(bytes, item, &sizes, &strides, offset, own);
+        }
+        behind.chunks_exact_mut(item).for_each(|to| to.copy_from_slice(fill));
     }
 }
 
@@ -93,6 +125,31 @@ mod tests {
         assert_eq!(picked(&[], &[], 7), [7]);
         assert_eq!(picked(&[2, 1, 2], &[12, 99, 1], 0), [0, 1, 12, 13]);
         assert_eq!(picked(&[4, 6], &[6, 1], 0), (0..24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn elements_come_first_in_a_larger_tensor() {
+        let storage: Vec<u8> = (0..24u16).flat_map(u16::to_le_bytes).collect();
+        let check = |sizes: &[i64], strides: &[i64], shape: &[i64], expected: &[u16]| {
+            let view = View {
+                dtype: DType::U16,
+                sizes: sizes.into(),
+                strides: strides.into(),
+                offset: 1,
+                conj: false,
+                neg: false,
+            };
+            let mut out = vec![0; expected.len() * 2];
+            padded(&storage, 2, &view, (shape, &99u16.to_le_bytes()), &mut out);
+            let found: Vec<u16> = out.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+            assert_eq!(found, expected, "{sizes:?} in {shape:?}");
+        };
+        check(&[2, 2], &[6, 1], &[2, 3], &[1, 2, 99, 7, 8, 99]);
+        check(&[2, 2], &[1, 6], &[3, 2], &[1, 7, 2, 8, 99, 99]);
+        check(&[1, 2], &[6, 1], &[2, 3], &[1, 2, 99, 99, 99, 99]);
+        check(&[2, 1, 2], &[6, 3, 1], &[2, 2, 2], &[1, 2, 99, 99, 7, 8, 99, 99]);
+        check(&[2, 2], &[6, 1], &[2, 2], &[1, 2, 7, 8]);
+        check(&[0], &[1], &[2], &[99, 99]);
     }
 
     #[test]

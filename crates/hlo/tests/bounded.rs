@@ -64,6 +64,44 @@ fn what_cannot_be_bounded_is_named() {
 }
 
 #[test]
+fn a_loop_over_what_varies_takes_as_many_steps() {
+    let made = bounded(|b, x, n| {
+        let number = |n: i64| b.scalar_i64(DType::S32, n);
+        let inits = [b.zeros_like(x), b.full(b.scalar_f64(DType::F32, 0.0), &[2, 1])];
+        let done = b.for_loop(number(0), number(n), &inits, |b, i, s| {
+            // From the last one on.
+            let start = [number(0), b.subtract(number(n - 1), i)];
+            let sum = b.add(s[1], b.dynamic_slice(x, &start, &[2, 1]));
+            // A sum within, of all that is in use.
+            let all = b.reduce_sum(x, &[1]);
+            vec![b.dynamic_update_slice(s[0], sum, &start), b.add(sum, b.reshape(all, &[2, 1]))]
+        });
+        b.add(b.reduce_sum(done[0], &[1]), b.reshape(done[1], &[2]))
+    });
+    let made = made.unwrap();
+    assert_eq!(made.numbers, [(16, 5), (15, 4)]);
+    insta::assert_snapshot!(made.module.to_text());
+}
+
+#[test]
+fn branches_give_what_lies_alike() {
+    let made = bounded(|b, x, n| {
+        let merged = b.reshape(x, &[2 * n]);
+        let sum = b.reduce_sum(merged, &[0]);
+        let is_large = b.gt(sum, b.scalar_f64(DType::F32, n as f64));
+        let size = |b: &Builder| b.full(b.scalar_f64(DType::F32, n as f64), &[2 * n]);
+        b.reshape(b.if_(is_large, |b| vec![b.negate(merged)], |b| vec![size(b)])[0], &[2, n])
+    });
+    let text = made.unwrap().module.to_text();
+    assert!(!text.contains("stablehlo.gather"), "{text}");
+    let differs = bounded(|b, x, n| {
+        let i = b.scalar_i64(DType::S32, 0);
+        b.case(i, 2, |b, k| vec![if k == 1 && n > 8 { b.abs(b.negate(x)) } else { b.abs(x) }])[0]
+    });
+    assert_eq!(differs.unwrap_err().reason, "what it does depends on the size");
+}
+
+#[test]
 fn what_is_taken_with_zeros_is_so_for_all() {
     let count = |body: fn(&Builder, Value) -> Value| {
         let made = bounded(|b, x, _| {

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 16
+#define OXI_ABI_VERSION 17
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -188,6 +188,9 @@ typedef struct OxiCore {
   int32_t (*write)(const OxiTensor* dst, const void* host, OxiError* error);
   int32_t (*read)(const OxiTensor* src, void* host, OxiError* error);
   int32_t (*copy)(const OxiTensor* src, const OxiTensor* dst, OxiError* error);  // converts dtypes and devices
+  // Gives `dst`, which is new and whole, the elements of `src` and `fill`, an element, behind them; OXI_FALLBACK where that
+  // would take a program.
+  int32_t (*pad)(const OxiTensor* src, const OxiTensor* dst, const void* fill, OxiError* error);
   // Devices and streams.
   int32_t (*device_count)(void);  // starts no device that the kernel shows
   int32_t (*check_device)(int32_t device, OxiError* error);  // whether there is one; starts none, too

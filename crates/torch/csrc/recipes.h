@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <mutex>
 #include <sstream>
@@ -65,6 +66,20 @@ std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args)
   if (rc == OXI_FALLBACK) return {false, {}};
   check(rc, r.error);
   return {true, recorded(r, args)};
+}
+// Called by python/oxitorch/_padding.py. Nothing where it would take a program.
+std::optional<Tensor> pad(const Tensor& x, at::IntArrayRef shape, const at::Scalar& value) {
+  if (x.device().type() != kSelf || !is_plain(x)) return std::nullopt;
+  auto made = at::empty(shape, x.options());
+  auto fill = at::scalar_tensor(value, x.options().device(c10::kCPU));
+  OxiTensor from, to;
+  describe(from, x);
+  describe(to, made);
+  OxiError e{};
+  int32_t rc = g_core->pad(&from, &to, fill.const_data_ptr(), &e);
+  if (rc == OXI_FALLBACK) return std::nullopt;
+  check(rc, e);
+  return made;
 }
 bool watch(at::TensorList args) {
   Described a(args);

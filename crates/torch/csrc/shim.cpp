@@ -529,6 +529,7 @@ void register_graphs() {
       std::make_unique<torch::Library>(torch::Library::FRAGMENT, "oxitorch", std::nullopt, __FILE__, __LINE__));
   auto& m = *libraries().back();
   m.def("_replay(int graph, Tensor[] args) -> (bool, Tensor[])", &replay);
+  m.def("_pad(Tensor x, int[] shape, Scalar value) -> Tensor?", &pad);
   m.def("_watch(Tensor[] args) -> bool", &watch);
   m.def("_watched(int graph, Tensor[] args, Tensor[] outs) -> bool", &watched);
   m.def("_trace(Tensor[] args, bool dry=False) -> bool", &trace);

@@ -291,6 +291,7 @@ pub(crate) struct Core {
     pub(crate) write: unsafe extern "C" fn(*const Tensor, *const c_void, *mut Error) -> i32,
     pub(crate) read: unsafe extern "C" fn(*const Tensor, *mut c_void, *mut Error) -> i32,
     pub(crate) copy: unsafe extern "C" fn(*const Tensor, *const Tensor, *mut Error) -> i32,
+    pub(crate) pad: unsafe extern "C" fn(*const Tensor, *const Tensor, *const c_void, *mut Error) -> i32,
     pub(crate) device_count: unsafe extern "C" fn() -> i32,
     pub(crate) check_device: unsafe extern "C" fn(i32, *mut Error) -> i32,
     pub(crate) synchronize: unsafe extern "C" fn(i32, *mut Error) -> i32,

@@ -45,6 +45,7 @@ pub(crate) static CORE: abi::Core = abi::Core {
     write,
     read,
     copy,
+    pad,
     device_count,
     check_device,
     synchronize,
@@ -577,6 +578,27 @@ unsafe extern "C" fn copy(src: *const Tensor, dst: *const Tensor, error: *mut ab
         s.engine.stream(from)?.read_host(&src, &mut bytes, site)?;
         s.engine.stream(to)?.write_converted(&src, &bytes, &dst, site, s.engine.switches().mode)
     })
+}
+
+unsafe extern "C" fn pad(
+    src: *const Tensor,
+    dst: *const Tensor,
+    fill: *const c_void,
+    error: *mut abi::Error,
+) -> i32 {
+    let mut done = false;
+    let rc = enter_code(error, |s| {
+        // SAFETY: described tensors, and the bytes of an element.
+        let (src, dst, fill) = unsafe {
+            let dst = tensor(&*dst);
+            let item = dst.dtype()?.size_bytes();
+            (tensor(&*src), dst, slice(fill.cast::<u8>(), item))
+        };
+        let (stream, mode) = (s.engine.stream(dst.device()?.device as usize)?, s.engine.switches().mode);
+        done = stream.pad(&src, &dst, fill, crate::sites::here(), mode)?;
+        Ok(())
+    });
+    if rc == OK && !done { FALLBACK } else { rc }
 }
 
 // ---------------------------------------------------------------- devices, events, memory

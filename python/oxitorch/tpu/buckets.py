@@ -6,6 +6,7 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._dims import Dim
+from oxitorch._padding import filled
 
 
 class bucketing:
@@ -59,8 +60,8 @@ class bucketing:
     def pad(self, t: torch.Tensor, dim: int, value: float = 0) -> torch.Tensor:
         """The tensor with `value` behind its elements along a dimension, in the size of the bucket.
 
-        A tensor of the host is padded there. One on the device goes by way of the host, which compiles nothing and
-        waits for it; one that gradients go through is padded on the device, by a program for its size.
+        A tensor of the host is padded there, and one on the device on the device; neither compiles anything, nor waits.
+        One that gradients go through is padded by a program for its size.
 
         Raises:
             ValueError: it has another size there than what was padded before in this block, or one larger than all
@@ -77,8 +78,11 @@ class bucketing:
                 f"torch.tpu.bucketing: this tensor has size {size} along dimension {dim}, and the one that was padded "
                 f"first has {self.size}\nhint: each size that varies has a block of its own"
             )
-        if t.device.type == "tpu" and not t.requires_grad:
-            return self._padded(t.cpu(), dim, value).to(t.device)
+        if t.device.type == "tpu" and not t.requires_grad and size != self.bound:
+            shape = list(t.shape)
+            shape[dim] = self.bound
+            made = filled(t, shape, value)
+            return self._padded(t.cpu(), dim, value).to(t.device) if made is None else made
         return self._padded(t, dim, value)
 
     def mask(self, device: torch.device | str = "tpu") -> torch.Tensor:

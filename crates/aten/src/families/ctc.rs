@@ -8,9 +8,9 @@ use oxitorch_hlo::{Builder, DType, DotDims, Precision, TensorType, Value};
 /// The rows of this family: connectionist temporal classification, a loop over time forward and one backward.
 pub static ROWS: &[Row] = &[
     op!("_ctc_loss", loss_of_lists),
-    op!("_ctc_loss.Tensor", loss),
+    op!("_ctc_loss.Tensor", loss).takes_host_tensor(),
     op!("_ctc_loss_backward", gradient_of_lists),
-    op!("_ctc_loss_backward.Tensor", gradient),
+    op!("_ctc_loss_backward.Tensor", gradient).takes_host_tensor(),
 ];
 
 /// The labels with a blank before, between and after them, and what follows from them. `L` is twice the most labels that

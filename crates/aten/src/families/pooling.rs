@@ -278,7 +278,7 @@ impl<const N: usize> Pool<N> {
     /// Whether positions along dimension `d` lie in the input; nothing where they always do.
     fn inside(&self, c: &Ctx, positions: Value, d: usize) -> Option<Value> {
         let axis = &self.axes[d];
-        axis.is_padded().then(|| {
+        (axis.is_padded() || c.is_outline()).then(|| {
             let end = c.full(c.scalar_i64(c.dtype(positions), axis.input), &c.shape(positions));
             c.and(c.ge(positions, c.zeros_like(positions)), c.lt(positions, end))
         })
@@ -288,7 +288,7 @@ impl<const N: usize> Pool<N> {
     fn max_direct(&self, c: &Ctx, x: Value, dtype: DType) -> Best {
         let all: Vec<usize> = (0..N).collect();
         let padded = self.pad(c, x, c.min_value(c.dtype(x)), &all);
-        let any_pad = self.axes.iter().any(Axis::is_padded);
+        let any_pad = self.axes.iter().any(Axis::is_padded) || c.is_outline();
         let shape = self.output_shape();
         let mut best: Option<Best> = None;
         for offset in offsets(self.axes.map(|a| a.kernel)) {

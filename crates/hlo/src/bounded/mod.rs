@@ -9,6 +9,7 @@
 //! every bound, say, where a dimension of size 4 was merged with it.
 //! What is done for each op is in `rules.rs`.
 
+mod control;
 mod deferred;
 mod layout;
 mod region;
@@ -20,7 +21,7 @@ use crate::error::Error;
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 use layout::{Dim, Factor, Factors, Layout, merged, prefixes};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A module for all sizes up to a bound.
 #[derive(Debug)]
@@ -58,6 +59,9 @@ pub struct Unbounded {
 }
 
 type Result<T, E = String> = std::result::Result<T, E>;
+
+/// Elements of a constant that a program is given as numbers, as they depend on the size.
+const MOST_IN_TABLE: i64 = 1 << 16;
 
 /// A value of the new module, and how it lies.
 #[derive(Clone, Debug)]
@@ -158,13 +162,12 @@ impl Outline {
             laid: FxHashMap::default(),
             pairs: FxHashMap::default(),
             numbers: Vec::new(),
+            numbered: FxHashMap::default(),
+            tables: FxHashMap::default(),
             vector: None,
-            given: FxHashMap::default(),
-            masks: FxHashMap::default(),
-            masked: FxHashMap::default(),
+            known: Known::default(),
+            wanted: FxHashSet::default(),
             early: zeroed,
-            zeros: FxHashMap::default(),
-            views: FxHashMap::default(),
             scopes: Vec::new(),
         };
         let mut laid = Vec::new();
@@ -236,20 +239,31 @@ struct Bounding<'a> {
     /// Their values in the sample.
     pairs: FxHashMap<Value, Value>,
     numbers: Vec<(i64, i64)>,
+    /// Where single ones are among them, and where those of constants begin.
+    numbered: FxHashMap<(i64, i64), usize>,
+    tables: FxHashMap<(u32, u32), usize>,
     vector: Option<Value>,
+    known: Known,
+    /// What is taken with zeros where it is not in use.
+    wanted: FxHashSet<(Value, Vec<Option<Factors>>)>,
+    /// What is zero where it is not in use from the start.
+    early: &'a Zeroed,
+    /// The values of the regions that are being copied, outermost first.
+    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
+}
+
+/// Values of the new module that were made and may be needed again, of the region that is being made and those around it.
+#[derive(Clone, Default)]
+struct Known {
     /// The numbers that were taken from the vector.
     given: FxHashMap<(i64, i64), Value>,
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
-    /// What is zero where it is not in use from the start.
-    early: &'a Zeroed,
-    /// The dimensions of values of the new module along which they are.
+    /// The dimensions of values along which they are zero where they are not in use.
     zeros: FxHashMap<Value, Vec<Option<Factors>>>,
     /// Values that are others seen otherwise: what is masked is what they are views of, which is in memory.
     views: FxHashMap<Value, View>,
-    /// The values of the regions that are being copied, outermost first.
-    scopes: Vec<FxHashMap<Value, (Value, Value)>>,
 }
 
 impl Bounding<'_> {
@@ -272,7 +286,7 @@ impl Bounding<'_> {
             of.entry(laid.v).or_insert((*p, laid));
         }
         let mut zeroed = Zeroed::default();
-        for (v, key, _) in self.masked.keys().filter(|(.., fill)| self.is_zero(*fill)) {
+        for (v, key) in &self.wanted {
             // Of what is the same along a dimension any layout is right, and would not be.
             let Some((p, laid)) = of.get(v).filter(|(_, laid)| laid.layout.iter().all(|d| !d.even)) else {
                 continue;
@@ -311,6 +325,7 @@ impl Bounding<'_> {
         };
         let mut layout = self.default(p, s)?;
         let ty = self.bound.ty(p).clone();
+        let ids = (p_id, s_id);
         let (p, s) = (&self.bound.constants[p_id as usize], &self.sample.constants[s_id as usize]);
         let v = match (p, s) {
             (Constant::Splat(p), Constant::Splat(s)) => {
@@ -323,26 +338,47 @@ impl Bounding<'_> {
                 }
             }
             (Constant::Dense(p), Constant::Dense(s)) if p == s => self.b.dense(ty, p.clone()),
-            _ => return Err("a table of constants depends on the size".into()),
+            _ => self.table(ids, &ty, &layout)?,
         };
         Ok(Laid { v, layout })
     }
 
-    /// A scalar whose bytes differ.
-    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
-        let wide = |bytes: &[u8]| {
-            let mut all = [0; 8];
-            all[..bytes.len()].copy_from_slice(bytes);
-            let n = i64::from_le_bytes(all);
-            let unused = 64 - 8 * bytes.len() as u32;
-            if dtype.is_signed() { n << unused >> unused } else { n }
-        };
-        if dtype.is_complex() || dtype == DType::Pred {
-            return Err(format!("a constant of type {dtype} depends on the size"));
+    /// A constant of many elements that differ: they are numbers, each.
+    fn table(&mut self, ids: (u32, u32), ty: &TensorType, layout: &[Dim]) -> Result<Value> {
+        let numel = layout.iter().map(Dim::size).product::<i64>();
+        if ty.dtype.is_complex() || numel > MOST_IN_TABLE {
+            return Err("a table of constants depends on the size".into());
         }
-        let n = self.number(wide(p), wide(s));
+        let at = match self.tables.get(&ids) {
+            Some(&known) => known,
+            None => {
+                let at = self.numbers.len();
+                let (p, s) = (&self.bound.constants[ids.0 as usize], &self.sample.constants[ids.1 as usize]);
+                for place in 0..numel {
+                    let bound = p.number(ty.dtype, place);
+                    // Where it is in the smaller one, if it is.
+                    let (mut rest, mut own, mut step) = (place, Some(0), 1);
+                    for dim in layout.iter().rev() {
+                        let i = rest % dim.size();
+                        rest /= dim.size();
+                        own = own.filter(|_| i < dim.used()).map(|at| at + i * step);
+                        step *= dim.used();
+                    }
+                    self.numbers.push((bound, own.map_or(bound, |own| s.number(ty.dtype, own))));
+                }
+                self.tables.insert(ids, at);
+                at
+            }
+        };
+        let Some(all) = self.vector else { return Err("a table of constants depends on the size".into()) };
+        let numbers = self.b.slice_dim(all, 0, at as i64, at as i64 + numel, 1);
+        Ok(self.b.reshape(self.typed(numbers, ty.dtype), &ty.shape))
+    }
+
+    /// Numbers as what they stand for.
+    fn typed(&self, n: Value, dtype: DType) -> Value {
         if !dtype.is_float() {
-            return Ok(self.b.convert(n, dtype));
+            return self.b.convert(n, dtype);
         }
         let bits = match dtype.size_bytes() {
             1 => DType::S8,
@@ -350,7 +386,16 @@ impl Bounding<'_> {
             4 => DType::S32,
             _ => DType::S64,
         };
-        Ok(self.b.bitcast_convert(self.b.convert(n, bits), dtype))
+        self.b.bitcast_convert(self.b.convert(n, bits), dtype)
+    }
+
+    /// A scalar whose bytes differ.
+    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
+        if dtype.is_complex() || dtype == DType::Pred {
+            return Err(format!("a constant of type {dtype} depends on the size"));
+        }
+        let n = self.number(wide(dtype, p), wide(dtype, s));
+        Ok(self.typed(n, dtype))
     }
 
     /// A number (0-d s64) that is this at the bound, and that in the sample.
@@ -358,20 +403,23 @@ impl Bounding<'_> {
         if bound == sample {
             return self.b.scalar_i64(DType::S64, bound);
         }
-        if let Some(&known) = self.given.get(&(bound, sample)) {
+        if let Some(&known) = self.known.given.get(&(bound, sample)) {
             return known;
         }
         let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, bound) };
-        let at = self.numbers.len() as i64;
-        self.numbers.push((bound, sample));
-        let n = self.b.index_dim(all, 0, at);
-        self.given.insert((bound, sample), n);
+        let numbers = &mut self.numbers;
+        let at = *self.numbered.entry((bound, sample)).or_insert_with(|| {
+            numbers.push((bound, sample));
+            numbers.len() - 1
+        });
+        let n = self.b.index_dim(all, 0, at as i64);
+        self.known.given.insert((bound, sample), n);
         n
     }
 
     /// Which places of a dimension are used (pred, 1-d).
     fn mask(&mut self, dim: &Dim) -> Value {
-        if let Some(&known) = self.masks.get(&dim.factors) {
+        if let Some(&known) = self.known.masks.get(&dim.factors) {
             return known;
         }
         let size = dim.size();
@@ -391,7 +439,7 @@ impl Bounding<'_> {
             mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
         }
         let mask = mask.unwrap_or_else(|| self.b.full(self.b.scalar_bool(true), &ty.shape));
-        self.masks.insert(dim.factors.clone(), mask);
+        self.known.masks.insert(dim.factors.clone(), mask);
         mask
     }
 
@@ -410,16 +458,19 @@ impl Bounding<'_> {
             (0..x.layout.len()).map(|d| of(d).then(|| x.layout[d].factors.clone())).collect();
         let is_done =
             |known: &[Option<Factors>]| key.iter().zip(known).all(|(own, had)| own.is_none() || own == had);
-        let had = self.zeros.get(&x.v).is_some_and(|known| is_done(known) && self.is_zero(fill));
+        let had = self.known.zeros.get(&x.v).is_some_and(|known| is_done(known) && self.is_zero(fill));
         if had || key.iter().all(Option::is_none) {
             return x.v;
         }
+        if self.is_zero(fill) {
+            self.wanted.insert((x.v, key.clone()));
+        }
         let key = (x.v, key, fill);
-        if let Some(&known) = self.masked.get(&key) {
+        if let Some(&known) = self.known.masked.get(&key) {
             return known;
         }
         if let Some(v) = self.masked_before(x, dims, fill) {
-            self.masked.insert(key, v);
+            self.known.masked.insert(key, v);
             return v;
         }
         let shape = self.b.shape(x.v);
@@ -431,7 +482,7 @@ impl Bounding<'_> {
         }
         let Some(mask) = mask else { return x.v };
         let v = self.b.select(mask, x.v, self.b.full(fill, &shape));
-        self.masked.insert(key, v);
+        self.known.masked.insert(key, v);
         v
     }
 
@@ -446,7 +497,7 @@ impl Bounding<'_> {
             let before = self.masked(&Laid { v: from, layout }, &dims, fill);
             return Some(if before == from { x.v } else { self.b.transpose(before, &order) });
         }
-        let View { from, layout, op } = self.views.get(&x.v)?.clone();
+        let View { from, layout, op } = self.known.views.get(&x.v)?.clone();
         if layout != x.layout {
             return None;
         }
@@ -461,7 +512,7 @@ impl Bounding<'_> {
     /// Notes that a value is another one, seen otherwise, with the same places in use.
     fn is_view(&mut self, x: &Laid, from: &Laid, op: Op) {
         if x.v != from.v && x.varies() {
-            self.views.insert(x.v, View { from: from.clone(), layout: x.layout.clone(), op });
+            self.known.views.insert(x.v, View { from: from.clone(), layout: x.layout.clone(), op });
         }
     }
 
@@ -475,7 +526,7 @@ impl Bounding<'_> {
     fn note_zeros(&mut self, p: Value, x: &Laid) {
         let Some(dims) = self.early.get(&p) else { return };
         let key = x.layout.iter().enumerate().map(|(d, dim)| dims.contains(&d).then(|| dim.factors.clone()));
-        self.zeros.insert(x.v, key.collect());
+        self.known.zeros.insert(x.v, key.collect());
     }
 
     fn is_zero(&self, scalar: Value) -> bool {
@@ -599,6 +650,26 @@ impl Bounding<'_> {
         let v = self.b.take_dim(self.b.reshape(x.v, &[all]), index, 0);
         Ok(Laid { v: self.b.reshape(v, bound), layout })
     }
+}
+
+impl Constant {
+    /// An element, as [`wide`] gives it.
+    fn number(&self, dtype: DType, at: i64) -> i64 {
+        let item = dtype.size_bytes();
+        match self {
+            Constant::Splat(bytes) => wide(dtype, bytes),
+            Constant::Dense(bytes) => wide(dtype, &bytes[at as usize * item..][..item]),
+        }
+    }
+}
+
+/// The number with these bytes; of a float, its bits.
+fn wide(dtype: DType, bytes: &[u8]) -> i64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    let n = i64::from_le_bytes(all);
+    let unused = 64 - 8 * bytes.len() as u32;
+    if dtype.is_signed() { n << unused >> unused } else { n }
 }
 
 fn flat(dims: &InMemory) -> Factors {

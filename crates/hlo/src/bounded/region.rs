@@ -87,9 +87,12 @@ impl Bounding<'_> {
         if let Some(&(pair, new)) = self.scopes.iter().rev().find_map(|scope| scope.get(&p)) {
             return if pair == s { Ok(new) } else { Err("a region depends on the size".into()) };
         }
-        let before = self.numbers.len();
+        let constant = |arena: &Arena, v: Value| match arena.values[v.0 as usize].def {
+            Def::Constant(id) => Some(arena.constants[id as usize].clone()),
+            _ => None,
+        };
         let x = self.operand(p, s)?;
-        if x.varies() || self.numbers.len() != before {
+        if x.varies() || constant(self.bound, p) != constant(self.sample, s) {
             return Err("a region takes what depends on the size".into());
         }
         Ok(x.v)

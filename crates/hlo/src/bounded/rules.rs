@@ -47,6 +47,8 @@ impl Bounding<'_> {
         let are_zeroed = self.zero_before(first, &p.op, &mut args);
         let results = match &p.op {
             Op::Deferred(d) if p.op == s.op => self.deferred(pair, args, d)?,
+            Op::While => self.repeated(pair, args)?,
+            Op::If | Op::Case => self.branched(pair, args)?,
             _ if same => self.unchanged(pair, args)?,
             _ => self.varying(pair, args)?,
         };
@@ -263,15 +265,32 @@ impl Bounding<'_> {
 
     fn pad(&mut self, pair: Pair<'_>, args: Vec<Laid>, a: &PadConfig, b: &PadConfig) -> Result<Laid> {
         let [x, fill] = args.as_slice() else { return Err("it takes two operands".into()) };
-        if a.low != b.low || a.interior != b.interior {
-            return Err("where padding begins depends on the size".into());
+        if a.interior != b.interior {
+            return Err("how far elements are apart depends on the size".into());
         }
         let rank = x.layout.len();
+        let moves = |d: usize| a.low[d] != b.low[d];
+        for d in (0..rank).filter(|&d| moves(d)) {
+            let is_cut = [a, b].iter().any(|c| c.low[d] < 0 || c.high[d] < 0);
+            if is_cut || a.low[d] < b.low[d] || a.interior[d] != 0 {
+                return Err("where padding begins depends on the size".into());
+            }
+        }
         let is_whole = |d: usize| a.low[d] == 0 && a.high[d] == 0 && b.high[d] == 0 && a.interior[d] == 0;
         let x = self.prefixed(x.clone(), |d| !is_whole(d))?;
         let padded: Vec<usize> = (0..rank).filter(|&d| !is_whole(d)).collect();
         let v = self.masked(&x, &padded, fill.v);
-        let v = self.b.pad(v, fill.v, &a.low, &a.high, &a.interior);
+        let still = |edge: &Dims| (0..rank).map(|d| if moves(d) { 0 } else { edge[d] }).collect::<Dims>();
+        let mut v = self.b.pad(v, fill.v, &still(&a.low), &still(&a.high), &a.interior);
+        if (0..rank).any(moves) {
+            let start: Vec<Value> = (0..rank)
+                .map(|d| match moves(d) {
+                    true => self.number(a.low[d], b.low[d]),
+                    false => self.b.scalar_i64(DType::S64, 0),
+                })
+                .collect();
+            v = self.b.dynamic_update_slice(self.b.full(fill.v, &pair.bound.shape), v, &start);
+        }
         let of = |d: usize| if is_whole(d) { x.layout[d].clone() } else { pair.dim(d) };
         Ok(Laid { v, layout: (0..rank).map(of).collect() })
     }
