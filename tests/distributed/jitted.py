@@ -412,7 +412,7 @@ def ddp_with_uneven_inputs():
 def ddp_around_a_compiled_module():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dynamo, about hooks of modules
-        train(lambda net: DDP(torch.compile(net) if next(net.parameters()).device.type == "tpu" else net, **SMALL))
+        train(lambda net: DDP(torch.compile(net)))
 
 
 @case
