@@ -778,6 +778,59 @@ def test_threads():
     assert not failed, failed
 
 
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_compiled_modules(where):
+    """They become a part, as any module; loops and branches besides them are captured as ever."""
+    model, other = mlp().to(DEVICE), mlp()
+    compiled = torch.compile(model if where == "inside" else nn.Sequential(model))
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other)]
+
+    def step_of(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            logits = torch.cond(x.sum() > 0, lambda z: z * 2, lambda z: z + 1, (model(x),))
+            loss = nn.functional.cross_entropy(logits, y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    f, g = torch.tpu.jit(step_of(compiled, optimizers[0])), step_of(other, optimizers[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x, y in batches(4):
+            assert_close(f(to_device(x), to_device(y)), g(x, y))
+    assert f.traces == 2
+
+
+def test_a_scaler_of_gradients():
+    results = []
+    for device in ("cpu", DEVICE):
+        model = mlp().to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=2)
+
+        def step(x, y, model=model, optimizer=optimizer, scaler=scaler):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        f = torch.tpu.jit(step) if device == DEVICE else step
+        losses = []
+        for i, (x, y) in enumerate(batches(8)):
+            x = x * float("inf") if i == 4 else x  # a step that is left out
+            losses.append(f(x.to(device), y.to(device)).cpu())
+        results.append((torch.stack(losses), scaler.get_scale(), [p.detach().cpu() for p in model.parameters()]))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert f.traces <= 2
+
+
 def test_without_tensors():
     f = torch.tpu.jit(lambda: torch.full((2,), 3.0, device=DEVICE) + 1)
     for _ in range(3):

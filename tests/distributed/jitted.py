@@ -1,6 +1,8 @@
 """Functions of `torch.tpu.jit` with collectives give in each call what they give in eager mode."""
 
+import copy
 import functools
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -265,35 +269,44 @@ def what_is_lowered_sends_nothing():
     def f(x):
         y = x * 2
         dist.all_reduce(y)
-        return y
+        return y.sin()
 
     jitted, x, begin = torch.tpu.jit(f), data(0, 3), number()
-    with pytest.raises(RuntimeError, match=r"collectives between them \(all_reduce\)"):
-        jitted.lower(x)
+    lowered = jitted.lower(x)
     assert number() == begin
-    equal(jitted(x), f(x))
+    before, between, after = lowered.as_text().partition("// all_reduce(float32[3])")
+    assert "multiply" in before and between and "sine" in after
+    compiled = lowered.compile()
+    assert compiled.cost_analysis()["flops"] >= 3 and compiled.memory_analysis()["arguments"] >= 12
+    assert compiled.as_text().count("HloModule") == 2 and number() == begin
+    # These are the programs of a call.
+    compiled(x)
+    got, (programs,) = counted(["programs"], functools.partial(compiled, x))
+    equal(got, f(x))
+    assert programs == 0
 
 
 # ---------------------------------------------------------------- training
 
 
 class Net(nn.Module):
-    def __init__(self, norm: bool = False):
+    def __init__(self, norm: bool = False, unused: bool = False):
         super().__init__()
         self.up, self.down = nn.Linear(6, 32), nn.Linear(32, 6)
         self.norm = nn.BatchNorm1d(32) if norm else nn.Identity()
+        self.unused = nn.Linear(6, 6) if unused else None
 
     def forward(self, x):
         return x + self.down(self.norm(self.up(x)).relu())
 
 
-def trained(make, jit: bool, steps: int = 5, net=Net, step_of=None, optimizer=torch.optim.AdamW):
+def trained(make, jit: bool, steps: int = 5, net=Net, step_of=None, optimizer=torch.optim.AdamW, device="tpu"):
     """The losses, parameters, buffers and gradients after some steps; the function."""
     torch.manual_seed(1)
-    model = make(net().to("tpu"))
+    model = make(net().to(device))
     step = (step_of or one_step)(model, optimizer(model.parameters(), lr=1e-2))
     step = torch.tpu.jit(step) if jit else step
-    losses = [step(data(call, 4, 6)) for call in range(steps)]
+    losses = [whole(step(data(call, 4, 6).to(device))) for call in range(steps)]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     grads = {name: p.grad for name, p in model.named_parameters()}
     return (losses, {k: whole(v) for k, v in state.items()}, {k: whole(v) for k, v in grads.items()}), step
@@ -314,10 +327,11 @@ def one_step(model, optimizer):
     return step
 
 
-def train(make, traces: int = 2, **options):
-    wanted, _ = trained(make, False, **options)
+def train(make, traces: int = 2, referees=("tpu",), **options):
     got, step = trained(make, True, **options)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    for device in referees:
+        wanted, _ = trained(make, False, device=device, **options)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
     assert traces == step.traces, step
 
 
@@ -340,14 +354,89 @@ def ddp_with_buffers_and_the_builtin_hook():
     train(make, net=lambda: Net(norm=True), optimizer=torch.optim.SGD)
 
 
+BOTH = ("tpu", "cpu")
+
+
 @case
 def ddp_static_graph():
-    def make(net):
+    def make(net, begun):
         model = DDP(net, static_graph=True, gradient_as_bucket_view=True, **SMALL)
-        model(data(9, 4, 6)).sum().backward()
+        if begun:
+            model(data(9, 4, 6).to(next(net.parameters()).device)).sum().backward()
         return model
 
-    train(make)
+    for unused in (False, True):
+        net = functools.partial(Net, unused=unused)
+        train(functools.partial(make, begun=True), referees=BOTH, net=net)
+        # The first step of such a module is one of eager mode.
+        train(functools.partial(make, begun=False), 3, referees=BOTH, net=net)
+
+
+@case
+def ddp_that_asks_the_others_in_each_step():
+    """Python runs in each call, which a warning says."""
+    for unused in (False, True):
+        with pytest.warns(UserWarning, match="find_unused_parameters=True.* in each call, as in eager mode\nhint: "):
+            make = functools.partial(DDP, find_unused_parameters=True, **SMALL)
+            train(make, 5, referees=BOTH, net=functools.partial(Net, unused=unused))
+
+    def compressed(net):
+        model = DDP(net, **SMALL)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return model
+
+    with pytest.warns(UserWarning, match="communication hook of DDP that has a state"):
+        train(compressed, 5)
+
+
+@case
+def ddp_with_uneven_inputs():
+    def run(jit, device):
+        torch.manual_seed(1)
+        model = DDP(Net().to(device), **SMALL)
+        step = one_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step = torch.tpu.jit(step) if jit else step
+        with Join([model]):
+            losses = [whole(step(data(call, 4, 6).to(device))) for call in range(2 + rank() % 2)]
+        losses.append(whole(step(data(9, 4, 6).to(device))))
+        return losses, [whole(p) for p in model.parameters()]
+
+    with pytest.warns(UserWarning, match="in a Join context"):
+        got = run(True, "tpu")
+    for device in BOTH:
+        torch.testing.assert_close(got, run(False, device), rtol=1e-5, atol=1e-6)
+
+
+@case
+def ddp_around_a_compiled_module():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo, about hooks of modules
+        train(lambda net: DDP(torch.compile(net)))
+
+
+@case
+def synchronized_statistics():
+    def make(net):
+        return DDP(nn.SyncBatchNorm.convert_sync_batchnorm(net), **SMALL)
+
+    train(make, net=functools.partial(Net, norm=True), optimizer=torch.optim.SGD)
+    norm = nn.SyncBatchNorm(6).to("tpu")
+
+    def normalized(x):
+        x = x.detach().requires_grad_()
+        y = norm(x)
+        return y.detach(), torch.autograd.grad(y.square().sum(), [x, norm.weight], allow_unused=True)
+
+    jitted = torch.tpu.jit(normalized)
+    for rows in (4, 4, 0 if rank() == 0 else 4, 0 if rank() == 0 else 4):  # one has nothing at last
+        x, state = data(rows, rows, 6), [t.clone() for t in norm.buffers()]
+        got, moved = jitted(x), [t.clone() for t in norm.buffers()]
+        for t, before in zip(norm.buffers(), state, strict=True):
+            t.copy_(before)
+        torch.testing.assert_close(got, normalized(x))
+        torch.testing.assert_close(moved, list(norm.buffers()))
+    assert jitted.traces == (2 if rank() == 0 else 1)
 
 
 @case
@@ -469,6 +558,114 @@ def distributed_tensors_as_results():
 
 
 @case
+def distributed_tensors_as_arguments():
+    mesh = init_device_mesh("tpu", (size(),))
+
+    def f(x, w, scale):
+        y = (x @ w).relu() * scale
+        return y, y.redistribute(placements=[Replicate()]).sum(0), x
+
+    jitted = torch.tpu.jit(f)
+    traces = 0
+    for placement in (Shard(0), Replicate(), Shard(0)):
+        for call in range(CALLS):
+            x = distribute_tensor(data(call, 8, 6), mesh, [placement])
+            w = distribute_tensor(data(call + 5, 6, 4), mesh, [Replicate()])
+            for got, wanted in zip(jitted(x, w, 2.5), f(x, w, 2.5), strict=True):
+                assert got.placements == wanted.placements
+                equal(got.full_tensor(), wanted.full_tensor())
+        traces = max(traces, jitted.traces)
+    assert traces == jitted.traces == 2
+    # Another number is no other kind of call; a plain tensor is.
+    for scale in (0.5, 0.75, 0.25):
+        for got, wanted in zip(jitted(x, w, scale), f(x, w, scale), strict=True):
+            equal(got.full_tensor(), wanted.full_tensor())
+    assert jitted.traces <= 6, jitted
+    twice = torch.tpu.jit(lambda x: x * 2)
+    for x in (data(0, 8, 6), distribute_tensor(data(0, 8, 6), mesh, [Shard(0)]), data(1, 8, 6)):
+        assert type(twice(x)) is type(x)
+    assert twice.traces == 2
+
+
+@case
+def gradients_of_distributed_arguments():
+    mesh = init_device_mesh("tpu", (size(),))
+
+    def loss_of(w, x):
+        return (x @ w).square().sum().redistribute(placements=[Replicate()]).to_local()
+
+    def step(w, x):
+        loss_of(w, x).backward()
+        with torch.no_grad():
+            w.sub_(0.1 * w.grad)
+        w.grad = None
+
+    jitted = torch.tpu.jit(step)
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to("tpu")
+    got, wanted = (nn.Parameter(distribute_tensor(start, mesh, [Shard(1)])) for _ in range(2))
+    for call in range(CALLS):
+        x = distribute_tensor(data(call, 8, 6), mesh, [Replicate()])
+        jitted(got, x)
+        step(wanted, x)
+        torch.testing.assert_close(got.full_tensor(), wanted.full_tensor())
+    assert jitted.traces <= 2, jitted
+
+
+@case
+def modules_in_tensor_parallel_as_arguments():
+    mesh = init_device_mesh("tpu", (size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+    def run(jit):
+        torch.manual_seed(1)
+        model = parallelize_module(Net().to("tpu"), mesh, plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+
+        def step(model, optimizer, x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = torch.tpu.jit(step) if jit else step
+        losses = [step(model, optimizer, data(0, 4, 6)) for _ in range(CALLS)]
+        assert not jit or step.traces == 2
+        return losses, [whole(p) for p in model.parameters()]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-5, atol=1e-6)
+
+
+@case
+def checkpoints_are_loaded():
+    """After a checkpoint is loaded, no function is run anew: parameters are DTensors, and plain tensors of DDP."""
+    mesh = init_device_mesh("tpu", (size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    ways = {
+        "ddp": lambda net: DDP(net, **SMALL),
+        "fsdp2": sharded,
+        "tensor parallel": lambda net: parallelize_module(net, mesh, plan),
+    }
+    for name, make in ways.items():
+        results = []
+        for jit in (True, False):
+            torch.manual_seed(1)
+            model = make(Net().to("tpu"))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+            step = one_step(model, optimizer)
+            step = torch.tpu.jit(step) if jit else step
+            losses = [step(data(call, 4, 6)) for call in range(3)]
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            losses += [step(data(call, 4, 6)) for call in range(3, 5)]
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            losses += [step(data(call, 4, 6)) for call in range(3, 5)]
+            results.append((losses, [whole(p) for p in model.parameters()]))
+            assert not jit or step.traces == 2, (name, step)
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@case
 def gradients_by_torch_func():
     def step(w, x):
         def loss_of(w):
@@ -495,17 +692,6 @@ def gradients_by_torch_func():
 # ---------------------------------------------------------------- what it refuses
 
 
-def step_of_ddp(norm=False, hook=None, **options):
-    def step(x):
-        net = Net(norm).to("tpu")
-        model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(net) if norm else net, **options)
-        if hook is not None:
-            model.register_comm_hook(hook, lambda state, bucket: None)
-        return torch.tpu.jit(one_step(model, torch.optim.SGD(model.parameters())))(x)
-
-    return step
-
-
 def waits(x):
     dist.barrier(device_ids=[torch.tpu.current_device()])
     return x + 1
@@ -520,10 +706,6 @@ def of_the_host(x):
 REFUSED = {
     torch.tpu.jit(waits): "a collective (for which Python waits|of the host).* at .*jitted.py:[0-9]+ in waits",
     torch.tpu.jit(of_the_host): r"a collective of the host \(c10d.allreduce_.default\) at .*jitted.py:[0-9]+ in of_the",
-    step_of_ddp(find_unused_parameters=True): "find_unused_parameters=True.* at .*jitted.py:[0-9]+ in step",
-    step_of_ddp(static_graph=True): "static_graph=True, whose first step is another",
-    step_of_ddp(hook=nn.Module()): "a communication hook of DDP that has a state",
-    step_of_ddp(norm=True): "a size that depends on values at .*jitted.py:[0-9]+ in forward",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ use crate::lanes::Lanes;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::program::{Compiler, UserOptions};
-use crate::recipe::Recipe;
+use crate::recipe::{Prepared, Recipe};
 use crate::site::Site;
 use crate::spread::{Devices, Place};
 use crate::stream::Stream;
@@ -260,17 +260,22 @@ impl Engine {
         self.graphs.list(&self.compiler, from)
     }
 
-    /// Makes the program of a recipe that is one, without a call; gives its number among those of the process. None where
-    /// it is no program, or where another thread records into the same window.
+    /// Makes the programs of a recipe that is a function, without a call; gives their numbers among those of the process, and
+    /// the collectives between them in words; none where it computes nothing, or where another thread records into the same
+    /// window.
     pub fn prepare(
         &self,
         device: usize,
         recipe: &Recipe,
         site: Site,
         switches: &Switches,
-    ) -> Result<Option<usize>, Refusal> {
-        let program = self.stream(device)?.prepare(recipe, site, switches)?;
-        Ok(program.and_then(|p| self.graphs.number(&p)))
+    ) -> Result<Vec<Result<usize, String>>, Refusal> {
+        let steps = self.stream(device)?.prepare(recipe, site, switches)?;
+        let step = |step| match step {
+            Prepared::Program(program) => self.graphs.number(&program).map(Ok),
+            Prepared::Collective(words) => Some(Err(words)),
+        };
+        Ok(steps.into_iter().filter_map(step).collect())
     }
 
     /// Says something of the next program of this thread, where it is explained.

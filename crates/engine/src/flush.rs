@@ -215,15 +215,19 @@ impl Stream {
     }
 
     /// The program for what was recorded, all of it by one thread, which is not launched; none if nothing comes of it.
-    pub(crate) fn program_of_whole(&self, w: &mut Window, reason: Reason) -> Result<Option<Arc<Program>>> {
+    pub(crate) fn program_of_whole(
+        &self,
+        w: &mut Window,
+        ending: Ending<'_>,
+    ) -> Result<Option<Arc<Program>>> {
         let mut program = None;
-        self.end_window(w, reason, |w, part, _| {
+        self.end_window(w, ending.reason, |w, part, _| {
             if part.outputs.is_empty() {
                 return Ok(());
             }
             part.options = self.compiler.in_force(part.options);
             w.set_key(part, self.devices.is_some());
-            let cut = Cut { ending: reason.into(), is_part: false, repeats: false, began: None };
+            let cut = Cut { ending, is_part: false, repeats: false, began: None };
             let chosen = self.program(w, part, &part.donated(), cut)?;
             program = Some(chosen.lent.program);
             Ok(())

@@ -195,6 +195,11 @@ impl How {
 }
 
 impl Between {
+    /// The call with its tensors: `all_reduce(float32[1000])`.
+    pub(crate) fn call(&self) -> String {
+        self.about.call(self.how.named().iter())
+    }
+
     /// Whether it does the same.
     pub(crate) fn is_like(&self, other: &Between) -> bool {
         (self.at, self.lane, self.about.name) == (other.at, other.lane, other.about.name)
@@ -258,6 +263,12 @@ pub(crate) enum Step {
     Program(Shape),
     /// The number of the collective.
     Between(usize),
+}
+
+/// A step of a function that is not called:a program, or a collective in words.
+pub(crate) enum Prepared {
+    Program(Arc<Program>),
+    Collective(String),
 }
 
 /// A recipe at the bound of a size.

@@ -2,14 +2,14 @@
 
 use crate::config::{Mode, Switches};
 use crate::ending::Ending;
-use crate::error::{Error, Refusal, Result};
+use crate::error::{Refusal, Result};
 use crate::family::Numbers;
 use crate::flush::Direct;
 use crate::graph::{self, Graph};
 use crate::known::Indices;
 use crate::part::{Part, Results, donors};
 use crate::program::Program;
-use crate::recipe::{Argument, AtSize, Drawn, Layout, Recipe, Rng, Shape, Source, Whole, address};
+use crate::recipe::{Argument, AtSize, Drawn, Layout, Prepared, Recipe, Rng, Shape, Source, Whole, address};
 use crate::site::Site;
 use crate::stream::Stream;
 use crate::tensor::{Place, TensorRef};
@@ -101,6 +101,11 @@ pub(crate) struct Called<'x> {
 }
 
 impl<'x> Called<'x> {
+    /// A call without arguments yet, from this line.
+    pub(crate) fn of(recipe: &'x Recipe, device: u16, site: Site) -> Called<'x> {
+        Called { recipe, offsets: &recipe.offsets, slots: &[], device, site }
+    }
+
     /// The same with other storages.
     pub(crate) fn with<'y>(self, slots: &'y [&'y Slot]) -> Called<'y>
     where
@@ -277,10 +282,13 @@ impl Stream {
                 continue;
             }
             let value = w.slot_value(slot, ty.dtype, &ty.shape)?;
-            if value.ty != *ty {
-                return Ok(None);
+            match value.ty == *ty {
+                true => before.push(value),
+                false => match w.retyped(slot, &value, ty)? {
+                    Some(value) => before.push(value),
+                    None => return Ok(None),
+                },
             }
-            before.push(value);
         }
         for (i, t) in args.iter().enumerate() {
             if let (Place::Host(bytes), []) = (t.place, t.sizes) {
@@ -452,30 +460,17 @@ impl Stream {
         })
     }
 
-    /// Makes the program of a recipe that is one, as a call would on arguments that nobody else has.
-    pub(crate) fn prepare(
-        &self,
-        recipe: &Recipe,
-        site: Site,
-        switches: &Switches,
-    ) -> Result<Option<Arc<Program>>> {
-        let Some(whole) = &recipe.whole else { return Ok(None) };
-        if let Some(first) = recipe.between.first() {
-            let (name, programs) = (first.about.name, recipe.between.len() + 1);
-            let words = format!(
-                "torch.tpu.jit: it is no program, but up to {programs} with collectives between them ({name})\nhint: call \
-                 it, and look at torch.tpu.graphs()"
-            );
-            return Err(Error::runtime(words).at(if first.site == Site::default() {
-                site
-            } else {
-                first.site
-            }));
+    /// Makes the programs of a recipe that is a function, as a call would on arguments that nobody else has; none if it
+    /// computes nothing.
+    pub(crate) fn prepare(&self, recipe: &Recipe, site: Site, switches: &Switches) -> Result<Vec<Prepared>> {
+        let Some(whole) = &recipe.whole else { return Ok(Vec::new()) };
+        if !recipe.between.is_empty() {
+            return self.prepare_steps(recipe, whole, site, switches);
         }
         let program = self.rehearse(recipe, &recipe.offsets, site, switches, |w, _, _| {
-            self.program_of_whole(w, whole.reason())
+            self.program_of_whole(w, whole.reason().into())
         })?;
-        Ok(program.flatten())
+        Ok(program.flatten().map(Prepared::Program).into_iter().collect())
     }
 
     /// How a recipe that is one program would be launched, and the types of the program's inputs.

@@ -11,8 +11,9 @@ use crate::executor::Agreement;
 use crate::lanes::Turn;
 use crate::mesh::Exchanged;
 use crate::processes::over;
-use crate::recipe::{Between, How, Recipe, Shape, Source, Step, Steps, Whole, address};
+use crate::recipe::{Between, How, Prepared, Recipe, Shape, Source, Step, Steps, Whole, address};
 use crate::replay::{Called, Recorded, Rehearsal, Values};
+use crate::site::Site;
 use crate::stream::Stream;
 use crate::threads::Whose;
 use crate::value::{Held, Slot, State, Value};
@@ -42,6 +43,14 @@ struct Begun {
     task: Box<dyn Task>,
     work: Arc<Work>,
     turn: Turn,
+}
+
+/// What is recorded between two collectives.
+struct Range {
+    /// The number of its first result.
+    first: u32,
+    /// The number of the collective behind it; none behind the last.
+    between: Option<usize>,
 }
 
 /// Values that are needed by later steps.
@@ -101,45 +110,91 @@ impl Stream {
 
     /// Finds out how the programs of a recipe are launched.
     fn steps(&self, w: &mut Window, call: Called<'_>, options: u32) -> Result<Option<Steps>> {
+        let (mut steps, mut is_known) = (Vec::new(), true);
+        let results = self.rehearse_steps(w, call, |w, call, values, Range { first, between }| {
+            self.look_at_whole(w, Reason::Jit, |found| {
+                if !found.part.outputs.is_empty() {
+                    let shape = call.shape(found, values, first);
+                    is_known &= shape.is_some();
+                    steps.extend(shape.map(Step::Program));
+                }
+            })?;
+            steps.extend(between.map(Step::Between));
+            Ok(())
+        })?;
+        let held = later(&steps, call.recipe);
+        Ok(is_known.then_some(Steps { options, steps, results, held }))
+    }
+
+    /// Makes the programs of a recipe with collectives, as a call would on arguments that nobody else has.
+    pub(crate) fn prepare_steps(
+        &self,
+        recipe: &Recipe,
+        whole: &Whole,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Vec<Prepared>> {
+        let mut w = self.lock(site);
+        if w.tape.is_some() {
+            return Ok(Vec::new());
+        }
+        self.flush(&mut w, Reason::Jit)?;
+        w.thread.options = switches.compiler_options;
+        if w.others.ops > 0 {
+            return Ok(Vec::new()); // what other threads recorded is in the window
+        }
+        let mut prepared = Vec::new();
+        let call = Called::of(recipe, self.device, site);
+        self.rehearse_steps(&mut w, call, |w, call, _, Range { between, .. }| {
+            let collective = between.map(|number| &recipe.between[number]);
+            let program = match collective {
+                None => self.program_of_whole(w, whole.reason().into())?,
+                Some(between) => {
+                    let which = || between.call();
+                    w.site = call.line(between.site);
+                    self.program_of_whole(w, Ending::collective(&which))?
+                }
+            };
+            prepared.extend(program.map(Prepared::Program));
+            prepared.extend(collective.map(|between| Prepared::Collective(between.call())));
+            Ok(())
+        })?;
+        Ok(prepared)
+    }
+
+    /// Records a recipe on arguments that nobody else has, and has `end` end each window; gives the number of results.
+    fn rehearse_steps(
+        &self,
+        w: &mut Window,
+        call: Called<'_>,
+        mut end: impl FnMut(&mut Window, &Called<'_>, &Values<'_>, Range) -> Result<()>,
+    ) -> Result<usize> {
         let recipe = call.recipe;
         let rehearsal = Rehearsal::new(recipe, self.device);
         let slots = rehearsal.slots();
         let call = call.with(&slots);
         let (mut values, mut recorded) = (rehearsal.values(recipe), Recorded::default());
         let last_uses = recipe.last_uses();
-        let (mut steps, mut held, mut made) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut held, mut made) = (Vec::new(), Vec::new());
         let between = recipe.between.iter().map(Some).chain([None]);
         for (number, between) in between.enumerate() {
             let first = values.results.len();
-            let end = between.map_or(recipe.insts.len(), |b| b.at);
-            call.record_until(w, &mut values, &mut recorded, end);
+            call.record_until(w, &mut values, &mut recorded, between.map_or(recipe.insts.len(), |b| b.at));
             let results = values.results.iter().zip(0..).skip(first);
             let needed = results.filter(|(_, at)| last_uses.get(at).is_some_and(|last| *last > number));
             held.extend(needed.filter_map(|(v, _)| v.clone()).map(Held::new));
             if between.is_none() {
                 made = call.bind(&mut values);
             }
-            let mut is_known = true;
-            self.look_at_whole(w, Reason::Jit, |found| {
-                if !found.part.outputs.is_empty() {
-                    let shape = call.shape(found, &values, first as u32);
-                    is_known = shape.is_some();
-                    steps.extend(shape.map(Step::Program));
-                }
-            })?;
-            if !is_known {
-                return Ok(None);
-            }
+            end(w, &call, &values, Range { first: first as u32, between: between.map(|_| number) })?;
             if let Some(between) = between {
                 values
                     .results
                     .extend(between.how.results().map(|ty| Some(Value::new(ty.clone(), State::Pending))));
-                steps.push(Step::Between(number));
             }
         }
         drop((made, held));
-        let (results, held) = (values.results.len(), later(&steps, recipe));
-        Ok(Some(Steps { options, steps, results, held }))
+        Ok(values.results.len())
     }
 
     fn launch_steps(

@@ -83,7 +83,13 @@ impl Tape {
     /// The value of a storage. Where another storage has the same one, an operand could be either's: then this one gets a
     /// copy, or there is no recipe.
     fn own_value(&mut self, slot: &Slot, layout: &Layout, w: &mut Window) -> Result<Arc<Value>, Refusal> {
-        let value = w.slot_value(slot, layout.dtype, &layout.sizes)?;
+        let mut value = w.slot_value(slot, layout.dtype, &layout.sizes)?;
+        if self.whole
+            && let Some(order) = dense_order(&layout.sizes, &layout.strides)
+        {
+            let sizes: Dims = order.iter().map(|&d| layout.sizes[d as usize]).collect();
+            value = w.retyped(slot, &value, &TensorType::new(layout.dtype, sizes))?.unwrap_or(value);
+        }
         if self.source(&value).is_none() {
             return Ok(value);
         }

@@ -369,6 +369,22 @@ impl Window {
         Ok(value)
     }
 
+    /// The bytes of a storage as a value of another dtype, which it holds from now on: copies of storages are bytes. None
+    /// where the dtype is the same, or the size is not.
+    pub(crate) fn retyped(
+        &mut self,
+        slot: &Slot,
+        value: &Arc<Value>,
+        to: &TensorType,
+    ) -> Result<Option<Arc<Value>>, Refusal> {
+        if value.ty.dtype == to.dtype || value.ty.bytes() != to.bytes() || value.sharding.is_some() {
+            return Ok(None);
+        }
+        let new = self.apply(Kind::Resize { from: value.ty.clone(), to: to.clone() }, [value.clone()])?;
+        slot.bind(new.clone());
+        Ok(Some(new))
+    }
+
     /// The value that a device tensor shows.
     pub(crate) fn read(&mut self, slot: &Slot, t: &TensorRef<'_>) -> Result<Arc<Value>, Refusal> {
         let base = self.slot_value(slot, t.dtype()?, t.sizes)?;

@@ -205,7 +205,8 @@ fn a_dry_run_leaves_no_trace() {
     // Its program is made ahead of the calls that run it.
     let (made, switches) = (made.unwrap(), rig.engine.switches());
     let counts = rig.counts(|| {
-        let number = rig.engine.prepare(0, &made, rig.site(), &switches).unwrap().unwrap();
+        let steps = rig.engine.prepare(0, &made, rig.site(), &switches).unwrap();
+        let [Ok(number)] = steps[..] else { panic!("{steps:?}") };
         assert!(rig.engine.graph(number).is_some(), "waits for the compiler");
     });
     assert_eq!(counts, (1, 0));

@@ -12,7 +12,7 @@ use pyo3::exceptions::{
     PyIndexError, PyNotImplementedError, PyRuntimeError, PySystemExit, PyTypeError, PyValueError,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyList};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -518,10 +518,18 @@ mod _core {
         Ok(())
     }
 
-    /// Makes the program of a function that was traced; its number among those of the process, or None.
+    /// Makes the programs of a function that was traced: their numbers among those of the process, and the collectives between
+    /// them in words; none if it computes nothing.
     #[pyfunction]
-    fn prepare(py: Python<'_>, graph: i64, device: usize) -> PyResult<Option<usize>> {
-        detached(py, move |s| door::prepare(s, graph, device))
+    fn prepare(py: Python<'_>, graph: i64, device: usize) -> PyResult<Bound<'_, PyList>> {
+        let steps = PyList::empty(py);
+        for step in detached(py, move |s| door::prepare(s, graph, device))? {
+            match step {
+                Ok(number) => steps.append(number)?,
+                Err(collective) => steps.append(collective)?,
+            }
+        }
+        Ok(steps)
     }
 
     /// Makes what calls of a size are recorded by, under the number `graph`, of functions that were traced under `bound`

@@ -9,6 +9,7 @@ them only while it is the same.
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,10 @@ from oxitorch._dims import Dim, Dynamic, checked
 from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function, Given
 from oxitorch.jit._numbered import Numbered
+from oxitorch.jit._parallel import Wrapped, plain
 from oxitorch.jit._sizes import Marks, Sizes
 from oxitorch.jit._stages import Compiled, Lowered
-from oxitorch.jit._tracing import Tracer, running
+from oxitorch.jit._tracing import Tracer, alone, is_traced_elsewhere, running
 
 __all__ = ["Compiled", "Dim", "Jitted", "Lowered", "jit"]
 
@@ -100,10 +102,13 @@ class Jitted:
         self._static_names = static_names
         self._dynamic = dynamic
         # By the names of the arguments and what is in force.
-        self._kinds: dict[Any, list[_Kind]] = {}
+        self._kinds: dict[Any, tuple[_Kind, ...]] = {}
         # Leaves whose gradients the function makes or takes: whether they have one says which function is right.
         self._leaves: dict[int, torch.Tensor] = {}
-        self._lock = threading.RLock()
+        # Of what is said here; `alone` is held while something is found out.
+        self._lock = threading.Lock()
+        # Why the function was run in calls that are as in eager mode.
+        self._asks: list[tuple[str, str]] = []
         self.calls = 0
         self.traces = 0
 
@@ -111,80 +116,99 @@ class Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args, **kwargs):
-        if running() is not None or torch.compiler.is_compiling():
+        if running() is not None or (torch.compiler.is_compiling() and not is_traced_elsewhere()):
             return self._fn(*args, **kwargs)  # a part of what is traced
-        self.calls += 1
+        with self._lock:
+            self.calls += 1
         values = (*args, *kwargs.values()) if kwargs else args
         autocast = torch.is_autocast_enabled("tpu") and torch.get_autocast_dtype("tpu")
         key = (len(args), *kwargs, torch.is_grad_enabled(), autocast)
-        kinds = self._kinds.get(key, ())
-        is_numbered = False
-        for at, kind in enumerate(kinds):
-            tensors = kind.tree.take(values)
-            if tensors is None:
-                continue
-            if at:
-                kinds.insert(0, kinds.pop(at))
-            if kind.numbered is not None:
-                done, results = self._call_numbered(kind, tensors, kwargs)
-                if done:
-                    return results
-                is_numbered = True
-                continue
-            if kind.sizes is not None and not kind.sizes.is_exact(tensors):
-                return self._call_sized(kind, tensors, args, kwargs)
-            for function in kind.functions:
-                if function.is_current():
-                    done, results = function.call(tensors)
-                    if done:
-                        return results
-            return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
-        kind, tensors = self._new_kind(args, kwargs)
-        kinds = self._kinds.setdefault(key, [])
-        candidates = [] if is_numbered else [known.with_numbers(values) for known in kinds]
-        other = next(filter(None, candidates), None)
-        kinds.insert(0, kind)
-        if other is not None:
-            kinds.insert(0, other)
-        del kinds[_MAX_KINDS:]
-        if other is not None:
-            done, results = self._call_numbered(other, other.tree.take(values), kwargs)
-            if done:
-                return results
-        if kind.sizes is not None:
-            return self._call_sized(kind, tensors, args, kwargs)
-        return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
-
-    def _call_numbered(self, kind: "_Kind", leaves: list, kwargs) -> tuple[bool, Any]:
-        """Whether one program is for these and other numbers, and the results."""
-        numbered, sizes, names = kind.numbered, kind.sizes, list(kwargs)
-        tensors, numbers = numbered.split(leaves)
-        if sizes is not None and not sizes.is_exact(tensors):
-            done, results = sizes.call(tensors, numbers)
-            if done:
-                return True, results
-            with self._lock:
-                trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
-                if sizes.learn(trace, tensors):
-                    return sizes.call(tensors, numbers)
-                if not sizes.is_exact(tensors):
-                    return False, None
-        done, results = numbered.call(tensors, numbers)
-        if done:
-            return True, results
-        with self._lock:
-            learned = numbered.learn(self, kind, tensors, numbers, names)
-            return numbered.call(tensors, numbers) if learned else (False, None)
-
-    def _call_sized(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs):
-        """A call with sizes that vary: by a program that is for these and others, or else as any call."""
-        sizes = kind.sizes
-        done, results = sizes.call(tensors)
+        done, results = self._call_known(key, values)
         if done:
             return results
+        with alone:
+            # Another thread may have traced it meanwhile; and while one traces, the others do not get their programs.
+            done, results = self._call_known(key, values)
+            return results if done else self._call_new(key, values, args, kwargs)
+
+    def _call_known(self, key, values: tuple) -> tuple[bool, Any]:
+        """Whether a program is known for such a call, and the results."""
+        for at, kind in enumerate(self._kinds.get(key, ())):
+            leaves = kind.take(values)
+            if leaves is None:
+                continue
+            tensors, numbers = kind.plain(leaves)
+            if kind.sizes is not None and not kind.sizes.is_exact(tensors):
+                done, results = kind.sizes.call(tensors, numbers)
+            elif kind.numbered is not None:
+                done, results = kind.numbered.call(tensors, numbers)
+            else:
+                done, results = kind.call(tensors)
+            if done:
+                kind.kept = False
+                if at:
+                    self._use(key, kind)
+            if done or kind.numbered is None:
+                return done, results
+        return False, None
+
+    def _call_new(self, key, values: tuple, args, kwargs) -> Any:
+        """A call for which no program is known."""
+        is_numbered = False
+        for kind in self._kinds.get(key, ()):
+            leaves = kind.take(values)
+            if leaves is None:
+                continue
+            if kind.numbered is None:
+                return self._call_kind(kind, leaves, args, kwargs)
+            done, results = self._call_numbered(kind, leaves, kwargs)
+            if done:
+                return results
+            is_numbered = True
+        kind, tensors = self._new_kind(args, kwargs)
+        candidates = [] if is_numbered else [known.with_numbers(values) for known in self._kinds.get(key, ())]
+        other = next(filter(None, candidates), None)
+        self._use(key, kind)
+        if other is not None:
+            self._use(key, other)
+            done, results = self._call_numbered(other, other.take(values), kwargs)
+            if done:
+                return results
+        return self._call_kind(kind, tensors, args, kwargs)
+
+    def _use(self, key, kind: "_Kind") -> None:
+        """This kind of calls is the latest."""
         with self._lock:
+            others = [known for known in self._kinds.get(key, ()) if known is not kind]
+            self._kinds[key] = (kind, *others[: _MAX_KINDS - 1])
+
+    def _call_numbered(self, kind: "_Kind", leaves: list, kwargs) -> tuple[bool, Any]:
+        """Whether one program can be made for these and other numbers, and the results."""
+        numbered, sizes, names = kind.numbered, kind.sizes, list(kwargs)
+        given, numbers = leaves[: kind.tree.tensors], leaves[kind.tree.tensors :]
+        tensors = kind.plain(leaves)[0]
+        if sizes is not None and not sizes.is_exact(tensors):
+            trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
+            if sizes.learn(trace, tensors):
+                return sizes.call(tensors, numbers)
+            if not sizes.is_exact(tensors):
+                return False, None
+            done, results = numbered.call(tensors, numbers)
+            if done:
+                return True, results
+        learned = numbered.learn(self, kind, given, numbers, names)
+        return numbered.call(tensors, numbers) if learned else (False, None)
+
+    def _call_kind(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs) -> Any:
+        """A call with sizes that vary, by a program that is made for these and others; or else as any call."""
+        sizes = kind.sizes
+        if sizes is not None and not sizes.is_exact(tensors):
             if sizes.learn(lambda resized: Dry(self, kind, resized, list(kwargs)).function(), tensors):
                 done, results = sizes.call(tensors)
+                if done:
+                    return results
+            if sizes.is_exact(tensors):
+                done, results = kind.call(tensors)
                 if done:
                     return results
         return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
@@ -209,20 +233,23 @@ class Jitted:
         return Marks(places) if places else None
 
     def lower(self, *args, **kwargs) -> Lowered:
-        """The program for these arguments, without a call: what the function writes is as before afterwards.
+        """The program for these arguments, without a call: what the function writes is as before afterwards. With
+        collectives of several processes, the programs; nothing is sent.
 
         Raises:
             RuntimeError: as a call would; or the device is in debug mode.
         """
         kind, tensors = self._new_kind(args, kwargs)
-        with self._lock:
-            number = Tracer(self._fn, Given(tensors, kind.donated), {}, False).lower(args, kwargs)
-        return Lowered(self, number)
+        with alone:
+            steps = Tracer(self._fn, Given(tensors, kind.donated), {}, False).lower(args, kwargs)
+        return Lowered(self, steps)
 
     def _new_kind(self, args, kwargs) -> "tuple[_Kind, list[torch.Tensor]]":
         fixed = self._fixed(args, kwargs)
         tree, tensors = Tree.of((*args, *kwargs.values()), fixed)
-        return _Kind(tree, _donated(args, self._donated, fixed), self._marks(args, kwargs, fixed)), tensors
+        wrapped = Wrapped.among(tensors)
+        marks = None if wrapped else self._marks(args, kwargs, fixed)
+        return _Kind(tree, _donated(args, self._donated, fixed), marks, wrapped), tensors
 
     def _fixed(self, args, kwargs) -> list[int]:
         """The numbers of the static arguments."""
@@ -237,37 +264,74 @@ class Jitted:
         name = getattr(self._fn, "__qualname__", self._fn)
         return f"<torch.tpu.jit of {name}: {self.calls} calls, {self.traces} traces>"
 
-    def _trace(self, kind: "_Kind", given: Given, args, kwargs):
-        with self._lock:
-            self.traces += 1
-            tracer = Tracer(self._fn, given, self._leaves, kind.kept)
-            results, function = tracer.run(args, kwargs)
-            kind.kept |= tracer.kept
-            if function is not None:
-                kind.functions.insert(0, function)
-                del kind.functions[_MAX_FUNCTIONS:]
-            return results
+    def _trace(self, kind: "_Kind", given: Given, args, kwargs) -> Any:
+        self.traces += 1
+        tracer = Tracer(self._fn, given, self._leaves, kind.kept)
+        results, function = tracer.run(args, kwargs)
+        kind.kept = tracer.kept
+        if function is not None:
+            kind.functions.insert(0, function)
+            del kind.functions[_MAX_FUNCTIONS:]
+        if tracer.asks is not None and tracer.asks not in self._asks:
+            self._asks.append(tracer.asks)
+            why, hint = tracer.asks
+            warnings.warn(
+                f"torch.tpu.jit: {tracer.name} {why}: it is run in each call, as in eager mode\nhint: {hint}",
+                stacklevel=5,
+            )
+        return results
 
 
 class _Kind:
     """Calls that differ in the layouts of tensors alone, and in what the function finds besides its arguments."""
 
-    def __init__(self, tree: Tree, donated: list[int], marks: Marks | None):
+    def __init__(self, tree: Tree, donated: list[int], marks: Marks | None, wrapped: dict[int, Wrapped]):
         self.tree = tree
+        # How tensors are around others, by their numbers.
+        self._wrapped = wrapped
         # The numbers of the tensors that the program may overwrite.
         self.donated = donated
         self.functions: list[Function] = []
         # What is known by the sizes that vary.
         self.sizes = None if marks is None else Sizes(marks)
         # What is known by the numbers that vary.
-        self.numbered = Numbered(tree.tensors) if tree.numbers else None
-        # Whether a call left tensors behind that it made.
+        self.numbered = Numbered() if tree.numbers else None
+        # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
+
+    def take(self, values: tuple) -> list | None:
+        """The tensors of such a call, and its numbers behind them; None if it is of another kind."""
+        leaves = self.tree.take(values)
+        if leaves is None or (not self._wrapped and _PLAIN.issuperset(map(type, leaves))):
+            return leaves
+        return leaves if Wrapped.among(leaves[: self.tree.tensors]) == self._wrapped else None
+
+    def plain(self, leaves: list) -> tuple[list[torch.Tensor], list]:
+        """The tensors that a program takes, and the numbers."""
+        count = self.tree.tensors
+        tensors = leaves if count == len(leaves) else leaves[:count]
+        if not _PLAIN.issuperset(map(type, tensors)):
+            tensors = [plain(t) for t in tensors]
+        return tensors, leaves[count:]
+
+    def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
+        """Whether a program is known for these, and the results."""
+        for function in self.functions:
+            if function.is_current():
+                done, results = function.call(tensors)
+                if done:
+                    return True, results
+        return False, None
 
     def with_numbers(self, values: tuple) -> "_Kind | None":
         """Such calls with any numbers where these values have others; None if they differ in more than that."""
         tree = self.tree.numbered(values)
-        return None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks)
+        kind = None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks, self._wrapped)
+        return kind if kind is not None and kind.take(values) is not None else None
+
+
+# Leaves of arguments of which nothing else is to be known.
+_PLAIN = {torch.Tensor, torch.nn.Parameter, float, int}
 
 
 def _donated(args: tuple, positions: tuple[int, ...], fixed: list[int]) -> list[int]:

@@ -25,4 +25,4 @@ class Dry:
             function, again = tracer.dry(self._args, self._kwargs)
             if not again:
                 return function
-        raise TraceError(f"torch.tpu.jit: {tracer._name} finds other gradients in each run")
+        raise TraceError(f"torch.tpu.jit: {tracer.name} finds other gradients in each run")

@@ -5,7 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from operator import getitem, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,18 +15,21 @@ from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
 
 
-class Given(NamedTuple):
+class Given:
     """The arguments of a call.
 
     Attributes:
-        tensors: the tensors among the arguments.
+        tensors: the tensors among the arguments; of a DTensor the part that this process has.
+        leaves: those that may get gradients.
         donated: the places of those that the program may overwrite.
         numbers: the numbers among the arguments, where the function is traced on such.
     """
 
-    tensors: list[torch.Tensor]
-    donated: list[int]
-    numbers: Run | None = None
+    def __init__(self, tensors: list[torch.Tensor], donated: list[int], numbers: Run | None = None):
+        self.tensors = [plain(t) for t in tensors]
+        self.leaves = [t for t in tensors if t.requires_grad and t.is_leaf]
+        self.donated = donated
+        self.numbers = numbers
 
 
 class Found:
@@ -66,13 +69,13 @@ class Found:
         self._parts = [(value, part) for value in self._values if (part := plain(value)) is not value]
 
     def is_current(self) -> bool:
-        """Whether a call would find the same. Tells the program the learning rates."""
+        """Whether a call would find the same, or what came in its place. Tells the program the learning rates."""
         return (
             [m.training for m in self._modules] == self._training
             and all(map(is_, map(getitem, self._dicts, self._names), self._values))
             and all(plain(value) is part for value, part in self._parts)
-            and all(o.is_current() for o in self.optimizers)
             and all(m.is_current() for m in self.synced)
+            and all(o.is_current(self.tensors) for o in self.optimizers)
         )
 
 

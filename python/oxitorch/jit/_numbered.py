@@ -22,16 +22,10 @@ class OfTheseAlone(Exception):
 class Numbered:
     """What is known of a kind of call with numbers that vary."""
 
-    def __init__(self, tensors: int):
-        # How many of the leaves are tensors; the others are numbers.
-        self._tensors = tensors
+    def __init__(self):
         self._functions: list[Function] = []
         # How often that did not come about.
         self._failed = 0
-
-    def split(self, leaves: list) -> tuple[list[torch.Tensor], list]:
-        """Tensors and numbers."""
-        return leaves[: self._tensors], leaves[self._tensors :]
 
     def call(self, tensors: list[torch.Tensor], numbers: list) -> tuple[bool, Any]:
         """Whether a program is known for these, and the results."""

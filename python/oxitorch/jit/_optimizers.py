@@ -7,9 +7,14 @@ before.
 """
 
 import weakref
+from collections.abc import Iterator
+from operator import getitem, is_
 from typing import Any
 
 import torch
+
+from oxitorch import _activate
+from oxitorch.jit._parallel import Wrapped, plain
 
 # Those that take a learning rate that is a tensor, all the way. With others a new rate is traced anew, and finds the
 # same programs.
@@ -23,6 +28,7 @@ class Stepped:
     """An optimizer whose step a function makes.
 
     What its groups and its state are is compared before each call; a learning rate that changed is told the program.
+    Where the state is another one of the same structure, as after `load_state_dict`, calls go on with its tensors.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -30,10 +36,14 @@ class Stepped:
         self._saved: list[dict[str, Any]] = []
         self._rates: list = []
         self._options: list[dict[str, Any]] = []
+        # Numbers of Python before a step, and whether one changed them, as each call would.
+        self._numbers: dict[tuple, Any] = {}
+        self._counts = False
 
     def begin(self) -> list[torch.Tensor]:
         """Before the step that is traced. Gives the tensors that this has made."""
         optimizer = self.optimizer
+        self._numbers = _numbers(optimizer)
         self._rates = _rates_of(optimizer)
         self._saved = [{k: group[k] for k in ("lr", "capturable") if k in group} for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
@@ -47,6 +57,8 @@ class Stepped:
         """After it. Gives the tensors that this has made."""
         for group, saved in zip(self.optimizer.param_groups, self._saved, strict=False):
             group.update(saved)
+        now = _numbers(self.optimizer)
+        self._counts |= any(now.get(at, value) != value for at, value in self._numbers.items())
         return self._moved_counts()
 
     def _moved_counts(self) -> list[torch.Tensor]:
@@ -60,24 +72,41 @@ class Stepped:
                     moved.append(state[name])
         return moved
 
-    def settle(self) -> None:
-        """The function was traced: from now on `is_current` compares with what is there now."""
+    def settle(self, found: list[torch.Tensor]) -> None:
+        """The function was traced and found these tensors: from now on `is_current` compares with what is there now."""
+        groups = self.optimizer.param_groups
+        self._params = [list(group["params"]) for group in groups]
+        self._options = [self._static(group, rate) for group, rate in zip(groups, self._rates, strict=True)]
+        self._hold(list(_entries(self.optimizer)))
+        place = {id(t): i for i, t in enumerate(found)}
+        # Places among what the function finds; none of what it does not take.
+        self._places = [place.get(id(plain(t))) for t in self._tensors]
+        if self._counts:
+            name = type(self.optimizer).__name__
+            _activate.core().remark(f"for this call alone: a step of {name} changes numbers of Python")
+
+    def _hold(self, entries: list[tuple]) -> None:
+        """Notes what the groups and the state are."""
         self._groups, self._state = self.optimizer.param_groups, self.optimizer.state
-        self._params = [list(group["params"]) for group in self._groups]
-        self._options = [self._static(group, rate) for group, rate in zip(self._groups, self._rates, strict=True)]
+        self._held = list(self._state.values())
+        self._entries = entries
+        tensors = [(holder, name, value) for _, holder, name, value in entries if isinstance(value, torch.Tensor)]
+        self._holders, self._names, self._tensors = map(list, zip(*tensors, strict=True)) if tensors else ([], [], [])
 
     def _static(self, group: dict[str, Any], rate) -> dict[str, Any]:
         left_out = ("params", "lr") if rate is not None else ("params",)
         return {k: v for k, v in group.items() if k not in left_out and not isinstance(v, torch.Tensor)}
 
-    def is_current(self) -> bool:
-        """Whether a step would be the same; tells the program the learning rates."""
-        optimizer = self.optimizer
-        if optimizer.param_groups is not self._groups or optimizer.state is not self._state:
+    def is_current(self, found: list[torch.Tensor]) -> bool:
+        """Whether a step would be the same; tells the program the learning rates.
+
+        Tensors that have come in the places of others are put into `found`.
+        """
+        if self._counts or not (self._is_held() or self._holds_now(found)):
             return False
         for group, rate, params, options in zip(self._groups, self._rates, self._params, self._options, strict=True):
             for name, value in options.items():
-                if group[name] != value:
+                if name not in group or group[name] != value:
                     return False
             now = group["params"]
             if len(now) != len(params) or any(a is not b for a, b in zip(now, params, strict=True)):
@@ -85,6 +114,70 @@ class Stepped:
             if rate is not None:
                 rate.set(group["lr"])
         return True
+
+    def _is_held(self) -> bool:
+        """Whether the groups and the state are those that were noted, with the same tensors."""
+        state, held = self._state, self._held
+        if self.optimizer.param_groups is not self._groups or self.optimizer.state is not state:
+            return False
+        if len(state) != len(held) or not all(map(is_, state.values(), held)):
+            return False
+        try:
+            return all(map(is_, map(getitem, self._holders, self._names), self._tensors))
+        except KeyError:
+            return False
+
+    def _holds_now(self, found: list[torch.Tensor]) -> bool:
+        """Notes the groups and the state that are there now, if they are of the same structure."""
+        if len(self.optimizer.param_groups) != len(self._params):
+            return False
+        self._moved_counts()
+        now = {entry[0]: entry for entry in _entries(self.optimizer)}
+        if now.keys() != {entry[0] for entry in self._entries}:
+            return False
+        entries = [now[at] for at, *_ in self._entries]
+        if not all(_is_like(old[-1], new[-1]) for old, new in zip(self._entries, entries, strict=True)):
+            return False
+        tensors = [value for *_, value in entries if isinstance(value, torch.Tensor)]
+        given: dict[int, torch.Tensor] = {}
+        for place, t in zip(self._places, map(plain, tensors), strict=True):
+            if place is not None and given.setdefault(place, t) is not t:
+                return False  # what was one tensor is two
+        for place, t in given.items():
+            found[place] = t
+        self._hold(entries)
+        return True
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple, dict, str, Any]]:
+    """The state, and the tensors in groups: where each is, what holds it under which name, and what it is."""
+    for i, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor):
+                yield (i, name), group, name, value
+    for of, values in optimizer.state.items():
+        if isinstance(values, dict):
+            for name, value in values.items():
+                yield (of, name), values, name, value
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple, Any]:
+    """Numbers of Python in the groups and in the state, by where they are."""
+    groups = (((i, k), v) for i, group in enumerate(optimizer.param_groups) for k, v in group.items())
+    states = ((at, value) for at, *_, value in _entries(optimizer))
+    return {at: value for at, value in (*groups, *states) if isinstance(value, (int, float))}
+
+
+def _is_like(old: Any, new: Any) -> bool:
+    """Whether a value may come in the place of another: a tensor in that of one of the same kind."""
+    if isinstance(old, torch.Tensor):
+        return (
+            type(old) is type(new)
+            and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+            and old.requires_grad == new.requires_grad
+            and Wrapped.of(old) == Wrapped.of(new)
+        )
+    return old is new or (type(old) is type(new) and bool(old == new))
 
 
 class _Rate:

@@ -4,6 +4,7 @@ import sys
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 
@@ -68,7 +69,7 @@ def _inner(t: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 
 class Wrapped:
-    """How a result is around another tensor."""
+    """How an argument or a result is around another tensor."""
 
     def __init__(self, t: torch.Tensor):
         self._class, self._size, self._stride = type(t), t.size(), t.stride()
@@ -81,42 +82,68 @@ class Wrapped:
         """None if it is a plain tensor, or only waits to be one."""
         return Wrapped(t) if is_wrapped(type(t)) and not hasattr(t, "trigger_wait") else None
 
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Wrapped) and self._key() == other._key()
+
+    __hash__ = None
+
+    def _key(self) -> tuple:
+        return self._class, self._size, self._stride, self._context, self._name, self._rest
+
+    @staticmethod
+    def among(tensors: list[torch.Tensor]) -> "dict[int, Wrapped]":
+        """Those of some tensors, by their places."""
+        return {i: how for i, t in enumerate(tensors) if (how := Wrapped.of(t)) is not None}
+
     def around(self, t: torch.Tensor) -> torch.Tensor:
         return self._class.__tensor_unflatten__({**self._rest, self._name: t}, self._context, self._size, self._stride)
 
 
-def refused(module: torch.nn.Module) -> tuple[str, str] | None:
-    """Why a step of it is no program, and a hint; None if it is one."""
+def begins(module: torch.nn.Module) -> bool:
+    """Whether the next step of a module is its first, and another than all later ones."""
+    return not is_sharded(module) and module.static_graph and not module._static_graph_delay_allreduce_enqueued
+
+
+def asks(module: torch.nn.Module) -> tuple[str, str] | None:
+    """Why Python has to run in each step of a module, and what helps; None if a step is a program."""
     if is_sharded(module):
         return None
-    if module.static_graph:
-        if not module._static_graph_delay_allreduce_enqueued:
-            return (
-                "trains by DDP with static_graph=True, whose first step is another than later ones",
-                "make one step without torch.tpu.jit before",
-            )
-    elif module.find_unused_parameters:
+    if module.find_unused_parameters and not module.static_graph:
         return (
             "trains by DDP with find_unused_parameters=True, which asks the other processes for what each has used",
-            "leave it out where each step uses all parameters",
+            "leave it out where each step uses all parameters, or say static_graph=True where each leaves out the same",
         )
     if module._join_config.enable:
         return (
             "trains in a Join context",
             "there each step asks the other processes whether they go on: train without it",
         )
-    if any(
-        isinstance(getattr(state, "__dict__", None), dict) for _, state in module._comm_hooks if not _is_group(state)
-    ):
+    if not all(_stays(state) for _, state in module._comm_hooks):
         return (
             "trains by a communication hook of DDP that has a state",
-            "the state is Python's, and later calls do not change it: register a hook without one",
+            "the state is Python's: register a hook without one",
         )
     return None
 
 
-def _is_group(state) -> bool:
-    return state is None or isinstance(state, torch.distributed.ProcessGroup)
+def _stays(state) -> bool:
+    """Whether the state of a hook is nothing that it could change."""
+    return state is None or isinstance(state, (torch.distributed.ProcessGroup, int, float, str))
+
+
+class SyncedStatistics(TorchFunctionMode):
+    """While a `SyncBatchNorm` computes: processes with nothing keep their rows.
+
+    It leaves them out, for which it has to see how much each has. Rows of nothing add nothing to the statistics.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__ and sys._getframe(1).f_code is _STATISTICS:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_STATISTICS = torch.nn.modules._functions.SyncBatchNorm.forward.__code__
 
 
 class Synced:

@@ -1,6 +1,7 @@
 """Running a function while the engine notes what it records, so that later calls are one program."""
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -24,18 +25,24 @@ from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import (
     Sharded,
     Synced,
+    SyncedStatistics,
     Wrapped,
+    asks,
+    begins,
     is_of_processes,
     is_parallel,
     is_sharded,
     is_wrapped,
     plain,
-    refused,
     settle,
     settle_before,
 )
 
 _here = threading.local()
+# One function of the process is traced at a time: PyTorch's flag for compilers, and hooks, are of all threads.
+alone = threading.RLock()
+# The thread that traces, if one does.
+_tracing: int | None = None
 
 _READS = {
     torch.ops.aten._local_scalar_dense.default,
@@ -47,6 +54,11 @@ _READS = {
 def running() -> "Tracer | None":
     """The function that this thread traces."""
     return getattr(_here, "tracer", None)
+
+
+def is_traced_elsewhere() -> bool:
+    """Whether another thread traces a function, for which PyTorch takes all threads for compilers."""
+    return _tracing is not None and _tracing != threading.get_ident()
 
 
 class TraceError(RuntimeError):
@@ -63,7 +75,7 @@ class Tracer:
         self._kept_before = kept_before
         # Whether tensors that the function made are still there, and are no results.
         self.kept = False
-        self._name = getattr(fn, "__qualname__", repr(fn))
+        self.name = getattr(fn, "__qualname__", repr(fn))
         self._given = given
         self._leaves = leaves
         self._ops = _Ops(given, self._fail)
@@ -73,14 +85,18 @@ class Tracer:
         # Those that train in several processes, and which of them do so here.
         self._trained: list[torch.nn.Module] = []
         self._parallel: dict[int, tuple[torch.nn.Module, Synced | Sharded]] = {}
+        # What is in force while modules compute, the innermost last.
+        self._within: list[tuple[torch.nn.Module, Any]] = []
+        # Whether it is noted what the function does; else the run is one of eager mode. Why every run is, and a hint.
+        self.is_noted = True
+        self.asks: tuple[str, str] | None = None
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
 
     def run(self, args, kwargs) -> tuple[Any, Function | None]:
         """The function's results, and what later calls of the kind go by: nothing if the next is to be traced again."""
-        leaves = [t for t in self._given.tensors if t.requires_grad and t.is_leaf]
-        self._leaves.update((id(t), t) for t in leaves)
+        self._leaves.update((id(t), t) for t in self._given.leaves)
         known = list(self._leaves.values())
         begins = [t.grad for t in known]
         if not torch.ops.oxitorch._trace(self._given.tensors):
@@ -92,13 +108,13 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
-            made = _Results(tree, self._name, [n.node.place for n in numbers])
+            made = _Results(tree, self.name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
-            function = self._finish(known, begins, tensors, made)
+            function = self._finish(known, begins, tensors, made) if self.is_noted else None
             traced = True
             return made.together(tensors), function
         finally:
-            if not traced:
+            if not traced and self.is_noted:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
     def _together(self, args, kwargs) -> Any:
@@ -120,8 +136,9 @@ class Tracer:
         core.cut("jit")
         return results
 
-    def lower(self, args, kwargs) -> int:
-        """The number of the program, among those of the process. What the function did is undone.
+    def lower(self, args, kwargs) -> list[int | str]:
+        """The numbers of its programs, among those of the process, and the collectives between them in words. What the
+        function did is undone.
 
         A first run may leave the state of an optimizer behind, which changes what a second one records: it is run until
         nothing is left behind, and the state is taken away in the end.
@@ -148,8 +165,8 @@ class Tracer:
                 for optimizer, _ in states.values():
                     _make_anew(optimizer)
             else:
-                raise TraceError(f"torch.tpu.jit: {self._name} keeps tensors that it makes in each call, made{text}")
-            program = core.prepare(number, device.index or 0)
+                raise TraceError(f"torch.tpu.jit: {self.name} keeps tensors that it makes in each call, made{text}")
+            steps = core.prepare(number, device.index or 0)
         finally:
             for p, g in grads.values():
                 p.grad = g
@@ -158,10 +175,10 @@ class Tracer:
                 optimizer.state.update(before)
             torch.tpu.set_rng_state(random, device)
             core.cut("jit")
-        if program is None:
-            raise TraceError(f"torch.tpu.jit: {self._name} computes nothing")
+        if not any(isinstance(step, int) for step in steps):
+            raise TraceError(f"torch.tpu.jit: {self.name} computes nothing")
         core.forget_graph(number)
-        return program
+        return steps
 
     def dry(self, args, kwargs) -> tuple[Function | None, bool]:
         """What calls of the kind would go by; the run itself is undone. Nothing if the function makes what it does not
@@ -169,8 +186,7 @@ class Tracer:
         """
         random = torch.tpu.get_rng_state(torch.tpu.current_device())
         self._states, self._grads = {}, {}
-        leaves = [t for t in self._given.tensors if _is_leaf(t)]
-        self._leaves.update((id(t), t) for t in leaves)
+        self._leaves.update((id(t), t) for t in self._given.leaves)
         known = list(self._leaves.values())
         self._grads.update((id(t), (t, t.grad)) for t in known)
         begins = [t.grad for t in known]
@@ -183,7 +199,7 @@ class Tracer:
             del results
             tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
             del leaves
-            made = _Results(tree, self._name, [n.node.place for n in numbers])
+            made = _Results(tree, self.name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
             before = len(self._leaves)
             function = self._finish(known, begins, tensors, made, is_dry=True)
@@ -226,22 +242,31 @@ class Tracer:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
     def _call(self, args, kwargs):
+        global _tracing
+
+        def here(seen: Callable) -> Callable:
+            return lambda *of: seen(*of) if running() is self else None  # and not for what other threads do
+
         hooks = (
-            register_module_forward_pre_hook(self._calls_module),
-            register_optimizer_step_pre_hook(self._begins_step),
-            register_optimizer_step_post_hook(self._ends_step),
+            register_module_forward_pre_hook(here(self._calls_module)),
+            register_module_forward_hook(here(self._called_module), always_call=True),
+            register_optimizer_step_pre_hook(here(self._begins_step)),
+            register_optimizer_step_post_hook(here(self._ends_step)),
         )
         _here.tracer = self
+        _tracing = threading.get_ident()
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = True
         try:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
-            with torch.autograd.set_multithreading_enabled(False), Effects(self._name), self._ops, indices:
+            with torch.autograd.set_multithreading_enabled(False), Effects(self.name), self._ops, indices:
                 return self._fn(*args, **kwargs)
         finally:
             torch.compiler._is_compiling_flag = compiling
-            _here.tracer = None
+            _tracing = _here.tracer = None
+            while self._within:
+                self._within.pop()[1].__exit__(None, None, None)
             for hook in hooks:
                 hook.remove()
 
@@ -259,16 +284,35 @@ class Tracer:
             if self._grads is not None:
                 for p in called.parameters(recurse=False):
                     self._grads.setdefault(id(p), (p, p.grad))
+        within = _in_force(module)
+        if within is not None:
+            within.__enter__()
+            self._within.append((module, within))
+
+    def _called_module(self, module, _args, _result) -> None:
+        if self._within and self._within[-1][0] is module:
+            self._within.pop()[1].__exit__(None, None, None)
 
     def _meets_parallel(self, module) -> None:
         # A forward alone is as ever, and may be of one process alone.
         if torch.is_grad_enabled():
+            self.asks = asks(module)
+            if self.asks is not None or begins(module):
+                self._note_no_more(
+                    self.asks or ("makes the first step of DDP with static_graph=True", "make it before")
+                )
+                return
             self._trained.append(module)
             if self._states is None:  # else nothing comes of the run, and it sends nothing
                 settle_before(module)
-            if (why := refused(module)) is not None:
-                self._fail(*why)
         self._parallel[id(module)] = module, (Sharded if is_sharded(module) else Synced)(module)
+
+    def _note_no_more(self, why: tuple[str, str]) -> None:
+        """The run goes on as one of eager mode, as there is no program."""
+        if self._states is not None:
+            self._fail(*why)  # what it does is to be undone
+        self.is_noted = self._ops.is_noted = False
+        _activate.core().unwatch()
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -319,13 +363,14 @@ class Tracer:
             return None  # the state of an optimizer, which its first step makes; a cache that is filled once
         if self.kept:
             raise TraceError(
-                f"torch.tpu.jit: {self._name} keeps tensors that it makes in each call, made{text}\n"
+                f"torch.tpu.jit: {self.name} keeps tensors that it makes in each call, made{text}\n"
                 "hint: return them; a later call would not make them"
             )
         if outcome != _FUNCTION:
             raise self._refused(text)
+        elsewhere = inputs[len(self._given.tensors) :]
         for stepped in self._optimizers.values():
-            stepped.settle()
+            stepped.settle(elsewhere)
         if any(state.differs() for _, state in self._parallel.values()):
             self._fail(
                 "leaves a module of FSDP2 in another state than it finds it in",
@@ -337,7 +382,6 @@ class Tracer:
             surprises |= any(settled)
         if surprises:
             return None
-        elsewhere = inputs[len(self._given.tensors) :]
         if is_dry:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
@@ -359,12 +403,22 @@ class Tracer:
 
     def _refused(self, why: str) -> TraceError:
         hint = next((f"\nhint: {hint}" for what, hint in _REFUSED_HINTS.items() if why.startswith(what)), "")
-        return TraceError(f"torch.tpu.jit: {self._name} cannot be one program: it depends on {why}{hint}")
+        return TraceError(f"torch.tpu.jit: {self.name} cannot be one program: it depends on {why}{hint}")
 
     def _fail(self, what: str, hint: str, tensor: torch.Tensor | None = None) -> None:
         line = user_line()
         where = f" at {line}" if line else ""
-        raise TraceError(f"torch.tpu.jit: {self._name} {what}{where}\nhint: {hint}")
+        raise TraceError(f"torch.tpu.jit: {self.name} {what}{where}\nhint: {hint}")
+
+
+def _in_force(module: torch.nn.Module):
+    """A context in which a module computes while it is traced; None if it is as ever."""
+    if isinstance(module, torch.nn.SyncBatchNorm):
+        return SyncedStatistics()
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if isinstance(module, getattr(dynamo, "OptimizedModule", ())):
+        return torch.compiler.set_stance("force_eager")  # a part of the program, as what is around it
+    return None
 
 
 _FUNCTION, _KEPT = 17, 18
@@ -439,6 +493,7 @@ class _Ops(TorchDispatchMode):
         super().__init__()
         arguments = given.tensors
         self._numbers = given.numbers
+        self.is_noted = True
         self.inputs = list(arguments)
         self.versions = [_version(t) for t in arguments]
         self.generators: list[torch.Generator] = []
@@ -498,6 +553,8 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if not self.is_noted:
+            return NotImplemented if any(map(is_wrapped, types)) else func(*args, **kwargs)
         if any(map(is_wrapped, types)):
             # What is in them is seen when they compute with it.
             self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))

@@ -174,7 +174,9 @@ fn gather(
     let var = c.subtract(c.multiply(std, std), c.number_like(eps, compute, &shape));
     let apart = c.subtract(means, c.broadcast_in_dim(whole, &shape, &[1]));
     let squares = c.multiply(weights, c.add(var, c.multiply(apart, apart)));
-    let squares = c.reduce_sum(squares, &[0]);
+    // A part of nothing adds nothing, whatever its mean and its deviation of zero give.
+    let none = c.zeros_like(squares);
+    let squares = c.reduce_sum(c.select(c.gt(weights, none), squares, none), &[0]);
     let rstd = inverse_std(c, c.divide(squares, along(total)), eps);
     let unbiased = c.divide(squares, along(c.subtract(total, c.like(total, 1.0))));
     let [running_mean, running_var] = moved(c, old, [whole, unbiased], momentum);

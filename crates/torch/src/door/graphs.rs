@@ -143,10 +143,11 @@ pub(super) unsafe extern "C" fn traced(
     found
 }
 
-/// Makes the program of the function that was traced last under this number; its number among those of the process.
-pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Option<usize>, Refusal> {
+/// Makes the programs of the function that was traced last under this number: their numbers among those of the process, and
+/// the collectives between them in words.
+pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Vec<Result<usize, String>>, Refusal> {
     let recipe = s.graphs.lock().get(&graph).and_then(|g| g.recipes.last().cloned());
-    let Some(recipe) = recipe else { return Ok(None) };
+    let Some(recipe) = recipe else { return Ok(Vec::new()) };
     s.engine.prepare(device, &recipe, crate::sites::here(), &switches(s))
 }
 

@@ -1,0 +1,105 @@
+"""Functions of `torch.tpu.jit` that several threads call at once give each what it would get alone."""
+
+import threading
+
+import pytest
+import torch
+from support import DEVICE
+from torch import nn
+
+THREADS, CALLS = 4, 12
+
+
+def at_once(run):
+    """`run(k)` in so many threads, which begin together; raises what the first raised."""
+    failed, start = [], threading.Barrier(THREADS)
+
+    def thread(k):
+        start.wait()
+        try:
+            run(k)
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=thread, args=(k,)) for k in range(THREADS)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failed:
+        raise failed[0]
+
+
+def same(got, wanted):
+    torch.testing.assert_close(got.detach().cpu(), wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
+def plain(x, scale):
+    return (x * 2).sum() + x.shape[0]
+
+
+def with_a_number(x, scale):
+    return (x * scale).sum(0) + scale
+
+
+# What each thread calls one function with, and how often it is run at most: the threads share what one has found out.
+KINDS = {
+    "of one size": (plain, {}, lambda k, i: ((5, 3), 1.0), 1),
+    "of several sizes": (plain, {}, lambda k, i: ((3 + (i + k) % 3, 3), 1.0), 3),
+    "with numbers": (with_a_number, {}, lambda k, i: ((5, 3), 0.25 + i + k), 5),
+    "up to a bound": (plain, {"x": {0: torch.tpu.Dim(buckets=[16])}}, lambda k, i: ((3 + (i + k) % 5, 3), 1.0), 12),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_function(name):
+    f, dynamic, arguments, traces = KINDS[name]
+    jitted = torch.tpu.jit(f, dynamic=dynamic)
+
+    def run(k):
+        generator = torch.Generator().manual_seed(k)
+        for i in range(CALLS):
+            shape, scale = arguments(k, i)
+            x = torch.randn(shape, generator=generator)
+            same(jitted(x.to(DEVICE), scale), f(x, scale))
+
+    at_once(run)
+    assert jitted.calls == THREADS * CALLS
+    assert jitted.traces <= traces
+
+
+def test_models_of_their_own():
+    """Some threads train by a function of their own, and others in eager mode while those are traced."""
+
+    def trained(k, device, jit):
+        generator = torch.Generator().manual_seed(k)
+        torch_model = models[k][device]
+        optimizer = torch.optim.AdamW(torch_model.parameters(), lr=0.01)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = torch_model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = torch.tpu.jit(step) if jit else step
+        losses = [step(torch.randn(4, 6, generator=generator).to(device)).cpu() for _ in range(6)]
+        assert not jit or step.traces == 2
+        return torch.stack(losses)
+
+    models = []
+    for k in range(THREADS):
+        torch.manual_seed(k)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        models.append({"cpu": model, DEVICE: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).to(DEVICE)})
+        models[k][DEVICE].load_state_dict(model.state_dict())
+    results = {}
+
+    def run(k):
+        results[k] = trained(k, DEVICE, jit=k % 2 == 0)
+
+    at_once(run)
+    for k in range(THREADS):
+        same(results[k], trained(k, "cpu", jit=False))
+    assert not torch.compiler.is_compiling()
