@@ -138,7 +138,7 @@ impl Memory {
 
     /// Lets this process use no more than this part of the device's memory, between 0 and 1. What is in use stays.
     pub fn set_fraction(&self, fraction: f64) {
-        self.limit.store((self.total as f64 * fraction.clamp(0.0, 1.0)) as u64, Relaxed);
+        self.limit.store((self.total as f64 * fraction.clamp(0.0, 1.0)).round() as u64, Relaxed);
     }
 
     /// That part.

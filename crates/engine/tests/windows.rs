@@ -142,7 +142,7 @@ fn a_window_ends_when_it_alone_holds_too_much() {
     let ended = reasons(&rig, || (0..5).for_each(|_| kept.push(sum(&large()))));
     assert_eq!(ended, [("bytes", 2)]);
     rig.sync().unwrap();
-    seen.extend((0..11).map(|_| large()));
+    seen.extend((0..14).map(|_| large()));
     assert_eq!(reasons(&rig, || seen.drain(..).for_each(|x| kept.push(sum(&x)))), [("bytes", 2)]);
     rig.sync().unwrap();
     // What somebody sees is there anyway, and what a result replaces is given to it.
