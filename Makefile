@@ -17,7 +17,7 @@ test test-full test-python: EXTRAS := examples,models,test
 OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py tests/device/test_func.py tests/device/test_loops.py::test_gradients tests/device/test_loops.py::test_layers_in_a_loop tests/device/test_while_gradients.py::test_rounds_make_no_program tests/device/test_dynamic.py::test_masks_and_unique_of_a_size_stay_on_the_device
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops dynamic checkpoint func
+SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets ops overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops while_gradients dynamic checkpoint func
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
