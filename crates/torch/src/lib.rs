@@ -9,6 +9,7 @@
 mod abi;
 mod client;
 mod door;
+mod entries;
 mod gil;
 mod library;
 mod ops;

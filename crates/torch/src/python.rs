@@ -176,6 +176,8 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
+    use crate::entries::Entries;
+    #[pymodule_export]
     use crate::tree::Tree;
 
     #[pyfunction]

@@ -81,6 +81,7 @@ struct Other {
 /// What is looked up in PyTorch once.
 struct Torch {
     tensor: Py<PyType>,
+    parameter: Py<PyType>,
     /// Numbers that are traced.
     symbols: Py<PyAny>,
     /// By type.
@@ -95,6 +96,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
         let pytree = py.import("torch.utils._pytree")?;
         Ok(Torch {
             tensor: py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            parameter: py.import("torch.nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
             symbols: py.import("torch.types")?.getattr("py_sym_types")?.unbind(),
             nodes: pytree.getattr("SUPPORTED_NODES")?.cast_into::<PyDict>()?.unbind(),
             is_namedtuple: pytree.getattr("is_namedtuple_instance")?.unbind(),
@@ -124,11 +126,16 @@ impl Tree {
         Ok((Tree { root, tensors, numbers }, taken.leaves(value.py())?))
     }
 
-    /// The tensors of a value that has this tree, and its numbers behind them; None if it has another one.
-    fn take<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
+    /// The tensors of a value that has this tree, and its numbers behind them; and whether the tensors are PyTorch's own and
+    /// parameters, and not of other classes. None if it has another tree.
+    fn take<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<(Bound<'py, PyList>, bool)>> {
         let mut taken =
-            Taken { tensors: Vec::with_capacity(self.tensors + self.numbers), numbers: Vec::new() };
-        self.root.take(value, &mut taken)?.then(|| taken.leaves(value.py())).transpose()
+            Taken { tensors: Vec::with_capacity(self.tensors + self.numbers), ..Taken::default() };
+        if !self.root.take(value, &mut taken)? {
+            return Ok(None);
+        }
+        let is_plain = !taken.has_others;
+        Ok(Some((taken.leaves(value.py())?, is_plain)))
     }
 
     /// The value with these tensors, and these numbers behind them.
@@ -151,6 +158,8 @@ impl Tree {
 struct Taken<'py> {
     tensors: Vec<Bound<'py, PyAny>>,
     numbers: Vec<Bound<'py, PyAny>>,
+    /// Whether some tensor is of a class derived from PyTorch's.
+    has_others: bool,
 }
 
 impl<'py> Taken<'py> {
@@ -163,6 +172,12 @@ impl<'py> Taken<'py> {
 /// Whether a value is a tensor.
 fn is_tensor(x: &Bound<'_, PyAny>) -> PyResult<bool> {
     x.is_instance(torch(x.py())?.tensor.bind(x.py()))
+}
+
+/// Whether a tensor is PyTorch's own or a parameter.
+fn is_plain(x: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let (torch, class) = (torch(x.py())?, x.get_type());
+    Ok(class.is(torch.tensor.bind(x.py())) || class.is(torch.parameter.bind(x.py())))
 }
 
 fn requires_grad(x: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -242,6 +257,7 @@ impl Node {
             Node::Tensor(wants_grad) => {
                 let is_it = is_tensor(x)? && requires_grad(x)? == *wants_grad;
                 if is_it {
+                    taken.has_others |= !is_plain(x)?;
                     taken.tensors.push(x.clone());
                 }
                 Ok(is_it)

@@ -134,10 +134,10 @@ class Jitted:
     def _call_known(self, key, values: tuple) -> tuple[bool, Any]:
         """Whether a program is known for such a call, and the results."""
         for at, kind in enumerate(self._kinds.get(key, ())):
-            leaves = kind.take(values)
-            if leaves is None:
+            taken = kind.take(values)
+            if taken is None:
                 continue
-            tensors, numbers = kind.plain(leaves)
+            tensors, numbers = kind.plain(*taken)
             if kind.sizes is not None and not kind.sizes.is_exact(tensors):
                 done, results = kind.sizes.call(tensors, numbers)
             elif kind.numbered is not None:
@@ -156,9 +156,10 @@ class Jitted:
         """A call for which no program is known."""
         is_numbered = False
         for kind in self._kinds.get(key, ()):
-            leaves = kind.take(values)
-            if leaves is None:
+            taken = kind.take(values)
+            if taken is None:
                 continue
+            leaves, _ = taken
             if kind.numbered is None:
                 return self._call_kind(kind, leaves, args, kwargs)
             done, results = self._call_numbered(kind, leaves, kwargs)
@@ -171,7 +172,7 @@ class Jitted:
         self._use(key, kind)
         if other is not None:
             self._use(key, other)
-            done, results = self._call_numbered(other, other.take(values), kwargs)
+            done, results = self._call_numbered(other, other.take(values)[0], kwargs)
             if done:
                 return results
         return self._call_kind(kind, tensors, args, kwargs)
@@ -299,18 +300,18 @@ class _Kind:
         # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
 
-    def take(self, values: tuple) -> list | None:
-        """The tensors of such a call, and its numbers behind them; None if it is of another kind."""
-        leaves = self.tree.take(values)
-        if leaves is None or (not self._wrapped and _PLAIN.issuperset(map(type, leaves))):
-            return leaves
-        return leaves if Wrapped.among(leaves[: self.tree.tensors]) == self._wrapped else None
+    def take(self, values: tuple) -> tuple[list, bool] | None:
+        """The leaves of such a call, numbers last, and whether no tensor is around another; None for another kind."""
+        taken = self.tree.take(values)
+        if taken is None or (taken[1] and not self._wrapped):
+            return taken
+        return taken if Wrapped.among(taken[0][: self.tree.tensors]) == self._wrapped else None
 
-    def plain(self, leaves: list) -> tuple[list[torch.Tensor], list]:
+    def plain(self, leaves: list, are_plain: bool = False) -> tuple[list[torch.Tensor], list]:
         """The tensors that a program takes, and the numbers."""
         count = self.tree.tensors
         tensors = leaves if count == len(leaves) else leaves[:count]
-        if not _PLAIN.issuperset(map(type, tensors)):
+        if not are_plain:
             tensors = [plain(t) for t in tensors]
         return tensors, leaves[count:]
 
@@ -328,10 +329,6 @@ class _Kind:
         tree = self.tree.numbered(values)
         kind = None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks, self._wrapped)
         return kind if kind is not None and kind.take(values) is not None else None
-
-
-# Leaves of arguments of which nothing else is to be known.
-_PLAIN = {torch.Tensor, torch.nn.Parameter, float, int}
 
 
 def _donated(args: tuple, positions: tuple[int, ...], fixed: list[int]) -> list[int]:

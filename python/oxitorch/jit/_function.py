@@ -4,12 +4,12 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from operator import getitem, is_
 from typing import Any
 
 import torch
 
 from oxitorch import _activate
+from oxitorch._core import Entries
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
@@ -55,24 +55,22 @@ class Found:
         self._training = [m.training for m in modules]
         self.optimizers = optimizers
         wanted = {id(t): t for t in tensors}
-        self._dicts: list[dict] = []
-        self._names: list[str] = []
-        self._values: list[torch.Tensor] = []
-        for module in modules:
-            for held in (module._parameters, module._buffers):
-                for name, value in held.items():
-                    if value is not None and id(plain(value)) in wanted:
-                        self._dicts.append(held)
-                        self._names.append(name)
-                        self._values.append(value)
+        entries = [
+            (held, name, value)
+            for module in modules
+            for held in (module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None and id(plain(value)) in wanted
+        ]
+        self._entries = Entries(entries)
         # DTensors, and the parts that this process has.
-        self._parts = [(value, part) for value in self._values if (part := plain(value)) is not value]
+        self._parts = [(value, part) for *_, value in entries if (part := plain(value)) is not value]
 
     def is_current(self) -> bool:
         """Whether a call would find the same, or what came in its place. Tells the program the learning rates."""
         return (
             [m.training for m in self._modules] == self._training
-            and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            and self._entries.are_same()
             and all(plain(value) is part for value, part in self._parts)
             and all(m.is_current() for m in self.synced)
             and all(o.is_current(self.tensors) for o in self.optimizers)

@@ -8,12 +8,13 @@ before.
 
 import weakref
 from collections.abc import Iterator
-from operator import getitem, is_
+from operator import is_
 from typing import Any
 
 import torch
 
 from oxitorch import _activate
+from oxitorch._core import Entries
 from oxitorch.jit._parallel import Wrapped, plain
 
 # Those that take a learning rate that is a tensor, all the way. With others a new rate is traced anew, and finds the
@@ -91,7 +92,8 @@ class Stepped:
         self._held = list(self._state.values())
         self._entries = entries
         tensors = [(holder, name, value) for _, holder, name, value in entries if isinstance(value, torch.Tensor)]
-        self._holders, self._names, self._tensors = map(list, zip(*tensors, strict=True)) if tensors else ([], [], [])
+        self._same = Entries(tensors)
+        self._tensors = [value for *_, value in tensors]
 
     def _static(self, group: dict[str, Any], rate) -> dict[str, Any]:
         left_out = ("params", "lr") if rate is not None else ("params",)
@@ -109,7 +111,7 @@ class Stepped:
                 if name not in group or group[name] != value:
                     return False
             now = group["params"]
-            if len(now) != len(params) or any(a is not b for a, b in zip(now, params, strict=True)):
+            if len(now) != len(params) or not all(map(is_, now, params)):
                 return False
             if rate is not None:
                 rate.set(group["lr"])
@@ -120,12 +122,7 @@ class Stepped:
         state, held = self._state, self._held
         if self.optimizer.param_groups is not self._groups or self.optimizer.state is not state:
             return False
-        if len(state) != len(held) or not all(map(is_, state.values(), held)):
-            return False
-        try:
-            return all(map(is_, map(getitem, self._holders, self._names), self._tensors))
-        except KeyError:
-            return False
+        return len(state) == len(held) and all(map(is_, state.values(), held)) and self._same.are_same()
 
     def _holds_now(self, found: list[torch.Tensor]) -> bool:
         """Notes the groups and the state that are there now, if they are of the same structure."""
