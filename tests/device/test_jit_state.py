@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -179,3 +181,26 @@ def test_copies_are_the_same_arguments():
     for t in (whole, to_device(x.t().contiguous()).t()):
         assert_close(g(t).cpu(), x + 1)
     assert f.traces == g.traces == 1
+
+
+def test_a_model_that_keeps_its_step_is_freed():
+    def references():
+        model = nn.Linear(4, 4).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(x):
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        model.step = torch.tpu.jit(step)
+        for _ in range(4):
+            model.step(torch.ones(2, 4, device=DEVICE))
+        assert model.step.traces < 4
+        return [weakref.ref(x) for x in (model, model.weight, optimizer)]
+
+    found = references()
+    gc.collect()
+    assert [x() for x in found] == [None, None, None]
