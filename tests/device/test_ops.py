@@ -1290,3 +1290,21 @@ def test_nothing_above_ran_on_the_cpu():
     loss = F.cross_entropy(model(torch.randn(2, 3, 4, 4, device=DEVICE)), torch.tensor([1, 4], device=DEVICE))
     loss.backward()
     assert torch.tpu.metrics()["fallbacks"] == {}
+
+
+FOREACH = [torch.arange(1.0, 5.0), torch.full((2, 3), 2.0), torch.tensor(3.0)]
+
+
+@pytest.mark.parametrize("name", ["_foreach_addcmul", "_foreach_addcdiv"])
+def test_numbers_of_foreach_ops_come_in_any_dtype(name):
+    """One list after the other in one process: numbers of Python, and tensors of numbers here and there."""
+    ours = [[to_device(x) for x in xs] for xs in (FOREACH, FOREACH, FOREACH)]
+    numbers = [[0.5, -2.0, 3.0], [1, 2, 3]]
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
+    numbers += [torch.tensor([2, 0, 3], dtype=dtype) for dtype in dtypes]
+    for given in numbers:
+        wanted = getattr(torch, name)(FOREACH, FOREACH, FOREACH, given)
+        places = [given] if isinstance(given, list) else [given, to_device(given)]
+        for there in places:
+            for got, want in zip(getattr(torch, name)(*ours, there), wanted, strict=True):
+                torch.testing.assert_close(got.cpu(), want)

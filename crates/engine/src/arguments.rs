@@ -92,7 +92,7 @@ impl<'x, 'a> Item<'x, 'a> {
         match self {
             Item::None => key.word(0),
             Item::Tensor(t) => encode(t, with_strides, key)?,
-            Item::Element(t, _) => key.word(2 | (t.dtype()? as u64) << 8),
+            Item::Element(t, _) => key.word(4 | (num_kind(t.dtype()?) as u64) << 8),
             Item::List(l) => {
                 key.word(3 | (l.len() as u64) << 8);
                 for t in *l {
@@ -143,7 +143,11 @@ impl<'x, 'a> Item<'x, 'a> {
                 out.values.push(index_value(call, stream, w, t)?)
             }
             Item::Tensor(t) => out.values.push(value(call, w, t)?),
-            Item::Element(t, k) => out.values.push(value(call, w, &element(t, *k)?)?),
+            Item::Element(t, k) => {
+                let number = value(call, w, &element(t, *k)?)?;
+                // Instances differ by the kind of a number alone, which has one dtype.
+                out.values.push(w.cast(number, num_kind(t.dtype()?).dtype())?);
+            }
             Item::List(l) => {
                 for t in l.iter().filter(|t| t.is_defined()) {
                     let indices = call.op.takes_indices();
