@@ -533,3 +533,14 @@ def test_architectures(kind, tmp_path):
     for name in to_jax_zoo.ZOO if kind == "own" else to_jax_zoo.wide(kind):
         result = to_jax.convert(**to_jax_zoo.prepared(kind, name), folder=tmp_path / re.sub(r"\W", "_", name))
         assert result.status == "converted", (name, result)
+
+
+def test_what_is_in_packages_named_like_torch_has_its_line(tmp_path):
+    boxes = pytest.importorskip("torchvision").ops
+
+    class Areas(nn.Module):
+        def forward(self, x):
+            return boxes.nms(x, x[:, 0], 0.5)
+
+    _, result = written(Areas(), (torch.rand(4, 4),), tmp_path)
+    assert any("torchvision/ops/" in str(problem) for problem in result.problems), result.problems

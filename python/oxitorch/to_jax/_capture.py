@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 from oxitorch.to_jax import _leaves
 from oxitorch.to_jax._graph import Const, Node, Param, Place, Scope, Size, Unsupported, Value, leaves, replace
 
-TORCH = str(Path(torch.__file__).parent)
+TORCH = str(Path(torch.__file__).parent) + os.sep
 # Views whose result shares memory with the argument, and that a write goes through.
 THROUGH = {"select", "slice", "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "alias", "detach", "t"}
 # They leave values as they are.
