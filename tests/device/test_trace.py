@@ -111,7 +111,10 @@ def test_a_program_that_is_compiled_and_waited_for(tmp_path):
     x = torch.ones(3, 5, 7, device=DEVICE)
     torch.tpu.synchronize()
     with torch.tpu.trace(tmp_path / "t.json.gz"):
-        (x.cos().softmax(1) @ x.mT + 1).sum().item()  # waits here
+        y = x.cos()
+        for _ in range(20):  # which take a compiler longer than a thread to wake up
+            y = (y @ x.mT).softmax(1) @ x
+        y.sum().item()  # waits here
     events = read(tmp_path / "t.json.gz")
     compiled = slices(events, "compile")
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

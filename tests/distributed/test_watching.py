@@ -29,7 +29,7 @@ for step in range(13):
     programs.append(torch.tpu.metrics()["programs"])
 torch.tpu.synchronize()
 if rank == 1:
-    time.sleep(0.5)
+    time.sleep(1.5)
 x = torch.ones(1000, device="tpu").mul(3)
 dist.all_reduce(x)
 told, graph = torch.tpu.explain(last=1), torch.tpu.graphs()[-1]
