@@ -2,6 +2,8 @@
 
 import torch
 
+from oxitorch import _activate
+
 
 def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
     """A tensor of this shape that begins with `t`, is all of its storage, and goes on with anything, or is cut.
@@ -15,6 +17,8 @@ def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
         if whole is not None:
             return whole[0]
         made = filled(t.detach(), shape, 0)
+        if made is None and _activate.core().is_absent():
+            return blank(t, shape)  # there is nothing to read
         return padded(t.detach().cpu(), shape).to(t.device) if made is None else made
     pads: list[int] = []
     for have, want in zip(reversed(t.shape), reversed(shape), strict=True):

@@ -103,3 +103,23 @@ def test_models_of_their_own():
     for k in range(THREADS):
         same(results[k], trained(k, "cpu", jit=False))
     assert not torch.compiler.is_compiling()
+
+
+def test_other_threads_are_not_taken_for_compilers():
+    """While a function is traced, optimizers of other threads would else compute as compilers want it."""
+    found = []
+
+    def look():
+        found.append(bool(torch.compiler.is_compiling()))
+
+    @torch.tpu.jit
+    def f(x):
+        look()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return x + 1
+
+    f(torch.ones(2, device=DEVICE))
+    assert found == [True, False]
+    assert not torch.compiler.is_compiling()

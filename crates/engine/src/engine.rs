@@ -269,11 +269,11 @@ impl Engine {
         recipe: &Recipe,
         site: Site,
         switches: &Switches,
-    ) -> Result<Vec<Result<usize, String>>, Refusal> {
+    ) -> Result<Vec<Prepared<usize>>, Refusal> {
         let steps = self.stream(device)?.prepare(recipe, site, switches)?;
         let step = |step| match step {
-            Prepared::Program(program) => self.graphs.number(&program).map(Ok),
-            Prepared::Collective(words) => Some(Err(words)),
+            Prepared::Program(program) => self.graphs.number(&program).map(Prepared::Program),
+            Prepared::Collective(words) => Some(Prepared::Collective(words)),
         };
         Ok(steps.into_iter().filter_map(step).collect())
     }

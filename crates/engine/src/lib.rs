@@ -103,7 +103,7 @@ pub use oxitorch_hlo::{Mesh, Sharding};
 pub use processes::Target as TaskTarget;
 pub use profile::{Seen, SeenKind, set_running};
 pub use program::UserOptions;
-pub use recipe::{GraphOutput, Home, Recipe, Rng};
+pub use recipe::{GraphOutput, Home, Prepared, Recipe, Rng};
 pub use site::{Site, set_resolver};
 pub use stream::Stream;
 pub use tape::{Ends, Traced};

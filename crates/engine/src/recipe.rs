@@ -265,9 +265,12 @@ pub(crate) enum Step {
     Between(usize),
 }
 
-/// A step of a function that is not called:a program, or a collective in words.
-pub(crate) enum Prepared {
-    Program(Arc<Program>),
+/// A step of a function that is not called: a program, or a collective in words.
+#[derive(Debug)]
+pub enum Prepared<P> {
+    /// The program, or its number among those of the process.
+    Program(P),
+    /// The call with its tensors.
     Collective(String),
 }
 

@@ -462,7 +462,12 @@ impl Stream {
 
     /// Makes the programs of a recipe that is a function, as a call would on arguments that nobody else has; none if it
     /// computes nothing.
-    pub(crate) fn prepare(&self, recipe: &Recipe, site: Site, switches: &Switches) -> Result<Vec<Prepared>> {
+    pub(crate) fn prepare(
+        &self,
+        recipe: &Recipe,
+        site: Site,
+        switches: &Switches,
+    ) -> Result<Vec<Prepared<Arc<Program>>>> {
         let Some(whole) = &recipe.whole else { return Ok(Vec::new()) };
         if !recipe.between.is_empty() {
             return self.prepare_steps(recipe, whole, site, switches);

@@ -11,6 +11,7 @@ use crate::executor::Agreement;
 use crate::lanes::Turn;
 use crate::mesh::Exchanged;
 use crate::processes::over;
+use crate::program::Program;
 use crate::recipe::{Between, How, Prepared, Recipe, Shape, Source, Step, Steps, Whole, address};
 use crate::replay::{Called, Recorded, Rehearsal, Values};
 use crate::site::Site;
@@ -133,7 +134,7 @@ impl Stream {
         whole: &Whole,
         site: Site,
         switches: &Switches,
-    ) -> Result<Vec<Prepared>> {
+    ) -> Result<Vec<Prepared<Arc<Program>>>> {
         let mut w = self.lock(site);
         if w.tape.is_some() {
             return Ok(Vec::new());

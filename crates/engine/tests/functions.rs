@@ -1,7 +1,7 @@
 //! Functions that are one program: what is noted while one is run, and launched in a later call.
 
 use common::{ADD, MUL, MUL_, Rig, Tensor, int, results, wrapped};
-use oxitorch_engine::{ArgRef, Ends, Mode, Recipe, Slot, TensorRef, Traced};
+use oxitorch_engine::{ArgRef, Ends, Mode, Prepared, Recipe, Slot, TensorRef, Traced};
 use oxitorch_hlo::DType;
 
 mod common;
@@ -206,7 +206,7 @@ fn a_dry_run_leaves_no_trace() {
     let (made, switches) = (made.unwrap(), rig.engine.switches());
     let counts = rig.counts(|| {
         let steps = rig.engine.prepare(0, &made, rig.site(), &switches).unwrap();
-        let [Ok(number)] = steps[..] else { panic!("{steps:?}") };
+        let [Prepared::Program(number)] = steps[..] else { panic!("{steps:?}") };
         assert!(rig.engine.graph(number).is_some(), "waits for the compiler");
     });
     assert_eq!(counts, (1, 0));

@@ -5,7 +5,7 @@ use crate::library::Kernels;
 use crate::{door, processes, sites, state, storage};
 use oxitorch_capture::{Graph, Role};
 use oxitorch_engine::{
-    Absent, Error, ErrorKind, Mode, Numbered, Reason, Refusal, Remembered, Stands, Stream,
+    Absent, Error, ErrorKind, Mode, Numbered, Prepared, Reason, Refusal, Remembered, Stands, Stream,
 };
 use oxitorch_pjrt as pjrt;
 use pyo3::exceptions::{
@@ -527,8 +527,8 @@ mod _core {
         let steps = PyList::empty(py);
         for step in detached(py, move |s| door::prepare(s, graph, device))? {
             match step {
-                Ok(number) => steps.append(number)?,
-                Err(collective) => steps.append(collective)?,
+                Prepared::Program(number) => steps.append(number)?,
+                Prepared::Collective(words) => steps.append(words)?,
             }
         }
         Ok(steps)

@@ -39,10 +39,8 @@ from oxitorch.jit._parallel import (
 )
 
 _here = threading.local()
-# One function of the process is traced at a time: PyTorch's flag for compilers, and hooks, are of all threads.
+# One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
 alone = threading.RLock()
-# The thread that traces, if one does.
-_tracing: int | None = None
 
 _READS = {
     torch.ops.aten._local_scalar_dense.default,
@@ -56,9 +54,14 @@ def running() -> "Tracer | None":
     return getattr(_here, "tracer", None)
 
 
-def is_traced_elsewhere() -> bool:
-    """Whether another thread traces a function, for which PyTorch takes all threads for compilers."""
-    return _tracing is not None and _tracing != threading.get_ident()
+class _Compiling:
+    """PyTorch's flag for compilers while this thread traces: that of others is as before."""
+
+    def __init__(self, before):
+        self._before, self._thread = before, threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return bool(self._before) or threading.get_ident() == self._thread
 
 
 class TraceError(RuntimeError):
@@ -242,8 +245,6 @@ class Tracer:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
     def _call(self, args, kwargs):
-        global _tracing
-
         def here(seen: Callable) -> Callable:
             return lambda *of: seen(*of) if running() is self else None  # and not for what other threads do
 
@@ -254,9 +255,8 @@ class Tracer:
             register_optimizer_step_post_hook(here(self._ends_step)),
         )
         _here.tracer = self
-        _tracing = threading.get_ident()
         compiling = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
+        torch.compiler._is_compiling_flag = _Compiling(compiling)
         try:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
@@ -264,7 +264,7 @@ class Tracer:
                 return self._fn(*args, **kwargs)
         finally:
             torch.compiler._is_compiling_flag = compiling
-            _tracing = _here.tracer = None
+            _here.tracer = None
             while self._within:
                 self._within.pop()[1].__exit__(None, None, None)
             for hook in hooks:

@@ -7,7 +7,7 @@ use crate::state::{Graph, State};
 use crate::storage;
 use oxitorch_aten::dtype;
 use oxitorch_engine::{
-    Ends, Error, ErrorKind, Home, Recipe, Refusal, Site, Slot, Stands, Switches, TensorRef, Traced,
+    Ends, Error, ErrorKind, Home, Prepared, Recipe, Refusal, Site, Slot, Stands, Switches, TensorRef, Traced,
 };
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -145,7 +145,7 @@ pub(super) unsafe extern "C" fn traced(
 
 /// Makes the programs of the function that was traced last under this number: their numbers among those of the process, and
 /// the collectives between them in words.
-pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Vec<Result<usize, String>>, Refusal> {
+pub(crate) fn prepare(s: &State, graph: i64, device: usize) -> Result<Vec<Prepared<usize>>, Refusal> {
     let recipe = s.graphs.lock().get(&graph).and_then(|g| g.recipes.last().cloned());
     let Some(recipe) = recipe else { return Ok(Vec::new()) };
     s.engine.prepare(device, &recipe, crate::sites::here(), &switches(s))
