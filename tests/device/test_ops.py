@@ -720,40 +720,6 @@ def test_convolutions(name):
     run(CONVOLUTIONS[name])
 
 
-CHANNELS_LAST = {
-    "batch norm": lambda x: F.batch_norm(x, None, None, None, None, True),
-    "group norm": lambda x: F.group_norm(x, 2),
-    "max pool": lambda x: F.max_pool2d(x, 2, return_indices=True),
-    "average pool": lambda x: F.avg_pool2d(x, 2),
-    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x, 3),
-    "interpolate": lambda x: [F.interpolate(x, scale_factor=2), F.interpolate(x, scale_factor=2, mode="bilinear")],
-    "pad": lambda x: [
-        F.pad(x, (1, 1)),
-        F.pad(x, (1, 1, 0, 1), mode="reflect"),
-        F.pad(x, (1, 1, 0, 1), mode="replicate"),
-    ],
-    "cat": lambda x: [torch.cat([x, x], 1), torch.cat([x, x.contiguous()], 1)],
-    "shuffle": lambda x: [F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2)],
-    "convolution": lambda x: F.conv_transpose2d(x, torch.ones(4, 3, 2, 2, device=x.device)),
-    "softmax": lambda x: F.softmax(x, 1),
-    "index": lambda x: [x[:, [0, 1]], x[[0, 1]], x[[0, 1], :, [1, 2]], x[None, [0, 1]]],
-}
-
-
-@pytest.mark.parametrize("name", CHANNELS_LAST)
-def test_channels_last(name):
-    plain = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
-    for x in (
-        plain,
-        plain.contiguous(memory_format=torch.channels_last),
-        transposed(plain),
-        plain[:, :1].expand(2, 4, 6, 6),
-    ):
-        pairs = zip(tensors(CHANNELS_LAST[name](to_device(x))), tensors(CHANNELS_LAST[name](x)), strict=True)
-        for i, (got, expected) in enumerate(pairs):
-            assert_same(got, expected, f"strides {x.stride()}, result {i}", rtol=1e-5, atol=1e-5)
-
-
 def test_gradients_of_determinants_in_other_strides():
     x = torch.eye(3) + torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(1)) / 5
     for f in (torch.linalg.det, lambda x: torch.linalg.slogdet(x)[1], torch.linalg.inv):
@@ -763,14 +729,6 @@ def test_gradients_of_determinants_in_other_strides():
             f(leaf).sum().backward()
             results.append(leaf.grad.cpu())
         torch.testing.assert_close(results[1], results[0])
-
-
-def test_convolution_in_channels_last():
-    x = torch.randn(2, 4, 6, 6).contiguous(memory_format=torch.channels_last)
-    w = torch.randn(3, 4, 3, 3).contiguous(memory_format=torch.channels_last)
-    expected, got = F.conv2d(x, w, padding=1), F.conv2d(to_device(x), to_device(w), padding=1)
-    assert_same(got, expected, rtol=1e-5, atol=2e-5)
-    assert got.is_contiguous(memory_format=torch.channels_last)
 
 
 # ---------------------------------------------------------------- normalisation, pooling

@@ -106,6 +106,15 @@ impl Outcome {
         Outcome { ty, order }
     }
 
+    /// A result of torch's kernels that keep to the memory format of one of these: channels-last if it is.
+    pub fn like(c: &Ctx, ty: TensorType, formats: &[Value]) -> Outcome {
+        let rank = ty.shape.len() as i64;
+        if rank < 3 || !formats.iter().any(|&v| is_channels_last(c, v)) {
+            return Outcome::row_major(ty);
+        }
+        Outcome { ty, order: [0].into_iter().chain(2..rank).chain([1]).collect() }
+    }
+
     fn stored(&self) -> TensorType {
         let sizes = self.order.iter().map(|&d| self.ty.shape[d as usize]);
         if self.order.is_empty() {
@@ -123,6 +132,23 @@ impl Outcome {
         }
         back
     }
+}
+
+/// Whether an image has its channels last in memory, and nothing between its elements; what has one channel, or one place,
+/// has no format.
+pub fn is_channels_last(c: &Ctx, image: Value) -> bool {
+    let shape = c.shape(image);
+    let strides = c.strided(image).strides;
+    let mut next = 1;
+    let order = [1].into_iter().chain((2..shape.len()).rev()).chain([0]);
+    shape.len() > 2
+        && shape[1] > 1
+        && shape[2..].iter().any(|&n| n > 1)
+        && order.into_iter().all(|d| {
+            let fits = shape[d] == 1 || strides[d] == next;
+            next *= shape[d];
+            fits
+        })
 }
 
 impl Ctx<'_> {

@@ -224,6 +224,7 @@ impl Graph {
         b.move_narrow_as_integers(platform == pjrt::Platform::Cpu);
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
+        b.keep_memory_order(platform == pjrt::Platform::Cpu);
         let on_host = self.uses_host_memory(platform);
         b.set_name(&self.name());
         let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();

@@ -147,7 +147,7 @@ impl Geometry {
         }
         let mut args = vec![Item::Tensor(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
         args.extend(self.items());
-        let result = Outcome::row_major(TensorType::new(c.dtype(x), shape));
+        let result = Outcome::like(c, TensorType::new(c.dtype(x), shape), &[x, w]);
         let parts = Parts { args: &[0, -1, -1, -1, -1, -1, -1, -1, -1], results: &[0], step: 1 };
         let y = c.call_library_in_parts("convolution", &args, &[Some(result)], Some(&parts));
         y.into_iter().next().flatten()
@@ -164,7 +164,8 @@ impl Geometry {
         args.push(Item::Bools(&mask));
         let bias = TensorType::new(c.dtype(x), features.as_slice());
         let types = [c.ty(x), c.ty(w), bias].into_iter().zip(mask);
-        let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| Outcome::row_major(ty))).collect();
+        let results: Vec<_> =
+            types.map(|(ty, wanted)| wanted.then(|| Outcome::like(c, ty, &[x, w]))).collect();
         let gradients = c.call_library("convolution_backward", &args, &results);
         <[Option<Value>; 3]>::try_from(gradients).ok().map(|[dx, dw, db]| (dx, dw, db))
     }

@@ -521,7 +521,9 @@ fn divisor<const N: usize>(
             n => Ok(c.full(c.scalar_i64(dtype, n), &shape)),
         };
     }
-    let mut out = c.full(c.scalar_i64(dtype, 1), &shape);
+    // The same for all planes.
+    let plane = &shape[pool.lead..];
+    let mut out = c.full(c.scalar_i64(dtype, 1), plane);
     for (d, axis) in pool.axes.iter().enumerate() {
         let counts = axis.counts(pads);
         let factor = if dtype.is_float() {
@@ -529,9 +531,9 @@ fn divisor<const N: usize>(
         } else {
             c.vector_i64(dtype, &counts.iter().map(|&n| n as i64).collect::<Vec<_>>())
         };
-        out = c.multiply(out, c.broadcast_in_dim(factor, &shape, &[(pool.lead + d) as i64]));
+        out = c.multiply(out, c.broadcast_in_dim(factor, plane, &[d as i64]));
     }
-    Ok(out)
+    Ok(c.broadcast_to(out, &shape))
 }
 
 fn avg_geometry<'a>(

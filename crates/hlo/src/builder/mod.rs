@@ -9,6 +9,7 @@ mod control;
 mod elementwise;
 mod fold;
 mod index;
+mod order;
 mod overwrite;
 mod reduce;
 mod shape;
@@ -59,6 +60,8 @@ struct Inner {
     /// Whether what is written is computed before where it may be of the places that are written.
     keeps_writes_apart: bool,
     orders_by_values: bool,
+    /// Whether ops that follow the transpose of a channels-last tensor go before it.
+    keeps_memory_order: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -105,6 +108,7 @@ impl Builder {
             narrow_as_integers,
             keeps_writes_apart,
             orders_by_values,
+            keeps_memory_order: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),
@@ -305,11 +309,17 @@ impl Builder {
 
     /// Pushes an op with one result.
     fn op(&self, op: Op, operands: &[Value]) -> Value {
+        if let Some(v) = self.before_transposes(&op, operands, None) {
+            return v;
+        }
         Value(self.inner.borrow_mut().push(op, operands, &[], &[]).first)
     }
 
     /// Pushes an op with one result whose type is stated.
     fn op_as(&self, op: Op, operands: &[Value], ty: TensorType) -> Value {
+        if let Some(v) = self.before_transposes(&op, operands, Some(&ty)) {
+            return v;
+        }
         Value(self.inner.borrow_mut().push(op, operands, std::slice::from_ref(&ty), &[]).first)
     }
 

@@ -3,6 +3,7 @@
 use super::Builder;
 use crate::ir::{Binary, BlockId, Op, Value, Window};
 use crate::types::{DType, Dims, TensorType};
+use smallvec::SmallVec;
 
 impl Builder {
     /// `stablehlo.reduce` of any number of operands of one shape over `dims`. `init` holds a scalar per operand; the
@@ -16,8 +17,7 @@ impl Builder {
         reducer: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let region = self.reducer(xs, reducer);
-        let operands: Vec<Value> = xs.iter().chain(init).copied().collect();
-        self.op_full(Op::Reduce(Dims::from_slice(dims)), &operands, &[], &[region]).values()
+        self.reduced(xs, init, dims, region)
     }
 
     /// `stablehlo.reduce_window`: like [`Builder::reduce`] over every position of a sliding window.
@@ -29,8 +29,7 @@ impl Builder {
         reducer: impl FnOnce(&Builder, &[Value], &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let region = self.reducer(xs, reducer);
-        let operands: Vec<Value> = xs.iter().chain(init).copied().collect();
-        self.op_full(Op::ReduceWindow(Box::new(window.clone())), &operands, &[], &[region]).values()
+        self.windows_reduced(xs, init, window, region)
     }
 
     /// `stablehlo.select_and_scatter`: in each window of `operand` the element that `select(current, candidate)` keeps
@@ -49,8 +48,14 @@ impl Builder {
         let pair = || [scalar.clone(), scalar.clone()];
         let first = self.region(pair(), false, |a| [select(self, a[0], a[1])]);
         let second = self.region(pair(), false, |a| [scatter(self, a[0], a[1])]);
-        let op = Op::SelectAndScatter(Box::new(window.clone()));
-        Value(self.op_full(op, &[operand, source, init], &[], &[first, second]).first)
+        let run = |operand, source, window| {
+            let op = Op::SelectAndScatter(Box::new(window));
+            Value(self.op_full(op, &[operand, source, init], &[], &[first, second]).first)
+        };
+        match self.windowed_before(window, &[operand, source]) {
+            Some((window, xs, order)) => self.transpose(run(xs[0], xs[1], window), &order),
+            None => run(operand, source, window.clone()),
+        }
     }
 
     /// `stablehlo.sort` of operands of one shape along `dim`, moved together. The comparator gets (builder, left
@@ -79,13 +84,39 @@ impl Builder {
             return x;
         }
         let region = self.binary_reducer(op, x);
-        Value(self.op_full(Op::Reduce(Dims::from_slice(dims)), &[x, init], &[], &[region]).first)
+        self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
+    }
+
+    fn reduced(&self, xs: &[Value], init: &[Value], dims: &[i64], region: BlockId) -> Vec<Value> {
+        let reduce = |xs: &[Value], dims: &[i64]| {
+            let operands: SmallVec<[Value; 4]> = xs.iter().chain(init).copied().collect();
+            self.op_full(Op::Reduce(Dims::from_slice(dims)), &operands, &[], &[region]).values()
+        };
+        match self.reduced_before(dims, xs) {
+            Some((dims, xs, order)) => {
+                reduce(&xs, &dims).into_iter().map(|y| self.transpose(y, &order)).collect()
+            }
+            None => reduce(xs, dims),
+        }
     }
 
     /// Reduces each window of `x` with an elementwise op, from the scalar `init`.
     pub fn reduce_window_with(&self, op: Binary, x: Value, init: Value, window: &Window) -> Value {
         let region = self.binary_reducer(op, x);
-        Value(self.op_full(Op::ReduceWindow(Box::new(window.clone())), &[x, init], &[], &[region]).first)
+        self.windows_reduced(&[x], &[init], window, region).first().copied().unwrap_or(x)
+    }
+
+    fn windows_reduced(&self, xs: &[Value], init: &[Value], window: &Window, region: BlockId) -> Vec<Value> {
+        let reduce = |xs: &[Value], window: Window| {
+            let operands: SmallVec<[Value; 4]> = xs.iter().chain(init).copied().collect();
+            self.op_full(Op::ReduceWindow(Box::new(window)), &operands, &[], &[region]).values()
+        };
+        match self.windowed_before(window, xs) {
+            Some((window, xs, order)) => {
+                reduce(&xs, window).into_iter().map(|y| self.transpose(y, &order)).collect()
+            }
+            None => reduce(xs, window.clone()),
+        }
     }
 
     /// Sum over `dims` in x's own element type (logical or for `Pred`); an empty sum is 0.

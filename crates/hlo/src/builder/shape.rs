@@ -11,6 +11,9 @@ impl Builder {
         if ty.shape[..] == *shape {
             return x;
         }
+        if let Some(before) = self.reshaped_before(x) {
+            return self.reshape(before, shape);
+        }
         self.op_as(Op::Reshape, &[x], TensorType::new(ty.dtype, shape))
     }
 
@@ -96,6 +99,9 @@ impl Builder {
     pub fn transpose(&self, x: Value, permutation: &[i64]) -> Value {
         if permutation.iter().copied().eq(0..self.rank(x) as i64) {
             return x;
+        }
+        if let Some((before, both)) = self.transposed_before(x, permutation) {
+            return self.transpose(before, &both);
         }
         self.op(Op::Transpose(Dims::from_slice(permutation)), &[x])
     }
