@@ -275,7 +275,7 @@ mod tests {
             assert!(!whole || (lent.live.is_none() && lent.donated.is_none()), "its own");
             lent.live.is_some_and(|live| live == all) && lent.donated.is_some_and(|donated| donated == one)
         };
-        launches.into_iter().map(|whole| launch(whole)).collect()
+        launches.into_iter().map(&mut launch).collect()
     }
 
     #[test]
