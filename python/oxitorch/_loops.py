@@ -68,13 +68,17 @@ def function_of(body: Callable) -> Callable:
 def _cond(pred, true_fn, false_fn, operands):
     if not isinstance(pred, torch.Tensor):
         return (true_fn if pred else false_fn)(*operands)
-    given = [x for x in operands if isinstance(x, torch.Tensor)]
+    # Tensors of the host are what they are outside of the branches.
+    is_given = [isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in operands]
+    given = [x for x, is_so in zip(operands, is_given, strict=True) if is_so]
     device = next((t.device for t in (*given, pred) if t.device.type != "cpu"), pred.device)
 
     def of(branch):
         def run(*tensors):
             rest = iter(tensors)
-            return function_of(branch)(*(next(rest) if isinstance(x, torch.Tensor) else x for x in operands))
+            return function_of(branch)(
+                *(next(rest) if is_so else x for x, is_so in zip(operands, is_given, strict=True))
+            )
 
         return run
 

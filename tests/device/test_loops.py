@@ -161,6 +161,25 @@ def test_gradients(case, way):
     assert max(regions(g) for g in graphs.take()) == loops
 
 
+@pytest.mark.parametrize("on_host", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_branches_take_tensors_of_the_host(way, on_host):
+    """Predicates and numbers on the CPU, in a branch of a branch too."""
+
+    def inner(x, q, s):
+        return torch.cond(q, lambda x, s: x.sin() * s, lambda x, s: x.cos() + s, (x, s))
+
+    def f(p, q, s, x):
+        return torch.cond(p, inner, lambda x, q, s: x * s, (x, q, s))
+
+    run = way(f)
+    x = torch.arange(3.0)
+    for p, q, s in [(True, True, 2.5), (True, False, 2.5), (False, True, 3.5), (True, True, 4.5)]:
+        given = [torch.tensor(n) for n in (p, q, s)]
+        placed = [t if i in on_host else t.to(DEVICE) for i, t in enumerate(given)]
+        assert_same(run(*placed, x.to(DEVICE)), f(*given, x))
+
+
 def test_random_numbers_are_those_of_one_round_after_the_other():
     def step(h, x):
         h = torch.dropout(torch.tanh(h + x), 0.5, True)

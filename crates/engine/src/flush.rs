@@ -502,6 +502,7 @@ impl Stream {
             offsets: &part.ops.offsets,
             max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
             may_lend: cut.ending.reason != Reason::Mode && self.compiles(),
+            ends_round: matches!(cut.ending.reason, Reason::Step | Reason::Loop),
         };
         let mut known = w.programs.get_mut(&w.key);
         let places = match known.as_mut().map(|k| k.choose(&wanted)) {

@@ -13,9 +13,11 @@ use std::sync::Arc;
 /// Numbers of results or of inputs, ascending.
 pub(crate) type Indices = SmallVec<[u32; 8]>;
 
-/// A program serves this often where one that overwrites other inputs, or keeps fewer results, would be better: a checkpoint
-/// or an evaluation in the middle of training happens once, and a round of a loop that differs from the first one stays.
-const LENDS: u32 = 3;
+/// A program serves where one that overwrites other inputs, or keeps fewer results, would be better, until that one is
+/// wanted again within so many launches of the sequence: then a loop has settled, and the better one is made. What is wanted
+/// more rarely (a checkpoint or an evaluation in the middle of training, a round in which garbage was collected) gains less
+/// by a program of its own than that costs.
+const SETTLES_WITHIN: u64 = 8;
 
 /// A sequence that was launched in parts this often is worth a program of its own; twice, if nothing else was launched in
 /// parts in between: then it is a loop that has settled.
@@ -74,6 +76,8 @@ impl Programs {
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     variants: Vec<Variant>,
+    /// Counts its launches but the first.
+    launches: u64,
     pub(crate) split: Option<Split>,
     /// When it was looked for last.
     used: u64,
@@ -85,8 +89,8 @@ struct Variant {
     live: Indices,
     donated: Indices,
     family: Family,
-    /// How often another variant's program ran instead.
-    borrowed: u32,
+    /// The launch for which another variant's program ran instead last.
+    borrowed: Option<u64>,
 }
 
 /// A sequence that is launched in parts.
@@ -156,11 +160,15 @@ pub(crate) struct Wanted<'a> {
     pub(crate) max_fixed: usize,
     /// Whether another program may stand in.
     pub(crate) may_lend: bool,
+    /// Whether the launch ends a round of a loop, as an optimizer's step does.
+    pub(crate) ends_round: bool,
 }
 
 impl Known {
     /// The program for a launch, or the places of the offsets that a new one should take.
     pub(crate) fn choose(&mut self, wanted: &Wanted<'_>) -> Result<Lent, Box<[u32]>> {
+        self.launches += 1;
+        let now = self.launches;
         let own = self.variants.iter().position(|v| v.is_for(wanted));
         let given = match own.map(|i| self.variants[i].family.choose(wanted.offsets, wanted.max_fixed)) {
             Some(Choice::Known(program, numbers)) => {
@@ -169,12 +177,16 @@ impl Known {
             Some(Choice::New(given)) => given,
             None => Box::default(),
         };
-        if !wanted.may_lend || own.is_some_and(|i| self.variants[i].borrowed >= LENDS) {
+        let borrowed = own.and_then(|i| self.variants[i].borrowed);
+        // The second round of a loop is like those that follow, and the first one often is not.
+        let settles =
+            borrowed.is_some_and(|last| now - last <= SETTLES_WITHIN) || (wanted.ends_round && now == 1);
+        if !wanted.may_lend || settles {
             return Err(given);
         }
         let Some(lent) = self.variants.iter().find_map(|v| v.lend(wanted)) else { return Err(given) };
         let own = own.unwrap_or_else(|| self.push(wanted));
-        self.variants[own].borrowed += 1;
+        self.variants[own].borrowed = Some(now);
         Ok(lent)
     }
 
@@ -193,7 +205,7 @@ impl Known {
 
     fn push(&mut self, wanted: &Wanted<'_>) -> usize {
         let (live, donated) = (wanted.live.clone(), wanted.donated.clone());
-        self.variants.push(Variant { live, donated, family: Family::default(), borrowed: 0 });
+        self.variants.push(Variant { live, donated, family: Family::default(), borrowed: None });
         self.variants.len() - 1
     }
 }
@@ -223,7 +235,7 @@ mod tests {
     use super::*;
 
     fn wanted<'a>(live: &'a Indices, donated: &'a Indices) -> Wanted<'a> {
-        Wanted { live, donated, offsets: &[], max_fixed: 1, may_lend: true }
+        Wanted { live, donated, offsets: &[], max_fixed: 1, may_lend: true, ends_round: false }
     }
 
     #[test]
@@ -247,22 +259,64 @@ mod tests {
         assert!(programs.get_mut(&[7]).is_some() && programs.get_mut(&[8]).is_none());
     }
 
-    #[test]
-    fn a_program_stands_in_for_a_while() {
+    /// What each of these launches, of all results or of one, runs by: a program that stands in, or its own, which is made
+    /// if it is not there.
+    fn stands_in(launches: impl IntoIterator<Item = bool>) -> Vec<bool> {
         let mut known = Known::default();
         let (all, most) = (Indices::from_slice(&[1, 4, 7]), Indices::from_slice(&[0, 2]));
-        known.add(&wanted(&all, &most), &[], Arc::new(Program::of_nothing()));
         let (fewer, one) = (Indices::from_slice(&[4]), Indices::from_slice(&[2]));
-        for _ in 0..LENDS {
-            let lent = known.choose(&wanted(&fewer, &one)).expect("a program");
-            assert_eq!((lent.live, lent.donated), (Some(all.clone()), Some(one.clone())));
-        }
-        assert!(known.choose(&wanted(&fewer, &one)).is_err(), "it comes again and again");
-        let own = known.choose(&wanted(&all, &most)).expect("its own program");
-        assert_eq!((own.live, own.donated), (None, None));
-        assert!(
-            known.choose(&wanted(&Indices::from_slice(&[3]), &most)).is_err(),
-            "no program has that result"
+        known.add(&wanted(&all, &most), &[], Arc::new(Program::of_nothing()));
+        let mut launch = |whole: bool| {
+            let wanted = if whole { wanted(&all, &most) } else { wanted(&fewer, &one) };
+            let Ok(lent) = known.choose(&wanted) else {
+                known.add(&wanted, &[], Arc::new(Program::of_nothing()));
+                return false;
+            };
+            assert!(!whole || (lent.live.is_none() && lent.donated.is_none()), "its own");
+            lent.live.is_some_and(|live| live == all) && lent.donated.is_some_and(|donated| donated == one)
+        };
+        launches.into_iter().map(&mut launch).collect()
+    }
+
+    #[test]
+    fn a_program_stands_in_until_a_loop_settles() {
+        assert_eq!(
+            stands_in([true, false, false, false]),
+            [false, true, false, false],
+            "from the second round on"
         );
+        let alternate = stands_in((0..8).map(|i| i % 2 == 0));
+        assert_eq!(alternate.iter().position(|&lent| lent), Some(1));
+        assert_eq!(
+            alternate.iter().filter(|&&lent| lent).count(),
+            1,
+            "every second round is one of a loop, too"
+        );
+        let rare = stands_in((0..90).map(|i| i % 9 != 8));
+        assert_eq!(rare.iter().filter(|&&lent| lent).count(), 10, "rounds that are rare make no program");
+    }
+
+    #[test]
+    fn the_second_round_of_a_loop_has_its_own_program() {
+        let mut known = Known::default();
+        let (all, none) = (Indices::from_slice(&[1, 4]), Indices::new());
+        known.add(&wanted(&all, &none), &[], Arc::new(Program::of_nothing()));
+        let fewer = Indices::from_slice(&[4]);
+        let in_loop = |live| Wanted { ends_round: true, ..wanted(live, &none) };
+        assert!(known.choose(&in_loop(&fewer)).is_err());
+        known.add(&in_loop(&fewer), &[], Arc::new(Program::of_nothing()));
+        assert!(known.choose(&in_loop(&fewer)).is_ok());
+        assert!(
+            known.choose(&in_loop(&Indices::from_slice(&[1]))).is_ok(),
+            "a later round is an exception at first"
+        );
+    }
+
+    #[test]
+    fn no_program_stands_in_without_a_result() {
+        let mut known = Known::default();
+        let (one, other) = (Indices::from_slice(&[1]), Indices::from_slice(&[3]));
+        known.add(&wanted(&one, &one), &[], Arc::new(Program::of_nothing()));
+        assert!(known.choose(&wanted(&other, &one)).is_err());
     }
 }

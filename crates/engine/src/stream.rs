@@ -16,7 +16,7 @@ use crate::site::Site;
 use crate::spread::{Devices, Place, Sharded};
 use crate::target::Target;
 use crate::tensor::TensorRef;
-use crate::threads::Whose;
+use crate::threads::{Whose, settle};
 use crate::value::{Held, Slot, State, Value};
 use crate::view::{View, row_major};
 use crate::window::{LEAST_APART, Window};
@@ -139,6 +139,7 @@ impl Stream {
     /// The window, for a call of this line. What it records joins what is recorded; an empty window starts without
     /// compiler options.
     pub(crate) fn lock(&self, site: Site) -> MutexGuard<'_, Window> {
+        settle();
         let mut window = self.window.lock();
         window.site = site;
         window.enter();

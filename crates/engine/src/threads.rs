@@ -25,11 +25,21 @@ pub struct Caller {
 }
 
 static CALLER: OnceLock<fn() -> Caller> = OnceLock::new();
+static SETTLE: OnceLock<fn()> = OnceLock::new();
 
-/// Installs the function that says for whom the running thread records. The first call wins; without one, it is for
+/// Installs the function that says for whom the running thread records, and one that is called before it records, without
+/// a lock: behind it nothing lets go any more of what this thread has dropped. The first call wins; without one, it is for
 /// itself.
-pub fn set_caller(f: fn() -> Caller) {
+pub fn set_caller(f: fn() -> Caller, settle: fn()) {
     CALLER.get_or_init(|| f);
+    SETTLE.get_or_init(|| settle);
+}
+
+/// What is visible depends on the script from here on, and not on what another thread has still to let go of.
+pub(crate) fn settle() {
+    if let Some(settle) = SETTLE.get() {
+        settle();
+    }
 }
 
 /// For whom this thread records.

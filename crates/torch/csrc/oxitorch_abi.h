@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 17
+#define OXI_ABI_VERSION 18
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -295,6 +295,8 @@ typedef struct OxiShim {
   uint64_t (*last_node)(void);
   uint64_t (*running_node)(void);
   void (*caller)(OxiCaller* caller);
+  // Waits until autograd's thread of a device has let go of what it ran; called without the GIL, and not in a backward.
+  void (*settle)(int32_t device);
   int32_t (*current_device)(void);
   void (*set_device)(int32_t device);
   // What a lowering depends on besides its arguments: the default dtype, and the precision of float32 products

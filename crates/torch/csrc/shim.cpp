@@ -27,6 +27,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
@@ -563,6 +564,23 @@ void register_graphs() {
 uint64_t node_number(uint64_t thread, uint64_t count) {
   return thread << 40 | (count & ((uint64_t(1) << 40) - 1));
 }
+// A backward of nothing, in autograd's thread of the device: when it is done, that thread has put away what it ran before.
+struct OfNothing final : torch::autograd::Node {
+  OfNothing() : Node(UINT64_MAX) {}  // so that it counts no node of this thread
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
+void settle(int32_t device) {
+  try {
+    auto on = c10::Device(c10::DeviceType::PrivateUse1, static_cast<DeviceIndex>(device));
+    at::Tensor nothing = at::empty({0}, at::TensorOptions().device(on));
+    auto [node, raw] = oxi_attention::make_node<OfNothing>();
+    raw->add_input_metadata(nothing);
+    torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)}, {nothing}, false, false, true);
+  } catch (const std::exception&) {
+    // Compiled autograd takes no node that it does not know. Its backward runs in the thread that calls it, which has
+    // nothing to wait for.
+  }
+}
 const OxiShim kShim = {
     OXI_ABI_VERSION,
     [](void* g, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset) {
@@ -597,6 +615,7 @@ const OxiShim kShim = {
       *caller = {thread, torch::autograd::get_current_graph_task_id(), node && !is_of_leaf ? node->thread_id() : 0,
                  c10::GradMode::is_enabled(), torch::autograd::get_current_graph_task_keep_graph()};
     },
+    &settle,
     []() -> int32_t { return t_device; },
     [](int32_t d) { t_device = static_cast<DeviceIndex>(d); },
     []() -> int32_t { return static_cast<int32_t>(c10::get_default_dtype_as_scalartype()); },

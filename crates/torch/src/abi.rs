@@ -391,6 +391,7 @@ pub(crate) struct Shim {
     pub(crate) last_node: unsafe extern "C" fn() -> u64,
     pub(crate) running_node: unsafe extern "C" fn() -> u64,
     pub(crate) caller: unsafe extern "C" fn(*mut Caller),
+    pub(crate) settle: unsafe extern "C" fn(i32),
     pub(crate) current_device: unsafe extern "C" fn() -> i32,
     pub(crate) set_device: unsafe extern "C" fn(i32),
     pub(crate) default_dtype: unsafe extern "C" fn() -> i32,

@@ -7,6 +7,16 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+unsafe extern "C" {
+    /// CPython's, which the limited API leaves out.
+    safe fn PyGILState_Check() -> std::ffi::c_int;
+}
+
+/// Whether this thread has the GIL.
+pub(crate) fn is_held() -> bool {
+    PyGILState_Check() != 0
+}
+
 /// Gives the GIL back also when the work panics.
 struct Held(ffi::PyGILState_STATE);
 

@@ -1,15 +1,25 @@
 //! For whom a thread records: itself, or, in autograd's threads, the thread that made the graph whose backward runs.
+//!
+//! Autograd's thread says that a backward is done while it still holds the results and the node that it ran last, which may
+//! have tensors: a leaf, what a graph that is kept has saved. The thread that waited for it could find these visible or not.
+//! So a thread, before it records again, waits until autograd's has taken up other work.
 
 use crate::abi;
 use crate::abi::Shim;
+use crate::gil;
 use oxitorch_engine::Caller;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static SHIM: OnceLock<&'static Shim> = OnceLock::new();
 /// Threads of autograd's, and for whom each recorded last: a graph that is made in a backward is of that thread too.
 static WORKERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// Threads for which a backward has run in a thread of autograd's, and the device of that one.
+static UNSETTLED: Mutex<Vec<(u64, i32)>> = Mutex::new(Vec::new());
+/// Whether there are any.
+static ANY_UNSETTLED: AtomicBool = AtomicBool::new(false);
 /// Backwards of one thread that are told apart; others that run at the same time may be mistaken for each other.
 const MAX_TASKS: usize = 8;
 
@@ -33,7 +43,39 @@ thread_local! {
 /// The engine asks from now on.
 pub(crate) fn start(shim: &'static Shim) {
     SHIM.get_or_init(|| shim);
-    oxitorch_engine::set_caller(caller);
+    oxitorch_engine::set_caller(caller, || {
+        if ANY_UNSETTLED.load(Relaxed) {
+            settle();
+        }
+    });
+}
+
+/// Waits until autograd's threads have let go of what they ran for this one.
+#[cold]
+fn settle() {
+    let Some(shim) = SHIM.get() else { return };
+    let mut now = abi::Caller::default();
+    // SAFETY: reads thread-locals of PyTorch.
+    unsafe { (shim.caller)(&raw mut now) };
+    // In a backward itself, or with the GIL, which autograd's thread may want before: then it is done in a later call.
+    if now.task >= 0 || gil::is_held() {
+        return;
+    }
+    let mut devices = Vec::new();
+    let mut all = UNSETTLED.lock();
+    all.retain(|&(thread, device)| {
+        let is_own = thread == now.thread;
+        if is_own {
+            devices.push(device);
+        }
+        !is_own
+    });
+    ANY_UNSETTLED.store(!all.is_empty(), Relaxed);
+    drop(all);
+    for device in devices {
+        // SAFETY: neither a lock nor the GIL is held.
+        unsafe { (shim.settle)(device) };
+    }
 }
 
 /// For whom the running thread records.
@@ -79,6 +121,19 @@ fn served(now: &abi::Caller) -> (u64, bool) {
     if thread != now.thread {
         workers.retain(|w| w.0 != now.thread);
         workers.push((now.thread, thread));
+        unsettle(thread);
     }
     (thread, now.task >= 0 && wants && !grad)
+}
+
+/// Notes that a backward runs here for a thread.
+fn unsettle(thread: u64) {
+    let Some(shim) = SHIM.get() else { return };
+    // SAFETY: reads a thread-local of the shim.
+    let of = (thread, unsafe { (shim.current_device)() });
+    let mut all = UNSETTLED.lock();
+    if !all.contains(&of) {
+        all.push(of);
+    }
+    ANY_UNSETTLED.store(true, Relaxed);
 }
