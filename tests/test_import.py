@@ -80,6 +80,26 @@ def test_import_does_not_start_the_platform(python):
     assert python(code).stdout == "False\n"
 
 
+def test_seeds_of_devices_wait_for_the_start(python):
+    """The last one that is of a device is the one that it has."""
+    code = """
+import torch
+torch.manual_seed(1)
+torch.tpu.manual_seed(2)
+torch.tpu.set_device(1)
+torch.tpu.manual_seed_all(3)
+torch.tpu.manual_seed(4)
+assert not torch.tpu.is_initialized()
+for device, seed in ((0, 3), (1, 4)):
+    first = torch.rand(4, device=f"tpu:{device}")
+    torch.tpu.set_device(device)
+    assert torch.tpu.initial_seed() == seed
+    torch.tpu.manual_seed(seed)
+    assert torch.equal(torch.rand(4, device=f"tpu:{device}"), first)
+"""
+    python(code, OXITORCH_PLATFORM="cpu", OXITORCH_CPU_DEVICES="2")
+
+
 def test_another_owner_of_the_device_slot_is_named(python):
     code = """
 import torch

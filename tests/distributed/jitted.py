@@ -327,11 +327,11 @@ def one_step(model, optimizer):
     return step
 
 
-def train(make, traces: int = 2, referees=("tpu",), **options):
+def train(make, traces: int = 2, referees=("tpu",), rtol=1e-5, atol=1e-6, **options):
     got, step = trained(make, True, **options)
     for device in referees:
         wanted, _ = trained(make, False, device=device, **options)
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got, wanted, rtol=rtol, atol=atol)
     assert traces == step.traces, step
 
 
@@ -387,7 +387,7 @@ def ddp_that_asks_the_others_in_each_step():
         return model
 
     with pytest.warns(UserWarning, match="communication hook of DDP that has a state"):
-        train(compressed, 5)
+        train(compressed, 5, rtol=1e-3, atol=3e-5)  # it divides by norms, and roundings grow
 
 
 @case
@@ -601,7 +601,8 @@ def gradients_of_distributed_arguments():
         w.grad = None
 
     jitted = torch.tpu.jit(step)
-    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to("tpu")
+    # A part for each rank: PyTorch does not write in place to what fewer have.
+    start = torch.randn(6, max(4, size()), generator=torch.Generator().manual_seed(1)).to("tpu")
     got, wanted = (nn.Parameter(distribute_tensor(start, mesh, [Shard(1)])) for _ in range(2))
     for call in range(CALLS):
         x = distribute_tensor(data(call, 8, 6), mesh, [Replicate()])

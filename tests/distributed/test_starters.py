@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,26 @@ def test_the_device_is_chosen_first(job, platform, choose):
     if platform == "cpu" or "accelerator" in choose:  # PyTorch asks how many devices there are
         env["LOCAL_WORLD_SIZE"] = str(SIZE)
     assert job(BEGIN + FIRST.format(choose) + END, [(command, env)]) == on(0, 1)
+
+
+SPAWNED = """
+def main(rank, size):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[1])
+    device = torch.device("tpu", rank)
+    torch.tpu.manual_seed(0)
+    torch.tpu.set_device(rank)
+    assert not torch.tpu.is_initialized()
+    dist.init_process_group("tpu", rank=rank, world_size=size)
+{}
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, args=({},), nprocs={})
+"""
+
+
+def test_the_device_is_chosen_first_in_processes_of_the_script(job):
+    """Nobody says how many they are before they meet."""
+    script = BEGIN + SPAWNED.format(textwrap.indent(END, "    "), SIZE, SIZE)
+    assert job(script, [(["python", "train.py", free_port()], {})]) == on(0, 1)
 
 
 def test_a_device_that_no_process_is_known_to_have(python):

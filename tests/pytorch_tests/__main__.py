@@ -103,7 +103,7 @@ def run_file(args, name: str, known: dict) -> None:
 
     worker = Worker(args.folder, name, args.timeout)
     comes_with_torch = name == processes.NAME
-    of_one_device = name.startswith((processes.FOLDER, *placed.FOLDERS))
+    of_one_device = name.startswith(processes.FOLDER) or placed.is_placed(name)
     on_host = Worker(args.folder, name, args.timeout, "cpu") if of_one_device else worker
     version = (
         metadata.version("torch") if comes_with_torch else (args.folder.parent / "version.txt").read_text().strip()

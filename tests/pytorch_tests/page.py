@@ -67,9 +67,13 @@ DISTRIBUTED = (
     "checkpoint/test_dtensor_checkpoint",
     "checkpoint/test_dtensor_resharding",
     "checkpoint/test_state_dict",
+    "pipelining/test_backward",
+    "pipelining/test_microbatch",
+    "pipelining/test_pipe",
     "pipelining/test_schedule",
     "pipelining/test_schedule_multiproc",
     "pipelining/test_stage",
+    "pipelining/test_unflatten",
     "optim/test_zero_redundancy_optimizer",
     "fsdp/test_fsdp_core",
     "fsdp/test_fsdp_grad_acc",
@@ -235,7 +239,8 @@ def text(origin: str, results: Results) -> str:
         f"In files of {', '.join(f'`{folder}`' for folder in placed.FOLDERS)} the device stands for CUDA and is where "
         'tests that name no device make tensors, and backend "tpu" stands for inductor.',
         "Tests of these files that do not use the device are left out.",
-        "Where files are older than torch, some ask for what it has no more, and pass nowhere.",
+        "Where files are older than torch, some ask for what it has no more, and pass nowhere; "
+        "what is read otherwise there is in `tests/pytorch_tests` (`processes.py`, `placed.py`).",
         "",
         "| file | tests | pass | of those that pass on the CPU | fail | crash or time out | skipped |",
         "|---|---|---|---|---|---|---|",

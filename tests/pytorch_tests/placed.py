@@ -12,6 +12,8 @@ from pathlib import Path
 from . import source
 
 FOLDERS = ("dynamo/", "functorch/", "higher_order_ops/")
+# Those of other folders that are of one process and name no device.
+ALSO = tuple(f"distributed/pipelining/test_{name}" for name in ("backward", "microbatch", "pipe", "unflatten"))
 
 # Names of CUDA in the files; longer names, as of modules, are not the device's.
 OF_CUDA = (
@@ -38,7 +40,7 @@ OF_THE_DEVICE_ALONE = (
 
 
 def is_placed(name: str) -> bool:
-    return name.startswith(FOLDERS)
+    return name.startswith(FOLDERS) or name in ALSO
 
 
 def load(path: Path, device: str) -> types.ModuleType:

@@ -37,7 +37,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what tests print is not ours
     sys.argv = [name]
-    in_processes = name.startswith(processes.FOLDER)
+    in_processes = name.startswith(processes.FOLDER) and not placed.is_placed(name)
     with processes.imports(name, device) if in_processes else contextlib.nullcontext():
         module = processes.load() if name == processes.NAME else load(Path(folder), name, device)
 

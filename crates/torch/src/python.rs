@@ -936,17 +936,16 @@ mod _core {
     /// Seeds one device, or all with -1; devices that are not started yet get the seed when they are.
     #[pyfunction]
     fn manual_seed(py: Python<'_>, device: i32, seed: i128) -> PyResult<()> {
-        if device < 0 {
-            if !state::seed_later(seed as u64) {
-                let s = started(py)?;
-                for device in s.engine.own_devices() {
-                    set_generator(py, device as i32, seed as u64, 0)?;
-                }
-            }
+        let one = usize::try_from(device).ok();
+        py.detach(|| one.map_or(Ok(()), |_| state::check_device(device))).map_err(|r| refused(py, r))?;
+        if state::seed_later(one, seed as u64) {
             return Ok(());
         }
-        let device = checked_device(py, device)?;
-        set_generator(py, device, seed as u64, 0)
+        if one.is_some() {
+            return set_generator(py, device, seed as u64, 0);
+        }
+        let s = started(py)?;
+        s.engine.own_devices().try_for_each(|device| set_generator(py, device as i32, seed as u64, 0))
     }
 
     #[pyfunction]

@@ -129,8 +129,8 @@ static SETUP: OnceLock<Setup> = OnceLock::new();
 static STATE: OnceLock<State> = OnceLock::new();
 /// Held while the device starts. Never waited for with the GIL.
 static STARTING: Mutex<()> = Mutex::new(());
-/// The seed that all devices are to have when they start.
-static SEED: Mutex<Option<u64>> = Mutex::new(None);
+/// The seeds that devices are to have when they start, each of one device or of all; a later one is stronger.
+static SEEDS: Mutex<Vec<(Option<usize>, u64)>> = Mutex::new(Vec::new());
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// A device that is not there, instead of what was registered, and the folder for what is asked of it.
 static PRETENDED: OnceLock<(AbsentDevice, PathBuf)> = OnceLock::new();
@@ -278,13 +278,14 @@ pub(crate) fn are_programs(ids: &[i32]) -> bool {
     spans && (client.platform() != pjrt::Platform::Tpu || ids.len() == all)
 }
 
-/// Remembers a seed for devices that are not started yet; false if they are.
-pub(crate) fn seed_later(seed: u64) -> bool {
-    let mut pending = SEED.lock();
+/// Remembers a seed for a device, or for all, that is not started yet; false if they are.
+pub(crate) fn seed_later(device: Option<usize>, seed: u64) -> bool {
+    let mut pending = SEEDS.lock();
     if STATE.get().is_some() {
         return false;
     }
-    *pending = Some(seed);
+    pending.retain(|(other, _)| device.is_some() && *other != device);
+    pending.push((device, seed));
     true
 }
 
@@ -342,10 +343,10 @@ fn start() -> Result<&'static State, Error> {
         s.mode = setup.mode;
         s.nan_trap = setup.nan_trap;
     });
-    let pending = SEED.lock();
+    let pending = SEEDS.lock();
     let state = set(engine, setup);
-    if let Some(seed) = *pending {
-        for device in state.engine.own_devices() {
+    for &(of, seed) in pending.iter() {
+        for device in state.engine.own_devices().filter(|&device| of.is_none_or(|of| of == device)) {
             // SAFETY: the device exists, and the shim's lock of the generator is held by nobody who waits for this.
             unsafe { (setup.shim.rng_set)(device as i32, seed, 0) };
         }

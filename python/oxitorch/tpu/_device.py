@@ -1,12 +1,13 @@
 """Devices: how many, which is current, what they are."""
 
+import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._utils import _get_device_index as _torch_device_index
 
-from oxitorch import _activate
+from oxitorch import _activate, _env
 
 
 def _is_started() -> bool:
@@ -97,6 +98,8 @@ def set_device(device: Any) -> None:
     """
     index = _get_device_index(device)
     if index >= 0:
+        if multiprocessing.parent_process() is not None and not _env.is_of_torchrun():
+            _activate.core().expect_processes(index + 1)  # as `mp.spawn` says to nobody how many it starts
         _activate.core().set_device(index)
 
 
