@@ -1,7 +1,7 @@
 //! Views that go along the dimensions of their storage's value, perhaps in steps: every other column of a matrix.
 //!
 //! They are slices with strides, and writes to them selections. Where the strides of a view nest it is a box of a grid too
-//! (`view.rs`), but that depends on sizes: `x[:, ::2]` is one if there is an even number of columns.
+//! (`view.rs`), but that depends on sizes: `x[:, ::2]` is one if there is an even number of columns. Others are taken so.
 
 use oxitorch_hlo::{Builder, Dims, Value};
 
@@ -48,11 +48,6 @@ impl Steps {
         }
         let fits = |(s, &n): (&Step, &i64)| s.step > 0 && s.limit() <= n;
         dims.iter().zip(shape).all(fits).then_some(Steps { dims })
-    }
-
-    /// Whether the places of a dimension are not side by side.
-    pub(crate) fn are_apart(&self) -> bool {
-        self.dims.iter().any(|s| s.step > 1)
     }
 
     fn each(&self, of: impl Fn(&Step) -> i64) -> Dims {

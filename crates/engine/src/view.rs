@@ -330,13 +330,12 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
     view.apply_bits(b, shown)
 }
 
-/// How the view goes along the dimensions of a value, where that is how to take it: if it is no box, or if the program is to
-/// be one for many sizes, at which it would not always be one.
+/// How the view goes along the dimensions of a value, if it does and is no box.
 fn steps(b: &Builder, base: Value, view: &View, is_box: bool) -> Option<Steps> {
-    if b.dtype(base) != view.dtype || is_box && !b.is_outline() {
+    if is_box || b.dtype(base) != view.dtype {
         return None;
     }
-    Steps::along(&b.shape(base), &view.sizes, &view.strides, view.offset).filter(|s| !is_box || s.are_apart())
+    Steps::along(&b.shape(base), &view.sizes, &view.strides, view.offset)
 }
 
 /// The place of the view's first element.
