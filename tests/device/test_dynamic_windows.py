@@ -41,7 +41,32 @@ def single_elements(x):
     return [x[:, -1] * 2, x[:, n - 2 :] * 3, x[:, n // 2] + x[:, 0], torch.trapezoid(x, dim=1), x.sum(1)]
 
 
-@pytest.mark.parametrize("function", [pools, resampled, edges, single_elements], ids=lambda f: f.__name__)
+def pools_of_a_size(x):
+    channels = x.transpose(1, 2)
+    return [
+        F.adaptive_avg_pool1d(channels, 4),
+        F.adaptive_max_pool1d(channels, 3),
+        F.adaptive_avg_pool2d(channels, (2, 5)),
+        F.interpolate(channels, size=7, mode="linear"),
+        F.interpolate(channels, size=7),
+        F.interpolate(x[:, None], size=(8, 5), mode="bilinear", align_corners=True),
+    ]
+
+
+def parts(x):
+    padded = x.new_zeros(x.shape[0], x.shape[1] + 4, x.shape[2])
+    padded[:, 3:-1] = x
+    return [F.pad(x.transpose(1, 2), (2, 3), mode="circular"), padded * 2, torch.block_diag(*x)]
+
+
+def running(x):
+    return [x.logcumsumexp(1), x.cummax(1)[0], x.cummin(1)[0], x.flip(1).cummax(1)[0]]
+
+
+FUNCTIONS = [pools, resampled, edges, single_elements, pools_of_a_size, parts, running]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_few_programs_give_what_each_size_gives(function, fused):
     def both(x):
         x = x.detach().requires_grad_()
@@ -75,3 +100,50 @@ def test_gradients_that_are_the_same_everywhere(fused):
         for a, e in zip(g(x.to(DEVICE)), f(x), strict=True):
             assert_same(a, e, str(size), strides=False)
     assert torch.tpu.metrics()["programs"] - before == 1
+
+
+def test_positions_are_those_of_the_size(fused):
+    def f(x):
+        ordered = x.sort(1)[0].contiguous()
+        return [
+            x.cummax(1)[1],
+            x.cummin(1)[1],
+            torch.searchsorted(ordered, x),
+            torch.searchsorted(ordered, x + 0.1, right=True),
+            torch.bucketize(x, ordered[0]),
+            *F.adaptive_max_pool2d(x[:, None].expand(-1, 5, -1), (3, 4), return_indices=True),
+        ]
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(buckets=[16])}})
+    before = torch.tpu.metrics()["programs"]
+    for size in (5, 16, 9, 12):
+        x = torch.randint(9, (3, size)).float()
+        for i, (a, e) in enumerate(zip(g(x.to(DEVICE)), f(x), strict=True)):
+            assert_same(a, e, f"{i} of {size}", strides=False)
+    assert torch.tpu.metrics()["programs"] - before == 1, torch.tpu.explain(3)
+
+
+def test_every_other_element_is_that_of_the_size(fused):
+    def f(x):
+        y = x * 1
+        y[:, 1::3] = 5
+        y[:, ::2] += 1
+        return [x[:, ::2] * 2, x[:, 1::2] + 1, x.transpose(0, 1)[::3] + 1, y]
+
+    g = torch.tpu.jit(f, dynamic={"x": {1: Dim(buckets=[16])}})
+    for size in (9, 16, 15, 12, 8, 11):
+        x = torch.randn(3, size, 2)
+        for i, (a, e) in enumerate(zip(g(x.to(DEVICE)), f(x), strict=True)):
+            assert_same(a, e, f"{i} of {size}", strides=False)
+
+
+def test_what_has_no_elements_may_have_any_layout(fused):
+    def f(x):
+        nothing = x[:, :0]
+        return nothing.flip(1), nothing.reshape(0, 3).sum(0), torch.cat([nothing, x], 1).flatten()
+
+    g = torch.tpu.jit(f, dynamic={"x": {0: Dim(buckets=[8])}})
+    for size in (5, 8, 3):
+        x = torch.randn(size, 4)
+        for a, e in zip(g(x.to(DEVICE)), f(x), strict=True):
+            assert_same(a, e, str(size), strides=False)

@@ -14,7 +14,8 @@ use crate::recipe::{
 use crate::site::{Site, describe};
 use crate::spread::Sharded;
 use crate::stream::Stream;
-use crate::view::{dense_order, row_major};
+use crate::strided::row_major;
+use crate::view::dense_order;
 use oxitorch_hlo::{DType, Dims, InMemory, TensorType};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -2,7 +2,7 @@
 
 use crate::bulk;
 use crate::spread::{How, Sharded, Spread};
-use crate::view::row_major;
+use crate::strided::row_major;
 use oxitorch_hlo::{DType, TensorType};
 use oxitorch_pjrt as pjrt;
 use smallvec::SmallVec;

@@ -67,6 +67,7 @@ mod split;
 mod spread;
 mod steps;
 mod stream;
+mod strided;
 mod tape;
 mod taping;
 mod target;

@@ -7,6 +7,7 @@
 //! A [`Shape`] is a view without its offset. Where it begins is told by [`Offset`]s: one for each level of the grid that
 //! is cut, or the place of the first element where there is no grid.
 
+use crate::strided::{Steps, row_major};
 use oxitorch_aten::args::Offset;
 use oxitorch_hlo::{Builder, DType, Dims, GatherDims, ScatterDims, ScatterFlags, TensorType, Value};
 use smallvec::SmallVec;
@@ -315,12 +316,26 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
     if view.numel() == 0 {
         return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
     }
-    let flat = flat(b, base, view.dtype);
-    let shown = match view.levels() {
-        Some(levels) => read_box(b, flat, view, &levels),
-        None => read_indexed(b, flat, view, first(b, flat, view)),
+    let levels = view.levels();
+    let shown = match steps(b, base, view, levels.is_some()) {
+        Some(steps) => steps.read(b, base, &view.sizes),
+        None => {
+            let flat = flat(b, base, view.dtype);
+            match levels {
+                Some(levels) => read_box(b, flat, view, &levels),
+                None => read_indexed(b, flat, view, first(b, flat, view)),
+            }
+        }
     };
     view.apply_bits(b, shown)
+}
+
+/// How the view goes along the dimensions of a value, if it does and is no box.
+fn steps(b: &Builder, base: Value, view: &View, is_box: bool) -> Option<Steps> {
+    if is_box || b.dtype(base) != view.dtype {
+        return None;
+    }
+    Steps::along(&b.shape(base), &view.sizes, &view.strides, view.offset)
 }
 
 /// The place of the view's first element.
@@ -419,14 +434,20 @@ pub(crate) fn write(b: &Builder, base: Value, update: Value, view: &View) -> Val
         return base;
     }
     let update = view.apply_bits(b, update);
+    let levels = view.levels().filter(|_| !view.is_expanded());
+    if !view.is_expanded()
+        && let Some(steps) = steps(b, base, view, levels.is_some())
+    {
+        return steps.write(b, base, update);
+    }
     let flat = flat(b, base, view.dtype);
-    let written = match view.levels() {
-        Some(levels) if !view.is_expanded() => {
+    let written = match levels {
+        Some(levels) => {
             let dtype = index_dtype(b.dim(flat, 0));
             let starts: Vec<Value> = levels.iter().map(|l| b.scalar_i64(dtype, l.start)).collect();
             write_box(b, flat, update, view, &levels, &starts)
         }
-        _ => write_indexed(b, flat, update, view, first(b, flat, view)),
+        None => write_indexed(b, flat, update, view, first(b, flat, view)),
     };
     restore(b, base, written, &base_ty)
 }
@@ -541,15 +562,6 @@ fn reinterpret(b: &Builder, x: Value, to: DType) -> Value {
     let ratio = z / a;
     let whole = b.slice_dim(x, 0, 0, n / ratio * ratio, 1);
     b.bitcast_convert(b.reshape(whole, &[n / ratio, ratio]), to)
-}
-
-/// Row-major strides.
-pub(crate) fn row_major(shape: &[i64]) -> Dims {
-    let mut strides = Dims::from_elem(1, shape.len());
-    for d in (0..shape.len().saturating_sub(1)).rev() {
-        strides[d] = strides[d + 1] * shape[d + 1].max(1);
-    }
-    strides
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "shared",
             "site",
             "split",
+            "strided",
             "view",
             "picked",
             "error",

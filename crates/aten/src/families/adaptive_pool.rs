@@ -10,7 +10,7 @@ use crate::lower::Ctx;
 use crate::out::OutDtype;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{DType, Dims, TensorType, Value};
+use oxitorch_hlo::{Axes, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -54,6 +54,135 @@ fn averaging(input: i64, output: i64) -> Taps {
     Taps::new(input, (0..output).map(row).collect())
 }
 
+/// The averages along one dimension. An outline leaves them open: where windows are follows from the size.
+fn averaged(c: &Ctx, x: Value, dim: usize, output: i64) -> Value {
+    let size = c.shape(x)[dim];
+    if !c.is_outline() || output < 2 {
+        return averaging(size, output).apply(c, x, dim);
+    }
+    let (from, to) = (letters(c, x, dim, 'x'), letters(c, x, dim, 'y'));
+    let mut shape = c.shape(x);
+    shape[dim] = output;
+    let axes = Axes {
+        operands: vec![from],
+        results: vec![to],
+        first: "x".into(),
+        used: "x".into(),
+        ..Axes::default()
+    };
+    let types = [TensorType::new(c.dtype(x), shape)];
+    let name = format!("averages along {dim} to {output}");
+    let made = c.deferred(name, &[x], &types, axes, move |c, x, used| {
+        let Some(used) = used[0] else { return Ok(vec![averaged(c, x[0], dim, output)]) };
+        let input = c.shape(x[0])[dim];
+        let windows = Windows::of(c, count(c, used), number(c, output), output, (input + output - 1) / output + 1);
+        Ok(vec![windows.means(c, x[0], dim)])
+    });
+    made.map_or(x, |made| made[0])
+}
+
+/// The derivative of [`averaged`] of `x`.
+fn averaged_backward(c: &Ctx, grad: Value, x: Value, dim: usize) -> Value {
+    let (input, output) = (c.shape(x)[dim], c.shape(grad)[dim]);
+    if !c.is_outline() || output < 2 {
+        return averaging(input, output).apply_transposed(c, grad, dim);
+    }
+    // Dimensions behind are those of the gradient, those before of `x`, and neither is looked at.
+    let (own, from) = (letters(c, grad, dim, 'y'), letters(c, x, dim, 'x'));
+    let to = letters(c, grad, dim, 'x');
+    let from: String = from.chars().map(|l| if l == 'x' { l } else { l.to_ascii_uppercase() }).collect();
+    let mut shape = c.shape(grad);
+    shape[dim] = input;
+    let axes = Axes {
+        operands: vec![own, from],
+        results: vec![to],
+        first: "x".into(),
+        used: "x".into(),
+        ..Axes::default()
+    };
+    let types = [TensorType::new(c.dtype(grad), shape)];
+    let name = format!("derivatives of averages along {dim} to {output}");
+    let made = c.deferred(name, &[grad, x], &types, axes, move |c, x, used| {
+        let Some(used) = used[0] else { return Ok(vec![averaged_backward(c, x[0], x[1], dim)]) };
+        let (n, input) = (count(c, used), c.shape(x[1])[dim]);
+        let own = Windows::of(c, n, number(c, output), output, 1);
+        let weighed = c.divide(x[0], own.lengths(c, x[0], dim));
+        // The windows that an element is in lie side by side, too: where the sizes are the other way round.
+        Ok(vec![Windows::of(c, number(c, output), n, input, output).sums(c, weighed, dim)])
+    });
+    made.map_or(grad, |made| made[0])
+}
+
+/// A letter for each dimension of a value; that of one of them is given.
+fn letters(c: &Ctx, x: Value, dim: usize, own: char) -> String {
+    ('a'..='w').take(c.rank(x)).enumerate().map(|(d, l)| if d == dim { own } else { l }).collect()
+}
+
+/// How many places are in use (0-d s64).
+fn count(c: &Ctx, used: Value) -> Value {
+    c.reduce_sum(c.to(used, DType::S64), &[0])
+}
+
+fn number(c: &Ctx, n: i64) -> Value {
+    c.scalar_i64(DType::S64, n)
+}
+
+/// The windows of an adaptive pool along one dimension whose size is computed.
+struct Windows {
+    /// Where each begins and ends (1-d s64).
+    bounds: [Value; 2],
+    /// Size of the longest that there may be.
+    longest: i64,
+}
+
+impl Windows {
+    /// The first `places` of the windows that `input` elements are divided into if there are `output` of them.
+    fn of(c: &Ctx, input: Value, output: Value, places: i64, longest: i64) -> Windows {
+        let ty = TensorType::new(DType::S64, [places].as_slice());
+        let all = |x: Value| c.full(x, &ty.shape);
+        let (input, output) = (all(input), all(output));
+        let at = c.iota(ty.clone(), 0);
+        let one = all(number(c, 1));
+        let start = c.divide(c.multiply(at, input), output);
+        let end = c.multiply(c.add(at, one), input);
+        let end = c.divide(c.subtract(c.add(end, output), one), output);
+        Windows { bounds: [start, end], longest }
+    }
+
+    /// The positions in each window, and whether they are inside of it: \[places, longest\].
+    fn positions(&self, c: &Ctx) -> [Value; 2] {
+        let shape = [c.shape(self.bounds[0])[0], self.longest];
+        let [start, end] = self.bounds.map(|x| c.broadcast_in_dim(x, &shape, &[0]));
+        let at = c.add(start, c.iota(TensorType::new(DType::S64, shape.as_slice()), 1));
+        [at, c.lt(at, end)]
+    }
+
+    /// The elements of `x` in each window, which are a dimension behind `dim`, and whether they are inside of it.
+    fn taken(&self, c: &Ctx, x: Value, dim: usize) -> [Value; 2] {
+        let [at, inside] = self.positions(c);
+        let last = c.like(at, (c.shape(x)[dim] - 1) as f64);
+        let taken = c.take_dim(x, c.minimum(at, last), dim as i64);
+        let shape = c.shape(taken);
+        [taken, c.broadcast_in_dim(inside, &shape, &[dim as i64, dim as i64 + 1])]
+    }
+
+    fn sums(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        let [taken, inside] = self.taken(c, x, dim);
+        c.reduce_sum(c.select(inside, taken, c.zeros_like(taken)), &[dim as i64 + 1])
+    }
+
+    fn means(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        let sums = self.sums(c, x, dim);
+        c.divide(sums, self.lengths(c, sums, dim))
+    }
+
+    /// The lengths of the windows along a dimension of `like`, as that.
+    fn lengths(&self, c: &Ctx, like: Value, dim: usize) -> Value {
+        let lengths = c.to(c.subtract(self.bounds[1], self.bounds[0]), c.dtype(like));
+        c.broadcast_in_dim(lengths, &c.shape(like), &[dim as i64])
+    }
+}
+
 fn adaptive_avg_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> Result<Value> {
     let op = if N == 2 { "adaptive_avg_pool2d" } else { "adaptive_avg_pool3d" };
     let Ok(size) = <[i64; N]>::try_from(output_size.as_slice()) else {
@@ -69,7 +198,7 @@ fn adaptive_avg_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     }
     let mut out = c.to(x.value, opmath(x.dtype));
     for (d, &n) in size.iter().enumerate() {
-        out = averaging(shape[lead + d], n).apply(c, out, lead + d);
+        out = averaged(c, out, lead + d, n);
     }
     Ok(c.to(out, x.dtype))
 }
@@ -89,7 +218,7 @@ fn adaptive_avg_pool_backward<const N: usize>(c: &Ctx, grad: Tensor, x: Tensor) 
     }
     let mut out = c.to(grad.value, opmath(x.dtype));
     for d in lead..shape.len() {
-        out = averaging(shape[d], g[d]).transposed().apply(c, out, d);
+        out = averaged_backward(c, out, x.value, d);
     }
     Ok(c.to(out, x.dtype))
 }
@@ -124,9 +253,37 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     if category(x.dtype) != Category::Float {
         return Err(not_implemented(if N == 2 { op } else { "adaptive_max_pool3d_cpu" }, x.dtype));
     }
+    let sizes = c.shape(x.value);
+    let letters: String = ('a'..='w').take(lead).collect();
+    let [from, to] = ["xyz", "rst"].map(|all| format!("{letters}{}", &all[..N]));
+    let axes = Axes {
+        operands: vec![from],
+        results: vec![to.clone(), to],
+        first: "xyz"[..N].into(),
+        used: "xyz"[..N].into(),
+        ..Axes::default()
+    };
+    let out: Dims = sizes[..lead].iter().chain(&size).copied().collect();
+    let types = [x.dtype, DType::S64].map(|dtype| TensorType::new(dtype, out.clone()));
+    let made = c.deferred(format!("adaptive maxima to {size:?}"), &[x.value], &types, axes, move |c, x, used| {
+        let (best, at) = match used.iter().all(Option::is_none) {
+            true => maxima(c, x[0], lead, size),
+            false => maxima_of_used(c, x[0], lead, size, used),
+        };
+        Ok(vec![best, at])
+    });
+    Ok(match made.as_deref() {
+        Some(&[best, at]) => (best, at),
+        _ => maxima(c, x.value, lead, size),
+    })
+}
+
+/// The largest elements of the windows and their positions, of the last dimensions from `lead` on.
+fn maxima<const N: usize>(c: &Ctx, x: Value, lead: usize, size: [i64; N]) -> (Value, Value) {
+    let shape = c.shape(x);
     let dtype = index_dtype(shape[lead..].iter().product());
     // Spatial dimension d of the windows is dimension lead + 2 * d, its elements one further.
-    let mut values = x.value;
+    let mut values = x;
     let positions: Vec<Vec<i64>> = (0..N)
         .map(|d| {
             let (v, p) = adaptive_windows(c, values, lead + 2 * d, size[d]);
@@ -148,12 +305,49 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
         index = c.add(index, over(c.vector_i64(dtype, &offsets), d));
         valid = c.and(valid, over(c.vector_i64(DType::Pred, &inside), d));
     }
+    largest(c, values, index, valid, lead)
+}
+
+/// The same where places of these dimensions are in use; positions are those in a plane of such a size.
+fn maxima_of_used<const N: usize>(
+    c: &Ctx,
+    x: Value,
+    lead: usize,
+    size: [i64; N],
+    used: &[Option<Value>],
+) -> (Value, Value) {
+    let shape = c.shape(x);
+    let all = |d: usize| used[d].map_or_else(|| number(c, shape[lead + d]), |used| count(c, used));
+    let mut values = x;
+    let mut windows = Vec::new();
+    for d in 0..N {
+        let (input, output) = (shape[lead + d], size[d]);
+        let of = output.max(1);
+        let own = Windows::of(c, all(d), number(c, of), output, (input + of - 1) / of + 1);
+        values = own.taken(c, values, lead + 2 * d)[0];
+        windows.push(own);
+    }
+    let full = c.shape(values);
+    let mut index = c.constant(TensorType::new(DType::S64, full.clone()), 0.0);
+    let mut valid = c.constant(TensorType::new(DType::Pred, full.clone()), 1.0);
+    for (d, own) in windows.iter().enumerate() {
+        let along = (lead + 2 * d) as i64;
+        let [at, inside] = own.positions(c).map(|x| c.broadcast_in_dim(x, &full, &[along, along + 1]));
+        index = c.add(c.multiply(index, c.full(all(d), &full)), at);
+        valid = c.and(valid, inside);
+    }
+    largest(c, values, index, valid, lead)
+}
+
+/// The largest of the valid values in windows, every second dimension from `lead + 1` on, and its index.
+fn largest(c: &Ctx, values: Value, index: Value, valid: Value, lead: usize) -> (Value, Value) {
+    let full = c.shape(values);
     // Padding comes with an index of its own, larger than any, so that it loses every tie.
-    let index = c.select(valid, index, c.full(c.max_value(dtype), &full));
-    let values = c.select(valid, values, c.full(c.min_value(x.dtype), &full));
-    let dims: Dims = (0..N as i64).map(|d| lead as i64 + 2 * d + 1).collect();
+    let index = c.select(valid, index, c.full(c.max_value(c.dtype(index)), &full));
+    let values = c.select(valid, values, c.full(c.min_value(c.dtype(values)), &full));
+    let dims: Dims = (lead as i64 + 1..full.len() as i64).step_by(2).collect();
     let (best, at) = max_last_nan(c, values, index, &dims);
-    Ok((best, c.to(at, DType::S64)))
+    (best, c.to(at, DType::S64))
 }
 
 /// The largest value and its first index; of NaNs the last one.

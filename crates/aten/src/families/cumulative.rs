@@ -10,7 +10,7 @@ use crate::lower::Ctx;
 use crate::op;
 use crate::out::OutDtype;
 use crate::table::Row;
-use oxitorch_hlo::{Binary, DType, Value, Window};
+use oxitorch_hlo::{Axes, Binary, DType, TensorType, Value, Window};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -91,18 +91,47 @@ fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value
         return scalar_extreme(c, x, dim, if largest { "cummax" } else { "cummin" });
     }
     let dim = c.dim(dim, x.rank)?;
-    let index = super::reductions::index_dtype(c.shape(x.value)[dim]);
-    let start = vec![x.value, c.iota_dim(x.value, index, dim as i64)];
-    let fills = [c.scalar_like(x.value, 0.0), c.scalar_i64(index, -1)];
+    let types = [c.ty(x.value), c.ty(x.value).with_dtype(DType::S64)];
+    let found = along(c, x.value, dim, &types, move |c, x| running_extremes(c, x, dim, largest).to_vec());
+    Ok((found[0], found[1]))
+}
+
+fn running_extremes(c: &Ctx, x: Value, dim: usize, largest: bool) -> [Value; 2] {
+    let index = super::reductions::index_dtype(c.shape(x)[dim]);
+    let start = vec![x, c.iota_dim(x, index, dim as i64)];
+    let fills = [c.scalar_like(x, 0.0), c.scalar_i64(index, -1)];
     let out = scan(c, start, &fills, dim, |old, new| {
         let mut take = if largest { c.ge(new[0], old[0]) } else { c.le(new[0], old[0]) };
-        if x.dtype.is_float() {
+        if c.dtype(x).is_float() {
             take = c.or(c.is_nan(new[0]), c.and(take, c.not(c.is_nan(old[0]))));
         }
         take = c.or(take, c.lt(old[1], c.zeros_like(old[1])));
         vec![c.select(take, new[0], old[0]), c.select(take, new[1], old[1])]
     });
-    Ok((out[0], c.to(out[1], DType::S64)))
+    [out[0], c.to(out[1], DType::S64)]
+}
+
+/// What `f` makes of `x`, each element of it and of those before it along `dim`. It takes as many steps as the size needs,
+/// so an outline leaves it open: at the bound, what is not in use comes last and changes nothing before it.
+fn along(
+    c: &Ctx,
+    x: Value,
+    dim: usize,
+    types: &[TensorType],
+    f: impl Fn(&Ctx, Value) -> Vec<Value> + Send + Sync + 'static,
+) -> Vec<Value> {
+    if !c.is_outline() {
+        return f(c, x);
+    }
+    let letters: String = ('a'..='z').take(c.rank(x)).collect();
+    let axes = Axes {
+        operands: vec![letters.clone()],
+        results: vec![letters.clone(); types.len()],
+        first: letters.chars().skip(dim).take(1).collect(),
+        ..Axes::default()
+    };
+    let made = c.deferred(format!("{} along {dim}", c.op), &[x], types, axes, move |c, x, _| Ok(f(c, x[0])));
+    made.unwrap_or_default()
 }
 
 fn scalar_extreme(c: &Ctx, x: Tensor, dim: i64, name: &str) -> Result<(Value, Value)> {
@@ -123,14 +152,16 @@ fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
         return Ok(x.value);
     }
     let wide = c.to(x.value, opmath(x.dtype));
-    let fills = [c.min_value(c.dtype(wide))];
-    let out = scan(c, vec![wide], &fills, dim, |old, new| {
-        let (a, b) = (old[0], new[0]);
-        let high = c.maximum(a, b);
-        let sum = c.add(high, c.log_plus_one(c.exponential(c.subtract(c.minimum(a, b), high))));
-        // inf - inf is NaN, but the sum of two equal infinities is that infinity.
-        let same = c.and(c.eq(a, b), c.not(c.is_finite(a)));
-        vec![c.select(same, a, sum)]
+    let out = along(c, wide, dim, &[c.ty(wide)], move |c, wide| {
+        let fills = [c.min_value(c.dtype(wide))];
+        scan(c, vec![wide], &fills, dim, |old, new| {
+            let (a, b) = (old[0], new[0]);
+            let high = c.maximum(a, b);
+            let sum = c.add(high, c.log_plus_one(c.exponential(c.subtract(c.minimum(a, b), high))));
+            // inf - inf is NaN, but the sum of two equal infinities is that infinity.
+            let same = c.and(c.eq(a, b), c.not(c.is_finite(a)));
+            vec![c.select(same, a, sum)]
+        })
     });
     Ok(c.to(out[0], x.dtype))
 }

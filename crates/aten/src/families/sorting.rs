@@ -9,7 +9,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::{Layout, Row};
-use oxitorch_hlo::{Binary, DType, TensorType, Value};
+use oxitorch_hlo::{Axes, Binary, DType, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -272,6 +272,28 @@ fn mode(c: &Ctx, x: Tensor, dim: i64, keep: bool) -> Result<(Value, Value)> {
 
 /// Number of elements of each sorted row of `sequence` \[rows, n\] that come before each of `x` \[rows, m\].
 pub(super) fn lower_bound(c: &Ctx, sequence: Value, x: Value, right: bool) -> Value {
+    if !c.is_outline() {
+        return searched(c, sequence, x, right, None);
+    }
+    // It takes as many steps as the size needs.
+    let axes = Axes {
+        operands: vec!["rn".into(), "rm".into()],
+        results: vec!["rm".into()],
+        first: "n".into(),
+        used: "n".into(),
+        ..Axes::default()
+    };
+    let name = format!("lower bound, right: {right}");
+    let types = [c.ty(x).with_dtype(DType::S64)];
+    let made = c.deferred(name, &[sequence, x], &types, axes, move |c, x, used| {
+        let found = searched(c, x[0], x[1], right, used.first().copied().flatten());
+        Ok(vec![c.to(found, DType::S64)])
+    });
+    made.map_or(x, |made| made[0])
+}
+
+/// The same, of the elements of each row that are in use: the first ones.
+fn searched(c: &Ctx, sequence: Value, x: Value, right: bool, used: Option<Value>) -> Value {
     let (rows, n) = (c.shape(sequence)[0], c.shape(sequence)[1]);
     let shape = c.shape(x);
     let dtype = index_dtype(rows.saturating_mul(n + 1));
@@ -281,7 +303,8 @@ pub(super) fn lower_bound(c: &Ctx, sequence: Value, x: Value, right: bool) -> Va
     }
     let flat = c.reshape(sequence, &[rows * n]);
     let row = c.multiply(c.iota(TensorType::new(dtype, shape.clone()), 0), number(n));
-    let (mut start, mut end) = (number(0), number(n));
+    let all = used.map(|used| c.full(c.reduce_sum(c.to(used, dtype), &[0]), &shape));
+    let (mut start, mut end) = (number(0), all.unwrap_or_else(|| number(n)));
     // A range of n + 1 candidates halves in every step.
     for _ in 0..i64::BITS - n.leading_zeros() {
         let middle = c.divide(c.add(start, end), number(2));

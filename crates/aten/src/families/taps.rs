@@ -4,13 +4,16 @@
 //! are the same maps turned around.
 
 use super::pooling::repeat;
+use super::scatter::scatter_rows;
 use crate::lower::Ctx;
-use oxitorch_hlo::{DType, Dims, Value};
+use oxitorch_hlo::{Binary, DType, Dims, Value};
 
 /// For each output position along a dimension the input positions that it sums, with their weights.
 pub(super) struct Taps {
     input: i64,
     rows: Vec<Vec<(i64, f64)>>,
+    /// The most taps that a row has, whatever the sizes are.
+    most: Option<usize>,
 }
 
 /// Up to this many taps are summed one gather at a time, more in one gather and a reduction.
@@ -19,22 +22,38 @@ const UNROLLED_TAPS: usize = 4;
 impl Taps {
     /// `rows[o]` lists the taps of output position `o`, for a dimension of `input` elements.
     pub(super) fn new(input: i64, rows: Vec<Vec<(i64, f64)>>) -> Self {
-        Taps { input, rows }
+        Taps { input, rows, most: None }
     }
 
-    /// The map of the derivative.
-    pub(super) fn transposed(&self) -> Taps {
+    /// Says that no row has more taps than this at any size, so that a program can be one for many. A single one is a copy.
+    pub(super) fn at_most(self, taps: usize) -> Self {
+        Taps { most: Some(taps), ..self }
+    }
+
+    /// The map of the derivative of [`Taps::apply`].
+    pub(super) fn apply_transposed(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        match self.most.filter(|_| c.is_outline()) {
+            Some(most) => self.scattered(c, x, dim, most),
+            None => self.transposed().apply(c, x, dim),
+        }
+    }
+
+    fn transposed(&self) -> Taps {
         let mut rows = vec![Vec::new(); self.input as usize];
         for (o, row) in self.rows.iter().enumerate() {
             for &(i, w) in row {
                 rows[i as usize].push((o as i64, w));
             }
         }
-        Taps { input: self.rows.len() as i64, rows }
+        Taps::new(self.rows.len() as i64, rows)
     }
 
     /// Applies the map to `x` along `dim`, in the dtype of `x`.
     pub(super) fn apply(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        if let Some(most) = self.most.filter(|_| c.is_outline()) {
+            // Nothing may follow from what the weights happen to be at one size.
+            return self.unrolled(c, x, dim, most);
+        }
         if let Some((n, w)) = self.blocks() {
             return scale(c, sum_blocks(c, x, dim, n), w);
         }
@@ -90,10 +109,27 @@ impl Taps {
         for at in 0..taps {
             let (positions, weights) = self.tap(at);
             let taken = c.take_dim(x, c.vector_i64(DType::S32, &positions), dim as i64);
-            let part = weigh(c, taken, &weights, &[dim as i64], &[self.rows.len() as i64]);
+            let copies = self.most == Some(1);
+            let size = [self.rows.len() as i64];
+            let part = if copies { taken } else { weigh(c, taken, &weights, &[dim as i64], &size) };
             sum = Some(sum.map_or(part, |s| c.add(s, part)));
         }
         sum.unwrap_or(zero)
+    }
+
+    /// The derivative of so many taps: each is added where it came from.
+    fn scattered(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
+        let out = self.rows.len() as i64;
+        let mut shape = c.shape(x);
+        shape[dim] = self.input;
+        let mut sum = c.full(c.scalar_like(x, 0.0), &shape);
+        for at in 0..taps {
+            let (positions, weights) = self.tap(at);
+            let part = if taps == 1 { x } else { weigh(c, x, &weights, &[dim as i64], &[out]) };
+            let index = c.vector_i64(DType::S32, &positions);
+            sum = scatter_rows(c, sum, dim, index, part, Some(Binary::Add));
+        }
+        sum
     }
 
     fn gathered(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
@@ -118,11 +154,11 @@ fn weigh(c: &Ctx, x: Value, weights: &[Option<f64>], dims: &[i64], sizes: &[i64]
     let shape = c.shape(x);
     let over = |v: Value| c.broadcast_in_dim(c.reshape(v, sizes), &shape, dims);
     let mut out = x;
-    if weights.iter().flatten().any(|&w| w != 1.0) {
+    if c.is_outline() || weights.iter().flatten().any(|&w| w != 1.0) {
         let numbers: Vec<f64> = weights.iter().map(|w| w.unwrap_or(0.0)).collect();
         out = c.multiply(x, over(c.vector_f64(c.dtype(x), &numbers)));
     }
-    if weights.iter().any(Option::is_none) {
+    if c.is_outline() || weights.iter().any(Option::is_none) {
         let present: Vec<i64> = weights.iter().map(|w| i64::from(w.is_some())).collect();
         out = c.select(over(c.vector_i64(DType::Pred, &present)), out, c.zeros_like(out));
     }

@@ -180,23 +180,25 @@ enum Skip {
 /// How output elements are made of input elements.
 struct Filter {
     taps: fn(&Resize, i64) -> Vec<(i64, f64)>,
+    /// How many that are at most, if that does not depend on sizes.
+    most: Option<usize>,
     /// Copies elements: any dtype will do.
     copies: bool,
     skips: Skip,
 }
 
-static NEAREST: Filter = Filter { taps: nearest, copies: true, skips: Skip::Nothing };
+static NEAREST: Filter = Filter { taps: nearest, most: Some(1), copies: true, skips: Skip::Nothing };
 /// The same for torch's kernels that follow a given scale even where the sizes are equal or double.
-static NEAREST_SCALED: Filter = Filter { taps: nearest_scaled, copies: true, skips: Skip::Nothing };
-static NEAREST_EXACT: Filter = Filter { taps: nearest_exact, copies: true, skips: Skip::Nothing };
-static LINEAR: Filter = Filter { taps: linear, copies: false, skips: Skip::Nothing };
-static CUBIC: Filter = Filter { taps: cubic, copies: false, skips: Skip::EqualShapeBackward };
+static NEAREST_SCALED: Filter = Filter { taps: nearest_scaled, most: Some(1), copies: true, skips: Skip::Nothing };
+static NEAREST_EXACT: Filter = Filter { taps: nearest_exact, most: Some(1), copies: true, skips: Skip::Nothing };
+static LINEAR: Filter = Filter { taps: linear, most: Some(2), copies: false, skips: Skip::Nothing };
+static CUBIC: Filter = Filter { taps: cubic, most: Some(4), copies: false, skips: Skip::EqualShapeBackward };
 static LINEAR_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 2.0, triangle), copies: false, skips: Skip::EqualSize };
+    Filter { taps: |r, o| antialiased(r, o, 2.0, triangle), most: None, copies: false, skips: Skip::EqualSize };
 static CUBIC_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 4.0, keys), copies: false, skips: Skip::EqualSize };
+    Filter { taps: |r, o| antialiased(r, o, 4.0, keys), most: None, copies: false, skips: Skip::EqualSize };
 static LANCZOS_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 6.0, lanczos), copies: false, skips: Skip::EqualSize };
+    Filter { taps: |r, o| antialiased(r, o, 6.0, lanczos), most: None, copies: false, skips: Skip::EqualSize };
 
 fn nearest(r: &Resize, o: i64) -> Vec<(i64, f64)> {
     let at = if r.output == r.input {
@@ -327,7 +329,11 @@ fn maps(
         };
         let same = filter.skips == Skip::EqualSize && r.input == r.output;
         let row = |o| if same { vec![(o, 1.0)] } else { (filter.taps)(&r, o) };
-        Taps::new(r.input, (0..r.output).map(row).collect())
+        let taps = Taps::new(r.input, (0..r.output).map(row).collect());
+        match filter.most {
+            Some(most) => taps.at_most(most),
+            None => taps,
+        }
     };
     (0..output.len()).map(map).collect()
 }
@@ -382,7 +388,7 @@ fn resize_backward(
     }
     let mut out = c.to(grad.value, opmath(grad.dtype));
     for (d, map) in maps(filter, grad.dtype, from, to, align, scales).iter().enumerate() {
-        out = map.transposed().apply(c, out, 2 + d);
+        out = map.apply_transposed(c, out, 2 + d);
     }
     Ok(c.to(out, grad.dtype))
 }

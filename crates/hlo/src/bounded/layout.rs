@@ -101,7 +101,7 @@ pub(super) fn split(flat: &[Factor], bound: &Dims, sample: &Dims) -> Option<Vec<
             // All of it, or as much as this dimension has: the rest of it is inside.
             let inside = match (divided(next.size, want), divided(next.used, want_used)) {
                 _ if divided(want, next.size).is_some() && divided(want_used, next.used).is_some() => 1,
-                (Some(a), Some(b)) if a == b => a,
+                (Some(a), Some(b)) if a == b && a > 0 => a,
                 _ => return None,
             };
             let taken = Factor { size: next.size / inside, used: next.used / inside };
@@ -148,5 +148,7 @@ mod tests {
         // [4 n], the first places used, is not [4, n].
         check(&[(64, 20)], &[4, 16], &[4, 5], None);
         check(&[(4, 4), (16, 5)], &[16, 4], &[5, 4], None);
+        // What has no elements may lie anyhow.
+        check(&[(0, 0)], &[4, 0], &[4, 0], None);
     }
 }

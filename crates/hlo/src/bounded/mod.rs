@@ -427,7 +427,7 @@ impl Bounding<'_> {
         let place = self.b.iota(ty.clone(), 0);
         let mut mask = None;
         let mut inside = size;
-        for &f in &dim.factors {
+        for &f in dim.factors.iter().filter(|_| size > 0) {
             inside /= f.size;
             if !f.varies() {
                 continue;
@@ -566,7 +566,7 @@ impl Bounding<'_> {
     /// The same value in another layout of dimension `d`.
     fn relaid(&mut self, x: Laid, d: usize, to: &Dim) -> Result<Laid> {
         let own = &x.layout[d];
-        if own.factors == to.factors || own.even {
+        if own.factors == to.factors || own.even || own.size() == 0 {
             let mut layout = x.layout;
             layout[d].factors = to.factors.clone();
             return Ok(Laid { v: x.v, layout });
@@ -596,7 +596,7 @@ impl Bounding<'_> {
     fn in_memory(&mut self, x: Laid, dims: &InMemory) -> Result<Value> {
         let to = flat(dims);
         let own = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
-        if own == to || x.layout.iter().all(|d| d.even) {
+        if own == to || x.layout.iter().all(|d| d.even) || x.layout.iter().any(|d| d.size() == 0) {
             return Ok(x.v);
         }
         let count = |list: &[Factor]| list.iter().fold((1, 1), |(a, b), f| (a * f.size, b * f.used));
@@ -632,7 +632,7 @@ impl Bounding<'_> {
 
     /// A reshape to these sizes, at the bound and in the sample.
     fn reshaped(&mut self, x: Laid, bound: &Dims, sample: &Dims) -> Result<Laid> {
-        if x.layout.iter().all(|d| d.even) {
+        if x.layout.iter().all(|d| d.even) || bound.contains(&0) {
             let layout = bound.iter().zip(sample).map(|(&size, &used)| Dim::even(size, used)).collect();
             return Ok(Laid { v: self.b.reshape(x.v, bound), layout });
         }

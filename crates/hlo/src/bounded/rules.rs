@@ -356,17 +356,16 @@ impl Bounding<'_> {
         let whole: Vec<bool> = (0..x.layout.len()).map(|d| is_whole(&x, d)).collect();
         let x = self.prefixed(x, |d| !whole[d])?;
         let mut v = x.v;
-        for d in (0..whole.len()).filter(|&d| !whole[d] && x.layout[d].varies()) {
+        let moves = |d: usize| x.layout[d].varies() || pair.dim(d).varies();
+        for d in (0..whole.len()).filter(|&d| !whole[d] && moves(d)) {
             let (have, take) = (&x.layout[d], pair.dim(d));
             // The last start at which the slice fits.
             let last = self.number(have.size() - take.size(), have.used() - take.used());
             let own = &mut starts[d];
             own.v = self.b.minimum(own.v, self.b.convert(last, self.b.dtype(own.v)));
             let zero = self.b.scalar_i64(self.b.dtype(v), 0);
-            v = self.b.pad_dim(v, zero, d as i64, 0, take.size() - take.used());
-        }
-        if (0..whole.len()).any(|d| !whole[d] && !x.layout[d].varies() && pair.dim(d).varies()) {
-            return Err("how much is taken depends on the size".into());
+            // What is taken beyond the size in use may lie behind the end.
+            v = self.b.pad_dim(v, zero, d as i64, 0, if take.varies() { take.size() } else { 0 });
         }
         let starts: Vec<Value> = starts.iter().map(|x| x.v).collect();
         let v = self.b.dynamic_slice(v, &starts, &pair.bound.shape);
@@ -379,22 +378,47 @@ impl Bounding<'_> {
         let update = args.remove(1);
         let mut x = args.remove(0);
         let mut update = update;
+        let mut parts = Vec::new();
         for (d, start) in starts.iter_mut().enumerate() {
             let (own, new) = (x.layout[d].clone(), update.layout[d].clone());
             if (own.size(), own.used()) == (new.size(), new.used()) {
                 (x, update) = self.paired((x, d), (update, d))?;
-            } else if new.varies() {
-                return Err("how much is overwritten depends on the size".into());
-            } else if own.varies() {
+                continue;
+            }
+            if new.varies() {
+                update = self.prefixed(update, |i| i == d)?;
+                parts.push(d);
+            }
+            if own.varies() || new.varies() {
                 x = self.prefixed(x, |i| i == d)?;
                 let last = self.number(own.size() - new.size(), own.used() - new.used());
                 start.v = self.b.minimum(start.v, self.b.convert(last, self.b.dtype(start.v)));
             }
         }
         let starts: Vec<Value> = starts.iter().map(|x| x.v).collect();
-        let v = self.b.dynamic_update_slice(x.v, update.v, &starts);
+        let v = self.overwritten(&x, &update, &starts, &parts);
         let even = |d: &Dim| Dim { even: false, ..d.clone() };
         Ok(Laid { v, layout: x.layout.iter().map(even).collect() })
+    }
+
+    /// A value with others from a place on. In the dimensions `parts` only those in use are written: what is behind them
+    /// stays.
+    fn overwritten(&mut self, x: &Laid, update: &Laid, starts: &[Value], parts: &[usize]) -> Value {
+        let (shape, sizes) = (self.b.shape(x.v), self.b.shape(update.v));
+        let zero = self.b.scalar_i64(self.b.dtype(x.v), 0);
+        let mut longer = x.v;
+        let mut mask: Option<Value> = None;
+        for &d in parts {
+            longer = self.b.pad_dim(longer, zero, d as i64, 0, sizes[d]);
+            let own = self.mask(&update.layout[d]);
+            let own = self.b.broadcast_in_dim(own, &sizes, &[d as i64]);
+            mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
+        }
+        let Some(mask) = mask else { return self.b.dynamic_update_slice(x.v, update.v, starts) };
+        let before = self.b.dynamic_slice(longer, starts, &sizes);
+        let new = self.b.select(mask, update.v, before);
+        let written = self.b.dynamic_update_slice(longer, new, starts);
+        self.b.slice(written, &vec![0; shape.len()], &shape, &vec![1; shape.len()])
     }
 
     fn dot(&mut self, pair: Pair<'_>, mut args: Vec<Laid>, dims: &DotDims) -> Result<Laid> {
