@@ -75,7 +75,8 @@ fn averaged(c: &Ctx, x: Value, dim: usize, output: i64) -> Value {
     let made = c.deferred(name, &[x], &types, axes, move |c, x, used| {
         let Some(used) = used[0] else { return Ok(vec![averaged(c, x[0], dim, output)]) };
         let input = c.shape(x[0])[dim];
-        let windows = Windows::of(c, count(c, used), number(c, output), output, (input + output - 1) / output + 1);
+        let windows =
+            Windows::of(c, count(c, used), number(c, output), output, (input + output - 1) / output + 1);
         Ok(vec![windows.means(c, x[0], dim)])
     });
     made.map_or(x, |made| made[0])
@@ -265,13 +266,14 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     };
     let out: Dims = sizes[..lead].iter().chain(&size).copied().collect();
     let types = [x.dtype, DType::S64].map(|dtype| TensorType::new(dtype, out.clone()));
-    let made = c.deferred(format!("adaptive maxima to {size:?}"), &[x.value], &types, axes, move |c, x, used| {
-        let (best, at) = match used.iter().all(Option::is_none) {
-            true => maxima(c, x[0], lead, size),
-            false => maxima_of_used(c, x[0], lead, size, used),
-        };
-        Ok(vec![best, at])
-    });
+    let made =
+        c.deferred(format!("adaptive maxima to {size:?}"), &[x.value], &types, axes, move |c, x, used| {
+            let (best, at) = match used.iter().all(Option::is_none) {
+                true => maxima(c, x[0], lead, size),
+                false => maxima_of_used(c, x[0], lead, size, used),
+            };
+            Ok(vec![best, at])
+        });
     Ok(match made.as_deref() {
         Some(&[best, at]) => (best, at),
         _ => maxima(c, x.value, lead, size),

@@ -189,16 +189,26 @@ struct Filter {
 
 static NEAREST: Filter = Filter { taps: nearest, most: Some(1), copies: true, skips: Skip::Nothing };
 /// The same for torch's kernels that follow a given scale even where the sizes are equal or double.
-static NEAREST_SCALED: Filter = Filter { taps: nearest_scaled, most: Some(1), copies: true, skips: Skip::Nothing };
-static NEAREST_EXACT: Filter = Filter { taps: nearest_exact, most: Some(1), copies: true, skips: Skip::Nothing };
+static NEAREST_SCALED: Filter =
+    Filter { taps: nearest_scaled, most: Some(1), copies: true, skips: Skip::Nothing };
+static NEAREST_EXACT: Filter =
+    Filter { taps: nearest_exact, most: Some(1), copies: true, skips: Skip::Nothing };
 static LINEAR: Filter = Filter { taps: linear, most: Some(2), copies: false, skips: Skip::Nothing };
 static CUBIC: Filter = Filter { taps: cubic, most: Some(4), copies: false, skips: Skip::EqualShapeBackward };
-static LINEAR_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 2.0, triangle), most: None, copies: false, skips: Skip::EqualSize };
+static LINEAR_AA: Filter = Filter {
+    taps: |r, o| antialiased(r, o, 2.0, triangle),
+    most: None,
+    copies: false,
+    skips: Skip::EqualSize,
+};
 static CUBIC_AA: Filter =
     Filter { taps: |r, o| antialiased(r, o, 4.0, keys), most: None, copies: false, skips: Skip::EqualSize };
-static LANCZOS_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 6.0, lanczos), most: None, copies: false, skips: Skip::EqualSize };
+static LANCZOS_AA: Filter = Filter {
+    taps: |r, o| antialiased(r, o, 6.0, lanczos),
+    most: None,
+    copies: false,
+    skips: Skip::EqualSize,
+};
 
 fn nearest(r: &Resize, o: i64) -> Vec<(i64, f64)> {
     let at = if r.output == r.input {
