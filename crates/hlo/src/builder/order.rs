@@ -370,6 +370,6 @@ mod tests {
         b.keep_memory_order(true);
         let x = b.transpose(b.param(TensorType::new(DType::F32, vec![4, 5])), &[1, 0]);
         let y = b.tanh(x);
-        assert!(matches!(b.rearranged(y), None));
+        assert!(b.rearranged(y).is_none());
     }
 }
