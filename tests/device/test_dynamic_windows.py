@@ -147,3 +147,20 @@ def test_what_has_no_elements_may_have_any_layout(fused):
         x = torch.randn(size, 4)
         for a, e in zip(g(x.to(DEVICE)), f(x), strict=True):
             assert_same(a, e, str(size), strides=False)
+
+
+PLACES = {
+    "an argument": lambda x: x.as_strided((3, 2), (4, 1), 1),
+    "a computed tensor": lambda x: (x * 2).as_strided((3, 2), (4, 1), 1),
+    "within the first row": lambda x: x.as_strided((2, 2), (2, 1), 0),
+    "used in the function": lambda x: x.as_strided((3, 2), (4, 1), 1) + 1,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_that_do_not_follow_the_size(name):
+    """Views by strides of their own show what is there in the tensor of the call, not in one of the bound's size."""
+    f = torch.tpu.jit(PLACES[name], dynamic={"x": {1: Dim(max=16)}})
+    for n in (5, 7, 6):
+        x = torch.arange(4.0 * n).view(4, n)
+        torch.testing.assert_close(f(x.to(DEVICE)).cpu(), PLACES[name](x), msg=lambda text, n=n: f"{n}: {text}")

@@ -263,13 +263,14 @@ fn outputs(
         let (large, small) = (&at_bound.layout, &own.layout);
         let at = place(at_bound.home);
         let stays = at.is_some_and(|at| shape.results[at].1 == of_sample.results[at].1);
-        let layout = if large == small || stays && are_expanded(large, small) {
+        let stored = match at_bound.home {
+            Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
+            Home::Made(_) => at.and_then(|at| results[at].clone()),
+        };
+        let same = large == small && stored.as_ref().is_none_or(|stored| is_at_its_place(small, stored));
+        let layout = if same || stays && are_expanded(large, small) {
             small.clone()
         } else {
-            let stored = match at_bound.home {
-                Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
-                Home::Made(_) => at.and_then(|at| results[at].clone()),
-            };
             stored
                 .and_then(|stored| in_storage(large, small, &stored))
                 .ok_or("a result whose size varies is a part of a larger tensor")?
@@ -289,6 +290,15 @@ fn are_expanded(large: &Layout, small: &Layout) -> bool {
         && same_place
         && large.sizes.len() == small.sizes.len()
         && sizes.all(|((a, b), step)| a == b || *step == 0)
+}
+
+/// Whether each element of a tensor is where it is in its own storage, in one that is larger: up to the end of the first row
+/// of a size that varies they are.
+fn is_at_its_place(own: &Layout, stored: &InMemory) -> bool {
+    let Some(varies) = stored.iter().rposition(|(large, small)| large != small) else { return true };
+    let row: i64 = stored[varies..].iter().map(|(large, small)| *large.min(small)).product();
+    let reach: i64 = own.sizes.iter().zip(&own.strides).map(|(n, step)| (n - 1).max(0) * step).sum();
+    varies == 0 || own.sizes.contains(&0) || own.offset + reach < row
 }
 
 /// How a tensor lies in a storage that is larger than its own.
