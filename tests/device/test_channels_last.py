@@ -128,8 +128,6 @@ class Block(nn.Module):
 @pytest.mark.parametrize("way", ["eager", "compile", "jit"])
 def test_a_network_is_trained_as_on_the_cpu(way):
     """Large enough for PyTorch's kernels of convolutions and statistics, where programs call them."""
-    if way == "compile" and torch.tpu.eager_mode != "fused":
-        pytest.skip("compiled graphs are the same in all modes")
 
     def trained(device):
         torch.manual_seed(0)
