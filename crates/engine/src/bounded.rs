@@ -267,11 +267,12 @@ fn outputs(
             Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
             Home::Made(_) => at.and_then(|at| results[at].clone()),
         };
-        let made = at.map(|at| (&shape.results[at].1.shape, &of_sample.results[at].1.shape));
-        let made = made.filter(|(a, b)| a.len() == b.len());
-        let made = made.map(|(a, b)| a.iter().copied().zip(b.iter().copied()).collect::<InMemory>());
-        let memory = stored.as_ref().or(made.as_ref());
-        let same = large == small && memory.is_none_or(|memory| is_at_its_place(small, memory));
+        let made = || {
+            let [large, small] = [shape, of_sample].map(|of| at.map(|at| &of.results[at].1.shape));
+            large.zip(small).map(|(large, small)| large.iter().copied().zip(small.iter().copied()).collect())
+        };
+        let memory = stored.clone().or_else(made);
+        let same = large == small && memory.is_none_or(|memory| is_at_its_place(small, &memory));
         let layout = if same || stays && are_expanded(large, small) {
             small.clone()
         } else {

@@ -11,15 +11,17 @@ use oxitorch_engine::Caller;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static SHIM: OnceLock<&'static Shim> = OnceLock::new();
 /// Threads of autograd's, and for whom each recorded last: a graph that is made in a backward is of that thread too.
 static WORKERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 /// Threads for which a backward has run in a thread of autograd's, and the device of that one.
 static UNSETTLED: Mutex<Vec<(u64, i32)>> = Mutex::new(Vec::new());
-/// Whether there are any.
-static ANY_UNSETTLED: AtomicBool = AtomicBool::new(false);
+/// How many there have been.
+static EVER_UNSETTLED: AtomicU64 = AtomicU64::new(0);
+/// So many are remembered: threads that ended with a backward never ask.
+const MAX_UNSETTLED: usize = 64;
 /// Backwards of one thread that are told apart; others that run at the same time may be mistaken for each other.
 const MAX_TASKS: usize = 8;
 
@@ -38,21 +40,24 @@ thread_local! {
     static LAST: Cell<(abi::Caller, u64, bool)> = const { Cell::new((abi::Caller::NOBODY, 0, false)) };
     /// The latest backwards.
     static TASKS: RefCell<Vec<Task>> = const { RefCell::new(Vec::new()) };
+    /// How many of [`EVER_UNSETTLED`] this thread has looked through.
+    static SETTLED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The engine asks from now on.
 pub(crate) fn start(shim: &'static Shim) {
     SHIM.get_or_init(|| shim);
     oxitorch_engine::set_caller(caller, || {
-        if ANY_UNSETTLED.load(Relaxed) {
-            settle();
+        let ever = EVER_UNSETTLED.load(Relaxed);
+        if ever != SETTLED.get() {
+            settle(ever);
         }
     });
 }
 
-/// Waits until autograd's threads have let go of what they ran for this one.
+/// Waits until autograd's threads have let go of what they ran for this one, of the first so many backwards.
 #[cold]
-fn settle() {
+fn settle(ever: u64) {
     let Some(shim) = SHIM.get() else { return };
     let mut now = abi::Caller::default();
     // SAFETY: reads thread-locals of PyTorch.
@@ -61,6 +66,7 @@ fn settle() {
     if now.task >= 0 || gil::is_held() {
         return;
     }
+    SETTLED.set(ever);
     let mut devices = Vec::new();
     let mut all = UNSETTLED.lock();
     all.retain(|&(thread, device)| {
@@ -70,7 +76,6 @@ fn settle() {
         }
         !is_own
     });
-    ANY_UNSETTLED.store(!all.is_empty(), Relaxed);
     drop(all);
     for device in devices {
         // SAFETY: neither a lock nor the GIL is held.
@@ -133,7 +138,10 @@ fn unsettle(thread: u64) {
     let of = (thread, unsafe { (shim.current_device)() });
     let mut all = UNSETTLED.lock();
     if !all.contains(&of) {
+        if all.len() == MAX_UNSETTLED {
+            all.remove(0);
+        }
         all.push(of);
     }
-    ANY_UNSETTLED.store(true, Relaxed);
+    EVER_UNSETTLED.fetch_add(1, Relaxed);
 }
