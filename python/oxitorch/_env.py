@@ -411,7 +411,11 @@ FOREIGN: tuple[tuple[str, str], ...] = (
         "PyTorch's: how many collectives its flight recorder keeps; set, it records those of the device too, see "
         "`docs/distributed.md`.",
     ),
-    ("NPROC", "How many threads the cpu platform computes with; compiled programs depend on it."),
+    (
+        "NPROC",
+        "How many threads the cpu platform computes with, else one for each core, or for each that is a process's share "
+        "where `LOCAL_WORLD_SIZE` says that several run on the machine; compiled programs depend on it.",
+    ),
     *(
         (f"{prefix}*", "Where an object store is and who asks it, if `OXITORCH_CACHE_SHARED` is one.")
         for prefix in STORES

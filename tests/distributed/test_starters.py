@@ -1,5 +1,6 @@
 """Jobs start as docs/distributed.md says, in processes that have the variables of Slurm or Kubernetes and no others."""
 
+import os
 import re
 import socket
 import subprocess
@@ -189,6 +190,22 @@ def test_the_device_is_chosen_first_in_processes_of_the_script(job):
     """Nobody says how many they are before they meet."""
     script = BEGIN + SPAWNED.format(textwrap.indent(END, "    "), SIZE, SIZE)
     assert job(script, [(["python", "train.py", free_port()], {})]) == on(0, 1)
+
+
+THREADS = """
+import os, torch
+places = [torch.ones(3, device=f"tpu:{i}") for i in (5, 1)]
+assert [x.add(1).cpu().tolist() for x in places] == [[2.0] * 3] * 2
+assert torch.tpu.device_count() == 8 and "NPROC" not in os.environ
+names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+print(names.count("tf_XLAEigen"))
+"""
+
+
+def test_processes_share_the_cores_of_the_machine(python):
+    """A client of so many devices would compute with a thread for each, in each process."""
+    ran = python(THREADS, OXITORCH_PLATFORM="cpu", LOCAL_WORLD_SIZE="8")
+    assert int(ran.stdout) == max(1, len(os.sched_getaffinity(0)) // 8)
 
 
 def test_a_device_that_no_process_is_known_to_have(python):

@@ -51,6 +51,9 @@ pub struct Options {
     pub interrupt: Interrupt,
     /// If the user sees other devices than those of the client.
     pub numbered: Option<Numbered>,
+    /// How many devices the user sees at least: those that the client does not have are its own once more, with a stream and
+    /// an account of memory each. Of other processes' devices there are none then.
+    pub at_least: usize,
 }
 
 /// Devices as a user sees them who runs a process for each device of a machine: there are those of all processes, of which
@@ -67,6 +70,8 @@ pub struct Numbered {
 pub struct Engine {
     target: Target,
     numbered: Numbered,
+    /// How many devices this process can use; behind their streams are those of meshes.
+    own: usize,
     streams: Vec<Stream>,
     metrics: Arc<Metrics>,
     /// Packed, as they are read with every op.
@@ -99,7 +104,8 @@ impl Engine {
             Target::Absent(device) => Memory::boundless(device.memory),
         };
         let bounds = if target.is_present() { Bounds::RUNNING } else { Bounds::CAPTURING };
-        let own = target.device_count();
+        let there = target.device_count();
+        let own = if options.numbered.is_some() { there } else { there.max(options.at_least) };
         let numbered = options.numbered.unwrap_or(Numbered { count: own, first: 0 });
         if numbered.first + own > numbered.count {
             let words =
@@ -108,7 +114,7 @@ impl Engine {
         }
         let (mut absent, lanes) = (None, Lanes::default());
         let explainer = Arc::new(Explainer::new(bounds));
-        let mut stream = |at: usize| {
+        let mut stream = |place: usize| {
             let memory = memory(&target);
             let (target, compiler, explainer) = (target.clone(), compiler.clone(), explainer.clone());
             let pretended = match &target {
@@ -118,7 +124,8 @@ impl Engine {
                 }
             };
             let interrupt = options.interrupt;
-            let place = Place { number: numbered.first + at, at, devices: None, lanes: lanes.clone() };
+            let (number, at) = (numbered.first + place, place % there);
+            let place = Place { number, at, devices: None, lanes: lanes.clone() };
             let stream = Stream::new(target, place, compiler, explainer, memory, metrics.clone(), interrupt)?;
             let stream = stream.lowering_for(options.target);
             let Some(pretended) = pretended else { return Ok(stream) };
@@ -130,6 +137,7 @@ impl Engine {
         Ok(Engine {
             target,
             numbered,
+            own,
             streams,
             metrics,
             switches: AtomicU64::new(Switches::default().pack()),
@@ -177,7 +185,12 @@ impl Engine {
 
     /// The devices that this process can use, by their numbers.
     pub fn own_devices(&self) -> Range<usize> {
-        self.numbered.first..self.numbered.first + self.target.device_count()
+        self.numbered.first..self.numbered.first + self.own
+    }
+
+    /// Which of the client's devices one of these is.
+    pub fn place_of(&self, device: usize) -> usize {
+        device.saturating_sub(self.numbered.first) % self.target.device_count()
     }
 
     /// Makes a stream of several devices, which then run programs together; gives its number, which is what their values

@@ -1,8 +1,12 @@
 //! Calls as the front end makes them: their forms, their results, and what is refused.
 
-use common::{ADD, NEG, RELU_, Returned, Rig, Tensor, count_of, donors, error, int, on_host, row_major};
+use common::{
+    ADD, NEG, RELU_, Returned, Rig, Tensor, count_of, donors, error, int, on_host, options, row_major,
+};
 use oxitorch_aten::args::Number;
-use oxitorch_engine::{ArgRef, Call, ErrorKind, Mode, Output, Outputs, Place, Refusal, Site, TensorRef};
+use oxitorch_engine::{
+    ArgRef, Call, ErrorKind, Mode, Options, Output, Outputs, Place, Refusal, Site, TensorRef,
+};
 use oxitorch_hlo::DType;
 use oxitorch_pjrt::Platform;
 use oxitorch_testkit::fake_plugin::FakePlugin;
@@ -258,6 +262,30 @@ fn a_device_has_its_own_tensors() {
     assert!(refused.contains("tpu:0 and tpu:1!"), "{refused}");
     let Err(refusal) = rig.engine.stream(2) else { panic!() };
     assert!(error(refusal).message.contains("device index 2 does not exist: there are 2"));
+}
+
+#[test]
+fn devices_that_the_client_does_not_have_are_its_own_once_more() {
+    let options = Options { at_least: 3, ..options() };
+    let mut rig = Rig::with(FakePlugin::new(), Platform::Cpu, &options);
+    // Programs of several devices want several.
+    let mesh = oxitorch_engine::Mesh::new(&[("x", 2)]).unwrap();
+    let e = rig.engine.add_mesh(mesh, &[0, 1]).unwrap_err();
+    assert!(e.message.contains("tpu:1 of a mesh is not one of 1 devices"), "{e}");
+    let client = rig.engine.target().client().unwrap();
+    assert_eq!((client.devices().len(), rig.engine.device_count(), rig.engine.own_devices()), (1, 3, 0..3));
+    assert_eq!(rig.engine.own_devices().map(|d| rig.engine.place_of(d)).collect::<Vec<_>>(), [0, 0, 0]);
+    // Each has its own tensors and its own account of memory.
+    let x = rig.floats();
+    let other = oxitorch_engine::Slot::new(16, 2);
+    let y = TensorRef { place: Place::Device(&other), device: 2, ..x.by_ref() };
+    assert!(message(&rig, ADD, &[x.arg(), ArgRef::Tensor(y), int(1)]).contains("tpu:0 and tpu:2!"));
+    rig.sync().unwrap();
+    let allocated = |d: usize| rig.engine.stream(d).unwrap().memory().bytes().current;
+    assert!(allocated(0) > 0);
+    assert_eq!((allocated(1), allocated(2)), (0, 0));
+    let Err(refusal) = rig.engine.stream(3) else { panic!() };
+    assert!(error(refusal).message.contains("device index 3 does not exist: there are 3"));
 }
 
 #[test]

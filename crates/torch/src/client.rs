@@ -1,10 +1,11 @@
 //! Opening the plugin and its client.
 
-use crate::processes;
 use crate::state::{Setup, warn};
+use crate::{cores, processes};
 use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
+use pyo3::PyErr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -17,19 +18,37 @@ pub(crate) fn chosen(setup: &Setup) -> Result<pjrt::Found, Error> {
     pjrt::choose(&found, setup.platform, pjrt::hardware_present).cloned().map_err(failed)
 }
 
+/// Opens a client that computes with so many threads.
+fn with_threads(
+    threads: Option<usize>,
+    begin: impl FnOnce() -> pjrt::Result<Arc<pjrt::Client>>,
+) -> Result<Arc<pjrt::Client>, Error> {
+    let said = |e: PyErr| {
+        Error::runtime(format!("cannot say in {} how many threads there are: {e}", cores::THREADS))
+    };
+    if threads.is_none() {
+        return begin().map_err(failed);
+    }
+    cores::set(threads).map_err(said)?;
+    let client = begin().map_err(failed);
+    cores::set(None).map_err(said)?;
+    client
+}
+
 fn failed(e: pjrt::Error) -> Error {
     Error::runtime(e.to_string())
 }
 
-/// A client of that plugin.
+/// A client of that plugin. With how many threads the cpu platform computes; None: as the plugin thinks.
 pub(crate) fn open(
     setup: &Setup,
+    threads: Option<usize>,
     interrupt: impl Fn() -> Result<(), Error>,
 ) -> Result<Arc<pjrt::Client>, Error> {
     let chosen = chosen(setup)?;
     let place = processes::place().filter(|_| chosen.platform != pjrt::Platform::Cpu);
     let load = pjrt::LoadOptions::for_platform(chosen.platform, false);
-    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| cpu_devices(setup));
+    let cpu_devices = (chosen.platform == pjrt::Platform::Cpu).then(|| setup.cpu_devices.unwrap_or(1));
     let mut extra = if chosen.platform == pjrt::Platform::Cuda { setup.cuda.clone() } else { Vec::new() };
     if let (pjrt::Platform::Cuda, Some(place)) = (chosen.platform, place) {
         take_one_gpu(&mut extra, place.gpu);
@@ -46,7 +65,7 @@ pub(crate) fn open(
         pjrt::Client::new(plugin, &options)
     };
     if platform != pjrt::Platform::Tpu && place.is_none() {
-        return begin().map_err(failed);
+        return with_threads(threads.filter(|_| platform == pjrt::Platform::Cpu), begin);
     }
     // A TPU of several hosts, and a client of several processes, begin when all of them are there. Plugins wait without a
     // word.
@@ -94,7 +113,8 @@ pub(crate) fn no_device(setup: &Setup, index: usize, count: usize) -> Error {
     ))
 }
 
-fn cpu_devices(setup: &Setup) -> usize {
+/// How many devices the cpu platform shows.
+pub(crate) fn cpu_devices(setup: &Setup) -> usize {
     setup.cpu_devices.unwrap_or_else(|| setup.processes.load(Relaxed))
 }
 

@@ -8,6 +8,7 @@
 
 mod abi;
 mod client;
+mod cores;
 mod door;
 mod entries;
 mod gil;

@@ -367,7 +367,7 @@ mod _core {
         let memory = s.engine.stream(index).map_err(|r| refused(py, r))?.memory().total();
         s.engine.absent().into_iter().for_each(Absent::describe);
         let target = s.engine.target();
-        let at = index.saturating_sub(s.engine.own_devices().start);
+        let at = s.engine.place_of(index);
         let (platform, kind) = (target.platform(), target.kind(at));
         let (id, version) = match target.client() {
             Ok(client) => (client.devices()[at].id(), client.platform_version()),

@@ -297,9 +297,10 @@ fn start() -> Result<&'static State, Error> {
     if let Some(state) = STATE.get() {
         return Ok(state);
     }
+    let threads = crate::cores::threads(setup);
     let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {
         Some(device) => Target::Absent(device.clone()),
-        None => Target::Client(crate::client::open(setup, interrupt)?),
+        None => Target::Client(crate::client::open(setup, threads, interrupt)?),
     };
     let mut wanted = target_options(target.platform());
     if let Some(platform) = setup.lower_for {
@@ -319,11 +320,18 @@ fn start() -> Result<&'static State, Error> {
         wanted.own_products = setup.library == Kernels::Faster && library::multiplies_slowly();
     }
     let mut cache = setup.cache.clone();
+    if let (pjrt::Platform::Cpu, Some(threads)) = (target.platform(), threads) {
+        cache.environment.push((crate::cores::THREADS.to_owned(), threads.to_string()));
+    }
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
         cache.places = cuda_places(setup);
     }
     let spans = matches!(&target, Target::Client(c) if c.device_ids().len() > c.devices().len());
     let numbered = processes::place().filter(|_| spans).map(|place| place.numbered);
+    // Processes that share a machine see a device for each of them, and have one. A client of as many devices would have at
+    // least as many threads that compute, in each process.
+    let at_least =
+        if target.platform() == pjrt::Platform::Cpu { crate::client::cpu_devices(setup) } else { 1 };
     let options = Options {
         compile_threads: setup.compile_threads,
         cache,
@@ -333,6 +341,7 @@ fn start() -> Result<&'static State, Error> {
         target: wanted,
         interrupt,
         numbered,
+        at_least: if target.is_present() { at_least } else { 1 },
     };
     let engine = Engine::start(target, &options)?;
     engine.set_window(setup.window.0, setup.window.1, setup.window.2);

@@ -59,6 +59,7 @@ pub(crate) fn options() -> Options {
         target: TargetOptions::NONE,
         interrupt: || Ok(()),
         numbered: None,
+        at_least: 1,
     }
 }
 
