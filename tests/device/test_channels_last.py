@@ -125,8 +125,9 @@ class Block(nn.Module):
         return x + F.relu(self.norm(self.conv(x)))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("way", ["eager", "compile", "jit"])
-def test_a_network_is_trained_as_on_the_cpu(way):
+def test_a_network_is_trained_as_on_the_cpu(way, memory_format):
     """Large enough for PyTorch's kernels of convolutions and statistics, where programs call them."""
 
     def trained(device):
@@ -135,9 +136,9 @@ def test_a_network_is_trained_as_on_the_cpu(way):
             nn.Conv2d(3, 32, 3, padding=1), Block(32), nn.MaxPool2d(2), Block(32),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5),
         )  # fmt: skip
-        model = model.to(device, memory_format=torch.channels_last)
+        model = model.to(device, memory_format=memory_format)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        x, y = image(8, 3, 32, 32).to(device), (torch.arange(8) % 5).to(device)
+        x, y = image(8, 3, 32, 32).to(device, memory_format=memory_format), (torch.arange(8) % 5).to(device)
 
         def step(x, y):
             loss = F.cross_entropy(forward(x), y)
@@ -155,3 +156,23 @@ def test_a_network_is_trained_as_on_the_cpu(way):
     assert losses == pytest.approx(expected, rel=1e-4)
     for name, value in expected_state.items():
         assert_same(state[name], value, name, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(torch.tpu.platform() != "cpu", reason="other compilers choose layouts themselves")
+@pytest.mark.parametrize("seen", [False, True])
+def test_convolutions_in_a_program_are_channels_last(seen):
+    """An image that stays within a program has its channels last for PyTorch's kernels; one that is seen is not turned."""
+    layers = nn.Sequential(*(nn.Conv2d(32, 32, 3, padding=1) for _ in range(5))).to(DEVICE)
+
+    @torch.no_grad()
+    def forward(x):
+        images = [x]
+        for layer in layers:
+            images.append(torch.tanh(layer(images[-1])))
+        return images if seen else images[-1].sum()
+
+    text = torch.tpu.jit(forward).lower(torch.ones(8, 32, 32, 32, device=DEVICE)).as_text()
+    if "oxitorch.host_call" not in text:
+        pytest.skip("convolutions are the compiler's here")
+    turned = [line for line in text.splitlines() if "stablehlo.transpose" in line and "8x32x32x32x" in line]
+    assert len(turned) == (0 if seen else 1), "\n".join(turned)

@@ -190,6 +190,19 @@ def test_convolution_of_views():
     same(lambda x, w: F.conv2d(x, w), x.contiguous(memory_format=torch.channels_last), w, rtol=1e-4, atol=1e-3)
 
 
+def test_results_are_written_where_they_belong():
+    """PyTorch's kernels are given the memory of results by their size: gradients of one size are not mixed up, and what a
+    kernel makes on the way is no result."""
+    x, w = randn(48, 48, 8, 8), randn(48, 48, 8, 8)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        args = (x.to(memory_format=memory_format), w)
+        same(lambda x, w: gradients(lambda x, w: F.conv2d(x, w, padding=4), x, w), *args, times=2, rtol=1e-3, atol=1e-2)
+    # Memory that a kernel was given is the program's: it is not there any more when that has ended.
+    done = [F.conv2d(to_device(x), to_device(w), padding=4) for _ in range(3)]
+    for y in done:
+        assert_same(y, F.conv2d(x, w, padding=4), "again", strides=False, rtol=1e-3, atol=1e-2)
+
+
 def test_convolution_of_float64():
     x, w = randn(4, 16, 32, 32, dtype=torch.float64), randn(32, 16, 3, 3, dtype=torch.float64)
     same(lambda *a: gradients(F.conv2d, *a), x, w, times=2)

@@ -57,6 +57,8 @@ pub enum Item<'a> {
     Tensor(Value),
     /// A tensor whose last dimension must be dense.
     Rows(Value),
+    /// An image, channels last.
+    ChannelsLast(Value),
     /// A number that the program is given.
     Number(Value),
     /// An integer attribute.
@@ -108,11 +110,10 @@ impl Outcome {
 
     /// A result of torch's kernels that keep to the memory format of one of these: channels-last if it is.
     pub fn like(c: &Ctx, ty: TensorType, formats: &[Value]) -> Outcome {
-        let rank = ty.shape.len() as i64;
-        if rank < 3 || !formats.iter().any(|&v| is_channels_last(c, v)) {
+        if ty.shape.len() < 3 || !formats.iter().any(|&v| is_channels_last(c, v)) {
             return Outcome::row_major(ty);
         }
-        Outcome { ty, order: [0].into_iter().chain(2..rank).chain([1]).collect() }
+        Outcome::channels_last(ty)
     }
 
     fn stored(&self) -> TensorType {
@@ -126,12 +127,35 @@ impl Outcome {
 
     /// From the stored order to that of the dimensions.
     fn restore(&self) -> Dims {
-        let mut back: Dims = self.order.clone();
-        for (i, &d) in self.order.iter().enumerate() {
-            back[d as usize] = i as i64;
-        }
-        back
+        inverse(&self.order)
     }
+
+    /// A result that is channels last.
+    pub fn channels_last(ty: TensorType) -> Outcome {
+        Outcome { order: channels_last(ty.shape.len()), ty }
+    }
+}
+
+/// The dimensions of a channels-last image, slowest first.
+fn channels_last(rank: usize) -> Dims {
+    [0].into_iter().chain(2..rank as i64).chain([1]).collect()
+}
+
+fn inverse(order: &Dims) -> Dims {
+    let mut back: Dims = order.clone();
+    for (i, &d) in order.iter().enumerate() {
+        back[d as usize] = i as i64;
+    }
+    back
+}
+
+/// The steps of a tensor that is dense in memory in these sizes, and has its dimensions at these places; empty: in their order.
+fn strides(stored: &[i64], places: &[i64]) -> Dims {
+    let mut steps = Dims::from_elem(1, stored.len());
+    for d in (1..stored.len()).rev() {
+        steps[d - 1] = steps[d] * stored[d].max(1);
+    }
+    if places.is_empty() { steps } else { places.iter().map(|&i| steps[i as usize]).collect() }
 }
 
 /// Whether an image has its channels last in memory, and nothing between its elements; what has one channel, or one place,
@@ -242,6 +266,16 @@ impl Call<'_, '_> {
                 self.words.extend_from_slice(&view.strides);
                 self.words.push(view.offset);
             }
+            Item::ChannelsLast(v) => {
+                let last = channels_last(self.c.rank(v));
+                let stored = self.c.transpose(v, &last);
+                self.words.push(word::TENSOR);
+                self.operand(stored);
+                self.words.push(last.len() as i64);
+                self.words.extend_from_slice(&self.c.shape(v));
+                self.words.extend_from_slice(&strides(&self.c.shape(stored), &inverse(&last)));
+                self.words.push(0);
+            }
             Item::Number(v) => {
                 self.words.push(word::NUMBER);
                 self.operand(v);
@@ -264,13 +298,8 @@ impl Call<'_, '_> {
                 continue;
             };
             let stored = outcome.stored().shape;
-            let mut steps = Dims::from_elem(1, stored.len());
-            for d in (1..stored.len()).rev() {
-                steps[d - 1] = steps[d] * stored[d].max(1);
-            }
-            if !outcome.order.is_empty() {
-                steps = outcome.restore().iter().map(|&i| steps[i as usize]).collect();
-            }
+            let back = outcome.restore();
+            let steps = strides(&stored, &back);
             self.words.extend([word::TENSOR, place, stored.len() as i64]);
             self.words.extend_from_slice(&outcome.ty.shape);
             self.words.extend_from_slice(&steps);

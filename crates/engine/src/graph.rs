@@ -3,6 +3,7 @@
 use crate::buffers::Buffers;
 use crate::ending::Ended;
 use crate::error::{Error, ErrorKind};
+use crate::images;
 use crate::inst::Inst;
 use crate::ops::{Ops, PRODUCED};
 use crate::shared::Shared;
@@ -225,6 +226,9 @@ impl Graph {
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
         b.keep_memory_order(platform == pjrt::Platform::Cpu);
+        b.prefer_channels_last(
+            platform == pjrt::Platform::Cpu && images::stay_within(&self.ops, &self.inputs, &self.live),
+        );
         let on_host = self.uses_host_memory(platform);
         b.set_name(&self.name());
         let inputs: Vec<Value> = types.iter().map(|ty| b.param(ty.clone())).collect();

@@ -38,6 +38,7 @@ mod flush;
 mod graph;
 mod graphs;
 mod groups;
+mod images;
 mod inst;
 mod isolate;
 mod known;

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 
+#include "results.h"
 #include "tensors.h"
 
 // Of the libraries that PyTorch's kernels use, if this build of it has them.
@@ -68,9 +69,10 @@ struct Alone {
 void call(const char* name, const OxiArg* args, uint32_t nargs, const OxiTensor* results, uint32_t nresults) {
   c10::InferenceMode guard;
   auto op = overload(name);
+  bool out = nargs < op.schema().arguments().size();
+  Results made;  // ends after what is in its memory
   torch::jit::Stack stack;
   for (uint32_t i = 0; i < nargs; i++) stack.push_back(unpack(args[i]));
-  bool out = nargs < op.schema().arguments().size();
   // Kept: PyTorch 2.11 drops the arguments of a boxed call before it copies the references that the kernel returned.
   c10::SmallVector<Tensor, 4> kept;
   for (uint32_t i = 0; out && i < nresults; i++) {
@@ -78,9 +80,13 @@ void call(const char* name, const OxiArg* args, uint32_t nargs, const OxiTensor*
     stack.push_back(kept.back());
   }
   TORCH_CHECK(stack.size() == op.schema().arguments().size(), "takes ", op.schema().arguments().size(), " arguments");
-  op.callBoxed(&stack);
-  for (uint32_t i = 0; !out && i < nresults; i++) {
-    if (!(results[i].flags & OXI_UNDEFINED)) borrow(results[i]).copy_(stack.at(i).toTensor());
+  if (out) return op.callBoxed(&stack);
+  std::vector<Tensor> wanted(nresults);
+  for (uint32_t i = 0; i < nresults; i++) {
+    if (!(results[i].flags & OXI_UNDEFINED)) wanted[i] = borrow(results[i]);
   }
+  made.want(std::move(wanted));
+  op.callBoxed(&stack);
+  made.take(stack);
 }
 }  // namespace

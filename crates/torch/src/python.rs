@@ -47,6 +47,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "profiler.h",
     "process_group.h",
     "recipes.h",
+    "results.h",
     "shim.cpp",
     "sparse.h",
     "tensors.h",

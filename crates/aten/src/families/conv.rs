@@ -145,9 +145,12 @@ impl Geometry {
         if !self.is_for_library(c, if self.transposed { &xs } else { &shape }, w) {
             return None;
         }
-        let mut args = vec![Item::Tensor(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
+        let last = turns(c, x);
+        let image = |v| if last { Item::ChannelsLast(v) } else { Item::Tensor(v) };
+        let mut args = vec![image(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
         args.extend(self.items());
-        let result = Outcome::like(c, TensorType::new(c.dtype(x), shape), &[x, w]);
+        let ty = TensorType::new(c.dtype(x), shape);
+        let result = if last { Outcome::channels_last(ty) } else { Outcome::like(c, ty, &[x, w]) };
         let parts = Parts { args: &[0, -1, -1, -1, -1, -1, -1, -1, -1], results: &[0], step: 1 };
         let y = c.call_library_in_parts("convolution", &args, &[Some(result)], Some(&parts));
         y.into_iter().next().flatten()
@@ -159,16 +162,27 @@ impl Geometry {
         }
         let features = [c.shape(dy)[1]];
         let bias_sizes = if mask[2] { Item::Ints(&features) } else { Item::None };
-        let mut args = vec![Item::Tensor(dy), Item::Tensor(x), Item::Tensor(w), bias_sizes];
+        let last = turns(c, x);
+        let image = |v| if last { Item::ChannelsLast(v) } else { Item::Tensor(v) };
+        let mut args = vec![image(dy), image(x), Item::Tensor(w), bias_sizes];
         args.extend(self.items());
         args.push(Item::Bools(&mask));
         let bias = TensorType::new(c.dtype(x), features.as_slice());
         let types = [c.ty(x), c.ty(w), bias].into_iter().zip(mask);
-        let results: Vec<_> =
-            types.map(|(ty, wanted)| wanted.then(|| Outcome::like(c, ty, &[x, w]))).collect();
+        let outcome = |ty: TensorType| match last && ty.shape.len() == 4 {
+            true => Outcome::channels_last(ty),
+            false => Outcome::like(c, ty, &[x, w]),
+        };
+        let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| outcome(ty))).collect();
         let gradients = c.call_library("convolution_backward", &args, &results);
         <[Option<Value>; 3]>::try_from(gradients).ok().map(|[dx, dw, db]| (dx, dw, db))
     }
+}
+
+/// Whether an image is given to torch's kernel with its channels last, whatever its own format: for float32 that is oneDNN's,
+/// which otherwise turns it round at each call.
+fn turns(c: &Ctx, image: Value) -> bool {
+    c.prefers_channels_last() && c.rank(image) == 4 && c.dtype(image) == DType::F32
 }
 
 fn list(sizes: &[i64]) -> String {

@@ -62,6 +62,7 @@ struct Inner {
     orders_by_values: bool,
     /// Whether ops that follow the transpose of a channels-last tensor go before it.
     keeps_memory_order: bool,
+    prefers_channels_last: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -109,6 +110,7 @@ impl Builder {
             keeps_writes_apart,
             orders_by_values,
             keeps_memory_order: false,
+            prefers_channels_last: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),

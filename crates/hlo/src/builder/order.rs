@@ -20,6 +20,17 @@ impl Builder {
         self.inner.borrow_mut().keeps_memory_order = on;
     }
 
+    /// Whether kernels that are faster with channels-last images are to be given such, as images that are turned round at the
+    /// program's boundary are fewer than those that stay within.
+    pub fn prefer_channels_last(&self, on: bool) {
+        self.inner.borrow_mut().prefers_channels_last = on;
+    }
+
+    /// Whether that was said.
+    pub fn prefers_channels_last(&self) -> bool {
+        self.inner.borrow().prefers_channels_last
+    }
+
     fn keeps_memory_order(&self) -> bool {
         self.inner.borrow().keeps_memory_order
     }
