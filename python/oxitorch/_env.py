@@ -413,8 +413,8 @@ FOREIGN: tuple[tuple[str, str], ...] = (
     ),
     (
         "NPROC",
-        "How many threads the cpu platform computes with, else one for each core, or for each that is a process's share "
-        "where `LOCAL_WORLD_SIZE` says that several run on the machine; compiled programs depend on it.",
+        "How many threads the cpu platform computes with, else one for each core, or for each that is a process's "
+        "share where `LOCAL_WORLD_SIZE` says that several run on the machine; compiled programs depend on it.",
     ),
     *(
         (f"{prefix}*", "Where an object store is and who asks it, if `OXITORCH_CACHE_SHARED` is one.")
