@@ -12,10 +12,13 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+# The oldest that is supported can less: docs/distributed.md says what.
+IS_TORCH_2_11 = metadata.version("torch").startswith("2.11")
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
 ONLY_WITH: dict[Callable[[], None], tuple[int, ...]] = {}
 
