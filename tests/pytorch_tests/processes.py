@@ -31,6 +31,7 @@ WORDS = (
     (r'^DEVICE_TYPE = "cpu"$', 'DEVICE_TYPE = "{}"'),
     (r'^        device = "cpu"$', '        device = "{}"'),
     (r"\.is_cuda\b", ".is_{}"),
+    (r'\bself\.device_type == "cuda"', 'self.device_type == "tpu"'),
     # A pipeline compares shapes with those of its first step no more.
     (r"^( +)with self.assertRaisesRegex\(PipeliningShapeError, .*\n +_run_step\(.*\)$", r"\1pass"),
     (r"\bPipeliningShapeError\b", "PipeliningMetadataError"),
