@@ -4,7 +4,10 @@ Each process runs the cases of a module in their order and writes what each rais
 with the next one after a barrier of the host.
 """
 
+import fcntl
+import hashlib
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -12,10 +15,13 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+# The oldest that is supported can less: docs/distributed.md says what.
+IS_TORCH_2_11 = metadata.version("torch").startswith("2.11")
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
 ONLY_WITH: dict[Callable[[], None], tuple[int, ...]] = {}
 
@@ -44,7 +50,10 @@ def parameters(module: str, sizes: tuple[int, ...] = (2, 4, 8), starting: str | 
 
 
 class Outcomes:
-    """What came of the cases of a module in some processes, which run when the first is asked for."""
+    """What came of the cases of a module in some processes, which run when the first is asked for.
+
+    Of pytest's workers, which share the tests of a file, the first that asks runs them all, and others wait for it.
+    """
 
     def __init__(self, environ: Callable[[], dict[str, str]] = dict, starting: str | tuple[str, ...] = ""):
         self._environ = environ
@@ -55,9 +64,26 @@ class Outcomes:
         """Raises what a rank raised."""
         key = (module, ranks)
         if key not in self._known:
-            self._known[key] = run(module, ranks, names(module, ranks, self._starting), environ=self._environ())
+            self._known[key] = self._outcomes(module, ranks)
         found = self._known[key].get(name, "it was not run: an earlier case ended a process\n" + self._known[key][""])
         assert not found, found
+
+    def _outcomes(self, module: str, ranks: int) -> dict[str, str]:
+        environ, only = self._environ(), names(module, ranks, self._starting)
+        testrun = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+        if testrun is None:
+            return run(module, ranks, only, environ=environ)
+        which = hashlib.sha256(repr((module, only, sorted(environ.items()))).encode()).hexdigest()[:16]
+        folder = Path(os.environ["OXITORCH_CACHE_DIR"]).with_name("outcomes") / testrun
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"{which}.{ranks}", "a+") as known:
+            fcntl.flock(known, fcntl.LOCK_EX)
+            known.seek(0)
+            if text := known.read():
+                return json.loads(text)
+            outcomes = run(module, ranks, only, environ=environ)
+            known.write(json.dumps(outcomes))
+            return outcomes
 
 
 def run(

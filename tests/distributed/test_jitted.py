@@ -23,6 +23,35 @@ def test_collectives_that_are_programs(name):
     by_programs.check("jitted", 2, name)
 
 
+BEGINS = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("tpu", store=dist.HashStore(), rank=0, world_size=1)
+model = fully_shard(torch.nn.Linear(3, 2).to("tpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+@torch.tpu.jit
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+x = torch.ones(4, 3, device="tpu")
+losses = [step(x).item() for _ in range(5)]
+assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1], losses
+assert step.traces == 2, step
+dist.destroy_process_group()
+"""
+
+
+def test_fsdp2_begins_in_a_traced_function(python):
+    python(BEGINS)
+
+
 FAULTS = """
 import json, os, sys, time
 from datetime import timedelta

@@ -893,7 +893,7 @@ def context_parallel():
     inputs = [torch.randn(2, 4, 8 * size(), 8) for _ in range(4)]
     for rotate, kernel, dtype in (
         ("allgather", SDPBackend.FLASH_ATTENTION, torch.float32),
-        ("alltoall", SDPBackend.OVERRIDEABLE, torch.bfloat16),
+        ("alltoall", SDPBackend.EFFICIENT_ATTENTION, torch.bfloat16),
     ):
         attention.set_rotate_method(rotate)
         whole = [x.to(dtype).float().clone().requires_grad_() for x in inputs[:3]]

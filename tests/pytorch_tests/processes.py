@@ -30,6 +30,8 @@ WORDS = (
     (r'^devices = \("\w+", "hpu"\)$', 'devices = ("{}",)'),
     (r'^DEVICE_TYPE = "cpu"$', 'DEVICE_TYPE = "{}"'),
     (r'^        device = "cpu"$', '        device = "{}"'),
+    (r"\.is_cuda\b", ".is_{}"),
+    (r'\bself\.device_type == "cuda"', 'self.device_type == "tpu"'),
     # A pipeline compares shapes with those of its first step no more.
     (r"^( +)with self.assertRaisesRegex\(PipeliningShapeError, .*\n +_run_step\(.*\)$", r"\1pass"),
     (r"\bPipeliningShapeError\b", "PipeliningMetadataError"),
@@ -122,6 +124,7 @@ def imports(name: str, device: str) -> Iterator[None]:
         multi_threaded_pg._accelerator_devices = lambda _: set()
     from torch._dynamo.device_interface import CudaInterface
     from torch.testing._internal import common_cuda, common_device_type, common_distributed, common_fsdp, common_utils
+    from torch.testing._internal.distributed._shard.sharded_tensor import ShardedTensorTestBase
     from torch.testing._internal.distributed._tensor import common_dtensor
 
     mode, is_available = stand_in(device, ("gloo", "nccl")), torch.cuda.is_available
@@ -135,6 +138,7 @@ def imports(name: str, device: str) -> Iterator[None]:
         module.TEST_CUDA = module.TEST_MULTIGPU = True
     for module in (dist, dist.distributed_c10d):
         module.is_nccl_available = module.is_backend_available = lambda *_: True
+    dist.get_default_backend_for_device = lambda _: "nccl"
 
     class Forked(torch.multiprocessing.get_context("fork").Process):
         """A process whose first argument is its rank."""
@@ -153,6 +157,11 @@ def imports(name: str, device: str) -> Iterator[None]:
     # It has a list of backends.
     init_pg, known = common_dtensor.DTensorTestBase.init_pg, "nccl" if device == "tpu" else "gloo"
     common_dtensor.DTensorTestBase.init_pg = lambda self, eager, _=None: init_pg(self, eager, known)
+    # Sharded tensors are gathered on the device of a group of one backend.
+    init_sharded, alone = ShardedTensorTestBase.init_pg, "tpu" if device == "tpu" else "gloo"
+    ShardedTensorTestBase.init_pg = lambda self, backend="nccl": init_sharded(
+        self, alone if backend == "nccl" else backend
+    )
     several, threads = common_distributed.MultiProcessTestCase, common_distributed.MultiThreadedTestCase
     several._spawn_processes = lambda self: self._start_processes(Forked)
     # What files of PyTorch 2.6 call them, and that they start some classes with 2 processes.

@@ -123,6 +123,8 @@ struct Cut<'a> {
     is_part: bool,
     /// Whether that part may repeat with other offsets.
     repeats: bool,
+    /// Whether another program may stand in for the one that it would have.
+    may_lend: bool,
     began: Option<Instant>,
 }
 
@@ -227,7 +229,7 @@ impl Stream {
             }
             part.options = self.compiler.in_force(part.options);
             w.set_key(part, self.devices.is_some());
-            let cut = Cut { ending, is_part: false, repeats: false, began: None };
+            let cut = Cut { ending, is_part: false, repeats: false, may_lend: false, began: None };
             let chosen = self.program(w, part, &part.donated(), cut)?;
             program = Some(chosen.lent.program);
             Ok(())
@@ -260,7 +262,7 @@ impl Stream {
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
-        let cut = Cut { ending, is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
         if let Some(direct) = self.launch_part(w, part, cut)? {
             then(direct);
         }
@@ -284,7 +286,7 @@ impl Stream {
             inputs.push(Value::offsets(numbers));
         }
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { ending, is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
         let window = self.recorded(w, &program, cut, false);
         let ends_step = ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
@@ -346,7 +348,7 @@ impl Stream {
         }
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { ending, is_part: false, repeats: false, began };
+        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
@@ -501,7 +503,7 @@ impl Stream {
             donated,
             offsets: &part.ops.offsets,
             max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
-            may_lend: cut.ending.reason != Reason::Mode && self.compiles(),
+            may_lend: cut.may_lend && cut.ending.reason != Reason::Mode && self.compiles(),
             ends_round: matches!(cut.ending.reason, Reason::Step | Reason::Loop),
         };
         let mut known = w.programs.get_mut(&w.key);
@@ -527,7 +529,7 @@ impl Stream {
     }
 
     /// Whether programs are compiled here, and not only captured.
-    fn compiles(&self) -> bool {
+    pub(crate) fn compiles(&self) -> bool {
         self.target().is_present()
     }
 

@@ -176,14 +176,17 @@ impl Stream {
         let call = call.with(&slots);
         let (mut values, mut recorded) = (rehearsal.values(recipe), Recorded::default());
         let last_uses = recipe.last_uses();
-        let (mut held, mut made) = (Vec::new(), Vec::new());
+        let (mut held, mut made, mut seen) = (Vec::new(), Vec::new(), 0);
         let between = recipe.between.iter().map(Some).chain([None]);
         for (number, between) in between.enumerate() {
             let first = values.results.len();
             call.record_until(w, &mut values, &mut recorded, between.map_or(recipe.insts.len(), |b| b.at));
-            let results = values.results.iter().zip(0..).skip(first);
-            let needed = results.filter(|(_, at)| last_uses.get(at).is_some_and(|last| *last > number));
-            held.extend(needed.filter_map(|(v, _)| v.clone()).map(Held::new));
+            // With those of the collective before, and as in a call, without what this part needs last.
+            held.retain(|(last, _)| *last > number);
+            let results = values.results.iter().zip(0..).skip(seen);
+            let needed = results.filter_map(|(v, at)| Some((*last_uses.get(&at)?, Held::new(v.clone()?))));
+            held.extend(needed.filter(|(last, _)| *last > number));
+            seen = values.results.len();
             if between.is_none() {
                 made = call.bind(&mut values);
             }

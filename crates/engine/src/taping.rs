@@ -454,7 +454,20 @@ impl Stream {
         } else {
             self.flush(&mut w, Reason::Jit)?;
         }
+        drop(w);
+        if let (Traced::Function(recipe), false) = (&traced, dry) {
+            self.prepare_later(recipe, switches)?;
+        }
         Ok(traced)
+    }
+
+    /// While a function is traced, its variables keep tensors past a collective that later calls let go of: what these
+    /// launch is made now.
+    fn prepare_later(&self, recipe: &Recipe, switches: &Switches) -> Result<()> {
+        if recipe.between.is_empty() || !self.compiles() {
+            return Ok(());
+        }
+        self.prepare(recipe, Site::default(), switches).map(drop)
     }
 
     /// The arguments that a function was given hold nothing any more.

@@ -5,7 +5,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +62,15 @@ class _Compiling:
 
     def __bool__(self) -> bool:
         return bool(self._before) or threading.get_ident() == self._thread
+
+    @contextmanager
+    def off(self):
+        """As before for this thread too."""
+        thread, self._thread = self._thread, None
+        try:
+            yield
+        finally:
+            self._thread = thread
 
 
 class TraceError(RuntimeError):
@@ -256,7 +265,7 @@ class Tracer:
         )
         _here.tracer = self
         compiling = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = _Compiling(compiling)
+        torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
@@ -294,6 +303,10 @@ class Tracer:
             self._within.pop()[1].__exit__(None, None, None)
 
     def _meets_parallel(self, module) -> None:
+        if is_sharded(module):
+            # As its first forward does, which PyTorch 2.11 refuses where something is compiled.
+            with self._compiling.off():
+                module._get_fsdp_state()._lazy_init()
         # A forward alone is as ever, and may be of one process alone.
         if torch.is_grad_enabled():
             self.asks = asks(module)
