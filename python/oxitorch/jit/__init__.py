@@ -248,8 +248,9 @@ class Jitted:
         return Lowered(self, steps)
 
     def warm_up(self, *args, **kwargs) -> list[Compiled]:
-        """Compiles the programs of all bounds of `dynamic=`, beside each other, and waits for them. Nothing is computed;
-        the arguments say what a call looks like, and their sizes do not matter.
+        """Compiles the programs of all bounds of `dynamic=`, beside each other, and waits for them.
+
+        Nothing is computed; the arguments say what a call looks like, and their sizes do not matter.
 
         A function that makes what it keeps in its first call, as the state of an optimizer, is called once before.
 
@@ -293,8 +294,8 @@ class Jitted:
             name = getattr(self._fn, "__qualname__", self._fn)
             raise RuntimeError(
                 f"torch.tpu.jit: {name} has no program for all sizes up to {', '.join(map(str, sizes))}\n"
-                "hint: torch.tpu.explain() says which operation cannot be bounded; a function that makes the state of an "
-                "optimizer is called once before warm_up()"
+                "hint: torch.tpu.explain() says which operation cannot be bounded; a function that makes the state of "
+                "an optimizer is called once before warm_up()"
             )
         return steps
 
