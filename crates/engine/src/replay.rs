@@ -115,6 +115,9 @@ impl<'x> Called<'x> {
     }
 }
 
+/// The inputs and the results of a program.
+type Launched = (SmallVec<[Arc<Value>; 4]>, SmallVec<[Arc<Value>; 2]>);
+
 impl Called<'_> {
     /// The line of an op.
     pub(crate) fn line(&self, own: Site) -> Site {
@@ -178,11 +181,7 @@ impl Called<'_> {
     }
 
     /// The inputs and results of a program that is launched so.
-    fn launched(
-        &self,
-        values: &mut Values<'_>,
-        shape: &Shape,
-    ) -> (SmallVec<[Arc<Value>; 4]>, SmallVec<[Arc<Value>; 2]>) {
+    fn launched(&self, values: &mut Values<'_>, shape: &Shape) -> Launched {
         values.draw_all();
         let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().filter_map(|s| values.of(*s)).collect();
         let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();

@@ -65,8 +65,11 @@ impl Entries {
 /// Dicts as they are now, each whole.
 #[pyclass(frozen, module = "oxitorch._core")]
 pub(crate) struct Dicts {
-    all: Vec<(Py<PyDict>, Vec<(Py<PyAny>, Held)>)>,
+    all: Vec<(Py<PyDict>, Names)>,
 }
+
+/// The names of a dict with what they stand for, in its order.
+type Names = Vec<(Py<PyAny>, Held)>;
 
 enum Held {
     Value(Py<PyAny>),
