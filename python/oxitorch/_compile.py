@@ -163,7 +163,7 @@ class _Player(Interpreter):
             return super().run(*args)
         finally:
             self._play_site(outer)
-            self.env = {}  # it has the results
+            self.env, self.args_iter = {}, iter(())  # they have the results, and the arguments
 
     def get_attr(self, target, args, kwargs):
         body = self._bodies.get(target)

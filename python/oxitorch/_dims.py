@@ -57,6 +57,16 @@ class Dim:
             bound = 1 << (_greatest(size, self._least) - 1).bit_length()
         return bound if most is None or bound < most else most
 
+    def bounds(self) -> list[int] | None:
+        """All bounds, ascending; None if there is no largest one."""
+        most = self.buckets[-1] if self.buckets is not None and self.max is None else self.max
+        if most is None:
+            return None
+        found = [self.bound(1)]
+        while found[-1] < most:
+            found.append(self.bound(found[-1] + 1))
+        return found
+
     def sample(self, bound: int) -> int:
         """A smaller size that belongs to a bound, or the bound: not 1, at which tensors are expanded."""
         for size in (bound - bound // 4, bound - bound // 8, bound - 1):

@@ -242,7 +242,7 @@ def _of_weights(w, x, saved, rows, loop) -> list[torch.Tensor]:
     """Gradients of the weights of a direction, from those of its gates (`rows`: of all samples of all steps)."""
     hidden, projected = (None if g is None else g.flatten(0, -2) for g in loop[3:])
     hidden = rows if hidden is None else hidden
-    saved = saved.flatten(0, -2)[: len(rows)]
+    saved = saved.flatten(0, -2)[: rows.shape[0]]
     size = w.hh.shape[1]
     # Behind the derivatives: if the output is projected, what it was before; and the states before each step.
     found = [rows.t() @ x.reshape(-1, x.shape[-1]), hidden.t() @ saved[:, -size:]]
@@ -321,7 +321,7 @@ def _layer_of_meta(cell, gates, batch_sizes, hx, cx, w_hh, b_hh, w_hr, reverse):
 def _backward_of_meta(cell, grad_output, grad_hy, grad_cy, saved, batch_sizes, w_hh, w_hr, reverse):
     rows = saved.shape[:-1] if batch_sizes is None else (saved.shape[0] - grad_hy.shape[0],)
     gates = saved.new_empty((*rows, w_hh.shape[0]))
-    cx = grad_hy.new_empty((len(grad_hy), w_hh.shape[0] // 4)) if cell == "lstm" else None
+    cx = grad_hy.new_empty((grad_hy.shape[0], w_hh.shape[0] // 4)) if cell == "lstm" else None
     hidden = torch.empty_like(gates) if cell == "gru" else None
     projected = None if w_hr is None else saved.new_empty((*rows, grad_hy.shape[-1]))
     return gates, torch.empty_like(grad_hy), cx, hidden, projected

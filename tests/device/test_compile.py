@@ -564,6 +564,39 @@ def test_recipes_end_with_their_graph(monkeypatch):
 STOCK = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "NAdam", "RMSprop", "Rprop"])
+def test_a_schedule_of_rates_that_are_tensors_is_one_graph(name, fused):
+    def losses(device):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).to(device)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=torch.tensor(0.01))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        step = compiled(lambda: optimizer.step()) if device == DEVICE else optimizer.step
+        found = []
+        for i in range(11):  # more than the graphs that Dynamo makes of a function
+            if i == 3:
+                torch.tpu.synchronize()
+                found.append(torch.tpu.metrics()["programs"])
+            loss = model(torch.ones(3, 4, device=device)).square().mean()
+            loss.backward()
+            step()
+            schedule.step()
+            optimizer.zero_grad()
+            found.append(loss.detach().cpu())
+        return found
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    got = losses(DEVICE)
+    programs = got.pop(3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch.tpu.metrics()["programs"] == programs
+    expected = losses("cpu")
+    expected.pop(3)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_optimizers_are_replayed(name):
     """Also those that count steps on the CPU."""

@@ -60,6 +60,44 @@ def test_recurrent_nets_over_lengths_that_vary(name, fused):
     assert programs() - before <= 1 + len(dims)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", NETS)
+def test_recurrent_nets_in_compiled_graphs(name, fused):
+    """Where Dynamo is told to take them in: one graph, and a program for all lengths forward, and one backward."""
+    net, dims = NETS[name]
+    torch.manual_seed(0)
+    reference = copy.deepcopy(net)
+    model = copy.deepcopy(reference).to(DEVICE)
+
+    def loss_of(model):
+        def loss(x):
+            output, last = model(x)
+            return output.square().mean() + sum(h.sum() for h in (last if isinstance(last, tuple) else (last,)))
+
+        return loss
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    f, expected = torch.compile(loss_of(model), backend="tpu", dynamic=True, fullgraph=True), loss_of(reference)
+    made = []
+    with torch._dynamo.config.patch(allow_rnn=True):
+        for n in (9, 14, 16, 11, 10):
+            shape = [4, 3, 6]
+            for i, d in enumerate(sorted(dims)):
+                shape[d] = n - i
+            x, before = torch.randn(shape), programs()
+            a, e = f(x.to(DEVICE)), expected(x)
+            check(a, e, str(shape))
+            of_model, of_reference = list(model.parameters()), list(reference.parameters())
+            grads = torch.autograd.grad(a, of_model), torch.autograd.grad(e, of_reference)
+            for p, q in zip(*grads, strict=True):
+                check(p, q, str(shape))
+            made.append(programs() - before)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    # The first size is no reason to think that others come. If two vary, there is one more where both are the same.
+    assert sum(made[1:]) <= 2 * (1 + len(dims)) and not any(made[3:]), made
+
+
 def scanned(x):
     def step(carry, x):
         carry = carry * 0.5 + x

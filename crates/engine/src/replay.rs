@@ -115,6 +115,9 @@ impl<'x> Called<'x> {
     }
 }
 
+/// The inputs and the results of a program.
+type Launched = (SmallVec<[Arc<Value>; 4]>, SmallVec<[Arc<Value>; 2]>);
+
 impl Called<'_> {
     /// The line of an op.
     pub(crate) fn line(&self, own: Site) -> Site {
@@ -175,6 +178,20 @@ impl Called<'_> {
                 .for_each(|((generator, blocks), state)| w.note_drawn(state, *generator, *blocks));
         }
         w.site = self.site;
+    }
+
+    /// The inputs and results of a program that is launched so.
+    fn launched(&self, values: &mut Values<'_>, shape: &Shape) -> Launched {
+        values.draw_all();
+        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().filter_map(|s| values.of(*s)).collect();
+        let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
+        values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
+        for (number, ty, sharding, site) in &shape.results {
+            let value = Value::sharded(ty.clone(), sharding.clone(), State::Pending, self.line(*site));
+            values.results[*number as usize] = Some(value.clone());
+            outputs.push(value);
+        }
+        (inputs, outputs)
     }
 
     /// How a program is launched that was recorded so, whose results are those from `first` on.
@@ -389,15 +406,7 @@ impl Stream {
         shape: &Shape,
         reason: Reason,
     ) -> Result<Vec<Slot>> {
-        values.draw_all();
-        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().filter_map(|s| values.of(*s)).collect();
-        let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
-        values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
-        for (number, ty, sharding, site) in &shape.results {
-            let value = Value::sharded(ty.clone(), sharding.clone(), State::Pending, call.line(*site));
-            values.results[*number as usize] = Some(value.clone());
-            outputs.push(value);
-        }
+        let (inputs, outputs) = call.launched(&mut values, shape);
         let made = call.bind(&mut values);
         drop(values);
         self.launch_program(w, call, shape, inputs, outputs, reason.into())?;
@@ -472,10 +481,42 @@ impl Stream {
         if !recipe.between.is_empty() {
             return self.prepare_steps(recipe, whole, site, switches);
         }
+        let known = whole.shape.lock().clone();
+        if let Some(shape) = known.filter(|shape| shape.size.is_some()) {
+            let program = self.prepare_size(recipe, &shape, whole.reason(), site)?;
+            return Ok(vec![Prepared::Program(program)]);
+        }
         let program = self.rehearse(recipe, &recipe.offsets, site, switches, |w, _, _| {
             self.program_of_whole(w, whole.reason().into())
         })?;
         Ok(program.flatten().map(Prepared::Program).into_iter().collect())
+    }
+
+    /// The same of a recipe for a size, whose program is for all sizes up to a bound.
+    fn prepare_size(
+        &self,
+        recipe: &Recipe,
+        shape: &Shape,
+        reason: Reason,
+        site: Site,
+    ) -> Result<Arc<Program>> {
+        let Some(size) = &shape.size else { unreachable!("it is a recipe for a size") };
+        let rehearsal = Rehearsal::new(recipe, self.device);
+        let slots = rehearsal.slots();
+        let call = Called { slots: &slots, ..Called::of(recipe, self.device, site) };
+        let mut values = rehearsal.values(recipe);
+        let (inputs, outputs) = call.launched(&mut values, shape);
+        let made = call.bind(&mut values);
+        drop(values);
+        let donated = donors(&inputs, || outputs.iter().map(|o| o.bytes()), |_| false);
+        drop(made);
+        let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).map(|(_, p, _)| p.clone());
+        if let Some(program) = known {
+            return Ok(program);
+        }
+        let program = self.of_sizes(size, &donated, &self.lock(site), reason.into())?;
+        shape.programs.lock().push((donated, program.clone(), Numbers::new()));
+        Ok(program)
     }
 
     /// How a recipe that is one program would be launched, and the types of the program's inputs.

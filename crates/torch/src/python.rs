@@ -177,7 +177,7 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
-    use crate::entries::Entries;
+    use crate::entries::{Cells, Dicts, Entries};
     #[pymodule_export]
     use crate::tree::Tree;
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from oxitorch import _activate
 from oxitorch._core import Tree
 from oxitorch._dims import Dim, Dynamic, checked
+from oxitorch._padding import blank
 from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function, Given
 from oxitorch.jit._numbered import Numbered
@@ -244,6 +246,58 @@ class Jitted:
         with alone:
             steps = Tracer(self._fn, Given(tensors, kind.donated), {}, False).lower(args, kwargs)
         return Lowered(self, steps)
+
+    def warm_up(self, *args, **kwargs) -> list[Compiled]:
+        """Compiles the programs of all bounds of `dynamic=`, beside each other, and waits for them.
+
+        Nothing is computed; the arguments say what a call looks like, and their sizes do not matter.
+
+        A function that makes what it keeps in its first call, as the state of an optimizer, is called once before.
+
+        Returns:
+            One for each bound, ascending.
+
+        Raises:
+            ValueError: no size of these arguments varies, or there is no largest one.
+            RuntimeError: there is no program for all sizes up to a bound; `torch.tpu.explain()` says why.
+        """
+        values = (*args, *kwargs.values())
+        autocast = torch.is_autocast_enabled("tpu") and torch.get_autocast_dtype("tpu")
+        key = (len(args), *kwargs, torch.is_grad_enabled(), autocast)
+        with alone:
+            kind = next((k for k in self._kinds.get(key, ()) if k.take(values) is not None), None)
+            if kind is None:
+                kind, _ = self._new_kind(args, kwargs)
+                self._use(key, kind)
+            if kind.sizes is None:
+                raise ValueError("torch.tpu.jit: warm_up() compiles for sizes that vary, and dynamic= names none here")
+            tensors, numbers = kind.plain(*kind.take(values))
+            steps = [
+                self._prepare(kind, tensors, numbers, sizes, list(kwargs)) for sizes in kind.sizes.marks.all_bounds()
+            ]
+        return [Lowered(self, of).compile() for of in steps]
+
+    def _prepare(self, kind: "_Kind", tensors, numbers: list, sizes: tuple[int, ...], names: list[str]) -> list:
+        """The program for arguments of these sizes, on which the compiler begins to work."""
+        at = kind.sizes.marks.resized(tensors, sizes, blank)
+        if kind.numbered is None:
+            trace = lambda resized: Dry(self, kind, resized, names).function()  # noqa: E731
+        else:
+            trace = functools.partial(kind.numbered.trace, self, kind, numbers=numbers, names=names)
+        number = kind.sizes.number(at)
+        if number is None and kind.sizes.learn(trace, at):
+            number = kind.sizes.number(at)
+        device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
+        device = torch.tpu.current_device() if device is None else device
+        steps = [] if number is None else _activate.core().prepare(number, device)
+        if not steps:
+            name = getattr(self._fn, "__qualname__", self._fn)
+            raise RuntimeError(
+                f"torch.tpu.jit: {name} has no program for all sizes up to {', '.join(map(str, sizes))}\n"
+                "hint: torch.tpu.explain() says which operation cannot be bounded; a function that makes the state of "
+                "an optimizer is called once before warm_up()"
+            )
+        return steps
 
     def _new_kind(self, args, kwargs) -> "tuple[_Kind, list[torch.Tensor]]":
         fixed = self._fixed(args, kwargs)

@@ -10,6 +10,7 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._core import Entries
+from oxitorch.jit._names import Attributes, Variables
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
@@ -37,7 +38,8 @@ class Found:
 
     Attributes:
         tensors: in the order in which it came to them.
-        modules: those that it calls, with whether they train.
+        modules: those that it calls.
+        variables: those that it reads.
         optimizers: those whose steps it makes.
         synced: those of the modules that train in several processes.
     """
@@ -46,14 +48,19 @@ class Found:
         self,
         tensors: list[torch.Tensor],
         modules: list[torch.nn.Module],
+        variables: Variables,
         optimizers: list[Stepped],
         synced: list[Synced | Sharded],
     ):
         self.tensors = tensors
         self.synced = synced
-        self._modules = modules
-        self._training = [m.training for m in modules]
+        self._attributes = Attributes([*modules, *variables.modules])
+        self._variables = variables
         self.optimizers = optimizers
+        # Leaves alone can be told to require gradients, or not to. The state of optimizers has none.
+        states = {id(t) for o in optimizers for t in o.tensors}
+        self._leaves = [t for t in tensors if t.is_leaf and id(t) not in states]
+        self._require_gradients = [t.requires_grad for t in self._leaves]
         wanted = {id(t): t for t in tensors}
         entries = [
             (held, name, value)
@@ -69,8 +76,10 @@ class Found:
     def is_current(self) -> bool:
         """Whether a call would find the same, or what came in its place. Tells the program the learning rates."""
         return (
-            [m.training for m in self._modules] == self._training
-            and self._entries.are_same()
+            self._entries.are_same()
+            and self._attributes.are_same()
+            and self._variables.are_same()
+            and [t.requires_grad for t in self._leaves] == self._require_gradients
             and all(plain(value) is part for value, part in self._parts)
             and all(m.is_current() for m in self.synced)
             and all(o.is_current(self.tensors) for o in self.optimizers)

@@ -30,6 +30,9 @@ class Stepped:
 
     What its groups and its state are is compared before each call; a learning rate that changed is told the program.
     Where the state is another one of the same structure, as after `load_state_dict`, calls go on with its tensors.
+
+    Attributes:
+        tensors: of the groups and of the state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -40,6 +43,7 @@ class Stepped:
         # Numbers of Python before a step, and whether one changed them, as each call would.
         self._numbers: dict[tuple, Any] = {}
         self._counts = False
+        self.tensors: list[torch.Tensor] = []
 
     def begin(self) -> list[torch.Tensor]:
         """Before the step that is traced. Gives the tensors that this has made."""
@@ -81,7 +85,7 @@ class Stepped:
         self._hold(list(_entries(self.optimizer)))
         place = {id(t): i for i, t in enumerate(found)}
         # Places among what the function finds; none of what it does not take.
-        self._places = [place.get(id(plain(t))) for t in self._tensors]
+        self._places = [place.get(id(plain(t))) for t in self.tensors]
         if self._counts:
             name = type(self.optimizer).__name__
             _activate.core().remark(f"for this call alone: a step of {name} changes numbers of Python")
@@ -93,7 +97,7 @@ class Stepped:
         self._entries = entries
         tensors = [(holder, name, value) for _, holder, name, value in entries if isinstance(value, torch.Tensor)]
         self._same = Entries(tensors)
-        self._tensors = [value for *_, value in tensors]
+        self.tensors = [value for *_, value in tensors]
 
     def _static(self, group: dict[str, Any], rate) -> dict[str, Any]:
         left_out = ("params", "lr") if rate is not None else ("params",)
@@ -120,7 +124,8 @@ class Stepped:
     def _is_held(self) -> bool:
         """Whether the groups and the state are those that were noted, with the same tensors."""
         state, held = self._state, self._held
-        if self.optimizer.param_groups is not self._groups or self.optimizer.state is not state:
+        groups = self.optimizer.param_groups
+        if groups is not self._groups or len(groups) != len(self._params) or self.optimizer.state is not state:
             return False
         return len(state) == len(held) and all(map(is_, state.values(), held)) and self._same.are_same()
 

@@ -5,6 +5,8 @@ engine compares what the two record and makes the program (`bounded.rs`). Then a
 results are views of what the program gives.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,8 @@ from oxitorch.jit._numbered import OfTheseAlone
 _MAX_SIZES = 4096
 # Functions that are known of one size, by what they ask of numbers.
 _MAX_FUNCTIONS = 16
+# Programs that are made ahead.
+_MAX_BOUNDS = 64
 
 
 class Marks:
@@ -34,6 +38,24 @@ class Marks:
 
     def bounds(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([dim.bound(n) for n, (_, _, dim) in zip(sizes, self._places, strict=True)])
+
+    def all_bounds(self) -> list[tuple[int, ...]]:
+        """The sizes at all bounds; dimensions that are one `Dim` have one size.
+
+        Raises:
+            ValueError: a `Dim` has no largest bound, or there are too many.
+        """
+        dims = list({id(dim): dim for *_, dim in self._places}.values())
+        bounds = [dim.bounds() for dim in dims]
+        for dim, found in zip(dims, bounds, strict=True):
+            if found is None:
+                raise ValueError(f"torch.tpu.jit: {dim} has no largest size: give it max= or buckets=")
+        if (count := math.prod(map(len, bounds))) > _MAX_BOUNDS:
+            raise ValueError(
+                f"torch.tpu.jit: there are {count} programs for all bounds, {_MAX_BOUNDS} at most are made"
+            )
+        each = (dict(zip(map(id, dims), chosen, strict=True)) for chosen in itertools.product(*bounds))
+        return [tuple([sizes[id(dim)] for *_, dim in self._places]) for sizes in each]
 
     def sample(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([dim.sample(n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)])
@@ -86,6 +108,11 @@ class Sizes:
                     core.cut("step", id(stepped.optimizer))
             return True, results
         return False, None
+
+    def number(self, tensors: list[torch.Tensor]) -> int | None:
+        """The number of what a call with these arguments goes by; None if nothing is known."""
+        known = self._functions.get(_shapes(tensors)) or ()
+        return next((f.number for f in known if f.is_current()), None)
 
     def is_exact(self, tensors: list[torch.Tensor]) -> bool:
         """Whether it is known that no program is for these and other sizes."""

@@ -20,6 +20,7 @@ from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
+from oxitorch.jit._names import Variables
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import (
@@ -90,6 +91,8 @@ class Tracer:
         self.name = getattr(fn, "__qualname__", repr(fn))
         self._given = given
         self._leaves = leaves
+        if any(map(_is_sparse, given.tensors)):
+            self._fail("takes a sparse tensor", _SPARSE_HINT)
         self._ops = _Ops(given, self._fail)
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
@@ -264,6 +267,7 @@ class Tracer:
             register_optimizer_step_post_hook(here(self._ends_step)),
         )
         _here.tracer = self
+        self._called_with = args, kwargs
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
@@ -405,6 +409,7 @@ class Tracer:
             Found(
                 elsewhere,
                 modules,
+                Variables(self._fn, *self._called_with),
                 list(self._optimizers.values()),
                 [synced.finish() for _, synced in self._parallel.values()],
             ),
@@ -575,6 +580,8 @@ class _Ops(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
+        if any(map(_is_sparse, taken)):
+            self._fail(f"computes with a sparse tensor ({func})", _SPARSE_HINT)
         reads = any(map(_is_on_device, taken))
         on_device = reads or torch.device(kwargs.get("device") or "cpu").type == "tpu"
         if self._numbers is not None and not isinstance(func, torch._ops.HigherOrderOperator):
@@ -601,6 +608,8 @@ class _Ops(TorchDispatchMode):
                 )
             self._on_host(func, taken)
         results = func(*args, **kwargs)
+        if any(map(_is_sparse, _tensors((results,)))):
+            self._fail(f"makes a sparse tensor ({func})", _SPARSE_HINT)
         before = {_storage(t) for t in taken}
         for t in _tensors((results,)):
             at = _storage(t)
@@ -669,6 +678,12 @@ _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defa
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 
+_SPARSE_HINT = (
+    "how many elements such a tensor has is known when it is computed, so it is for eager mode; in a program the "
+    "gradient of nn.Embedding(sparse=False) is one addition to rows"
+)
+
+
 def _tensors(of):
     """Those that have values."""
     for x in of:
@@ -681,6 +696,10 @@ def _tensors(of):
 
 def _is_on_device(t: torch.Tensor) -> bool:
     return t.device.type == "tpu"
+
+
+def _is_sparse(t: torch.Tensor) -> bool:
+    return t.layout is not torch.strided
 
 
 def _is_leaf(t: torch.Tensor) -> bool:
