@@ -44,6 +44,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "profile",
             "trace",
             // Programs.
+            "images",
             "graph",
             "effort",
             "cached",
