@@ -117,6 +117,7 @@ def _start_core() -> None:
     # Frames of these folders are not the user's.
     config["library_dirs"] = [str(torch.root), os.path.dirname(__file__)]
     config["on_start"] = _on_start
+    config["child"] = _env.child
     _core.init(config)
     atexit.register(_core.shutdown)
     if config["trace"]:

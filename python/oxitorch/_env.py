@@ -484,6 +484,14 @@ def is_of_torchrun() -> bool:
     return _number("LOCAL_WORLD_SIZE") is not None
 
 
+def child() -> int:
+    """Which of its parent's processes of `multiprocessing` this is, from one on; 0: none, or a launcher counts them."""
+    import multiprocessing  # here, as the command line imports this module
+
+    identity = multiprocessing.current_process()._identity
+    return identity[-1] if identity and not is_of_torchrun() else 0
+
+
 def rank() -> int | None:
     """Which of the processes that torchrun started this is."""
     return _number("RANK")

@@ -192,6 +192,45 @@ def test_the_device_is_chosen_first_in_processes_of_the_script(job):
     assert job(script, [(["python", "train.py", free_port()], {})]) == on(0, 1)
 
 
+COUNTED = """
+def agrees(rank, count):
+    for take in (torch.tpu.set_device, torch.accelerator.set_device_index):
+        try:
+            take(count)
+        except RuntimeError as e:
+            assert f"tpu device index {count} does not exist: there are {count} device(s)" in str(e), e
+        else:
+            raise AssertionError(f"device {count} of {torch.tpu.device_count()} was taken")
+        take(rank)
+        assert torch.tpu.current_device() == rank
+    assert torch.tpu.device_count() == torch.accelerator.device_count() == count
+
+def main(rank, size, group):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[1])
+    agrees(rank, rank + 1)
+    if group:
+        dist.init_process_group(rank=rank, world_size=size)
+    count = size if group else rank + 1
+    agrees(rank, count)
+    x = torch.ones(2, device="tpu")
+    agrees(rank, count)
+    print(f"RANK {rank} on {x.device}\\n", end="", flush=True)
+
+if __name__ == "__main__":
+    group = sys.argv[3] == "in a group"
+    torch.multiprocessing.start_processes(main, args=(2, group), nprocs=2, start_method=sys.argv[2])
+    assert torch.tpu.device_count() == 1
+"""
+
+
+@pytest.mark.parametrize("method, group", [("spawn", "alone"), ("fork", "in a group")])
+def test_what_there_is_can_be_chosen_and_nothing_else(job, method, group):
+    """In processes of the script, before and after they meet, and before and after the device starts."""
+    command = ["python", "train.py", free_port(), method, group]
+    found = job(BEGIN + COUNTED, [(command, {"OXITORCH_PLATFORM": "cpu"})])
+    assert found == ["RANK 0 on tpu:0", "RANK 1 on tpu:1"]
+
+
 THREADS = """
 import os, torch
 places = [torch.ones(3, device=f"tpu:{i}") for i in (5, 1)]

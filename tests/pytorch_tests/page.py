@@ -255,6 +255,7 @@ def text(origin: str, results: Results) -> str:
         "Of them those that need devices count as passing on the CPU.",
         f"In files of `{processes.FOLDER}` the device's group stands for gloo and NCCL; "
         "what does not pass is repeated on the CPU with gloo.",
+        "`test_c10d_spawn` is none of them: it has classes that those of gloo and NCCL derive from, and no test.",
         f"In files of {', '.join(f'`{folder}`' for folder in placed.FOLDERS)} the device stands for CUDA and is where "
         'tests that name no device make tensors, and backend "tpu" stands for inductor.',
         "Tests of these files that do not use the device are left out.",

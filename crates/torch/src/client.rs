@@ -109,14 +109,31 @@ pub(crate) fn no_device(setup: &Setup, index: usize, count: usize) -> Error {
     }
     Error::runtime(format!(
         "{e}\nhint: the cpu platform shows a device for each process that LOCAL_WORLD_SIZE counts; where no launcher sets \
-         it, call torch.distributed.init_process_group() first"
+         it, call torch.distributed.init_process_group() first, or set OXITORCH_CPU_DEVICES"
     ))
 }
 
-/// How many devices the cpu platform shows.
+/// How many devices the cpu platform shows: one for each process of the machine, as far as is known. A script that starts
+/// its processes itself lets the one of rank n choose device n before they meet, so the child of number n + 1 has as many.
 pub(crate) fn cpu_devices(setup: &Setup) -> usize {
-    setup.cpu_devices.unwrap_or_else(|| setup.processes.load(Relaxed))
+    setup.cpu_devices.unwrap_or_else(|| setup.processes.load(Relaxed).max(child(setup)))
 }
+
+/// Asked each time: a process of `multiprocessing` knows what it is after it has imported the script.
+fn child(setup: &Setup) -> usize {
+    let Some(ask) = &setup.child else { return 0 };
+    let number = crate::gil::with(|py| {
+        let asked = ask.call0(py).and_then(|number| number.extract::<usize>(py));
+        asked.unwrap_or_else(|e| {
+            e.write_unraisable(py, None);
+            0
+        })
+    });
+    number.min(MOST_CHILDREN)
+}
+
+/// A child of a higher number is no rank: the parent starts one process after another. Each device has threads.
+const MOST_CHILDREN: usize = 64;
 
 /// Of the GPUs that the user names, or else that the driver has, a process among others takes its own.
 fn take_one_gpu(options: &mut Vec<(String, pjrt::NamedValue)>, number: i64) {

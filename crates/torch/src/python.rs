@@ -258,6 +258,7 @@ mod _core {
             tpu_hosts: optional(config, "tpu_hosts")?.unwrap_or_default(),
             lower_for: lower_for.map(|p| p.parse()).transpose().map_err(|e| plugin_error(&e))?,
             processes: optional(config, "processes")?.unwrap_or(1usize).into(),
+            child: optional(config, "child")?,
             cpu_devices: optional(config, "cpu_devices")?,
             visible: (optional(config, "visible_tpus")?, optional(config, "visible_gpus")?),
             cuda: cuda_options(config)?,

@@ -34,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) platform: Option<pjrt::Platform>,
     /// How many processes of one job share the machine, as far as is known; more until the device starts, if more turn out to.
     pub(crate) processes: AtomicUsize,
+    /// Asks Python which of its parent's children this process is, from one on; 0: none.
+    pub(crate) child: Option<Py<PyAny>>,
     /// How many devices the cpu platform shows; None: one for each of these processes.
     pub(crate) cpu_devices: Option<usize>,
     /// How many chips and GPUs the environment leaves to this process, if it says so.
@@ -293,6 +295,7 @@ pub(crate) fn seed_later(device: Option<usize>, seed: u64) -> bool {
 fn start() -> Result<&'static State, Error> {
     let setup =
         SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
+    let shown = crate::client::cpu_devices(setup); // asks Python
     let _starting = STARTING.lock();
     if let Some(state) = STATE.get() {
         return Ok(state);
@@ -330,8 +333,7 @@ fn start() -> Result<&'static State, Error> {
     let numbered = processes::place().filter(|_| spans).map(|place| place.numbered);
     // Processes that share a machine see a device for each of them, and have one. A client of as many devices would have at
     // least as many threads that compute, in each process.
-    let at_least =
-        if target.platform() == pjrt::Platform::Cpu { crate::client::cpu_devices(setup) } else { 1 };
+    let at_least = if target.platform() == pjrt::Platform::Cpu { shown } else { 1 };
     let options = Options {
         compile_threads: setup.compile_threads,
         cache,

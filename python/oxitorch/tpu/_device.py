@@ -1,13 +1,12 @@
 """Devices: how many, which is current, what they are."""
 
-import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._utils import _get_device_index as _torch_device_index
 
-from oxitorch import _activate, _env
+from oxitorch import _activate
 
 
 def _is_started() -> bool:
@@ -94,12 +93,11 @@ def current_device() -> int:
 def set_device(device: Any) -> None:
     """Makes `device` (int, string or `torch.device`) the current one; a negative index does nothing.
 
-    Starts nothing. Raises RuntimeError for an index that does not exist, as far as that is known without a start.
+    Starts nothing. Raises RuntimeError for an index that is not below `device_count()`, as far as that is known without
+    a start.
     """
     index = _get_device_index(device)
     if index >= 0:
-        if multiprocessing.parent_process() is not None and not _env.is_of_torchrun():
-            _activate.core().expect_processes(index + 1)  # as `mp.spawn` says to nobody how many it starts
         _activate.core().set_device(index)
 
 
