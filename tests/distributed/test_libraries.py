@@ -286,6 +286,63 @@ def test_lightning_in_two_processes(torchrun, needs, mode, kind, tolerance):
     assert_agree(device, ["cpu", 1, losses], tolerance)
 
 
+RESUME = (
+    START
+    + """
+import lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+accelerator = "cpu" if "cpu" in sys.argv else "auto"
+sharded = MODE == "model_parallel"
+found = []
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model, self.data = toy()
+    def configure_model(self):
+        if sharded:
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+    def training_step(self, batch, _):
+        loss = cross_entropy(self.model(batch[0]), batch[1])
+        found.append(loss.item())
+        return loss
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.data, batch_size=8, shuffle=True, num_workers=1)
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+def fit(epochs, path=None):
+    lightning.seed_everything(1, verbose=False)
+    saves = ModelCheckpoint("saved-" + accelerator, filename="{epoch}", save_top_k=-1)
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if sharded else MODE
+    trainer = lightning.Trainer(
+        accelerator=accelerator, strategy=strategy, devices=2, max_epochs=epochs, callbacks=[saves], logger=False,
+        enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Module(), ckpt_path=path)
+    return trainer
+
+fit(2)
+trainer = fit(3, f"saved-{accelerator}/epoch=0.ckpt")
+assert len(found) == 16 and (trainer.current_epoch, trainer.global_step) == (3, 12)
+result([trainer.global_rank, trainer.strategy.root_device.type, found])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "model_parallel"])
+def test_lightning_resumes_in_two_processes(torchrun, needs, strategy):
+    needs("lightning")
+    device = torchrun(RESUME, strategy).results()
+    cpu = torchrun(RESUME, "ddp", "cpu").results()
+    for (rank, kind, ours), (same, host, theirs) in zip(device, cpu, strict=True):
+        assert (rank, kind, host) == (same, "tpu", "cpu")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 @pytest.mark.slow
 def test_lightning_starts_the_processes_itself(torchrun, needs):
     needs("lightning")

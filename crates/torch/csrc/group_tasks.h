@@ -165,7 +165,8 @@ inline std::string said_by_ranks(const Group& group, const std::string& own) {
       auto words = group.store->get(group.key(r));
       text.append(words.begin(), words.end());
     } else {
-      text += "says nothing: it has ended, or has not come so far";
+      text += "says nothing: it has ended, or has not come so far; if it computes or compiles for longer than the "
+              "timeout, give init_process_group(timeout=...) more";
     }
   }
   return text;
