@@ -153,7 +153,7 @@ WINDOW_BYTES = Var(
 WINDOW_KEPT_BYTES = Var(
     "OXITORCH_WINDOW_KEPT_BYTES",
     "int",
-    "48 MiB on the cpu platform, the memory of the device elsewhere",
+    "256 MiB on the cpu platform, the memory of the device elsewhere",
     "0.1",
     "In fused mode, launch what was recorded when those results that are not fused into what reads them (of matrix "
     "products, convolutions, reductions) have so many bytes; see `torch.tpu.set_window`.",
@@ -237,7 +237,7 @@ MEMORY_CACHING = Var(
     "bool",
     "1",
     "0.1",
-    "On the cpu platform, keep blocks of 32 MiB and more that programs free for the next program, as the system clears "
+    "On the cpu platform, keep blocks of 256 KiB and more that programs free for the next program, as the system clears "
     "each page of a new one; `torch.tpu.empty_cache()` gives them back.",
 )
 LOWER_FOR = Var(

@@ -51,11 +51,12 @@ pub struct Limits {
 impl Limits {
     /// The default for a device with so much memory.
     ///
-    /// The CPU plugin asks the system for a program's temporary memory at each launch. Up to 32 MiB glibc's malloc has
-    /// it at hand; beyond, the page faults cost up to a fifth of a training step (docs/performance.md).
+    /// The CPU plugin asks the system for a program's temporary memory at each launch, of which most is at hand as it was
+    /// freed before (`pjrt::Plugin::keep_blocks`); a larger window would be in memory twice for little
+    /// (docs/performance.md).
     pub(crate) fn of(platform: Platform, memory: u64) -> Limits {
         let (kept, held) =
-            if platform == Platform::Cpu { (48 << 20, 16 << 20) } else { (memory, memory / 16) };
+            if platform == Platform::Cpu { (256 << 20, 16 << 20) } else { (memory, memory / 16) };
         Limits { ops: 10_000, bytes: memory, kept, held }
     }
 }

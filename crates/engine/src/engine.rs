@@ -371,7 +371,7 @@ impl Engine {
     }
 
     /// Bounds of what is recorded before it is launched in fused mode, as in [`Limits`]; `None` is the default: 10,000
-    /// ops, results as large as the device's memory, and 48 MiB of results that are not fused on the CPU platform.
+    /// ops, results as large as the device's memory, and 256 MiB of results that are not fused on the CPU platform.
     pub fn set_window(&self, ops: Option<usize>, bytes: Option<u64>, kept: Option<u64>) {
         for s in &self.streams {
             let default = s.default_limits();

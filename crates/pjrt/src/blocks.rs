@@ -1,18 +1,24 @@
 //! Large blocks of host memory, which a plugin frees and soon asks for again.
 //!
-//! glibc's malloc maps a block of 32 MiB and more (`DEFAULT_MMAP_THRESHOLD_MAX`) anew each time, and the system clears each of
-//! its pages when it is touched first: 20,000 page faults for a program with 80 MiB of temporary memory, in each launch.
+//! glibc's malloc gives large blocks back to the system when they are freed: always those of 32 MiB and more
+//! (`DEFAULT_MMAP_THRESHOLD_MAX`), and smaller ones when too much is free at the end of a heap. The system clears each page
+//! of a new one when it is touched first: 20,000 page faults for a program with 80 MiB of temporary memory, in each launch.
 //! So what a plugin frees is kept for what it asks for next, as PyTorch's allocator for GPUs does.
 //! The blocks are malloc's own: whoever else frees one does no harm.
+
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
 use crate::plugin::Plugin;
 
 /// Smaller blocks malloc keeps by itself.
-const LARGE: usize = 32 << 20;
-/// A kept block is given back when so many large blocks were asked for since it was freed.
-const AGE: u64 = 256;
+const LARGE: usize = 256 << 10;
+/// A kept block is given back when so many times the most that was in use has been asked for since it was freed.
+const AGE: u64 = 64;
+/// So that a few small blocks more than ever before do not drive out a large one, what is kept and in use may be more than
+/// was in use at once by a part of so many.
+const SLACK: usize = 16;
 
 impl Plugin {
     /// Keeps the large blocks of host memory that the plugin frees for what it asks for next. What is kept and what is in use
@@ -36,72 +42,79 @@ static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 struct Block {
     address: usize,
     bytes: usize,
-    /// How many blocks had been asked for when it was freed.
+    /// How many bytes had been asked for when it was freed.
     freed: u64,
 }
 
 /// What was given and what is kept. Whoever changes it gives back what comes out.
 struct Blocks {
-    used: Vec<Block>,
+    /// Bytes by address.
+    used: BTreeMap<usize, usize>,
+    in_use: usize,
     /// What was freed last is last.
     kept: Vec<Block>,
     /// Bytes that were in use at once.
     most: usize,
-    /// Blocks that were asked for.
+    /// Bytes that were asked for.
     asked: u64,
 }
 
 impl Blocks {
     const fn new() -> Blocks {
-        Blocks { used: Vec::new(), kept: Vec::new(), most: 0, asked: 0 }
+        Blocks { used: BTreeMap::new(), in_use: 0, kept: Vec::new(), most: 0, asked: 0 }
     }
 
     /// The kept block that fits best, of at most an eighth more.
     fn take(&mut self, align: usize, bytes: usize) -> Option<Block> {
-        self.asked += 1;
-        let fits = |b: &&Block| {
+        self.asked += bytes as u64;
+        let fits = |b: &Block| {
             (bytes..=bytes.saturating_add(bytes / 8)).contains(&b.bytes) && b.address.is_multiple_of(align)
         };
-        let best = *self.kept.iter().rev().filter(fits).min_by_key(|b| b.bytes)?;
-        self.kept.retain(|b| *b != best);
-        self.used.push(best);
+        let fitting = self.kept.iter().enumerate().rev().filter(|(_, b)| fits(b));
+        let (best, _) = fitting.min_by_key(|(_, b)| b.bytes)?;
+        let best = self.kept.remove(best);
+        self.give(best);
         Some(best)
+    }
+
+    fn give(&mut self, block: Block) {
+        // Somebody else has freed what was there.
+        let before = self.used.insert(block.address, block.bytes).unwrap_or(0);
+        self.in_use = self.in_use - before + block.bytes;
     }
 
     /// A new block is in use.
     fn given(&mut self, block: Block) -> Vec<Block> {
-        // Somebody else has freed what was there.
-        self.used.retain(|b| b.address != block.address);
-        self.used.push(block);
-        self.most = self.most.max(total(&self.used));
+        self.give(block);
+        self.most = self.most.max(self.in_use);
         self.surplus()
     }
 
     /// A block is free; nothing if it is none of ours.
     fn freed(&mut self, address: usize) -> Option<Vec<Block>> {
-        let at = self.used.iter().position(|b| b.address == address)?;
-        let block = self.used.swap_remove(at);
-        self.kept.push(Block { freed: self.asked, ..block });
+        let bytes = self.used.remove(&address)?;
+        self.in_use -= bytes;
+        self.kept.push(Block { address, bytes, freed: self.asked });
         Some(self.surplus())
     }
 
-    /// What is kept too long, or beyond the most that was in use.
+    /// What is kept too long, and what is beyond the most that was in use, of which the system would have to clear least
+    /// again.
     fn surplus(&mut self) -> Vec<Block> {
-        let mut beyond = (total(&self.used) + total(&self.kept)).saturating_sub(self.most);
-        let asked = self.asked;
-        let old = self.kept.extract_if(.., |b| {
-            let goes = beyond > 0 || asked - b.freed > AGE;
-            if goes {
-                beyond = beyond.saturating_sub(b.bytes);
-            }
-            goes
-        });
-        old.collect()
+        let oldest = self.asked.saturating_sub(AGE * self.most as u64);
+        let old = self.kept.iter().take_while(|b| b.freed < oldest).count();
+        let mut out: Vec<Block> = self.kept.drain(..old).collect();
+        let kept: usize = self.kept.iter().map(|b| b.bytes).sum();
+        let mut beyond = (self.in_use + kept).saturating_sub(self.most + self.most / SLACK);
+        while beyond > 0 {
+            let smallest = self.kept.iter().enumerate().min_by_key(|(_, b)| b.bytes);
+            let Some((at, _)) = smallest else { break };
+            let block = self.kept.remove(at);
+            beyond = beyond.saturating_sub(block.bytes);
+            out.push(block);
+        }
+        out
     }
-}
-
-fn total(blocks: &[Block]) -> usize {
-    blocks.iter().map(|b| b.bytes).sum()
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -118,7 +131,20 @@ mod malloc {
             unsafe { imports::replace(plugin.api().address(), name, function) }
         };
         // In this order: what is given has to come back.
-        replace(c"free", free as *mut c_void) && replace(c"posix_memalign", posix_memalign as *mut c_void)
+        let kept = replace(c"free", free as *mut c_void)
+            && replace(c"posix_memalign", posix_memalign as *mut c_void);
+        if kept {
+            keep_others();
+        }
+        kept
+    }
+
+    /// malloc maps blocks anew from a size on that grows with the blocks that it sees freed, of which it sees few now: one
+    /// of the largest that counts, so that what PyTorch's kernels free is kept as ever.
+    fn keep_others() {
+        const LARGEST: usize = 32 << 20;
+        // SAFETY: a block that nobody uses; null if there is no memory, which `free` takes.
+        unsafe { libc::free(std::hint::black_box(libc::malloc(LARGEST - (64 << 10)))) };
     }
 
     pub(super) fn give_back(blocks: &[Block]) -> usize {
@@ -225,7 +251,22 @@ mod tests {
         assert_eq!(blocks.take(64, 60 * M), None);
         let old = blocks.given(block(0x2000, 60 * M));
         assert_eq!(old.iter().map(|b| b.address).collect::<Vec<_>>(), [0x1000]);
-        assert_eq!((total(&blocks.used), total(&blocks.kept), blocks.most), (60 * M, 0, 60 * M));
+        assert_eq!((blocks.in_use, blocks.kept.len(), blocks.most), (60 * M, 0, 60 * M));
+    }
+
+    #[test]
+    fn small_blocks_go_before_large_ones() {
+        let mut blocks = Blocks::new();
+        let addresses = |old: Vec<Block>| old.iter().map(|b| b.address).collect::<Vec<_>>();
+        blocks.given(block(0x1000, 160 * M));
+        blocks.given(block(0x2000, 2 * M));
+        blocks.given(block(0x3000, 1 * M));
+        for address in [0x1000, 0x2000, 0x3000] {
+            blocks.freed(address);
+        }
+        assert_eq!(addresses(blocks.given(block(0x4000, 4 * M))), [], "a sixteenth more is left");
+        assert_eq!(addresses(blocks.given(block(0x5000, 7 * M))), [0x3000], "the smallest");
+        assert_eq!(addresses(blocks.given(block(0x6000, 150 * M))), [0x2000, 0x1000]);
     }
 
     #[test]
@@ -236,7 +277,8 @@ mod tests {
         blocks.freed(0x2000);
         blocks.freed(0x1000);
         let mut old = Vec::new();
-        for _ in 0..=AGE {
+        let asked = AGE as usize * 130 * M;
+        for _ in 0..=asked / (40 * M) {
             let address = blocks.take(64, 40 * M).unwrap().address;
             old.extend(blocks.freed(address).unwrap());
         }
@@ -248,6 +290,6 @@ mod tests {
         let mut blocks = Blocks::new();
         blocks.given(block(0x1000, 40 * M));
         blocks.given(block(0x1000, 50 * M));
-        assert_eq!(total(&blocks.used), 50 * M);
+        assert_eq!(blocks.in_use, 50 * M);
     }
 }
