@@ -12,6 +12,8 @@ def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
     tensor, and others are copied to the beginning of one, row-major. Only lazy conjugates and negations go by way of
     the host.
     """
+    if t.device.type != "cpu" and 0 in (*t.shape, *shape):
+        return blank(t, shape)  # there is nothing to copy
     if t.device.type != "cpu":
         whole = _whole(t, shape, packed(shape, range(len(shape)))) or _whole(t, shape, list(t.stride()))
         if whole is not None:
