@@ -52,6 +52,18 @@ def order(t: torch.Tensor, shape: list[int]) -> tuple[int, ...]:
     return tuple(sorted(natural, key=lambda d: -t.stride(d)))
 
 
+def is_part(t: torch.Tensor) -> bool:
+    """Whether a tensor shows a part of its storage; what it shows again along a stride of 0 counts once."""
+    numel = 1
+    for n, step in sorted(zip(t.shape, t.stride(), strict=True), key=lambda dim: dim[1]):
+        if n == 1 or step == 0:
+            continue
+        if step != numel:
+            return True
+        numel *= n
+    return t.numel() > 0 and numel * t.element_size() != t.untyped_storage().nbytes()
+
+
 def packed(shape: list[int], order) -> list[int]:
     """The strides of a tensor without gaps whose dimensions are in this order."""
     strides, numel = [0] * len(shape), 1
