@@ -22,7 +22,7 @@ class Numbers:
     """Numbers of Python that a function finds so, where it reads them."""
 
     def __init__(self):
-        # Where each is (a dict and its name there, or the cell of a variable), what it was, what it is called, its line.
+        # Where each is (a dict and its name there, or a cell), what it was, what it is called, the line that reads it.
         self._all: list[tuple[dict | types.CellType, str, float, str, str]] = []
 
     def found(self, where: dict | types.CellType, name: str, value: object, called: str, line: str) -> None:
