@@ -23,7 +23,7 @@ pub(crate) fn apart(a: &Recipe, b: &Recipe) -> Option<(Numbering, Recipe, Recipe
             pairs.len() as u32 - 1
         })
     };
-    let numbering: Numbering = taken.0.into_iter().zip(taken.1).map(|pair| number(pair)).collect();
+    let numbering: Numbering = taken.0.into_iter().zip(taken.1).map(&mut number).collect();
     let a = with_numbers(a, &numbering, pairs.iter().map(|pair| pair.0))?;
     let b = with_numbers(b, &numbering, pairs.iter().map(|pair| pair.1))?;
     Some((numbering, a, b))
