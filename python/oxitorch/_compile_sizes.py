@@ -46,10 +46,9 @@ class SizedGraph:
         self._run = run
         # Of each input: its value, or its sizes.
         self._exprs = []
-        # Where each symbol is found: number of the input, dimension.
+        # Where each symbol is found: number of the input, dimension; the factor and the term that give the size there.
         self._sources: dict = {}
-        self._dims: dict = {}
-        wanted = set()
+        wanted, envs, lines = set(), {}, []
         for i, v in enumerate(values):
             if isinstance(v, torch.Tensor):
                 sizes = [_expr(n) for n in v.shape]
@@ -65,9 +64,15 @@ class SizedGraph:
                 continue
             env = next((n.node.shape_env for n in _symbolic(v)), None)
             for expr, place in found:
+                envs.update(dict.fromkeys(_symbols(expr), env))
                 if getattr(expr, "is_symbol", False):
-                    self._sources.setdefault(expr, place)
-                    self._dims.setdefault(expr, _dim(env, expr))
+                    self._sources.setdefault(expr, (*place, 1, 0))
+                else:
+                    lines.extend((symbol, (*place, *line)) for symbol, *line in _line(expr))
+        # Some are told by others: what is saved of `x[:, 1:]` has one element less.
+        for symbol, source in lines:
+            self._sources.setdefault(symbol, source)
+        self._dims = {symbol: _dim(envs[symbol], symbol) for symbol in self._sources}
         if wanted - set(self._sources):
             self._sources = {}
         # The values that each symbol had.
@@ -80,7 +85,8 @@ class SizedGraph:
 
     def call(self, inputs: list) -> list | None:
         """The results, by a program for all sizes up to a bound; None if there is none."""
-        values = tuple([inputs[i] if d is None else inputs[i].shape[d] for i, d in self._sources.values()])
+        found = self._sources.values()
+        values = tuple([_told(inputs[i] if d is None else inputs[i].shape[d], *line) for i, d, *line in found])
         key = (values, *[(type(x), x) for x in inputs if not isinstance(x, torch.Tensor)])
         known = self._calls.get(key, self)
         if known is None:
@@ -226,6 +232,22 @@ def _expr(n):
 
 def _symbols(expr) -> set:
     return set() if isinstance(expr, int) else set(expr.free_symbols)
+
+
+def _line(expr) -> list[tuple]:
+    """The symbol, the factor and the term of a number that is a symbol times one plus the other; else nothing."""
+    symbols = _symbols(expr)
+    if len(symbols) != 1:
+        return []
+    (symbol,) = symbols
+    term = expr.subs(symbol, 0)
+    factor = expr.subs(symbol, 1) - term
+    is_line = factor.is_Integer and factor != 0 and term.is_Integer and (factor * symbol + term - expr).expand() == 0
+    return [(symbol, int(factor), int(term))] if is_line else []
+
+
+def _told(size: int, factor: int, term: int) -> int:
+    return (size - term) // factor
 
 
 def _symbolic(v):

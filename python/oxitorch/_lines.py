@@ -1,9 +1,11 @@
 """Which lines of Python are a user's: they run in neither PyTorch, oxitorch nor another library."""
 
+import dis
 import os
 import sys
 import sysconfig
-from types import FrameType
+from collections.abc import Iterator
+from types import CodeType, FrameType
 
 import torch
 
@@ -24,6 +26,18 @@ _LIBRARIES = (
 def is_library(name: str) -> bool:
     """Whether a file, or what a code object names as its file, is a library's."""
     return name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name
+
+
+def instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str]]:
+    """Those of a code object, with their lines: `file.py:12`."""
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        position = getattr(step, "positions", None)
+        if position is not None and position.lineno is not None:
+            line = position.lineno
+        elif isinstance(step.starts_line, int) and not isinstance(step.starts_line, bool):
+            line = step.starts_line
+        yield step, f"{code.co_filename}:{line}"
 
 
 def user_frame() -> FrameType | None:

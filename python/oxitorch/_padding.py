@@ -12,6 +12,8 @@ def padded(t: torch.Tensor, shape: list[int]) -> torch.Tensor:
     tensor, and others are copied to the beginning of one, row-major. Only lazy conjugates and negations go by way of
     the host.
     """
+    if t.device.type != "cpu" and 0 in (*t.shape, *shape):
+        return blank(t, shape)  # there is nothing to copy
     if t.device.type != "cpu":
         whole = _whole(t, shape, packed(shape, range(len(shape)))) or _whole(t, shape, list(t.stride()))
         if whole is not None:
@@ -48,6 +50,18 @@ def order(t: torch.Tensor, shape: list[int]) -> tuple[int, ...]:
     if _whole(t, shape, list(t.stride())) is None:
         return natural
     return tuple(sorted(natural, key=lambda d: -t.stride(d)))
+
+
+def is_part(t: torch.Tensor) -> bool:
+    """Whether a tensor shows a part of its storage; what it shows again along a stride of 0 counts once."""
+    numel = 1
+    for n, step in sorted(zip(t.shape, t.stride(), strict=True), key=lambda dim: dim[1]):
+        if n == 1 or step == 0:
+            continue
+        if step != numel:
+            return True
+        numel *= n
+    return t.numel() > 0 and numel * t.element_size() != t.untyped_storage().nbytes()
 
 
 def packed(shape: list[int], order) -> list[int]:

@@ -130,6 +130,76 @@ def test_one_program_gives_what_each_size_gives(function, fused):
     assert programs() - before == 1
 
 
+def equal_numbers(x):
+    """Numbers that are the size, the bound or another number at some sizes, and at others are not."""
+    n = x.shape[0]
+    places = torch.arange(n, device=x.device)
+    return {
+        "scaled": [places / k + x[:, 0] for k in (5, 6, 7, 8)],
+        "full": [torch.full((n,), 8.0, device=x.device), x / n + 7, x * (2 * n) - 16],
+    }
+
+
+def steps(x):
+    return {
+        "every other": [x[::2] * 2, x[1::2].sum(0), x.flip(0)[::3] + 1],
+        "one place": [y * 2 for y in x[: x.shape[0] // 4 + 1].split(1)[:1]],
+        "pieces": [y * 2 for y in x.tensor_split(3)],
+    }
+
+
+def parts(x):
+    y = x * 2
+    return {
+        "of a result": [y, y[-1], y[1:], y[: len(y) // 2 + 1, 1:]],
+        "of an argument": [x[-1], x[len(x) // 3 :], x.T],
+    }
+
+
+def solved(x):
+    a = torch.eye(3, device=x.device).tril() * 2 + torch.ones(3, 3, device=x.device).tril()
+    return {
+        "matrices": [torch.linalg.solve_triangular(a + x[:, :, None].abs() * a, x[:, :, None], upper=False)],
+        "right sides": [torch.linalg.solve_triangular(a, x.T, upper=False)],
+    }
+
+
+# With the sizes at which fewer of its numbers differ from those at the bound: they have a program of their own.
+CLASSES = [(equal_numbers, 1), (steps, 3), (parts, 3), (solved, 1)]
+
+
+@pytest.mark.parametrize(("function", "most"), CLASSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_no_size_has_a_program_by_chance(function, most, fused):
+    f = torch.tpu.jit(function, dynamic={"x": {0: Dim(buckets=[8])}})
+    before = programs()
+    for size in (5, 8, 6, 7, 4):
+        torch.manual_seed(size)
+        x = torch.randn(size, 3)
+        actual, expected = f(x.to(DEVICE)), function(x)
+        for name in expected:
+            for a, e in zip(actual[name], expected[name], strict=True):
+                check(a, e, f"{name} of {size}")
+    assert programs() - before <= most and "alone" not in torch.tpu.explain(most)
+
+
+def test_a_size_may_be_told_by_what_follows_from_it(fused):
+    """The backward of a graph finds nothing of the size itself, but what is saved of a part of what has it."""
+    f = torch.compile(lambda x, w: (x[:, 1:] * w).tanh().cumsum(1)[:, 1:].sum(), dynamic=True)
+    counts = []
+    for size in (5, 9, 12, 16, 10, 14):
+        x = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+        w = torch.tensor(0.7, requires_grad=True)
+        v = w.detach().to(DEVICE).requires_grad_()
+        (x[:, 1:] * w).tanh().cumsum(1)[:, 1:].sum().backward()
+        torch.tpu.synchronize()
+        before = programs()
+        f(x.to(DEVICE), v).backward()
+        torch.tpu.synchronize()
+        counts.append(programs() - before)
+        check(v.grad, w.grad, str(size))
+    assert sum(counts[3:]) == 0, counts
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()

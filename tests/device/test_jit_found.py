@@ -3,6 +3,8 @@ on the CPU: modules that are changed between steps, variables that are bound ane
 """
 
 import functools
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -278,6 +280,58 @@ def test_a_variable_is_bound_anew(of):
     for a, b in zip(got, wanted, strict=True):
         assert_close(a, b)
     assert traces == 3
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def by_an_attribute_of_a_module(device):
+    net = Scaled().to(device)
+    return lambda x: net(x), lambda new: setattr(net, "factor", new)
+
+
+NUMBERS = [
+    (by_a_global, "FACTOR"), (by_a_variable, "factor"), (by_an_attribute, "Trainer.factor"),
+    (by_an_attribute_of_an_attribute, "Options.factor"), (by_an_attribute_of_a_module, "Scaled.factor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("of", "called"), NUMBERS, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize("dynamic", [None, {0: {0: torch.tpu.Dim(max=8)}}], ids=["exact", "dynamic"])
+def test_a_number_that_changes_before_each_call_is_warned_of_once(of, called, dynamic):
+    f, set_to = of(DEVICE)
+    f = torch.tpu.jit(f, dynamic=dynamic)
+    x, said = torch.ones(2, 3, device=DEVICE), []
+    for step in range(7):
+        set_to(2.0 + step)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f(x)
+        said += [(step, str(w.message), w.filename) for w in caught if "another number each time" in str(w.message)]
+    ((at, message, file),) = said
+    assert at == 3 and file == __file__
+    assert (
+        f"as {called} is another number each time, read at {__file__}:" in message and "hint: make it an arg" in message
+    )
+    line = int(message.split(f"{__file__}:")[1].split()[0])
+    assert called.rpartition(".")[2] in Path(__file__).read_text().splitlines()[line - 1]
+
+
+def test_a_number_that_changes_now_and_then_is_not_warned_of():
+    f, set_to = by_an_attribute_of_a_module(DEVICE)
+    f, x = torch.tpu.jit(f), torch.ones(2, 3, device=DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(20):
+            set_to(float(step // 4))
+            f(x)
+    assert f.traces == 5
 
 
 def test_what_a_function_does_not_read_is_free():

@@ -4,12 +4,13 @@
 //! was recorded is compared ([`oxitorch_hlo::Module::bounded`]). What a call needs besides the program, its numbers and
 //! how its results look, is that of its own size.
 
+use crate::apart::apart;
 use crate::config::Switches;
 use crate::error::{Refusal, Result};
 use crate::family::Numbers;
 use crate::graph::{Given, Graph, Sample, Source as From};
 use crate::recipe::{
-    AtSize, Bound, GraphOutput, Home, Layout, Moving, OfSizes, Recipe, Shape, Source, Whole,
+    AtSize, Bound, GraphOutput, Home, Layout, Moving, Numbering, OfSizes, Recipe, Shape, Source, Whole,
 };
 use crate::site::{Site, describe};
 use crate::spread::Sharded;
@@ -53,7 +54,15 @@ impl Stream {
         if !bound.between.is_empty() || !sample.between.is_empty() {
             return Ok(Err("a collective ends its program".to_owned()));
         }
-        let known = whole.bound.lock().clone();
+        let apart = apart(bound, sample);
+        let (numbering, bound, sample) = match &apart {
+            Some((numbering, bound, sample)) => (numbering.as_slice(), bound, sample),
+            None => (&[][..], bound, sample),
+        };
+        let of = |known: &[(Numbering, Arc<Bound>)]| {
+            known.iter().find(|(own, _)| own == numbering).map(|(_, known)| known.clone())
+        };
+        let known = of(&whole.bounds.lock());
         let known = match known {
             Some(known) => known,
             None => {
@@ -64,7 +73,7 @@ impl Stream {
                 let graph = graph(&shape, types);
                 let outline = graph.outline(self.target().platform())?;
                 let made = Arc::new(Bound { shape, graph, outline, programs: Default::default() });
-                *whole.bound.lock() = Some(made.clone());
+                whole.bounds.lock().push((numbering.to_vec(), made.clone()));
                 made
             }
         };
@@ -135,7 +144,7 @@ impl Stream {
             scratch: bound.scratch.clone(),
             written: bound.written.clone(),
             made: bound.made.clone(),
-            outputs: if at_bound { outputs_of(&bound.outputs) } else { outputs },
+            outputs: if at_bound { bound.outputs.iter().map(GraphOutput::again).collect() } else { outputs },
             whole: Some(Whole {
                 ends_step: whole.ends_step,
                 donated: whole.donated.clone(),
@@ -236,12 +245,6 @@ fn memory_of_results(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Opti
         outputs().filter(own).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
     };
     shape.results.iter().map(of).collect()
-}
-
-fn outputs_of(outputs: &[GraphOutput]) -> Vec<GraphOutput> {
-    let same =
-        |o: &GraphOutput| GraphOutput { home: o.home, layout: o.layout.clone(), contiguous: o.contiguous };
-    outputs.iter().map(same).collect()
 }
 
 /// The results of a call of some size: as the function gives them, in storages that have the size of the bound.

@@ -10,6 +10,7 @@
 
 mod absent;
 mod agree;
+mod apart;
 mod arguments;
 mod bodies;
 mod body;

@@ -106,11 +106,6 @@ impl Recipe {
             },
             storage: None,
         };
-        let output = |o: &GraphOutput| GraphOutput {
-            home: o.home,
-            layout: o.layout.clone(),
-            contiguous: o.contiguous,
-        };
         Ok(Recipe {
             device: self.device,
             switches: self.switches,
@@ -127,7 +122,7 @@ impl Recipe {
             scratch: self.scratch.clone(),
             written: self.written.iter().map(|(at, s)| (*at, source(s))).collect(),
             made: self.made.iter().map(|(bytes, s)| (*bytes, s.as_ref().map(source))).collect(),
-            outputs: self.outputs.iter().map(output).collect(),
+            outputs: self.outputs.iter().map(GraphOutput::again).collect(),
             whole: Some(Whole {
                 ends_step: whole.ends_step,
                 donated: whole.donated.clone(),

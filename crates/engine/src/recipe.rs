@@ -93,6 +93,11 @@ pub struct GraphOutput {
 }
 
 impl GraphOutput {
+    /// The same of another recipe.
+    pub(crate) fn again(&self) -> GraphOutput {
+        GraphOutput { home: self.home, layout: self.layout.clone(), contiguous: self.contiguous }
+    }
+
     /// Its storage.
     pub fn home(&self) -> Home {
         self.home
@@ -241,8 +246,8 @@ pub(crate) struct Whole {
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
     /// The same if collectives are between.
     pub(crate) steps: Mutex<Option<Arc<Steps>>>,
-    /// If it is a bound: what it is compared with, and its programs, by what they are.
-    pub(crate) bound: Mutex<Option<Arc<Bound>>>,
+    /// If it is a bound: what is compared with it, and its programs, by which of its numbers are one.
+    pub(crate) bounds: Mutex<Vec<(Numbering, Arc<Bound>)>>,
 }
 
 /// How a call is launched that is several programs, with collectives between them.
@@ -273,6 +278,9 @@ pub enum Prepared<P> {
     /// The call with its tensors.
     Collective(String),
 }
+
+/// Which of a recipe's numbers each operand is that is one, in their order.
+pub(crate) type Numbering = Vec<u32>;
 
 /// A recipe at the bound of a size.
 #[derive(Debug)]

@@ -46,6 +46,12 @@ impl Steps {
             }
             dims[at] = Step { size: sizes[d], step: strides[d] / own[at], dim: Some(d), ..dims[at] };
         }
+        // One place of a dimension is shown as a dimension, too, where it may be: where its size varies, there are more at
+        // another.
+        for d in (0..sizes.len()).rev().filter(|&d| sizes[d] == 1) {
+            let at = (0..shape.len()).rev().find(|&e| dims[e].dim.is_none() && strides[d] == own[e]);
+            at.into_iter().for_each(|at| dims[at].dim = Some(d));
+        }
         let fits = |(s, &n): (&Step, &i64)| s.step > 0 && s.limit() <= n;
         dims.iter().zip(shape).all(fits).then_some(Steps { dims })
     }
@@ -76,7 +82,8 @@ impl Steps {
         let (shape, sizes) = (b.shape(base), b.shape(update));
         let ones: Dims = (0..sizes.len() as i64).filter(|&d| sizes[d as usize] == 1).collect();
         let position = |d: usize| d as i64 - ones.iter().filter(|&&o| o < d as i64).count() as i64;
-        let order: Dims = self.order().iter().map(|&d| position(d)).collect();
+        let more = self.order().into_iter().filter(|&d| sizes[d] != 1);
+        let order: Dims = more.map(position).collect();
         let part = b.transpose(b.squeeze(update, &ones), &order);
         let part = b.reshape(part, &self.each(|s| s.size));
         let high: Dims = self.dims.iter().zip(&shape).map(|(s, n)| n - s.limit()).collect();
@@ -115,6 +122,9 @@ mod tests {
         check(&[3, 9], &[4, 3], &[2, 9], 1, Some(&[(0, 3, 1, Some(1)), (1, 4, 2, Some(0))]));
         // x[1, ::3], expanded.
         check(&[3, 9], &[2, 3], &[0, 3], 9, Some(&[(1, 1, 1, None), (0, 3, 3, Some(1))]));
+        // x[:, 4:5], and x[:1, 4:5] with a dimension in front.
+        check(&[3, 9], &[3, 1], &[9, 1], 4, Some(&[(0, 3, 1, Some(0)), (4, 1, 1, Some(1))]));
+        check(&[3, 9], &[1, 1, 1], &[27, 9, 1], 4, Some(&[(0, 1, 1, Some(1)), (4, 1, 1, Some(2))]));
         // A diagonal, windows, and a row that goes on in the next.
         check(&[3, 3], &[3], &[4], 0, None);
         check(&[3, 9], &[3, 4, 3], &[9, 2, 1], 0, None);

@@ -317,7 +317,8 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
         return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
     }
     let levels = view.levels();
-    let shown = match steps(b, base, view, levels.is_some()) {
+    // Whether a view is a box may depend on a size that varies.
+    let shown = match steps(b, base, view, levels.is_some() && !b.is_outline()) {
         Some(steps) => steps.read(b, base, &view.sizes),
         None => {
             let flat = flat(b, base, view.dtype);

@@ -68,6 +68,7 @@ const CRATES: &[(&str, &[&str])] = &[
             // Recording.
             "recipe",
             "numbered",
+            "apart",
             "tape",
             "body",
             "window",

@@ -32,6 +32,8 @@ __all__ = ["Compiled", "Dim", "Jitted", "Lowered", "jit"]
 # Functions that are known of one kind of call, and kinds; with one more the one that was used longest ago is forgotten.
 _MAX_FUNCTIONS = 16
 _MAX_KINDS = 64
+# Calls one after another that may run the function anew since a number is another one; then a warning says so.
+_MOST_SILENT = 3
 
 
 def jit(
@@ -111,6 +113,9 @@ class Jitted:
         self._lock = threading.Lock()
         # Why the function was run in calls that are as in eager mode.
         self._asks: list[tuple[str, str]] = []
+        # How often the function was run in calls one after another since a number changed that is no argument, and the
+        # last such call, by what the number is called.
+        self._changing: dict[str, tuple[int, int]] = {}
         self.calls = 0
         self.traces = 0
 
@@ -205,7 +210,9 @@ class Jitted:
     def _call_kind(self, kind: "_Kind", tensors: list[torch.Tensor], args, kwargs) -> Any:
         """A call with sizes that vary, by a program that is made for these and others; or else as any call."""
         sizes = kind.sizes
-        if sizes is not None and not sizes.is_exact(tensors):
+        of_sizes = sizes is not None and not sizes.is_exact(tensors)
+        self._notice(sizes.known(tensors) if of_sizes else kind.functions)
+        if of_sizes:
             if sizes.learn(lambda resized: Dry(self, kind, resized, list(kwargs)).function(), tensors):
                 done, results = sizes.call(tensors)
                 if done:
@@ -215,6 +222,20 @@ class Jitted:
                 if done:
                     return results
         return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+
+    def _notice(self, known: list[Function]) -> None:
+        """Before the function is run anew: warns of a number that changes before each call, once for each."""
+        for called, line in known[0].changed_numbers().items() if known else ():
+            times, last = self._changing.get(called, (0, 0))
+            times = times + 1 if self.calls - last <= 2 else 1
+            self._changing[called] = times, self.calls
+            if times == _MOST_SILENT:
+                name = getattr(self._fn, "__qualname__", repr(self._fn))
+                warnings.warn(
+                    f"torch.tpu.jit: {name} is run anew in each call, as {called} is another number each time, read at "
+                    f"{line}\nhint: make it an argument, or a tensor that is written in place",
+                    stacklevel=5,
+                )
 
     def _marks(self, args, kwargs, fixed: list[int]) -> Marks | None:
         """The dimensions that vary, in the tensors of the arguments."""

@@ -12,6 +12,7 @@ class Dry:
 
     def __init__(self, jitted, kind, tensors: list[torch.Tensor], names: list[str], numbers: Run | None = None):
         self._jitted = jitted
+        self._is_sized = kind.sizes is not None
         self._given = Given(tensors, kind.donated, numbers)
         values = kind.tree.make(tensors if numbers is None else [*tensors, *numbers.arguments])
         count = len(values) - len(names)
@@ -22,7 +23,7 @@ class Dry:
         for _ in range(2):
             self._jitted.traces += 1
             tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False)
-            function, again = tracer.dry(self._args, self._kwargs)
+            function, again = tracer.dry(self._args, self._kwargs, self._is_sized)
             if not again:
                 return function
         raise TraceError(f"torch.tpu.jit: {tracer.name} finds other gradients in each run")

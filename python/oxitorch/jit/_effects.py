@@ -1,10 +1,9 @@
 """What a traced function does besides computing, which later calls do not do again."""
 
-import dis
 import sys
 import warnings
 
-from oxitorch._lines import is_library, user_frame
+from oxitorch._lines import instructions, is_library, user_frame
 
 
 def user_line() -> str | None:
@@ -49,18 +48,12 @@ class Effects:
             self._say(f"prints at {code.co_filename}:{frame.f_lineno}")
 
     def _look(self, code) -> None:
-        line = code.co_firstlineno
-        for instruction in dis.get_instructions(code):
-            position = getattr(instruction, "positions", None)
-            if position is not None and position.lineno is not None:
-                line = position.lineno
-            elif isinstance(instruction.starts_line, int) and not isinstance(instruction.starts_line, bool):
-                line = instruction.starts_line
+        for instruction, line in instructions(code):
             binds_cell = instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and (
                 instruction.argval in code.co_freevars
             )
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or binds_cell:
-                self._say(f"binds {instruction.argval} at {code.co_filename}:{line}")
+                self._say(f"binds {instruction.argval} at {line}")
 
     def _say(self, what: str) -> None:
         if what not in self._said:

@@ -85,6 +85,9 @@ class Found:
             and all(o.is_current(self.tensors) for o in self.optimizers)
         )
 
+    def changed_numbers(self) -> dict[str, str]:
+        return self._attributes.numbers.changed() | self._variables.numbers.changed()
+
 
 class Gradients:
     """What a function does to `.grad` of leaves.
@@ -215,6 +218,10 @@ class Function:
     def is_current(self) -> bool:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
+
+    def changed_numbers(self) -> dict[str, str]:
+        """Numbers of Python among what it found that are others now, with the lines that read them."""
+        return self._found.changed_numbers()
 
     def takes_as(self, other: "Function") -> bool:
         """Whether it takes numbers as another does, which may be of another size, and asks the same of them."""

@@ -114,6 +114,10 @@ class Sizes:
         known = self._functions.get(_shapes(tensors)) or ()
         return next((f.number for f in known if f.is_current()), None)
 
+    def known(self, tensors: list[torch.Tensor]) -> list[Function]:
+        """What is known of calls of these sizes, the latest first."""
+        return self._functions.get(_shapes(tensors)) or []
+
     def is_exact(self, tensors: list[torch.Tensor]) -> bool:
         """Whether it is known that no program is for these and other sizes."""
         return self._functions.get(_shapes(tensors), False) is None

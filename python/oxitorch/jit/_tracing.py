@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from oxitorch import _activate
 from oxitorch._core import Tree
+from oxitorch._padding import is_part
 from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
@@ -195,9 +196,11 @@ class Tracer:
         core.forget_graph(number)
         return steps
 
-    def dry(self, args, kwargs) -> tuple[Function | None, bool]:
+    def dry(self, args, kwargs, is_sized: bool) -> tuple[Function | None, bool]:
         """What calls of the kind would go by; the run itself is undone. Nothing if the function makes what it does not
         return. And whether another run is needed, since gradients came up that were not known of.
+
+        Where sizes vary, results that are parts of tensors are copies: at another size they are other parts.
         """
         random = torch.tpu.get_rng_state(torch.tpu.current_device())
         self._states, self._grads = {}, {}
@@ -216,6 +219,9 @@ class Tracer:
             del leaves
             made = _Results(tree, self.name, [n.node.place for n in numbers])
             made.find_graph(tensors, self._ops.inputs)
+            if is_sized:
+                with torch.no_grad():
+                    tensors[:] = [t.clone() if _is_on_device(t) and is_part(t) else t for t in tensors]
             before = len(self._leaves)
             function = self._finish(known, begins, tensors, made, is_dry=True)
             traced = False

@@ -179,6 +179,7 @@ impl Outline {
             let mut layout = bounding.default(p, s).map_err(|reason| whole(&reason))?;
             if let Some(Some(dims)) = params.get(i)
                 && layout.iter().any(Dim::varies)
+                && !bound.ty(p).shape.contains(&0)
             {
                 let split = layout::split(&flat(dims), &bound.ty(p).shape, &other.ty(s).shape);
                 let split =

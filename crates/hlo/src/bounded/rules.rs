@@ -174,6 +174,9 @@ impl Bounding<'_> {
                 };
                 self.over_the_last(pair, args, last)
             }
+            (Op::TriangularSolve(how), _) if p.op == s.op => {
+                one(self.triangular_solve(pair, args, how.left_side)?)
+            }
             (Op::CustomCall(call), _) => Err(format!("{} is called for all of it", call.target)),
             _ => Err("no rule is known for it where sizes vary".into()),
         }
@@ -653,6 +656,21 @@ impl Bounding<'_> {
             Laid { v, layout }
         };
         Ok(made.into_iter().zip(&xs).map(laid).collect())
+    }
+
+    /// Systems of equations: how many matrices and right sides there are may vary, and not how many equations.
+    fn triangular_solve(&mut self, pair: Pair<'_>, mut args: Vec<Laid>, is_left: bool) -> Result<Laid> {
+        let (mut right, mut a) = (args.remove(1), args.remove(0));
+        let batch = right.layout.len().saturating_sub(2);
+        let equations = if is_left { batch } else { batch + 1 };
+        if a.layout[batch..].iter().any(Dim::varies) || right.layout[equations].varies() {
+            return Err("how many equations there are depends on the size".into());
+        }
+        for d in 0..batch {
+            (a, right) = self.paired((a, d), (right, d))?;
+        }
+        let v = self.b.copied(pair.p.op.clone(), &[a.v, right.v], &[], &[])[0];
+        Ok(Laid { v, layout: right.layout.into_iter().map(|d| Dim { even: false, ..d }).collect() })
     }
 
     /// An op that does the same for each element of all dimensions but the last ones.
