@@ -34,8 +34,10 @@ class Found:
     wrong: list[str] = field(default_factory=list)
     # What was refused because it is a function of `torch.tpu.jit`.
     refused: list[str] = field(default_factory=list)
-    # Numbers of programs where there are several, with what `explain()` says.
+    # Numbers of programs where there are several, with what `explain()` says of those that are new.
     programs: list[tuple[int, list[str]]] = field(default_factory=list)
+    # Numbers of new programs, one for each size, of which it does not say why.
+    silent: list[int] = field(default_factory=list)
 
 
 def entries() -> dict:
@@ -154,7 +156,7 @@ def _run(op, case: Case, gradients: bool, out: Found) -> None:
     dim = Dim(buckets=[BOUND])
     f = torch.tpu.jit(lambda *tensors: function(*tensors), dynamic={i: {0: dim} for i in case.places()})
     torch.tpu.synchronize()
-    made, why = 0, []
+    made, exact, why = 0, 0, []
     for size in SIZES:
         tensors = case.tensors(size)
         moved = [t.detach().to("tpu") for t in tensors]
@@ -170,14 +172,18 @@ def _run(op, case: Case, gradients: bool, out: Found) -> None:
             (out.refused if "torch.tpu.jit" in text else out.wrong).append(f"size {size}: {text}"[:600])
             return
         new = torch.tpu.metrics()["programs"] - before
+        # The program of an exact size may be known from another function.
+        exact += any(kind.sizes.is_exact(moved) for kinds in f._kinds.values() for kind in kinds)
         if new:
             made += new
             why += [line.strip() for line in torch.tpu.explain(new).splitlines() if "for this size alone" in line]
         if wrong := _wrong(op, case, gradients, tensors, got, lambda of=moved: function(*of)):
             out.wrong.append(f"size {size}: {wrong}")
             return
-    if made > 1:
-        out.programs.append((made, why))
+    if max(made, exact) > 1:
+        out.programs.append((max(made, exact), why))
+        if made == len(SIZES) and not why:
+            out.silent.append(made)
 
 
 def _wrong(op, case: Case, gradients: bool, tensors: list, got, eager: Callable) -> str | None:

@@ -56,6 +56,11 @@ impl Steps {
         dims.iter().zip(shape).all(fits).then_some(Steps { dims })
     }
 
+    /// Whether they are rather steps that somebody wrote than sizes.
+    pub(crate) fn are_small(&self) -> bool {
+        self.dims.iter().all(|s| s.step <= 3)
+    }
+
     fn each(&self, of: impl Fn(&Step) -> i64) -> Dims {
         self.dims.iter().map(of).collect()
     }

@@ -317,10 +317,12 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
         return b.full(b.scalar_f64(view.dtype, 0.0), &view.sizes);
     }
     let levels = view.levels();
-    // Whether a view is a box may depend on a size that varies.
-    let shown = match steps(b, base, view, levels.is_some() && !b.is_outline()) {
-        Some(steps) => steps.read(b, base, &view.sizes),
-        None => {
+    let is_box = levels.is_some();
+    // Whether a view is a box may depend on a size that varies, as that of every other column does. A step may, too, and one
+    // of many places rather does: the last column of a matrix is a box.
+    let shown = match steps(b, base, view, is_box && !b.is_outline()) {
+        Some(steps) if !is_box || steps.are_small() => steps.read(b, base, &view.sizes),
+        _ => {
             let flat = flat(b, base, view.dtype);
             match levels {
                 Some(levels) => read_box(b, flat, view, &levels),
