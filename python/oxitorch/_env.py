@@ -237,8 +237,8 @@ MEMORY_CACHING = Var(
     "bool",
     "1",
     "0.1",
-    "On the cpu platform, keep blocks of 256 KiB and more that programs free for the next program, as the system clears "
-    "each page of a new one; `torch.tpu.empty_cache()` gives them back.",
+    "On the cpu platform, keep blocks of 256 KiB and more that programs free for the next program, as the system "
+    "clears each page of a new one; `torch.tpu.empty_cache()` gives them back.",
 )
 LOWER_FOR = Var(
     "OXITORCH_LOWER_FOR",

@@ -260,7 +260,7 @@ mod tests {
         let addresses = |old: Vec<Block>| old.iter().map(|b| b.address).collect::<Vec<_>>();
         blocks.given(block(0x1000, 160 * M));
         blocks.given(block(0x2000, 2 * M));
-        blocks.given(block(0x3000, 1 * M));
+        blocks.given(block(0x3000, M));
         for address in [0x1000, 0x2000, 0x3000] {
             blocks.freed(address);
         }
