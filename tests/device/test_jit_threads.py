@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import DEVICE
 from torch import nn
+from torch.optim import optimizer as optimizer_module
 
 THREADS, CALLS = 4, 12
 
@@ -103,6 +104,24 @@ def test_models_of_their_own():
     for k in range(THREADS):
         same(results[k], trained(k, "cpu", jit=False))
     assert not torch.compiler.is_compiling()
+
+
+def test_tracing_leaves_the_hooks_of_all_optimizers():
+    """A step of another thread goes through them meanwhile, and fails if there are more or less."""
+    hooks = optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks
+    p = nn.Parameter(torch.ones(3, device=DEVICE))
+    optimizer, seen = torch.optim.SGD([p], lr=0.1), []
+    optimizer.register_step_post_hook(lambda *_: seen.append([list(of) for of in hooks]))
+
+    @torch.tpu.jit
+    def step(x):
+        (p * x).sum().backward()
+        optimizer.step()
+        return x + 1
+
+    before = [list(of) for of in hooks]
+    step(torch.ones(3, device=DEVICE))
+    assert seen and all(found == before for found in seen)
 
 
 def test_other_threads_are_not_taken_for_compilers():

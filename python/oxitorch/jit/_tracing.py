@@ -56,6 +56,22 @@ def running() -> "Tracer | None":
     return getattr(_here, "tracer", None)
 
 
+def _begins_step(*of) -> None:
+    # Dynamo takes hooks into its graphs.
+    if not torch.compiler.is_dynamo_compiling() and (tracer := running()) is not None:
+        tracer._begins_step(*of)
+
+
+def _ends_step(*of) -> None:
+    if not torch.compiler.is_dynamo_compiling() and (tracer := running()) is not None:
+        tracer._ends_step(*of)
+
+
+# Once: a step of another thread goes through the hooks while this one traces, and fails if they change.
+register_optimizer_step_pre_hook(_begins_step)
+register_optimizer_step_post_hook(_ends_step)
+
+
 class _Compiling:
     """PyTorch's flag for compilers while this thread traces: that of others is as before."""
 
@@ -269,8 +285,6 @@ class Tracer:
         hooks = (
             register_module_forward_pre_hook(here(self._calls_module)),
             register_module_forward_hook(here(self._called_module), always_call=True),
-            register_optimizer_step_pre_hook(here(self._begins_step)),
-            register_optimizer_step_post_hook(here(self._ends_step)),
         )
         _here.tracer = self
         self._called_with = args, kwargs
