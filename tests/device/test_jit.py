@@ -893,3 +893,14 @@ def test_stages(fused):
     assert torch.tpu.metrics()["programs"] == programs
     with torch.tpu.set_eager_mode("debug"), pytest.raises(RuntimeError, match="no program in debug mode"):
         step.lower(x, y)
+
+
+@pytest.mark.parametrize("dynamic", [{}, {0: {0: torch.tpu.Dim(buckets=[8])}}], ids=["exact", "dynamic"])
+@pytest.mark.parametrize("f", [torch.conj, lambda x: {"one": x.conj().imag, "other": [(x + 1).mH, 3]}, torch.fft.ihfft])
+def test_lazy_conjugates_and_negations_are_computed(f, dynamic):
+    x = torch.randn(5, 4, dtype=torch.float32 if f is torch.fft.ihfft else torch.complex64)
+    step = torch.tpu.jit(f, dynamic=dynamic)
+    for _ in range(2):
+        got, wanted = torch.utils._pytree.tree_leaves(step(x.to("tpu"))), torch.utils._pytree.tree_leaves(f(x))
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(torch.as_tensor(a).cpu(), torch.as_tensor(b), rtol=1e-4, atol=1e-5)

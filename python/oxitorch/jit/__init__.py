@@ -241,7 +241,11 @@ class Jitted:
         """The dimensions that vary, in the tensors of the arguments."""
         if not self._dynamic:
             return None
-        names = [name for name, _ in zip(inspect.signature(self._fn).parameters, args, strict=False)]
+        try:
+            parameters = inspect.signature(self._fn).parameters
+        except ValueError:
+            parameters = ()  # a builtin's have no names
+        names = [name for name, _ in zip(parameters, args, strict=False)]
         names += [""] * (len(args) - len(names)) + list(kwargs)
         unknown = [a for a in self._dynamic if (a not in names if isinstance(a, str) else not a < len(args))]
         if unknown:

@@ -72,6 +72,15 @@ register_optimizer_step_pre_hook(_begins_step)
 register_optimizer_step_post_hook(_ends_step)
 
 
+def _computed(results: Any) -> Any:
+    """Results with lazy conjugates and negations computed: as results of a program they need a storage of their own."""
+    tree, leaves = Tree.of(results, [])
+    tensors = leaves[: tree.tensors]
+    if not any(_is_on_device(t) and (t.is_conj() or t.is_neg()) for t in tensors):
+        return results
+    return tree.make([*(t.resolve_conj().resolve_neg() for t in tensors), *leaves[tree.tensors :]])
+
+
 class _Compiling:
     """PyTorch's flag for compilers while this thread traces: that of others is as before."""
 
@@ -294,7 +303,7 @@ class Tracer:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
             with torch.autograd.set_multithreading_enabled(False), Effects(self.name), self._ops, indices:
-                return self._fn(*args, **kwargs)
+                return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
             _here.tracer = None
