@@ -236,6 +236,8 @@ print((kept - resident()) >> 20)
 """
     assert int(python(code).stdout) >= 63
     assert int(python(code, OXITORCH_MEMORY_CACHING="0").stdout) < 63
+    many = code.replace("y = x + 1", "y = [x[k : k + (1 << 18)] + k for k in range(64)]")
+    assert int(python(many).stdout) >= 48, "blocks of 1 MiB go back to the system, too"
 
 
 def test_memory_reports():

@@ -22,7 +22,7 @@ const SLACK: usize = 16;
 
 impl Plugin {
     /// Keeps the large blocks of host memory that the plugin frees for what it asks for next. What is kept and what is in use
-    /// are never more together than was in use at once; [`release_blocks`] gives back what is kept.
+    /// are never more together than was in use at once and a sixteenth; [`release_blocks`] gives back what is kept.
     ///
     /// Returns whether it can: whether the plugin asks a C library for its memory that is glibc.
     pub fn keep_blocks(&self) -> bool {

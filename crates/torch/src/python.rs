@@ -823,7 +823,10 @@ mod _core {
 
     #[pyfunction]
     fn empty_cache(py: Python<'_>) -> PyResult<()> {
-        py.detach(pjrt::release_blocks);
+        py.detach(|| {
+            pjrt::release_blocks();
+            pjrt::trim_heap(); // of which malloc keeps the smaller ones
+        });
         Ok(())
     }
 

@@ -5,6 +5,7 @@ What is in lists and dicts is not looked at.
 """
 
 import dis
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
@@ -22,16 +23,19 @@ class Numbers:
     """Numbers of Python that a function finds so, where it reads them."""
 
     def __init__(self):
-        # Where each is (a dict and its name there, or a cell), what it was, what it is called, the line that reads it.
-        self._all: list[tuple[dict | types.CellType, str, float, str, str]] = []
+        # Where each is (a dict and its name there, or a cell), what it was, what it is called, and what finds the line
+        # that reads it, which takes longer than a trace where there are many.
+        self._all: list[tuple[dict | types.CellType, str, float, str, Callable[[], str]]] = []
 
-    def found(self, where: dict | types.CellType, name: str, value: object, called: str, line: str) -> None:
+    def found(
+        self, where: dict | types.CellType, name: str, value: object, called: str, line: Callable[[], str]
+    ) -> None:
         if type(value) in (int, float):
             self._all.append((where, name, value, called, line))
 
     def changed(self) -> dict[str, str]:
         """Those that are others now, by what they are called, with their lines."""
-        return {called: line for *place, value, called, line in self._all if _is_another(*place, value)}
+        return {called: line() for *place, value, called, line in self._all if _is_another(*place, value)}
 
 
 def _is_another(where: dict | types.CellType, name: str, value: float) -> bool:
@@ -56,7 +60,8 @@ class Attributes:
         for m in modules.values():
             for name, value in m.__dict__.items():
                 if type(value) in (int, float):
-                    self.numbers.found(m.__dict__, name, value, f"{type(m).__name__}.{name}", _read_by(type(m), name))
+                    line = functools.partial(_read_by, type(m), name)
+                    self.numbers.found(m.__dict__, name, value, f"{type(m).__name__}.{name}", line)
             if is_parallel(m):
                 entries.append((m.__dict__, "training", m.training))
             else:
@@ -111,7 +116,7 @@ class Variables:
             except ValueError:  # its variable was deleted, or never bound
                 continue
             self._found_cells.append((cell, known[name]))
-            self.numbers.found(cell, name, known[name], name, _line_of(fn.__code__, name))
+            self.numbers.found(cell, name, known[name], name, functools.partial(_line_of, fn.__code__, name))
             self._meets(known[name])
         self._read(fn.__code__, fn.__globals__, known)
 
@@ -130,7 +135,7 @@ class Variables:
                 value = scope.get(name)
                 if name in scope:
                     self._found.append((scope, name, value))
-                    self.numbers.found(scope, name, value, name, line)
+                    self.numbers.found(scope, name, value, name, lambda line=line: line)
                     self._meets(value)
             elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
                 value = known.get(name)
@@ -151,7 +156,7 @@ class Variables:
             return None
         if name in held:
             self._found.append((held, name, held[name]))
-            self.numbers.found(held, name, held[name], f"{type(of).__name__}.{name}", line)
+            self.numbers.found(held, name, held[name], f"{type(of).__name__}.{name}", lambda: line)
             self._meets(held[name])
             return held[name]
         self._go_through(inspect.getattr_static(type(of), name, None), (of,))
