@@ -67,6 +67,7 @@ def init() -> None:
     uses the device.
     """
     _lazy_init()
+    _activate.core().platform()  # how many devices there are can be told without a start
 
 
 def _lazy_init() -> None:
