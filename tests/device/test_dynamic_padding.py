@@ -87,3 +87,15 @@ def test_buckets_pad_where_tensors_are(fused):
     conjugated = torch.tensor([1 + 2j, 3j], device=DEVICE).conj()
     with torch.tpu.bucketing(Dim(buckets=[4])) as bucket:
         assert_same(bucket.pad(conjugated, 0), torch.tensor([1 - 2j, -3j, 0, 0]))
+
+
+@pytest.mark.parametrize("dims", [0, 1, (0, 1)])
+def test_sums_over_what_varies_are_of_all_that_is_in_use(dims):
+    """On the cpu platform large ones are made of slices, in which what is beyond the size is zero."""
+    f = torch.tpu.jit(lambda x: (x.sum(dims), x.amax(dims), (x * x).mean(dims)), dynamic={"x": {0: Dim(max=600)}})
+    for n in (599, 600, 333, 9, 1):
+        x = torch.randint(-9, 9, (n, 40, 64)).float()
+        total, largest, mean = f(x.to(DEVICE))
+        assert_same(total, x.sum(dims), f"sum of {n}")
+        assert_same(largest, x.amax(dims), f"maximum of {n}")
+        assert_same(mean, (x * x).mean(dims), f"mean of {n}", rtol=1e-6, atol=1e-6)

@@ -208,6 +208,21 @@ def test_convolution_of_float64():
     same(lambda *a: gradients(F.conv2d, *a), x, w, times=2)
 
 
+@pytest.mark.parametrize("images", [1, 2, 3, 7])
+def test_gradients_of_few_images(images):
+    """They are made in parts by image; those of weight and bias are sums of what the parts give."""
+    f, x, w, b = convolution((images, 16, 96, 96), (32, 16, 3, 3), {"padding": 1})
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        args = (x.to(memory_format=memory_format), w, b)
+        same(lambda *a: gradients(f, *a), *args, times=2, rtol=1e-4, atol=5e-3)
+
+
+def test_weights_larger_than_the_images():
+    """Each part would need memory for all of them."""
+    f, *args = convolution((4, 256, 4, 4), (256, 256, 3, 3), {"padding": 1})
+    same(lambda *a: gradients(f, *a), *args, times=2, rtol=1e-4, atol=2e-3)
+
+
 def test_small_convolutions_stay():
     same(F.conv2d, randn(1, 3, 8, 8), randn(4, 3, 3, 3), times=0)
     same(F.conv2d, randn(0, 16, 32, 32), randn(32, 16, 3, 3), times=0)

@@ -203,3 +203,13 @@ def test_scaled_products_refuse_what_the_cpu_refuses(dtype, scale):
     for device in ("cpu", DEVICE):
         with pytest.raises(ValueError, match="Invalid scaling configuration"):
             product(device)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "amax", "amin", "prod"])
+def test_a_nan_in_a_column_is_seen(reduce):
+    """Large reductions over all but the last dimension are made of slices on the cpu platform."""
+    for row in (0, 1, 500, 1020):
+        x = torch.rand(1021, 40)
+        x[row, 7] = float("nan")
+        y = getattr(torch, reduce)(x.to(DEVICE), 0).cpu()
+        assert y.isnan().nonzero().flatten().tolist() == [7]

@@ -41,8 +41,12 @@ pub mod word {
     /// Before the results.
     pub const RESULTS: i64 = -1;
     /// Before everything else, where the call may be made in parts: the number of elements of which each part has a
-    /// multiple, how many arguments and results there are, and of each the dimension that is cut, or -1.
+    /// multiple, how many arguments and results there are, and of each the dimension that is cut, [`WHOLE`] or [`SUMMED`].
     pub const PARTS: i64 = -2;
+    /// All parts take the whole.
+    pub const WHOLE: i64 = -1;
+    /// A result that is the sum of what the parts give.
+    pub const SUMMED: i64 = -2;
 }
 
 /// Floating-point operations from which a product or a convolution is worth a call. A call costs some microseconds, and
@@ -77,9 +81,9 @@ pub enum Item<'a> {
 
 /// How a call is made in parts, each of which some thread takes: those of a program do not wake up others for it.
 pub struct Parts<'a> {
-    /// The dimension of each argument that is cut; -1 where all parts take the whole.
+    /// The dimension of each argument that is cut; [`word::WHOLE`] where all parts take the whole.
     pub args: &'a [i64],
-    /// The same of each result.
+    /// The same of each result, or [`word::SUMMED`].
     pub results: &'a [i64],
     /// Each part has a multiple of so many elements, where it is not the last.
     pub step: i64,
@@ -198,7 +202,7 @@ impl Ctx<'_> {
         self.call_library_in_parts(op, args, results, None)
     }
 
-    /// The same; in parts, if that gives what the whole gives.
+    /// The same; in parts, if that gives what the whole gives, but for the rounding of sums.
     pub fn call_library_in_parts(
         &self,
         op: &str,

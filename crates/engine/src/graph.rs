@@ -226,6 +226,8 @@ impl Graph {
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
         b.keep_memory_order(platform == pjrt::Platform::Cpu);
+        // Slices of a tensor that is split over devices are on some of them.
+        b.reduce_by_slices(platform == pjrt::Platform::Cpu && self.split().is_none());
         b.prefer_channels_last(
             platform == pjrt::Platform::Cpu && images::stay_within(&self.ops, &self.inputs, &self.live),
         );

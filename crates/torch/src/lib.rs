@@ -21,6 +21,7 @@ mod sites;
 mod spmm;
 mod state;
 mod storage;
+mod sums;
 mod threads;
 mod tree;
 

@@ -3,6 +3,7 @@
 
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
 use crate::state;
+use crate::sums::{self, Sums};
 use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
 use oxitorch_aten::{DType, dtype};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, HostError, NamedValue};
@@ -66,14 +67,18 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), HostError> {
     if part >= size {
         return whole.run(false);
     }
+    let parts = size.div_ceil(part);
+    let Some(sums) = whole.sums(&cut, parts) else { return whole.run(false) };
     let failed = Mutex::new(None);
-    call.threads.share(size.div_ceil(part), &|i| {
+    call.threads.share(parts, &|i| {
         let start = i * part;
-        if let Err(error) = whole.part(&cut, start, part.min(size - start)) {
+        if let Err(error) = whole.part(&cut, start, part.min(size - start), sums.of(i)) {
             failed.lock().get_or_insert(error);
         }
     });
-    failed.into_inner().map_or(Ok(()), Err)
+    failed.into_inner().map_or(Ok(()), Err)?;
+    sums.add();
+    Ok(())
 }
 
 /// A call of an ATen overload.
@@ -113,8 +118,27 @@ impl Call<'_> {
         size.filter(|_| cut.dims.len() == self.args.len() + self.results.len())
     }
 
-    /// Runs it for these elements.
-    fn part(&self, cut: &Cut<'_>, start: usize, len: usize) -> Result<(), HostError> {
+    /// Room for the sums of so many parts, if that takes no more memory than what is cut.
+    fn sums(&self, cut: &Cut<'_>, parts: usize) -> Option<Sums> {
+        let (of_args, of_results) = cut.dims.split_at(self.args.len());
+        let summed = self.results.iter().zip(of_results).filter(|(_, how)| **how == word::SUMMED);
+        let sums = Sums::new(summed.map(|(result, _)| *result), parts)?;
+        let bytes = |(arg, _): (&Item<'_>, &i64)| match arg {
+            Item::Tensor(tensor) => sums::bytes(tensor).unwrap_or(0),
+            _ => 0,
+        };
+        let images: usize = self.args.iter().zip(of_args).filter(|(_, dim)| **dim >= 0).map(bytes).sum();
+        (sums.bytes() <= images).then_some(sums)
+    }
+
+    /// Runs it for these elements; `sums` is where it writes results that are summed.
+    fn part(
+        &self,
+        cut: &Cut<'_>,
+        start: usize,
+        len: usize,
+        mut sums: impl Iterator<Item = Tensor>,
+    ) -> Result<(), HostError> {
         let mut own: Vec<Vec<i64>> = Vec::new();
         let mut narrow = |tensor: &Tensor, dim: i64| {
             let mut tensor = *tensor;
@@ -133,7 +157,16 @@ impl Call<'_> {
             other => other.clone(),
         });
         let args: Vec<Item<'_>> = args.collect();
-        let results: Vec<Tensor> = self.results.iter().zip(of_results).map(|(r, &d)| narrow(r, d)).collect();
+        let results: Option<Vec<Tensor>> = self
+            .results
+            .iter()
+            .zip(of_results)
+            .map(|(result, &dim)| match dim {
+                word::SUMMED => sums.next(),
+                _ => Some(narrow(result, dim)),
+            })
+            .collect();
+        let results = results.ok_or("a sum without room")?;
         Call { args: &args, results: &results, ..*self }.run(true)
     }
 

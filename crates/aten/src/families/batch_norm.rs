@@ -118,8 +118,9 @@ impl BatchNorm {
         })
     }
 
-    /// Mean and biased variance by torch's kernel. Compiled sums over all but the last dimension, where a channels-last image
-    /// has its channels, read memory in strides and take six times as long; other images are summed as fast.
+    /// Mean and biased variance by torch's kernel, where a channels-last image has its channels: it goes through the image
+    /// once for each, and a compiled sum over all but the last dimension once more for each slice. Other images are summed as
+    /// fast.
     fn library_statistics(&self, c: &Ctx) -> Option<[Value; 2]> {
         let Tensor { value, dtype, .. } = self.input;
         let operations = c.numel(value).saturating_mul(OPERATIONS);

@@ -1,7 +1,7 @@
 use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, runtime, unsupported};
-use crate::library::{Item, Outcome, Parts};
+use crate::library::{Item, Outcome, Parts, word};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
@@ -174,7 +174,14 @@ impl Geometry {
             false => Outcome::like(c, ty, &[x, w]),
         };
         let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| outcome(ty))).collect();
-        let gradients = c.call_library("convolution_backward", &args, &results);
+        // Each image has a gradient; those of the weight and the bias are sums over all of them.
+        let [dx, dw, db] = mask;
+        let own = |wanted: bool, how| if wanted { how } else { word::WHOLE };
+        let of_results = [own(dx, 0), own(dw, word::SUMMED), own(db, word::SUMMED)];
+        let mut of_args = [word::WHOLE; 11];
+        of_args[..2].fill(0);
+        let parts = Parts { args: &of_args, results: &of_results, step: 1 };
+        let gradients = c.call_library_in_parts("convolution_backward", &args, &results, Some(&parts));
         <[Option<Value>; 3]>::try_from(gradients).ok().map(|[dx, dw, db]| (dx, dw, db))
     }
 }

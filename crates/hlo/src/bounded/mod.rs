@@ -36,6 +36,7 @@ pub struct Bounded {
 pub struct Outline {
     module: Module,
     deferred: Vec<Lower>,
+    reduces_by_slices: bool,
 }
 
 impl std::fmt::Debug for Outline {
@@ -95,8 +96,8 @@ impl Outline {
     /// # Errors
     /// As [`Builder::finish`].
     pub fn finish(b: Builder, outputs: &[Value]) -> Result<Outline, Error> {
-        let deferred = b.take_deferred();
-        Ok(Outline { module: b.finish(outputs)?, deferred })
+        let (deferred, reduces_by_slices) = (b.take_deferred(), b.reduces_by_slices());
+        Ok(Outline { module: b.finish(outputs)?, deferred, reduces_by_slices })
     }
 
     /// The module of which this is the one for the bound: for the size of the sample and all others, as far as these two
@@ -154,6 +155,7 @@ impl Outline {
         }
         let b = Builder::new();
         b.set_name(&own.name);
+        b.reduce_by_slices(self.reduces_by_slices);
         let mut bounding = Bounding {
             bound,
             sample: other,

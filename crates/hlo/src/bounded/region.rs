@@ -98,6 +98,17 @@ impl Bounding<'_> {
         Ok(x.v)
     }
 
+    /// The op that a region of two scalars does with them, if it is one.
+    pub(super) fn only_op(&self, region: BlockId) -> Option<Binary> {
+        let block = &self.bound.blocks[region as usize];
+        let [id] = block.ops[..] else { return None };
+        let data = &self.bound.ops[id as usize];
+        match data.op {
+            Op::Binary(op) if data.operands[..] == block.args[..] => Some(op),
+            _ => None,
+        }
+    }
+
     /// Whether a reduction that is given its start more often gives the same.
     pub(super) fn ignores_start(&self, region: BlockId, starts: &[Value]) -> bool {
         let block = &self.bound.blocks[region as usize];

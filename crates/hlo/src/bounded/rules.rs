@@ -617,6 +617,12 @@ impl Bounding<'_> {
         let mut operands: Vec<Value> =
             xs.iter().zip(starts).map(|(x, start)| self.masked(x, over, start.v)).collect();
         operands.extend(starts.iter().map(|x| x.v));
+        if let (Op::Reduce(dims), [x, start], Some(op)) =
+            (&pair.p.op, &operands[..], self.only_op(pair.p.regions[0]))
+            && let Some(made) = self.b.reduced_by_slices(op, *x, *start, dims)
+        {
+            return Ok(vec![made]);
+        }
         let region = self.region(pair.p.regions[0], pair.s.regions[0])?;
         Ok(self.b.copied(pair.p.op.clone(), &operands, &[], &[region]))
     }

@@ -13,6 +13,7 @@ mod order;
 mod overwrite;
 mod reduce;
 mod shape;
+mod slices;
 mod strided;
 mod unfold;
 
@@ -63,6 +64,8 @@ struct Inner {
     /// Whether ops that follow the transpose of a channels-last tensor go before it.
     keeps_memory_order: bool,
     prefers_channels_last: bool,
+    /// Whether a reduction over all but the last dimensions adds up slices.
+    reduces_by_slices: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -111,6 +114,7 @@ impl Builder {
             orders_by_values,
             keeps_memory_order: false,
             prefers_channels_last: false,
+            reduces_by_slices: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),

@@ -83,6 +83,12 @@ impl Builder {
         if dims.is_empty() {
             return x;
         }
+        if let Some((dims, xs, order)) = self.reduced_before(dims, &[x]) {
+            return self.transpose(self.reduce_with(op, xs[0], init, &dims), &order);
+        }
+        if let Some(y) = self.reduced_by_slices(op, x, init, dims) {
+            return y;
+        }
         let region = self.binary_reducer(op, x);
         self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
     }

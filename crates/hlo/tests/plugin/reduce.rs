@@ -170,3 +170,58 @@ fn top_k_gives_values_and_positions() {
     assert_eq!(out[1].s32(), [1, 2, 0, 3]);
     assert_eq!(out[2].ty.shape[..], [0]);
 }
+
+/// Over all but the last dimensions, as a reduction that goes down the columns and as one of slices.
+#[test]
+fn reductions_by_slices_give_the_same() {
+    let shapes: [(&[i64], &[i64]); 8] = [
+        (&[1021, 17], &[0]),
+        (&[8, 8192], &[0]),
+        (&[16, 1024], &[0]),
+        (&[17, 1024], &[0]),
+        (&[3, 700, 8], &[1]),
+        (&[5, 61, 64], &[0, 1]),
+        (&[6, 9, 40, 8], &[2, 0]),
+        (&[4096, 2, 4], &[0]),
+    ];
+    for (shape, dims) in shapes {
+        let n = shape.iter().product::<i64>() as usize;
+        // Whole numbers, of which sums are exact in any order.
+        let x: Vec<f32> = (0..n).map(|i| (i * 7919 % 101) as f32 - 50.0).collect();
+        let ones: Vec<f32> = (0..n).map(|i| if i % 997 == 5 { -1.0 } else { 1.0 }).collect();
+        let inputs = [f32s(shape, &x), f32s(shape, &ones)];
+        let run_with = |by_slices: bool| {
+            let out = run(&inputs, |b, v| {
+                b.reduce_by_slices(by_slices);
+                vec![
+                    b.reduce_sum(v[0], dims),
+                    b.reduce_prod(v[1], dims),
+                    b.reduce_max(v[0], dims),
+                    b.reduce_min(v[0], dims),
+                ]
+            });
+            out.iter().map(|o| (o.ty.shape.clone(), o.f32())).collect::<Vec<_>>()
+        };
+        for ((shape, whole), (own, slices)) in run_with(false).into_iter().zip(run_with(true)) {
+            assert_eq!(shape, own);
+            assert_close(&slices, &whole, 0.0);
+        }
+    }
+}
+
+#[test]
+fn only_large_reductions_down_columns_are_of_slices() {
+    let count = |shape: &[i64], dims: &[i64]| {
+        let b = Builder::new();
+        b.reduce_by_slices(true);
+        let x = b.param(TensorType::new(DType::F32, shape));
+        let y = b.reduce_sum(x, dims);
+        b.finish(&[y]).unwrap().to_text().matches("stablehlo.reduce(").count()
+    };
+    assert_eq!(count(&[1024, 256], &[0]), 0);
+    assert_eq!(count(&[4, 256, 64], &[0, 1]), 0);
+    assert_eq!(count(&[1024, 256], &[1]), 1, "along the rows");
+    assert_eq!(count(&[1024, 256], &[0, 1]), 1, "all of it");
+    assert_eq!(count(&[16, 16], &[0]), 1, "small");
+    assert_eq!(count(&[100_000, 2], &[0]), 1, "narrow");
+}
