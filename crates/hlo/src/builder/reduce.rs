@@ -93,7 +93,7 @@ impl Builder {
         self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
     }
 
-    fn reduced(&self, xs: &[Value], init: &[Value], dims: &[i64], region: BlockId) -> Vec<Value> {
+    pub(super) fn reduced(&self, xs: &[Value], init: &[Value], dims: &[i64], region: BlockId) -> Vec<Value> {
         let reduce = |xs: &[Value], dims: &[i64]| {
             let operands: SmallVec<[Value; 4]> = xs.iter().chain(init).copied().collect();
             self.op_full(Op::Reduce(Dims::from_slice(dims)), &operands, &[], &[region]).values()
@@ -171,6 +171,9 @@ impl Builder {
         // The highest index as the start lets any element with the starting value win its tie against it.
         let inits = [init, self.max_value(index_dtype)];
         let positions = self.iota_dim(x, index_dtype, dim);
+        if let Some(found) = self.first_extreme(x, positions, inits, dim, largest) {
+            return found;
+        }
         let out = self.reduce(&[x, positions], &inits, &[dim], |b, acc, el| {
             let better = if largest { b.gt(acc[0], el[0]) } else { b.lt(acc[0], el[0]) };
             let (mut keep, mut tie) = (better, b.eq(acc[0], el[0]));
@@ -186,6 +189,28 @@ impl Builder {
             [value, index] => (value, index),
             _ => (x, positions),
         }
+    }
+
+    /// The same in two reductions of slices, if they are to be: the extreme, and the first position where it is.
+    fn first_extreme(
+        &self,
+        x: Value,
+        positions: Value,
+        [start, none]: [Value; 2],
+        dim: i64,
+        largest: bool,
+    ) -> Option<(Value, Value)> {
+        let op = if largest { Binary::Maximum } else { Binary::Minimum };
+        let value = self.reduced_by_slices(op, x, start, &[dim])?;
+        let shape = self.shape(x);
+        let others: Vec<i64> = (0..shape.len() as i64).filter(|&d| d != dim).collect();
+        let everywhere = self.broadcast_in_dim(value, &shape, &others);
+        let mut is_it = self.eq(x, everywhere);
+        if self.dtype(x).is_float() {
+            is_it = self.or(is_it, self.and(self.is_nan(x), self.is_nan(everywhere)));
+        }
+        let at = self.select(is_it, positions, self.full(none, &shape));
+        Some((value, self.reduce_with(Binary::Minimum, at, none, &[dim])))
     }
 
     /// The region of a reduction: accumulators first, then elements, one scalar of each per operand.

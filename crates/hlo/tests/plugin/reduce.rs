@@ -171,10 +171,10 @@ fn top_k_gives_values_and_positions() {
     assert_eq!(out[2].ty.shape[..], [0]);
 }
 
-/// Over all but the last dimensions, as a reduction that goes down the columns and as one of slices.
+/// Down the columns, along the rows and of everything, number by number and by slices.
 #[test]
 fn reductions_by_slices_give_the_same() {
-    let shapes: [(&[i64], &[i64]); 8] = [
+    let shapes: [(&[i64], &[i64]); 15] = [
         (&[1021, 17], &[0]),
         (&[8, 8192], &[0]),
         (&[16, 1024], &[0]),
@@ -183,6 +183,13 @@ fn reductions_by_slices_give_the_same() {
         (&[5, 61, 64], &[0, 1]),
         (&[6, 9, 40, 8], &[2, 0]),
         (&[4096, 2, 4], &[0]),
+        (&[300, 64], &[1]),
+        (&[16, 1027], &[1]),
+        (&[20_011], &[0]),
+        (&[128, 129], &[0, 1]),
+        (&[4, 9, 50, 10], &[1, 2, 3]),
+        (&[2, 100, 100], &[1, 2]),
+        (&[3, 6000, 2], &[1]),
     ];
     for (shape, dims) in shapes {
         let n = shape.iter().product::<i64>() as usize;
@@ -210,18 +217,27 @@ fn reductions_by_slices_give_the_same() {
 }
 
 #[test]
-fn only_large_reductions_down_columns_are_of_slices() {
-    let count = |shape: &[i64], dims: &[i64]| {
+fn only_large_reductions_are_of_slices() {
+    let reductions = |shape: &[i64], dims: &[i64]| {
         let b = Builder::new();
         b.reduce_by_slices(true);
         let x = b.param(TensorType::new(DType::F32, shape));
         let y = b.reduce_sum(x, dims);
-        b.finish(&[y]).unwrap().to_text().matches("stablehlo.reduce(").count()
+        let text = b.finish(&[y]).unwrap().to_text();
+        let of = |line: &str| {
+            line.contains("stablehlo.reduce(").then(|| line.split_once(" : (").unwrap().1.to_owned())
+        };
+        text.lines()
+            .filter_map(of)
+            .map(|types| types[..types.find(',').unwrap()].to_owned())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(count(&[1024, 256], &[0]), 0);
-    assert_eq!(count(&[4, 256, 64], &[0, 1]), 0);
-    assert_eq!(count(&[1024, 256], &[1]), 1, "along the rows");
-    assert_eq!(count(&[1024, 256], &[0, 1]), 1, "all of it");
-    assert_eq!(count(&[16, 16], &[0]), 1, "small");
-    assert_eq!(count(&[100_000, 2], &[0]), 1, "narrow");
+    let none: [&str; 0] = [];
+    assert_eq!(reductions(&[1024, 256], &[0]), none);
+    assert_eq!(reductions(&[4, 256, 64], &[0, 1]), none);
+    assert_eq!(reductions(&[1024, 256], &[1]), ["tensor<1024x32xf32>"], "along the rows");
+    assert_eq!(reductions(&[1024, 1024], &[1]), ["tensor<1024x16xf32>"], "along long rows");
+    assert_eq!(reductions(&[1024, 256], &[0, 1]), ["tensor<16x256xf32>"], "all of it");
+    assert_eq!(reductions(&[16, 16], &[0]), ["tensor<16x16xf32>"], "small");
+    assert_eq!(reductions(&[10_000, 4], &[1]), ["tensor<10000x4xf32>"], "narrow");
 }
