@@ -36,7 +36,7 @@ SHORT = {
 KINDS = {
     "row": "a row of the op table",
     "derived": "the row of another overload: in-place, `out=` and `_foreach_` forms",
-    "shim": "the shim itself: memory, views, copies",
+    "shim": "the shim itself: memory, views, copies; nested tensors of the strided layout, which it refuses",
     "loop": "a loop for each direction of a layer, by an operation of ours that has a row",
     "PyTorch": "PyTorch's own composition of other ops",
     "recipe": "PyTorch's decomposition in Python, once for each kind of arguments; then what was recorded then",

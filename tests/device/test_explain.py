@@ -100,6 +100,15 @@ def test_a_read_in_the_middle():
     assert "this one ends before" in earlier and "reads and waits cut the stream" in earlier
 
 
+def test_a_compiled_graph_whose_sizes_vary_is_named():
+    """It ends the window before it, in scripts that have no function of `torch.tpu.jit`."""
+    f = torch.compile(lambda x: x.sin().cumsum(0) * 3, backend="tpu", dynamic=True)
+    for rows in (5, 6, 7):
+        f(torch.ones(rows, 3, device=DEVICE).cos() + 1)
+    torch.tpu.synchronize()
+    assert "one program (torch.tpu.jit, or torch.compile where sizes vary)" in torch.tpu.explain(last=3)
+
+
 def test_the_first_step_of_an_optimizer():
     Loop()
     texts = torch.tpu.explain(last=2)

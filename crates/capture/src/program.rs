@@ -34,7 +34,7 @@ pub enum Reason {
     Part,
     /// A collective comes, or has come: it is a program of its own, since each member of its group has to have it.
     Collective,
-    /// A call of a function that is one program (`torch.tpu.jit`) comes, or has come.
+    /// A call that is one program (`torch.tpu.jit`, a compiled graph whose sizes vary) comes, or has come.
     Jit,
 }
 

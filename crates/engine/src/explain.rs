@@ -301,7 +301,9 @@ fn launched(ended: &Ended) -> String {
         Reason::Recompute => "launched because a backward computed something again",
         Reason::Part => "a part of a window that has no program as a whole",
         Reason::Collective => "launched because of a collective",
-        Reason::Jit => "launched because of a function of torch.tpu.jit",
+        Reason::Jit => {
+            "launched because of a call that is one program (torch.tpu.jit, or torch.compile where sizes vary)"
+        }
     };
     let which = ended.collective.as_ref().map_or(String::new(), |which| format!(": {which}"));
     let at = describe(ended.site).map_or(String::new(), |line| format!(", at {line}"));

@@ -43,6 +43,7 @@
 #include "calls.h"
 #include "device.h"
 #include "host_calls.h"
+#include "nested.h"
 #include "process_group.h"
 #include "profiler.h"
 #include "recipes.h"
@@ -699,6 +700,7 @@ extern "C" __attribute__((visibility("default"))) const OxiShim* oxitorch_shim_i
     at::setHostAllocator(kSelf, &g_pinned);
     at::RegisterPrivateUse1HooksInterface(new Hooks());
     register_memory_and_views();
+    oxi_nested::install(libraries());  // before the core's, which leave out what has a kernel
     register_core_ops();
     register_graphs();
     oxi_accelerator::refuse_graphs(kSelf);

@@ -43,6 +43,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "group_reductions.h",
     "group_tasks.h",
     "host_calls.h",
+    "nested.h",
     "oxitorch_abi.h",
     "profiler.h",
     "process_group.h",
