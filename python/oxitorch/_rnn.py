@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from oxitorch import _after_import
-from oxitorch._packed import Rows, are_numbers_of, is_transformed
+from oxitorch._packed import Rows, Varying, are_numbers_of, is_transformed, not_varying
 
 _device = torch._C._get_privateuse1_backend_name()
 _ops = torch.ops.oxitorch
@@ -278,6 +278,8 @@ def _differentiable(kind, inputs, grads):
 
 def _unrolled(kind, x, hx, cx, *params):
     """What `_Layer` computes, in PyTorch's operations for each step."""
+    if Varying.behind(kind.batch_sizes) is not None:
+        raise RuntimeError(not_varying("transforms and second derivatives of recurrent nets over packed sequences"))
     outputs, last_h, last_c = [], [], []
     for d, w in enumerate(kind.weights(params)):
         gates = F.linear(x, w.ih, w.b_ih)

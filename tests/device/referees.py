@@ -113,6 +113,10 @@ def pad_rows(rows, sizes, steps, batch, value):
     return result
 
 
+def batch_sizes(lengths, steps):
+    return (lengths > torch.arange(steps)[:, None]).sum(1)
+
+
 def packed_rows(rows, sizes):
     result = rows.clone()
     result[sizes.sum() :] = 0
@@ -215,5 +219,7 @@ REFEREES = {
     "oxitorch::_pack_rows": pack_rows,
     "oxitorch::_pad_rows": pad_rows,
     "oxitorch::_packed_rows": packed_rows,
+    "oxitorch::_batch_sizes": batch_sizes,
+    "oxitorch::_full_length": torch.clone,
     "oxitorch::_rnn_layer_backward": rnn_layer_backward,
 }

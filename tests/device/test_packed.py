@@ -157,3 +157,80 @@ def test_a_length_that_is_too_short_is_refused():
     packed = pack_padded_sequence(torch.ones(3, 2, 1, device=DEVICE), torch.tensor([3, 2]))
     with pytest.raises(RuntimeError, match="total_length"):
         torch._VF._pad_packed_sequence(packed.data, packed.batch_sizes, False, 0.0, 2)
+
+
+# In functions of `torch.tpu.jit`, where lengths are a tensor of the host.
+
+
+def step_of(model, is_sorted=False):
+    def step(tokens, lengths):
+        if is_sorted:
+            packed = pack_padded_sequence(model.embedding(tokens), lengths, batch_first=True)
+            output = pad_packed_sequence(model.rnn(packed)[0], batch_first=True, total_length=tokens.shape[1])[0]
+            loss = model.head(output).square().sum()
+        else:
+            loss = model(tokens, lengths)
+        model.zero_grad()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_a_jitted_step_is_one_program_for_all_lengths(is_sorted, fused, no_fallback):
+    reference = Model("LSTM")
+    model = copy.deepcopy(reference).to(DEVICE)
+    f, expected = torch.tpu.jit(step_of(model, is_sorted)), step_of(reference, is_sorted)
+    made = []
+    for lengths in map(torch.tensor, LENGTHS):
+        lengths = lengths.sort(descending=True)[0] if is_sorted else lengths
+        tokens, before = torch.randint(20, (BATCH, STEPS)), programs()
+        assert_same(f(tokens.to(DEVICE), lengths), expected(tokens, lengths), str(lengths), rtol=1e-4, atol=1e-5)
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert_same(p.grad, q.grad, f"{name} of {lengths}", rtol=1e-4, atol=1e-5)
+        made.append(programs() - before)
+    # The first call finds out which gradients there are; after it they are there and are overwritten.
+    assert sum(made) <= 2 and not any(made[3:]) and f.traces == 2, (made, f.traces)
+
+
+def test_what_a_jitted_function_may_not_do_with_packed_sequences():
+    x, lengths = torch.randn(5, 2, 3, device=DEVICE), torch.tensor([4, 2])
+    with pytest.raises(RuntimeError, match=r"computes with the data of a packed sequence.*\n.*pad it first"):
+        torch.tpu.jit(lambda x, lengths: pack_padded_sequence(x, lengths).data.mean())(x, lengths)
+    gru = nn.GRU(3, 2).to(DEVICE)
+    with pytest.raises(RuntimeError, match="second derivatives of recurrent nets"):
+        torch.tpu.jit(lambda x, n: torch.func.grad(lambda x: gru(pack_padded_sequence(x, n))[1].sum())(x))(x, lengths)
+    padded = torch.tpu.jit(lambda x, n: pad_packed_sequence(pack_padded_sequence(x, n))[0])
+    assert padded(x, torch.tensor([5, 1])).shape == (5, 2, 3)
+    with pytest.raises(RuntimeError, match="give total_length"):
+        padded(x, lengths).cpu()
+    with pytest.raises(RuntimeError, match="expected lengths from 1 to 5"):
+        padded(x, torch.tensor([5, 6])).cpu()
+
+
+def test_rows_of_packed_data_may_be_computed_one_by_one(fused):
+    def f(x, lengths):
+        packed = pack_padded_sequence(x, lengths)
+        data = (packed.data * 2).cos()
+        return pad_packed_sequence(PackedSequence(data, packed.batch_sizes), total_length=len(x))[0]
+
+    jitted = torch.tpu.jit(f)
+    for lengths in map(torch.tensor, ([4, 2], [5, 5], [1, 1])):
+        x = torch.randn(5, 2, 3)
+        assert_same(jitted(x.to(DEVICE), lengths), f(x, lengths))
+    assert jitted.traces == 1
+
+
+def test_lengths_and_the_padded_length_vary_in_one_program(fused):
+    reference = Model("GRU")
+    model = copy.deepcopy(reference).to(DEVICE)
+    f = torch.tpu.jit(step_of(model), dynamic={"tokens": {1: torch.tpu.Dim(buckets=[16])}})
+    expected, before = step_of(reference), programs()
+    for steps in (9, 12, 16, 7):
+        tokens, lengths = torch.randint(20, (BATCH, steps)), torch.randint(1, steps + 1, (BATCH,))
+        assert_same(f(tokens.to(DEVICE), lengths), expected(tokens, lengths), str(steps), rtol=1e-4, atol=1e-5)
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert_same(p.grad, q.grad, f"{name} of {steps}", rtol=1e-4, atol=1e-5)
+    # One is that of the first call, which finds out which gradients there are.
+    assert programs() - before <= 2

@@ -8,7 +8,7 @@
 use super::recurrent::Steps;
 use crate::args::Scalar;
 use crate::dtype::shape_text;
-use crate::error::{Result, runtime};
+use crate::error::{ErrorKind, Result, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -19,6 +19,8 @@ pub static ROWS: &[Row] = &[
     op!("oxitorch::_pack_rows", pack),
     op!("oxitorch::_pad_rows", pad),
     op!("oxitorch::_packed_rows", packed),
+    op!("oxitorch::_batch_sizes", batch_sizes),
+    op!("oxitorch::_full_length", full_length),
 ];
 
 /// `[steps, batch, ..]` to `[rows, ..]`.
@@ -63,4 +65,39 @@ fn packed(c: &Ctx, rows: Value, batch_sizes: Value) -> Value {
     let count = c.reduce_sum(c.to(batch_sizes, DType::S64), &[0]);
     let ty = TensorType::new(DType::S64, shape.as_slice());
     c.select(c.lt(c.iota(ty, 0), c.full(count, &shape)), rows, c.zeros_like(rows))
+}
+
+/// How many samples each of `steps` steps has, from the lengths of the samples.
+fn batch_sizes(c: &Ctx, lengths: Value, steps: i64) -> Result<Value> {
+    let &[batch] = c.shape(lengths).as_slice() else {
+        let got = shape_text(&c.shape(lengths));
+        return Err(runtime(format!("_batch_sizes: expected a vector of lengths, got shape {got}")));
+    };
+    let lengths = c.to(lengths, DType::S64);
+    c.assert(
+        ErrorKind::Runtime,
+        format!("pack_padded_sequence: expected lengths from 1 to {steps}, the longest first"),
+        || {
+            let number = |n| c.full(c.scalar_i64(DType::S64, n), &[batch]);
+            let fit = c.all(c.and(c.ge(lengths, number(1)), c.le(lengths, number(steps))));
+            let (before, after) = (c.slice_dim(lengths, 0, 0, batch - 1, 1), c.slice_dim(lengths, 0, 1, batch, 1));
+            c.and(fit, c.all(c.ge(before, after)))
+        },
+    );
+    let step = c.iota(TensorType::new(DType::S64, [steps, batch].as_slice()), 0);
+    let has = c.gt(c.broadcast_in_dim(lengths, &[steps, batch], &[1]), step);
+    Ok(c.reduce_sum(c.to(has, DType::S64), &[1]))
+}
+
+/// The same numbers, which must be those of sequences of which one has all steps.
+fn full_length(c: &Ctx, batch_sizes: Value) -> Value {
+    let steps = c.numel(batch_sizes);
+    let message = format!(
+        "pad_packed_sequence: the longest sequence is shorter than the padded batch of {steps} steps: give total_length"
+    );
+    c.assert(ErrorKind::Runtime, message, || {
+        let last = c.slice_dim(batch_sizes, 0, steps - 1, steps, 1);
+        c.all(c.gt(last, c.zeros_like(last)))
+    });
+    batch_sizes
 }
