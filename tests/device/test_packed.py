@@ -234,3 +234,22 @@ def test_lengths_and_the_padded_length_vary_in_one_program(fused):
             assert_same(p.grad, q.grad, f"{name} of {steps}", rtol=1e-4, atol=1e-5)
     # One is that of the first call, which finds out which gradients there are.
     assert programs() - before <= 2
+
+
+def test_compiled_functions_leave_them_to_eager_mode(fused):
+    """Dynamo breaks its graphs around PyTorch's functions of packed sequences, and around recurrent nets."""
+    reference = Model("GRU")
+    model = copy.deepcopy(reference).to(DEVICE)
+    torch._dynamo.reset()
+    compiled, made = torch.compile(lambda tokens, lengths: model(tokens, lengths), backend="tpu"), []
+    for lengths in map(torch.tensor, LENGTHS[:5]):
+        tokens, before = torch.randint(20, (BATCH, STEPS)), programs()
+        model.zero_grad(), reference.zero_grad()
+        loss, expected = compiled(tokens.to(DEVICE), lengths), reference(tokens, lengths)
+        loss.backward(), expected.backward()
+        assert_same(loss, expected, str(lengths), rtol=1e-4, atol=1e-5)
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert_same(p.grad, q.grad, f"{name} of {lengths}", rtol=1e-4, atol=1e-5)
+        made.append(programs() - before)
+    assert not any(made[3:]), made
+    torch._dynamo.reset()

@@ -80,7 +80,8 @@ fn batch_sizes(c: &Ctx, lengths: Value, steps: i64) -> Result<Value> {
         || {
             let number = |n| c.full(c.scalar_i64(DType::S64, n), &[batch]);
             let fit = c.all(c.and(c.ge(lengths, number(1)), c.le(lengths, number(steps))));
-            let (before, after) = (c.slice_dim(lengths, 0, 0, batch - 1, 1), c.slice_dim(lengths, 0, 1, batch, 1));
+            let (before, after) =
+                (c.slice_dim(lengths, 0, 0, batch - 1, 1), c.slice_dim(lengths, 0, 1, batch, 1));
             c.and(fit, c.all(c.ge(before, after)))
         },
     );

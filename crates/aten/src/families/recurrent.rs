@@ -114,7 +114,11 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// Runs `body` for each step in its turn, on values that it gives back.
-    pub(super) fn run(&self, inits: &[Value], body: impl FnOnce(&Step, &[Value]) -> Vec<Value>) -> Vec<Value> {
+    pub(super) fn run(
+        &self,
+        inits: &[Value],
+        body: impl FnOnce(&Step, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
         let (c, zero, one) = (self.c, self.number(0), self.number(1));
         let place = |limit: Value, i: Value| {
             if self.reverse { c.subtract(c.subtract(limit, one), i) } else { i }
