@@ -240,6 +240,7 @@ def _register(torch, module) -> None:
         _env,
         _loops,
         _offload,
+        _packed,
         _print,
         _process_group,
         _rnn,
@@ -268,6 +269,7 @@ def _register(torch, module) -> None:
         _decompose.install()
         _loops.install()
         _while_gradients.install()
+        _packed.install()
         _rnn.install()
         _dlpack.install()
         integrations.install()

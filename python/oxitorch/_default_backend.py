@@ -28,6 +28,7 @@ def _skip_modules(trace_rules) -> None:
     """
     for name in ("_device", "compiler", "memory", "modes", "programs", "random", "streams", "tracing"):
         trace_rules.add(f"oxitorch.tpu.{name}")
+    trace_rules.add("oxitorch._packed")
     trace_rules.add("oxitorch._rnn")
 
 

@@ -4,8 +4,8 @@ PyTorch composes them of operations for each step. Here a direction of a layer i
 (`recurrent.rs`), and its backward another, with products over all steps before and after them. What a loop cannot do,
 derivatives of other kinds, is done step by step (`_unrolled`).
 
-Sequences are (steps, batch, size), or (rows, size) if they are packed. States of a layer are (directions, batch, size).
-Weights are those of PyTorch's modules, in their order.
+Sequences are (steps, batch, size), or (rows, size) if they are packed (`_packed.py`). States of a layer are
+(directions, batch, size). Weights are those of PyTorch's modules, in their order.
 """
 
 import functools
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from oxitorch import _after_import
+from oxitorch._packed import Rows, Varying, are_numbers_of, is_transformed, not_varying
 
 _device = torch._C._get_privateuse1_backend_name()
-_batched = torch._C._parse_dispatch_key("Batched")
 _ops = torch.ops.oxitorch
 # The functions, and how many derivatives a step of each saves.
 CELLS = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
@@ -107,6 +107,7 @@ class _Net(NamedTuple):
     hx: torch.Tensor
     cx: torch.Tensor | None
     params: list[torch.Tensor]
+    rows: Rows | None  # of packed sequences, if layers are loops
 
     @classmethod
     def of(cls, op, x, batch_sizes, states, params, has_biases, layers, bidirectional) -> "_Net | None":
@@ -120,14 +121,17 @@ class _Net(NamedTuple):
             return None
         if x.dim() != (3 if batch_sizes is None else 2) or any(t.device != x.device for t in tensors):
             return None
+        if batch_sizes is None:
+            batch, rows = x.shape[1], None
+        else:  # while a graph is captured there are no numbers
+            known = type(batch_sizes) is torch.Tensor
+            batch = int(batch_sizes[0]) if known else states[0].shape[1]
+            rows = Rows.of(x, batch_sizes) if known and x.shape[1] and not _is_in_steps(x, tensors) else None
+            tensors[0] = x if rows is None else rows.whole
         if torch.is_autocast_enabled(_device):
             tensors = [_autocast(t) for t in tensors]
         x, states, params = tensors[0], tensors[1 : 1 + len(states)], tensors[1 + len(states) :]
         hx, cx = states if len(states) == 2 else (*states, None)
-        if batch_sizes is None:
-            batch = x.shape[1]
-        else:  # while a graph is captured there are no numbers
-            batch = int(batch_sizes[0]) if type(batch_sizes) is torch.Tensor else hx.shape[1]
         each = 2 + 2 * has_biases + (cx is not None and cx.shape[-1] != hx.shape[-1])
         fit = (
             (x.is_floating_point() or x.is_complex())
@@ -136,7 +140,7 @@ class _Net(NamedTuple):
             and all(s.shape[:2] == (layers * kind.directions, batch) for s in states)
             and x.shape[0] > 0
         )
-        return cls(kind, layers, x, hx, cx, params) if fit else None
+        return cls(kind, layers, x, hx, cx, params, rows) if fit else None
 
     def run(self, dropout: float) -> tuple[torch.Tensor, ...]:
         """The output of the last layer, and the last states of all."""
@@ -150,27 +154,28 @@ class _Net(NamedTuple):
             last.append([hy] if cy is None else [hy, cy])
             if dropout and i < self.layers - 1:
                 output = torch.dropout(output, dropout, True)
+        output = output if self.rows is None else self.rows.cut(output)
         return output, *(s[0] if self.layers == 1 else torch.cat(s) for s in zip(*last, strict=True))
 
     def _layer(self):
         """A loop, unless somebody asks for what only PyTorch's operations have: forward derivatives, transforms,
         complex numbers, tensors that are several.
         """
-        unrolled = (
-            self.x.is_complex()
-            or _is_transformed(self.x)
-            or torch.autograd.forward_ad._current_level >= 0
-            or any(hasattr(t, "__tensor_flatten__") for t in (self.x, self.hx, *self.params))
-        )
-        if unrolled:
+        if _is_in_steps(self.x, [self.x, self.hx, *self.params]):
             return functools.partial(_unrolled, self.kind)
         sizes = self.kind.batch_sizes
-        return functools.partial(_Layer.apply, self.kind, None if sizes is None else sizes.to(self.x.device))
+        if sizes is not None:
+            sizes = sizes.to(self.x.device) if self.rows is None else self.rows.batch_sizes
+        return functools.partial(_Layer.apply, self.kind, sizes)
 
 
-def _is_transformed(t: torch.Tensor) -> bool:
-    """Whether operations on it are a transform's of `torch.func`, or of a backward of several gradients at once."""
-    return torch._C._are_functorch_transforms_active() or torch._C._dispatch_keys(t).has(_batched)
+def _is_in_steps(x: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    return (
+        x.is_complex()
+        or is_transformed(x)
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(hasattr(t, "__tensor_flatten__") for t in tensors)
+    )
 
 
 def _autocast(t: torch.Tensor) -> torch.Tensor:
@@ -184,10 +189,10 @@ def _check_batch_sizes(batch_sizes: torch.Tensor, data: torch.Tensor) -> None:
         raise RuntimeError(f"batch_sizes: expected a vector of int64 on the CPU, got {form}")
     if type(batch_sizes) is not torch.Tensor:
         return
-    sizes, rows = batch_sizes.tolist(), data.shape[0] if data.dim() else 0
-    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True) or sum(sizes) != rows:
+    rows = data.shape[0] if data.dim() else 0
+    if not are_numbers_of(batch_sizes, rows):
         raise RuntimeError(
-            f"batch_sizes: expected numbers of samples that do not grow, {rows} in all, got {sizes}\n"
+            f"batch_sizes: expected numbers of samples that do not grow, {rows} in all, got {batch_sizes.tolist()}\n"
             "hint: torch.nn.utils.rnn.pack_padded_sequence and pack_sequence make them"
         )
 
@@ -217,7 +222,7 @@ class _Layer(torch.autograd.Function):
         params, saved = params[: -kind.directions], params[-kind.directions :]
         if all(g is None for g in grads):
             return (None,) * (5 + len(params))
-        if torch.is_grad_enabled() or any(g is not None and _is_transformed(g) for g in grads):
+        if torch.is_grad_enabled() or any(g is not None and is_transformed(g) for g in grads):
             return None, None, *_differentiable(kind, [x, hx, cx, *params], grads)
         _, _, of_x, _, _, *of_params = ctx.needs_input_grad
         found = []
@@ -273,11 +278,13 @@ def _differentiable(kind, inputs, grads):
 
 def _unrolled(kind, x, hx, cx, *params):
     """What `_Layer` computes, in PyTorch's operations for each step."""
+    if Varying.behind(kind.batch_sizes) is not None:
+        raise RuntimeError(not_varying("transforms and second derivatives of recurrent nets over packed sequences"))
     outputs, last_h, last_c = [], [], []
     for d, w in enumerate(kind.weights(params)):
         gates = F.linear(x, w.ih, w.b_ih)
-        packed = kind.batch_sizes is not None
-        steps = gates.split(kind.batch_sizes.tolist()) if packed else gates.unbind()
+        sizes = None if kind.batch_sizes is None else kind.batch_sizes.tolist()
+        steps = gates.unbind() if sizes is None else gates[: sum(sizes)].split(sizes)
         h, c, output = hx[d], None if cx is None else cx[d], [None] * len(steps)
         for t in reversed(range(len(steps))) if d else range(len(steps)):
             n = len(steps[t])
@@ -286,7 +293,9 @@ def _unrolled(kind, x, hx, cx, *params):
             h = output[t] if n == len(h) else torch.cat([output[t], h[n:]])
             if c is not None:
                 c = new_c if n == len(c) else torch.cat([new_c, c[n:]])
-        outputs.append(torch.cat(output) if packed else torch.stack(output))
+        output = torch.stack(output) if sizes is None else torch.cat(output)
+        # Packed sequences may have rows behind those of the samples.
+        outputs.append(F.pad(output, (0, 0, 0, len(gates) - len(output))) if len(output) < len(gates) else output)
         last_h.append(h), last_c.append(c)
     return _joined(outputs, last_h, last_c)
 

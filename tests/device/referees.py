@@ -101,6 +101,28 @@ def rnn_layer(cell, gates, sizes, hx, cx, w_hh, b_hh, w_hr, reverse):
     return y[..., -hx.shape[-1] :].contiguous(), *(s[-1] for s in last), torch.zeros(())
 
 
+def pack_rows(padded, sizes, rows):
+    samples = torch.cat([step[:n] for step, n in zip(padded, sizes.tolist(), strict=False)])
+    return torch.cat([samples, padded.new_zeros(rows - len(samples), *padded.shape[2:])])
+
+
+def pad_rows(rows, sizes, steps, batch, value):
+    result = rows.new_full((steps, batch, *rows.shape[1:]), value)
+    for step, part in zip(result, rows[: sizes.sum()].split(sizes.tolist()), strict=False):
+        step[: len(part)] = part
+    return result
+
+
+def batch_sizes(lengths, steps):
+    return (lengths > torch.arange(steps)[:, None]).sum(1)
+
+
+def packed_rows(rows, sizes):
+    result = rows.clone()
+    result[sizes.sum() :] = 0
+    return result
+
+
 def rnn_layer_backward(cell, d_output, d_h, d_c, saved, sizes, w_hh, w_hr, reverse):
     """From the derivatives of each step, which lie side by side."""
     n = len(w_hh) // {"lstm": 4, "gru": 3}.get(cell, 1)
@@ -194,5 +216,10 @@ REFEREES = {
     "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "oxitorch::_rnn_layer": rnn_layer,
+    "oxitorch::_pack_rows": pack_rows,
+    "oxitorch::_pad_rows": pad_rows,
+    "oxitorch::_packed_rows": packed_rows,
+    "oxitorch::_batch_sizes": batch_sizes,
+    "oxitorch::_full_length": torch.clone,
     "oxitorch::_rnn_layer_backward": rnn_layer_backward,
 }

@@ -24,6 +24,7 @@ from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._names import Variables
 from oxitorch.jit._numbers import Indices
 from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._packs import PACK, Packs
 from oxitorch.jit._parallel import (
     Sharded,
     Synced,
@@ -307,6 +308,7 @@ class Tracer:
         finally:
             torch.compiler._is_compiling_flag = compiling
             _here.tracer = None
+            self._ops.packs.clear()
             while self._within:
                 self._within.pop()[1].__exit__(None, None, None)
             for hook in hooks:
@@ -548,7 +550,8 @@ class _Ops(TorchDispatchMode):
         self._with_gradient: set[int] = set()
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
-        self._fail = fail
+        self.fail = fail
+        self.packs = Packs(self)
         # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
         self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
         self._taken_from_host = {_storage(t) for t in arguments if not _is_on_device(t)}
@@ -610,7 +613,7 @@ class _Ops(TorchDispatchMode):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         if any(map(_is_sparse, taken)):
-            self._fail(f"computes with a sparse tensor ({func})", _SPARSE_HINT)
+            self.fail(f"computes with a sparse tensor ({func})", _SPARSE_HINT)
         reads = any(map(_is_on_device, taken))
         on_device = reads or torch.device(kwargs.get("device") or "cpu").type == "tpu"
         if self._numbers is not None and not isinstance(func, torch._ops.HigherOrderOperator):
@@ -619,26 +622,33 @@ class _Ops(TorchDispatchMode):
             return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
+        if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
+            return copied
+        if func is PACK and reads and not self._is_constant(taken[1]):
+            return self.packs.pack(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
             self.forget(taken)
             self._constant.update({_storage(t): True for t in taken if not _is_on_device(t)})
         if reads:
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if to_host or func in _READS or (func is _COPY and not _is_on_device(taken[0])):
-                self._fail("reads a value on the host", _READ_HINT)
+                self.fail("reads a value on the host", _READ_HINT)
         if on_device:
             for t in taken:
                 self._take(t)
         else:
             if is_of_processes(func):
-                self._fail(
+                self.fail(
                     f"has a collective of the host ({func})",
                     "later calls do not run it: call it outside, or on tensors of the device",
                 )
             self._on_host(func, taken)
         results = func(*args, **kwargs)
+        if reads:
+            self.packs.inverts(func, args)
+            self.packs.check(func, taken, results)
         if any(map(_is_sparse, _tensors((results,)))):
-            self._fail(f"makes a sparse tensor ({func})", _SPARSE_HINT)
+            self.fail(f"makes a sparse tensor ({func})", _SPARSE_HINT)
         before = {_storage(t) for t in taken}
         for t in _tensors((results,)):
             at = _storage(t)
@@ -647,12 +657,18 @@ class _Ops(TorchDispatchMode):
             if _is_on_device(t):
                 self._on_device.add(at)
                 self._made.add(at)
-            elif reads:
-                self._fail(f"computes {func} on the host", _READ_HINT)
+            elif reads and func is not PACK:
+                self.fail(f"computes {func} on the host", _READ_HINT)
             else:
                 drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
                 self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
+        if not on_device and not all(map(self._is_constant, taken)):
+            self.packs.host(func, args, results)
         return results
+
+    def _is_constant(self, t: torch.Tensor) -> bool:
+        """Whether a tensor of the host is the same in each call."""
+        return self._constant.get(_storage(t), False)
 
     def _body(self, fn: Callable) -> Callable:
         """A body, which runs while no operation is seen."""
@@ -675,7 +691,7 @@ class _Ops(TorchDispatchMode):
             if at in self._taken_from_host:
                 return
             if not self._constant.get(at, True):
-                self._fail(
+                self.fail(
                     "computes on the host with tensors that another call may find changed",
                     "compute it on the device: move what it is made of there first",
                 )
@@ -696,7 +712,7 @@ class _Ops(TorchDispatchMode):
             and taken
             and not self._constant[_storage(taken[0])]
         ):
-            self._fail(
+            self.fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
 

@@ -53,6 +53,7 @@ families! {
     transformer: "Transformer layers whole.",
     rnn: "Recurrent cells.",
     recurrent: "Recurrent layers as loops over their steps.",
+    packed: "Sequences side by side without their padding.",
     linalg: "Linear algebra.",
     lapack: "Decompositions that LAPACK has.",
     matrix_functions: "Functions of matrices.",

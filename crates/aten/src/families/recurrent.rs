@@ -7,6 +7,8 @@
 //! Sequences are `[steps, batch, ..]`. Packed ones (of `pack_sequence`, with the number of samples of each step) are
 //! `[rows, ..]`, and a step takes `batch` rows from its first on; those that belong to the next steps are left alone.
 //! What is made of them has `batch` rows more, so that the last step has as many.
+//! There may be more rows and steps than the samples have: the loop goes over the steps that have any, and rows behind
+//! theirs are zero in all that is made. So one program serves all lengths up to that of the padded batch.
 
 use super::matmul::compiled;
 use crate::dtype::{opmath, scalar_name, shape_text};
@@ -63,17 +65,18 @@ impl Cell {
 }
 
 /// The steps of a layer, and how its sequences lie in memory.
-struct Steps<'a, 'b> {
+pub(super) struct Steps<'a, 'b> {
     c: &'a Ctx<'b>,
     count: i64,
     batch: i64,
-    /// The number of samples of each step, s32 `[count]`, and of all.
+    /// The number of samples of each step, s32 `[count]`, and how many rows there are.
     packed: Option<(Value, i64)>,
     reverse: bool,
 }
 
 /// One step.
-struct Step {
+pub(super) struct Step {
+    pub number: Value,
     /// Its number, or the first of its rows.
     start: Value,
     /// Which samples have this step, pred `[batch]`; none if all have.
@@ -82,7 +85,7 @@ struct Step {
 
 impl<'a, 'b> Steps<'a, 'b> {
     /// Of sequences with these leading dimensions: steps and batch, or rows.
-    fn new(
+    pub(super) fn new(
         c: &'a Ctx<'b>,
         leading: &[i64],
         batch: i64,
@@ -106,24 +109,34 @@ impl<'a, 'b> Steps<'a, 'b> {
         Ok(Steps { c, count, batch, packed, reverse })
     }
 
-    fn number(&self, n: i64) -> Value {
+    pub(super) fn number(&self, n: i64) -> Value {
         self.c.scalar_i64(DType::S32, n)
     }
 
     /// Runs `body` for each step in its turn, on values that it gives back.
-    fn run(&self, inits: &[Value], body: impl FnOnce(&Step, &[Value]) -> Vec<Value>) -> Vec<Value> {
-        let (c, limit) = (self.c, self.number(self.count));
-        let place = |i: Value| if self.reverse { c.subtract(self.number(self.count - 1), i) } else { i };
-        let Some((sizes, rows)) = self.packed else {
-            return c.for_loop(self.number(0), limit, inits, |_, i, s| {
-                body(&Step { start: place(i), live: None }, s)
+    pub(super) fn run(
+        &self,
+        inits: &[Value],
+        body: impl FnOnce(&Step, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let (c, zero, one) = (self.c, self.number(0), self.number(1));
+        let place = |limit: Value, i: Value| {
+            if self.reverse { c.subtract(c.subtract(limit, one), i) } else { i }
+        };
+        let Some((sizes, _)) = self.packed else {
+            let limit = self.number(self.count);
+            return c.for_loop(zero, limit, inits, |_, i, s| {
+                let number = place(limit, i);
+                body(&Step { number, start: number, live: None }, s)
             });
         };
+        let limit = c.reduce_sum(c.to(c.gt(sizes, c.zeros_like(sizes)), DType::S32), &[0]);
         // The first row behind those of the steps so far, or, backwards, the first of these.
-        let edge = self.number(if self.reverse { rows } else { 0 });
+        let edge = if self.reverse { c.reduce_sum(sizes, &[0]) } else { zero };
         let all: Vec<Value> = [edge].iter().chain(inits).copied().collect();
-        let done = c.for_loop(self.number(0), limit, &all, |_, i, s| {
-            let size = c.reshape(c.dynamic_slice(sizes, &[place(i)], &[1]), &[]);
+        let done = c.for_loop(zero, limit, &all, |_, i, s| {
+            let number = place(limit, i);
+            let size = c.reshape(c.dynamic_slice(sizes, &[number], &[1]), &[]);
             let (start, edge) = if self.reverse {
                 let first = c.subtract(s[0], size);
                 (first, first)
@@ -132,7 +145,7 @@ impl<'a, 'b> Steps<'a, 'b> {
             };
             let sample = c.iota(TensorType::new(DType::S32, [self.batch].as_slice()), 0);
             let live = c.lt(sample, c.full(size, &[self.batch]));
-            [vec![edge], body(&Step { start, live: Some(live) }, &s[1..])].concat()
+            [vec![edge], body(&Step { number, start, live: Some(live) }, &s[1..])].concat()
         });
         done[1..].to_vec()
     }
@@ -153,13 +166,13 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// A step of a sequence, `[batch, width]`.
-    fn read(&self, x: Value, step: &Step) -> Value {
+    pub(super) fn read(&self, x: Value, step: &Step) -> Value {
         let width = self.width(x);
         self.columns(x, step, 0, width)
     }
 
     /// The sequence with this as the step.
-    fn write(&self, x: Value, step: &Step, new: Value) -> Value {
+    pub(super) fn write(&self, x: Value, step: &Step, new: Value) -> Value {
         let (start, sizes) = self.part(step, 0, self.width(x));
         let new = match step.live {
             Some(_) => self.keep(step, new, self.read(x, step)),
@@ -169,7 +182,7 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// `new` for the samples that have this step, `old` for the others.
-    fn keep(&self, step: &Step, new: Value, old: Value) -> Value {
+    pub(super) fn keep(&self, step: &Step, new: Value, old: Value) -> Value {
         let Some(live) = step.live else { return new };
         self.c.select(self.c.broadcast_in_dim(live, &self.c.shape(new), &[0]), new, old)
     }
@@ -179,7 +192,7 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// A sequence of zeros.
-    fn zeros(&self, dtype: DType, width: i64) -> Value {
+    pub(super) fn zeros(&self, dtype: DType, width: i64) -> Value {
         let leading = match self.packed {
             None => vec![self.count, self.batch],
             Some((_, rows)) => vec![rows + self.batch],
@@ -188,7 +201,7 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// With as many rows as a step may take from each.
-    fn padded(&self, x: Value) -> Value {
+    pub(super) fn padded(&self, x: Value) -> Value {
         match self.packed {
             None => x,
             Some(_) => self.c.pad_dim(x, self.c.scalar_f64(self.c.dtype(x), 0.0), 0, 0, self.batch),
@@ -196,7 +209,7 @@ impl<'a, 'b> Steps<'a, 'b> {
     }
 
     /// Without the rows that no step has.
-    fn cut(&self, x: Value) -> Value {
+    pub(super) fn cut(&self, x: Value) -> Value {
         match self.packed {
             None => x,
             Some((_, rows)) => self.c.slice_dim(x, 0, 0, rows, 1),
