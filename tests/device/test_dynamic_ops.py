@@ -9,7 +9,6 @@ from pathlib import Path
 import dynamic_ops
 import pytest
 import tomllib
-import torch
 
 ALL = dynamic_ops.entries()
 LISTED = tomllib.loads((Path(__file__).parent / "dynamic_ops.toml").read_text())
@@ -17,12 +16,6 @@ LISTED = tomllib.loads((Path(__file__).parent / "dynamic_ops.toml").read_text())
 KNOWN = {kind: {e: group["reason"] for group in LISTED[kind] for e in group["entries"]} for kind in LISTED}
 ENTRIES = {name: op for name, op in ALL.items() if name not in KNOWN["left_out"]}
 BLOCKS = 12
-# Compiling is most of the time here, and how fast a program is does not matter.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
 
 
 def block(name: str, of: int) -> int:
@@ -31,18 +24,17 @@ def block(name: str, of: int) -> int:
 
 def check(names: list[str]) -> None:
     problems, samples = [], 0
-    with torch.tpu.compiler.custom_compiler_options(QUICK):
-        for name in names:
-            found = dynamic_ops.run(ENTRIES[name])
-            samples += found.samples
-            problems += [f"{name}: {wrong}" for wrong in found.wrong]
-            for kind, got in (("programs", found.programs), ("refused", found.refused)):
-                reason = KNOWN[kind].get(name)
-                if got and reason is None:
-                    problems.append(f"{name}: {kind}: {got[0]}")
-                if reason is not None and not got:
-                    problems.append(f"{name} works now: take it out of dynamic_ops.toml, under {kind} ({reason})")
-            problems += [f"{name}: {made} programs, and explain() does not say why" for made in found.silent]
+    for name in names:
+        found = dynamic_ops.run(ENTRIES[name])
+        samples += found.samples
+        problems += [f"{name}: {wrong}" for wrong in found.wrong]
+        for kind, got in (("programs", found.programs), ("refused", found.refused)):
+            reason = KNOWN[kind].get(name)
+            if got and reason is None:
+                problems.append(f"{name}: {kind}: {got[0]}")
+            if reason is not None and not got:
+                problems.append(f"{name} works now: take it out of dynamic_ops.toml, under {kind} ({reason})")
+        problems += [f"{name}: {made} programs, and explain() does not say why" for made in found.silent]
     assert not problems, "\n".join(problems)
     assert samples
 

@@ -410,6 +410,19 @@ def test_streams_that_are_asked_end_the_window():
     assert x.tolist() == [2] * 4
 
 
+def test_a_copy_has_the_options_of_its_thread():
+    """Another dtype, and a copy into a part of a tensor: neither ends the window, nor begins one with other options."""
+    x = torch.ones(4, device=DEVICE)
+    torch.tpu.synchronize()
+    before = torch.tpu.metrics()["programs"]
+    with torch.tpu.compiler.custom_compiler_options({"xla_cpu_enable_fast_math": False}):
+        y = x.half() + 2
+        y[:2] = x[2:]
+        y = y * 3
+        assert y.tolist() == [3, 3, 9, 9]
+    assert torch.tpu.metrics()["programs"] - before == 1
+
+
 @pytest.mark.parametrize("change", ["options", "mode"])
 def test_a_switch_between_ops(change):
     x = torch.ones(4, device=DEVICE) + 1

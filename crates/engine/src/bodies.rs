@@ -207,7 +207,6 @@ impl Stream {
         let bodies = w.captured.split_off(first);
         let drop_all = || bodies.iter().for_each(|c| give_back(&c.drawn, random));
         self.make_room(&mut w, site, switches).inspect_err(|_| drop_all())?;
-        w.thread.options = switches.compiler_options;
         let values = operands.iter().map(|t| w.read(t.device()?, t)).collect::<Result<Vec<_>, Refusal>>();
         let mut values = values.inspect_err(|_| drop_all())?;
         let states = match asked {

@@ -22,6 +22,13 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+const DEPENDS: &str = "what is computed depends on the size";
+
+/// Where that is, for the end of a message.
+fn at(site: Site) -> String {
+    describe(site).map_or_else(String::new, |line| format!(" at {line}"))
+}
+
 impl Stream {
     /// The recipe of a function for arguments of the size of `sample` that are padded to the size of `bound`, by a program
     /// for all such sizes; if `at_bound`, for arguments that fill it. Or why there is none, which is said of the next
@@ -78,10 +85,13 @@ impl Stream {
             }
         };
         let Some((own, types)) = self.shape_of(sample, site, switches)? else { return nothing() };
-        if let Err(why) = compare(bound, &known.shape, sample, &own) {
-            return Ok(Err(why.to_owned()));
-        }
         let sample_graph = graph(&own, types);
+        if let Err(why) = compare(bound, &known.shape, sample, &own) {
+            return Ok(Err(known
+                .graph
+                .differs(&sample_graph)
+                .map_or_else(|| why.to_owned(), |(name, site)| format!("{name}: {DEPENDS}{}", at(site)))));
+        }
         let outline = sample_graph.outline(self.target().platform())?;
         let (inputs, results) =
             (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
@@ -89,8 +99,7 @@ impl Stream {
             Ok(made) => made,
             Err(e) => {
                 let (error, site) = known.graph.unbounded(&e);
-                let line = describe(site).map_or_else(String::new, |line| format!(" at {line}"));
-                return Ok(Err(format!("{}{line}", error.message)));
+                return Ok(Err(format!("{}{}", error.message, at(site))));
             }
         };
         let outputs = match outputs(bound, sample, (&known.shape, &own), &results) {
@@ -189,7 +198,7 @@ fn compare(bound: &Recipe, b: &Shape, sample: &Recipe, s: &Shape) -> Result<(), 
         && sources(bound) == sources(sample)
         && bound.written == sample.written;
     if !same {
-        return Err("what is computed depends on the size");
+        return Err(DEPENDS);
     }
     // If several numbers could be the one, it is one that says the same at both sizes: a call has all of them agree.
     let moves_alike =
@@ -226,12 +235,22 @@ fn in_memory(large: &Layout, small: &Layout) -> Option<InMemory> {
     Some(sizes(large).into_iter().zip(sizes(small)).collect())
 }
 
+/// The memory of an argument's value, whose tensors show all of it.
+fn memory_of_argument(source: Source, bound: &Recipe, sample: &Recipe) -> Option<(InMemory, DType)> {
+    let is_own = |(at, storage): (usize, Option<u32>)| match source {
+        Source::Storage(i) => storage == Some(i),
+        Source::Host(i) => at == i as usize,
+        _ => false,
+    };
+    let pairs = bound.arguments.iter().zip(&sample.arguments).enumerate();
+    pairs
+        .filter(|(at, (a, _))| is_own((*at, a.storage)))
+        .find_map(|(_, (a, b))| in_memory(&a.layout, &b.layout).map(|memory| (memory, b.layout.dtype)))
+}
+
 fn memory_of_inputs(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Option<InMemory>> {
-    let pairs = || bound.arguments.iter().zip(&sample.arguments);
     let of = |input: &Source| match input {
-        Source::Storage(i) => {
-            pairs().filter(|(a, _)| a.storage == Some(*i)).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
-        }
+        Source::Storage(_) => memory_of_argument(*input, bound, sample).map(|(memory, _)| memory),
         _ => None,
     };
     shape.inputs.iter().map(of).collect()
@@ -239,9 +258,12 @@ fn memory_of_inputs(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Optio
 
 fn memory_of_results(shape: &Shape, bound: &Recipe, sample: &Recipe) -> Vec<Option<InMemory>> {
     let outputs = || bound.outputs.iter().zip(&sample.outputs);
-    let of = |(number, ..): &(u32, TensorType, Sharded, Site)| {
+    let of = |(number, ty, ..): &(u32, TensorType, Sharded, Site)| {
         let made = bound.made.iter().position(|(_, source)| *source == Some(Source::Result(*number)))?;
-        let own = |(a, _): &(&GraphOutput, &GraphOutput)| a.home == Home::Made(made);
+        // Its bits may be shown as another dtype, too.
+        let own = |(a, _): &(&GraphOutput, &GraphOutput)| {
+            a.home == Home::Made(made) && a.layout.dtype.size_bytes() == ty.dtype.size_bytes()
+        };
         outputs().filter(own).find_map(|(a, b)| in_memory(&a.layout, &b.layout))
     };
     shape.results.iter().map(of).collect()
@@ -254,82 +276,122 @@ fn outputs(
     (shape, of_sample): (&Shape, &Shape),
     results: &[Option<InMemory>],
 ) -> Result<Vec<GraphOutput>, &'static str> {
-    let place = |home: Home| match home {
-        Home::Made(at) => match bound.made[at].1 {
-            Some(Source::Result(n)) => shape.results.iter().position(|r| r.0 == n),
-            _ => None,
+    let memory_of = |home: Home| match home {
+        Home::Argument(at) => {
+            memory_of_argument(Source::Storage(bound.arguments[at].storage?), bound, sample)
+        }
+        Home::Made(made) => match bound.made[made].1? {
+            Source::Result(n) => {
+                let at = shape.results.iter().position(|r| r.0 == n)?;
+                let [large, small] = [shape, of_sample].map(|of| &of.results[at].1);
+                let own = || large.shape.iter().copied().zip(small.shape.iter().copied()).collect();
+                Some((results[at].clone().unwrap_or_else(own), small.dtype))
+            }
+            source => memory_of_argument(source, bound, sample),
         },
-        Home::Argument(_) => None,
     };
     let mut outputs = Vec::new();
     for (at_bound, own) in bound.outputs.iter().zip(&sample.outputs) {
         let (large, small) = (&at_bound.layout, &own.layout);
-        let at = place(at_bound.home);
-        let stays = at.is_some_and(|at| shape.results[at].1 == of_sample.results[at].1);
-        let stored = match at_bound.home {
-            Home::Argument(at) => in_memory(&bound.arguments[at].layout, &sample.arguments[at].layout),
-            Home::Made(_) => at.and_then(|at| results[at].clone()),
+        let stored = memory_of(at_bound.home);
+        let layout = match stored {
+            None if large == small => Some(small.clone()),
+            None => None,
+            Some((memory, dtype)) => {
+                let same_kind = (large.dtype, large.conj, large.neg) == (small.dtype, small.conj, small.neg);
+                let memory = in_units(memory, dtype.size_bytes() as i64, small.dtype.size_bytes() as i64);
+                memory.filter(|_| same_kind).and_then(|memory| in_storage(small, &memory))
+            }
         };
-        let made = || {
-            let [large, small] = [shape, of_sample].map(|of| at.map(|at| &of.results[at].1.shape));
-            large.zip(small).map(|(large, small)| large.iter().copied().zip(small.iter().copied()).collect())
-        };
-        let memory = stored.clone().or_else(made);
-        let same = large == small && memory.is_none_or(|memory| is_at_its_place(small, &memory));
-        let layout = if same || stays && are_expanded(large, small) {
-            small.clone()
-        } else {
-            stored
-                .and_then(|stored| in_storage(large, small, &stored))
-                .ok_or("a result whose size varies is a part of a larger tensor")?
-        };
+        let layout = layout.ok_or("a result whose size varies is a part of a larger tensor")?;
         let contiguous = layout.strides == row_major(&layout.sizes);
         outputs.push(GraphOutput { home: at_bound.home, layout, contiguous });
     }
     Ok(outputs)
 }
 
-/// Whether two tensors show the same elements but for how often.
-fn are_expanded(large: &Layout, small: &Layout) -> bool {
-    let same_kind = (large.dtype, large.conj, large.neg) == (small.dtype, small.conj, small.neg);
-    let same_place = large.offset == small.offset && large.strides == small.strides;
-    let mut sizes = large.sizes.iter().zip(&small.sizes).zip(&large.strides);
-    same_kind
-        && same_place
-        && large.sizes.len() == small.sizes.len()
-        && sizes.all(|((a, b), step)| a == b || *step == 0)
-}
-
-/// Whether each element of a tensor is where it is in its own storage, in one that is larger: up to the end of the first row
-/// of a size that varies they are.
-fn is_at_its_place(own: &Layout, stored: &InMemory) -> bool {
-    let Some(varies) = stored.iter().rposition(|(large, small)| large != small) else { return true };
-    let row: i64 = stored[varies..].iter().map(|(large, small)| *large.min(small)).product();
-    let reach: i64 = own.sizes.iter().zip(&own.strides).map(|(n, step)| (n - 1).max(0) * step).sum();
-    varies == 0 || own.sizes.contains(&0) || own.offset + reach < row
-}
-
-/// How a tensor lies in a storage that is larger than its own.
-fn in_storage(large: &Layout, small: &Layout, stored: &InMemory) -> Option<Layout> {
-    let same_kind = (large.dtype, large.conj, large.neg) == (small.dtype, small.conj, small.neg);
-    if !same_kind || large.sizes.len() != small.sizes.len() {
-        return None;
+/// The dimensions of some memory, in elements of `wanted` bytes instead of `have`.
+fn in_units(mut memory: InMemory, have: i64, wanted: i64) -> Option<InMemory> {
+    if have >= wanted {
+        memory.push((have / wanted, have / wanted));
+        return Some(memory);
     }
-    let sizes: (Dims, Dims) = stored.iter().copied().unzip();
-    let steps = (row_major(&sizes.0), row_major(&sizes.1));
-    // Along a dimension that varies, steps are those of one dimension of the storage.
-    for d in (0..large.sizes.len()).filter(|&d| large.sizes[d] != small.sizes[d]) {
-        let is_own = |e: usize| {
-            (steps.0[e], steps.1[e]) == (large.strides[d], small.strides[d])
-                && sizes.0[e] - large.sizes[d] == sizes.1[e] - small.sizes[d]
-        };
-        if large.strides[d] != 0 && !(0..stored.len()).any(is_own) {
-            return None;
+    let (large, small) = memory.pop()?;
+    let times = wanted / have;
+    memory.push((large / times, small / times));
+    (large % times == 0 && small % times == 0).then_some(memory)
+}
+
+/// How a tensor that lies in a storage of its own lies in a larger one: the place of each element along the dimensions of
+/// the storage is the same in both.
+fn in_storage(own: &Layout, stored: &InMemory) -> Option<Layout> {
+    if own.sizes.contains(&0) {
+        return Some(own.clone());
+    }
+    // What is inside of a dimension and does not vary is part of it: steps are the same in both.
+    let mut dims = InMemory::new();
+    for &(large, small) in stored {
+        match dims.last_mut() {
+            Some(last) if large == small => *last = (last.0 * large, last.1 * small),
+            _ => dims.push((large, small)),
         }
     }
-    let place = |offset: i64, sizes: &Dims, steps: &Dims| -> Vec<i64> {
-        sizes.iter().zip(steps).map(|(&size, &step)| offset / step.max(1) % size.max(1)).collect()
+    let (large, small): (Dims, Dims) = dims.iter().copied().unzip();
+    let (to, from) = (row_major(&large), row_major(&small));
+    // Places along each dimension; along the outermost one there may be more than it has.
+    let places = |step: i64| -> Dims {
+        let place = |e: usize| step / from[e].max(1) % if e == 0 { i64::MAX } else { small[e].max(1) };
+        (0..from.len()).map(place).collect()
     };
-    let same_place = place(large.offset, &sizes.0, &steps.0) == place(small.offset, &sizes.1, &steps.1);
-    same_place.then(|| Layout { sizes: small.sizes.clone(), ..large.clone() })
+    let moved = |places: &Dims| places.iter().zip(&to).map(|(at, step)| at * step).sum::<i64>();
+    let start = places(own.offset);
+    let steps: Vec<Dims> = own.strides.iter().map(|&step| places(step)).collect();
+    let last = |e: usize| start[e] + steps.iter().zip(&own.sizes).map(|(s, n)| s[e] * (n - 1)).sum::<i64>();
+    // No element is in another row than its first one by carrying over.
+    (0..small.len()).all(|e| last(e) < small[e].max(1)).then(|| Layout {
+        strides: steps.iter().map(moved).collect(),
+        offset: moved(&start),
+        ..own.clone()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_lie_in_larger_storages() {
+        let check = |(sizes, strides, offset): (&[i64], &[i64], i64), stored: &[(i64, i64)], expected| {
+            let (sizes, strides) = (Dims::from_slice(sizes), Dims::from_slice(strides));
+            let own = Layout { dtype: DType::F32, sizes, strides, offset, conj: false, neg: false };
+            let got = in_storage(&own, &stored.to_vec()).map(|l| (l.strides.to_vec(), l.offset));
+            assert_eq!(got, expected, "{own:?} in {stored:?}");
+        };
+        let first: &[(i64, i64)] = &[(16, 5), (3, 3)];
+        // Along the first dimension all elements stay where they are: transposed, flat, diagonal, shown again.
+        check((&[3, 5], &[1, 3], 0), first, Some((vec![1, 3], 0)));
+        check((&[15], &[1], 0), first, Some((vec![1], 0)));
+        check((&[3], &[4], 3), first, Some((vec![4], 3)));
+        check((&[2, 5, 3], &[0, 3, 1], 0), first, Some((vec![0, 3, 1], 0)));
+        // Along another one rows are further apart; a dimension of size 1 may have any stride.
+        let second: &[(i64, i64)] = &[(4, 4), (16, 5), (6, 6)];
+        check((&[5, 4, 6], &[6, 30, 1], 0), second, Some((vec![6, 96, 1], 0)));
+        check((&[4, 30], &[30, 1], 0), second, Some((vec![96, 1], 0)));
+        check((&[4, 5], &[30, 6], 31), second, Some((vec![96, 6], 97)));
+        check((&[4, 1, 5], &[30, 7, 6], 0), second, Some((vec![96, 7, 6], 0)));
+        // What goes on in the next row has no stride there.
+        check((&[120], &[1], 0), second, None);
+        check((&[3], &[20], 0), second, None);
+        check((&[5, 4], &[6, 29], 3), second, None);
+    }
+
+    #[test]
+    fn memory_is_counted_in_elements_of_another_size() {
+        let check = |memory: &[(i64, i64)], (have, wanted), expected: Option<&[(i64, i64)]>| {
+            assert_eq!(in_units(memory.to_vec(), have, wanted), expected.map(<[_]>::to_vec));
+        };
+        check(&[(16, 5)], (8, 4), Some(&[(16, 5), (2, 2)]));
+        check(&[(16, 5), (6, 6)], (4, 8), Some(&[(16, 5), (3, 3)]));
+        check(&[(16, 5)], (4, 8), None);
+    }
 }

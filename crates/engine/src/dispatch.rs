@@ -88,7 +88,6 @@ impl<'a> Call<'_, 'a> {
         let mode = self.switches.mode;
         let mut w = stream.lock(self.site);
         stream.make_room(&mut w, self.site, &self.switches)?;
-        w.thread.options = self.switches.compiler_options;
         self.run(stream, &mut w, out)?;
         stream.end_call(&mut w, mode)?;
         drop(w);

@@ -579,13 +579,15 @@ impl Stream {
         Ok(program)
     }
 
-    /// Fused mode: launches what was recorded if it has to end before an op of this line.
+    /// Before an op of this line is recorded: the window has the thread's compiler options. In fused mode, what was recorded
+    /// is launched if it has to end here.
     pub(crate) fn make_room(&self, w: &mut Window, site: Site, switches: &Switches) -> Result<()> {
-        if switches.mode != Mode::Fused {
-            return Ok(());
+        if switches.mode == Mode::Fused {
+            let over = w.is_over(site, switches);
+            w.thread.recompute_begins = false;
+            over.map_or(Ok(()), |reason| self.flush(w, reason))?;
         }
-        let over = w.is_over(site, switches);
-        w.thread.recompute_begins = false;
-        over.map_or(Ok(()), |reason| self.flush(w, reason))
+        w.thread.options = switches.compiler_options;
+        Ok(())
     }
 }

@@ -190,6 +190,17 @@ impl Graph {
         (Error::runtime(format!("{} ({}): {}", inst.name(), e.op, e.reason)), site)
     }
 
+    /// The first op that another graph has not at its place, or the other one's if that has more: its name and line.
+    pub(crate) fn differs(&self, other: &Graph) -> Option<(&'static str, Site)> {
+        let ops = |graph: &Graph| -> Vec<(&'static str, Site)> {
+            graph.ops.insts.iter().map(|inst| inst.name()).zip(graph.ops.sites.iter().copied()).collect()
+        };
+        let (own, others) = (ops(self), ops(other));
+        let first = own.iter().zip(&others).position(|(a, b)| a.0 != b.0);
+        let first = first.unwrap_or(own.len().min(others.len()));
+        own.get(first).or(others.get(first)).copied()
+    }
+
     fn lowered(&self, platform: pjrt::Platform) -> Result<Module, Error> {
         let b = Builder::new();
         let outputs = self.emit(&b, &self.inputs, platform)?;

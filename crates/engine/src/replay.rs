@@ -288,7 +288,6 @@ impl Stream {
             return Ok(None);
         }
         self.make_room(&mut w, first, switches)?;
-        w.thread.options = switches.compiler_options;
         let mut before = SmallVec::new();
         for ((slot, ty), number) in slots.iter().zip(&recipe.types).zip(0..) {
             if recipe.scratch.contains(&number) {

@@ -360,7 +360,6 @@ impl Stream {
             return Ok(false);
         }
         self.make_room(&mut w, site, switches)?;
-        w.thread.options = switches.compiler_options;
         let tape = Tape::new(self.device, args, &mut w, site, (whole, dry))?;
         if whole {
             self.flush(&mut w, Reason::Jit)?;

@@ -510,6 +510,8 @@ pub struct Axes {
     pub first: String,
     /// Those of which it wants to know which places are in use.
     pub used: String,
+    /// Those that may not vary: how many there are says what it does.
+    pub fixed: String,
 }
 
 /// A slice's bounds; kept behind a box because they are large.

@@ -35,6 +35,26 @@ fn what_differs_is_a_number() {
 }
 
 #[test]
+fn a_transform_is_a_convolution_as_long_as_the_bound_wants_it() {
+    let made = bounded(|b, x, n| b.abs(b.fft(x, FftType::Rfft, &[n]))).unwrap();
+    assert_eq!(made.numbers, [(16, 5)]);
+    let text = made.module.to_text();
+    // 16 places that go in and 9 that come out.
+    assert!(text.contains("32xcomplex<f32>"), "{text}");
+    assert!(!text.contains("RFFT"), "{text}");
+}
+
+#[test]
+fn a_complex_constant_is_a_number_for_each_part() {
+    let made = bounded(|b, x, n| {
+        let by = b.full(b.scalar_c(DType::C64, n as f64, 1.0), &[2, n]);
+        b.imag(b.multiply(b.complex(x, x), by))
+    });
+    let bits = |x: f32| i64::from(x.to_bits());
+    assert_eq!(made.unwrap().numbers, [(bits(16.0), bits(5.0))]);
+}
+
+#[test]
 fn a_merged_dimension_stays_where_it_is() {
     let text = |body: fn(&Builder, Value, i64) -> Value| bounded(body).unwrap().module.to_text();
     let merged = text(|b, x, n| b.reduce_sum(b.reshape(x, &[2 * n]), &[0]));
@@ -52,7 +72,8 @@ fn what_cannot_be_bounded_is_named() {
         assert_eq!(refused, (op, Some(7), reason));
     };
     let rule = "no rule is known for it where sizes vary";
-    check(|b, x, n| b.abs(b.fft(x, FftType::Rfft, &[n])), "stablehlo.fft", rule);
+    let planes = |b: &Builder, x, n| b.abs(b.fft(b.complex(x, x), FftType::Fft, &[2, n]));
+    check(planes, "stablehlo.fft", rule);
     let other = "what is computed depends on the size";
     check(|b, x, n| if n > 8 { b.abs(x) } else { b.reverse(x, &[1]) }, "stablehlo.abs", other);
     let counted = "a reduction that counts what it begins with";
@@ -137,6 +158,7 @@ fn what_is_deferred_is_made_of_what_is_masked() {
             mixed: "n".into(),
             first: "n".into(),
             used: "en".into(),
+            fixed: String::new(),
         };
         let lower = |b: &Builder, x: &[Value], used: &[Option<Value>]| {
             assert!(used[0].is_none(), "all of e is in use");

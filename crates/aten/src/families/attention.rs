@@ -106,7 +106,7 @@ impl Attention {
     fn axes(operands: &[&str], results: &[&str]) -> Axes {
         let owned = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
         let (mixed, first, used) = ("qke".to_owned(), "qk".to_owned(), "qk".to_owned());
-        Axes { operands: owned(operands), results: owned(results), mixed, first, used }
+        Axes { operands: owned(operands), results: owned(results), mixed, first, used, ..Axes::default() }
     }
 
     /// A result of the library with the shape of a query or key tensor: it puts the heads of one place side by side.

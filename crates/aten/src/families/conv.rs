@@ -92,9 +92,9 @@ impl Geometry {
         self.stride.len() <= 3 && c.is_for_library(c.dtype(w), operations)
     }
 
-    /// Whether an outline leaves it open. Of a convolution in groups it is not known which channels are mixed.
+    /// Whether an outline leaves it open.
     fn is_deferred(&self, c: &Ctx, dtype: DType) -> bool {
-        c.is_outline() && self.stride.len() <= 3 && self.groups == 1 && c.may_be_for_library(dtype)
+        c.is_outline() && self.stride.len() <= 3 && c.may_be_for_library(dtype)
     }
 
     /// The dimensions of input, kernel and output, whose places in space follow from each other.
@@ -109,13 +109,19 @@ impl Geometry {
             results: list(results),
             mixed: spelled(&mixed),
             first,
+            fixed: if self.groups == 1 { String::new() } else { "co".into() },
             ..Axes::default()
         }
     }
 
-    /// The dimensions of a kernel: what it takes is `c`, what it gives is `o`.
+    /// The dimensions of a kernel: what it takes is `c`, what it gives is `o`; in groups, one of them is a part, `g`.
     fn kernel_axes(&self) -> &'static str {
-        if self.transposed { "coU" } else { "ocU" }
+        match (self.transposed, self.groups) {
+            (false, 1) => "ocU",
+            (false, _) => "ogU",
+            (true, 1) => "coU",
+            (true, _) => "cgU",
+        }
     }
 
     /// What follows the tensors in the arguments of both directions.
@@ -453,7 +459,7 @@ fn deferred_convolution(c: &Ctx, g: &Geometry, [x, w]: [Value; 2], bias: Option<
         return None;
     }
     let axes = g.axes(&["ncX", g.kernel_axes(), "o"][..2 + usize::from(bias.is_some())], &["noR"], "cXU");
-    let features = c.shape(w)[usize::from(g.transposed)];
+    let features = if g.transposed { c.shape(w)[1] * g.groups } else { c.shape(w)[0] };
     let mut shape = Dims::from_slice(&[c.shape(x)[0], features]);
     shape.extend_from_slice(&g.output(&spatial(c, x), &spatial(c, w)));
     let operands: Vec<Value> = [x, w].into_iter().chain(bias).collect();

@@ -1,6 +1,6 @@
 //! Padding by reflection and by replication.
 
-use super::taps::Taps;
+use super::taps::{Most, Taps};
 use super::upsample::named_sizes;
 use crate::args::Tensor;
 use crate::dtype::opmath;
@@ -170,7 +170,7 @@ fn edge_pad_backward<const N: usize>(
     for (d, &(left, right)) in pads.iter().enumerate() {
         let n = shape[lead + d];
         let rows = (-left..n + right).map(|i| vec![((edge.source)(i, n), 1.0)]).collect();
-        out = Taps::new(n, rows).at_most(1).apply_transposed(c, out, lead + d);
+        out = Taps::new(n, rows).at_most(Most::Always(1)).apply_transposed(c, out, lead + d);
     }
     Ok(c.to(out, x.dtype))
 }

@@ -12,8 +12,16 @@ use oxitorch_hlo::{Binary, DType, Dims, Value};
 pub(super) struct Taps {
     input: i64,
     rows: Vec<Vec<(i64, f64)>>,
-    /// The most taps that a row has, whatever the sizes are.
-    most: Option<usize>,
+    most: Option<Most>,
+}
+
+/// The most taps that a row has, so that a program can be one for many sizes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Most {
+    /// Whatever the sizes are. A single one is a copy.
+    Always(usize),
+    /// At these sizes: a number that follows from them.
+    Here(usize),
 }
 
 /// Up to this many taps are summed one gather at a time, more in one gather and a reduction.
@@ -25,15 +33,16 @@ impl Taps {
         Taps { input, rows, most: None }
     }
 
-    /// Says that no row has more taps than this at any size, so that a program can be one for many. A single one is a copy.
-    pub(super) fn at_most(self, taps: usize) -> Self {
-        Taps { most: Some(taps), ..self }
+    /// Says how many taps a row may have.
+    pub(super) fn at_most(self, most: Most) -> Self {
+        Taps { most: Some(most), ..self }
     }
 
     /// The map of the derivative of [`Taps::apply`].
     pub(super) fn apply_transposed(&self, c: &Ctx, x: Value, dim: usize) -> Value {
         match self.most.filter(|_| c.is_outline()) {
-            Some(most) => self.scattered(c, x, dim, most),
+            Some(Most::Always(most)) => self.scattered(c, x, dim, most),
+            Some(Most::Here(most)) => self.scattered_together(c, x, dim, most),
             None => self.transposed().apply(c, x, dim),
         }
     }
@@ -52,7 +61,10 @@ impl Taps {
     pub(super) fn apply(&self, c: &Ctx, x: Value, dim: usize) -> Value {
         if let Some(most) = self.most.filter(|_| c.is_outline()) {
             // Nothing may follow from what the weights happen to be at one size.
-            return self.unrolled(c, x, dim, most);
+            return match most {
+                Most::Always(most) => self.unrolled(c, x, dim, most),
+                Most::Here(most) => self.gathered(c, x, dim, most),
+            };
         }
         if let Some((n, w)) = self.blocks() {
             return scale(c, sum_blocks(c, x, dim, n), w);
@@ -109,7 +121,7 @@ impl Taps {
         for at in 0..taps {
             let (positions, weights) = self.tap(at);
             let taken = c.take_dim(x, c.vector_i64(DType::S32, &positions), dim as i64);
-            let copies = self.most == Some(1);
+            let copies = self.most == Some(Most::Always(1));
             let size = [self.rows.len() as i64];
             let part = if copies { taken } else { weigh(c, taken, &weights, &[dim as i64], &size) };
             sum = Some(sum.map_or(part, |s| c.add(s, part)));
@@ -132,16 +144,34 @@ impl Taps {
         sum
     }
 
+    /// Positions and weights of so many taps of each row, row by row.
+    fn table(&self, taps: usize) -> (Vec<i64>, Vec<Option<f64>>) {
+        let taps = |row| (0..taps).map(move |at| <[(i64, f64)]>::get(row, at).copied());
+        let all = self.rows.iter().flat_map(|row| taps(row.as_slice()));
+        all.map(|tap| (tap.map_or(0, |t| t.0), tap.map(|t| t.1))).unzip()
+    }
+
+    /// The derivative of so many taps, all at once.
+    fn scattered_together(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
+        let (out, taps_dim) = (self.rows.len() as i64, taps as i64);
+        let (positions, weights) = self.table(taps);
+        let mut shape = c.shape(x);
+        shape.insert(dim + 1, taps_dim);
+        let own: Vec<i64> = (0..shape.len() as i64).filter(|&d| d != dim as i64 + 1).collect();
+        let each = c.broadcast_in_dim(x, &shape, &own);
+        let dims = [dim as i64, dim as i64 + 1];
+        let part = weigh(c, each, &weights, &dims, &[out, taps_dim]);
+        let mut flat = c.shape(x);
+        flat[dim] = out * taps_dim;
+        let part = c.reshape(part, &flat);
+        flat[dim] = self.input;
+        let zeros = c.full(c.scalar_like(x, 0.0), &flat);
+        scatter_rows(c, zeros, dim, c.vector_i64(DType::S32, &positions), part, Some(Binary::Add))
+    }
+
     fn gathered(&self, c: &Ctx, x: Value, dim: usize, taps: usize) -> Value {
         let out = self.rows.len() as i64;
-        let (mut positions, mut weights) = (Vec::new(), Vec::new());
-        for row in &self.rows {
-            for at in 0..taps {
-                let tap = row.get(at);
-                positions.push(tap.map_or(0, |t| t.0));
-                weights.push(tap.map(|t| t.1));
-            }
-        }
+        let (positions, weights) = self.table(taps);
         let index = c.reshape(c.vector_i64(DType::S32, &positions), &[out, taps as i64]);
         let taken = c.take_dim(x, index, dim as i64);
         let dim = dim as i64;

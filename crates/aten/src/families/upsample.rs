@@ -1,6 +1,6 @@
 //! Resampling: one dimension after another, by [`Taps`].
 
-use super::taps::Taps;
+use super::taps::{Most, Taps};
 use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
@@ -180,32 +180,38 @@ enum Skip {
 /// How output elements are made of input elements.
 struct Filter {
     taps: fn(&Resize, i64) -> Vec<(i64, f64)>,
-    /// How many that are at most, if that does not depend on sizes.
-    most: Option<usize>,
+    most: fn(&Resize) -> Most,
     /// Copies elements: any dtype will do.
     copies: bool,
     skips: Skip,
 }
 
-static NEAREST: Filter = Filter { taps: nearest, most: Some(1), copies: true, skips: Skip::Nothing };
+static NEAREST: Filter =
+    Filter { taps: nearest, most: |_| Most::Always(1), copies: true, skips: Skip::Nothing };
 /// The same for torch's kernels that follow a given scale even where the sizes are equal or double.
 static NEAREST_SCALED: Filter =
-    Filter { taps: nearest_scaled, most: Some(1), copies: true, skips: Skip::Nothing };
+    Filter { taps: nearest_scaled, most: |_| Most::Always(1), copies: true, skips: Skip::Nothing };
 static NEAREST_EXACT: Filter =
-    Filter { taps: nearest_exact, most: Some(1), copies: true, skips: Skip::Nothing };
-static LINEAR: Filter = Filter { taps: linear, most: Some(2), copies: false, skips: Skip::Nothing };
-static CUBIC: Filter = Filter { taps: cubic, most: Some(4), copies: false, skips: Skip::EqualShapeBackward };
+    Filter { taps: nearest_exact, most: |_| Most::Always(1), copies: true, skips: Skip::Nothing };
+static LINEAR: Filter =
+    Filter { taps: linear, most: |_| Most::Always(2), copies: false, skips: Skip::Nothing };
+static CUBIC: Filter =
+    Filter { taps: cubic, most: |_| Most::Always(4), copies: false, skips: Skip::EqualShapeBackward };
 static LINEAR_AA: Filter = Filter {
     taps: |r, o| antialiased(r, o, 2.0, triangle),
-    most: None,
+    most: |r| antialiased_most(r, 2.0),
     copies: false,
     skips: Skip::EqualSize,
 };
-static CUBIC_AA: Filter =
-    Filter { taps: |r, o| antialiased(r, o, 4.0, keys), most: None, copies: false, skips: Skip::EqualSize };
+static CUBIC_AA: Filter = Filter {
+    taps: |r, o| antialiased(r, o, 4.0, keys),
+    most: |r| antialiased_most(r, 4.0),
+    copies: false,
+    skips: Skip::EqualSize,
+};
 static LANCZOS_AA: Filter = Filter {
     taps: |r, o| antialiased(r, o, 6.0, lanczos),
-    most: None,
+    most: |r| antialiased_most(r, 6.0),
     copies: false,
     skips: Skip::EqualSize,
 };
@@ -263,6 +269,12 @@ fn antialiased(r: &Resize, o: i64, width: f64, filter: fn(f64) -> f64) -> Vec<(i
     let total: f64 = (first..last).map(weight).sum();
     let scale = if total == 0.0 { 1.0 } else { 1.0 / total };
     (first..last).map(|i| (i, r.round(weight(i) * scale))).collect()
+}
+
+/// The elements that such a filter reaches, as many as torch has room for.
+fn antialiased_most(r: &Resize, width: f64) -> Most {
+    let support = width * 0.5 * r.step().max(1.0);
+    Most::Here((2 * support.ceil() as usize + 1).min(r.input as usize))
 }
 
 fn triangle(x: f64) -> f64 {
@@ -339,11 +351,7 @@ fn maps(
         };
         let same = filter.skips == Skip::EqualSize && r.input == r.output;
         let row = |o| if same { vec![(o, 1.0)] } else { (filter.taps)(&r, o) };
-        let taps = Taps::new(r.input, (0..r.output).map(row).collect());
-        match filter.most {
-            Some(most) => taps.at_most(most),
-            None => taps,
-        }
+        Taps::new(r.input, (0..r.output).map(row).collect()).at_most((filter.most)(&r))
     };
     (0..output.len()).map(map).collect()
 }

@@ -31,6 +31,9 @@ impl Bounding<'_> {
             let firm = places.iter().find(|&&(i, at)| !args[i].layout[at].even).or(places.first());
             let Some(&(i, at)) = firm else { continue };
             let to = Dim { even: false, ..args[i].layout[at].clone() };
+            if to.varies() && axes.fixed.contains(label) {
+                return Err("groups of what varies".into());
+            }
             for (i, at) in places {
                 args[i] = self.relaid(args[i].clone(), at, &to)?;
             }

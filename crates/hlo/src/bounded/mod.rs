@@ -11,6 +11,7 @@
 
 mod control;
 mod deferred;
+mod fourier;
 mod layout;
 mod region;
 mod rules;
@@ -394,7 +395,14 @@ impl Bounding<'_> {
 
     /// A scalar whose bytes differ.
     fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
-        if dtype.is_complex() || dtype == DType::Pred {
+        if dtype.is_complex() {
+            let part = dtype.real();
+            let half = part.size_bytes();
+            let re = self.scalar(part, &p[..half], &s[..half])?;
+            let im = self.scalar(part, &p[half..], &s[half..])?;
+            return Ok(self.b.complex(re, im));
+        }
+        if dtype == DType::Pred {
             return Err(format!("a constant of type {dtype} depends on the size"));
         }
         let n = self.number(wide(dtype, p), wide(dtype, s));

@@ -138,7 +138,8 @@ impl Bounding<'_> {
                     | Op::Convert
             )
         };
-        ops().all(keeps) || all(Binary::Add, 0.0) || all(Binary::Multiply, 1.0) || {
+        let is_neutral = [(Binary::Add, 0.0), (Binary::Xor, 0.0), (Binary::Multiply, 1.0)];
+        ops().all(keeps) || is_neutral.into_iter().any(|(op, n)| all(op, n)) || {
             // A sum of booleans is an or.
             let is_pred = starts.iter().all(|&v| self.bound.ty(v).dtype == DType::Pred);
             is_pred && ops().all(|op| matches!(op, Op::Binary(Binary::Add)))

@@ -174,6 +174,9 @@ impl Bounding<'_> {
                 };
                 self.over_the_last(pair, args, last)
             }
+            (Op::Fft(kind, n), Op::Fft(_, m)) if n.len() == 1 && m.len() == 1 => {
+                one(self.fft(pair, args[0].clone(), *kind, (n[0], m[0]))?)
+            }
             (Op::TriangularSolve(how), _) if p.op == s.op => {
                 one(self.triangular_solve(pair, args, how.left_side)?)
             }

@@ -95,17 +95,18 @@ impl Bounding<'_> {
             return Err("a kernel that is read backwards has a size that varies".into());
         }
         let (batch, feature) = (at(c.input_batch), at(c.input_feature));
-        let grouped = a.feature_group_count != 1 || a.batch_group_count != 1;
+        // Groups of features take parts of the channels, and groups of the batch sum over all of them.
+        let in_features = a.feature_group_count != 1;
+        let in_batch = a.batch_group_count != 1;
         let channels = [&x.layout[feature], &kernel.layout[at(c.kernel_input_feature)]];
         let out_channels = &kernel.layout[at(c.kernel_output_feature)];
-        if grouped
-            && (channels.iter().any(|d| d.varies())
-                || out_channels.varies()
-                || a.batch_group_count != 1 && x.layout[batch].varies())
+        if in_features && channels.iter().any(|d| d.varies())
+            || in_batch && x.layout[batch].varies()
+            || (in_features || in_batch) && out_channels.varies()
         {
             return Err("groups of what varies".into());
         }
-        if !grouped {
+        if !in_features {
             (x, kernel) = self.paired((x, feature), (kernel, at(c.kernel_input_feature)))?;
         }
         let mixed: Vec<usize> = places.iter().copied().chain([feature]).collect();
@@ -114,7 +115,7 @@ impl Bounding<'_> {
         let right = self.zeroed(&kernel, &mixed);
         let v = self.b.convolution(left, right, a.clone());
         let mut layout: Vec<Dim> = (0..pair.bound.rank()).map(|d| pair.dim(d)).collect();
-        if a.batch_group_count == 1 {
+        if !in_batch {
             layout[at(c.output_batch)] = Dim { even: false, ..x.layout[batch].clone() };
         }
         layout[at(c.output_feature)] =
