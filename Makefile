@@ -18,7 +18,7 @@ OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_example
 OPS := $(patsubst tests/device/test_%.py,%,$(wildcard tests/device/test_ops_*.py))
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops while_gradients dynamic checkpoint func
+SAME_IN_STRICT := background buckets cache compile constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops while_gradients dynamic checkpoint func
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
