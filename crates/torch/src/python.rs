@@ -47,7 +47,7 @@ mod _core {
         get_window, set_background_compile, set_eager_mode, set_fallback, set_nan_trap, set_window,
     };
     #[pymodule_export]
-    use super::shim::{abi_version, shim_sources};
+    use super::shim::shim_sources;
     #[pymodule_export]
     use super::start::{
         discover, expect_processes, init, is_absent, is_in_bad_fork, is_started, join, may_span, pretend,
@@ -61,8 +61,7 @@ mod _core {
     #[pymodule_export]
     use super::watching::{
         bench_call_site, explanations, graph, graphs, hold_launches, metrics, metrics_summary, metrics_text,
-        note_played, print_explanations, record_flight, remark, reset_metrics, trace_start, trace_stop,
-        within,
+        note_played, record_flight, remark, reset_metrics, trace_start, trace_stop, within,
     };
 
     #[pyfunction]

@@ -158,8 +158,11 @@ impl Launcher {
 
     /// Waits if the caller is too far ahead of the device: until half of what is queued is done.
     pub(crate) fn throttle(&self, interrupt: Interrupt) -> Result<(), Error> {
+        if self.is_held() {
+            return Ok(()); // nothing gets done before Python comes to let it go on
+        }
         let freed = self.freed_before.load(Ordering::Relaxed);
-        if freed > 0 && !self.is_held() {
+        if freed > 0 {
             self.wait(freed, interrupt)?;
         }
         let done = self.ops_done.load(Ordering::Acquire);

@@ -66,11 +66,6 @@ pub(super) fn load_shim(path: &str) -> PyResult<&'static Shim> {
 }
 
 #[pyfunction]
-pub(super) fn abi_version() -> u32 {
-    abi::ABI_VERSION
-}
-
-#[pyfunction]
 pub(super) fn shim_sources(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let out = PyDict::new(py);
     for (name, text) in SHIM {

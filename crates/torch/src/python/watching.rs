@@ -74,13 +74,6 @@ pub(super) fn note_played(py: Python<'_>, name: &str, why: &str) -> PyResult<()>
     Ok(())
 }
 
-/// Whether that is printed to stderr as it comes.
-#[pyfunction]
-pub(super) fn print_explanations(py: Python<'_>, on: bool) -> PyResult<()> {
-    started(py)?.engine.print_explanations(on);
-    Ok(())
-}
-
 /// Says something of the next program of this thread, where it is explained.
 #[pyfunction]
 pub(super) fn remark(py: Python<'_>, text: String) -> PyResult<()> {
@@ -133,7 +126,8 @@ pub(super) fn trace_stop(
     })
 }
 
-/// Lets queued programs wait (True) or go on: measures what recording alone costs.
+/// Lets queued programs wait (True) or go on: measures what recording alone costs. However many are queued meanwhile, they
+/// make nobody wait; who asks for a value of theirs waits until another thread lets them go on.
 #[pyfunction]
 pub(super) fn hold_launches(py: Python<'_>, on: bool) -> PyResult<()> {
     started(py)?.engine.hold_launches(on);
