@@ -97,7 +97,9 @@ TERMS = {
     "_scaled_mm": (16, "sums of 32 products of 8-bit floats, which cannot be moved by less than an eighth"),
 }
 # What has no referee: the CPU has no kernel, and `referees.py` neither.
-NO_REFEREE = {"_scaled_dot_product_fused_attention_overrideable": "test_ops.py has it, as scaled_dot_product_attention"}
+NO_REFEREE = {
+    "_scaled_dot_product_fused_attention_overrideable": "test_ops_layers.py has it, as scaled_dot_product_attention"
+}
 # The other results belong to the backward of the same device.
 FIRST_RESULT_ONLY = {
     "_ctc_loss",

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
+from jit_support import OPTIMIZERS, training
 from support import DEVICE, to_device
-from test_jit import OPTIMIZERS
 from torch import nn
 
 assert_close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
@@ -48,17 +48,6 @@ WAYS = {
     "each emptied": (lambda o, m: [state.clear() for state in o.state.values()], 1),
     "one is gone": (lambda o, m: o.state.pop(next(iter(o.state))), 1),
 }
-
-
-def training(model, optimizer):
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def trained(make, change, device, sizes=(4,)):

@@ -148,6 +148,32 @@ def test_the_queue_has_a_depth():
     assert device["queue_launches"] == 4 and device["queue_ops"] == 8
 
 
+def test_held_launches_make_nobody_wait():
+    """However many there are: Python is not held back as it is where the device cannot follow."""
+    core = torch.tpu.modes._activate.core()
+
+    def f(x):
+        for _ in range(50):
+            x = x + 1
+        return x
+
+    x = torch.ones(4, device=DEVICE)
+    for _ in range(3):
+        f(x)
+    torch.tpu.synchronize()
+    release = threading.Timer(20, core.hold_launches, [False])
+    release.start()
+    core.hold_launches(True)
+    try:
+        kept = [f(x) for _ in range(250)]  # of what nobody sees the ops are left out
+        queued = torch.tpu.metrics()["devices"][0]["queue_ops"]
+        assert release.is_alive(), "it went on when launches did"
+        assert len(kept) == 250 and queued > 8192, "more than Python may be ahead by"
+    finally:
+        core.hold_launches(False)
+        release.cancel()
+
+
 def test_asking_changes_nothing():
     x = torch.ones(3, device=DEVICE) + 1
     before = torch.tpu.metrics()["launches"]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from jit_support import training
 from support import DEVICE, assert_same, to_device
 from torch import nn
 from torch.tpu import Dim
@@ -21,16 +22,7 @@ def test_a_training_step(fused):
     model = copy.deepcopy(reference).to(DEVICE)
 
     def step_of(model):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
+        return training(model, torch.optim.AdamW(model.parameters(), lr=0.01))
 
     f = torch.tpu.jit(step_of(model), dynamic={"x": {1: Dim(buckets=[4, 8, 20])}})
     expected = step_of(reference)

@@ -1,7 +1,7 @@
 """Runs functions in several processes, as torchrun would start them, and says what came of each.
 
-Each process runs the cases of a module in their order and writes what each raised. A rank that fails a case goes on
-with the next one after a barrier of the host.
+Each process runs the cases of a module, or of the modules of a package, one after another and writes what each raised.
+A rank that fails a case goes on with the next one after a barrier of the host.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import pytest
 
 # The oldest that is supported can less: docs/distributed.md says what.
 IS_TORCH_2_11 = metadata.version("torch").startswith("2.11")
+# By the module or package here that has them.
 CASES: dict[str, dict[str, Callable[[], None]]] = {}
 ONLY_WITH: dict[Callable[[], None], tuple[int, ...]] = {}
 
@@ -30,17 +32,18 @@ def case(f: Callable[[], None] | None = None, *, ranks: tuple[int, ...] | None =
     """A function that all ranks run, of so many if it says how many; it fails if it raises in one."""
     if f is None:
         return lambda f: case(f, ranks=ranks)
-    CASES.setdefault(f.__module__, {})[f.__name__] = f
+    CASES.setdefault(f.__module__.split(".")[2], {})[f.__name__] = f
     if ranks is not None:
         ONLY_WITH[f] = ranks
     return f
 
 
 def names(module: str, ranks: int, starting: str | tuple[str, ...] = "") -> list[str]:
-    """The cases of a module of this package that so many ranks run and whose names start so."""
+    """The cases of a module or package of this package that so many ranks run and whose names start so."""
     name = f"tests.distributed.{module}"
-    importlib.import_module(name)
-    return [n for n, f in CASES[name].items() if ranks in ONLY_WITH.get(f, (ranks,)) and n.startswith(starting)]
+    for part in pkgutil.iter_modules(getattr(importlib.import_module(name), "__path__", [])):
+        importlib.import_module(f"{name}.{part.name}")
+    return [n for n, f in CASES[module].items() if ranks in ONLY_WITH.get(f, (ranks,)) and n.startswith(starting)]
 
 
 def parameters(module: str, sizes: tuple[int, ...] = (2, 4, 8), starting: str | tuple[str, ...] = "") -> list:
@@ -130,7 +133,7 @@ def main(module: str, folder: str, only: list[str]) -> None:
     every = names(module, size)
     for name in only or every:
         try:
-            CASES[f"tests.distributed.{module}"][name]()
+            CASES[module][name]()
             text = ""
         except (Exception, pytest.fail.Exception):
             text = f"rank {rank}: {traceback.format_exc()}"

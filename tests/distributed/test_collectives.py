@@ -1,4 +1,4 @@
-"""The cases of `collectives.py` in 2, 3, 4 and 8 processes."""
+"""The cases of `collectives` in 2, 3, 4 and 8 processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cases of `training.py` in 2, 4 and 8 processes."""
+"""The cases of `training` in 2, 4 and 8 processes."""
 
 import pytest
 

@@ -139,6 +139,23 @@ pub struct Family {
     pub rules: &'static [Rule],
 }
 
+/// The rules of a family that stands in several files.
+pub(crate) const fn joined<const COUNT: usize>(files: &[&[Rule]]) -> [Rule; COUNT] {
+    let mut all = [Rule::BASE; COUNT];
+    let (mut at, mut file) = (0, 0);
+    // A constant is made without iterators.
+    while file < files.len() {
+        let mut i = 0;
+        while i < files[file].len() {
+            all[at] = files[file][i];
+            (at, i) = (at + 1, i + 1);
+        }
+        file += 1;
+    }
+    assert!(at == COUNT, "a rule for each place");
+    all
+}
+
 /// Where a rule strikes.
 pub(crate) enum When {
     /// A qualified name is used or imported: exactly, or with `.*` all below it too. Reported where it is imported, or used

@@ -481,8 +481,10 @@ impl Stream {
             return self.prepare_steps(recipe, whole, site, switches);
         }
         let known = whole.shape.lock().clone();
-        if let Some(shape) = known.filter(|shape| shape.size.is_some()) {
-            let program = self.prepare_size(recipe, &shape, whole.reason(), site)?;
+        if let Some(shape) = &known
+            && let Some(size) = &shape.size
+        {
+            let program = self.prepare_size(recipe, shape, size, whole.reason(), site)?;
             return Ok(vec![Prepared::Program(program)]);
         }
         let program = self.rehearse(recipe, &recipe.offsets, site, switches, |w, _, _| {
@@ -496,10 +498,10 @@ impl Stream {
         &self,
         recipe: &Recipe,
         shape: &Shape,
+        size: &AtSize,
         reason: Reason,
         site: Site,
     ) -> Result<Arc<Program>> {
-        let Some(size) = &shape.size else { unreachable!("it is a recipe for a size") };
         let rehearsal = Rehearsal::new(recipe, self.device);
         let slots = rehearsal.slots();
         let call = Called { slots: &slots, ..Called::of(recipe, self.device, site) };

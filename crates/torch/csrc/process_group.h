@@ -1,179 +1,28 @@
 // The process group of device tensors: c10d's collectives as tasks that the core runs in the order of the device's ops.
 //
-// Where one PJRT client spans the processes, most collectives are programs of the members' devices instead ("programs"
-// below), and the host only compares before each what the ranks are about to do.
+// Where one PJRT client spans the processes, most collectives are programs of the members' devices instead
+// (`group_programs.h`).
 //
 // The tasks call a group for host memory (gloo), which the user's ranks made beside this one, on the bytes of the device's
 // tensors. What that cannot compute (averages, dtypes that it has not) is recorded as ATen operations around them.
 // A work is done, for its caller, when it is recorded: who reads what a collective writes waits for it.
 #pragma once
 
-#include <ATen/MemoryOverlap.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
-
-#include <array>
-#include <numeric>
-#include <unordered_map>
 
 #include "alone.h"
+#include "group_host.h"
 #include "group_observed.h"
+#include "group_programs.h"
 #include "group_reductions.h"
-#include "group_tasks.h"
 
 namespace oxi_group {
-// The host's all-reduce of tensors of these dtypes, or the reduction of what all ranks have said.
-struct AllReduce {
-  Host host;
-  std::shared_ptr<Group> group;
-  ReduceOp op;
-  Milliseconds timeout;
-  c10::SmallVector<at::ScalarType, 4> dtypes;
-
-  void operator()(const Memory&, const Memory& writes) const {
-    c10d::AllreduceOptions o;
-    o.timeout = timeout;
-    for (size_t i = 0; i < writes.size(); i++) {
-      Tensors one{reducible(writes[i], dtypes[i])};
-      o.reduceOp = host_reduction(op, dtypes[i]);
-      if (host->getSize() == 2 && !group->alone && writes[i].len <= kTurns / 2) {
-        between_two(writes[i], dtypes[i]);
-      } else {
-        host->allreduce(one, o)->wait();
-      }
-    }
-  }
-  // In messages as large as those that carry data: a host's own takes longer where two ranks send at once.
-  void between_two(const OxiMemory& m, at::ScalarType t) const {
-    for (size_t at = 0; at < m.len; at += most_carried(2)) {
-      Memory piece{{static_cast<char*>(m.bytes) + at, std::min(most_carried(2), m.len - at)}};
-      group->comparison.is_same(1, piece, timeout);  // that they agree is known
-      reduce(piece[0], t, group->comparison.carried(), 0);
-    }
-  }
-  void reduce(const OxiMemory& m, at::ScalarType t, const Rows& rows, size_t at) const {
-    Tensors all;
-    for (auto* row : rows) all.push_back(reducible({const_cast<uint8_t*>(row) + at, m.len}, t));
-    reduce_each_into(reducible(m, t), host_reduction(op, t), all);
-  }
-  Memory carries(const Memory&, const Memory& writes) const { return writes; }
-  void operator()(const Rows& rows, const Memory&, const Memory& writes) const {
-    size_t at = 0;
-    for (size_t i = 0; i < writes.size(); i++) {
-      reduce(writes[i], dtypes[i], rows, at);
-      at += padded(writes[i].len);
-    }
-  }
-};
-// Each rank's inputs to all ranks. Sizes may differ between ranks, of which each knows all. `single`: all that comes of an
-// input is one tensor; else there is one for each rank.
-struct AllGather {
-  Host host;
-  Milliseconds timeout;
-  bool single;
-
-  Memory places(size_t i, const Memory& writes) const {
-    auto size = static_cast<size_t>(host->getSize());
-    if (!single) return Memory(writes.begin() + i * size, writes.begin() + (i + 1) * size);
-    return parts(writes[i], size);
-  }
-  void operator()(const Memory& reads, const Memory& writes) const {
-    for (size_t i = 0; i < reads.size(); i++) {
-      auto places = this->places(i, writes);
-      exchange_parts(host, Memory(places.size(), reads[i]), places, timeout);
-    }
-  }
-  // Where all ranks have as much.
-  std::optional<Memory> carries(const Memory& reads, const Memory& writes) const {
-    for (size_t i = 0; i < reads.size(); i++) {
-      for (auto& place : places(i, writes)) {
-        if (place.len != reads[i].len) return std::nullopt;
-      }
-    }
-    return reads;
-  }
-  void operator()(const Rows& rows, const Memory& reads, const Memory& writes) const {
-    size_t at = 0;
-    for (size_t i = 0; i < reads.size(); i++) {
-      auto places = this->places(i, writes);
-      for (size_t r = 0; r < rows.size(); r++) std::memcpy(places[r].bytes, rows[r] + at, places[r].len);
-      at += padded(reads[i].len);
-    }
-  }
-};
-// A part of each rank's inputs to each rank, which reduces what it gets. `single`: an input is one tensor of equal parts; else
-// there is one for each rank.
-struct ReduceScatter {
-  Host host;
-  ReduceOp op;
-  Milliseconds timeout;
-  c10::SmallVector<at::ScalarType, 4> dtypes;
-  c10::SmallVector<bool, 4> single;
-
-  // What goes to each rank for an output, of the inputs from `next` on.
-  Memory to_ranks(size_t i, Memory::const_iterator& next) const {
-    auto size = static_cast<size_t>(host->getSize());
-    auto first = next;
-    next += single[i] ? 1 : size;
-    return single[i] ? parts(*first, size) : Memory(first, next);
-  }
-  void operator()(const Memory& reads, const Memory& writes) const {
-    auto size = static_cast<size_t>(host->getSize()), rank = static_cast<size_t>(host->getRank());
-    auto next = reads.begin();
-    for (size_t i = 0; i < writes.size(); i++) {
-      auto to = to_ranks(i, next);
-      Tensor scratch = at::empty({static_cast<int64_t>((size - 1) * writes[i].len)}, at::kByte);
-      std::vector<int64_t> others(size - 1, static_cast<int64_t>(writes[i].len));
-      auto from = parts({scratch.mutable_data_ptr(), static_cast<size_t>(scratch.numel())}, others);
-      from.insert(from.begin() + rank, to[rank]);
-      TORCH_CHECK(to[rank].len == writes[i].len, "the own part has ", to[rank].len, " bytes, the output ", writes[i].len);
-      exchange_parts(host, to, from, timeout);
-      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
-    }
-  }
-  Memory carries(const Memory& reads, const Memory&) const { return reads; }
-  void operator()(const Rows& rows, const Memory& reads, const Memory& writes) const {
-    auto rank = static_cast<size_t>(host->getRank());
-    auto next = reads.begin();
-    size_t at = 0;
-    for (size_t i = 0; i < writes.size(); i++) {
-      auto before = next;
-      auto own = to_ranks(i, next)[rank];
-      auto skip = at;  // to this rank's part in what each carried
-      if (single[i]) {
-        skip += rank * own.len;
-      } else {
-        skip += carried_bytes(Memory(before, before + rank));
-      }
-      Memory from;
-      for (auto* row : rows) from.push_back({const_cast<uint8_t*>(row) + skip, own.len});
-      reduce_each_into(typed(writes[i], dtypes[i]), op, typed(from, dtypes[i]));
-      at += carried_bytes(Memory(before, next));
-    }
-  }
-  // Of complex numbers their parts, as PyTorch's division of complex numbers rounds more than once.
-  static Tensor typed(const OxiMemory& m, at::ScalarType t) { return host_tensor(m, c10::toRealValueType(t)); }
-  static Tensors typed(const Memory& memory, at::ScalarType t) {
-    Tensors all;
-    for (auto& m : memory) all.push_back(typed(m, t));
-    return all;
-  }
-};
-
-class ProcessGroupTpu final : public c10d::Backend {
+class ProcessGroupTpu final : public Programs {
  public:
-  // `devices`: the id of each rank's device among those of one client, or nothing.
-  ProcessGroupTpu(Host host, c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<Options> options,
-                  std::vector<int32_t> devices)
-      : Backend(host->getRank(), host->getSize()), host_(host), options_(options),
-        group_(std::make_shared<Group>(std::move(host), std::move(store), std::move(options))), id_(next_id()),
-        devices_(std::move(devices)),
-        programs_(g_core->are_programs(devices_.data(), static_cast<uint32_t>(devices_.size())) != 0) {}
+  using Programs::Programs;
 
   const std::string getBackendName() const override { return "tpu"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -184,7 +33,6 @@ class ProcessGroupTpu final : public c10d::Backend {
     host_->setTimeout(timeout);
   }
   void setSequenceNumberForGroup() override {}  // they begin at 0 on all ranks
-  uint64_t getSequenceNumberForGroup() override { return g_core->group_number(group_->core.handle, id_); }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override {
     auto host_options = copy_of(host_->getBackendOptions(), 0);
@@ -223,7 +71,6 @@ class ProcessGroupTpu final : public c10d::Backend {
     return c10::make_intrusive<GroupWork>(rank_, OpType::COALESCED, std::move(tasks), Tensors(), here(), getSequenceNumberForGroup(), false);
   }
 
-  using Works = c10::intrusive_ptr<c10d::Work>;
 
   Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override {
     auto seen = observed({"allreduce", "all_reduce", tensors, tensors});
@@ -457,11 +304,6 @@ class ProcessGroupTpu final : public c10d::Backend {
   }
 
  private:
-  // What it records of ATen is no part of the user's autograd graph, and bumps no version, as collectives do not.
-  struct Guard {
-    at::NoGradGuard no_grad;
-    at::AutoDispatchBelowADInplaceOrView below;
-  };
   // What observers see of the collective that the caller records; the caller holds it until then.
   Observed observed(const Observable& what) {
     return Observed(*this, *options_, what, (what.of_peers ? peers_number_.load() : getSequenceNumberForGroup()) + 1);
@@ -481,16 +323,6 @@ class ProcessGroupTpu final : public c10d::Backend {
   static c10::intrusive_ptr<O> copy_of(const c10::intrusive_ptr<O>& options, long) {
     return options;
   }
-  static c10::Device here() { return c10::Device(kSelf, t_device); }
-  static uint64_t next_id() {
-    static std::atomic<uint64_t> next{1};
-    return next++ << 32;
-  }
-  template <class F>
-  static void check_ok(F f) {
-    OxiError e{};
-    check(f(&e), e);
-  }
   static void check_tag(int tag) {
     TORCH_CHECK(tag >= 0 && tag < kTags, "tags are from 0 to ", kTags - 1, ", got ", tag);
   }
@@ -504,11 +336,6 @@ class ProcessGroupTpu final : public c10d::Backend {
   Opts with_timeout(Opts opts) const {
     opts.timeout = timeout(opts.timeout);
     return opts;
-  }
-  static Tensors host_tensors(const Memory& memory) {
-    Tensors all;
-    for (auto& m : memory) all.push_back(host_tensor(m));
-    return all;
   }
   static std::vector<at::ScalarType> dtypes(const Tensors& tensors) {
     std::vector<at::ScalarType> all;
@@ -532,72 +359,6 @@ class ProcessGroupTpu final : public c10d::Backend {
     std::lock_guard<std::mutex> lock(group_->mutex);
     group_->ended = true;
   }
-  // Receives what one rank, or any (-1), sends, into each tensor; its turn is its own.
-  struct Receive {
-    struct Turn {
-      std::shared_ptr<Receives::Turn> turn;
-      Turn() = default;
-      Turn(const Turn&) {}
-      Turn(Turn&&) = default;
-    };
-    Host host;
-    std::shared_ptr<Receives> all;
-    int from, tag;
-    Milliseconds limit;
-    std::shared_ptr<std::atomic<int>> source;
-    Turn own;
-    void begin() { own.turn = std::make_shared<Receives::Turn>(all, tag, from < 0); }
-    void operator()(const Memory&, const Memory& writes) const {
-      own.turn->wait(limit);
-      for (auto& m : writes) {
-        int sender = receive(host, m, from, tag);
-        if (source) *source = sender;
-      }
-    }
-  };
-  // Receives what one rank, or any (-1), sends; says from which. It is told the size first, as hosts abort where it differs.
-  static int receive(const Host& host, const OxiMemory& m, int from, int tag) {
-    int64_t length = 0;
-    Tensors header{at::from_blob(&length, {1}, at::kLong)};
-    auto work = from < 0 ? host->recvAnysource(header, tag) : host->recv(header, from, tag);
-    work->wait();
-    if (from < 0) from = work->sourceRank();
-    bool fits = length == static_cast<int64_t>(m.len);
-    Tensors one{fits ? host_tensor(m) : at::empty({length}, at::kByte)};
-    host->recv(one, from, tag)->wait();
-    TORCH_CHECK(fits, "rank ", from, " sent ", length, " bytes, and ", m.len, " were expected");
-    return from;
-  }
-  // Whether each rank sends what its peer expects: hosts abort where one does not.
-  static void check_splits(const Host& host, const c10d::AllToAllOptions& opts, std::vector<int64_t> in,
-                           const std::vector<int64_t>& out) {
-    std::vector<int64_t> sent(out.size()), none;
-    Tensor from = at::from_blob(in.data(), {static_cast<int64_t>(in.size())}, at::kLong);
-    Tensor to = at::from_blob(sent.data(), {static_cast<int64_t>(sent.size())}, at::kLong);
-    host->alltoall_base(to, from, none, none, opts)->wait();
-    int64_t fits = sent == out;
-    Tensors one{at::from_blob(&fits, {1}, at::kLong)};
-    c10d::AllreduceOptions o;
-    o.reduceOp = ReduceOp::MIN;
-    o.timeout = opts.timeout;
-    host->allreduce(one, o)->wait();
-    for (size_t r = 0; r < out.size(); r++) {
-      TORCH_CHECK(sent[r] == out[r], "rank ", r, " sends ", sent[r], " bytes to this one, which expects ", out[r]);
-    }
-    TORCH_CHECK(fits, "another rank is sent other sizes than it expects");
-  }
-  // Each rank sends reads[r] to rank r; in one buffer, as hosts want it.
-  static void exchange(const Host& host, const c10d::AllToAllOptions& opts, const Memory& reads, const Memory& writes) {
-    auto lengths = [](const Memory& memory) {
-      std::vector<int64_t> all;
-      for (auto& m : memory) all.push_back(static_cast<int64_t>(m.len));
-      return all;
-    };
-    auto in = lengths(reads), out = lengths(writes);
-    check_splits(host, opts, in, out);
-    exchange_parts(host, reads, writes, opts.timeout);
-  }
-
   Works allreduce(OpType type, const char* name, Tensors& tensors, const ReduceOp& op, Milliseconds wanted) {
     bool as_they_are = op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM;
     for (auto& t : tensors) {
@@ -695,201 +456,7 @@ class ProcessGroupTpu final : public c10d::Backend {
     return record(type, call, reads, outputs, false, std::move(run), outputs);
   }
 
-  // ---- programs
-  // Whether a collective of these is a program of the members' devices. What has no elements is none.
-  bool is_program(const Tensors& tensors) const {
-    return programs_ && !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [](auto& t) { return t.numel() > 0; });
-  }
-  // As programs name it what hosts are asked for.
-  static int32_t program_reduction(const ReduceOp& op, at::ScalarType t) {
-    switch (static_cast<ReduceOp::RedOpType>(host_reduction(op, t))) {
-      case ReduceOp::PRODUCT: return OXI_PRODUCT;
-      case ReduceOp::MIN: return OXI_MIN;
-      case ReduceOp::MAX: return OXI_MAX;
-      case ReduceOp::BAND: return OXI_AND;
-      case ReduceOp::BOR: return OXI_OR;
-      case ReduceOp::BXOR: return OXI_XOR;
-      default: return OXI_SUM;
-    }
-  }
-  // Records a program for each of these tensors.
-  Works launch(OpType type, const Call& call, OxiCollective what, const Tensors& ins, const Tensors& outs, Tensors results) {
-    Guard guard;
-    Records launched;
-    for (size_t i = 0; i < ins.size(); i++) launched.push_back(launch_one(call, what, ins[i], outs[i]));
-    return works_of(type, std::move(launched), std::move(results));
-  }
-  Works works_of(OpType type, Records launched, Tensors results) {
-    auto device = results.empty() ? here() : results[0].device();
-    auto number = launched.empty() ? getSequenceNumberForGroup() : launched.back()->number();
-    return c10::make_intrusive<GroupWork>(rank_, type, std::move(launched), std::move(results), device, number, false);
-  }
-  std::shared_ptr<Recorded> launch_one(Call call, OxiCollective what, const Tensor& in, const Tensor& out) {
-    TORCH_CHECK(in.device() == out.device(), call.name, ": tensors on ", in.device(), " and ", out.device());
-    at::assert_no_internal_overlap(out);
-    make_own(out);
-    Tensor from = in.reshape({-1});
-    Tensor to = out.is_contiguous() ? out.view({-1}) : at::empty({out.numel()}, out.options());
-    call.program = std::string(at::toString(in.scalar_type())) + "[" + std::to_string(in.numel()) + "]";
-    what.devices = devices_.data(), what.ndevices = static_cast<uint32_t>(devices_.size());
-    OxiTensor x, y;
-    describe_kept(x, from), describe_kept(y, to);
-    std::shared_ptr<Recorded> recorded;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
-      check_whole(call.name);
-      auto nothing = [](const Memory&, const Memory&) {};  // that they agree is all
-      std::unique_ptr<Task> task = std::make_unique<Does<decltype(nothing)>>(group_, call, nothing);
-      OxiTask t{task.get(), task->call.name, group_->core.handle, id_};
-      task.release();
-      OxiError e{};
-      void* work = g_core->collective(&t, &what, &x, &y, &e);
-      if (!work) check(OXI_ERROR, e);
-      recorded = std::make_shared<Recorded>(work, in.device().index());
-      if (coalesced_) coalesced_->push_back(recorded);
-    }
-    if (!out.is_contiguous()) out.copy_(to.view(out.sizes()));
-    return recorded;
-  }
-  // Reduces tensors of dtypes that hosts reduce too; booleans as bytes.
-  Works reduce_by_program(OpType type, const Call& call, int32_t kind, const ReduceOp& op, const Tensors& ins, const Tensors& outs,
-                          Tensors results) {
-    Guard guard;
-    Records launched;
-    for (size_t i = 0; i < ins.size(); i++) {
-      auto t = ins[i].scalar_type();
-      OxiCollective what{kind, program_reduction(op, t), 0, 0, nullptr};
-      bool bytes = t == at::kBool;
-      Tensor out = bytes ? at::empty(outs[i].sizes(), outs[i].options().dtype(at::kByte)) : outs[i];
-      launched.push_back(launch_one(call, what, bytes ? ins[i].to(at::kByte) : ins[i], out));
-      if (bytes) outs[i].copy_(out);
-    }
-    return works_of(type, std::move(launched), std::move(results));
-  }
-  // Each input from all ranks into a list of tensors; an empty list on ranks that do not want them.
-  Works gather_by_program(OpType type, const Call& call, const std::vector<Tensors>& outputs, const Tensors& inputs) {
-    Guard guard;
-    Records launched;
-    Tensors results;
-    for (size_t i = 0; i < inputs.size(); i++) {
-      Tensor all = at::empty({size_, inputs[i].numel()}, inputs[i].options());
-      launched.push_back(launch_one(call, {OXI_ALL_GATHER, 0, 0, 0, nullptr}, inputs[i], all));
-      for (size_t r = 0; r < outputs[i].size(); r++) {
-        auto& t = outputs[i][r];
-        TORCH_CHECK(t.numel() == inputs[i].numel(), call.name, ": an output has ", t.numel(), " elements, the input ",
-                    inputs[i].numel());
-        t.copy_(all.select(0, static_cast<int64_t>(r)).view(t.sizes()));
-        results.push_back(t);
-      }
-    }
-    return works_of(type, std::move(launched), std::move(results));
-  }
-  // Whether each rank gets as much as the others.
-  bool are_even(const Tensors& outputs, const std::vector<Tensors>& inputs) const {
-    for (size_t i = 0; i < outputs.size(); i++) {
-      auto n = outputs[i].numel();
-      bool one = inputs[i].size() == 1 && inputs[i][0].numel() == n * size_;
-      bool each = inputs[i].size() == static_cast<size_t>(size_) &&
-          std::all_of(inputs[i].begin(), inputs[i].end(), [&](auto& t) { return t.numel() == n; });
-      if (!one && !each) return false;
-    }
-    return true;
-  }
-  Works scatter_by_program(OpType type, const char* name, const Tensors& outputs, const std::vector<Tensors>& inputs,
-                           const ReduceOp& op) {
-    Tensors ins, outs;
-    for (size_t i = 0; i < outputs.size(); i++) {
-      auto& out = outputs[i];
-      check_reduction(op, out.scalar_type());
-      Tensors flat;
-      for (auto& t : inputs[i]) {
-        TORCH_CHECK(t.scalar_type() == out.scalar_type(), "input tensor must be the same type as the output tensor.");
-        flat.push_back(t.reshape({-1}));
-      }
-      Tensor x = flat.size() == 1 ? flat[0] : at::cat(flat);
-      bool own = flat.size() > 1;
-      if (!host_reduces(x.scalar_type()) || (op == ReduceOp::PREMUL_SUM && !own)) x = widened(op, x);
-      scale_before(op, x);
-      ins.push_back(x);
-      outs.push_back(x.scalar_type() == out.scalar_type() ? out : at::empty(out.sizes(), x.options()));
-    }
-    auto work = reduce_by_program(type, {name, at::kByte, reduction_name(op)}, OXI_REDUCE_SCATTER, op, ins, outs, outputs);
-    for (size_t i = 0; i < outputs.size(); i++) {
-      Tensor r = narrowed(op, outs[i], outputs[i].scalar_type(), size_);
-      if (!r.is_same(outputs[i])) outputs[i].copy_(r);
-    }
-    return work;
-  }
-  // Raises what went wrong before; with the lock.
-  void check_whole(const char* name) const {
-    std::lock_guard<std::mutex> failed(group_->mutex);
-    TORCH_CHECK_WITH(DistBackendError, group_->failure.empty(), name,
-                     ": the process group cannot go on, as a collective failed before: ", group_->failure);
-  }
-
-  template <class Run>
-  Works record(OpType type, Call call, const Tensors& reads, const Tensors& writes, bool in_place, Run run,
-               const Tensors& results, std::optional<uint64_t> lane = std::nullopt, bool waits = false,
-               std::shared_ptr<std::atomic<int>> source = nullptr) {
-    if (!reads.empty() || !writes.empty()) call.dtype = (reads.empty() ? writes : reads)[0].scalar_type();
-    auto task = std::make_unique<Does<Run>>(group_, std::move(call), std::move(run));
-    return record_task(type, std::move(task), reads, writes, in_place, results, lane.value_or(id_), waits, std::move(source));
-  }
-  Works record_task(OpType type, std::unique_ptr<Task> task, const Tensors& reads, const Tensors& writes, bool in_place,
-                    const Tensors& results, uint64_t lane, bool waits, std::shared_ptr<std::atomic<int>> source) {
-    std::lock_guard<std::mutex> lock(mutex_);  // all ranks see the collectives of a group in one order
-    auto& call = task->call;
-    c10::Device device = here();
-    if (!reads.empty() || !writes.empty()) device = (reads.empty() ? writes : reads)[0].device();
-    auto described = [&](const Tensors& tensors) {
-      c10::SmallVector<OxiTensor, 2> all(tensors.size());
-      for (size_t i = 0; i < tensors.size(); i++) {
-        TORCH_CHECK(tensors[i].device() == device, call.name, ": tensors on ", device, " and ", tensors[i].device());
-        describe_kept(all[i], tensors[i]);
-      }
-      return all;
-    };
-    for (auto& t : writes) {
-      at::assert_no_internal_overlap(t);
-      make_own(t);
-    }
-    auto r = described(reads), w = described(writes);
-    check_whole(call.name);
-    if (!call.of_all) peers_number_++;
-    call.waits = waits;
-    auto& group = call.of_all ? group_->core : of_peer(call.name);
-    OxiTask t{task.get(), call.name, group.handle, lane};
-    task.release();
-    OxiError e{};
-    void* work = g_core->task(&t, device.index(), r.data(), static_cast<uint32_t>(r.size()), w.data(),
-                              static_cast<uint32_t>(w.size()), in_place, &e);
-    if (!work) check(OXI_ERROR, e);
-    Records recorded(1, std::make_shared<Recorded>(work, device.index()));
-    auto number = recorded[0]->number();
-    if (coalesced_) coalesced_->push_back(recorded[0]);
-    return c10::make_intrusive<GroupWork>(rank_, type, std::move(recorded), results, device, number, waits, std::move(source));
-  }
-  // By what the core names sends or receives, which have numbers of their own on each rank; with the lock.
-  const CoreGroup& of_peer(const char* name) {
-    auto& group = between_peers_[name];
-    if (!group) {
-      auto label = c10::str(group_->name, ", ", name, " of rank ", rank_);
-      group = std::make_unique<CoreGroup>(label, options_->global_ranks_in_group);
-    }
-    return *group;
-  }
-
-  Host host_;
-  c10::intrusive_ptr<Options> options_;
-  std::shared_ptr<Group> group_;
-  uint64_t id_;
-  std::vector<int32_t> devices_;
-  bool programs_;
-  std::atomic<uint64_t> peers_number_{0};
   std::shared_ptr<Receives> receives_ = std::make_shared<Receives>();
-  std::mutex mutex_;
-  std::unordered_map<std::string, std::unique_ptr<CoreGroup>> between_peers_;  // by the name of the call
-  std::unique_ptr<Records> coalesced_;
 };
 
 // Gives a group one for host memory of which only this process runs.
@@ -909,45 +476,4 @@ inline void add(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int64_t tim
                                                       std::vector<int32_t>(devices.begin(), devices.end()));
   group->setBackend(kSelf, c10d::ProcessGroup::BackendType::CUSTOM, c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
-
-// DDP's statistics of time, by when the device reaches what DDP marks in some of its steps. A mark launches nothing, or
-// those steps would have other programs than the rest.
-class Timer final : public c10d::Timer {
- public:
-  explicit Timer(c10::Device device) : device_(device) {}
-  Timer(const Timer&) = delete;
-  ~Timer() override {
-    for (auto mark : marks_) g_core->event_drop(mark);
-  }
-  void record(Event event) override {
-    c10d::Timer::record(event);  // the host's time
-    auto& mark = marks_.at(static_cast<size_t>(event));
-    g_core->event_drop(mark);
-    mark = g_core->event_note(device_.index(), event == Event::kBackwardCommEnd);
-  }
-  // In nanoseconds. DDP asks before the next step of which it takes the times, and waits for the device then.
-  std::optional<int64_t> measureDifference(Event start, Event end) override {
-    auto first = marks_.at(static_cast<size_t>(start)), last = marks_.at(static_cast<size_t>(end));
-    if (!is_reached(first) || !is_reached(last)) return std::nullopt;
-    OxiError e{};
-    double ms = g_core->event_elapsed_ms(first, last, &e);
-    if (e.message) raise(e);
-    // One of them is of an earlier step, or the thread that tells of the first was later than the other's.
-    return ms < 0 ? std::nullopt : std::optional<int64_t>(static_cast<int64_t>(ms * 1e6));
-  }
-
- private:
-  static bool is_reached(uint64_t mark) {
-    if (!mark) return false;
-    OxiError e{};
-    check(g_core->event_wait(mark, &e), e);
-    return g_core->event_query(mark);
-  }
-  c10::Device device_;
-  std::array<uint64_t, 5> marks_{};  // by their numbers in c10d's enumeration; 0 is none
-};
 }  // namespace oxi_group
-
-namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, oxi_group::Timer)
-}

@@ -42,6 +42,7 @@
 #include "attention.h"
 #include "calls.h"
 #include "device.h"
+#include "group_timer.h"
 #include "host_calls.h"
 #include "nested.h"
 #include "process_group.h"

@@ -145,13 +145,7 @@ class Tracer:
             return self._together(args, kwargs), None
         traced = False
         try:
-            results = self._call(args, kwargs)
-            tree, leaves = Tree.of(results, [])
-            del results
-            tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
-            del leaves
-            made = _Results(tree, self.name, [n.node.place for n in numbers])
-            made.find_graph(tensors, self._ops.inputs)
+            tensors, made = self._results(args, kwargs)
             function = self._finish(known, begins, tensors, made) if self.is_noted else None
             traced = True
             return made.together(tensors), function
@@ -238,13 +232,7 @@ class Tracer:
         if not traced:
             return None, False  # debug mode
         try:
-            results = self._call(args, kwargs)
-            tree, leaves = Tree.of(results, [])
-            del results
-            tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
-            del leaves
-            made = _Results(tree, self.name, [n.node.place for n in numbers])
-            made.find_graph(tensors, self._ops.inputs)
+            tensors, made = self._results(args, kwargs)
             if is_sized:
                 with torch.no_grad():
                     tensors[:] = [t.clone() if _is_on_device(t) and is_part(t) else t for t in tensors]
@@ -287,6 +275,15 @@ class Tracer:
         finally:
             if not done:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+
+    def _results(self, args, kwargs):
+        """The tensors that the function gives, and how its results are made of them."""
+        results = self._call(args, kwargs)
+        tree, leaves = Tree.of(results, [])
+        tensors, numbers = leaves[: tree.tensors], leaves[tree.tensors :]
+        made = _Results(tree, self.name, [n.node.place for n in numbers])
+        made.find_graph(tensors, self._ops.inputs)
+        return tensors, made
 
     def _call(self, args, kwargs):
         def here(seen: Callable) -> Callable:

@@ -4,7 +4,8 @@
 //! it takes from outside are operands of the whole. Its offsets are those of the whole, one after another; what it asserts
 //! comes out beside its results.
 
-use super::{Emitted, Inst, any_offsets};
+use super::instances::any_offsets;
+use super::{Emitted, Inst};
 use crate::error::ErrorKind;
 use crate::shared::Shared;
 use oxitorch_aten::args::Offset;

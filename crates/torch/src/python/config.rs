@@ -1,6 +1,6 @@
 //! The configuration that Python gives, which is what the environment says.
 
-use super::plugin_error;
+use super::calls::plugin_error;
 use crate::library::Kernels;
 use crate::state;
 use oxitorch_engine::{AbsentDevice, CacheOptions, Mode, SharedCache};

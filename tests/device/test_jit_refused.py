@@ -1,0 +1,109 @@
+"""What no program can do is an error with its line, and side effects are warned about."""
+
+import pytest
+import torch
+from support import DEVICE, assert_close
+
+EVERYTHING = []
+
+
+def item(x):
+    return x + x.sum().item()
+
+
+def condition(x):
+    return x + 1 if x.sum() > 0 else x
+
+
+def to_host(x):
+    return x + x.cpu().sum().to(x.device)
+
+
+def to_numpy(x):
+    return x.detach().cpu().numpy()
+
+
+def sizes(x):
+    return x[x > 0].sum()
+
+
+def keeps(x):
+    EVERYTHING.append(x * 2)
+    return x
+
+
+COUNTER = torch.zeros(())
+
+
+def counts(x):
+    COUNTER.add_(1)
+    return x + COUNTER.to(x.device)
+
+
+def on_host(x):
+    return x + (COUNTER * 2).to(x.device)
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (item, "reads a value on the host"),
+        (condition, "reads a value on the host"),
+        (to_host, "on the host"),
+        (to_numpy, "on the host"),
+        (sizes, "a size that depends on values"),
+        (counts, "writes to a tensor of the host"),
+        (on_host, "computes on the host with tensors"),
+    ],
+)
+def test_what_a_program_cannot_do(f, message):
+    x = torch.ones(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match=f"(?s)torch.tpu.jit: {f.__name__} .*{message}.*test_jit_refused.py:"):
+        torch.tpu.jit(f)(x)
+    assert_close(x + 1, torch.full((4,), 2.0), "the device works on")
+
+
+def test_what_is_kept_is_named():
+    EVERYTHING.clear()
+    f = torch.tpu.jit(keeps)
+    f(torch.ones(4, device=DEVICE))  # it may be what a first call does, as that of an optimizer
+    with pytest.raises(RuntimeError, match=r"(?s)keeps tensors that it makes.*test_jit_refused.py:"):
+        f(torch.ones(4, device=DEVICE))
+
+
+def prints(x):
+    print("once")
+    return x + 1
+
+
+CALLS = 0
+
+
+def binds(x):
+    global CALLS
+    CALLS += 1
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("f", "message"), [(prints, "prints at .*test_jit_refused.py"), (binds, "binds CALLS at .*test_jit_refused.py")]
+)
+def test_side_effects_are_warned_about(f, message):
+    g = torch.tpu.jit(f)
+    x = torch.ones(4, device=DEVICE)
+    with pytest.warns(UserWarning, match=f"(?s)in later calls.*{message}"):
+        g(x)
+    assert_close(g(x), torch.full((4,), 2.0))
+
+
+def test_an_exception_leaves_everything_as_it_was():
+    w = torch.ones(4, device=DEVICE)
+
+    @torch.tpu.jit
+    def f(x):
+        w.add_(x)
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        f(torch.ones(4, device=DEVICE))
+    assert_close(w, torch.ones(4))

@@ -1,0 +1,73 @@
+"""Transforms of functions in functions of `torch.tpu.jit`."""
+
+import pytest
+import torch
+from jit_support import batches, compare, mlp
+from support import DEVICE, assert_close, to_device
+from torch import nn
+
+MATRIX = torch.arange(16.0).reshape(4, 4) / 16
+
+
+def curve(x):
+    return torch.tanh(x @ MATRIX.to(x.device)).sin().sum(-1)
+
+
+TRANSFORMS = {
+    "vjp": lambda x: torch.func.vjp(curve, x)[1](torch.ones(3, device=x.device))[0],
+    "jvp": lambda x: torch.func.jvp(curve, (x,), (torch.ones_like(x),)),
+    "jacrev": lambda x: torch.func.jacrev(curve)(x),
+    "jacfwd": lambda x: torch.func.jacfwd(curve)(x),
+    "hessian": lambda x: torch.func.hessian(lambda y: curve(y).sum())(x),
+    "vmap": lambda x: torch.func.vmap(lambda row: curve(row) * 2)(x),
+    "vmap in chunks": lambda x: torch.func.vmap(curve, chunk_size=2)(x),
+    "gradients of each": lambda x: torch.func.vmap(torch.func.grad(curve))(x),
+    "linearize": lambda x: torch.func.linearize(lambda x: curve(x) * 3.5 + torch.ones(3, device=x.device), x)[1](x + 1),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name):
+    f = torch.tpu.jit(TRANSFORMS[name])
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        compare(f(to_device(x)), TRANSFORMS[name](x))
+    assert f.traces <= 2
+
+
+def test_an_ensemble():
+    models = [nn.Linear(4, 2).to(DEVICE) for _ in range(3)]
+    state = torch.func.stack_module_state(models)
+    base = nn.Linear(4, 2, device="meta")
+
+    @torch.tpu.jit
+    def f(parameters, buffers, x):
+        call = lambda p, b: torch.func.functional_call(base, (p, b), (x,))  # noqa: E731
+        return torch.func.vmap(call)(parameters, buffers)
+
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_close(f(*state, to_device(x)), torch.stack([m(to_device(x)).cpu() for m in models]))
+
+
+def test_checkpoints_and_higher_order():
+    model, other = mlp().to(DEVICE), mlp()
+
+    def f(model):
+        def run(x):
+            def inner(x):
+                y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+                return y.square().sum()
+
+            x = x.detach().requires_grad_()
+            (g,) = torch.autograd.grad(inner(x), x, create_graph=True)
+            (h,) = torch.autograd.grad(g.square().sum(), x)
+            return g.detach(), h
+
+        return run
+
+    jitted = torch.tpu.jit(f(model))
+    for x, _ in batches(3):
+        compare(jitted(to_device(x)), f(other)(x))
+    assert jitted.traces <= 2
