@@ -89,6 +89,14 @@ pub fn not_implemented(kernel: &str, dtype: DType) -> Error {
     Error::NotImplemented(format!("\"{kernel}\" not implemented for '{}'", scalar_name(dtype)))
 }
 
+/// Sizes, strides and paddings that are multiplied and added later, and that torch's kernels take in 32 bits.
+pub fn in_32_bits(numbers: &[i64]) -> Result<()> {
+    match numbers.iter().all(|&n| i32::try_from(n).is_ok()) {
+        true => Ok(()),
+        false => Err(runtime(format!("integer out of range: {}", shape_text(numbers)))),
+    }
+}
+
 /// Two sizes that do not broadcast.
 pub fn size_mismatch(a: i64, b: i64, dim: usize) -> Error {
     runtime(format!(

@@ -40,7 +40,7 @@ from ._device import (
     set_device,
     synchronize,
 )
-from .buckets import bucketing
+from .buckets import Capacity, bucketing
 from .memory import (
     empty_cache,
     get_per_process_memory_fraction,
@@ -90,7 +90,7 @@ from .streams import Event, Stream, StreamContext, current_stream, default_strea
 from .tracing import trace
 
 __all__ = [
-    "DeviceProperties", "Dim", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
+    "Capacity", "DeviceProperties", "Dim", "EagerMode", "Event", "Graph", "Precision", "Stream", "StreamContext", "amp",
     "bucketing", "can_device_access_peer", "checkpoint_name",
     "compiler", "current_device", "current_stream", "default_stream", "device", "device_count", "device_of",
     "empty_cache", "explain", "get_amp_supported_dtype", "get_background_compile", "get_device_capability",

@@ -1,4 +1,4 @@
-"""Eager mode with sizes that vary: tensors in the sizes of buckets."""
+"""Eager mode with sizes that vary: tensors, and rows that masks select, in the sizes of buckets."""
 
 from collections.abc import Callable, Sequence
 
@@ -169,6 +169,92 @@ class bucketing:
     def _begun(self, what: str) -> None:
         if self.bound is None:
             raise RuntimeError(f"torch.tpu.bucketing: {what}: nothing was padded in this block yet")
+
+
+class Capacity:
+    """Rows that masks select, as a mixture of experts does, in few sizes: there are as many places for each mask as the
+    fullest one needs, in the size of a bucket.
+
+        capacity = torch.tpu.Capacity(torch.tpu.Dim(max=4096))      # made once, for all layers and steps
+
+        def forward(self, x):                                        # [tokens, width]
+            weights, chosen = self.gate(x).softmax(-1).topk(2)
+            out = torch.zeros_like(x)
+            routed = chosen[:, :, None] == torch.arange(len(self.experts), device=x.device)
+            places = capacity.places(routed.any(1).T)                # [experts, bound]
+            for e, expert in enumerate(self.experts):
+                weight = (weights * routed[..., e]).sum(1)
+                rows = expert(capacity.take(x, places[e])) * capacity.take(weight, places[e])[:, None]
+                out = capacity.add(out, places[e], rows)
+            return out
+
+    Places without a row are computed like others and left out of the sum, and no gradient comes from them; so what is
+    computed of the rows has to do so row by row. The bucket never becomes smaller: layers that share a `Capacity` have
+    the largest that one of them needed, and a step settles into one set of programs.
+
+    Args:
+        dim: the buckets, as for `jit(dynamic=)`.
+
+    Attributes:
+        bound: the places for each mask; None before.
+    """
+
+    def __init__(self, dim: Dim):
+        if not isinstance(dim, Dim):
+            raise TypeError(f"torch.tpu.Capacity takes a torch.tpu.Dim, got {dim!r}")
+        self._dim = dim
+        self.bound: int | None = None
+
+    def places(self, masks: torch.Tensor) -> torch.Tensor:
+        """Where masks are true, in order, and -1 behind the last place: int64, `[..., bound]`.
+
+        Args:
+            masks: bool, `[..., rows]`: all masks at once, so that the host reads one number; none if the bucket has a
+                place for each row.
+
+        Raises:
+            ValueError: the masks are no bool tensor, or one selects more rows than the largest bucket has.
+        """
+        if masks.dtype != torch.bool or masks.dim() == 0:
+            raise ValueError(
+                f"torch.tpu.Capacity: places: expected bool masks of at least one dimension, got {masks.dtype} "
+                f"{list(masks.shape)}"
+            )
+        self._grow(masks)
+        # How many are true before each element; those behind the bound are none of them.
+        order = masks.cumsum(-1) - 1
+        to = torch.where(masks, order, self.bound)
+        found = torch.full((*masks.shape[:-1], self.bound + 1), -1, dtype=torch.int64, device=masks.device)
+        numbers = torch.arange(masks.shape[-1], device=masks.device).expand(masks.shape)
+        return found.scatter(-1, to, numbers)[..., : self.bound]
+
+    def take(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The rows of these places: `[*places.shape, *x.shape[1:]]`. Where there is none, it is the first row again."""
+        rows = x.index_select(0, places.clamp(min=0).flatten())
+        return rows.unflatten(0, places.shape)
+
+    def add(self, out: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """`out.index_add(0, places, rows)` without the places that have no row.
+
+        Raises:
+            ValueError: `rows` does not begin with the sizes of `places`.
+        """
+        if rows.shape[: places.dim()] != places.shape:
+            raise ValueError(
+                f"torch.tpu.Capacity: add: expected rows for {list(places.shape)} places, got {list(rows.shape)}"
+            )
+        there = (places >= 0).view(*places.shape, *[1] * (rows.dim() - places.dim()))
+        kept = torch.where(there, rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
+        return out.index_add(0, places.clamp(min=0).flatten(), kept.flatten(0, places.dim() - 1))
+
+    def _grow(self, masks: torch.Tensor) -> None:
+        """Makes the bucket large enough for these masks."""
+        if self.bound is None:
+            self.bound = self._dim.bound(1)
+        # No mask selects more rows than there are.
+        if masks.shape[-1] <= self.bound or masks.numel() == 0:
+            return
+        self.bound = max(self.bound, self._dim.bound(max(1, int(masks.sum(-1).max()))))
 
 
 def _tensors(result) -> list[torch.Tensor]:

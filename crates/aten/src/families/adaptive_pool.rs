@@ -2,7 +2,7 @@
 
 use super::pooling::{same_shape, scatter_plane};
 use super::reductions::index_dtype;
-use super::taps::Taps;
+use super::taps::{self, Taps};
 use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
@@ -192,6 +192,9 @@ fn adaptive_avg_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     if size.iter().any(|&n| n < 0) {
         return Err(runtime(format!("{op}: elements of output_size must be greater than or equal to 0")));
     }
+    for n in size {
+        taps::check_rows(n)?;
+    }
     let shape = c.shape(x.value);
     let lead = check_adaptive::<N>(op, "", &shape)?;
     if category(x.dtype) != Category::Float {
@@ -249,6 +252,12 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     let Ok(size) = <[i64; N]>::try_from(output_size.as_slice()) else {
         return Err(runtime(format!("{op}(): internal error: output_size.size() must be {N}")));
     };
+    if size.iter().any(|&n| n < 0) {
+        return Err(runtime(format!("{op}(): elements of output_size must be greater than or equal to 0")));
+    }
+    for n in size {
+        taps::check_rows(n)?;
+    }
     let shape = c.shape(x.value);
     let lead = check_adaptive::<N>(op, ":", &shape)?;
     if category(x.dtype) != Category::Float {
@@ -379,6 +388,12 @@ fn adaptive_max_pool_backward<const N: usize>(
     let shape = c.shape(x.value);
     let lead = check_adaptive::<N>(op, ":", &c.shape(grad.value))?;
     same_shape(&c.shape(grad.value), &c.shape(indices.value))?;
+    if shape.len() != c.rank(grad.value) || shape[..lead] != c.shape(grad.value)[..lead] {
+        let got = c.shape(grad.value);
+        return Err(runtime(format!(
+            "{op}(): Expected grad_output of shape {shape:?} but for the pool, but got {got:?}"
+        )));
+    }
     if grad.dtype != x.dtype {
         let (want, got) = (scalar_name(x.dtype), scalar_name(grad.dtype));
         return Err(runtime(format!("expected dtype {want} for `grad_output` but got dtype {got}")));

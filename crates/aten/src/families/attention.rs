@@ -1,5 +1,6 @@
 use super::matmul::{accumulator, contract};
 use super::philox;
+use super::pooling::same_shape;
 use crate::args::{Arg, FromArg, ParamKind, Rate, Rng, Scalar, Tensor};
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
@@ -84,6 +85,14 @@ impl Attention {
             dtype,
             acc: accumulator(dtype),
         })
+    }
+
+    /// Checks what a backward is given of the output and its rows.
+    fn check_results(&self, c: &Ctx, [grad, out, logsumexp]: [Value; 3]) -> Result<()> {
+        let output = [self.batch, self.heads, self.queries, self.value_width];
+        same_shape(&output, &c.shape(grad))?;
+        same_shape(&output, &c.shape(out))?;
+        same_shape(&output[..3], &c.shape(logsumexp))
     }
 
     fn scores_shape(&self) -> [i64; 4] {
@@ -382,6 +391,7 @@ fn backward(
         return Err(runtime("grad_input_mask must have 4 entries"));
     };
     let a = Attention::new(c, q, k, v)?;
+    a.check_results(c, [grad, out, logsumexp])?;
     let (tensors, scale) = ([grad, q, k, v, out, logsumexp], scale.map(|s| c.number(s, DType::F64)));
     if bias.0.is_none() && matches!(dropout, Rate::Zero) {
         let found = deferred_backward(c, &a, tensors, causal, scale);

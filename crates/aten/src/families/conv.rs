@@ -1,6 +1,6 @@
 use super::matmul::{accumulator, precision};
 use crate::dtype::{Category, category, scalar_name, shape_text};
-use crate::error::{Error, Result, runtime, unsupported};
+use crate::error::{Error, Result, in_32_bits, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts, word};
 use crate::lower::Ctx;
 use crate::table::Row;
@@ -40,6 +40,9 @@ impl Geometry {
         groups: i64,
         transposed: bool,
     ) -> Result<Geometry> {
+        for numbers in [&stride, &padding, &dilation, &output_padding] {
+            in_32_bits(numbers)?;
+        }
         let spread = |name: &str, dims: Dims| match dims.len() {
             1 => Ok(Dims::from_elem(dims[0], rank)),
             n if n == rank => Ok(dims),
@@ -525,6 +528,13 @@ fn convolution_backward_overrideable(
     let rank = ws.len().checked_sub(2).filter(|n| *n > 0).ok_or_else(|| too_flat(&ws))?;
     let g = Geometry::new(rank, [stride, padding, dilation, output_padding], groups, transposed)?;
     check_shapes(&g, &c.shape(x), &ws, None)?;
+    let spatial = g.output(&c.shape(x)[2..], &ws[2..]);
+    let features = if g.transposed { ws[1] * groups } else { ws[0] };
+    let want: Dims = [c.shape(x)[0], features].into_iter().chain(spatial).collect();
+    if c.shape(dy) != want {
+        let (want, got) = (shape_text(&want), shape_text(&c.shape(dy)));
+        return Err(runtime(format!("expected grad_output of size {want}, but got {got}")));
+    }
     same_dtype(c, dy, w, None)?;
     same_dtype(c, x, w, None)?;
     let wanted = [want_x, want_w, want_b];

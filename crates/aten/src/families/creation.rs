@@ -254,19 +254,37 @@ fn triangle(c: &Ctx, x: Value, k: Integer, name: &str) -> Result<Value> {
     Ok(c.select(triangle_mask(c, &c.shape(x), k, name), x, c.zeros_like(x)))
 }
 
+/// How many elements of a matrix have `column - row <= k`.
+fn elements_below(row: i64, col: i64, k: i128) -> i128 {
+    let (row, col) = (i128::from(row), i128::from(col));
+    // Rows from `first` on have an element more than the one before; from `full` on they are full.
+    let first = (-k).clamp(0, row);
+    let full = (col - k - 1).clamp(first, row);
+    let rows = full - first;
+    rows * (first + k + 1) + rows * (rows - 1) / 2 + (row - full) * col
+}
+
 /// Row and column of every element of the triangle, row by row: their flat positions sorted to the front.
 fn triangle_indices(c: &Ctx, row: i64, col: i64, k: i64, dtype: Option<DType>, name: &str) -> Result<Value> {
     if row < 0 || col < 0 {
         return Err(runtime("row and col must be non-negative"));
     }
-    let count: i64 = (0..row)
-        .map(|r| match name {
-            "tril" => (r.saturating_add(k).saturating_add(1)).clamp(0, col),
-            _ => col - r.saturating_add(k).clamp(0, col),
-        })
-        .sum();
+    let below = |k| elements_below(row, col, k);
+    let count = match name {
+        "tril" => below(i128::from(k)),
+        _ => i128::from(row) * i128::from(col) - below(i128::from(k) - 1),
+    };
+    // Rows and columns behind the triangle are never made.
+    let (row, col) = match name {
+        "tril" => (row, col.min(row.saturating_add(k).max(0))),
+        _ => (row.min(col.saturating_sub(k).max(0)), col),
+    };
+    let (Ok(count), Some(size)) = (i64::try_from(count), row.checked_mul(col)) else {
+        return Err(runtime(format!(
+            "{name}_indices: the result for {row} rows and {col} columns is too large"
+        )));
+    };
     let dtype = dtype.unwrap_or(DType::S64);
-    let size = row.saturating_mul(col);
     let flat = c.iota(TensorType::new(DType::S64, [size].as_slice()), 0);
     let mask = c.reshape(triangle_mask(c, &[row, col], Integer(c.scalar_i64(DType::S64, k)), name), &[size]);
     let keyed = c.select(mask, flat, c.full(c.scalar_i64(DType::S64, size), &[size]));

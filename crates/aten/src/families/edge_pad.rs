@@ -1,10 +1,10 @@
 //! Padding by reflection and by replication.
 
-use super::taps::{Most, Taps};
+use super::taps::{self, Most, Taps};
 use super::upsample::named_sizes;
 use crate::args::Tensor;
 use crate::dtype::opmath;
-use crate::error::{Result, not_implemented, runtime};
+use crate::error::{Result, in_32_bits, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
@@ -73,6 +73,7 @@ fn edge_pads<const N: usize>(
     if pad.len() != 2 * N {
         return Err(runtime(format!("padding size is expected to be {}, but got: {}", 2 * N, pad.len())));
     }
+    in_32_bits(pad)?;
     let (low, high) = (N + 1, N + 2);
     let rank = shape.len();
     if (rank != low && rank != high) || shape[rank - low..].contains(&0) {
@@ -169,6 +170,7 @@ fn edge_pad_backward<const N: usize>(
     let mut out = c.to(grad.value, opmath(x.dtype));
     for (d, &(left, right)) in pads.iter().enumerate() {
         let n = shape[lead + d];
+        taps::check_rows(n + left + right)?;
         let rows = (-left..n + right).map(|i| vec![((edge.source)(i, n), 1.0)]).collect();
         out = Taps::new(n, rows).at_most(Most::Always(1)).apply_transposed(c, out, lead + d);
     }

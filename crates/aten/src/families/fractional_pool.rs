@@ -1,7 +1,7 @@
 use super::pooling::{same_shape, scatter_plane};
 use crate::args::Tensor;
 use crate::dtype::{opmath, shape_text};
-use crate::error::{Result, not_implemented, runtime};
+use crate::error::{Result, in_32_bits, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -36,6 +36,8 @@ impl<const N: usize> Fractional<N> {
                 .map_err(|_| runtime(format!("{name}: {what} must either be a single Int or tuple of Ints")))
         };
         let (kernel, output) = (each(kernel, "kernel_size")?, each(output, "output_size")?);
+        in_32_bits(&kernel)?;
+        in_32_bits(&output)?;
         if shape.len() != N + 1 && shape.len() != N + 2 {
             let (low, high) = (N + 1, N + 2);
             let got = shape_text(&shape);

@@ -4,7 +4,7 @@ use super::scatter::scatter_rows;
 use super::sorting::lower_bound;
 use crate::args::{Floats, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name};
-use crate::error::{ErrorKind, Result, not_implemented, runtime};
+use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::numbers::{Numbers, show};
 use crate::op;
@@ -158,6 +158,7 @@ impl Points {
 
     /// Edges of bins of one width in each dimension: over the range that is given, or over that of the data.
     fn equal_edges(&self, c: &Ctx, bins: &[i64], range: Option<Floats>) -> Result<Vec<Value>> {
+        in_32_bits(bins)?;
         if let Some(i) = bins.iter().position(|&n| n <= 0) {
             return Err(runtime(format!(
                 "torch.histogram(): bins must be > 0, but got {} for dimension {i}",

@@ -3,6 +3,7 @@
 //! Statistics are computed in float32 or wider, in two passes. They are returned in the parameters' dtype, which may be
 //! float32 beside a reduced float input ("mixed"), as on torch's CPU.
 
+use super::pooling::same_shape;
 use super::reductions::{keep_dims, plain_mean, spread};
 use crate::args::{Const, Scalar, Tensor};
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
@@ -181,6 +182,7 @@ fn layer_norm_backward(
     let (mean, rstd) = (flat(mean.value), flat(rstd.value));
     let along = |v: Value| spread(c, v, &shape, &dims);
     let normalized = c.multiply(c.subtract(wide(input.value), along(mean)), along(rstd));
+    same_shape(&shape, &c.shape(grad.value))?;
     let g = wide(grad.value);
     let scaled = match weight {
         Some(w) => c.multiply(g, trailing(c, w.value, compute, &shape)?),
@@ -285,7 +287,8 @@ impl Groups {
                 )));
             }
         }
-        if self.n * self.channels * self.spatial != c.numel(input.value) {
+        let mut sizes = [self.n, self.channels, self.spatial].into_iter();
+        if sizes.try_fold(1i64, |all, n| all.checked_mul(n)) != Some(c.numel(input.value)) {
             return Err(runtime(format!(
                 "Expected N * C * HxW elements, but got input of shape {shape:?}, N={}, C={} and HxW={}",
                 self.n, self.channels, self.spatial

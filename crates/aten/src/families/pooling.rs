@@ -6,7 +6,7 @@
 use super::reductions::index_dtype;
 use crate::args::Tensor;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
-use crate::error::{ErrorKind, Result, not_implemented, runtime};
+use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
@@ -52,6 +52,7 @@ impl Axis {
     /// torch's checks of one dimension, in torch's order.
     fn check(&self) -> Result<()> {
         let Axis { kernel, stride, padding, dilation, .. } = *self;
+        in_32_bits(&[kernel, stride, padding, dilation])?;
         if stride == 0 {
             return Err(runtime("stride should not be zero"));
         }

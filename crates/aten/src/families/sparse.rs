@@ -44,6 +44,9 @@ fn coo_to_csr(c: &Ctx, rows: Value, size: i64, out_int32: bool) -> Result<Value>
             c.rank(rows)
         )));
     }
+    if !(0..i64::MAX).contains(&size) {
+        return Err(runtime(format!("{name}: a matrix cannot have {size} rows")));
+    }
     let ty = TensorType::new(out_dtype(out_int32), [size + 1].as_slice());
     let args = [Item::Tensor(rows), Item::Int(size), Item::Bool(out_int32)];
     if let Some(starts) = of_library(c, name, &args, ty) {

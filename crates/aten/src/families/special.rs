@@ -2,7 +2,7 @@ use super::cephes::*;
 use crate::args::Tensor;
 use crate::domain;
 use crate::dtype::{Category, category, opmath};
-use crate::error::{Result, not_implemented, runtime};
+use crate::error::{Result, not_implemented, runtime, unsupported};
 use crate::lower::Ctx;
 use crate::table::Promote::Float;
 use crate::table::{Row, binary, unary};
@@ -446,6 +446,10 @@ fn mvlgamma(c: &Ctx, x: Tensor, p: i64) -> Result<Value> {
     }
     if x.dtype == DType::Pred {
         return Err(runtime("The input tensor may not be a boolean tensor."));
+    }
+    // The program has an operation for each.
+    if p > 256 {
+        return Err(unsupported(format!("a multivariate gamma function of {p} terms")));
     }
     let v = c.to(x.value, c.float_of(x.dtype));
     Ok(c.in_opmath(v, |v| {

@@ -5,6 +5,7 @@
 
 use super::pooling::repeat;
 use super::scatter::scatter_rows;
+use crate::error::{Result, unsupported};
 use crate::lower::Ctx;
 use oxitorch_hlo::{Binary, DType, Dims, Value};
 
@@ -26,6 +27,17 @@ pub(super) enum Most {
 
 /// Up to this many taps are summed one gather at a time, more in one gather and a reduction.
 const UNROLLED_TAPS: usize = 4;
+
+/// Tables of more rows are not made on the host, which may not have the memory.
+const MOST_ROWS: i64 = 1 << 26;
+
+/// Whether a table for so many output positions may be made.
+pub(super) fn check_rows(rows: i64) -> Result<()> {
+    if rows > MOST_ROWS {
+        return Err(unsupported(format!("a table of {rows} positions along a dimension")));
+    }
+    Ok(())
+}
 
 impl Taps {
     /// `rows[o]` lists the taps of output position `o`, for a dimension of `input` elements.

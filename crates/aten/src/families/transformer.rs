@@ -173,6 +173,15 @@ fn encoder_layer(
     if c.numel(src) == 0 {
         return Ok(src);
     }
+    let [first, second] = [ffn_weight_1, ffn_weight_2].map(|w| c.shape(w));
+    let fits =
+        matches!((&first[..], &second[..]), (&[n, from], &[to, m]) if n == m && from == width && to == width);
+    if !fits || c.shape(ffn_bias_1)[..] != first[..1] || c.shape(ffn_bias_2)[..] != second[..1] {
+        return Err(runtime(format!(
+            "expected linear layers from {width} features and back to them, with a bias each, but got weights of shape \
+             {first:?} and {second:?}"
+        )));
+    }
     let heads = Heads { weight, bias, out_weight, out_bias, width, count };
     let attention = |x: Value| {
         heads.check(c, [("query", x), ("key", x), ("value", x)])?;

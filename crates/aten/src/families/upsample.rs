@@ -1,6 +1,6 @@
 //! Resampling: one dimension after another, by [`Taps`].
 
-use super::taps::{Most, Taps};
+use super::taps::{self, Most, Taps};
 use crate::args::Tensor;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
@@ -340,7 +340,8 @@ fn maps(
     output: &[i64],
     align_corners: bool,
     scales: &[Scale],
-) -> Vec<Taps> {
+) -> Result<Vec<Taps>> {
+    input[2..].iter().chain(output).try_for_each(|&n| taps::check_rows(n))?;
     let map = |d: usize| {
         let r = Resize {
             input: input[2 + d],
@@ -353,7 +354,7 @@ fn maps(
         let row = |o| if same { vec![(o, 1.0)] } else { (filter.taps)(&r, o) };
         Taps::new(r.input, (0..r.output).map(row).collect()).at_most((filter.most)(&r))
     };
-    (0..output.len()).map(map).collect()
+    Ok((0..output.len()).map(map).collect())
 }
 
 fn resize(c: &Ctx, filter: &Filter, x: Tensor, to: &[i64], align: bool, scales: &[Scale]) -> Result<Value> {
@@ -368,7 +369,7 @@ fn resize(c: &Ctx, filter: &Filter, x: Tensor, to: &[i64], align: bool, scales: 
         _ => return Err(not_implemented(c.op, x.dtype)),
     };
     let mut out = c.to(x.value, wide);
-    for (d, map) in maps(filter, x.dtype, &shape, to, align, scales).iter().enumerate() {
+    for (d, map) in maps(filter, x.dtype, &shape, to, align, scales)?.iter().enumerate() {
         out = map.apply(c, out, 2 + d);
     }
     Ok(c.to(out, x.dtype))
@@ -405,7 +406,7 @@ fn resize_backward(
         return Ok(grad.value);
     }
     let mut out = c.to(grad.value, opmath(grad.dtype));
-    for (d, map) in maps(filter, grad.dtype, from, to, align, scales).iter().enumerate() {
+    for (d, map) in maps(filter, grad.dtype, from, to, align, scales)?.iter().enumerate() {
         out = map.apply_transposed(c, out, 2 + d);
     }
     Ok(c.to(out, grad.dtype))

@@ -10,7 +10,7 @@ use super::sized::{count, true_positions};
 use super::sorting::sort_with_index;
 use crate::args::{Scalar, Tensor};
 use crate::dtype::{Category, category, opmath};
-use crate::error::{ErrorKind, Result, not_implemented, runtime};
+use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
 use crate::lower::Ctx;
 use crate::op;
 use crate::table::Row;
@@ -404,6 +404,7 @@ impl Deformed {
         s: &Settings,
     ) -> Result<Self> {
         require_float(input, "deformable_im2col")?;
+        in_32_bits(&[s.stride, s.pad, s.dilation].concat())?;
         let shape = |t: &Tensor| c.shape(t.value);
         let (x, w, o) = (shape(input), shape(weight), shape(offset));
         let (&[n, channels, height, width], &[out, per_group, kh, kw], &[_, _, oh, ow]) =
