@@ -63,6 +63,37 @@ def test_what_a_program_cannot_do(f, message):
     assert_close(x + 1, torch.full((4,), 2.0), "the device works on")
 
 
+HOST_READS = {
+    "item": lambda x, n: x * n.item(),
+    "int": lambda x, n: x[: int((n + 1)[0])],
+    "if": lambda x, n: x if n[0] > 2 else x * 2,
+    "tolist": lambda x, n: x.split(n.tolist())[0],
+    "numpy": lambda x, n: x * float(n.numpy()[0]),
+    "tensor_split": lambda x, n: x.tensor_split(n)[0],
+    "equal": lambda x, n: x if torch.equal(n, n + 1) else -x,
+}
+
+
+@pytest.mark.parametrize("name", HOST_READS)
+def test_what_python_reads_of_an_argument_is_no_constant(name):
+    """A tensor of the host has other values in the next call."""
+    f = torch.tpu.jit(HOST_READS[name])
+    with pytest.raises(
+        RuntimeError, match="(?s)reads a value of an argument that is a tensor of the host.*test_jit_ref"
+    ):
+        f(torch.arange(6.0).to(DEVICE), torch.tensor([3]))
+
+
+def test_what_the_function_makes_on_the_host_may_be_read():
+    def f(x):
+        sizes = torch.tensor([2, 4])
+        first, second = x.split(sizes.tolist())
+        return first * sizes[0].item() + second.sum() * int(sizes.sum()) + float(sizes.numpy()[1])
+
+    x = torch.arange(6.0)
+    assert_close(torch.tpu.jit(f)(x.to(DEVICE)), f(x))
+
+
 def test_what_is_kept_is_named():
     EVERYTHING.clear()
     f = torch.tpu.jit(keeps)

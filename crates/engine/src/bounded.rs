@@ -377,7 +377,7 @@ mod tests {
         let second: &[(i64, i64)] = &[(4, 4), (16, 5), (6, 6)];
         check((&[5, 4, 6], &[6, 30, 1], 0), second, Some((vec![6, 96, 1], 0)));
         check((&[4, 30], &[30, 1], 0), second, Some((vec![96, 1], 0)));
-        check((&[4, 5], &[30, 6], 31), second, Some((vec![96, 6], 97)));
+        check((&[3, 5], &[30, 6], 31), second, Some((vec![96, 6], 97)));
         check((&[4, 1, 5], &[30, 7, 6], 0), second, Some((vec![96, 7, 6], 0)));
         // What goes on in the next row has no stride there.
         check((&[120], &[1], 0), second, None);

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from oxitorch import _activate
@@ -300,7 +301,8 @@ class Tracer:
         try:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
-            with torch.autograd.set_multithreading_enabled(False), Effects(self.name), self._ops, indices:
+            alone_here = torch.autograd.set_multithreading_enabled(False)
+            with alone_here, Effects(self.name), self._ops, _Reads(self._ops), indices:
                 return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
@@ -553,6 +555,8 @@ class _Ops(TorchDispatchMode):
         self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
         self._taken_from_host = {_storage(t) for t in arguments if not _is_on_device(t)}
         self._made: set[int] = set()
+        # Arguments that are tensors of the host, and what was made of them there.
+        self._arguments = set(self._taken_from_host)
         # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
         self._constant = dict.fromkeys(self._taken_from_host, False)
 
@@ -659,6 +663,8 @@ class _Ops(TorchDispatchMode):
             else:
                 drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
                 self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
+                if any(_storage(x) in self._arguments for x in taken):
+                    self._arguments.add(at)
         if not on_device and not all(map(self._is_constant, taken)):
             self.packs.host(func, args, results)
         return results
@@ -699,10 +705,17 @@ class _Ops(TorchDispatchMode):
             self._meet(t)
         torch.ops.oxitorch._trace_also(t)
 
+    def reads_host(self, taken: list[torch.Tensor]) -> None:
+        """Python is told values of tensors of the host, which a program would keep as they are."""
+        if any(_storage(t) in self._arguments for t in taken):
+            self.fail("reads a value of an argument that is a tensor of the host", _HOST_READ_HINT)
+
     def _on_host(self, func, taken: list[torch.Tensor]) -> None:
         for t in taken:
             # What was there before may be changed by whoever has it.
             self._constant.setdefault(_storage(t), False)
+        if func in _READS:
+            self.reads_host(taken)
         if (
             getattr(func, "_schema", None)
             and func._schema.is_mutable
@@ -714,9 +727,31 @@ class _Ops(TorchDispatchMode):
             )
 
 
+class _Reads(TorchFunctionMode):
+    """Sees what reads tensors of the host without an operation."""
+
+    def __init__(self, ops: _Ops):
+        super().__init__()
+        self._ops = ops
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _UNSEEN_READS:
+            self._ops.reads_host([t for t in _tensors(args) if not _is_on_device(t)])
+        return func(*args, **(kwargs or {}))
+
+
+# `tensor_split` reads a tensor of places.
+_UNSEEN_READS = {
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.tensor_split,
+    torch.tensor_split,
+}
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
+_HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 

@@ -21,6 +21,9 @@ const WIDTH: i64 = 8;
 /// From how many elements on it is worth a loop for each time that a dimension is cut.
 const LEAST: i64 = 1 << 14;
 
+/// From how many elements on what slices give, an eighth of them, is too much memory for it.
+const MOST: i64 = 1 << 28;
+
 /// With how few elements it is not cut once more.
 const FEW: i64 = 1 << 12;
 
@@ -39,7 +42,7 @@ impl Builder {
         let shape = self.shape(x);
         let valid = dims.iter().all(|&d| d >= 0 && d < shape.len() as i64);
         let can = self.reduces_by_slices() && !self.is_outline() && valid && is_any_order(op);
-        if !can || self.dtype(x) == DType::Pred || self.numel(x) < LEAST {
+        if !can || self.dtype(x) == DType::Pred || !(LEAST..MOST).contains(&self.numel(x)) {
             return None;
         }
         let last = *dims.iter().max()? as usize;
@@ -76,7 +79,8 @@ impl Builder {
         let shape = self.shape(x);
         let inner = |d: i64| shape[d as usize + 1..].iter().product::<i64>();
         let goes = |size: i64, d: i64| size >= 2 * SLICES && size / SLICES * inner(d) >= WIDTH;
-        let d = dims.iter().copied().filter(|&d| goes(shape[d as usize], d)).min()?;
+        let can = dims.iter().copied().filter(|&d| goes(shape[d as usize], d));
+        let d = can.max_by_key(|&d| (shape[d as usize], -d))?; // what it gives is least
         let reduced = |y: Value| {
             let region = self.binary_reducer(op, y);
             self.reduced(&[y], &[init], dims, region).first().copied()
