@@ -352,9 +352,9 @@ pub(crate) static FAMILY: Family = Family {
         Rule {
             id: "SHP009",
             name: "packed sequences",
-            sentence: "`{}` makes a shape of its own of each batch's lengths, and reads them on the host.",
-            fix: "Give the recurrent net padded batches of few lengths and mask the loss.",
-            explanation: "`nn.LSTM` and `nn.GRU` are loops on the device whatever the length, so padding costs time and no compilation.",
+            sentence: "`{}` has as many rows of data as each batch has elements: what computes with them is a program for each number.",
+            fix: "Give `pad_packed_sequence` the length of the padded batch, `total_length`, pad batches to a few lengths, and compute with padded tensors.",
+            explanation: "Packing, `nn.LSTM`, `nn.GRU`, `nn.RNN` and padding again are the same programs for all lengths in a padded batch of one size.",
             runs: Unchanged(
                 "from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence\nx = torch.ones(2, 3, 1, device='tpu')\np = pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)\nassert pad_packed_sequence(p, batch_first=True)[0].sum().item() == 5",
             ),
