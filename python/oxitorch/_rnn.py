@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from oxitorch import _after_import
-from oxitorch._packed import Rows, Varying, are_numbers_of, is_transformed, not_varying
+from oxitorch._packed import Rows, Varying, are_numbers_of, in_parts, is_transformed, not_varying
 
 _device = torch._C._get_privateuse1_backend_name()
 _ops = torch.ops.oxitorch
@@ -126,7 +126,7 @@ class _Net(NamedTuple):
         else:  # while a graph is captured there are no numbers
             known = type(batch_sizes) is torch.Tensor
             batch = int(batch_sizes[0]) if known else states[0].shape[1]
-            rows = Rows.of(x, batch_sizes) if known and x.shape[1] and not _is_in_steps(x, tensors) else None
+            rows = Rows.of(x, batch_sizes) if known and x.shape[1] and not in_parts(*tensors) else None
             tensors[0] = x if rows is None else rows.whole
         if torch.is_autocast_enabled(_device):
             tensors = [_autocast(t) for t in tensors]
@@ -161,21 +161,12 @@ class _Net(NamedTuple):
         """A loop, unless somebody asks for what only PyTorch's operations have: forward derivatives, transforms,
         complex numbers, tensors that are several.
         """
-        if _is_in_steps(self.x, [self.x, self.hx, *self.params]):
+        if in_parts(self.x, self.hx, *self.params):
             return functools.partial(_unrolled, self.kind)
         sizes = self.kind.batch_sizes
         if sizes is not None:
             sizes = sizes.to(self.x.device) if self.rows is None else self.rows.batch_sizes
         return functools.partial(_Layer.apply, self.kind, sizes)
-
-
-def _is_in_steps(x: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
-    return (
-        x.is_complex()
-        or is_transformed(x)
-        or torch.autograd.forward_ad._current_level >= 0
-        or any(hasattr(t, "__tensor_flatten__") for t in tensors)
-    )
 
 
 def _autocast(t: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from jit_support import training
 from support import DEVICE, assert_same
 from torch import nn
 from torch.tpu import Dim
@@ -528,15 +529,7 @@ def test_an_optimizer_and_a_mode_that_change_are_noticed(fused):
 
     def step_of(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return optimizer, step
+        return optimizer, training(model, optimizer)
 
     (ours, step), (theirs, expected) = step_of(model), step_of(reference)
     step = torch.tpu.jit(step, dynamic={"x": {1: Dim(max=8)}})

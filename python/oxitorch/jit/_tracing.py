@@ -735,9 +735,10 @@ class _Reads(TorchFunctionMode):
         self._ops = ops
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func in _UNSEEN_READS:
-            self._ops.reads_host([t for t in _tensors(args) if not _is_on_device(t)])
-        return func(*args, **(kwargs or {}))
+            self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not _is_on_device(t)])
+        return func(*args, **kwargs)
 
 
 # `tensor_split` reads a tensor of places.
