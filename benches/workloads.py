@@ -261,7 +261,11 @@ def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int) 
     workers = {b: Worker(b, name, peers, OXITORCH_CACHE="off") for b in backends}
     out = {b: {"first_ms": w.first["ms"], "ms": float("inf")} for b, w in workers.items()}
     for i in range(rounds + 3):
-        for backend, worker in workers.items():
+        turns = list(workers.items())
+        for backend, worker in turns[i % len(turns) :] + turns[: i % len(turns)]:
+            # OpenMP's threads look for work for a while after each step and would take it from the next process; another
+            # one comes after them in each round.
+            time.sleep(0.02)
             step, row = worker.step(), out[backend]
             # The first rounds warm up: optimizers make their state in the second step.
             if i >= 3:
