@@ -1,9 +1,11 @@
 """Functions of `torch.tpu.jit` that several threads call at once give each what it would get alone."""
 
 import threading
+import time
 
 import pytest
 import torch
+from jit_support import launches
 from support import DEVICE
 from torch import nn
 from torch.optim import optimizer as optimizer_module
@@ -142,3 +144,32 @@ def test_other_threads_are_not_taken_for_compilers():
     f(torch.ones(2, device=DEVICE))
     assert found == [True, False]
     assert not torch.compiler.is_compiling()
+
+
+def test_donated_steps_follow_each_other():
+    """The next step is launched while the one that its state was donated to still runs."""
+
+    def step(w, x):
+        for _ in range(60):  # XLA's CPU client runs small programs where it launches them
+            w = torch.tanh(w + x)
+        return w
+
+    step = torch.tpu.jit(step, donate_argnums=0)
+    w, x = torch.randn(512, 512, device=DEVICE), torch.randn(512, 512, device=DEVICE)
+
+    def waited(calls):
+        """Seconds until so many steps are launched, and until they have run."""
+        nonlocal w
+        wanted, start = launches() + calls, time.perf_counter()
+        for _ in range(calls):
+            w = step(w, x)
+        while launches() < wanted:
+            time.sleep(0.001)
+        launched = time.perf_counter() - start
+        torch.tpu.synchronize()
+        return launched, time.perf_counter() - start
+
+    waited(1)
+    launched, both = waited(2)
+    assert launched < both / 4, (launched, both)
+    assert w.isfinite().all()

@@ -213,6 +213,7 @@ impl Stream {
 
     /// Waits until the device has reached this point, and tasks of other processes that were begun before it are done.
     fn wait_all(&self) -> Result<()> {
+        self.launcher.wait_for_device(self.interrupt)?;
         self.wait(&self.launcher.awaited_mark())
     }
 

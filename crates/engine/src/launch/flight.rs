@@ -23,6 +23,8 @@ pub(super) fn max_long_in_flight(platform: pjrt::Platform) -> usize {
 const LONG: Duration = Duration::from_millis(5);
 
 /// A launch that the device may not have run yet. It holds none of its values: their memory goes when nobody wants them.
+/// Those that were donated to it have none any more, and XLA's CPU client lets nobody destroy such a buffer before the
+/// program has run.
 pub(super) struct Flight {
     pub(super) number: u64,
     pub(super) program: Arc<Program>,
@@ -33,6 +35,8 @@ pub(super) struct Flight {
     /// Happens when the device has run it, or all devices have.
     pub(super) done: Arc<Done>,
     pub(super) checked: Option<Checked>,
+    /// What was donated to it.
+    pub(super) _donated: SmallVec<[Buffers; 2]>,
 }
 
 /// The outcome of a program's checks.

@@ -124,6 +124,7 @@ impl Launcher {
             done.wait().map_err(failed)?;
             return Ok((results, None));
         }
+        let donated = launch.donated().iter().filter_map(|&i| args.get(i as usize).cloned()).collect();
         let flight = Flight {
             number,
             program: program.clone(),
@@ -131,6 +132,7 @@ impl Launcher {
             start,
             done: Arc::new(done),
             checked: None,
+            _donated: donated,
         };
         Ok((results, Some(flight)))
     }

@@ -7,7 +7,7 @@ use crate::buffers::Buffers;
 use crate::error::{self, Error};
 use crate::executor::SMALL;
 use crate::value::Value;
-use crate::work::Interrupt;
+use crate::work::{Interrupt, TICK};
 use oxitorch_pjrt as pjrt;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -116,26 +116,25 @@ impl Launcher {
             return Ok(());
         }
         let start = Instant::now();
-        let done = Arc::new((Mutex::new(false), Condvar::new()));
-        let signal = done.clone();
-        event
-            .on_ready(move |_| {
-                *signal.0.lock() = true;
-                signal.1.notify_all();
-            })
-            .map_err(failed)?;
-        loop {
-            let mut ready = done.0.lock();
-            if *ready {
-                self.waited(start);
-                return Ok(()); // an error in it is reported by the copy that follows
-            }
-            let timeout = done.1.wait_for(&mut ready, Duration::from_millis(100)).timed_out();
-            drop(ready);
-            if timeout {
-                interrupt()?;
-            }
+        let (ended, waiter) = Ended::new();
+        event.on_ready(move |_| drop(ended)).map_err(failed)?;
+        waiter.wait(interrupt)?; // an error in it is reported by the copy that follows
+        self.waited(start);
+        Ok(())
+    }
+
+    /// Waits until the device has run what was launched. The plugin wakes this thread up itself: by way of the launch
+    /// thread it would be two.
+    pub(crate) fn wait_for_device(&self, interrupt: Interrupt) -> Result<(), Error> {
+        self.wait(self.last(), interrupt)?;
+        for done in self.running() {
+            let start = Instant::now();
+            let (ended, waiter) = Ended::new();
+            done.then_drop(ended);
+            waiter.wait(interrupt)?;
+            self.waited(start);
         }
+        Ok(())
     }
 
     /// This thread has waited for the device.
@@ -171,5 +170,39 @@ impl Launcher {
         }
         let last = self.last();
         self.wait(last - (last - self.done.load(Ordering::Acquire)) / 2, interrupt)
+    }
+}
+
+/// Dropped when it has happened.
+struct Ended(Arc<(Mutex<bool>, Condvar)>);
+
+/// Who waits for that.
+struct Waiter(Arc<(Mutex<bool>, Condvar)>);
+
+impl Ended {
+    fn new() -> (Ended, Waiter) {
+        let both = Arc::new((Mutex::new(false), Condvar::new()));
+        (Ended(both.clone()), Waiter(both))
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        *self.0.0.lock() = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl Waiter {
+    fn wait(&self, interrupt: Interrupt) -> Result<(), Error> {
+        let mut ended = self.0.0.lock();
+        while !*ended {
+            if self.0.1.wait_for(&mut ended, TICK).timed_out() {
+                drop(ended);
+                interrupt()?;
+                ended = self.0.0.lock();
+            }
+        }
+        Ok(())
     }
 }
