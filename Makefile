@@ -22,9 +22,10 @@ SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compi
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
-# Where tests look at what ops compute one by one, compiling is most of the time: they take XLA's least effort. What XLA makes
-# of larger programs, and how exact they are, the others ask, with all effort; the conformance tests take all ops so.
-QUICK_TESTS := $(patsubst %,tests/device/test_%.py,accelerator alias alias_random alias_writes autograd buckets capacity compile compile_graphs compile_replays compile_training dynamic errors exits failures func library linalg models moving loops native odd_calls odd_values $(OPS) parts printing processes random real_models second_derivatives sparse storages tensor thread_safety vision wrong_values) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
+# Compiling is most of what tests of the device take, so they take XLA's least effort. What XLA makes of larger programs, and
+# how exact they are, these ask, with all effort; the conformance tests take all ops so, and strict mode what is repeated in it.
+ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
+QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
