@@ -18,13 +18,16 @@ OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_example
 OPS := $(patsubst tests/device/test_%.py,%,$(wildcard tests/device/test_ops_*.py))
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache capacity compile constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace versions ulps vision loops while_gradients dynamic checkpoint func
+SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compile_replays compile_training constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace unfit versions ulps vision loops while_gradients dynamic checkpoint func
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
-LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py tests/device/test_real_models.py
+# Models have the least effort, as above.
+LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py
+LOWERED_QUICK := tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
-# Where tests look at what ops compute one by one, compiling is most of the time: they take XLA's least effort. What XLA makes
-# of larger programs, and how exact they are, the others ask, with all effort; the conformance tests take all ops so.
-QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias buckets capacity compile dynamic errors func library linalg models loops native $(OPS) parts random real_models second_derivatives sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
+# Compiling is most of what tests of the device take, so they take XLA's least effort. What XLA makes of larger programs, and
+# how exact they are, these ask, with all effort; the conformance tests take all ops so, and strict mode what is repeated in it.
+ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
+QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
@@ -122,8 +125,9 @@ test-python: install
 	$(TEST_ENV) $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(QUICK_TESTS)
 	$(TEST_ENV) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) --mode strict $(STRICT_TESTS)
 	$(TEST_ENV) OXITORCH_LOWER_FOR=cuda $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=cuda $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_QUICK)
 	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_TESTS)
-	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_ONCE)
+	$(TEST_ENV) OXITORCH_LOWER_FOR=tpu $(QUICK) $(PY) -m pytest -q -n 2 --dist worksteal $(SELECT) $(LOWERED_QUICK) $(LOWERED_ONCE)
 
 # A few samples of every entry of PyTorch's databases; `make conformance` runs all of them.
 test-conformance: install

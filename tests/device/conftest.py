@@ -91,6 +91,12 @@ def start_python():
     return run
 
 
+@pytest.fixture(params=["cpu", "tpu"])
+def device(request):
+    """Such a test states what is right, and holds on the CPU too: the statement itself is tested."""
+    return request.param
+
+
 @pytest.fixture(params=["fused", "strict", "debug"])
 def mode(request):
     """Runs the test once in each eager mode."""

@@ -34,19 +34,6 @@ OPTIMIZERS = {
 }
 
 
-def training(model, optimizer):
-    """A step that makes what the model gives smaller."""
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
 def launches():
     return torch.tpu.metrics()["launches"]
 

@@ -1,6 +1,7 @@
 """Comparing the device with PyTorch on the CPU."""
 
 import torch
+from torch import nn
 
 DEVICE = "tpu"
 
@@ -111,6 +112,12 @@ def assert_close(actual, expected, what=""):
     if actual.device.type == "cpu":
         actual = to_device(actual)
     assert_same(actual, expected, what, strides=False, rtol=1e-4, atol=1e-5)
+
+
+def model():
+    """A small module with parameters and buffers, each time the same."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
 
 
 def outcome(f, *args, **kwargs):

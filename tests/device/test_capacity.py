@@ -107,6 +107,35 @@ def test_places(device):
     assert capacity.places(masks[:, :0]).tolist() == [[-1] * 4] * 3
 
 
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_no_rows_are_taken_from_no_tokens(device):
+    capacity = Capacity(Dim(max=5))
+    places = capacity.places(torch.ones(3, 0, dtype=torch.bool, device=device))
+    for width in ((), (4,), (2, 0)):
+        x, out = (torch.ones(0, *width, device=device, requires_grad=True) for _ in range(2))
+        rows = capacity.take(x, places)
+        assert torch.equal(rows.cpu(), torch.zeros(3, capacity.bound, *width))
+        y = capacity.add(out, places, rows)
+        assert y.shape == x.shape
+        (y.sum() + rows.sum()).backward()
+        assert x.grad.shape == out.grad.shape == x.shape
+    assert capacity.take(torch.ones(0, 4, device=device), places[:0]).shape == (0, capacity.bound, 4)
+
+
+def test_experts_without_tokens(fused):
+    data = [torch.randn(TOKENS, WIDTH), torch.randn(0, WIDTH)]
+    for m, device in ((model(), "cpu"), (model(Capacity(Dim(max=TOKENS))).to(DEVICE), DEVICE)):
+        grads = []
+        for x in data:
+            m.zero_grad()
+            y = m(x.to(device))
+            assert y.shape == x.shape
+            y.sum().backward()
+            grads.append([p.grad.cpu() for p in m.parameters() if p.grad is not None])
+        assert len(grads[0]) == len(grads[1]) == len([*m.parameters()])
+        assert not any(g.any() for g in grads[1])
+
+
 def test_what_is_refused():
     with pytest.raises(TypeError, match=r"takes a torch\.tpu\.Dim, got 4"):
         Capacity(4)

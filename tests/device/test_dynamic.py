@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from jit_support import training
+from steps import training
 from support import DEVICE, assert_same
 from torch import nn
 from torch.tpu import Dim

@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 import torch
-from jit_support import OPTIMIZERS, training
+from jit_support import OPTIMIZERS
+from steps import training
 from support import DEVICE, to_device
 from torch import nn
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from jit_support import training
+from steps import training
 from support import DEVICE, assert_same, to_device
 from torch import nn
 from torch.tpu import Dim

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.distributed.ranks import IS_TORCH_2_11, case
+from tests.steps import training
 
 CALLS = 3
 
@@ -305,11 +306,11 @@ class Net(nn.Module):
         return x + self.down(self.norm(self.up(x)).relu())
 
 
-def trained(make, jit: bool, steps: int = 5, net=Net, step_of=None, optimizer=torch.optim.AdamW, device="tpu"):
+def trained(make, jit: bool, steps: int = 5, net=Net, optimizer=torch.optim.AdamW, device="tpu"):
     """The losses, parameters, buffers and gradients after some steps; the function."""
     torch.manual_seed(1)
     model = make(net().to(device))
-    step = (step_of or one_step)(model, optimizer(model.parameters(), lr=1e-2))
+    step = training(model, optimizer(model.parameters(), lr=1e-2))
     step = torch.tpu.jit(step) if jit else step
     losses = [whole(step(data(call, 4, 6).to(device))) for call in range(steps)]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -319,17 +320,6 @@ def trained(make, jit: bool, steps: int = 5, net=Net, step_of=None, optimizer=to
 
 def whole(t):
     return t if t is None else (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().cpu()
-
-
-def one_step(model, optimizer):
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def train(make, traces: int = 2, referees=("tpu",), rtol=1e-5, atol=1e-6, **options):
@@ -400,7 +390,7 @@ def ddp_with_uneven_inputs():
     def run(jit, device):
         torch.manual_seed(1)
         model = DDP(Net().to(device), **SMALL)
-        step = one_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step = training(model, torch.optim.SGD(model.parameters(), lr=0.1))
         step = torch.tpu.jit(step) if jit else step
         with Join([model]):
             losses = [whole(step(data(call, 4, 6).to(device))) for call in range(2 + rank() % 2)]
@@ -533,7 +523,7 @@ def fsdp2_evaluated_between_steps():
         model = fully_shard(Net().to("tpu"), reshard_after_forward=reshards)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         evaluate = torch.no_grad()(torch.tpu.jit(lambda x, model=model: model(x)))
-        step = one_step(model, optimizer)
+        step = training(model, optimizer)
         for call in range(CALLS):
             x = data(call, 4, 6)
             step(x)
@@ -628,11 +618,7 @@ def modules_in_tensor_parallel_as_arguments():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
 
         def step(model, optimizer, x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return training(model, optimizer)(x)
 
         step = torch.tpu.jit(step) if jit else step
         losses = [step(model, optimizer, data(0, 4, 6)) for _ in range(CALLS)]
@@ -658,7 +644,7 @@ def checkpoints_are_loaded():
             torch.manual_seed(1)
             model = make(Net().to("tpu"))
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-            step = one_step(model, optimizer)
+            step = training(model, optimizer)
             step = torch.tpu.jit(step) if jit else step
             losses = [step(data(call, 4, 6)) for call in range(3)]
             saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

@@ -67,6 +67,10 @@ pub enum Layout {
     LikeFirst,
     /// The first result with its dimensions in the order of the first tensor's, the others row-major.
     InOrderOfFirst,
+    /// Dimensions 1 and 2 swapped: what heads give stands side by side.
+    HeadsLast,
+    /// The first result as `InOrderOfFirst`, the others as `HeadsLast`.
+    Attention,
     /// Each result as `LikeFirst` of one tensor: the first of the second tensor, the next of the third.
     LikeFollowing,
     /// Channels last where a tensor of the result's rank (or a whole list of them) is, else row-major.

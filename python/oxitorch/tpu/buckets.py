@@ -229,8 +229,10 @@ class Capacity:
         return found.scatter(-1, to, numbers)[..., : self.bound]
 
     def take(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The rows of these places: `[*places.shape, *x.shape[1:]]`. Where there is none, it is the first row again."""
-        rows = x.index_select(0, places.clamp(min=0).flatten())
+        """The rows of these places: `[*places.shape, *x.shape[1:]]`. Where there is none, it is the first row again;
+        zeros, if `x` has no rows.
+        """
+        rows = _with_a_row(x).index_select(0, places.clamp(min=0).flatten())
         return rows.unflatten(0, places.shape)
 
     def add(self, out: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -245,7 +247,8 @@ class Capacity:
             )
         there = (places >= 0).view(*places.shape, *[1] * (rows.dim() - places.dim()))
         kept = torch.where(there, rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
-        return out.index_add(0, places.clamp(min=0).flatten(), kept.flatten(0, places.dim() - 1))
+        sums = _with_a_row(out).index_add(0, places.clamp(min=0).flatten(), kept.flatten(0, places.dim() - 1))
+        return sums if out.shape[0] else sums[:0]
 
     def _grow(self, masks: torch.Tensor) -> None:
         """Makes the bucket large enough for these masks."""
@@ -255,6 +258,11 @@ class Capacity:
         if masks.shape[-1] <= self.bound or masks.numel() == 0:
             return
         self.bound = max(self.bound, self._dim.bound(max(1, int(masks.sum(-1).max()))))
+
+
+def _with_a_row(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a row of zeros if it has none: places without a row stand for the first one."""
+    return x if x.shape[0] else torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 def _tensors(result) -> list[torch.Tensor]:

@@ -25,6 +25,12 @@ pub static ROWS: &[Row] = &[
     op!("_scaled_dot_product_fused_attention_overrideable_backward", backward)
         .products()
         .layout(Layout::LikeFollowing),
+    // What PyTorch calls for tensors of the CPU; only direct calls come here. The CPU's kernel reads beyond operands whose
+    // sizes do not fit.
+    op!("_scaled_dot_product_flash_attention_for_cpu", for_cpu).products().layout(Layout::Attention),
+    op!("_scaled_dot_product_flash_attention_for_cpu_backward", for_cpu_backward)
+        .products()
+        .layout(Layout::HeadsLast),
 ];
 
 /// A tensor that autograd may hand over undefined although the schema does not say so.
@@ -285,6 +291,73 @@ fn forward(
     };
     let (seed, offset) = (word(0), word(1));
     Ok(vec![Some(output), Some(logsumexp), None, None, None, None, Some(seed), Some(offset), None])
+}
+
+/// The sizes of an attention as the CPU's kernel takes it: without dropout, and with one number of heads and one width.
+fn checked_for_cpu(c: &Ctx, qkv: [Value; 3], dropout: Rate, mask: Option<Value>) -> Result<Attention> {
+    let fail = |text: &str| Err(runtime(format!("scaled_dot_product_attention_flash_attention: {text}")));
+    if qkv.iter().any(|&x| c.rank(x) != 4) {
+        return fail("Accept only 4 dims inputs shape of {B, H, T, K}");
+    }
+    if !matches!(dropout, Rate::Zero) {
+        return fail("Currently do not support dropout > 0");
+    }
+    let a = Attention::new(c, qkv[0], qkv[1], qkv[2])?;
+    if !a.is_known() {
+        return fail("Q/K/V should have the same head size");
+    }
+    match mask.map(|m| (c.dtype(m), c.rank(m))) {
+        Some((dtype, _)) if dtype != a.dtype && dtype != DType::F32 => {
+            fail("Attention mask type should be the same as query's or float")
+        }
+        Some((_, rank)) if rank != 2 && rank != 4 => fail("Attention mask dim in {2, 4}"),
+        _ => Ok(a),
+    }
+}
+
+#[allow(clippy::too_many_arguments)] // the schema's
+fn for_cpu(
+    c: &Ctx,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout: Rate,
+    causal: bool,
+    mask: Option<Value>,
+    scale: Option<Scalar>,
+) -> Result<(Value, Value)> {
+    let a = checked_for_cpu(c, [q, k, v], dropout, mask)?;
+    let scale = scale.map(|s| c.number(s, DType::F64));
+    let library = match mask {
+        None => attend_by_library(c, &a, [q, k, v], None, causal, scale),
+        Some(_) => None,
+    };
+    let [output, logsumexp] = match library {
+        Some(found) => found,
+        None => attend(c, &a, [q, k, v], mask, causal, scale, |p| p)?,
+    };
+    Ok((output, logsumexp))
+}
+
+#[allow(clippy::too_many_arguments)] // the schema's
+fn for_cpu_backward(
+    c: &Ctx,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    out: Value,
+    logsumexp: Value,
+    dropout: Rate,
+    causal: bool,
+    mask: Option<Value>,
+    scale: Option<Scalar>,
+) -> Result<(Value, Value, Value)> {
+    let a = checked_for_cpu(c, [q, k, v], dropout, mask)?;
+    a.check_results(c, [grad, out, logsumexp])?;
+    let scale = scale.map(|s| c.number(s, DType::F64));
+    let [dq, dk, dv, _] = gradients(c, &a, [grad, q, k, v, out, logsumexp], mask, causal, scale, || None)?;
+    Ok((dq, dk, dv))
 }
 
 /// Output and log-sum-exp by torch's own kernel, where that is worth it.

@@ -35,6 +35,8 @@ pub(super) fn result_strides(layout: Layout, i: usize, args: &[Arg], shape: &[i6
             order.sort_by_key(|&d| std::cmp::Reverse(place(d)));
             (strides.len() == shape.len()).then(|| strides_in_order(shape, &order))
         }
+        Layout::Attention if i == 0 => result_strides(Layout::InOrderOfFirst, i, args, shape),
+        Layout::Attention | Layout::HeadsLast => heads_last(shape),
         Layout::RealPointwise if args.iter().any(complex) => None,
         Layout::Pointwise | Layout::RealPointwise => pointwise_strides(&tensors().collect::<Vec<_>>(), shape),
         Layout::ChannelsLast => {
@@ -68,6 +70,15 @@ pub(super) fn result_strides(layout: Layout, i: usize, args: &[Arg], shape: &[i6
         // `nonzero` of nothing has columns 0 apart.
         Layout::ColumnMajor => column_major(shape, 0),
     }
+}
+
+/// Strides with dimensions 1 and 2 swapped.
+fn heads_last(shape: &[i64]) -> Option<Dims> {
+    let mut order: Dims = (0..shape.len() as i64).collect();
+    (order.len() > 2).then(|| {
+        order.swap(1, 2);
+        strides_in_order(shape, &order)
+    })
 }
 
 /// Strides with dimension 1 fastest and the others in their order.
