@@ -69,6 +69,27 @@ def test_the_page_of_pytorchs_tests_is_current():
     assert not unexplained and not stale
 
 
+def test_classes_of_pytorchs_tests_that_were_run_again_replace_what_was_known_of_them():
+    def run(every, *tests):
+        return page.summary(
+            {t: {"file": "a/b", "test": t, "every": every, "status": "pass"} for t in tests}, "some day"
+        ).split("\n", 1)[1]
+
+    sample, whole = (
+        run(2, *(f"OfOps.test_{i}_tpu_int8" for i in (1, 2)), "Of.test_1"),
+        run(1, "OfTPU.test_1", "OfTPU.test_2"),
+    )
+    assert sample == "a/b every 2\n  Of.test_1 +\n  OfOps.test_1 +_int8\n"
+    both = page.with_classes_of(whole, sample)
+    assert both == "a/b every 2 whole Of\n  Of.test_1 +\n  Of.test_2 +\n  OfOps.test_1 +_int8\n"
+    found = page.parse(f"\n{both}")["a/b"]
+    assert found.tests == {"Of.test_1": "+", "Of.test_2": "+", "OfOps.test_1_int8": "+"}
+    assert page.sample(found) == " (1 of 2, by a checksum of the name; Of whole)"
+    assert page.with_classes_of(run(1, "Of.test_3"), both) == both.replace(
+        "  Of.test_1 +\n  Of.test_2 +", "  Of.test_3 +"
+    )
+
+
 @pytest.mark.parametrize(
     ("op", "some"),
     [

@@ -60,6 +60,38 @@ def test_all_second_derivatives_of_a_number():
     assert_same(f(x.to(DEVICE)), f(x), rtol=1e-5, atol=1e-6)
 
 
+# Functions of which a gradient is an operation that takes more than gradients.
+WITH_BACKWARDS = {
+    "pdist": lambda a, b: nn.functional.pdist(a * b),
+    "prelu": lambda a, b: nn.functional.prelu(a, b[0]),
+    "layer norm": lambda a, b: nn.functional.layer_norm(a, (3,), b[0], b[1]),
+    "maxima": lambda a, b: nn.functional.max_pool1d(a * b, 2),
+    "grid": lambda a, b: nn.functional.grid_sample(a[None, None], torch.stack([a, b], -1)[None], align_corners=False),
+    "sums": lambda a, b: torch.cumsum(a, 0) * torch.logsumexp(b, 1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARDS)
+def test_gradients_alone_may_be_batched(name):
+    """As for `jacrev`: what was saved has no batch then."""
+    a, b = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)), torch.linspace(-1, 1, 12).view(4, 3)
+    result, back = vjp(WITH_BACKWARDS[name], a, b)
+    given = torch.randn(2, *result.shape, generator=torch.Generator().manual_seed(4))
+    found = vmap(vjp(WITH_BACKWARDS[name], a.to(DEVICE), b.to(DEVICE))[1])(given.to(DEVICE))
+    for x, *one_by_one in zip(found, *(back(g) for g in given), strict=True):
+        assert_same(x, torch.stack(one_by_one), name, strides=False, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_cdist_alone_are_refused():
+    """PyTorch's rule gives them back without their batch, and on the CPU their sum for each."""
+    a = torch.linspace(-1, 1, 12).view(4, 3).to(DEVICE)
+    with pytest.raises(RuntimeError, match="cdist: expected a gradient of 2 dimensions, got 3D: `vmap` over gradients"):
+        jacrev(torch.cdist)(a, a + 1)
+    jacobian = torch.autograd.functional.jacobian
+    found, expected = (jacobian(lambda x: torch.cdist(x, x.flip(0)), x) for x in (a, a.cpu()))
+    assert_same(found, expected, strides=False, rtol=1e-4, atol=1e-5)
+
+
 class Net(nn.Module):
     def __init__(self, norm):
         super().__init__()

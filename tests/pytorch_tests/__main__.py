@@ -4,6 +4,7 @@
     python -m tests.pytorch_tests DIR test_indexing --again    # some, once more
     python -m tests.pytorch_tests DIR test_nn --every 5        # every fifth test, by a checksum of its name
     python -m tests.pytorch_tests DIR --failed                 # what fails here and passes on the CPU, once more
+    python -m tests.pytorch_tests DIR functorch/test_vmap --classes TestVmapAPI TestRandomness
     python -m tests.pytorch_tests DIR distributed_test         # those of torch.distributed, which come with torch
     python -m tests.pytorch_tests DIR distributed/test_device_mesh functorch/test_vmap
     python -m tests.pytorch_tests --page                       # runs nothing; writes results.txt and the page
@@ -109,6 +110,8 @@ def run_file(args, name: str, known: dict) -> None:
         metadata.version("torch") if comes_with_torch else (args.folder.parent / "version.txt").read_text().strip()
     )
     tests = [t for t in worker.start() if page.is_sampled(t, args.every)]
+    if args.classes:
+        tests = [t for t in tests if page.case_of(t) in args.classes]
     if args.failed:
         tests = [t for t in tests if page.sign(known.get(f"{name} {t}", {"status": "pass"})) in "-!"]
     elif not args.again:
@@ -139,6 +142,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", default=page.FILES, help="files, without .py (default: those of page.py)")
     parser.add_argument("--results", type=Path, help="a file of JSON lines (default: pytorch-tests-TORCH.jsonl)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one test of N, by a checksum of its name")
+    parser.add_argument("--classes", nargs="+", metavar="C", help="only tests of these classes, without their device")
     parser.add_argument("--timeout", type=float, default=120, metavar="S", help="seconds for one test (default: 120)")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--failed", action="store_true", help="only what fails here and passes on the CPU")

@@ -31,6 +31,18 @@ NEWER = (
         "(self, guard_manager_wrapper, f_locals, *_)",
     ),
 )
+# Names of the CPU that stand for no choice: the tests are of what is under `vmap`, wherever it is.
+OF_THE_CPU = {
+    "test_vmap": (
+        (
+            re.compile(
+                r"""(?:(?<=getter, )|(?<=randn, )|(?<=device = )|(?<=size, device=)|(?<=^ {12}))["']cpu["']""",
+                re.MULTILINE,
+            ),
+            '"{}"',
+        ),
+    ),
+}
 # Words that keep their meaning on the CPU.
 OF_THE_DEVICE_ALONE = (
     (re.compile(r"""(?<=["'])inductor(?=["'])"""), "tpu"),
@@ -63,7 +75,7 @@ def load(path: Path, device: str) -> types.ModuleType:
     common_utils.TestCase.assertExpectedInline = as_on_cpu
     if path.parent.name == "functorch":
         only_known_ops()
-    words = OF_CUDA + NEWER + (OF_THE_DEVICE_ALONE if device == "tpu" else ())
+    words = OF_CUDA + OF_THE_CPU.get(path.name, ()) + NEWER + (OF_THE_DEVICE_ALONE if device == "tpu" else ())
     made_on(device)
     module = source.load(path, [(pattern, name.format(device)) for pattern, name in words])
     made_on(None)

@@ -110,6 +110,14 @@ fn cdist_backward(c: &Ctx, grad: Value, x: Value, y: Value, p: f64, dist: Value)
     let d = differences(c, x, y)?;
     let shape = c.shape(d);
     let last = shape.len() as i64 - 1;
+    // PyTorch's rule for `vmap` over gradients alone, as in `jacrev`, takes the result for one of no batch.
+    if c.rank(grad) > shape.len() - 1 {
+        return Err(runtime(format!(
+            "cdist: expected a gradient of {last} dimensions, got {}D: `vmap` over gradients alone, as in `jacrev`, \
+             is not available for cdist; `torch.autograd.functional.jacobian` gives the same",
+            c.rank(grad)
+        )));
+    }
     let spread = |v: Value| c.expand(c.unsqueeze(v, c.rank(v) as i64), &shape);
     let (grad, dist) = (spread(grad)?, spread(dist)?);
     let sum = c.reduce_sum(c.multiply(grad, slope(c, d, dist, p)), &[last - 1]);
