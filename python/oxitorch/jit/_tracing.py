@@ -764,7 +764,9 @@ class _Ops(TorchDispatchMode):
         for t in taken:
             self._meet_on_host(t)
         if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
-            self.reads_host(taken)  # how many elements there are
+            # How many elements there are. What is taken by numbers is as large as they are many.
+            masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
+            self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
         if (
             getattr(func, "_schema", None)
             and func._schema.is_mutable
