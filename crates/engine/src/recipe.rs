@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Where an operand comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -244,7 +245,9 @@ pub(crate) struct Whole {
     pub(crate) donated: Vec<(u32, Arc<Value>)>,
     /// How it is launched, from the second call on.
     pub(crate) shape: Mutex<Option<Arc<Shape>>>,
-    /// The same if collectives are between.
+    /// Whether that was not to be seen in the last call, as storages had one value.
+    pub(crate) shares: AtomicBool,
+    /// How it is launched if collectives are between.
     pub(crate) steps: Mutex<Option<Arc<Steps>>>,
     /// If it is a bound: what is compared with it, and its programs, by which of its numbers are one.
     pub(crate) bounds: Mutex<Vec<(Numbering, Arc<Bound>)>>,

@@ -20,6 +20,7 @@ use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Values of arguments in host memory, with the places of these.
 type Hosts = SmallVec<[(u32, Arc<Value>); 4]>;
@@ -86,6 +87,13 @@ impl Values<'_> {
         let all = results.chain(before).chain(hosts).chain(numbers).chain(drawn);
         let known: FxHashMap<usize, Source> = all.map(|(v, source)| (address(&**v), source)).collect();
         inputs.iter().map(|v| known.get(&address(&**v)).copied()).collect()
+    }
+
+    /// Whether one of these inputs is the value of several storages, as that of a copy is. In another call it may not be.
+    fn shares(&self, inputs: &[Arc<Value>]) -> bool {
+        let mut storages = FxHashMap::<usize, usize>::default();
+        self.before.iter().for_each(|v| *storages.entry(address(&**v)).or_default() += 1);
+        inputs.iter().any(|v| storages.get(&address(&**v)).is_some_and(|n| *n > 1))
     }
 }
 
@@ -194,9 +202,13 @@ impl Called<'_> {
         (inputs, outputs)
     }
 
-    /// How a program is launched that was recorded so, whose results are those from `first` on.
+    /// How a program is launched that was recorded so, whose results are those from `first` on. None if it is not known in
+    /// which storage an input is.
     pub(crate) fn shape(&self, recorded: &Results<'_>, values: &Values<'_>, first: u32) -> Option<Shape> {
         let part = recorded.part;
+        if values.shares(&part.inputs) {
+            return None;
+        }
         let inputs = values.inputs(&part.inputs)?;
         let result = |(&i, v): (&u32, &Arc<Value>)| {
             // A line of the recipe's own, or of the caller's.
@@ -276,6 +288,7 @@ impl Stream {
         if switches.mode == Mode::Debug || !same || self.is_outdated(recipe, switches) {
             return Ok(None);
         }
+        self.rehearse_shared(recipe, site, switches)?;
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
         let Some(offsets) = recipe.offsets_with(args) else { return Ok(None) };
         let mut hosts = self.uploads(args)?;
@@ -351,6 +364,17 @@ impl Stream {
         Ok(Some(made))
     }
 
+    /// Finds out how a recipe is launched that shared values when it was recorded, on arguments that share none.
+    fn rehearse_shared(&self, recipe: &Recipe, site: Site, switches: &Switches) -> Result<()> {
+        if let Some(whole) = &recipe.whole
+            && whole.shares.swap(false, Ordering::Relaxed)
+            && let Some((shape, _)) = self.shape_of(recipe, site, switches)?
+        {
+            *whole.shape.lock() = Some(Arc::new(shape));
+        }
+        Ok(())
+    }
+
     /// Whether a recipe is for a size and other compiler options than are in force, for which nothing is known of it.
     fn is_outdated(&self, recipe: &Recipe, switches: &Switches) -> bool {
         let Some(shape) = recipe.whole.as_ref().and_then(|whole| whole.shape.lock().clone()) else {
@@ -387,6 +411,7 @@ impl Stream {
             let stays = call.recipe.moving.is_empty();
             let shape = stays.then(|| call.shape(recorded, &values, 0)).flatten().map(Arc::new);
             *whole.shape.lock() = shape.clone();
+            whole.shares.store(stays && values.shares(&recorded.part.inputs), Ordering::Relaxed);
             move |direct: Direct| {
                 if let Some(shape) = shape {
                     shape.programs.lock().push(direct);

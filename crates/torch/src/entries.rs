@@ -5,17 +5,20 @@ use std::ptr::null_mut;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
-use pyo3::{Borrowed, ffi, intern};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
+use pyo3::{Borrowed, ffi};
 
-/// Whether a value is the very one of before, or a number or a string that is equal to it.
+/// Whether a value is the very one of before, or a number or a string that is equal to it. Zeros of different signs are not,
+/// and a NaN is.
 fn is_same(now: &Bound<'_, PyAny>, before: &Py<PyAny>) -> bool {
     if now.is(before) {
         return true;
     }
     let before = before.bind(now.py());
+    if let (Ok(now), Ok(before)) = (now.cast_exact::<PyFloat>(), before.cast_exact::<PyFloat>()) {
+        return now.value().to_bits() == before.value().to_bits();
+    }
     let is_plain = now.is_exact_instance_of::<PyInt>()
-        || now.is_exact_instance_of::<PyFloat>()
         || now.is_exact_instance_of::<PyString>()
         || now.is_exact_instance_of::<PyBool>();
     is_plain && now.get_type().is(before.get_type()) && now.eq(before).unwrap_or(false)
@@ -24,13 +27,22 @@ fn is_same(now: &Bound<'_, PyAny>, before: &Py<PyAny>) -> bool {
 /// What some dicts have under some names.
 #[pyclass(frozen, module = "oxitorch._core")]
 pub(crate) struct Entries {
-    all: Vec<Entry>,
+    all: Vec<Entry<PyDict>>,
 }
 
-struct Entry {
-    dict: Py<PyDict>,
+/// What something has under a name.
+struct Entry<T> {
+    of: Py<T>,
     name: Py<PyAny>,
     value: Py<PyAny>,
+}
+
+impl<T> Entry<T> {
+    fn visit(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.of)?;
+        visit.call(&self.name)?;
+        visit.call(&self.value)
+    }
 }
 
 #[pymethods]
@@ -38,13 +50,13 @@ impl Entries {
     /// Of `(dict, name, value)`.
     #[new]
     fn new(entries: Vec<(Py<PyDict>, Py<PyAny>, Py<PyAny>)>) -> Entries {
-        Entries { all: entries.into_iter().map(|(dict, name, value)| Entry { dict, name, value }).collect() }
+        Entries { all: entries.into_iter().map(|(of, name, value)| Entry { of, name, value }).collect() }
     }
 
     /// Whether each dict has this value under its name.
     fn are_same(&self, py: Python<'_>) -> PyResult<bool> {
-        for Entry { dict, name, value } in &self.all {
-            if !dict.bind(py).get_item(name)?.is_some_and(|now| is_same(&now, value)) {
+        for Entry { of, name, value } in &self.all {
+            if !of.bind(py).get_item(name)?.is_some_and(|now| is_same(&now, value)) {
                 return Ok(false);
             }
         }
@@ -53,12 +65,7 @@ impl Entries {
 
     /// As a tuple it never changes, so that other objects of a cycle are those to be cleared.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for Entry { dict, name, value } in &self.all {
-            visit.call(dict)?;
-            visit.call(name)?;
-            visit.call(value)?;
-        }
-        Ok(())
+        self.all.iter().try_for_each(|entry| entry.visit(&visit))
     }
 }
 
@@ -137,32 +144,65 @@ impl Dicts {
     }
 }
 
-/// Variables of functions around another one.
+/// Attributes of objects, and what they are now: variables of functions around another one, attributes of classes.
 #[pyclass(frozen, module = "oxitorch._core")]
-pub(crate) struct Cells {
-    all: Vec<(Py<PyAny>, Py<PyAny>)>,
+pub(crate) struct Fields {
+    all: Vec<Entry<PyAny>>,
 }
 
 #[pymethods]
-impl Cells {
-    /// Of `(cell, its contents)`.
+impl Fields {
+    /// Of `(object, name, value)`.
     #[new]
-    fn new(cells: Vec<(Py<PyAny>, Py<PyAny>)>) -> Cells {
-        Cells { all: cells }
+    fn new(fields: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>) -> Fields {
+        let entry = |(of, name, value): (_, Py<PyString>, _)| Entry { of, name: name.into_any(), value };
+        Fields { all: fields.into_iter().map(entry).collect() }
     }
 
-    /// Whether each has the same contents.
+    /// Whether each object has this value under its name. One that is deleted is no error.
     fn are_same(&self, py: Python<'_>) -> bool {
-        let name = intern!(py, "cell_contents");
-        // A cell whose variable was deleted has none, which is an error.
-        self.all.iter().all(|(cell, value)| cell.bind(py).getattr(name).is_ok_and(|now| is_same(&now, value)))
+        self.all.iter().all(|Entry { of, name, value }| {
+            let name = name.bind(py).cast::<PyString>();
+            name.is_ok_and(|name| of.bind(py).getattr(name).is_ok_and(|now| is_same(&now, value)))
+        })
     }
 
     /// As that of entries.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for (cell, value) in &self.all {
-            visit.call(cell)?;
-            visit.call(value)?;
+        self.all.iter().try_for_each(|entry| entry.visit(&visit))
+    }
+}
+
+/// Lists as they are now.
+#[pyclass(frozen, module = "oxitorch._core")]
+pub(crate) struct Lists {
+    all: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
+}
+
+#[pymethods]
+impl Lists {
+    #[new]
+    fn new(py: Python<'_>, lists: Vec<Py<PyList>>) -> Lists {
+        let held = |list: Py<PyList>| {
+            let items = list.bind(py).iter().map(Bound::unbind).collect();
+            (list, items)
+        };
+        Lists { all: lists.into_iter().map(held).collect() }
+    }
+
+    /// Whether each has the same items.
+    fn are_same(&self, py: Python<'_>) -> bool {
+        self.all.iter().all(|(list, held)| {
+            let list = list.bind(py);
+            list.len() == held.len() && list.iter().zip(held).all(|(now, value)| is_same(&now, value))
+        })
+    }
+
+    /// As that of entries.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for (list, items) in &self.all {
+            visit.call(list)?;
+            items.iter().try_for_each(|item| visit.call(item))?;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
-    use crate::entries::{Cells, Dicts, Entries};
+    use crate::entries::{Dicts, Entries, Fields, Lists};
     #[pymodule_export]
     use crate::tree::Tree;
 

@@ -225,7 +225,10 @@ class Jitted:
 
     def _notice(self, known: list[Function]) -> None:
         """Before the function is run anew: warns of a number that changes before each call, once for each."""
-        for called, line in known[0].changed_numbers().items() if known else ():
+        self._note_changes(known[0].changed_numbers() if known else {}, stacklevel=6)
+
+    def _note_changes(self, changed: dict[str, str], stacklevel: int) -> None:
+        for called, line in changed.items():
             times, last = self._changing.get(called, (0, 0))
             times = times + 1 if self.calls - last <= 2 else 1
             self._changing[called] = times, self.calls
@@ -234,7 +237,7 @@ class Jitted:
                 warnings.warn(
                     f"torch.tpu.jit: {name} is run anew in each call, as {called} is another number each time, read at "
                     f"{line}\nhint: make it an argument, or a tensor that is written in place",
-                    stacklevel=5,
+                    stacklevel=stacklevel,
                 )
 
     def _marks(self, args, kwargs, fixed: list[int]) -> Marks | None:
@@ -349,6 +352,7 @@ class Jitted:
         tracer = Tracer(self._fn, given, self._leaves, kind.kept)
         results, function = tracer.run(args, kwargs)
         kind.kept = tracer.kept
+        self._note_changes(tracer.changes, stacklevel=6)
         if function is not None:
             kind.functions.insert(0, function)
             del kind.functions[_MAX_FUNCTIONS:]

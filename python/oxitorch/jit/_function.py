@@ -14,6 +14,7 @@ from oxitorch.jit._names import Attributes, Variables
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
+from oxitorch.jit._values import Values
 
 
 class Given:
@@ -40,6 +41,7 @@ class Found:
         tensors: in the order in which it came to them.
         modules: those that it calls.
         variables: those that it reads.
+        values: what it reads of tensors of the host.
         optimizers: those whose steps it makes.
         synced: those of the modules that train in several processes.
     """
@@ -49,6 +51,7 @@ class Found:
         tensors: list[torch.Tensor],
         modules: list[torch.nn.Module],
         variables: Variables,
+        values: Values,
         optimizers: list[Stepped],
         synced: list[Synced | Sharded],
     ):
@@ -56,12 +59,13 @@ class Found:
         self.synced = synced
         self._attributes = Attributes([*modules, *variables.modules])
         self._variables = variables
+        self._values = values
         self.optimizers = optimizers
         # Leaves alone can be told to require gradients, or not to. The state of optimizers has none.
         states = {id(t) for o in optimizers for t in o.tensors}
         self._leaves = [t for t in tensors if t.is_leaf and id(t) not in states]
         self._require_gradients = [t.requires_grad for t in self._leaves]
-        wanted = {id(t): t for t in tensors}
+        wanted = {id(t): t for t in (*tensors, *values.tensors)}
         entries = [
             (held, name, value)
             for module in modules
@@ -79,6 +83,7 @@ class Found:
             self._entries.are_same()
             and self._attributes.are_same()
             and self._variables.are_same()
+            and self._values.are_same()
             and [t.requires_grad for t in self._leaves] == self._require_gradients
             and all(plain(value) is part for value, part in self._parts)
             and all(m.is_current() for m in self.synced)
@@ -86,7 +91,7 @@ class Found:
         )
 
     def changed_numbers(self) -> dict[str, str]:
-        return self._attributes.numbers.changed() | self._variables.numbers.changed()
+        return self._attributes.numbers.changed() | self._variables.numbers.changed() | self._values.changed()
 
 
 class Gradients:

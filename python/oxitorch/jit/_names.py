@@ -1,35 +1,40 @@
 """What names stand for that a function finds in Python: attributes of the modules that it calls, variables around it.
 
 A program has what they stood for when the function was traced, so a call goes by it only while they stand for the same.
-What is in lists and dicts is not looked at.
+Which objects the function looks at is not known, but which names its code has: of whatever can be reached from the
+variables that it reads, attributes of these names are compared, and what is in lists and dicts.
 """
 
 import dis
 import functools
-import inspect
+import sys
 import types
-from collections.abc import Callable, Iterable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from oxitorch._core import Cells, Dicts, Entries
+from oxitorch._core import Dicts, Entries, Fields, Lists
 from oxitorch._lines import instructions, is_library
 from oxitorch.jit._parallel import is_parallel
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# Containers of more items are data, which no call looks through.
+_MAX_ITEMS = 1000
+_MAX_ARRAY_BYTES = 1 << 20
 
 
 class Numbers:
     """Numbers of Python that a function finds so, where it reads them."""
 
     def __init__(self):
-        # Where each is (a dict and its name there, or a cell), what it was, what it is called, and what finds the line
-        # that reads it, which takes longer than a trace where there are many.
-        self._all: list[tuple[dict | types.CellType, str, float, str, Callable[[], str]]] = []
+        # Where each is (a dict, a list or an object, and its name there), what it was, what it is called, and what
+        # finds the line that reads it, which takes longer than a trace where there are many.
+        self._all: list[tuple[object, str, float, str, Callable[[], str]]] = []
 
-    def found(
-        self, where: dict | types.CellType, name: str, value: object, called: str, line: Callable[[], str]
-    ) -> None:
+    def found(self, where: object, name: Any, value: object, called: str, line: Callable[[], str]) -> None:
         if type(value) in (int, float):
             self._all.append((where, name, value, called, line))
 
@@ -38,10 +43,13 @@ class Numbers:
         return {called: line() for *place, value, called, line in self._all if _is_another(*place, value)}
 
 
-def _is_another(where: dict | types.CellType, name: str, value: float) -> bool:
+def _is_another(where: object, name: Any, value: float) -> bool:
     try:
-        now = where.get(name) if isinstance(where, dict) else where.cell_contents
-    except ValueError:  # the variable was deleted
+        if isinstance(where, dict):
+            now = where.get(name)
+        else:
+            now = where[name] if isinstance(where, list) else getattr(where, name)
+    except (AttributeError, IndexError, ValueError):  # it was deleted
         return False
     return type(now) in (int, float) and now != value
 
@@ -77,90 +85,312 @@ class Attributes:
 
 
 class Variables:
-    """Those that a function reads, with the attributes that it reads of them: globals, and those of functions around.
-    Functions and methods of the user's that are found so are gone through, too.
+    """Those that a function reads, with what it reads of them: globals, and those of functions around. Functions and
+    methods of the user's that are found so are gone through, too, and those that were seen running.
 
     Attributes:
         modules: those that are found so.
     """
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict):
-        self.modules: list[torch.nn.Module] = []
-        self.numbers = Numbers()
-        self._found: list[tuple[dict, str, object]] = []
-        self._found_cells: list[tuple[types.CellType, object]] = []
-        self._seen: set[tuple[int, int]] = set()
-        self._go_through(fn, args, kwargs)
-        self._entries, self._cells = Entries(self._found), Cells(self._found_cells)
-        del self._found, self._found_cells, self._seen
+    def __init__(
+        self,
+        fn: Callable,
+        args: tuple,
+        kwargs: dict,
+        ran: Iterable[tuple[types.CodeType, dict]] = (),
+        copied: Iterable[int] = (),
+    ):
+        self._names: dict[str, str] = {}
+        self._ran = list(ran)
+        # Where memory begins that each call copies to the device.
+        self._copied = frozenset(copied)
+        count = -1
+        while len(self._names) != count:  # what is found later has other names
+            count = len(self._names)
+            self._clear()
+            for code, scope in self._ran:
+                self._read(code, scope)
+            self._go_through(fn, args, kwargs)
+        self._same = (
+            Entries(self._entries), Fields(self._fields), Dicts([(d, True) for d in self._dicts]), Lists(self._lists),
+            Arrays(self._arrays), Items(self._others),
+        )  # fmt: skip
+        self._ran.clear()
+        found = list(self.modules.values())
+        self._clear(self.numbers)
+        self.modules = found
+
+    def _clear(self, numbers: Numbers | None = None) -> None:
+        self.modules: Any = {}
+        self.numbers = numbers or Numbers()
+        self._entries: list[tuple[dict, Any, object]] = []
+        self._fields: list[tuple[object, str, object]] = []
+        self._dicts: list[dict] = []
+        self._lists: list[list] = []
+        self._arrays: list = []
+        self._others: list[set | deque] = []
+        # What was gone through, held so that nothing else has its id.
+        self._seen: dict[int, object] = {}
 
     def are_same(self) -> bool:
-        return self._entries.are_same() and self._cells.are_same()
+        return all(same.are_same() for same in self._same)
 
     def _go_through(self, fn: object, args: tuple = (), kwargs: dict | None = None) -> None:
-        """A function of the user's, of whose arguments these are known."""
-        if isinstance(fn, types.MethodType):
-            fn, args = fn.__func__, (fn.__self__, *args)
-        if not isinstance(fn, types.FunctionType) or is_library(fn.__code__.co_filename):
+        """The function, with its arguments: what is in lists and dicts among them is compared by the call."""
+        for value in _leaves((args, kwargs or {})):
+            self._meets(value, "an argument")
+        self._meets(fn, getattr(fn, "__qualname__", "the function"))
+
+    def _meets(self, value: Any, called: str, line: str = "") -> None:
+        """What is called so, and is read in this line."""
+        if value is None or isinstance(value, _PLAIN) or id(value) in self._seen:
             return
-        at = id(fn), id(args[0]) if args else 0
-        if at in self._seen:
+        self._seen[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            self._meets_function(value)
+        elif isinstance(value, types.MethodType):
+            self._meets(value.__func__, called, line)
+            self._meets(value.__self__, called, line)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._meets(value.__func__, called, line)
+        elif isinstance(value, property):
+            self._meets(value.fget, called, line)
+        elif isinstance(value, functools.partial):
+            for x in (value.func, value.args, value.keywords):
+                self._meets(x, called, line)
+        elif isinstance(value, torch.nn.Module):
+            self._meets_module(value)
+        elif isinstance(value, dict):
+            self._meets_dict(value, called, line)
+        elif isinstance(value, (list, tuple, deque, set, frozenset)):
+            self._meets_items(value, called, line)
+        elif _is_array(value):
+            address = value.__array_interface__["data"][0]
+            if value.nbytes <= _MAX_ARRAY_BYTES and not value.dtype.hasobject and address not in self._copied:
+                self._arrays.append(value)
+        elif isinstance(value, type):
+            if not _is_of_library(value):
+                self._meets_class(value, value.__name__)
+        elif not isinstance(value, types.ModuleType) or not is_library(getattr(value, "__file__", None) or ""):
+            self._meets_object(value)
+
+    def _meets_function(self, fn: types.FunctionType) -> None:
+        code = fn.__code__
+        if is_library(code.co_filename):
+            # One that goes around another, as functools.wraps tells.
+            self._meets(getattr(fn, "__wrapped__", None), fn.__qualname__)
             return
-        self._seen.add(at)
-        known = {**dict(zip(fn.__code__.co_varnames, args, strict=False)), **(kwargs or {})}
-        for value in known.values():
-            self._meets(value)
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
             try:
-                known[name] = cell.cell_contents
+                value = cell.cell_contents
             except ValueError:  # its variable was deleted, or never bound
                 continue
-            self._found_cells.append((cell, known[name]))
-            self.numbers.found(cell, name, known[name], name, functools.partial(_line_of, fn.__code__, name))
-            self._meets(known[name])
-        self._read(fn.__code__, fn.__globals__, known)
+            line = functools.partial(_line_of, code, name)
+            self._fields.append((cell, "cell_contents", value))
+            self.numbers.found(cell, "cell_contents", value, name, line)
+            self._meets(value, name)
+        for x in (fn.__defaults__, fn.__kwdefaults__):
+            self._meets(x, fn.__qualname__)
+        self._read(code, fn.__globals__)
 
-    def _meets(self, value: object) -> None:
-        if isinstance(value, torch.nn.Module):
-            self.modules.append(value)
-        else:
-            self._go_through(value)
-
-    def _read(self, code: types.CodeType, scope: dict, known: dict[str, object]) -> None:
+    def _read(self, code: types.CodeType, scope: dict) -> None:
         """What code reads, and the functions that are written in it."""
-        value = None  # what was loaded last, if it is known
-        for step, line in instructions(code):
-            name = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
-            if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
-                value = scope.get(name)
-                if name in scope:
-                    self._found.append((scope, name, value))
-                    self.numbers.found(scope, name, value, name, lambda line=line: line)
-                    self._meets(value)
-            elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
-                value = known.get(name)
-            elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-                value = self._attribute(value, name, line)
-            else:
-                value = None
+        uses = _uses(code)
+        for name, line in uses.others.items():
+            self._names.setdefault(name, line)
+            if name in _GIVEN_BY:
+                self._names.setdefault(_GIVEN_BY[name], line)
+        for name, line in uses.globals.items():
+            if name in scope:
+                self._entries.append((scope, name, scope[name]))
+                self.numbers.found(scope, name, scope[name], name, lambda line=line: line)
+                self._meets(scope[name], name, line)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
-                self._read(inner, scope, {n: v for n, v in known.items() if n in inner.co_freevars})
+                self._read(inner, scope)
 
-    def _attribute(self, of: object, name: str, line: str) -> object:
-        """An attribute of an object; those of modules are compared as a whole."""
+    def _meets_module(self, module: torch.nn.Module) -> None:
+        """Its attributes are compared as a whole; what is in them is found here."""
+        self.modules[id(module)] = module
+        for m in module.modules():
+            self._seen[id(m)] = m
+            if is_parallel(m):
+                continue
+            if not _is_of_library(type(m)):
+                self._meets_class(type(m), type(m).__name__, m)
+            for name, value in m.__dict__.items():
+                if name in self._names and name not in _TENSORS:
+                    self._meets(value, f"{type(m).__name__}.{name}", self._names[name])
+
+    def _meets_dict(self, value: dict, called: str, line: str) -> None:
+        if len(value) <= _MAX_ITEMS:
+            self._dicts.append(value)
+        for key, x in list(value.items()):
+            if len(value) <= _MAX_ITEMS or (isinstance(key, str) and key in self._names):
+                where, at = f"{called}[{key!r}]", self._names.get(key, line) if isinstance(key, str) else line
+                if len(value) > _MAX_ITEMS:
+                    self._entries.append((value, key, x))
+                self.numbers.found(value, key, x, where, lambda at=at: at)
+                self._meets(x, where, at)
+
+    def _meets_items(self, value: Any, called: str, line: str) -> None:
+        if len(value) > _MAX_ITEMS:
+            return
+        if isinstance(value, list):
+            self._lists.append(value)
+        elif isinstance(value, (set, deque)):
+            self._others.append(value)
+        for i, x in enumerate(list(value)):
+            where = f"{called}[{i}]"
+            if isinstance(value, list):
+                self.numbers.found(value, i, x, where, lambda: line)
+            self._meets(x, where, line)
+
+    def _meets_class(self, cls: type, called: str, instance: object | None = None) -> None:
+        """Attributes that a class has, of itself or of an object; functions are gone through."""
+        for owner in cls.__mro__:
+            if _is_of_library(owner):
+                continue
+            for name, value in list(vars(owner).items()):
+                is_code = isinstance(value, (types.FunctionType, staticmethod, classmethod, property))
+                if name not in self._names and not (name in _CALLED and is_code):
+                    continue
+                if is_code:
+                    self._meets(value, called)
+                elif isinstance(value, types.MemberDescriptorType):
+                    if instance is not None and hasattr(instance, name):
+                        self._field(instance, name, getattr(instance, name), called)
+                elif not hasattr(type(value), "__get__"):
+                    of = cls if instance is None else instance
+                    self._field(of, name, getattr(of, name, value), called)
+
+    def _meets_object(self, of: Any) -> None:
+        """Attributes of an object that are named somewhere."""
+        cls = type(of)
+        if not _is_of_library(cls):
+            self._meets_class(cls, cls.__name__, of)
         held = getattr(of, "__dict__", None)
-        if isinstance(of, (torch.nn.Module, torch.Tensor)) or not isinstance(held, dict):
-            return None
-        if isinstance(of, types.ModuleType) and is_library(getattr(of, "__file__", None) or ""):
-            return None
-        if name in held:
-            self._found.append((held, name, held[name]))
-            self.numbers.found(held, name, held[name], f"{type(of).__name__}.{name}", lambda: line)
-            self._meets(held[name])
-            return held[name]
-        self._go_through(inspect.getattr_static(type(of), name, None), (of,))
-        return None
+        if not isinstance(held, dict):
+            return
+        self._meets(held.get("__wrapped__"), cls.__name__)
+        if isinstance(of, torch.optim.lr_scheduler.LRScheduler):
+            line = functools.partial(self._names.get, "step", "")
+            self.numbers.found(held, "last_epoch", held.get("last_epoch"), f"{cls.__name__}.last_epoch", line)
+        is_optimizer = isinstance(of, torch.optim.Optimizer)
+        for name, value in list(held.items()):
+            if name not in self._names or (is_optimizer and name == "state"):
+                continue
+            called = f"{cls.__name__}.{name}"
+            if is_optimizer and name == "param_groups":
+                self._meets_groups(value, called)
+                continue
+            self._entries.append((held, name, value))
+            self.numbers.found(held, name, value, called, functools.partial(self._names.get, name, ""))
+            self._meets(value, called, self._names[name])
+
+    def _meets_groups(self, groups: list[dict], called: str) -> None:
+        """Of the groups of an optimizer only what is named: a learning rate is told the program otherwise."""
+        for i, group in enumerate(groups):
+            for key, x in list(group.items()):
+                if key in self._names and key != "params":
+                    self._entries.append((group, key, x))
+                    where = f"{called}[{i}][{key!r}]"
+                    self.numbers.found(group, key, x, where, functools.partial(self._names.get, key, ""))
+
+    def _field(self, of: object, name: str, value: object, called: str) -> None:
+        called = f"{called}.{name}"
+        self._fields.append((of, name, value))
+        self.numbers.found(of, name, value, called, functools.partial(self._names.get, name, ""))
+        self._meets(value, called, self._names.get(name, ""))
+
+
+# What code calls without its name.
+_CALLED = {"__call__", "forward", "__getitem__", "__iter__", "__next__", "__len__", "__enter__", "__exit__", "__bool__"}
+_TENSORS = {"_parameters", "_buffers", "_modules"}
+_PLAIN = (str, bytes, int, float, complex, torch.Tensor)
+# What methods of libraries give of an object.
+_GIVEN_BY = {"get_last_lr": "_last_lr"}
+
+
+def _leaves(of: object) -> Iterator[object]:
+    if isinstance(of, dict):
+        of = tuple(of.values())
+    if isinstance(of, (list, tuple)):
+        for x in of:
+            yield from _leaves(x)
+    else:
+        yield of
+
+
+class _Uses(NamedTuple):
+    """Names that code has, each with the first line: of globals, and of attributes and keys."""
+
+    globals: dict[str, str]
+    others: dict[str, str]
+
+
+_known_uses: "weakref.WeakKeyDictionary[types.CodeType, _Uses]" = weakref.WeakKeyDictionary()
+
+
+def _uses(code: types.CodeType) -> _Uses:
+    if (known := _known_uses.get(code)) is not None:
+        return known
+    uses = _known_uses[code] = _Uses({}, {})
+    for step, line in instructions(code):
+        name = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+        if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+            uses.globals.setdefault(name, line)
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
+            uses.others.setdefault(name, line)
+        elif step.opname.startswith("LOAD_CONST"):
+            for x in step.argval if isinstance(step.argval, (tuple, frozenset)) else (step.argval,):
+                if isinstance(x, str):
+                    uses.others.setdefault(x, line)
+    return uses
+
+
+def _is_of_library(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    return cls.__module__ == "builtins" or (file is None and cls.__module__ != "__main__") or is_library(file or "")
+
+
+class Arrays:
+    """Arrays of numpy, and what was in them."""
+
+    def __init__(self, arrays: list):
+        self._all = [(a, _bits(a).copy()) for a in arrays]
+
+    def are_same(self) -> bool:
+        return all(len(now := _bits(a)) == len(bits) and bool((now == bits).all()) for a, bits in self._all)
+
+
+class Items:
+    """Sets and deques, and what was in them."""
+
+    def __init__(self, of: list[set | deque]):
+        self._all = [(items, items.copy()) for items in of]
+
+    def are_same(self) -> bool:
+        return all(_has_same(items, before) for items, before in self._all)
+
+
+def _has_same(items: set | deque, before: set | deque) -> bool:
+    if isinstance(items, set):
+        return items == before  # what is in a set is hashed, and compares at no cost
+    plain = (str, bool, int, float)
+    return len(items) == len(before) and all(
+        a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) for a, b in zip(items, before, strict=True)
+    )
+
+
+def _is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _bits(array: Any) -> Any:
+    return sys.modules["numpy"].ascontiguousarray(array).reshape(-1).view("u1")
 
 
 def _read_by(cls: type, name: str) -> str:

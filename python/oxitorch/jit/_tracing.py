@@ -41,6 +41,7 @@ from oxitorch.jit._parallel import (
     settle,
     settle_before,
 )
+from oxitorch.jit._values import Values
 
 _here = threading.local()
 # One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
@@ -121,7 +122,8 @@ class Tracer:
         self._leaves = leaves
         if any(map(_is_sparse, given.tensors)):
             self._fail("takes a sparse tensor", _SPARSE_HINT)
-        self._ops = _Ops(given, self._fail)
+        self._effects = Effects(self.name)
+        self._ops = _Ops(given, self._fail, self._effects)
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
@@ -133,6 +135,9 @@ class Tracer:
         # Whether it is noted what the function does; else the run is one of eager mode. Why every run is, and a hint.
         self.is_noted = True
         self.asks: tuple[str, str] | None = None
+        # Numbers of Python that the function finds, before it; those that it changes, with the lines that read them.
+        self._numbers: Variables | None = None
+        self.changes: dict[str, str] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -296,13 +301,15 @@ class Tracer:
         )
         _here.tracer = self
         self._called_with = args, kwargs
+        if self._states is None:
+            self._numbers = Variables(self._fn, args, kwargs)
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
             alone_here = torch.autograd.set_multithreading_enabled(False)
-            with alone_here, Effects(self.name), self._ops, _Reads(self._ops), indices:
+            with alone_here, self._effects, self._ops, _Reads(self._ops), indices:
                 return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
@@ -427,7 +434,8 @@ class Tracer:
             # What is settled here was not yet so in this run, and will be in all that come.
             settled = [settle(module) for module in self._trained]
             surprises |= any(settled)
-        if surprises:
+        self.changes = {} if self._numbers is None else self._numbers.numbers.changed()
+        if surprises or self.changes:
             return None
         if is_dry:
             # The gradients of this run hold what is never computed.
@@ -439,7 +447,8 @@ class Tracer:
             Found(
                 elsewhere,
                 modules,
-                Variables(self._fn, *self._called_with),
+                Variables(self._fn, *self._called_with, self._effects.ran(), self._ops.copied()),
+                self._ops.values,
                 list(self._optimizers.values()),
                 [synced.finish() for _, synced in self._parallel.values()],
             ),
@@ -537,9 +546,10 @@ class _Ops(TorchDispatchMode):
     that was there before.
     """
 
-    def __init__(self, given: Given, fail: Callable):
+    def __init__(self, given: Given, fail: Callable, effects: Effects):
         super().__init__()
         arguments = given.tensors
+        self._effects = effects
         self._numbers = given.numbers
         self.is_noted = True
         self.inputs = list(arguments)
@@ -559,6 +569,12 @@ class _Ops(TorchDispatchMode):
         self._arguments = set(self._taken_from_host)
         # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
         self._constant = dict.fromkeys(self._taken_from_host, False)
+        # Those of the host that were there before, by storage, and what was made of them: which of these it is made of.
+        self._outside: dict[int, list[torch.Tensor]] = {}
+        # What is made of random numbers of the host.
+        self._drawn: set[int] = set()
+        # What Python read of the first.
+        self.values = Values()
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
         """These tensors were made while no operation was seen."""
@@ -589,6 +605,10 @@ class _Ops(TorchDispatchMode):
     def had_gradient(self, leaf: torch.Tensor) -> bool:
         """Whether a leaf had a gradient when the function took it first."""
         return id(leaf) in self._with_gradient
+
+    def copied(self) -> list[int]:
+        """Where the memory begins of tensors of the host that each call takes."""
+        return [t.untyped_storage().data_ptr() for t in self.inputs if not _is_on_device(t)]
 
     def leaves(self) -> list[torch.Tensor]:
         """Tensors that the function takes and that may get gradients."""
@@ -629,7 +649,9 @@ class _Ops(TorchDispatchMode):
             return self.packs.pack(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
             self.forget(taken)
-            self._constant.update({_storage(t): True for t in taken if not _is_on_device(t)})
+            for t in taken:
+                if not _is_on_device(t):
+                    self._makes_on_host(func, _storage(t), [])
         if reads:
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if to_host or func in _READS or (func is _COPY and not _is_on_device(taken[0])):
@@ -661,10 +683,9 @@ class _Ops(TorchDispatchMode):
             elif reads and func is not PACK:
                 self.fail(f"computes {func} on the host", _READ_HINT)
             else:
-                drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-                self._constant[at] = not drawn and all(self._constant[_storage(x)] for x in taken)
-                if any(_storage(x) in self._arguments for x in taken):
-                    self._arguments.add(at)
+                self._makes_on_host(func, at, taken)
+        if not on_device and isinstance(results, (bool, int, float, complex)):
+            self.reads_host(taken)
         if not on_device and not all(map(self._is_constant, taken)):
             self.packs.host(func, args, results)
         return results
@@ -705,17 +726,47 @@ class _Ops(TorchDispatchMode):
             self._meet(t)
         torch.ops.oxitorch._trace_also(t)
 
+    def _makes_on_host(self, func, at: int, taken: list[torch.Tensor]) -> None:
+        """An operation of the host has made what is in this storage."""
+        of = [_storage(t) for t in taken]
+        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self._constant[at] = not drawn and all(self._constant[x] for x in of)
+        outside = {id(t): t for x in of for t in self._outside.get(x, ())}
+        for held in (self._arguments, self._drawn):
+            if any(x in held for x in of):
+                held.add(at)
+            else:
+                held.discard(at)  # it is where another tensor was
+        if drawn:
+            self._drawn.add(at)
+        self._outside[at] = list(outside.values())
+
     def reads_host(self, taken: list[torch.Tensor]) -> None:
         """Python is told values of tensors of the host, which a program would keep as they are."""
         if any(_storage(t) in self._arguments for t in taken):
             self.fail("reads a value of an argument that is a tensor of the host", _HOST_READ_HINT)
+        line = user_line() or "a line of a library"
+        for t in taken:
+            self._meet_on_host(t)
+            if _storage(t) in self._drawn:
+                self._effects.say(f"draws a random number of the host, which Python reads at {line}")
+            for root in self._outside.get(_storage(t), ()):
+                self.values.note(root, line)
+
+    def _meet_on_host(self, t: torch.Tensor) -> None:
+        at = _storage(t)
+        if at not in self._constant:
+            # What was there before may be changed by whoever has it.
+            self._constant[at] = False
+            self._outside[at] = [t]
 
     def _on_host(self, func, taken: list[torch.Tensor]) -> None:
         for t in taken:
-            # What was there before may be changed by whoever has it.
-            self._constant.setdefault(_storage(t), False)
-        if func in _READS:
-            self.reads_host(taken)
+            self._meet_on_host(t)
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            # How many elements there are. What is taken by numbers is as large as they are many.
+            masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
+            self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
         if (
             getattr(func, "_schema", None)
             and func._schema.is_mutable
@@ -736,19 +787,26 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _UNSEEN_READS:
+        if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not _is_on_device(t)])
         return func(*args, **kwargs)
 
 
-# `tensor_split` reads a tensor of places.
+# `tensor_split` reads a tensor of places, and what makes a tensor of data those that are in it.
 _UNSEEN_READS = {
+    torch.tensor,
+    torch.as_tensor,
+    torch.asarray,
+    torch.Tensor.new_tensor,
+    torch.Tensor.__dlpack__,
     torch.Tensor.tolist,
     torch.Tensor.numpy,
     torch.Tensor.__array__,
     torch.Tensor.tensor_split,
     torch.tensor_split,
 }
+# These give a tensor as it is.
+_MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}

@@ -1,0 +1,43 @@
+"""Values of tensors of the host that Python read while a function was traced.
+
+A program has what followed from them, so a call goes by it only while the tensors hold the same bits.
+"""
+
+import torch
+
+
+class Values:
+    """Tensors that the function found outside, and what they held when they were read."""
+
+    def __init__(self):
+        # Each with its bits, and the line that read it first.
+        self._all: dict[int, tuple[torch.Tensor, tuple, torch.Tensor, str]] = {}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for t, *_ in self._all.values()]
+
+    def note(self, t: torch.Tensor, line: str) -> None:
+        if id(t) not in self._all:
+            self._all[id(t)] = t, _kind(t), _bits(t).clone(), line
+
+    def are_same(self) -> bool:
+        return all(_is_same(t, kind, bits) for t, kind, bits, _ in self._all.values())
+
+    def changed(self) -> dict[str, str]:
+        """Those that hold something else now, as `Numbers.changed` tells of numbers."""
+        lines = [line for t, kind, bits, line in self._all.values() if not _is_same(t, kind, bits)]
+        return {"a tensor of the host": lines[0]} if lines else {}
+
+
+def _is_same(t: torch.Tensor, kind: tuple, bits: torch.Tensor) -> bool:
+    return _kind(t) == kind and torch.equal(_bits(t), bits)
+
+
+def _kind(t: torch.Tensor) -> tuple:
+    return t.dtype, t.shape
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """What it holds, so that zeros of different signs differ and a NaN is the same as itself."""
+    return t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
