@@ -57,6 +57,8 @@ pub(crate) struct Recorded {
     /// Of its inputs' types, and of its ops.
     pub(crate) numbers: Vec<i64>,
     pub(crate) offsets: Vec<i64>,
+    /// Which of the first numbers are sizes of inputs that hold floats.
+    floats: Vec<bool>,
     /// Where the values of its inputs are: what a model has in common with itself.
     inputs: Vec<usize>,
 }
@@ -148,11 +150,16 @@ impl Alike {
             let (kind, own) = op.inst.kind.without_numbers();
             let next = self.kinds.len() as u32;
             key.push(*self.kinds.entry(kind).or_insert(next));
+            key.push(op.offsets.len() as u32); // a view may be a box of its storage at one size, and none at another
             key.extend_from_slice(op.operands);
             numbers.extend(own);
         }
-        let inputs = inputs.iter().map(|v| Arc::as_ptr(v) as usize).collect();
-        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), inputs })
+        let is_float = |v: &Arc<Value>| v.ty.dtype.is_float() || v.ty.dtype.is_complex();
+        let floats = inputs.iter().flat_map(|v| v.ty.shape.iter().map(move |_| is_float(v))).collect();
+        // Numbers are shared by all.
+        let place = |v: &Arc<Value>| if v.ty.shape.is_empty() { 0 } else { Arc::as_ptr(v) as usize };
+        let inputs = inputs.iter().map(place).collect();
+        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, inputs })
     }
 
     /// What is known of a form.
@@ -183,9 +190,14 @@ impl Form {
     }
 
     /// Remembers a sequence. How it varies, if it is one of three sizes at least that a model was given, and its numbers
-    /// follow from one size.
-    pub(crate) fn varies(&mut self, own: &Recorded) -> Option<(Varying, Vec<u32>)> {
-        let related = |s: &&Recorded| s.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b);
+    /// follow from one size. If it is short, it need not be of one model, but no size of floats may vary.
+    pub(crate) fn varies(&mut self, own: &Recorded, is_short: bool) -> Option<(Varying, Vec<u32>)> {
+        let same_floats = |s: &Recorded| {
+            let mut sizes = own.floats.iter().zip(s.numbers.iter().zip(&own.numbers));
+            sizes.all(|(is_float, (a, b))| !is_float || a == b)
+        };
+        let same_model = |s: &Recorded| s.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0);
+        let related = |s: &&Recorded| if is_short { same_floats(s) } else { same_model(s) };
         let related: Vec<&Recorded> = self.samples.iter().filter(related).collect();
         let found = (related.len() > 1).then(|| {
             let varying = related.iter().filter_map(|s| Varying::between(&s.numbers, &own.numbers));
@@ -197,6 +209,7 @@ impl Form {
         match found.flatten() {
             Some(found) => Some(found),
             None => {
+                self.samples.retain(|s| s.numbers != own.numbers);
                 if self.samples.len() == MOST_SAMPLES {
                     self.samples.pop_front();
                 }
@@ -271,5 +284,52 @@ impl Varying {
     pub(crate) fn numbers(&self, own: &[i64], size: i64) -> Option<Vec<i64>> {
         let number = |(&a, &b): (&i64, &i64)| if a == b { Some(b) } else { self.at((a, b), size) };
         self.other.iter().zip(own).map(number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers of a sequence at the least bound, and the bound, from those of another one and its own.
+    fn at_bound(other: &[i64], own: &[i64]) -> Option<(i64, Vec<i64>)> {
+        let varying = Varying::between(other, own)?;
+        let bound = varying.bound(false);
+        Some((bound, varying.numbers(own, bound)?))
+    }
+
+    #[test]
+    fn numbers_follow_from_one_size() {
+        // Keys of 20 places become keys of 21, of 2 heads with 8 numbers each; 16 and 21 are constants elsewhere.
+        let sizes = |n: i64| vec![2, n, n + 1, 16 * n, 2 * 16 * (n + 1), 16, 21];
+        assert_eq!(at_bound(&sizes(20), &sizes(24)), Some((32, sizes(31))), "the largest size is the bound");
+        assert_eq!(at_bound(&sizes(24), &sizes(20)), Some((32, sizes(31))), "also from a larger one");
+        let masks = |n: i64| vec![n, n, n * n, 4 * n * n];
+        assert_eq!(at_bound(&masks(9), &masks(11)), Some((16, masks(16))));
+    }
+
+    #[test]
+    fn what_follows_from_no_single_size_is_refused() {
+        assert_eq!(at_bound(&[2, 20, 40], &[3, 27, 81]), None, "a batch and a length");
+        assert_eq!(at_bound(&[1, 20], &[2, 21]), None, "a size of one is broadcast");
+        assert_eq!(at_bound(&[20, 16], &[20, 16]), None, "nothing varies");
+    }
+
+    #[test]
+    fn the_third_size_varies() {
+        let recorded = |n: i64, model: usize, at: i64| Recorded {
+            numbers: vec![n, 8],
+            offsets: vec![at, 0],
+            floats: vec![true, false],
+            inputs: vec![model, 0, n as usize],
+        };
+        let mut form = Form::default();
+        assert!(form.varies(&recorded(5, 1, 5), false).is_none());
+        assert!(form.varies(&recorded(6, 1, 6), false).is_none());
+        assert!(form.varies(&recorded(7, 2, 7), false).is_none(), "of another model");
+        let (varying, moving) = form.varies(&recorded(8, 1, 8), false).expect("the third");
+        assert_eq!((varying.bound(false), varying.bound(true)), (16, 16));
+        assert_eq!(moving, [0], "the other offset is a constant");
+        assert!(form.varies(&recorded(9, 1, 9), true).is_none(), "it is short, and computes with floats");
     }
 }

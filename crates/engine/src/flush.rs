@@ -263,6 +263,12 @@ impl Stream {
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
         let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
+        let known = w.programs.get_mut(&w.key);
+        let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
+        let has_own = by_bound.is_none() && known.is_some_and(|known| known.has_own(&part.live));
+        if !has_own && self.launch_by_bound(w, part, by_bound, cut)? {
+            return Ok(());
+        }
         if let Some(direct) = self.launch_part(w, part, cut)? {
             then(direct);
         }
@@ -358,7 +364,7 @@ impl Stream {
                 let by_bound = known.by_bound(&whole.live, &whole.ops.offsets);
                 let split = known.split.as_ref().filter(|s| !s.is_over(deterministic));
                 let split = split.map(|s| (s.part_of.clone(), s.is_for_good()));
-                let own = (by_bound.is_none() && known.has_own()).then_some(split);
+                let own = (by_bound.is_none() && known.has_own(&whole.live)).then_some(split);
                 (by_bound, own)
             }
         };

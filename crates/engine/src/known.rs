@@ -205,9 +205,10 @@ impl Known {
         self.by_bound.iter().find(|by| by.is_for(live, offsets)).cloned()
     }
 
-    /// Whether a program of its own size is known.
-    pub(crate) fn has_own(&self) -> bool {
-        self.split.is_some() || !self.variants.is_empty()
+    /// Whether a program of its own size is known that has these results.
+    pub(crate) fn has_own(&self, live: &[u32]) -> bool {
+        let has_all = |v: &Variant| live.iter().all(|i| v.live.binary_search(i).is_ok());
+        self.split.is_some() || self.variants.iter().any(has_all)
     }
 
     /// Adds a program that takes these offsets.

@@ -26,7 +26,8 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Shorter windows are compiled for each size: that takes little, and they pad nothing.
+/// Shorter windows in which sizes of floats vary are compiled for each: that takes little, and pads nothing. The bookkeeping
+/// of tokens and masks is short.
 const LEAST: usize = 16;
 
 impl Stream {
@@ -62,7 +63,7 @@ impl Stream {
     fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
         let ends = matches!(cut.ending.reason, Reason::Read | Reason::Wait | Reason::Loop | Reason::Jit);
         let trains = || part.ops.insts.iter().any(|inst| inst.name().contains("backward"));
-        ends && part.ops.len() >= LEAST
+        ends && part.ops.len() > 1
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
@@ -78,7 +79,7 @@ impl Stream {
         }
         let at = match form.least(&own) {
             Some(at) => Some(at),
-            None => match form.varies(&own) {
+            None => match form.varies(&own, part.ops.len() < LEAST) {
                 Some((varying, moving)) => self.bound_of(w, part, (&key, &own), &varying, &moving)?,
                 None => return Ok(None),
             },
