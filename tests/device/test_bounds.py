@@ -46,8 +46,8 @@ def test_what_was_forgotten_is_learned_again(python):
 import torch
 for _ in range(3):
     for n in range(1, 30):
-        x = torch.arange(n, device="tpu") * 2
-        assert x.sum().item() == n * (n - 1), n
+        x = torch.arange(n, device="tpu")  # one operation: no size of it serves another
+        assert x.tolist() == list(range(n)), n
 m = torch.tpu.metrics()
 print(m["programs"], m["compiles"])
 """

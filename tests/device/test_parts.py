@@ -84,7 +84,7 @@ def test_what_grows_around_a_model_does_not_compile_the_model(fused):
     expected, _ = generate("cpu", 8)
     ids, large = generate("tpu", 8)
     assert torch.equal(ids, expected)
-    assert sum(large[3:]) == 0, large
+    assert sum(large[4:]) == 0, large  # the third size makes a program for those that follow
     assert torch.tpu.metrics()["splits"] > 0
     programs = torch.tpu.metrics()["programs"]
     assert torch.equal(generate("tpu", 8)[0], expected)

@@ -117,8 +117,8 @@ struct Chosen {
 
 /// Why a window ended, and when if somebody listens.
 #[derive(Clone, Copy)]
-struct Cut<'a> {
-    ending: Ending<'a>,
+pub(crate) struct Cut<'a> {
+    pub(crate) ending: Ending<'a>,
     /// Whether it is about a part of the window.
     is_part: bool,
     /// Whether that part may repeat with other offsets.
@@ -263,6 +263,12 @@ impl Stream {
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
         let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
+        let known = w.programs.get_mut(&w.key);
+        let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
+        let has_own = by_bound.is_none() && known.is_some_and(|known| known.has_own(&part.live));
+        if !has_own && self.launch_by_bound(w, part, by_bound, cut)? {
+            return Ok(());
+        }
         if let Some(direct) = self.launch_part(w, part, cut)? {
             then(direct);
         }
@@ -352,11 +358,19 @@ impl Stream {
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
-        let cuts = match w.programs.get_mut(&w.key) {
+        let (by_bound, own) = match w.programs.get_mut(&w.key) {
+            None => (None, None),
             Some(known) => {
+                let by_bound = known.by_bound(&whole.live, &whole.ops.offsets);
                 let split = known.split.as_ref().filter(|s| !s.is_over(deterministic));
-                split.map(|s| (s.part_of.clone(), s.is_for_good()))
+                let split = split.map(|s| (s.part_of.clone(), s.is_for_good()));
+                let own = (by_bound.is_none() && known.has_own(&whole.live)).then_some(split);
+                (by_bound, own)
             }
+        };
+        let cuts = match own {
+            Some(split) => split,
+            None if self.launch_by_bound(w, whole, by_bound, cut)? => return Ok(()),
             None => self.cuts(w, whole, cut),
         };
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
@@ -471,7 +485,7 @@ impl Stream {
     }
 
     /// Tells who listens what was recorded; the window's number, 0 if nobody does.
-    fn recorded(
+    pub(crate) fn recorded(
         &self,
         w: &mut Window,
         program: &Program,

@@ -112,6 +112,17 @@ impl Graph {
         }
     }
 
+    /// The types of its results, as storages hold them.
+    pub(crate) fn results(&self) -> Vec<TensorType> {
+        let all: Vec<Option<&TensorType>> = self
+            .ops
+            .insts
+            .iter()
+            .flat_map(|inst| inst.results().map(|out| out.map(|out| &out.stored)))
+            .collect();
+        self.live.iter().filter_map(|&i| all[i as usize].cloned()).collect()
+    }
+
     /// What is checked in it.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let of = |(inst, &site): (&Shared<Inst>, &Site)| {

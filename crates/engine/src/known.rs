@@ -1,6 +1,7 @@
 //! What is known of a sequence of ops: its programs, by what they leave visible and overwrite, or the places where it is cut
 //! into parts that are programs of their own.
 
+use crate::alike::ByBound;
 use crate::config::Remembered;
 use crate::family::{Choice, Family, Numbers};
 use crate::graph::Given;
@@ -79,6 +80,8 @@ pub(crate) struct Known {
     /// Counts its launches but the first.
     launches: u64,
     pub(crate) split: Option<Split>,
+    /// How it is launched by programs for all sizes up to a bound.
+    pub(crate) by_bound: Vec<ByBound>,
     /// When it was looked for last.
     used: u64,
 }
@@ -195,6 +198,17 @@ impl Known {
         let none = Family::default();
         let family = self.variants.iter().find(|v| v.is_for(wanted)).map_or(&none, |v| &v.family);
         family.given(wanted.offsets, places, along)
+    }
+
+    /// How it is launched by a program for all sizes up to a bound, if it is.
+    pub(crate) fn by_bound(&self, live: &[u32], offsets: &[i64]) -> Option<ByBound> {
+        self.by_bound.iter().find(|by| by.is_for(live, offsets)).cloned()
+    }
+
+    /// Whether a program of its own size is known that has these results.
+    pub(crate) fn has_own(&self, live: &[u32]) -> bool {
+        let has_all = |v: &Variant| live.iter().all(|i| v.live.binary_search(i).is_ok());
+        self.split.is_some() || self.variants.iter().any(has_all)
     }
 
     /// Adds a program that takes these offsets.

@@ -10,6 +10,7 @@
 
 mod absent;
 mod agree;
+mod alike;
 mod apart;
 mod arguments;
 mod bodies;
@@ -81,6 +82,7 @@ mod turns;
 mod underway;
 mod undonated;
 mod value;
+mod varying;
 mod view;
 mod window;
 mod work;

@@ -144,6 +144,11 @@ impl Shape {
         Shape { at_zero, grid }
     }
 
+    /// The view at its storage's first element.
+    pub(crate) fn at_zero(&self) -> &View {
+        &self.at_zero
+    }
+
     /// The view's type as a tensor.
     pub(crate) fn ty(&self) -> TensorType {
         self.at_zero.ty()

@@ -1,5 +1,6 @@
 //! What was recorded and is not launched yet.
 
+use crate::alike::Alike;
 use crate::body::{Captured, Recorded};
 use crate::config::Limits;
 use crate::error::{Error, Refusal, Result};
@@ -36,6 +37,7 @@ pub(crate) struct Window {
     pub(crate) instances: Instances,
     pub(crate) programs: Programs,
     pub(crate) sequences: Sequences,
+    pub(crate) alike: Alike,
     /// The number of the window that was launched in parts last.
     pub(crate) last_split: u64,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,

@@ -50,6 +50,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "cached",
             "program",
             "family",
+            "alike",
             "known",
             "isolate",
             // Watching them.
@@ -78,6 +79,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "turns",
             "mesh",
             "flush",
+            "varying",
             "processes",
             "pad",
             "taping",
