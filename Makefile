@@ -24,7 +24,7 @@ LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py test
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # Where tests look at what ops compute one by one, compiling is most of the time: they take XLA's least effort. What XLA makes
 # of larger programs, and how exact they are, the others ask, with all effort; the conformance tests take all ops so.
-QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias buckets capacity compile dynamic errors func library linalg models loops native $(OPS) parts random real_models second_derivatives sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
+QUICK_TESTS := $(patsubst %,tests/device/test_%.py,alias buckets capacity compile counts dynamic errors func library linalg models loops native $(OPS) parts random real_models second_derivatives sparse tensor vision) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))

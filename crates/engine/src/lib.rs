@@ -22,6 +22,8 @@ mod call;
 mod carry;
 mod collective;
 mod config;
+mod counted;
+mod counts;
 mod decomposed;
 mod dispatch;
 mod effort;

@@ -117,6 +117,15 @@ impl Cut {
     }
 }
 
+/// What stands where one thing has the first number and another one the second; none if nothing does.
+pub(crate) type Pairs<'a> = dyn FnMut(i64, i64) -> Option<i64> + 'a;
+
+/// Numbers, one by one; none if there are not as many.
+pub(crate) fn dims(a: &[i64], b: &[i64], f: &mut Pairs<'_>) -> Option<Dims> {
+    let mut both = || a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect::<Option<_>>();
+    if a.len() == b.len() { both() } else { None }
+}
+
 /// The offsets of one instance.
 pub(crate) type Offsets = SmallVec<[i64; 4]>;
 
@@ -142,6 +151,30 @@ impl Shape {
             levels.into_iter().map(cut).collect()
         });
         Shape { at_zero, grid }
+    }
+
+    /// The shape that has what `f` says where this one and another differ; none if they differ in more than numbers.
+    pub(crate) fn resized(&self, other: &Shape, f: &mut Pairs<'_>) -> Option<Shape> {
+        let (a, b) = (&self.at_zero, &other.at_zero);
+        let sizes = dims(&a.sizes, &b.sizes, f)?;
+        let strides = dims(&a.strides, &b.strides, f)?;
+        let same = (a.dtype, a.conj, a.neg) == (b.dtype, b.conj, b.neg);
+        let at_zero = View { sizes, strides, ..a.clone() };
+        let cut = |(a, b): (&Cut, &Cut)| {
+            let stride = f(a.level.stride, b.level.stride)?;
+            let size = f(a.level.size, b.level.size)?;
+            let same = a.level.dim == b.level.dim && a.is_free() == b.is_free();
+            let made = Cut { level: Level { stride, size, ..a.level }, extent: f(a.extent, b.extent)? };
+            (same && made.is_free() == a.is_free()).then_some(made)
+        };
+        let grid = match (&self.grid, &other.grid) {
+            (None, None) => None,
+            (Some(a), Some(b)) if a.len() == b.len() => {
+                Some(a.iter().zip(b).map(cut).collect::<Option<_>>()?)
+            }
+            _ => return None,
+        };
+        same.then_some(Shape { at_zero, grid })
     }
 
     /// The view's type as a tensor.

@@ -52,6 +52,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "family",
             "known",
             "isolate",
+            "counts",
             // Watching them.
             "explain",
             "graphs",
@@ -75,6 +76,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "fence",
             "part",
             "stream",
+            "counted",
             "turns",
             "mesh",
             "flush",
