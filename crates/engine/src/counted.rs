@@ -2,14 +2,15 @@
 //!
 //! Nobody sees it: inputs are padded and results cut by the launch thread, before and after the launch.
 
-use crate::counts::{self, AtBound, Enlarged};
+use crate::counts::{self, AtBound, Bound, Counted, Counts, Enlarged};
 use crate::ending::Ended;
 use crate::error::Result;
 use crate::executor::Pad;
 use crate::family::Numbers;
 use crate::graph::{Given, Graph, Sample, Source};
-use crate::inst::Inst;
+use crate::inst::{Inst, Instances};
 use crate::known::Indices;
+use crate::ops::Ops;
 use crate::part::Part;
 use crate::split::Token;
 use crate::stream::Stream;
@@ -17,11 +18,40 @@ use crate::strided::row_major;
 use crate::value::{State, Value};
 use crate::view::View;
 use crate::window::Window;
-use oxitorch_hlo::{DType, TensorType};
+use oxitorch_hlo::{Bounded, DType, TensorType};
 use smallvec::{SmallVec, smallvec};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+
+/// A part of which graphs are made: its own, and that at a bound.
+struct Taken<'a> {
+    part: &'a Part,
+    /// All of its offsets, if programs take them.
+    given: Box<[Given]>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(part: &'a Part, takes_offsets: bool) -> Taken<'a> {
+        let places = 0..if takes_offsets { part.ops.offsets.len() as u32 } else { 0 };
+        Taken { part, given: places.map(|place| Given { place, number: place, more: 0 }).collect() }
+    }
+
+    fn graph(&self, ops: Ops, inputs: impl IntoIterator<Item = TensorType>) -> Graph {
+        let offsets = || TensorType::new(DType::S64, [self.given.len() as i64].as_slice());
+        Graph {
+            ops,
+            inputs: inputs.into_iter().chain((!self.given.is_empty()).then(offsets)).collect(),
+            given: self.given.clone(),
+            donated: SmallVec::new(),
+            options: self.part.options,
+            live: self.part.live.iter().copied().collect(),
+            spread: None,
+            source: Source::default(),
+            sample: None,
+        }
+    }
+}
 
 impl Stream {
     /// How a part is launched by a program for more sizes, and whether that is new. None if no size of it is known to have
@@ -55,61 +85,70 @@ impl Stream {
         if let Some(known) = counted.call(&call) {
             return Ok(Some((known.clone(), false)));
         }
-        let given: Box<[Given]> = match counted.moves {
-            true => (0..part.ops.offsets.len() as u32)
-                .map(|place| Given { place, number: place, more: 0 })
-                .collect(),
-            false => Box::default(),
-        };
-        let offsets =
-            (!given.is_empty()).then(|| TensorType::new(DType::S64, [given.len() as i64].as_slice()));
-        let graph = |ops, inputs: Vec<TensorType>| Graph {
-            ops,
-            inputs: inputs.into_iter().chain(offsets.clone()).collect(),
-            given: given.clone(),
-            donated: SmallVec::new(),
-            options: part.options,
-            live: part.live.clone(),
-            spread: None,
-            source: Source::default(),
-            sample: None,
-        };
-        let own = graph(part.ops.clone(), part.inputs.iter().map(|v| v.ty.clone()).collect());
-        let platform = self.target().platform();
-        let at = match counted.enlarged((&part.ops, part.inputs.len()), &w.counts, &mut w.instances) {
+        let taken = Taken::new(part, counted.moves);
+        let own = taken.graph(part.ops.clone(), part.inputs.iter().map(|v| v.ty.clone()));
+        let (at, made) = match self.compared(counted, (&w.counts, &mut w.instances), &taken, &own) {
             None => return Ok(None),
-            Some(Err(why)) => Err(why.to_owned()),
-            Some(Ok(Enlarged::Known(at))) => Ok(at),
-            Some(Ok(Enlarged::New(bounds, ops, inputs))) => {
-                let graph = graph(ops, inputs);
-                let outline = graph.outline(platform).map_err(|e| e.message.to_string());
-                outline.map(|outline| counted.add_bound(bounds, graph, outline))
-            }
-        };
-        let made = at.and_then(|at| {
-            let bound = &counted.bounds[at];
-            let outline = own.outline(platform).map_err(|e| e.message.to_string())?;
-            let made = bound.outline.bounded(&outline, &[], &[]);
-            let made = made.map_err(|e| bound.graph.unbounded(&e).0.message.to_string())?;
-            let messages = |graph: &Graph| graph.checks().into_iter().map(|c| c.message).collect::<Vec<_>>();
-            match messages(&bound.graph) == messages(&own) {
-                true => Ok((at, made)),
-                false => Err("its error names a size".to_owned()),
-            }
-        });
-        let (at, made) = match made {
-            Ok(made) => made,
-            Err(why) => {
+            Some(Ok(made)) => made,
+            Some(Err(why)) => {
                 counted.failed(&part.ops);
                 self.explainer.remark(format!("for this size alone: {why}"));
                 return Ok(None);
             }
         };
-        let bound = &mut counted.bounds[at];
-        let count = part.inputs.len();
-        let fits = |(v, ty): (&Arc<Value>, &TensorType)| v.ty == *ty;
-        let kept: Vec<bool> = part.inputs.iter().zip(&bound.graph.inputs).map(fits).collect();
-        let donated: Indices = donated.iter().copied().filter(|&i| kept[i as usize]).collect();
+        let sample = Sample { graph: own, inputs: Vec::new(), results: Vec::new() };
+        let (made, is_new) =
+            self.program_at(&mut counted.bounds[at], made, sample, donated, (ended, varies))?;
+        counted.add(call, made.clone());
+        Ok(Some((made, is_new)))
+    }
+
+    /// The number of the bound for a part, and the module for all sizes up to it. None if it is not to have one, or why there
+    /// is none.
+    fn compared(
+        &self,
+        counted: &mut Counted,
+        (counts, instances): (&Counts, &mut Instances),
+        taken: &Taken<'_>,
+        own: &Graph,
+    ) -> Option<Result<(usize, Bounded), String>> {
+        let platform = self.target().platform();
+        let outline = |graph: &Graph| graph.outline(platform).map_err(|e| e.message.to_string());
+        let enlarged = counted.enlarged((&own.ops, taken.part.inputs.len()), counts, instances)?;
+        let at = enlarged.map_err(str::to_owned).and_then(|enlarged| match enlarged {
+            Enlarged::Known(at) => Ok(at),
+            Enlarged::New(bounds, ops, inputs) => {
+                let graph = taken.graph(ops, inputs);
+                outline(&graph).map(|outline| counted.add_bound(bounds, graph, outline))
+            }
+        });
+        Some(at.and_then(|at| {
+            let bound = &counted.bounds[at];
+            let made = bound.outline.bounded(&outline(own)?, &[], &[]);
+            let made = made.map_err(|e| bound.graph.unbounded(&e).0.message.to_string())?;
+            let messages = |graph: &Graph| graph.checks().into_iter().map(|c| c.message).collect::<Vec<_>>();
+            match messages(&bound.graph) == messages(own) {
+                true => Ok((at, made)),
+                false => Err("its error names a size".to_owned()),
+            }
+        }))
+    }
+
+    /// How a part is launched by the program of a module for all sizes up to a bound, and whether that is new.
+    fn program_at(
+        &self,
+        bound: &mut Bound,
+        made: Bounded,
+        sample: Sample,
+        donated: &Indices,
+        (ended, varies): (Ended, bool),
+    ) -> Result<(AtBound, bool)> {
+        let graph = &bound.graph;
+        let takes_offsets = !graph.given.is_empty();
+        let inputs = graph.inputs[..graph.inputs.len() - usize::from(takes_offsets)].into();
+        let results = counts::results(&graph.ops, &graph.live).into();
+        let stays = |i: &u32| graph.inputs[*i as usize] == sample.graph.inputs[*i as usize];
+        let donated: Indices = donated.iter().copied().filter(stays).collect();
         let mut hasher = DefaultHasher::new();
         made.module.to_text().hash(&mut hasher);
         let text = hasher.finish();
@@ -123,29 +162,21 @@ impl Stream {
                 self.explainer.remark(format!("for all sizes below {below} that follow from values"));
                 let vector = TensorType::new(DType::S64, [numbers.len() as i64].as_slice());
                 let program = self.begin_program(Graph {
-                    ops: bound.graph.ops.clone(),
-                    inputs: bound.graph.inputs.iter().cloned().chain([vector]).collect(),
-                    given: bound.graph.given.clone(),
+                    ops: graph.ops.clone(),
+                    inputs: graph.inputs.iter().cloned().chain([vector]).collect(),
+                    given: graph.given.clone(),
                     donated: donated.iter().copied().collect(),
-                    options: part.options,
-                    live: part.live.clone(),
+                    options: graph.options,
+                    live: graph.live.clone(),
                     spread: None,
                     source: Source { ended: Some(ended), varies, ..Source::default() },
-                    sample: Some(Arc::new(Sample { graph: own, inputs: Vec::new(), results: Vec::new() })),
+                    sample: Some(Arc::new(sample)),
                 })?;
-                bound.programs.push((text, donated, program.clone()));
+                bound.add(text, donated, program.clone());
                 program
             }
         };
-        let made = AtBound {
-            program,
-            numbers,
-            takes_offsets: !bound.graph.given.is_empty(),
-            inputs: bound.graph.inputs[..count].into(),
-            results: counts::results(&bound.graph.ops, &part.live).into(),
-        };
-        counted.add(call, made.clone());
-        Ok(Some((made, is_new)))
+        Ok((AtBound { program, numbers, takes_offsets, inputs, results }, is_new))
     }
 
     /// Gives inputs these types, with what they hold in the first places of each dimension.

@@ -22,6 +22,8 @@ const COUNTS: usize = 32;
 const FAMILIES: usize = 64;
 /// Bounds that a sequence may have: some for each count, and pairs of them where two vary on their own.
 const BOUNDS: usize = 24;
+/// Programs that a bound may have: one, and those of sizes that are by chance what another number is.
+const PROGRAMS: usize = 16;
 /// Sizes of a sequence that are remembered.
 const CALLS: usize = 256;
 /// A sequence for which a program of many sizes could not be made so often in a row has none.
@@ -179,6 +181,16 @@ pub(crate) struct Bound {
     pub(crate) outline: Outline,
     /// By a hash of the module, and the inputs that it overwrites.
     pub(crate) programs: Vec<(u64, Indices, Arc<Program>)>,
+}
+
+impl Bound {
+    /// Remembers a program.
+    pub(crate) fn add(&mut self, module: u64, donated: Indices, program: Arc<Program>) {
+        if self.programs.len() >= PROGRAMS {
+            self.programs.remove(0);
+        }
+        self.programs.push((module, donated, program));
+    }
 }
 
 impl std::fmt::Debug for Bound {
