@@ -110,7 +110,19 @@ impl<'a> Call<'_, 'a> {
         let mut bytes = [0; 8];
         events::here(self.site);
         stream.fetch(held.value(), &mut bytes)?;
-        Ok(i64::from_le_bytes(bytes))
+        let size = i64::from_le_bytes(bytes);
+        let most = self.most();
+        stream.lock(self.site).counts.add(size, if most < size { i64::MAX } else { most });
+        Ok(size)
+    }
+
+    /// How large a result may be whose size depends on values: most of these are as large as an argument, at most.
+    fn most(&self) -> i64 {
+        let numel = |a: &ArgRef<'_>| match a {
+            ArgRef::Tensor(t) => t.numel(),
+            _ => 0,
+        };
+        self.args.iter().map(numel).max().unwrap_or(0)
     }
 
     fn run(&self, stream: &Stream, w: &mut Window, out: &mut Outputs) -> Result<(), Refusal> {

@@ -202,6 +202,9 @@ impl Explainer {
         if let Some(old) = nearest(&known, &new) {
             compare(old, &new, &mut explanation);
         }
+        if graph.sample.is_some() && matches!(explanation.cause, Cause::Size | Cause::Attribute) {
+            explanation.cause = Cause::Other; // it is for more of them than one
+        }
         let here = std::thread::current().id();
         let within = self.within.lock().clone();
         explanation.differences.extend(within.into_iter().filter(|(t, _)| *t == here).map(|(_, text)| text));

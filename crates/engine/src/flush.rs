@@ -11,6 +11,7 @@
 //! - the window is full.
 
 use crate::config::{Mode, Switches};
+use crate::counts::AtBound;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::What;
@@ -19,6 +20,7 @@ use crate::family::{self, Numbers};
 use crate::graph::{Given, Graph, Source};
 use crate::known::{Indices, Known, Lent, Split, Wanted};
 use crate::mark::Note;
+use crate::pad::enlarged;
 use crate::part::{Part, Results, between, donors, parts};
 use crate::profile::running;
 use crate::program::Program;
@@ -113,6 +115,8 @@ pub(crate) type Direct = (Indices, Arc<Program>, Numbers);
 struct Chosen {
     lent: Lent,
     is_new: bool,
+    /// If the program is for more sizes than those of the part.
+    at_bound: Option<AtBound>,
 }
 
 /// Why a window ended, and when if somebody listens.
@@ -125,7 +129,16 @@ pub(crate) struct Cut<'a> {
     repeats: bool,
     /// Whether another program may stand in for the one that it would have.
     may_lend: bool,
+    /// Whether that may be one for more sizes.
+    may_enlarge: bool,
     began: Option<Instant>,
+}
+
+impl<'a> Cut<'a> {
+    /// Of all of a window.
+    fn whole(ending: Ending<'a>, began: Option<Instant>, may_lend: bool) -> Cut<'a> {
+        Cut { ending, is_part: false, repeats: false, may_lend, may_enlarge: false, began }
+    }
 }
 
 impl Window {
@@ -229,7 +242,7 @@ impl Stream {
             }
             part.options = self.compiler.in_force(part.options);
             w.set_key(part, self.devices.is_some());
-            let cut = Cut { ending, is_part: false, repeats: false, may_lend: false, began: None };
+            let cut = Cut::whole(ending, None, false);
             let chosen = self.program(w, part, &part.donated(), cut)?;
             program = Some(chosen.lent.program);
             Ok(())
@@ -262,7 +275,7 @@ impl Stream {
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
-        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
+        let cut = Cut::whole(ending, began, true);
         let known = w.programs.get_mut(&w.key);
         let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
         let has_own = by_bound.is_none() && known.is_some_and(|known| known.has_own(&part.live));
@@ -292,7 +305,7 @@ impl Stream {
             inputs.push(Value::offsets(numbers));
         }
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
+        let cut = Cut::whole(ending, began, true);
         let window = self.recorded(w, &program, cut, false);
         let ends_step = ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
@@ -354,7 +367,7 @@ impl Stream {
         }
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         let began = self.metrics().events.on().then(Instant::now);
-        let cut = Cut { ending, is_part: false, repeats: false, may_lend: true, began };
+        let cut = Cut { may_enlarge: true, ..Cut::whole(ending, began, true) };
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
@@ -431,6 +444,7 @@ impl Stream {
         if !is_worth_it {
             return Ok(());
         }
+        let cut = Cut { may_enlarge: false, ..cut };
         let program = self.program(w, whole, &whole.donated(), cut)?.lent.program;
         if let Some(split) = w.programs.get_mut(&w.key).and_then(|k| k.split.as_mut()) {
             split.set_whole(program);
@@ -443,22 +457,33 @@ impl Stream {
         let donated = part.donated();
         let most = part.most_donated();
         let wanted = most.as_ref().unwrap_or(&donated);
-        let Chosen { lent, is_new } = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
-        let stood_in = lent.live.is_some() || lent.donated.is_some() || most.is_some();
+        let Chosen { lent, is_new, at_bound } =
+            self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
+        let stood_in = lent.live.is_some() || lent.donated.is_some() || most.is_some() || at_bound.is_some();
         let direct = (!stood_in).then(|| (donated.clone(), lent.program.clone(), lent.numbers.clone()));
         let program = lent.program;
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(part.inputs.drain(..));
+        if let Some(at_bound) = &at_bound {
+            self.enlarge(&mut inputs, &at_bound.inputs);
+        }
         if !lent.numbers.is_empty() {
             inputs.push(Value::offsets(&lent.numbers));
+        }
+        if let Some(at_bound) = &at_bound {
+            inputs.push(Value::offsets(&at_bound.numbers));
         }
         let window = self.recorded(w, &program, cut, is_new);
         let ends_step = cut.ending.reason == Reason::Step;
         let before = self.launcher.front.launches(ends_step);
         let (first, ops) = (part.ops.sites[0], part.ops.len() as u64);
-        let outputs = match &lent.live {
+        let own = match &lent.live {
             Some(live) => part.outputs_among(live),
             None => std::mem::take(&mut part.outputs),
+        };
+        let (outputs, larger) = match &at_bound {
+            Some(at_bound) => enlarged(own, &at_bound.results),
+            None => (own, Vec::new()),
         };
         let donated = if most.is_some() { Some(donated) } else { lent.donated };
         let mut asked = part.asked.take();
@@ -481,6 +506,7 @@ impl Stream {
             Some(asked) => self.executor.collective(launch, asked),
             None => self.executor.launch(launch, cut.ending.reason == Reason::Read),
         }
+        self.cut_to_size(larger);
         Ok(direct)
     }
 
@@ -524,12 +550,23 @@ impl Stream {
         let places = match known.as_mut().map(|k| k.choose(&wanted)) {
             Some(Ok(lent)) => {
                 self.metrics().count(&self.metrics().window_hits);
-                return Ok(Chosen { lent, is_new: false });
+                return Ok(Chosen { lent, is_new: false, at_bound: None });
             }
             Some(Err(places)) => part.ops.whole(&places),
             None if cut.repeats => (0..part.ops.offsets.len() as u32).collect(),
             None => Box::default(),
         };
+        if cut.may_enlarge && cut.ending.reason != Reason::Mode {
+            let about = (cut.ending.at(w.site), cut.is_part && !cut.repeats);
+            if let Some((at_bound, is_new)) = self.at_bound(w, part, donated, about)? {
+                self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
+                let taken = part.ops.offsets.iter().copied();
+                let numbers = taken.filter(|_| at_bound.takes_offsets).collect();
+                let lent = Lent { program: at_bound.program.clone(), numbers, live: None, donated: None };
+                return Ok(Chosen { lent, is_new, at_bound: Some(at_bound) });
+            }
+        }
+        let known = w.programs.get_mut(&w.key);
         let along = if places.is_empty() { Vec::new() } else { part.ops.along() };
         let given = known.unwrap_or(&mut Known::default()).given(&wanted, &places, &along);
         let program = self.make(w, part, donated, &given, cut)?;
@@ -539,7 +576,11 @@ impl Stream {
         let known = w.programs.entry(&w.key);
         known.add(&wanted, &given, program.clone());
         let numbers = family::numbers(&given, &part.ops.offsets).unwrap_or_default();
-        Ok(Chosen { lent: Lent { program, numbers, live: None, donated: None }, is_new: true })
+        Ok(Chosen {
+            lent: Lent { program, numbers, live: None, donated: None },
+            is_new: true,
+            at_bound: None,
+        })
     }
 
     /// Whether programs are compiled here, and not only captured.

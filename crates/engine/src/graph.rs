@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Ops to be lowered as one program.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) ops: Ops,
     /// The types of the inputs. If offsets are [given](Graph::given), they are one more input at the end.
@@ -71,7 +71,7 @@ pub(crate) enum Origin {
 }
 
 /// Where the ops of a graph come from.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
     /// Why the window ended, and where.
     pub(crate) ended: Option<Ended>,
@@ -109,6 +109,39 @@ impl Graph {
             [one] => (*one).to_owned(),
             [first, .., last] => format!("{first}..{last}"),
             [] => "empty".to_owned(),
+        }
+    }
+
+    /// The graph of ops that take these inputs, and offsets as `given`: of one device, which overwrites nothing.
+    pub(crate) fn plain(
+        ops: Ops,
+        mut inputs: Vec<TensorType>,
+        given: Box<[Given]>,
+        live: &[u32],
+        options: u32,
+    ) -> Graph {
+        if !given.is_empty() {
+            inputs.push(TensorType::new(DType::S64, [given.len() as i64].as_slice()));
+        }
+        let (donated, live) = (SmallVec::new(), live.into());
+        let (spread, source, sample) = (None, Source::default(), None);
+        Graph { ops, inputs, given, donated, options, live, spread, source, sample }
+    }
+
+    /// The program of this graph for all sizes up to its own: it takes so many numbers that follow from the size besides.
+    pub(crate) fn for_sizes(&self, numbers: usize, sample: Graph) -> Graph {
+        let numbers = TensorType::new(DType::S64, [numbers as i64].as_slice());
+        let sample = Sample { graph: sample, inputs: Vec::new(), results: Vec::new() };
+        Graph {
+            ops: self.ops.clone(),
+            inputs: self.inputs.iter().cloned().chain([numbers]).collect(),
+            given: self.given.clone(),
+            donated: SmallVec::new(),
+            options: self.options,
+            live: self.live.clone(),
+            spread: None,
+            source: Source::default(),
+            sample: Some(Arc::new(sample)),
         }
     }
 

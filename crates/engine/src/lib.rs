@@ -23,6 +23,8 @@ mod call;
 mod carry;
 mod collective;
 mod config;
+mod counted;
+mod counts;
 mod decomposed;
 mod dispatch;
 mod effort;

@@ -12,12 +12,17 @@ use crate::launch::{Launcher, out_of_memory};
 use crate::picked;
 use crate::site::Site;
 use crate::stream::Stream;
+use crate::strided::row_major;
 use crate::tensor::TensorRef;
 use crate::threads::Whose;
-use crate::value::State;
+use crate::value::{State, Value};
+use crate::view::View;
 use oxitorch_capture::Reason;
+use oxitorch_hlo::TensorType;
 use oxitorch_pjrt as pjrt;
+use smallvec::{SmallVec, smallvec};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Stream {
@@ -51,6 +56,52 @@ impl Stream {
         self.after_op(mode)?;
         Ok(true)
     }
+
+    /// Gives inputs these types, with what they hold in the first places of each dimension.
+    pub(crate) fn enlarge(&self, inputs: &mut [Arc<Value>], types: &[TensorType]) {
+        for (input, ty) in inputs.iter_mut().zip(types).filter(|(input, ty)| input.ty != **ty) {
+            let to = Value::sharded(ty.clone(), None, State::Pending, input.site);
+            self.executor.pad(Pad {
+                from: input.clone(),
+                view: first_of(&input.ty.shape, &input.ty),
+                to: to.clone(),
+                fill: smallvec![0; ty.dtype.size_bytes()],
+            });
+            *input = to;
+        }
+    }
+
+    /// Takes the first places of each dimension of results for values that are smaller.
+    pub(crate) fn cut_to_size(&self, results: Vec<(Arc<Value>, Arc<Value>)>) {
+        for (from, to) in results {
+            let (view, fill) = (first_of(&from.ty.shape, &to.ty), smallvec![0; to.ty.dtype.size_bytes()]);
+            self.executor.pad(Pad { from, view, to, fill });
+        }
+    }
+}
+
+/// Values of these types for results, and those of them that are larger, with the results.
+#[allow(clippy::type_complexity)] // two lists, of which the second has pairs
+pub(crate) fn enlarged(
+    results: SmallVec<[Arc<Value>; 2]>,
+    types: &[TensorType],
+) -> (SmallVec<[Arc<Value>; 2]>, Vec<(Arc<Value>, Arc<Value>)>) {
+    let mut larger = Vec::new();
+    let value = |(own, ty): (Arc<Value>, &TensorType)| {
+        if own.ty == *ty {
+            return own;
+        }
+        let made = Value::sharded(ty.clone(), None, State::Pending, own.site);
+        larger.push((made.clone(), own));
+        made
+    };
+    (results.into_iter().zip(types).map(value).collect(), larger)
+}
+
+/// The first places of each dimension of a row-major tensor of some shape, as many as a type has.
+fn first_of(shape: &[i64], ty: &TensorType) -> View {
+    let (sizes, strides) = (ty.shape.clone(), row_major(shape));
+    View { dtype: ty.dtype, sizes, strides, offset: 0, conj: false, neg: false }
 }
 
 impl Launcher {

@@ -7,21 +7,20 @@
 
 use crate::alike::{AtBound, Below, ByBound, Recorded, Varying};
 use crate::error::Result;
-use crate::executor::{Launch, Pad};
+use crate::executor::Launch;
 use crate::flush::Cut;
-use crate::graph::{Given, Graph, Sample, Source};
+use crate::graph::{Given, Graph, Source};
 use crate::ops::{Ops, PRODUCED};
+use crate::pad::enlarged;
 use crate::part::Part;
 use crate::site::describe;
 use crate::stream::Stream;
-use crate::strided::row_major;
-use crate::value::{State, Value};
-use crate::view::View;
+use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
-use oxitorch_hlo::{DType, TensorType};
+use oxitorch_hlo::TensorType;
 use oxitorch_pjrt::Platform;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -163,15 +162,10 @@ impl Stream {
         let (program, is_new) = match (program, below) {
             (Some(program), _) => (program, false),
             (None, Some(below)) if !known.is_full() => {
-                let vector = TensorType::new(DType::S64, [numbers.len() as i64].as_slice());
-                let sample = Sample { graph: again(&below.graph), inputs: Vec::new(), results: Vec::new() };
+                let source = Source { ended: Some(cut.ending.at(w.site)), ..Source::default() };
+                let own = below.graph.clone();
                 known.below.get_or_insert(below);
-                let program = self.begin_program(Graph {
-                    inputs: graph.inputs.iter().cloned().chain([vector]).collect(),
-                    source: Source { ended: Some(cut.ending.at(w.site)), ..Source::default() },
-                    sample: Some(Arc::new(sample)),
-                    ..again(&graph)
-                })?;
+                let program = self.begin_program(Graph { source, ..graph.for_sizes(numbers.len(), own) })?;
                 w.alike.form(key).bounds[at].programs.push((text, program.clone()));
                 (program, true)
             }
@@ -185,35 +179,15 @@ impl Stream {
     /// Launches a window by a program of a bound.
     fn launch_padded(&self, w: &mut Window, part: &mut Part, by: &ByBound, cut: Cut<'_>, is_new: bool) {
         let site = part.ops.sites[0];
-        let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
-        for (value, ty) in part.inputs.drain(..).zip(&*by.inputs) {
-            if value.ty == *ty {
-                inputs.push(value);
-                continue;
-            }
-            let to = Value::sharded(ty.clone(), None, State::Pending, site);
-            let view = first_of(&value.ty, &value.ty);
-            self.executor.pad(Pad { from: value, view, to: to.clone(), fill: zero(ty.dtype) });
-            inputs.push(to);
-        }
+        let mut inputs: SmallVec<[Arc<Value>; 4]> = part.inputs.drain(..).collect();
+        self.enlarge(&mut inputs, &by.inputs);
         let given = by.given(&part.ops.offsets);
         for numbers in [&*given, &*by.numbers] {
             if !numbers.is_empty() {
                 inputs.push(Value::offsets(numbers));
             }
         }
-        let mut cuts = Vec::new();
-        let mut outputs: SmallVec<[Arc<Value>; 2]> = SmallVec::new();
-        for (value, ty) in part.outputs.drain(..).zip(&*by.outputs) {
-            if value.ty == *ty {
-                outputs.push(value);
-                continue;
-            }
-            let from = Value::sharded(ty.clone(), None, State::Pending, value.site);
-            outputs.push(from.clone());
-            let (view, fill) = (first_of(&value.ty, ty), zero(ty.dtype));
-            cuts.push(Pad { from, view, to: value, fill });
-        }
+        let (outputs, larger) = enlarged(std::mem::take(&mut part.outputs), &by.outputs);
         let window = self.recorded(w, &by.program, cut, is_new);
         let ends_step = cut.ending.reason == Reason::Step;
         let launch = Launch {
@@ -229,8 +203,8 @@ impl Stream {
             agreement: None,
             notes: std::mem::take(&mut part.notes),
         };
-        self.executor.launch(launch, cut.ending.reason == Reason::Read && cuts.is_empty());
-        cuts.into_iter().for_each(|cut| self.executor.pad(cut));
+        self.executor.launch(launch, cut.ending.reason == Reason::Read && larger.is_empty());
+        self.cut_to_size(larger);
     }
 }
 
@@ -273,53 +247,8 @@ fn at_bound(w: &mut Window, part: &Part, numbers: &[i64], constants: &[Option<i6
 }
 
 /// The graph of ops that take these inputs, and the offsets that are no constants.
-fn of_ops(ops: Ops, mut inputs: Vec<TensorType>, part: &Part, constants: &[Option<i64>]) -> Graph {
+fn of_ops(ops: Ops, inputs: Vec<TensorType>, part: &Part, constants: &[Option<i64>]) -> Graph {
     let places = (0..).zip(constants).filter(|(_, n)| n.is_none());
-    let given: Box<[Given]> =
-        places.zip(0..).map(|((place, _), number)| Given { place, number, more: 0 }).collect();
-    if !given.is_empty() {
-        inputs.push(TensorType::new(DType::S64, [given.len() as i64].as_slice()));
-    }
-    Graph {
-        ops,
-        inputs,
-        given,
-        donated: SmallVec::new(),
-        options: part.options,
-        live: part.live.clone(),
-        spread: None,
-        source: Source::default(),
-        sample: None,
-    }
-}
-
-/// The same graph, of which no program is known.
-fn again(graph: &Graph) -> Graph {
-    Graph {
-        ops: graph.ops.clone(),
-        inputs: graph.inputs.clone(),
-        given: graph.given.clone(),
-        donated: graph.donated.clone(),
-        options: graph.options,
-        live: graph.live.clone(),
-        spread: None,
-        source: Source::default(),
-        sample: None,
-    }
-}
-
-/// The first places, as many as `own` has, of a value of this type.
-fn first_of(own: &TensorType, whole: &TensorType) -> View {
-    View {
-        dtype: own.dtype,
-        sizes: own.shape.clone(),
-        strides: row_major(&whole.shape),
-        offset: 0,
-        conj: false,
-        neg: false,
-    }
-}
-
-fn zero(dtype: DType) -> SmallVec<[u8; 16]> {
-    smallvec![0; dtype.size_bytes()]
+    let given = places.zip(0..).map(|((place, _), number)| Given { place, number, more: 0 }).collect();
+    Graph::plain(ops, inputs, given, &part.live, part.options)
 }

@@ -3,6 +3,7 @@
 use crate::alike::Alike;
 use crate::body::{Captured, Recorded};
 use crate::config::Limits;
+use crate::counts::{AllCounted, Counts};
 use crate::error::{Error, Refusal, Result};
 use crate::events::Stamp;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out};
@@ -38,6 +39,9 @@ pub(crate) struct Window {
     pub(crate) programs: Programs,
     pub(crate) sequences: Sequences,
     pub(crate) alike: Alike,
+    /// Sizes that followed from values, and what windows with such sizes were launched by.
+    pub(crate) counts: Counts,
+    pub(crate) counted: AllCounted,
     /// The number of the window that was launched in parts last.
     pub(crate) last_split: u64,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,

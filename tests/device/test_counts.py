@@ -1,0 +1,141 @@
+"""Sizes that follow from values, as the number of elements that a mask selects: one program for each bound of them, and
+the CPU's values."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import DEVICE, assert_same
+from torch import nn
+
+
+def mask_of(count: int, n: int) -> torch.Tensor:
+    """So many of `n`, in some order."""
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[torch.randperm(n)[:count]] = True
+    return mask
+
+
+def compare(f, calls: list, known: int, most: int) -> None:
+    """Runs `f` on the CPU and on the device for all calls; after the first `known` there are at most so many programs."""
+    for number, args in enumerate(calls):
+        if number == known:
+            torch.tpu.synchronize()
+            before = torch.tpu.metrics()["programs"]
+        want = f(*args)
+        got = f(*(a.to(DEVICE) if isinstance(a, torch.Tensor) else a for a in args))
+        for g, w in zip(got, want, strict=True):
+            assert_same(g, w, f"call {number}", strides=w.numel() > 1, rtol=1e-4, atol=1e-5)
+    torch.tpu.synchronize()
+    made = torch.tpu.metrics()["programs"] - before
+    assert made <= most, f"{made} programs\n{torch.tpu.explain(made)}"
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.hidden, self.out = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        return self.out(F.gelu(self.hidden(self.token(tokens))))
+
+
+def test_a_loss_over_masked_tokens_is_a_program_for_each_bucket(fused):
+    torch.manual_seed(0)
+    on_cpu = Tagger()
+    model = Tagger().to(DEVICE)
+    model.load_state_dict(on_cpu.state_dict())
+    both = [(m, torch.optim.AdamW(m.parameters(), lr=1e-2)) for m in (on_cpu, model)]
+    tokens = torch.randint(50, (4, 32))
+    labels = torch.randint(50, (4, 32))
+    made = []
+    for count in (20, 25, 18, 30, 27, 60, 50, 40):
+        mask = mask_of(count, 128).view(4, 32)
+        before = torch.tpu.metrics()["programs"]
+        losses = []
+        for m, optimizer in both:
+            where = mask.to(next(m.parameters()).device)
+            logits = m(tokens.to(where.device))
+            loss = F.cross_entropy(logits[where], labels.to(where.device)[where])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        assert_same(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert "for all sizes below 32 that follow from values" in torch.tpu.explain()
+    assert made[4] == 0 and made[6:] == [0, 0], made
+    for a, b in zip(on_cpu.parameters(), model.parameters(), strict=True):
+        assert_same(b, a, rtol=1e-3, atol=1e-3)
+
+
+def boxes(scores, corners):
+    kept = corners[scores > 0.5]
+    area = (kept[:, 2] - kept[:, 0]) * (kept[:, 3] - kept[:, 1])
+    return kept * 2, area, (kept.T @ kept), area.sum()
+
+
+def edges(x, mask, weight):
+    at = torch.nonzero(mask).squeeze(1)
+    rows = x[at] @ weight
+    out = torch.zeros_like(x).index_add_(0, at, rows)
+    return out, rows.relu(), torch.where(mask)[0]
+
+
+def written(x, mask, _):
+    y = x.clone()
+    y[mask] = y[mask] * 2 + 1
+    z = x.clone()
+    z[mask] = 7
+    return y, z, torch.masked_select(x, mask[:, None]).exp()
+
+
+def pairwise(x, mask, weight):
+    rows = (x[mask] @ weight).requires_grad_()
+    scores = torch.softmax(rows @ rows.T, -1)
+    (grad,) = torch.autograd.grad((scores @ rows).square().mean(), rows)
+    return scores.detach(), grad, rows.detach().sort(0).values, rows.detach().mean(0)
+
+
+CASES = {f.__name__: f for f in (boxes, edges, written, pairwise)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_mask_selects_has_a_program_for_each_bucket(name, fused):
+    torch.manual_seed(1)
+    x, weight = torch.randn(90, 4), torch.randn(4, 4)
+    counts = [20, 25, 18, 30, 27, 22, 19, 0, 1, 90]
+    masks = [mask_of(count, 90) for count in counts]
+    calls = [(mask.float(), x) if name == "boxes" else (x, mask, weight) for mask in masks]
+    compare(CASES[name], calls[:7], 3, 0)
+    compare(CASES[name], calls[7:], 0, 60)
+
+
+def test_two_masks_of_other_counts(fused):
+    torch.manual_seed(2)
+    x = torch.randn(97, 4)
+
+    def f(x, a, b):
+        first, second = x[a], x[b]
+        return torch.cat([first, second]).softmax(0), first @ second.T, second.exp()
+
+    # With two counts that are one at first, that are one later, and that are in two buckets.
+    pairs = [(21, 21), (20, 40), (25, 50), (18, 35), (30, 60), (22, 41), (19, 19), (28, 62), (17, 35)]
+    compare(f, [(x, mask_of(a, 97), mask_of(b, 97)) for a, b in pairs], 4, 2)
+
+
+def test_sizes_that_were_read_have_a_program_for_each_bucket(fused):
+    torch.manual_seed(3)
+    x, weight = torch.randn(5, 90, 4), torch.randn(4, 4)
+
+    def trimmed(x, mask, weight):
+        n = int(mask.sum())
+        own = (x[:, :n] @ weight).requires_grad_()
+        loss = own.relu().mean() + own[:, -1].sum()
+        loss.backward()
+        return loss.detach(), own.grad, own.detach().softmax(1), x[0, :n].exp()
+
+    counts = [20, 25, 18, 30, 22, 70, 80, 75, 89, 90, 1, 0]
+    calls = [(x, mask_of(count, 90), weight) for count in counts]
+    compare(trimmed, calls[:5], 2, 1)
+    compare(trimmed, calls[5:8], 1, 1)
+    compare(trimmed, calls[8:11], 0, 20)
