@@ -206,3 +206,19 @@ def test_looking_for_a_module_is_not_importing_it(python):
         "print(seen)\n"
     )
     assert done.stdout == "['json', 'wave']\n"
+
+
+def test_a_jitted_function_does_not_import_dynamo(python):
+    code = """
+import sys, torch
+model = torch.nn.Linear(3, 2).to("tpu")
+
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+torch.tpu.jit(step)(torch.ones(4, 3, device="tpu")).item()
+print("torch._dynamo" in sys.modules)
+"""
+    assert python(code).stdout == "False\n"

@@ -6,7 +6,7 @@ use crate::counts::{self, AtBound, Bound, Counted, Counts, Enlarged};
 use crate::ending::Ended;
 use crate::error::Result;
 use crate::family::Numbers;
-use crate::graph::{Given, Graph, Source};
+use crate::graph::{Given, Graph, NAMES_A_SIZE, Source};
 use crate::inst::{Inst, Instances};
 use crate::known::Indices;
 use crate::ops::Ops;
@@ -46,13 +46,12 @@ impl Stream {
         donated: &Indices,
         (ended, varies): (Ended, bool),
     ) -> Result<Option<(AtBound, bool)>> {
-        // What fails is to be found op by op, and what is on the host has its own size there.
-        let is_apart = |inst: &Inst| inst.may_fail() || inst.memory().is_some();
+        w.counts.find_cut(&part.ops);
         if self.devices.is_some()
             || part.asked.is_some()
             || !self.compiles()
             || !w.counts.are_in(&part.ops)
-            || part.ops.insts.iter().any(|inst| is_apart(inst))
+            || part.ops.have_own_sizes()
         {
             return Ok(None);
         }
@@ -107,11 +106,7 @@ impl Stream {
             let bound = &counted.bounds[at];
             let made = bound.outline.bounded(&outline(own)?, &[], &[]);
             let made = made.map_err(|e| bound.graph.unbounded(&e).0.message.to_string())?;
-            let messages = |graph: &Graph| graph.checks().into_iter().map(|c| c.message).collect::<Vec<_>>();
-            match messages(&bound.graph) == messages(own) {
-                true => Ok((at, made)),
-                false => Err("its error names a size".to_owned()),
-            }
+            if bound.graph.checks_alike(own) { Ok((at, made)) } else { Err(NAMES_A_SIZE.to_owned()) }
         }))
     }
 

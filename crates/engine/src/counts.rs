@@ -5,7 +5,7 @@
 
 use crate::family::Numbers;
 use crate::graph::Graph;
-use crate::inst::{Inst, Instances};
+use crate::inst::{Inst, Instances, Kind};
 use crate::known::Indices;
 use crate::ops::{Ops, PRODUCED};
 use crate::program::Program;
@@ -46,26 +46,52 @@ struct Count {
 
 /// The latest sizes that followed from values.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(VecDeque<Count>);
+pub(crate) struct Counts {
+    known: VecDeque<Count>,
+    /// Numbers that the host has read, each of which may be a size of what is recorded next.
+    numbers: VecDeque<i64>,
+}
 
 impl Counts {
     /// The host has read such a size.
     pub(crate) fn add(&mut self, size: i64, most: i64) {
-        self.0.retain(|c| c.size != size);
-        self.0.truncate(COUNTS - 1);
-        self.0.push_front(Count { size, most });
+        self.known.retain(|c| c.size != size);
+        self.known.truncate(COUNTS - 1);
+        self.known.push_front(Count { size, most });
     }
 
-    /// The host has read a number, which may become a size.
+    /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
     pub(crate) fn add_number(&mut self, number: i64) {
-        if number > 0 && self.most(number).is_none() {
-            self.add(number, i64::MAX);
+        if number > 0 && !self.numbers.contains(&number) {
+            self.numbers.truncate(COUNTS - 1);
+            self.numbers.push_front(number);
+        }
+    }
+
+    /// Finds the numbers to which ops cut something.
+    pub(crate) fn find_cut(&mut self, ops: &Ops) {
+        if self.numbers.is_empty() {
+            return;
+        }
+        for inst in &ops.insts {
+            let Kind::Read { base, .. } = &inst.kind else { continue };
+            for out in inst.results().flatten() {
+                for &n in &out.ty.shape {
+                    let most = base.shape.iter().copied().filter(|&all| all > n).max();
+                    if let Some(most) = most
+                        && !base.shape.contains(&n)
+                        && self.numbers.contains(&n)
+                    {
+                        self.add(n, most);
+                    }
+                }
+            }
         }
     }
 
     /// How many it could have been.
     fn most(&self, size: i64) -> Option<i64> {
-        self.0.iter().find(|c| c.size == size).map(|c| c.most)
+        self.known.iter().find(|c| c.size == size).map(|c| c.most)
     }
 
     /// Whether ops compute with what is of such a size.
@@ -74,7 +100,7 @@ impl Counts {
         let in_inst = |inst: &Inst| {
             inst.operands.iter().any(is_count) || inst.results().flatten().any(|o| is_count(&o.ty))
         };
-        !self.0.is_empty() && ops.insts.iter().any(|inst| in_inst(inst))
+        !self.known.is_empty() && ops.insts.iter().any(|inst| in_inst(inst))
     }
 }
 

@@ -71,6 +71,12 @@ impl Ops {
         self.insts.is_empty()
     }
 
+    /// Whether they are of no use at a larger size: what fails is to be found op by op, and what is kept on the host has its
+    /// own size there.
+    pub(crate) fn have_own_sizes(&self) -> bool {
+        self.insts.iter().any(|inst| inst.may_fail() || inst.memory().is_some())
+    }
+
     pub(crate) fn clear(&mut self) {
         self.insts.clear();
         self.sites.clear();

@@ -9,7 +9,7 @@ use crate::alike::{AtBound, Below, ByBound, Recorded, Varying};
 use crate::error::Result;
 use crate::executor::Launch;
 use crate::flush::Cut;
-use crate::graph::{Given, Graph, Source};
+use crate::graph::{Given, Graph, NAMES_A_SIZE, Source};
 use crate::ops::{Ops, PRODUCED};
 use crate::pad::enlarged;
 use crate::part::Part;
@@ -63,6 +63,7 @@ impl Stream {
         let ends = matches!(cut.ending.reason, Reason::Read | Reason::Wait | Reason::Loop | Reason::Jit);
         let trains = || part.ops.insts.iter().any(|inst| inst.name().contains("backward"));
         ends && part.ops.len() > 1
+            && !part.ops.have_own_sizes()
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
@@ -144,6 +145,10 @@ impl Stream {
             below = Some(Below { graph, outline });
         }
         let Some(sample) = below.as_ref().or(known.below.as_ref()) else { return Ok(None) };
+        if !known.graph.checks_alike(&sample.graph) {
+            self.explainer.remark(format!("for this size alone: {NAMES_A_SIZE}"));
+            return Ok(None);
+        }
         let made = match known.outline.bounded(&sample.outline, &[], &[]) {
             Ok(made) => made,
             Err(e) => {

@@ -123,7 +123,9 @@ class Tracer:
         if any(map(_is_sparse, given.tensors)):
             self._fail("takes a sparse tensor", _SPARSE_HINT)
         self._effects = Effects(self.name)
-        self._ops = _Ops(given, self._fail, self._effects)
+        # Dynamo may be asked to compile what the function calls, but not what sees operations.
+        ops = _OpsBesideDynamo if "torch._dynamo" in sys.modules else _Ops
+        self._ops = ops(given, self._fail, self._effects)
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
         self._optimizers: dict[int, Stepped] = {}
@@ -622,6 +624,11 @@ class _Ops(TorchDispatchMode):
         """PyTorch's functions for loops have Dynamo capture their bodies, also where operations are seen."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What skips Dynamo imports it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if not self.is_noted:
@@ -776,6 +783,17 @@ class _Ops(TorchDispatchMode):
             self.fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
+
+
+class _OpsBesideDynamo(_Ops):
+    """The same where Dynamo is imported already."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Reads(TorchFunctionMode):
