@@ -263,8 +263,8 @@ def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int) 
     for i in range(rounds + 3):
         turns = list(workers.items())
         for backend, worker in turns[i % len(turns) :] + turns[: i % len(turns)]:
-            # OpenMP's threads look for work for a while after each step and would take it from the next process; another
-            # one comes after them in each round.
+            # OpenMP's threads look for work for a while after each step, and would take a core from the next process;
+            # another one comes after them in each round.
             time.sleep(0.02)
             step, row = worker.step(), out[backend]
             # The first rounds warm up: optimizers make their state in the second step.
