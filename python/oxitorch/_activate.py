@@ -14,6 +14,7 @@ import platform
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable
 
 NAME = "tpu"
@@ -119,9 +120,17 @@ def _start_core() -> None:
     config["on_start"] = _on_start
     config["child"] = _env.child
     _core.init(config)
-    atexit.register(_core.shutdown)
+    atexit.register(_shut_down, _core.shutdown)
     if config["trace"]:
         atexit.register(_write_trace)  # before the device is shut down: exit functions run in reverse
+
+
+def _shut_down(core: Callable[[], None]) -> None:
+    core()
+    # From here on operations hold up daemon threads (`Engine::linger`). One that is on its way back from the operation
+    # before gets the time to come there: Python would end it in the middle of PyTorch's C++, which aborts the process.
+    if any(t.daemon for t in threading.enumerate()):
+        time.sleep(0.05)
 
 
 def _on_start() -> None:
