@@ -27,7 +27,7 @@ LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # Compiling is most of what tests of the device take, so they take XLA's least effort. What XLA makes of larger programs, and
 # how exact they are, these ask, with all effort; the conformance tests take all ops so, and strict mode what is repeated in it.
 ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
-QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries programs training)
+QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
