@@ -319,8 +319,8 @@ impl Counted {
         }
     }
 
-    /// The ops of a window that takes so many inputs at the bound of its counts. None if no count differs from those that were seen
-    /// before, or is less than it can be; an error if there are no such ops.
+    /// The ops of a window that takes so many inputs at the bound of its counts. None if no count differs from those that
+    /// were seen before, or is less than it can be; an error if there are no such ops.
     pub(crate) fn enlarged(
         &self,
         (ops, taken): (&Ops, usize),

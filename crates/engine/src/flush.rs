@@ -276,10 +276,7 @@ impl Stream {
         let began = self.metrics().events.on().then(Instant::now);
         w.set_key(part, self.devices.is_some());
         let cut = Cut::whole(ending, began, true);
-        let known = w.programs.get_mut(&w.key);
-        let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
-        let has_own = by_bound.is_none() && known.is_some_and(|known| known.has_own(&part.live));
-        if !has_own && self.launch_by_bound(w, part, by_bound, cut)? {
+        if self.launch_by_bound(w, part, cut)? {
             return Ok(());
         }
         if let Some(direct) = self.launch_part(w, part, cut)? {
@@ -371,19 +368,14 @@ impl Stream {
         whole.options = self.compiler.in_force(whole.options);
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
-        let (by_bound, own) = match w.programs.get_mut(&w.key) {
-            None => (None, None),
+        if self.launch_by_bound(w, whole, cut)? {
+            return Ok(());
+        }
+        let cuts = match w.programs.get_mut(&w.key).filter(|known| known.has_programs()) {
             Some(known) => {
-                let by_bound = known.by_bound(&whole.live, &whole.ops.offsets);
                 let split = known.split.as_ref().filter(|s| !s.is_over(deterministic));
-                let split = split.map(|s| (s.part_of.clone(), s.is_for_good()));
-                let own = (by_bound.is_none() && known.has_own(&whole.live)).then_some(split);
-                (by_bound, own)
+                split.map(|s| (s.part_of.clone(), s.is_for_good()))
             }
-        };
-        let cuts = match own {
-            Some(split) => split,
-            None if self.launch_by_bound(w, whole, by_bound, cut)? => return Ok(()),
             None => self.cuts(w, whole, cut),
         };
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };

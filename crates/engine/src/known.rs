@@ -205,6 +205,11 @@ impl Known {
         self.by_bound.iter().find(|by| by.is_for(live, offsets)).cloned()
     }
 
+    /// Whether programs of its own size are known.
+    pub(crate) fn has_programs(&self) -> bool {
+        self.split.is_some() || !self.variants.is_empty()
+    }
+
     /// Whether a program of its own size is known that has these results.
     pub(crate) fn has_own(&self, live: &[u32]) -> bool {
         let has_all = |v: &Variant| live.iter().all(|i| v.live.binary_search(i).is_ok());

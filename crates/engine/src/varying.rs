@@ -30,24 +30,19 @@ use std::sync::Arc;
 const LEAST: usize = 16;
 
 impl Stream {
-    /// Launches a window whose key is set, and which has no program of its own size, by one for all sizes up to a bound:
-    /// this one, or a new one if its sizes vary. False if they do not.
-    pub(crate) fn launch_by_bound(
-        &self,
-        w: &mut Window,
-        part: &mut Part,
-        known: Option<ByBound>,
-        cut: Cut<'_>,
-    ) -> Result<bool> {
-        let (by, is_new) = match known {
+    /// Launches a window whose key is set by a program for all sizes up to a bound: a known one, or a new one if its sizes
+    /// vary and it has no program of its own size. False if it is to have that.
+    pub(crate) fn launch_by_bound(&self, w: &mut Window, part: &mut Part, cut: Cut<'_>) -> Result<bool> {
+        let known = w.programs.get_mut(&w.key);
+        let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
+        let has_own = known.is_some_and(|known| known.has_own(&part.live));
+        let (by, is_new) = match by_bound {
             Some(by) => (by, false),
-            None if self.may_vary(part, cut) => {
-                match self.by_bound(w, part, cut).inspect_err(|e| part.fail(e))? {
-                    Some(made) => made,
-                    None => return Ok(false),
-                }
-            }
-            None => return Ok(false),
+            None if has_own || !self.may_vary(part, cut) => return Ok(false),
+            None => match self.by_bound(w, part, cut).inspect_err(|e| part.fail(e))? {
+                Some(made) => made,
+                None => return Ok(false),
+            },
         };
         if !is_new {
             self.metrics().count(&self.metrics().window_hits);

@@ -626,7 +626,7 @@ class _Ops(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """What skips Dynamo imports it, which takes seconds."""
+        """What skips Dynamo imports it, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
