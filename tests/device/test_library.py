@@ -284,6 +284,41 @@ def test_gradients_of_batch_norm(shape, affine):
     assert calls() == before + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(8, 32, 32, 32), (4, 33, 40, 40), (2, 100, 16, 16, 4)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_of_channels_that_lie_together(shape, dtype, training):
+    norms, formats = (
+        {4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d},
+        {4: torch.channels_last, 5: torch.channels_last_3d},
+    )
+    image = {"memory_format": formats[len(shape)]}
+    x, weight = (randn(*shape) + 10.0).to(**image), randn(*shape).to(**image)
+
+    def found(device, dtype):
+        norm = norms[len(shape)](shape[1], dtype=dtype).train(training).to(device)
+        y = x.to(device, dtype, copy=True).requires_grad_()
+        z = norm(y)
+        (z.sin() * weight.to(device, dtype)).sum().backward()
+        return [z, y.grad, *(p.grad for p in norm.parameters()), *norm.buffers()]
+
+    # In 64 bits: PyTorch's float32 is less exact than ours.
+    for ours, exact in zip(found(DEVICE, dtype), found("cpu", torch.float64), strict=True):
+        expected = exact.to(ours.dtype)
+        assert_same(ours, expected, rtol=1e-4, atol=2e-3 if dtype == torch.float32 else 1e-9)
+
+
+def test_batch_norm_of_channels_that_lie_together_is_summed_by_the_host():
+    def gradient(x, weight):
+        y = F.batch_norm(x, None, None, weight, None, True)
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    x = randn(8, 32, 32, 32).to(memory_format=torch.channels_last)
+    arguments = x.to(DEVICE).requires_grad_(), torch.ones(32, device=DEVICE)
+    text = torch.tpu.jit(gradient).lower(*arguments).as_text()
+    assert "batch_norm_statistics" in text and "batch_norm_gradient_sums" in text
+
+
 def test_a_second_window_calls_again():
     a = randn(300, 300)
     d = a.to(DEVICE)

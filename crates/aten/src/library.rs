@@ -141,7 +141,7 @@ impl Outcome {
 }
 
 /// The dimensions of a channels-last image, slowest first.
-fn channels_last(rank: usize) -> Dims {
+pub fn channels_last(rank: usize) -> Dims {
     [0].into_iter().chain(2..rank as i64).chain([1]).collect()
 }
 

@@ -26,6 +26,7 @@ mod bytes;
 mod client;
 mod collectives;
 mod compiled;
+mod cores;
 mod cost;
 mod cuda_tools;
 mod device;
@@ -50,6 +51,7 @@ mod platform;
 mod plugin;
 mod signals;
 mod signature;
+mod start;
 mod topology;
 
 pub use api::failed_destroys;
@@ -59,6 +61,7 @@ pub use bytes::{Bytes, BytesMut};
 pub use client::Client;
 pub use collectives::{Collective, CollectiveKind};
 pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
+pub use cores::{THREADS, threads_of_one};
 pub use cost::Cost;
 pub use cuda_tools::CudaTools;
 pub use device::{Device, DeviceDescription, Memory, MemoryStats};
@@ -78,6 +81,7 @@ pub use options::{ClientOptions, CompileOptions, Format, OptionValue, Program};
 pub use oxitorch_proto::EffortLevel;
 pub use platform::Platform;
 pub use plugin::{Extension, LoadOptions, Plugin};
+pub use start::{Patience, Start, StartError};
 pub use topology::Topology;
 
 /// Every owner may be used from any thread.

@@ -1,15 +1,14 @@
 //! Opening the plugin and its client.
 
+use crate::processes;
 use crate::state::{Setup, warn};
-use crate::{cores, processes};
 use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;
-use parking_lot::Mutex;
-use pyo3::PyErr;
+use pjrt::{Patience, Start, StartError, THREADS};
+use pyo3::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The plugin that was asked for, or the best one that has hardware.
 pub(crate) fn chosen(setup: &Setup) -> Result<pjrt::Found, Error> {
@@ -18,20 +17,36 @@ pub(crate) fn chosen(setup: &Setup) -> Result<pjrt::Found, Error> {
     pjrt::choose(&found, setup.platform, pjrt::hardware_present).cloned().map_err(failed)
 }
 
+/// How many threads the cpu platform is to have in this process; `None`: as many as the plugin thinks, or as the environment
+/// says.
+pub(crate) fn threads(setup: &Setup) -> Option<usize> {
+    let told = std::env::var_os(THREADS).is_some();
+    if told { None } else { pjrt::threads_of_one(setup.processes.load(Relaxed)) }
+}
+
+/// Sets the variable as Python does, and takes it away again: processes that this one starts are not to have it.
+fn tell_threads(threads: Option<usize>) -> PyResult<()> {
+    crate::gil::with(|py| {
+        let environ = py.import("os")?.getattr("environ")?;
+        match threads {
+            Some(n) => environ.set_item(THREADS, n.to_string()),
+            None => environ.call_method1("pop", (THREADS, py.None())).map(drop),
+        }
+    })
+}
+
 /// Opens a client that computes with so many threads.
 fn with_threads(
     threads: Option<usize>,
     begin: impl FnOnce() -> pjrt::Result<Arc<pjrt::Client>>,
 ) -> Result<Arc<pjrt::Client>, Error> {
-    let said = |e: PyErr| {
-        Error::runtime(format!("cannot say in {} how many threads there are: {e}", cores::THREADS))
-    };
+    let said = |e: PyErr| Error::runtime(format!("cannot say in {THREADS} how many threads there are: {e}"));
     if threads.is_none() {
         return begin().map_err(failed);
     }
-    cores::set(threads).map_err(said)?;
+    tell_threads(threads).map_err(said)?;
     let client = begin().map_err(failed);
-    cores::set(None).map_err(said)?;
+    tell_threads(None).map_err(said)?;
     client
 }
 
@@ -72,7 +87,10 @@ pub(crate) fn open(
     static STARTING: Start<pjrt::Result<Arc<pjrt::Client>>> = Start::new();
     let patience = Patience { tell: TELL, limit: Duration::from_secs(setup.start_timeout), poll: POLL };
     let told = || warn(&format!("the device is not ready after {} s\n{}", TELL.as_secs(), waits_for(setup)));
-    let client = STARTING.run(&patience, begin, told, interrupt)?;
+    let client = STARTING.run(&patience, begin, told, interrupt).map_err(|e| match e {
+        StartError::Interrupted(e) => e,
+        StartError::Failed(message) => Error::runtime(message),
+    })?;
     let late = || {
         let limit = setup.start_timeout;
         let hint = "hint: the same program has to run on every host; OXITORCH_START_TIMEOUT sets the seconds to wait";
@@ -162,118 +180,5 @@ fn waits_for(setup: &Setup) -> String {
             "libtpu is starting it; another process may hold it (`oxitorch doctor` looks for one)".to_owned()
         }
         hosts => format!("it waits for all of its hosts: {}", hosts.join("; ")),
-    }
-}
-
-/// How long something is waited for.
-struct Patience {
-    tell: Duration,
-    limit: Duration,
-    poll: Duration,
-}
-
-/// What is done once, by a thread of its own, since it cannot be stopped: who asks again waits for the same.
-struct Start<T>(Mutex<Option<Receiver<T>>>);
-
-impl<T: Send + 'static> Start<T> {
-    const fn new() -> Self {
-        Start(Mutex::new(None))
-    }
-
-    /// What `work` gives; nothing if that takes too long, and then it goes on.
-    fn run(
-        &self,
-        patience: &Patience,
-        work: impl FnOnce() -> T + Send + 'static,
-        tell: impl Fn(),
-        interrupt: impl Fn() -> Result<(), Error>,
-    ) -> Result<Option<T>, Error> {
-        let mut begun = self.0.lock();
-        if begun.is_none() {
-            let (send, receive) = channel();
-            let thread = std::thread::Builder::new().name("oxi-start".to_owned());
-            // Nobody may be there any more to get it.
-            let work = move || drop(send.send(work()));
-            thread.spawn(work).map_err(|e| Error::runtime(format!("cannot start a thread: {e}")))?;
-            *begun = Some(receive);
-        }
-        let (since, mut told) = (Instant::now(), false);
-        while let Some(receive) = begun.as_ref() {
-            match receive.recv_timeout(patience.poll) {
-                Ok(done) => {
-                    *begun = None;
-                    return Ok(Some(done));
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    *begun = None;
-                    return Err(Error::runtime(
-                        "the thread that starts the device panicked; please report this",
-                    ));
-                }
-                Err(RecvTimeoutError::Timeout) => interrupt()?,
-            }
-            if !told && since.elapsed() >= patience.tell {
-                told = true;
-                tell();
-            }
-            if since.elapsed() >= patience.limit {
-                break;
-            }
-        }
-        Ok(None)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use oxitorch_engine::ErrorKind;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    const SHORT: Patience = Patience {
-        tell: Duration::from_millis(20),
-        limit: Duration::from_millis(60),
-        poll: Duration::from_millis(5),
-    };
-
-    #[test]
-    fn what_is_soon_done_is_given_without_a_word() {
-        let start = Start::new();
-        let done = start.run(&SHORT, || 7, || panic!("told"), || Ok(()));
-        assert_eq!(done.unwrap(), Some(7));
-    }
-
-    #[test]
-    fn what_takes_too_long_is_told_of_once_and_waited_for_again() {
-        let (start, told, begun) = (Start::new(), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
-        let (release, held) = channel::<()>();
-        let counts = begun.clone();
-        let work = move || {
-            counts.fetch_add(1, Ordering::SeqCst);
-            held.recv().is_ok()
-        };
-        let tell = || _ = told.fetch_add(1, Ordering::SeqCst);
-        assert_eq!(start.run(&SHORT, work, tell, || Ok(())).unwrap(), None);
-        assert_eq!(told.load(Ordering::SeqCst), 1);
-        release.send(()).unwrap();
-        let again = start.run(&SHORT, || panic!("begun twice"), tell, || Ok(()));
-        assert_eq!((again.unwrap(), begun.load(Ordering::SeqCst)), (Some(true), 1));
-    }
-
-    #[test]
-    fn a_signal_ends_the_wait() {
-        let (start, (_release, held)) = (Start::new(), channel::<()>());
-        let signal = || Err(Error::new(ErrorKind::Interrupted, "Ctrl-C"));
-        let ended = start.run(&SHORT, move || held.recv().is_ok(), || (), signal);
-        assert_eq!(ended.unwrap_err().kind, ErrorKind::Interrupted);
-    }
-
-    #[test]
-    fn a_panic_is_an_error() {
-        let start: Start<()> = Start::new();
-        // Writing the panic down takes its time.
-        let patience = Patience { limit: Duration::from_secs(60), tell: Duration::from_secs(60), ..SHORT };
-        let failed = start.run(&patience, || panic!("on purpose"), || (), || Ok(()));
-        assert!(failed.unwrap_err().message.contains("panicked"));
     }
 }

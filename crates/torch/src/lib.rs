@@ -8,7 +8,6 @@
 
 mod abi;
 mod client;
-mod cores;
 mod door;
 mod entries;
 mod gil;
@@ -18,7 +17,6 @@ mod processes;
 mod profile;
 mod python;
 mod sites;
-mod spmm;
 mod state;
 mod storage;
 mod sums;

@@ -300,7 +300,7 @@ fn start() -> Result<&'static State, Error> {
     if let Some(state) = STATE.get() {
         return Ok(state);
     }
-    let threads = crate::cores::threads(setup);
+    let threads = crate::client::threads(setup);
     let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {
         Some(device) => Target::Absent(device.clone()),
         None => Target::Client(crate::client::open(setup, threads, interrupt)?),
@@ -317,14 +317,14 @@ fn start() -> Result<&'static State, Error> {
         && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
     {
         library::register(client.plugin(), setup.shim)
-            .and_then(|()| crate::spmm::register(client.plugin()))
+            .and_then(|()| oxitorch_kernels::register(client.plugin()))
             .map_err(|e| Error::runtime(e.to_string()))?;
         wanted.library = true;
         wanted.own_products = setup.library == Kernels::Faster && library::multiplies_slowly();
     }
     let mut cache = setup.cache.clone();
     if let (pjrt::Platform::Cpu, Some(threads)) = (target.platform(), threads) {
-        cache.environment.push((crate::cores::THREADS.to_owned(), threads.to_string()));
+        cache.environment.push((pjrt::THREADS.to_owned(), threads.to_string()));
     }
     if target.platform() == pjrt::Platform::Cuda && target.client().is_ok() {
         cache.places = cuda_places(setup);

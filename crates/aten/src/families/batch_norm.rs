@@ -5,11 +5,11 @@ use super::reductions::{count_like, reduced_numel};
 use crate::args::{Scalar, Tensor};
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
-use crate::library::{Item, Outcome, is_channels_last};
+use crate::library::{Item, Outcome, TARGET, channels_last, is_channels_last};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{DType, Dims, TensorType, Value};
+use oxitorch_hlo::{CustomCall, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -103,7 +103,7 @@ impl BatchNorm {
             )));
         }
         let x = c.to(self.input.value, opmath(self.input.dtype));
-        let norm = match self.library_statistics(c) {
+        let norm = match sums_of_channels(c, STATISTICS, &[self.input.value], &[]) {
             Some([mean, var]) => self.normalized(c, x, mean, var, eps),
             None => normalize(c, x, &dims, eps),
         };
@@ -116,21 +116,6 @@ impl BatchNorm {
             rstd: c.to(norm.rstd, self.stats),
             running: [moved(running[0], norm.mean), moved(running[1], unbiased)],
         })
-    }
-
-    /// Mean and biased variance by torch's kernel, where a channels-last image has its channels: it goes through the image
-    /// once for each, and a compiled sum over all but the last dimension once more for each slice. Other images are summed as
-    /// fast.
-    fn library_statistics(&self, c: &Ctx) -> Option<[Value; 2]> {
-        let Tensor { value, dtype, .. } = self.input;
-        let operations = c.numel(value).saturating_mul(OPERATIONS);
-        if !c.is_for_library(dtype, operations) || !is_channels_last(c, value) {
-            return None;
-        }
-        let args = [Item::Tensor(value), Item::None, Item::None, Item::Float(0.0)];
-        let channels = || Some(Outcome::row_major(TensorType::new(dtype, [c.shape(value)[1]].as_slice())));
-        let found = c.call_library("batch_norm_update_stats", &args, &[channels(), channels()]);
-        <[Option<Value>; 2]>::try_from(found).ok().and_then(|[mean, var]| Some([mean?, var?]))
     }
 
     fn normalized(&self, c: &Ctx, x: Value, mean: Value, var: Value, eps: Scalar) -> Normalized {
@@ -273,7 +258,12 @@ fn native_batch_norm_backward(
     let g = c.to(grad.value, compute);
     let centred = c.subtract(c.to(input.value, compute), along(mean));
     let normalized = c.multiply(centred, along(rstd));
-    let (sum, slope) = (c.reduce_sum(g, &dims), c.reduce_sum(c.multiply(g, normalized), &dims));
+    let sums = match grad.dtype == input.dtype {
+        true => sums_of_channels(c, GRADIENT_SUMS, &[input.value, grad.value], &[mean, rstd]),
+        false => None,
+    };
+    let [sum, slope] =
+        sums.unwrap_or_else(|| [c.reduce_sum(g, &dims), c.reduce_sum(c.multiply(g, normalized), &dims)]);
     let grad_input = wanted[0].then(|| {
         let inner = if train {
             let count = count_like(c, sum, reduced_numel(&shape, &dims));
@@ -288,10 +278,36 @@ fn native_batch_norm_backward(
     Ok((grad_input, wanted[1].then(|| c.to(slope, stats)), wanted[2].then(|| c.to(sum, stats))))
 }
 
+/// The host function that takes the mean and the biased variance of each channel.
+pub const STATISTICS: &str = "batch_norm_statistics";
+/// The host function that sums gradients of each channel, and their products with the normalised image. Its operands are
+/// the image, the gradient, the mean and the inverse deviation.
+pub const GRADIENT_SUMS: &str = "batch_norm_gradient_sums";
+
+/// What a host function sums up of each channel of these images, if the first has its channels last; `more` has a value for
+/// each channel. Images with their channels first are summed as fast by compiled code and by PyTorch's kernels.
+fn sums_of_channels(c: &Ctx, function: &str, images: &[Value], more: &[Value]) -> Option<[Value; 2]> {
+    let ty = c.ty(images[0]);
+    if !c.is_for_library(ty.dtype, operations(c, images[0])) || !is_channels_last(c, images[0]) {
+        return None;
+    }
+    let last = channels_last(ty.shape.len());
+    let mut operands: Vec<Value> = images.iter().map(|&image| c.transpose(image, &last)).collect();
+    operands.extend(more);
+    let channels = TensorType::new(ty.dtype, [ty.shape[1]].as_slice());
+    let config = format!("fn = \"{function}\"");
+    let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
+    c.custom_call(&operands, &[channels.clone(), channels], call).try_into().ok()
+}
+
 /// Compiled sums over all dimensions but one in the middle take an order longer than torch's; so much it counts for.
 const OPERATIONS: i64 = 64;
 
-/// The gradients in training, by torch's own kernel.
+fn operations(c: &Ctx, image: Value) -> i64 {
+    c.numel(image).saturating_mul(OPERATIONS)
+}
+
+/// The gradients in training, by torch's own kernel, of an image with its channels first.
 fn library_backward(
     c: &Ctx,
     grad: Tensor,
@@ -303,8 +319,8 @@ fn library_backward(
 ) -> Option<Grads> {
     let tensors = [Some(grad), Some(input), weight, saved[0], saved[1]];
     let one_dtype = tensors.iter().flatten().all(|t| t.dtype == input.dtype);
-    let operations = c.numel(input.value).saturating_mul(OPERATIONS);
-    if !one_dtype || !c.is_for_library(input.dtype, operations) {
+    let here = c.is_for_library(input.dtype, operations(c, input.value));
+    if !one_dtype || !here || is_channels_last(c, input.value) {
         return None;
     }
     let tensor = |t: Option<Tensor>| t.map_or(Item::None, |t| Item::Tensor(t.value));

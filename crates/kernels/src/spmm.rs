@@ -1,6 +1,7 @@
 //! The product of a sparse matrix with a dense one, as a host function of programs that run in host memory: compiled
 //! code would write an update for each element before it adds them up.
 
+use crate::UNKNOWN;
 use oxitorch_aten::families::sparse::SPMM;
 use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostElement, HostError};
 use parking_lot::Mutex;
@@ -12,7 +13,7 @@ const BLOCK: usize = 32;
 const PER_THREAD: usize = 1 << 16;
 
 /// Makes the function known to a plugin whose programs run in host memory.
-pub(crate) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
+pub(super) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     plugin.register_host_fn(SPMM, |call| match call.results.first().map(|r| r.dtype) {
         Some(ElementType::F32) => run::<f32>(call),
         Some(ElementType::F64) => run::<f64>(call),
@@ -25,7 +26,6 @@ fn run<T>(call: &mut HostCall<'_>) -> Result<(), HostError>
 where
     T: HostElement + Default + Mul<Output = T> + AddAssign + Send + Sync,
 {
-    const UNKNOWN: &str = "a call that this version does not understand";
     let ([rows, columns, values, dense], [result]) = (&call.args[..], &mut call.results[..]) else {
         return Err(UNKNOWN.into());
     };

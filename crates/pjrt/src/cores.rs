@@ -1,39 +1,22 @@
 //! How many threads the cpu platform computes with in one of several processes that share a machine.
 //!
 //! XLA takes one for each core, in each process; PyTorch's CPU takes one under `torchrun`, which says so for OpenMP. Here the
-//! processes share the cores, unless each was bound to its own, or `NPROC` says how many threads there shall be.
+//! processes share the cores, unless each was bound to its own.
 
-use crate::state::Setup;
-use pyo3::prelude::*;
-use std::sync::atomic::Ordering::Relaxed;
+/// The variable of the environment by which the plugin is told how many threads it shall have.
+pub const THREADS: &str = "NPROC";
 
-/// The variable of the environment by which the plugin is told.
-pub(crate) const THREADS: &str = "NPROC";
-
-/// How many threads this process is to have; None: as many as the plugin thinks.
-pub(crate) fn threads(setup: &Setup) -> Option<usize> {
-    let processes = setup.processes.load(Relaxed);
-    if processes < 2 || std::env::var_os(THREADS).is_some() {
+/// How many threads one of so many processes of this machine is to have; `None`: as many as the plugin thinks.
+pub fn threads_of_one(processes: usize) -> Option<usize> {
+    if processes < 2 {
         return None;
     }
-    let (own, parents) = (cores(0)?, cores(parent())?);
-    share(own, parents, processes)
+    share(cores(0)?, cores(parent())?, processes)
 }
 
 /// A process that may use fewer cores than its parent has been bound to those.
 fn share(own: usize, parents: usize, processes: usize) -> Option<usize> {
     (own >= parents).then(|| (own / processes).max(1))
-}
-
-/// Sets the variable as Python does, and takes it away again: processes that this one starts are not to have it.
-pub(crate) fn set(threads: Option<usize>) -> PyResult<()> {
-    crate::gil::with(|py| {
-        let environ = py.import("os")?.getattr("environ")?;
-        match threads {
-            Some(n) => environ.set_item(THREADS, n.to_string()),
-            None => environ.call_method1("pop", (THREADS, py.None())).map(drop),
-        }
-    })
 }
 
 fn parent() -> libc::pid_t {
