@@ -267,36 +267,26 @@ def test_attention_of_columns():
 # ---------------------------------------------------------------- how they run
 
 
-@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
-@pytest.mark.parametrize("shape", [(8, 32, 32, 32), (64, 8, 300), (2, 4, 16, 32, 40)], ids=str)
-def test_gradients_of_batch_norm(shape, affine):
-    norms = {3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}
-    x, weight = randn(*shape), randn(*shape)
-    found = []
-    before = calls()
-    for device in ("cpu", "tpu"):
-        norm = norms[len(shape)](shape[1], affine=affine).to(device)
-        y = x.to(device, copy=True).requires_grad_()
-        (norm(y * 2).relu() * weight.to(device)).sum().backward()
-        found.append([y.grad, *(p.grad for p in norm.parameters()), *norm.buffers()])
-    for ours, expected in zip(found[1], found[0], strict=True):
-        assert_same(ours, expected, rtol=1e-4, atol=1e-4)
-    assert calls() == before + 1
+NORMS = {3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}
+IMAGES = [
+    ((64, 8, 300), torch.contiguous_format),
+    ((8, 32, 32, 32), torch.contiguous_format),
+    ((8, 32, 32, 32), torch.channels_last),
+    ((4, 33, 40, 40), torch.channels_last),
+    ((2, 4, 16, 32, 40), torch.contiguous_format),
+    ((2, 100, 16, 16, 4), torch.channels_last_3d),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(8, 32, 32, 32), (4, 33, 40, 40), (2, 100, 16, 16, 4)], ids=str)
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_batch_norm_of_channels_that_lie_together(shape, dtype, training):
-    norms, formats = (
-        {4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d},
-        {4: torch.channels_last, 5: torch.channels_last_3d},
-    )
-    image = {"memory_format": formats[len(shape)]}
-    x, weight = (randn(*shape) + 10.0).to(**image), randn(*shape).to(**image)
+@pytest.mark.parametrize(("shape", "memory_format"), IMAGES, ids=str)
+@pytest.mark.parametrize("how", [{}, {"affine": False}, {"training": False}], ids=["affine", "plain", "evaluation"])
+def test_batch_norm(shape, memory_format, how, dtype):
+    x, weight = (randn(*shape).to(memory_format=memory_format) + offset for offset in (10.0, 0.0))
+    affine, training = how.get("affine", True), how.get("training", True)
 
     def found(device, dtype):
-        norm = norms[len(shape)](shape[1], dtype=dtype).train(training).to(device)
+        norm = NORMS[len(shape)](shape[1], affine=affine, dtype=dtype).train(training).to(device)
         y = x.to(device, dtype, copy=True).requires_grad_()
         z = norm(y)
         (z.sin() * weight.to(device, dtype)).sum().backward()
@@ -308,12 +298,13 @@ def test_batch_norm_of_channels_that_lie_together(shape, dtype, training):
         assert_same(ours, expected, rtol=1e-4, atol=2e-3 if dtype == torch.float32 else 1e-9)
 
 
-def test_batch_norm_of_channels_that_lie_together_is_summed_by_the_host():
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_batch_norm_is_summed_by_the_host(memory_format):
     def gradient(x, weight):
         y = F.batch_norm(x, None, None, weight, None, True)
         return torch.autograd.grad(y.square().sum(), x)[0]
 
-    x = randn(8, 32, 32, 32).to(memory_format=torch.channels_last)
+    x = randn(8, 32, 32, 32).to(memory_format=memory_format)
     arguments = x.to(DEVICE).requires_grad_(), torch.ones(32, device=DEVICE)
     text = torch.tpu.jit(gradient).lower(*arguments).as_text()
     assert "batch_norm_statistics" in text and "batch_norm_gradient_sums" in text

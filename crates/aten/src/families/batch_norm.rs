@@ -5,7 +5,7 @@ use super::reductions::{count_like, reduced_numel};
 use crate::args::{Scalar, Tensor};
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
-use crate::library::{Item, Outcome, TARGET, channels_last, is_channels_last};
+use crate::library::{TARGET, channels_last, is_channels_last};
 use crate::lower::Ctx;
 use crate::table::Row;
 use crate::{Layout, op};
@@ -248,12 +248,6 @@ fn native_batch_norm_backward(
         (c.to(mean.value, compute), inverse_std(c, c.to(var.value, compute), eps))
     };
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
-    let wanted = [wanted(0), wanted(1), wanted(2)];
-    if train
-        && let Some(found) = library_backward(c, grad, input, weight, [save_mean, save_invstd], eps, wanted)
-    {
-        return Ok(found);
-    }
     let along = |v: Value| per_channel(c, v, input);
     let g = c.to(grad.value, compute);
     let centred = c.subtract(c.to(input.value, compute), along(mean));
@@ -264,7 +258,7 @@ fn native_batch_norm_backward(
     };
     let [sum, slope] =
         sums.unwrap_or_else(|| [c.reduce_sum(g, &dims), c.reduce_sum(c.multiply(g, normalized), &dims)]);
-    let grad_input = wanted[0].then(|| {
+    let grad_input = wanted(0).then(|| {
         let inner = if train {
             let count = count_like(c, sum, reduced_numel(&shape, &dims));
             let [mean, slope] = [sum, slope].map(|v| along(c.divide(v, count)));
@@ -275,7 +269,7 @@ fn native_batch_norm_backward(
         let factor = weight.map_or(rstd, |w| c.multiply(rstd, c.to(w.value, compute)));
         c.to(c.multiply(inner, along(factor)), input.dtype)
     });
-    Ok((grad_input, wanted[1].then(|| c.to(slope, stats)), wanted[2].then(|| c.to(sum, stats))))
+    Ok((grad_input, wanted(1).then(|| c.to(slope, stats)), wanted(2).then(|| c.to(sum, stats))))
 }
 
 /// The host function that takes the mean and the biased variance of each channel.
@@ -284,56 +278,29 @@ pub const STATISTICS: &str = "batch_norm_statistics";
 /// the image, the gradient, the mean and the inverse deviation.
 pub const GRADIENT_SUMS: &str = "batch_norm_gradient_sums";
 
-/// What a host function sums up of each channel of these images, if the first has its channels last; `more` has a value for
-/// each channel. Images with their channels first are summed as fast by compiled code and by PyTorch's kernels.
+/// What a host function sums up of each channel of these images; `more` has a value for each channel.
 fn sums_of_channels(c: &Ctx, function: &str, images: &[Value], more: &[Value]) -> Option<[Value; 2]> {
     let ty = c.ty(images[0]);
-    if !c.is_for_library(ty.dtype, operations(c, images[0])) || !is_channels_last(c, images[0]) {
+    let operations = c.numel(images[0]).saturating_mul(OPERATIONS);
+    if !c.is_for_library(ty.dtype, operations) {
         return None;
     }
-    let last = channels_last(ty.shape.len());
-    let mut operands: Vec<Value> = images.iter().map(|&image| c.transpose(image, &last)).collect();
+    let (n, channels) = (ty.shape[0], ty.shape[1]);
+    let last = is_channels_last(c, images[0]).then(|| channels_last(ty.shape.len()));
+    let stored = |&image: &Value| match &last {
+        Some(last) => c.reshape(c.transpose(image, last), &[c.numel(image) / channels, channels, 1]),
+        None => c.reshape(image, &[n, channels, c.numel(image) / (n * channels)]),
+    };
+    let mut operands: Vec<Value> = images.iter().map(stored).collect();
     operands.extend(more);
-    let channels = TensorType::new(ty.dtype, [ty.shape[1]].as_slice());
+    let results = TensorType::new(ty.dtype, [channels].as_slice());
     let config = format!("fn = \"{function}\"");
     let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
-    c.custom_call(&operands, &[channels.clone(), channels], call).try_into().ok()
+    c.custom_call(&operands, &[results.clone(), results], call).try_into().ok()
 }
 
-/// Compiled sums over all dimensions but one in the middle take an order longer than torch's; so much it counts for.
+/// Compiled sums over all dimensions but one in the middle take an order longer than the host's; so much it counts for.
 const OPERATIONS: i64 = 64;
-
-fn operations(c: &Ctx, image: Value) -> i64 {
-    c.numel(image).saturating_mul(OPERATIONS)
-}
-
-/// The gradients in training, by torch's own kernel, of an image with its channels first.
-fn library_backward(
-    c: &Ctx,
-    grad: Tensor,
-    input: Tensor,
-    weight: Option<Tensor>,
-    saved: [Option<Tensor>; 2],
-    eps: Scalar,
-    mask: [bool; 3],
-) -> Option<Grads> {
-    let tensors = [Some(grad), Some(input), weight, saved[0], saved[1]];
-    let one_dtype = tensors.iter().flatten().all(|t| t.dtype == input.dtype);
-    let here = c.is_for_library(input.dtype, operations(c, input.value));
-    if !one_dtype || !here || is_channels_last(c, input.value) {
-        return None;
-    }
-    let tensor = |t: Option<Tensor>| t.map_or(Item::None, |t| Item::Tensor(t.value));
-    let mut args: Vec<Item<'_>> = tensors[..3].iter().map(|&t| tensor(t)).collect();
-    args.extend([Item::None, Item::None, tensor(saved[0]), tensor(saved[1]), Item::Bool(true)]);
-    args.extend([Item::Number(c.number(eps, DType::F64)), Item::Bools(&mask)]);
-    let channels = TensorType::new(input.dtype, [c.shape(input.value)[1]].as_slice());
-    let types = [c.ty(input.value), channels.clone(), channels].into_iter().zip(mask);
-    let results: Vec<_> =
-        types.map(|(ty, wanted)| wanted.then(|| Outcome::like(c, ty, &[input.value]))).collect();
-    let found = c.call_library("native_batch_norm_backward", &args, &results);
-    <[Option<Value>; 3]>::try_from(found).ok().map(|[dx, dw, db]| (dx, dw, db))
-}
 
 #[allow(clippy::too_many_arguments)] // the schema's
 fn batch_norm_backward(
