@@ -1,6 +1,7 @@
 //! Opening the plugin and its client.
 
-use crate::state::{Setup, warn};
+use crate::gil::warn;
+use crate::setup::Setup;
 use crate::{cores, processes};
 use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;

@@ -3,7 +3,7 @@
 //! XLA takes one for each core, in each process; PyTorch's CPU takes one under `torchrun`, which says so for OpenMP. Here the
 //! processes share the cores, unless each was bound to its own, or `NPROC` says how many threads there shall be.
 
-use crate::state::Setup;
+use crate::setup::Setup;
 use pyo3::prelude::*;
 use std::sync::atomic::Ordering::Relaxed;
 

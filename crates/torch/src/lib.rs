@@ -17,6 +17,7 @@ mod ops;
 mod processes;
 mod profile;
 mod python;
+mod setup;
 mod sites;
 mod spmm;
 mod state;
