@@ -25,9 +25,9 @@ LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py
 LOWERED_QUICK := tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # Compiling is most of what tests of the device take, so they take XLA's least effort. What XLA makes of larger programs, and
-# how exact they are, these ask, with all effort; the conformance tests take all ops so, and strict mode what is repeated in it.
+# how exact they are, these ask, with all effort, and strict mode what is repeated in it.
 ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
-QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries training)
+QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries programs training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 test-full: QUICK :=
 STRICT_TESTS := $(filter-out $(SAME_IN_STRICT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py))
@@ -104,20 +104,23 @@ install: wheel
 	$(UV) pip install -q --python $(PY) --no-deps --force-reinstall $(WHEELS)/oxitorch-*.whl
 	$(PY) -c 'import torch; print("oxitorch on", torch.tpu.get_device_name())'
 
+# `--bin xtask` and not `-p xtask`: for one package alone cargo would compile what it shares with the wheel once more, with
+# fewer features.
 check: $(UV)
 	cargo fmt --all --check
 	rustfmt --edition 2024 --check crates/aten/src/families/*.rs # modules that a macro declares, which cargo does not see
 	$(VENV)/bin/ruff check -q .
 	$(VENV)/bin/ruff format -q --check .
 	cargo clippy -q --profile $(PROFILE) --workspace --all-targets --locked -- -D warnings
-	cargo run -q --profile $(PROFILE) --locked -p xtask -- claims
+	cargo run -q --profile $(PROFILE) --locked --bin xtask -- claims
 
 test-rust: install
 	@export OXITORCH_CPU_PLUGIN="$$(echo $(CPU_PLUGIN))" OXITORCH_TPU_PLUGIN="$$(echo $(TPU_PLUGIN))"; if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --no-fail-fast --cargo-profile $(PROFILE) --workspace --locked; else cargo test -q --profile $(PROFILE) --workspace --locked; fi
 
-# The wheel has no object stores, so they are tested here: less than a minute on two cores with the build.
+# The wheel has no object stores, so they are tested here: less than a minute on two cores with the build. What the crate does
+# without them is in `test-rust`.
 test-object-store:
-	cargo test -q --profile quick -p oxitorch-cache --features object-store --locked
+	cargo test -q --profile quick -p oxitorch-cache --features object-store --locked --lib --test objects
 
 test-python: install
 	rm -rf $(TEST_CACHE)
@@ -142,7 +145,7 @@ test-torch-oldest: install
 	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal $(SELECT) $(OLDEST_TESTS)
 
 docs: $(UV)
-	cargo run -q --profile $(PROFILE) --locked -p xtask -- pages
+	cargo run -q --profile $(PROFILE) --locked --bin xtask -- pages
 
 # Links and anchors that lead nowhere end the build. The variable keeps an announcement of the theme's away.
 docs-site: $(UV)

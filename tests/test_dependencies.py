@@ -68,3 +68,21 @@ def test_each_direct_dependency_has_its_reason(metadata, repo):
     direct |= {re.match(r"[\w.-]+", d).group() for group in lists for d in group}
     assert direct - explained == set(), "say why in docs/dependencies.md"
     assert explained - direct <= {"maturin", "uv", "ruff"}, "no longer used"
+
+
+def features(repo, *of: str) -> dict[str, set[str]]:
+    """The features of each package, by its name and version."""
+    argv = ["cargo", "tree", "--locked", "--prefix", "none", "--format", "{p}|{f}", *of]
+    out = subprocess.run(argv, cwd=repo, check=True, capture_output=True, text=True).stdout
+    found: dict[str, set[str]] = {}
+    for line in filter(None, out.splitlines()):
+        package, _, of_it = line.removesuffix(" (*)").partition("|")
+        found.setdefault(" ".join(package.split()[:2]), set()).add(of_it)
+    return found
+
+
+def test_the_tests_compile_what_the_wheel_is_built_of_no_second_time(repo):
+    """A package with other features is another one for cargo, and with it all that stand on it."""
+    wheel = features(repo, "-p", "oxitorch-torch", "--edges", "normal,build")
+    tests = features(repo, "--workspace", "--edges", "normal,build,dev")
+    assert len(wheel) > 100 and {name: (of, tests[name]) for name, of in wheel.items() if of != tests[name]} == {}

@@ -18,11 +18,13 @@ FAILED = pytest.StashKey[bool]()
 
 # A test with one of these sets its mode itself, or is about other processes.
 SAME_IN_ANY_MODE = {"fused", "mode", "python", "start_python", "repo"}
+# Children are not told for which platform to lower.
+SAME_FOR_ANY_PLATFORM = {"python", "start_python"}
 
 
 def pytest_collection_modifyitems(config, items):
     """Marks what `expected_failures.toml` names: it must fail, and a name must be a test's. In strict mode, leaves out
-    what does not depend on the mode.
+    what does not depend on the mode, and where another platform is lowered for, what does not depend on that.
     """
     groups = tomllib.loads((HERE / "expected_failures.toml").read_text()).get("expected", [])
     marks = {
@@ -35,10 +37,11 @@ def pytest_collection_modifyitems(config, items):
             seen |= {case, case.partition("[")[0]}
             for name in {case, case.partition("[")[0]} & marks.keys():
                 item.add_marker(marks[name])
-    if config.getoption("--mode") == "strict":
-        same = [item for item in items if SAME_IN_ANY_MODE & {*item.fixturenames}]
-        config.hook.pytest_deselected(items=same)
-        items[:] = [item for item in items if item not in {*same}]
+    alike = SAME_IN_ANY_MODE if config.getoption("--mode") == "strict" else set()
+    alike = alike | (SAME_FOR_ANY_PLATFORM if "OXITORCH_LOWER_FOR" in os.environ else set())
+    same = {item for item in items if alike & {*item.fixturenames}}
+    config.hook.pytest_deselected(items=[*same])
+    items[:] = [item for item in items if item not in same]
     if config.option.keyword or any("::" in arg for arg in config.args):
         return
     files = {name.partition("::")[0] for name in seen}

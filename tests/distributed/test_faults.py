@@ -164,7 +164,7 @@ MISMATCHES = {
 }
 
 
-def test_ranks_that_do_not_do_the_same(torchrun):
+def test_ranks_that_do_not_do_the_same(start_ranks):
     """Each in a group of its own, as a group that failed goes on no more."""
     code = f"""{START}
 CASES = {list(MISMATCHES.items())!r}
@@ -197,14 +197,14 @@ for name, does in CASES:
 say("DONE")
 os._exit(0)
 """
-    ran = torchrun(code, "", timeout=90)
+    ran = start_ranks(code, "", timeout=90)
     assert "NOTHING" not in ran.output, ran.output
     for name in MISMATCHES:
         assert ran.output.count(f"TOLD {name}") == 2, ran.output
     assert ran.output.count("DONE") == 2
 
 
-def test_what_was_recorded_is_done_before_a_process_ends(torchrun):
+def test_what_was_recorded_is_done_before_a_process_ends(start_ranks):
     """Rank 1 records its part and ends; rank 0 comes later."""
     code = f"""{START}
 for _ in range(3):
@@ -218,8 +218,8 @@ else:
     if KIND == "destroyed":
         dist.destroy_process_group()
 """
-    assert "SUM 4000.0" in torchrun(code, "").output
-    assert "SUM 4000.0" in torchrun(code, "destroyed").output
+    assert "SUM 4000.0" in start_ranks(code, "").output
+    assert "SUM 4000.0" in start_ranks(code, "destroyed").output
 
 
 @pytest.mark.slow

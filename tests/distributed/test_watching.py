@@ -43,8 +43,8 @@ dist.destroy_process_group()
 """
 
 
-def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
-    results = torchrun(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
+def test_metrics_count_collectives_and_explain_names_them(start_ranks, tmp_path):
+    results = start_ranks(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
     which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
     for told, ended_by, ended_by_collective in (r[5:8] for r in results):
         assert f"launched because of a collective: {which}, at {tmp_path}/script.py:25 in <module>" in told
@@ -80,8 +80,8 @@ def test_metrics_count_collectives_and_explain_names_them(torchrun, tmp_path):
     assert f"ended by: collective {which} at {tmp_path}/script.py:25" in shown
 
 
-def test_the_timelines_of_ranks_become_one(torchrun, tmp_path):
-    torchrun(SCRIPT, OXITORCH_TRACE=str(tmp_path / "trace-%r.json.gz"))
+def test_the_timelines_of_ranks_become_one(start_ranks, tmp_path):
+    start_ranks(SCRIPT, OXITORCH_TRACE=str(tmp_path / "trace-%r.json.gz"))
     files = [str(tmp_path / f"trace-{rank}.json.gz") for rank in range(2)]
     command = [sys.executable, "-m", "oxitorch", "trace", "merge", *files, "-o", "all.json.gz"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -155,7 +155,7 @@ dist.destroy_process_group()
 """
 
 
-def test_pytorch_s_profiler_shows_collectives_among_the_host_s_operations(torchrun):
+def test_pytorch_s_profiler_shows_collectives_among_the_host_s_operations(start_ranks):
     x, pair = [3], [2]
     expected = [  # the title, the shapes, NCCL's name, elements in and out, the root's rank
         ("all_reduce", [x], "allreduce", 3, 3, None),
@@ -175,7 +175,7 @@ def test_pytorch_s_profiler_shows_collectives_among_the_host_s_operations(torchr
         ({0: "send", 1: "recvAnySource"}, [x], {0: "send", 1: "recvAnySource"}, 3, 3, {0: 1, 1: -1}),
         ("barrier", [], "barrier", 0, 0, None),
     ]
-    for rank, titles, comms in torchrun(PROFILED).results():
+    for rank, titles, comms in start_ranks(PROFILED).results():
         of_rank = [[v[rank] if isinstance(v, dict) else v for v in row] for row in expected]
         assert titles == [[f"tpu:{title}", True, shapes] for title, shapes, *_ in of_rank]
         assert comms == [
@@ -236,13 +236,13 @@ sys.stdout.write("RESULT " + ("null" if hooks is None else str(len(hooks))) + "\
 """
 
 
-def test_ranks_that_end_well_leave_nothing_and_off_keeps_nothing(torchrun, tmp_path):
+def test_ranks_that_end_well_leave_nothing_and_off_keeps_nothing(start_ranks, torchrun, tmp_path):
     code = STANDS.replace("time.sleep(600)", "pass") + THEIRS
-    ran = torchrun(code, OXITORCH_RANKS=str(tmp_path / "ranks"))
+    ran = start_ranks(code, OXITORCH_RANKS=str(tmp_path / "ranks"))
     assert list((tmp_path / "ranks").iterdir()) == []
     assert ranks(tmp_path / "ranks").startswith("no ranks in")
     assert ran.results() in ([0, 0], [None, None]), "as the device's own notes it"
-    ran = torchrun(code, OXITORCH_RANKS="off")
+    ran = start_ranks(code, OXITORCH_RANKS="off")
     assert ran.results() in ([1, 1], [None, None]), "as no other does"
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)

@@ -1,11 +1,6 @@
-//! Recorded arguments, and the Rust types that a lowering may take them as.
-//!
-//! The type of a parameter decides two things at once: which schema types it stands for, and whether the argument is an
-//! operand (a value the program is given) or an attribute (part of the program).
+//! Recorded arguments, and what lowerings take of them.
 
-use crate::dtype;
-use crate::error::{Result, runtime, type_, unsupported};
-use crate::lower::Ctx;
+use crate::error::Result;
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 
 /// A float as its bits, so that arguments can be compared and hashed.
@@ -202,20 +197,6 @@ pub fn is_operand(kind: ParamKind, number: Number) -> bool {
 /// Exponents that have a program of their own.
 const EXPONENTS: &[f64] = &[-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0];
 
-/// A parameter type of lowerings.
-pub trait FromArg: Sized {
-    /// What the engine must record.
-    const KIND: ParamKind;
-    /// Whether it stands for this schema type, as [`crate::Argument::ty`] spells it.
-    fn accepts(ty: &str) -> bool;
-    /// Takes a recorded argument.
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self>;
-}
-
-fn wrong<T>(want: &str, got: &Arg) -> Result<T> {
-    Err(type_(format!("expected {want}, got {got:?}")))
-}
-
 /// A tensor as a lowering sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
@@ -235,34 +216,6 @@ impl From<Tensor> for Value {
     }
 }
 
-fn tensor(c: &Ctx, t: &TensorArg) -> Result<Tensor> {
-    let value = c.operand(t.operand)?;
-    Ok(Tensor { value, dtype: t.ty.dtype, rank: t.ty.shape.len(), wrapped: t.wrapped })
-}
-
-impl FromArg for Tensor {
-    const KIND: ParamKind = ParamKind::Tensor;
-    fn accepts(ty: &str) -> bool {
-        ty == "Tensor"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Tensor(t) => tensor(c, t),
-            a => wrong("Tensor", a),
-        }
-    }
-}
-
-impl FromArg for Value {
-    const KIND: ParamKind = ParamKind::Tensor;
-    fn accepts(ty: &str) -> bool {
-        ty == "Tensor"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        Tensor::from_arg(c, arg).map(|t| t.value)
-    }
-}
-
 /// A number known only when the program runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Scalar {
@@ -279,32 +232,9 @@ impl Scalar {
     }
 }
 
-impl FromArg for Scalar {
-    const KIND: ParamKind = ParamKind::Scalar;
-    fn accepts(ty: &str) -> bool {
-        matches!(ty, "Scalar" | "float")
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Scalar(s) => Ok(Scalar { value: c.operand(s.operand)?, kind: s.kind }),
-            a => wrong("Scalar", a),
-        }
-    }
-}
-
 /// An `int` that does not shape the program: a 0-d s64 operand.
 #[derive(Clone, Copy, Debug)]
 pub struct Integer(pub Value);
-
-impl FromArg for Integer {
-    const KIND: ParamKind = ParamKind::Scalar;
-    fn accepts(ty: &str) -> bool {
-        ty == "int"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        Scalar::from_arg(c, arg).map(|s| Integer(c.number(s, DType::S64)))
-    }
-}
 
 /// Integers that do not shape the program: s64 `[n]`.
 #[derive(Clone, Copy, Debug)]
@@ -313,26 +243,6 @@ pub struct Integers(pub Value);
 /// Floats that do not shape the program, other than by how many they are: f64 `[n]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Floats(pub Value);
-
-impl FromArg for Integers {
-    const KIND: ParamKind = ParamKind::Numbers;
-    fn accepts(ty: &str) -> bool {
-        ty == "int[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        Value::from_arg(c, arg).map(Integers)
-    }
-}
-
-impl FromArg for Floats {
-    const KIND: ParamKind = ParamKind::Numbers;
-    fn accepts(ty: &str) -> bool {
-        ty == "float[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        Value::from_arg(c, arg).map(Floats)
-    }
-}
 
 /// A factor that is nearly always 1 and then not there at all.
 #[derive(Clone, Copy, Debug)]
@@ -343,19 +253,6 @@ pub enum Alpha {
     Times(Scalar),
 }
 
-impl FromArg for Alpha {
-    const KIND: ParamKind = ParamKind::Alpha;
-    fn accepts(ty: &str) -> bool {
-        ty == "Scalar"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::None => Ok(Alpha::One),
-            a => Scalar::from_arg(c, a).map(Alpha::Times),
-        }
-    }
-}
-
 /// A probability that is nearly always 0, and then what it is for is not there at all.
 #[derive(Clone, Copy, Debug)]
 pub enum Rate {
@@ -363,19 +260,6 @@ pub enum Rate {
     Zero,
     /// Anything else.
     Of(Scalar),
-}
-
-impl FromArg for Rate {
-    const KIND: ParamKind = ParamKind::Rate;
-    fn accepts(ty: &str) -> bool {
-        ty == "float"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::None => Ok(Rate::Zero),
-            a => Scalar::from_arg(c, a).map(Rate::Of),
-        }
-    }
 }
 
 /// The exponent of a power: small ones shape the program, others are operands.
@@ -389,20 +273,6 @@ pub enum Exponent {
     Scalar(Scalar),
 }
 
-impl FromArg for Exponent {
-    const KIND: ParamKind = ParamKind::Exponent;
-    fn accepts(ty: &str) -> bool {
-        ty == "Scalar"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Int(i) => Ok(Exponent::Int(*i)),
-            Arg::Float(x) => Ok(Exponent::Float(x.get())),
-            a => Scalar::from_arg(c, a).map(Exponent::Scalar),
-        }
-    }
-}
-
 /// A number that changes the structure of the program: `ord` of a norm, for instance. A new one is a new program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Const(pub Number);
@@ -414,22 +284,6 @@ impl Const {
             Number::Bool(x) => f64::from(u8::from(x)),
             Number::Int(x) => x as f64,
             Number::Float(x) | Number::Complex(x, _) => x,
-        }
-    }
-}
-
-impl FromArg for Const {
-    const KIND: ParamKind = ParamKind::Attr;
-    fn accepts(ty: &str) -> bool {
-        matches!(ty, "Scalar" | "float")
-    }
-    fn from_arg(_: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Bool(x) => Ok(Const(Number::Bool(*x))),
-            Arg::Int(x) => Ok(Const(Number::Int(*x))),
-            Arg::Float(x) => Ok(Const(Number::Float(x.get()))),
-            Arg::Complex(re, im) => Ok(Const(Number::Complex(re.get(), im.get()))),
-            a => wrong("a number", a),
         }
     }
 }
@@ -465,161 +319,6 @@ impl Offset {
     }
 }
 
-impl FromArg for Offset {
-    const KIND: ParamKind = ParamKind::Offset;
-    fn accepts(ty: &str) -> bool {
-        ty == "int"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Offset(i) => c.offset(*i),
-            a => wrong("int", a),
-        }
-    }
-}
-
-impl FromArg for Vec<Offset> {
-    const KIND: ParamKind = ParamKind::Offsets;
-    fn accepts(ty: &str) -> bool {
-        ty == "int[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Offsets(first, n) => (*first..first + n).map(|i| c.offset(i)).collect(),
-            a => wrong("int[]", a),
-        }
-    }
-}
-
 /// A generator's state: u64\[2\], seed and offset in Philox blocks of 128 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(pub Value);
-
-impl FromArg for Rng {
-    const KIND: ParamKind = ParamKind::Rng;
-    fn accepts(ty: &str) -> bool {
-        ty == "Generator?"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Rng(operand) => c.operand(*operand).map(Rng),
-            a => wrong("Generator", a),
-        }
-    }
-}
-
-macro_rules! attributes {
-    ($($t:ty: $accepts:pat, $p:pat => $e:expr;)*) => { $(
-        impl FromArg for $t {
-            const KIND: ParamKind = ParamKind::Attr;
-            fn accepts(ty: &str) -> bool {
-                matches!(ty, $accepts)
-            }
-            fn from_arg(_: &Ctx, arg: &Arg) -> Result<Self> {
-                match arg {
-                    $p => Ok($e),
-                    a => wrong(stringify!($t), a),
-                }
-            }
-        }
-    )* };
-}
-
-attributes! {
-    i64: "int", Arg::Int(i) => *i;
-    bool: "bool", Arg::Bool(x) => *x;
-    Dims: "int[]", Arg::Ints(v) => v.clone();
-    Vec<i64>: "int[]", Arg::Ints(v) => v.to_vec();
-    Vec<bool>: "bool[]", Arg::Bools(v) => v.clone();
-    String: "str", Arg::Str(s) => s.clone();
-}
-
-impl FromArg for f64 {
-    const KIND: ParamKind = ParamKind::Attr;
-    fn accepts(ty: &str) -> bool {
-        ty == "float"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        Const::from_arg(c, arg).map(Const::f64)
-    }
-}
-
-impl FromArg for DType {
-    const KIND: ParamKind = ParamKind::Attr;
-    fn accepts(ty: &str) -> bool {
-        ty == "ScalarType"
-    }
-    fn from_arg(_: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Int(i) => dtype::from_code(*i).ok_or_else(|| unsupported(format!("scalar type {i}"))),
-            a => wrong("dtype", a),
-        }
-    }
-}
-
-impl FromArg for Vec<Tensor> {
-    const KIND: ParamKind = ParamKind::Tensors;
-    fn accepts(ty: &str) -> bool {
-        ty == "Tensor[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        let list = Vec::<Option<Tensor>>::from_arg(c, arg)?;
-        list.into_iter()
-            .map(|t| t.ok_or_else(|| runtime("expected a list of tensors, got None in it")))
-            .collect()
-    }
-}
-
-impl FromArg for Vec<Option<Tensor>> {
-    const KIND: ParamKind = ParamKind::OptTensors;
-    fn accepts(ty: &str) -> bool {
-        ty == "Tensor?[]"
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::Tensors(v) => v.iter().map(|t| t.as_ref().map(|t| tensor(c, t)).transpose()).collect(),
-            a => wrong("Tensor[]", a),
-        }
-    }
-}
-
-impl<T: FromArg> FromArg for Option<T> {
-    const KIND: ParamKind = match T::KIND {
-        ParamKind::Tensor => ParamKind::OptTensor,
-        ParamKind::Scalar => ParamKind::OptScalar,
-        other => other,
-    };
-    fn accepts(ty: &str) -> bool {
-        ty.strip_suffix('?').is_some_and(T::accepts)
-    }
-    fn from_arg(c: &Ctx, arg: &Arg) -> Result<Self> {
-        match arg {
-            Arg::None => Ok(None),
-            a => T::from_arg(c, a).map(Some),
-        }
-    }
-}
-
-/// What a parameter of a lowering is.
-#[derive(Clone, Copy)]
-pub struct Param {
-    /// What the engine must record.
-    pub kind: ParamKind,
-    /// Whether it stands for this schema type.
-    pub accepts: fn(&str) -> bool,
-    /// The Rust type, for messages.
-    pub rust: fn() -> &'static str,
-}
-
-impl Param {
-    /// The parameter of type `T`.
-    pub const fn of<T: FromArg>() -> Self {
-        Param { kind: T::KIND, accepts: T::accepts, rust: std::any::type_name::<T> }
-    }
-}
-
-impl std::fmt::Debug for Param {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({:?})", (self.rust)(), self.kind)
-    }
-}

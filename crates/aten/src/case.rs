@@ -16,9 +16,10 @@
 //! | `none` | `None` |
 
 use crate::args::{Arg, NumKind, Number, Offset, ParamKind, ScalarArg, TensorArg, number_arg};
+use crate::context::Config;
 use crate::dtype;
 use crate::error::Error;
-use crate::lower::{Config, lower};
+use crate::lower::lower;
 use crate::numbers::Numbers;
 use crate::table::{OpId, find, row};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
@@ -242,7 +243,8 @@ fn num_kind(n: Number) -> NumKind {
     }
 }
 
-fn number(text: &str) -> Result<Number, String> {
+/// A number as calls spell it.
+pub fn number(text: &str) -> Result<Number, String> {
     match text {
         "true" => return Ok(Number::Bool(true)),
         "false" => return Ok(Number::Bool(false)),
@@ -299,21 +301,4 @@ fn contiguous(shape: &[i64]) -> Dims {
         strides[i] = strides[i + 1] * shape[i + 1].max(1);
     }
     strides
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens() {
-        let case = Case::parse("add.Tensor f32[2,3] ~1.5 2").unwrap();
-        assert_eq!(case.operands.len(), 3);
-        assert!(matches!(&case.args[1], Arg::Tensor(t) if t.wrapped && t.ty.dtype == DType::F64));
-        assert!(matches!(Case::parse("add.Tensor f32[] i64[]@<5 1").unwrap().args[2], Arg::None));
-        assert!(Case::parse("add.Tensor f32[2").is_err());
-        assert!(Case::parse("no.such f32[2]").is_err());
-        assert_eq!(number("-1.5-2j"), Ok(Number::Complex(-1.5, -2.0)));
-        assert_eq!(number("2j"), Ok(Number::Complex(0.0, 2.0)));
-    }
 }

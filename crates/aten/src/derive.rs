@@ -1,8 +1,10 @@
 //! Which row serves an overload: in-place, `out=` and `_foreach_` forms are found from the schema's types and alias marks.
 
-use crate::args::{Arg, Param, ParamKind};
+use crate::args::{Arg, ParamKind};
+use crate::params::Param;
+use crate::row::Row;
 use crate::schema::{Argument, Schema};
-use crate::table::{OpId, Row, find, find_serving, row, rows};
+use crate::table::{OpId, find, find_serving, row, rows};
 use rustc_hash::FxHashSet;
 use std::sync::OnceLock;
 

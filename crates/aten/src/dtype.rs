@@ -1,6 +1,5 @@
-//! torch's scalar types: codes, names, categories and the promotion lattice.
+//! torch's scalar types: codes, names and categories.
 
-use crate::error::{Result, runtime};
 use oxitorch_hlo::DType;
 
 /// Dtype, torch's `ScalarType` code, its C++ name.
@@ -136,61 +135,6 @@ pub fn category(dtype: DType) -> Category {
         Category::Float
     } else {
         Category::Int
-    }
-}
-
-/// uint16, uint32, uint64: torch has them without arithmetic promotion.
-fn barebones(dtype: DType) -> bool {
-    matches!(dtype, DType::U16 | DType::U32 | DType::U64)
-}
-
-fn float8(dtype: DType) -> bool {
-    matches!(dtype, DType::F8E4M3FN | DType::F8E5M2)
-}
-
-/// `c10::promoteTypes`.
-pub fn promote(a: DType, b: DType) -> Result<DType> {
-    if a == b {
-        return Ok(a);
-    }
-    let refuse = |what: &str| {
-        let (a, b) = (scalar_name(a), scalar_name(b));
-        runtime(format!("Promotion for {what} is not supported, attempted to promote {a} and {b}"))
-    };
-    if float8(a) || float8(b) {
-        return Err(refuse("Float8 Types"));
-    }
-    if barebones(a) || barebones(b) {
-        return match (a.is_float(), b.is_float()) {
-            (true, _) => Ok(a),
-            (_, true) => Ok(b),
-            _ => Err(refuse("uint16, uint32, uint64 types")),
-        };
-    }
-    let (low, high) = if category(a) <= category(b) { (a, b) } else { (b, a) };
-    Ok(match (category(low), category(high)) {
-        (Category::Int, Category::Int) => promote_int(low, high),
-        (Category::Float, Category::Float) => promote_float(low, high),
-        (Category::Float, Category::Complex) if low == DType::F64 => DType::C128,
-        (Category::Complex, Category::Complex) => DType::C128,
-        _ => high,
-    })
-}
-
-/// uint8 with a signed type of its size needs the next size; otherwise the wider one wins.
-fn promote_int(a: DType, b: DType) -> DType {
-    match (a, b) {
-        (DType::U8, DType::S8) | (DType::S8, DType::U8) => DType::S16,
-        _ if a.size_bytes() > b.size_bytes() => a,
-        _ => b,
-    }
-}
-
-fn promote_float(a: DType, b: DType) -> DType {
-    match (a, b) {
-        (DType::F16, DType::BF16) | (DType::BF16, DType::F16) => DType::F32,
-        _ if a.size_bytes() > b.size_bytes() => a,
-        _ => b,
     }
 }
 

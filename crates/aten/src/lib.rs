@@ -11,6 +11,7 @@
 
 pub mod args;
 pub mod case;
+pub mod context;
 pub mod derive;
 pub mod domain;
 pub mod dtype;
@@ -20,18 +21,25 @@ pub mod library;
 pub mod lower;
 pub mod numbers;
 pub mod out;
+pub mod params;
+pub mod pointwise;
 pub mod promote;
+pub mod row;
 pub mod schema;
 pub mod sparse;
 pub mod table;
 pub mod target;
 
-pub use args::{Arg, F64Bits, FromArg, NumKind, ParamKind, ScalarArg, TensorArg};
+pub use args::{Arg, F64Bits, NumKind, ParamKind, ScalarArg, TensorArg};
+pub use context::{Check, Checks, Config, Ctx, MatmulPrecision};
 pub use derive::{Binding, Form, Source, Write, bind};
 pub use error::{Error, ErrorKind, Result};
-pub use lower::{Check, Checks, Config, Ctx, Lowered, MatmulPrecision, lower, lower_into};
+pub use lower::{Lowered, lower, lower_into};
 pub use numbers::Numbers;
 pub use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
+pub use params::FromArg;
+pub use promote::Promote;
+pub use row::{Layout, Row, Rule, qualified};
 pub use schema::{Argument, Schema};
-pub use table::{Layout, OpId, Promote, Row, Rule, find, qualified, row, rows};
+pub use table::{OpId, find, row, rows};
 pub use target::TargetOptions;

@@ -4,7 +4,7 @@
 //! A lowering asks [`Ctx::is_for_library`], and goes on as usual if it is not. Operands are handed over as strided views
 //! of what there is in memory, so that nothing is copied for a transpose or a slice.
 
-use crate::lower::{Ctx, MatmulPrecision};
+use crate::context::{Ctx, MatmulPrecision};
 use oxitorch_hlo::{CustomCall, DType, Dims, TensorType, Value};
 use std::fmt::Write;
 

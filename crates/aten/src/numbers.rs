@@ -1,6 +1,6 @@
 //! Checks of Python numbers where they are still known: they become operands, and a program cannot refuse one.
 
-use crate::args::Number;
+use crate::args::{Const, Number};
 use crate::dtype::{Category, category, cpp_name};
 use crate::error::{Result, runtime};
 use oxitorch_hlo::DType;
@@ -43,7 +43,7 @@ impl Numbers<'_> {
 
     /// The number of a parameter as a float.
     pub fn f64(&self, param: usize) -> Option<f64> {
-        self.get(param).map(|n| crate::args::Const(n).f64())
+        self.get(param).map(|n| Const(n).f64())
     }
 
     /// That a parameter's number, if it is one, satisfies a condition.
@@ -97,10 +97,10 @@ fn overflows(n: Number, dtype: DType) -> bool {
         }
         (Category::Int, _) => {
             let (low, high) = int_range(dtype);
-            let x = crate::args::Const(n).f64();
+            let x = Const(n).f64();
             !(x >= low as f64 && x <= high as f64)
         }
-        _ => out_of_range(crate::args::Const(n).f64(), dtype.real()),
+        _ => out_of_range(Const(n).f64(), dtype.real()),
     }
 }
 
@@ -142,39 +142,4 @@ pub fn show(x: f64) -> String {
         return trimmed(&format!("{x:.*}", (5 - exponent) as usize));
     }
     format!("{}e{}{:02}", trimmed(digits), if exponent < 0 { '-' } else { '+' }, exponent.abs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn as_streams_print() {
-        let check = |x, want| assert_eq!(show(x), want);
-        check(3.0, "3");
-        check(-0.5, "-0.5");
-        check(0.1 + 0.2, "0.3");
-        check(123_456.7, "123457");
-        check(f64::from(f32::MAX), "3.40282e+38");
-        check(1e-5, "1e-05");
-        check(f64::NAN, "nan");
-        check(f64::INFINITY, "inf");
-    }
-
-    #[test]
-    fn what_fits() {
-        let check = |n, dtype, want: bool| assert_eq!(fits(n, dtype).is_ok(), want, "{n:?} {dtype:?}");
-        check(Number::Int(127), DType::S8, true);
-        check(Number::Int(128), DType::S8, false);
-        check(Number::Int(-1), DType::U8, true);
-        check(Number::Int(-256), DType::U8, false);
-        check(Number::Float(-1.0), DType::U8, false);
-        check(Number::Float(f64::NAN), DType::S64, false);
-        check(Number::Float(1e39), DType::F32, false);
-        check(Number::Float(f64::INFINITY), DType::F16, true);
-        check(Number::Int(100_000), DType::F16, false);
-        check(Number::Complex(1.0, 0.0), DType::F32, true);
-        check(Number::Complex(1.0, 2.0), DType::F32, false);
-        check(Number::Int(1000), DType::Pred, true);
-    }
 }

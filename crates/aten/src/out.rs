@@ -1,8 +1,9 @@
 //! What PyTorch takes for an `out=` tensor, and what becomes of it: facts of a row.
 
-use crate::args::{Arg, Param};
+use crate::args::Arg;
 use crate::dtype::{can_cast, code, cpp_name, scalar_name};
 use crate::error::{self, Result, runtime, type_};
+use crate::params::Param;
 use oxitorch_hlo::DType;
 
 /// Which dtypes an `out=` tensor may have.

@@ -1,9 +1,77 @@
-//! Which dtype an operation on several tensors has: `at::result_type`.
+//! Which dtype an operation on several dtypes has: `c10::promoteTypes`, and `at::result_type` of tensors.
 
 use crate::args::Tensor;
-use crate::dtype::{Category, category, promote};
-use crate::error::{Result, unsupported};
+use crate::dtype::{Category, category, scalar_name};
+use crate::error::{Result, runtime, unsupported};
 use oxitorch_hlo::DType;
+
+/// How dtypes go in and come out of a regular row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promote {
+    /// Computed in the (promoted) dtype itself.
+    Same,
+    /// Computed in the opmath dtype (float32 for reduced floats), rounded back.
+    Opmath,
+    /// As `Opmath`, with integers and bool promoted to the default dtype first.
+    Float,
+    /// As `Opmath`; integers and bool come back unchanged.
+    KeepInt,
+}
+
+/// uint16, uint32, uint64: torch has them without arithmetic promotion.
+fn barebones(dtype: DType) -> bool {
+    matches!(dtype, DType::U16 | DType::U32 | DType::U64)
+}
+
+fn float8(dtype: DType) -> bool {
+    matches!(dtype, DType::F8E4M3FN | DType::F8E5M2)
+}
+
+/// `c10::promoteTypes`.
+pub fn promote(a: DType, b: DType) -> Result<DType> {
+    if a == b {
+        return Ok(a);
+    }
+    let refuse = |what: &str| {
+        let (a, b) = (scalar_name(a), scalar_name(b));
+        runtime(format!("Promotion for {what} is not supported, attempted to promote {a} and {b}"))
+    };
+    if float8(a) || float8(b) {
+        return Err(refuse("Float8 Types"));
+    }
+    if barebones(a) || barebones(b) {
+        return match (a.is_float(), b.is_float()) {
+            (true, _) => Ok(a),
+            (_, true) => Ok(b),
+            _ => Err(refuse("uint16, uint32, uint64 types")),
+        };
+    }
+    let (low, high) = if category(a) <= category(b) { (a, b) } else { (b, a) };
+    Ok(match (category(low), category(high)) {
+        (Category::Int, Category::Int) => promote_int(low, high),
+        (Category::Float, Category::Float) => promote_float(low, high),
+        (Category::Float, Category::Complex) if low == DType::F64 => DType::C128,
+        (Category::Complex, Category::Complex) => DType::C128,
+        _ => high,
+    })
+}
+
+/// uint8 with a signed type of its size needs the next size; otherwise the wider one wins.
+fn promote_int(a: DType, b: DType) -> DType {
+    match (a, b) {
+        (DType::U8, DType::S8) | (DType::S8, DType::U8) => DType::S16,
+        _ if a.size_bytes() > b.size_bytes() => a,
+        _ => b,
+    }
+}
+
+fn promote_float(a: DType, b: DType) -> DType {
+    match (a, b) {
+        (DType::F16, DType::BF16) | (DType::BF16, DType::F16) => DType::F32,
+        _ if a.size_bytes() > b.size_bytes() => a,
+        _ => b,
+    }
+}
 
 /// Whether a tensor has dimensions, has none, or is a Python number in tensor's clothing decides its priority.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,34 +135,4 @@ pub fn result_type(tensors: &[Tensor], default: DType) -> Result<DType> {
         state.add(t.rank, t.dtype, t.wrapped, default)?;
     }
     Ok(state.get()?.unwrap_or(default))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(operands: &[(usize, DType, bool)], want: DType) {
-        let mut state = ResultType::default();
-        for &(rank, dtype, wrapped) in operands {
-            state.add(rank, dtype, wrapped, DType::F32).unwrap();
-        }
-        assert_eq!(state.get().unwrap(), Some(want), "{operands:?}");
-    }
-
-    #[test]
-    fn dimensions_outrank_zero_dim_outranks_numbers() {
-        use DType::*;
-        check(&[(1, S32, false), (0, S64, false)], S32);
-        check(&[(1, S32, false), (0, F16, false)], F16);
-        check(&[(1, BF16, false), (0, F64, true)], BF16);
-        check(&[(1, S64, false), (0, F64, true)], F32);
-        check(&[(0, F16, false), (0, F64, true)], F16);
-        check(&[(1, Pred, false), (0, S64, true)], S64);
-        check(&[(1, F64, false), (0, C128, true)], C128);
-        check(&[(1, BF16, false), (0, C128, true)], C64);
-        check(&[(1, U8, false), (0, S64, true)], U8);
-        check(&[(1, U8, false), (2, S8, false)], S16);
-        check(&[(1, F16, false), (2, BF16, false)], F32);
-        check(&[(0, S64, true), (0, F64, true)], F32);
-    }
 }

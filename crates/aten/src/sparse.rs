@@ -52,6 +52,9 @@ const COMPRESSED: &str = "
     zero_
 ";
 
+/// The lists: names in alphabetical order, each once.
+pub const LISTS: [&str; 4] = [POINTWISE, STRIDED, COO, COMPRESSED];
+
 /// Who serves an op on sparse tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Server {
@@ -74,27 +77,4 @@ pub fn server(layout: Layout, overload: &str) -> Option<Server> {
     let base = overload.split('.').next().unwrap_or(overload);
     let shared = has(listed, overload) || has(POINTWISE, base.strip_suffix('_').unwrap_or(base));
     Some(if shared { Server::Shared } else { Server::Python })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{COMPRESSED, COO, Layout, POINTWISE, STRIDED, Server, server};
-
-    #[test]
-    fn lists_are_sorted_and_have_nothing_twice() {
-        for list in [POINTWISE, STRIDED, COO, COMPRESSED] {
-            assert!(list.split_whitespace().is_sorted_by(|a, b| a < b), "{list}");
-        }
-    }
-
-    #[test]
-    fn pointwise_ops_are_shared_in_all_their_forms() {
-        for name in ["sin", "sin_", "sin.out", "threshold_backward.grad_input"] {
-            for layout in [Layout::Coo, Layout::Compressed] {
-                assert_eq!(server(layout, name), Some(Server::Shared), "{name}");
-            }
-        }
-        assert_eq!(server(Layout::Coo, "add.out"), Some(Server::Python));
-        assert_eq!(server(Layout::Strided, "add.out"), None);
-    }
 }

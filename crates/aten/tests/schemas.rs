@@ -88,7 +88,7 @@ fn floats_that_make_a_program() {
     }
     // Ops of other libraries have no schema here, and no formulas.
     for (_, row) in rows().filter(|(_, r)| r.name.contains("::")) {
-        let float = |p: &&oxitorch_aten::args::Param| (p.accepts)("float") && p.kind == ParamKind::Attr;
+        let float = |p: &&oxitorch_aten::params::Param| (p.accepts)("float") && p.kind == ParamKind::Attr;
         wrong.extend(row.params().iter().filter(float).map(|_| row.name.to_owned()));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -5,7 +5,7 @@ use crate::key::{Key, hex};
 use crate::lease::{Heart, Lease, Pace, Seen, Watch};
 use crate::listing::{self, Listed};
 use crate::memory::{Held, Limits, Memory};
-use crate::stats::Stats;
+use crate::stats::{Source, Stats};
 use crate::store::{Folder, Sharing, Store};
 use crate::uploads::{Upload, Uploads};
 use parking_lot::Mutex;
@@ -121,19 +121,6 @@ impl std::fmt::Debug for Shared {
 pub const DISK_BYTES: u64 = 5 << 30;
 /// How long to wait for another process if nothing is said. Programs that take minutes exist; ten are more than any seen.
 pub const WAIT: Duration = Duration::from_secs(600);
-
-/// Where a value came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// This process had it.
-    Memory,
-    /// The disk of this machine.
-    Disk,
-    /// What machines share.
-    Shared,
-    /// Nobody had it: it was made.
-    Made,
-}
 
 /// How to get a value that the process does not have.
 pub trait Maker {

@@ -24,7 +24,7 @@ mod store;
 mod trust;
 mod uploads;
 
-pub use cache::{Cache, Config, DISK_BYTES, Maker, Shared, Source, WAIT, Warn};
+pub use cache::{Cache, Config, DISK_BYTES, Maker, Shared, WAIT, Warn};
 pub use entry::{FORMAT, Meta};
 pub use identity::file_digest;
 pub use key::{Component, Difference, Digest, Key};
@@ -32,5 +32,5 @@ pub use listing::Listed;
 pub use memory::{Held, Limits, Memory};
 #[cfg(feature = "object-store")]
 pub use remote::Remote;
-pub use stats::Stats;
+pub use stats::{Source, Stats};
 pub use store::{Folder, Sharing, Store, Stored, programs_folder};

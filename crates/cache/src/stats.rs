@@ -1,6 +1,5 @@
 //! Counters of what a cache did.
 
-use crate::cache::Source;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -61,6 +60,19 @@ stats! {
     overtaken,
     /// Failures of a file system.
     errors,
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// This process had it.
+    Memory,
+    /// The disk of this machine.
+    Disk,
+    /// What machines share.
+    Shared,
+    /// Nobody had it: it was made.
+    Made,
 }
 
 impl Stats {

@@ -499,7 +499,7 @@ impl<'a> Call<'_, 'a> {
         w: &mut Window,
         inst: &Inst,
         items: &[Item<'_, 'a>],
-        params: &[aten::args::Param],
+        params: &[aten::params::Param],
         operands: &mut Operands,
     ) -> Result<(), Refusal> {
         for (i, (item, param)) in items.iter().zip(params).enumerate() {

@@ -1,9 +1,7 @@
-//! A client: the devices of one plugin, and what can be made on them.
+//! A client: the devices of one plugin. What makes buffers on them is in `upload.rs`, what makes executables in
+//! `executable.rs`.
 
-use std::ffi::c_void;
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +10,14 @@ use oxitorch_pjrt_sys as sys;
 use parking_lot::Mutex;
 use sys::Args;
 
-use crate::api::{Api, call, count_failed_destroy, non_null, null_output, slice, slot, text};
-use crate::buffer::{Buffer, Home};
+use crate::api::{Api, call, count_failed_destroy, non_null, slice, text};
+use crate::client_options::ClientOptions;
 use crate::device::Device;
-use crate::element::{BufferType, ElementType};
 use crate::error::{Code, Error, Result, err};
-use crate::event::Event;
-use crate::executable::Executable;
 use crate::key_values::{self, Shared};
-use crate::options::{ClientOptions, CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
-use crate::{envelope, named_value, signals};
+use crate::{named_value, signals};
 
 /// The devices of a plugin that this process uses. Buffers and executables keep their client alive.
 pub struct Client {
@@ -189,231 +183,6 @@ impl Client {
         }
         Err(err::invalid(format!("{device:?} belongs to another client")))
     }
-
-    /// Compiles a program for the devices that the options name.
-    pub fn compile(self: &Arc<Self>, program: &Program<'_>, options: &CompileOptions) -> Result<Executable> {
-        program.check(self.platform())?;
-        let encoded = options.encode(self)?;
-        let c_program = program.to_c();
-        let mut args = Args::<sys::PJRT_Client_Compile_Args>::new();
-        args.client = self.ptr();
-        args.program = &c_program;
-        args.compile_options = encoded.as_ptr().cast();
-        args.compile_options_size = encoded.len();
-        // SAFETY: client, program and options live through the call.
-        unsafe { call!(self.api(), PJRT_Client_Compile, args) }.map_err(compile_failed)?;
-        let ptr = non_null("PJRT_Client_Compile", args.executable)?;
-        // SAFETY: a new executable of this client, now owned.
-        unsafe { Executable::from_raw(self.clone(), ptr, options.params_of(program), options.portable) }
-    }
-
-    /// Loads what `Compiled::serialize` gave, by the same plugin on the same kind of machine. Of the options, those count
-    /// that the executable needs to know beside its bytes: parameter types and whether it is portable. Of a client of several
-    /// processes all count: the bytes may be those of another process, with its devices.
-    pub fn deserialize(self: &Arc<Self>, bytes: &[u8], options: &CompileOptions) -> Result<Executable> {
-        let bytes = envelope::unwrap(self.api(), bytes)?;
-        let mut args = Args::<sys::PJRT_Executable_DeserializeAndLoad_Args>::new();
-        args.client = self.ptr();
-        args.serialized_executable = bytes.as_ptr().cast();
-        args.serialized_executable_size = bytes.len();
-        let spans = self.device_ids.len() > self.devices.len();
-        let encoded = if spans { options.encode(self)? } else { Vec::new() };
-        if spans {
-            args.overridden_serialized_compile_options = encoded.as_ptr().cast();
-            args.overridden_serialized_compile_options_size = encoded.len();
-        }
-        // SAFETY: the client is live, and bytes and options live through the call.
-        unsafe { call!(self.api(), PJRT_Executable_DeserializeAndLoad, args) }?;
-        let ptr = non_null("PJRT_Executable_DeserializeAndLoad", args.loaded_executable)?;
-        // SAFETY: a new executable of this client, now owned.
-        let loaded = unsafe {
-            Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable)
-        }?;
-        if spans && !options.portable && loaded.devices().len() == 0 {
-            return Err(Error::BadSerialized { reason: "it is for devices of another process".into() });
-        }
-        Ok(loaded)
-    }
-
-    /// Copies dense row-major bytes to a device. The copy of `data` is done when this returns.
-    pub fn buffer_from_host(
-        self: &Arc<Self>,
-        data: &[u8],
-        dtype: ElementType,
-        dims: &[i64],
-        device: &Device,
-    ) -> Result<Buffer> {
-        let home = self.new_home(data.len(), dtype, dims, device)?;
-        let semantics = sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
-        // SAFETY: `data` has the bytes that the type says, and the semantics end with the call.
-        let (buffer, _done) = unsafe { self.upload(data.as_ptr(), home, device, semantics) }?;
-        Ok(buffer)
-    }
-
-    /// Makes a buffer of dense row-major bytes that `owner` holds, without copying where the platform can (the CPU
-    /// platform, if the bytes are aligned to 64). `owner` is dropped when the device needs the bytes no more. The bytes
-    /// must not change until then; the buffer is never donated.
-    pub fn buffer_from_owner<O>(
-        self: &Arc<Self>,
-        owner: O,
-        dtype: ElementType,
-        dims: &[i64],
-        device: &Device,
-    ) -> Result<Buffer>
-    where
-        O: AsRef<[u8]> + Send + 'static,
-    {
-        let owner = Box::new(owner);
-        let data = (*owner).as_ref();
-        let home = self.new_home(data.len(), dtype, dims, device)?;
-        let semantics = sys::PJRT_HostBufferSemantics_kImmutableZeroCopy;
-        // SAFETY: `data` has the bytes that the type says; `owner` keeps them until the event says that they are free.
-        let (buffer, done) = unsafe { self.upload(data.as_ptr(), home, device, semantics) }?;
-        if done.is_null() {
-            std::mem::forget(owner); // the device may read it for ever
-            return Err(null_output("PJRT_Client_BufferFromHostBuffer"));
-        }
-        // Leaked rather than dropped if the plugin cannot say when it is done.
-        let owner = ManuallyDrop::new(owner);
-        done.on_ready(move |_| drop(ManuallyDrop::into_inner(owner)))?;
-        Ok(buffer)
-    }
-
-    /// Makes a buffer in the host's memory and has `fill` write its bytes, dense and row-major. Before that they are
-    /// whatever was there. Unlike memory of an owner it may be donated. Nothing, and `fill` is not called, where the
-    /// device has memory of its own or the plugin makes no such buffers.
-    pub fn buffer_filled(
-        self: &Arc<Self>,
-        dtype: ElementType,
-        dims: &[i64],
-        device: &Device,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<Option<Buffer>> {
-        let home = self.home_of(dtype, dims, device)?;
-        if !home.is_host_memory(0) {
-            return Ok(None);
-        }
-        let Some(mut buffer) = self.uninitialized_buffer(home, device)? else { return Ok(None) };
-        fill(&mut buffer.bytes_mut()?);
-        Ok(Some(buffer))
-    }
-
-    /// A buffer with any bytes, if the plugin makes such: nobody else may see it before it is written.
-    fn uninitialized_buffer(&self, home: Arc<Home>, device: &Device) -> Result<Option<Buffer>> {
-        let mut args = Args::<sys::PJRT_Client_CreateUninitializedBuffer_Args>::new();
-        args.client = self.ptr();
-        args.shape_dims = home.ty(0).dims.as_ptr();
-        args.shape_num_dims = home.ty(0).dims.len();
-        args.shape_element_type = home.ty(0).dtype.code();
-        args.device = device.ptr.as_ptr();
-        // SAFETY: client and device are live, the dimensions live through the call.
-        match unsafe { call!(self.api(), PJRT_Client_CreateUninitializedBuffer, args) } {
-            Err(Error::Unsupported { .. } | Error::Status { code: Code::UNIMPLEMENTED, .. }) => Ok(None),
-            Err(e) => Err(e),
-            Ok(()) => {
-                let ptr = non_null("PJRT_Client_CreateUninitializedBuffer", args.buffer)?;
-                Ok(Some(Buffer::from_raw(ptr, home, 0, device.index())))
-            }
-        }
-    }
-
-    fn home_of(self: &Arc<Self>, dtype: ElementType, dims: &[i64], device: &Device) -> Result<Arc<Home>> {
-        self.check_device(device)?;
-        Home::one(self.clone(), BufferType::new(dtype, dims))
-    }
-
-    fn new_home(
-        self: &Arc<Self>,
-        given: usize,
-        dtype: ElementType,
-        dims: &[i64],
-        device: &Device,
-    ) -> Result<Arc<Home>> {
-        let home = self.home_of(dtype, dims, device)?;
-        let bytes = home.bytes(0);
-        if given != bytes {
-            let ty = home.ty(0);
-            return Err(err::invalid(format!("buffer_from_host: {ty} has {bytes} bytes, got {given}")));
-        }
-        Ok(home)
-    }
-
-    /// # Safety
-    /// `data` has the bytes of `home`'s type, and lives as long as the semantics ask.
-    unsafe fn upload(
-        &self,
-        data: *const u8,
-        home: Arc<Home>,
-        device: &Device,
-        semantics: sys::PJRT_HostBufferSemantics,
-    ) -> Result<(Buffer, Event)> {
-        // An empty slice dangles; some plugins look at the address even then.
-        static NOTHING: [u64; 8] = [0; 8];
-        let data: *const c_void = if home.bytes(0) == 0 { NOTHING.as_ptr().cast() } else { data.cast() };
-        let ty = home.ty(0);
-        let mut args = Args::<sys::PJRT_Client_BufferFromHostBuffer_Args>::new();
-        args.client = self.ptr();
-        args.data = data;
-        args.type_ = ty.dtype.code();
-        args.dims = ty.dims.as_ptr();
-        args.num_dims = ty.dims.len();
-        args.host_buffer_semantics = semantics;
-        args.device = device.ptr.as_ptr();
-        // SAFETY: passed on to the caller; the dimensions live through the call.
-        unsafe { call!(self.api(), PJRT_Client_BufferFromHostBuffer, args) }?;
-        // The event outlives no client: whoever waits on it holds the buffer or is called back by the plugin.
-        let done = Event::from_raw(*self.api(), args.done_with_host_buffer, None);
-        let ptr = non_null("PJRT_Client_BufferFromHostBuffer", args.buffer)?;
-        Ok((Buffer::from_raw(ptr, home, 0, device.index()), done))
-    }
-
-    /// A buffer over memory that is on the device already. `on_delete` is called when the buffer is gone.
-    ///
-    /// # Safety
-    /// `address` is device memory of `device` with the bytes of a dense row-major value of this type, and stays valid
-    /// until `on_delete` is called.
-    pub unsafe fn view_of_device_memory(
-        self: &Arc<Self>,
-        address: usize,
-        ty: BufferType,
-        device: &Device,
-        on_delete: impl FnOnce() + Send + 'static,
-    ) -> Result<Buffer> {
-        self.check_device(device)?;
-        if address == 0 {
-            return Err(err::invalid("view_of_device_memory: null address"));
-        }
-        let home = Home::one(self.clone(), ty)?;
-        let create = slot!(self.api(), PJRT_Client_CreateViewOfDeviceBuffer)?;
-        // Never null: plugins call it without looking.
-        let callback = Box::into_raw(Box::new(Box::new(on_delete) as Box<dyn FnOnce() + Send>));
-        let mut args = Args::<sys::PJRT_Client_CreateViewOfDeviceBuffer_Args>::new();
-        args.client = self.ptr();
-        args.device_buffer_ptr = address as *mut c_void;
-        args.dims = home.ty(0).dims.as_ptr();
-        args.num_dims = home.ty(0).dims.len();
-        args.element_type = home.ty(0).dtype.code();
-        args.device = device.ptr.as_ptr();
-        args.on_delete_callback = Some(run_on_delete);
-        args.on_delete_callback_arg = callback.cast();
-        // SAFETY: the memory is the caller's promise; the plugin calls the callback once, with the box.
-        let error = unsafe { create(args.as_mut_ptr()) };
-        if !error.is_null() {
-            // A plugin that fails has not kept the callback.
-            // SAFETY: the box is still ours.
-            drop(unsafe { Box::from_raw(callback) });
-            return Err(self.api().take_error("PJRT_Client_CreateViewOfDeviceBuffer", error));
-        }
-        let ptr = non_null("PJRT_Client_CreateViewOfDeviceBuffer", args.buffer)?;
-        Ok(Buffer::from_raw(ptr, home, 0, device.index()))
-    }
-}
-
-unsafe extern "C" fn run_on_delete(_address: *mut c_void, user_arg: *mut c_void) {
-    // SAFETY: `user_arg` is the box that `view_of_device_memory` leaked, given back exactly once.
-    let callback = unsafe { Box::from_raw(user_arg.cast::<Box<dyn FnOnce() + Send>>()) };
-    // A panic must not cross into C; the panic hook has printed it.
-    let _ = catch_unwind(AssertUnwindSafe(callback));
 }
 
 impl Drop for Client {
@@ -442,13 +211,6 @@ fn no_device(platform: Platform, error: Error) -> Error {
         Error::Status { code: Code::FAILED_PRECONDITION, message, .. } if platform == Platform::Cuda => {
             Error::NoDevice { platform, message }
         }
-        other => other,
-    }
-}
-
-pub(crate) fn compile_failed(error: Error) -> Error {
-    match error {
-        Error::Status { code, message, .. } => Error::CompileFailed { code, message },
         other => other,
     }
 }

@@ -1,13 +1,23 @@
 //! Finding plugin libraries in Python's site-packages folders, and choosing the platform.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::client::Client;
-use crate::error::{Error, Result};
-use crate::options::ClientOptions;
+use crate::client_options::ClientOptions;
+use crate::error::{Error, Result, err};
 use crate::platform::Platform;
 use crate::plugin::{LoadOptions, Plugin};
+
+/// As users name it.
+impl FromStr for Platform {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Platform, Error> {
+        let named = Platform::ALL.into_iter().find(|p| p.name() == s);
+        named.ok_or_else(|| err::invalid(format!("platform `{s}` is none of `tpu`, `cuda`, `cpu`")))
+    }
+}
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]

@@ -163,6 +163,14 @@ impl From<&str> for HostError {
     }
 }
 
+/// An error of a compiler.
+pub(crate) fn compile_failed(error: Error) -> Error {
+    match error {
+        Error::Status { code, message, .. } => Error::CompileFailed { code, message },
+        other => other,
+    }
+}
+
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
         /// A status code, as in `absl::StatusCode`.

@@ -9,14 +9,16 @@ use oxitorch_pjrt_sys as sys;
 use smallvec::SmallVec;
 use sys::Args;
 
-use crate::api::{Api, call, destroy, null_output, slice};
+use crate::api::{Api, call, destroy, non_null, null_output, slice};
 use crate::buffer::{Buffer, Home};
 use crate::client::Client;
 use crate::compiled::{self, Compiled};
 use crate::device::Device;
 use crate::element::BufferType;
-use crate::error::{Error, Result, err};
+use crate::envelope;
+use crate::error::{Error, Result, compile_failed, err};
 use crate::event::Event;
+use crate::options::{CompileOptions, Program};
 use crate::platform::Platform;
 
 /// A program loaded on the devices that it was compiled for. Dereferences to `Compiled`.
@@ -44,6 +46,53 @@ pub struct ExecuteArgs<'a> {
     pub device: Option<&'a Device>,
     /// Arguments, by position, that are not given away although the program may reuse their memory.
     pub non_donatable: &'a [i64],
+}
+
+impl Client {
+    /// Compiles a program for the devices that the options name.
+    pub fn compile(self: &Arc<Self>, program: &Program<'_>, options: &CompileOptions) -> Result<Executable> {
+        program.check(self.platform())?;
+        let encoded = options.encode(self)?;
+        let c_program = program.to_c();
+        let mut args = Args::<sys::PJRT_Client_Compile_Args>::new();
+        args.client = self.ptr();
+        args.program = &c_program;
+        args.compile_options = encoded.as_ptr().cast();
+        args.compile_options_size = encoded.len();
+        // SAFETY: client, program and options live through the call.
+        unsafe { call!(self.api(), PJRT_Client_Compile, args) }.map_err(compile_failed)?;
+        let ptr = non_null("PJRT_Client_Compile", args.executable)?;
+        // SAFETY: a new executable of this client, now owned.
+        unsafe { Executable::from_raw(self.clone(), ptr, options.params_of(program), options.portable) }
+    }
+
+    /// Loads what `Compiled::serialize` gave, by the same plugin on the same kind of machine. Of the options, those count
+    /// that the executable needs to know beside its bytes: parameter types and whether it is portable. Of a client of several
+    /// processes all count: the bytes may be those of another process, with its devices.
+    pub fn deserialize(self: &Arc<Self>, bytes: &[u8], options: &CompileOptions) -> Result<Executable> {
+        let bytes = envelope::unwrap(self.api(), bytes)?;
+        let mut args = Args::<sys::PJRT_Executable_DeserializeAndLoad_Args>::new();
+        args.client = self.ptr();
+        args.serialized_executable = bytes.as_ptr().cast();
+        args.serialized_executable_size = bytes.len();
+        let spans = self.device_ids().len() > self.devices().len();
+        let encoded = if spans { options.encode(self)? } else { Vec::new() };
+        if spans {
+            args.overridden_serialized_compile_options = encoded.as_ptr().cast();
+            args.overridden_serialized_compile_options_size = encoded.len();
+        }
+        // SAFETY: the client is live, and bytes and options live through the call.
+        unsafe { call!(self.api(), PJRT_Executable_DeserializeAndLoad, args) }?;
+        let ptr = non_null("PJRT_Executable_DeserializeAndLoad", args.loaded_executable)?;
+        // SAFETY: a new executable of this client, now owned.
+        let loaded = unsafe {
+            Executable::from_raw(self.clone(), ptr, options.param_types.clone(), options.portable)
+        }?;
+        if spans && !options.portable && loaded.devices().len() == 0 {
+            return Err(Error::BadSerialized { reason: "it is for devices of another process".into() });
+        }
+        Ok(loaded)
+    }
 }
 
 type Pointers = SmallVec<[*mut sys::PJRT_Buffer; 16]>;

@@ -1,9 +1,6 @@
 //! Platforms, and the plugin that runs each.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, err};
 
 /// A kind of hardware that a plugin drives, best first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -42,13 +39,5 @@ impl Platform {
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for Platform {
-    type Err = Error;
-    fn from_str(s: &str) -> Result<Platform, Error> {
-        let named = Platform::ALL.into_iter().find(|p| p.name() == s);
-        named.ok_or_else(|| err::invalid(format!("platform `{s}` is none of `tpu`, `cuda`, `cpu`")))
     }
 }

@@ -6,12 +6,12 @@ use oxitorch_pjrt_sys as sys;
 use sys::Args;
 
 use crate::api::{call, destroy, non_null, slice, slot, text};
-use crate::client::compile_failed;
+use crate::client_options;
 use crate::compiled::Compiled;
 use crate::device::DeviceDescription;
-use crate::error::{Result, err};
+use crate::error::{Result, compile_failed, err};
 use crate::named_value::{self, Attributes, NamedValue};
-use crate::options::{self, CompileOptions, Program};
+use crate::options::{CompileOptions, Program};
 use crate::platform::Platform;
 use crate::plugin::Plugin;
 use crate::signals;
@@ -32,7 +32,7 @@ impl Topology {
     /// A topology by the plugin's name for it. libtpu: `v5e:2x4`, `v5p:2x2x1`, `v6e:4x4`, `tpu7x:2x2x1` and so on, with
     /// options `chips_per_host_bounds`, `num_slices`, `wrap`; CUDA: any name, with options `target_config`, `topology`.
     pub fn new(plugin: &'static Plugin, name: &str, options: &[(String, NamedValue)]) -> Result<Topology> {
-        options::check_kinds(options)?;
+        client_options::check_kinds(options)?;
         if plugin.platform() == Platform::Tpu {
             check_tpu_name(name)?;
         }

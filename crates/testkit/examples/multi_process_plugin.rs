@@ -7,6 +7,12 @@ use std::time::Duration;
 
 use oxitorch_testkit::multi_process_plugin::{Config, table};
 
+/// The flags of XLA that `make test` gives. Which flags a plugin takes is read off its library, and the one that takes these
+/// is XLA's.
+#[used]
+static FLAGS: &[u8] =
+    b"xla_backend_optimization_level\0xla_cpu_use_fusion_emitters\0xla_cpu_parallel_codegen_split_count\0";
+
 /// The symbol by which a plugin is found.
 #[unsafe(no_mangle)]
 pub extern "C" fn GetPjrtApi() -> *const oxitorch_pjrt_sys::PJRT_Api {

@@ -1,7 +1,8 @@
 //! Opening the plugin and its client.
 
+use crate::gil::warn;
 use crate::processes;
-use crate::state::{Setup, warn};
+use crate::setup::Setup;
 use oxitorch_engine::Error;
 use oxitorch_pjrt as pjrt;
 use pjrt::{Patience, Start, StartError, THREADS};

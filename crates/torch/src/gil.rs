@@ -6,6 +6,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use std::ffi::CString;
 
 unsafe extern "C" {
     /// CPython's, which the limited API leaves out.
@@ -33,4 +34,16 @@ pub(crate) fn with<T>(f: impl FnOnce(Python<'_>) -> T) -> T {
     let _held = Held(unsafe { ffi::PyGILState_Ensure() });
     // SAFETY: just taken.
     f(unsafe { Python::assume_attached() })
+}
+
+/// Tells the user, as a Python warning. Called by threads of the engine, which hold nothing that Python waits for.
+pub(crate) fn warn(text: &str) {
+    let text = CString::new(format!("oxitorch: {text}").replace('\0', " ")).unwrap_or_default();
+    // None: the interpreter is ending, and nobody reads warnings any more.
+    let _ = Python::try_attach(|py| {
+        let category = py.get_type::<pyo3::exceptions::PyUserWarning>();
+        if let Err(e) = PyErr::warn(py, &category, &text, 1) {
+            e.write_unraisable(py, None); // warnings are errors here, and no line of Python is at fault
+        }
+    });
 }

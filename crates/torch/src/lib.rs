@@ -16,6 +16,7 @@ mod ops;
 mod processes;
 mod profile;
 mod python;
+mod setup;
 mod sites;
 mod state;
 mod storage;

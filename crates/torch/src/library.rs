@@ -2,7 +2,6 @@
 //! structs of the shim, which calls the op.
 
 use crate::abi::{self, Arg, Payload, Shim, Tensor, tag};
-use crate::state;
 use crate::sums::{self, Sums};
 use oxitorch_aten::library::{CALL, FUNCTION, OP, word};
 use oxitorch_aten::{DType, dtype};
@@ -10,16 +9,6 @@ use oxitorch_pjrt::{self as pjrt, ElementType, HostArg, HostCall, HostError, Nam
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::Ordering::Relaxed;
-
-/// Which of torch's kernels programs may call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kernels {
-    None,
-    /// Those that are faster than the compiler's on this processor.
-    Faster,
-    All,
-}
 
 /// Whether torch's products of float32 matrices are slower than the compiler's on this processor: on x86-64 they are
 /// MKL's, which uses AVX-512 on Intel's processors alone, while XLA's (Eigen's) look at what the processor can.
@@ -34,12 +23,12 @@ pub(crate) fn multiplies_slowly() -> bool {
     false
 }
 
-/// Makes the function known to a plugin whose programs run in host memory.
-pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim) -> pjrt::Result<()> {
-    plugin.register_host_fn(FUNCTION, move |call| run(shim, call))
+/// Makes the function known to a plugin whose programs run in host memory; `counted` is called with each call.
+pub(crate) fn register(plugin: &pjrt::Plugin, shim: &'static Shim, counted: fn()) -> pjrt::Result<()> {
+    plugin.register_host_fn(FUNCTION, move |call| run(shim, counted, call))
 }
 
-fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), HostError> {
+fn run(shim: &Shim, counted: fn(), call: &mut HostCall<'_>) -> Result<(), HostError> {
     let op = call.attributes.get(OP).and_then(NamedValue::as_str).ok_or("a call without a name")?;
     let Some(NamedValue::Ints(words)) = call.attributes.get(CALL) else {
         return Err(format!("aten::{op}: a call without arguments").into());
@@ -54,9 +43,7 @@ fn run(shim: &Shim, call: &mut HostCall<'_>) -> Result<(), HostError> {
     let parsed = reader.args(&operands, &call.args).zip(reader.results(&results));
     let (args, results) =
         parsed.ok_or_else(|| format!("aten::{op}: arguments that this version does not understand"))?;
-    if let Some(state) = state::started() {
-        state.engine.metrics().library_calls.fetch_add(1, Relaxed);
-    }
+    counted();
     let op = CString::new(op).map_err(|e| e.to_string())?;
     let whole = Call { shim, op: &op, args: &args, results: &results };
     let Some(cut) = cut else { return whole.run(false) };

@@ -1,12 +1,14 @@
 //! What there is once per process: the engine, the switches that are not the engine's.
 
 use crate::abi::Shim;
-use crate::library::{self, Kernels};
+use crate::gil::warn;
+use crate::library;
 use crate::processes;
+use crate::setup::{Kernels, Setup};
 use oxitorch_aten::{MatmulPrecision, dtype};
 use oxitorch_engine::{
-    AbsentDevice, CacheOptions, Engine, Error, ErrorKind, Heard, Listener, Mark, Mode, Options, Recipe,
-    Refusal, Remembered, Site, Switches, Target, UserOptions, target_options,
+    AbsentDevice, Engine, Error, ErrorKind, Heard, Listener, Mark, Options, Recipe, Refusal, Site, Switches,
+    Target, UserOptions, target_options,
 };
 use oxitorch_pjrt as pjrt;
 use parking_lot::Mutex;
@@ -16,68 +18,11 @@ use pyo3::types::PyType;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::cell::Cell;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-
-/// What registering the backend leaves for the first use of the device: `import torch` starts no plugin and no thread,
-/// takes no TPU, and its forked children may use the device.
-pub(crate) struct Setup {
-    pub(crate) site_dirs: Vec<PathBuf>,
-    /// A device that is not there, instead of those that are.
-    pub(crate) absent: Option<AbsentDevice>,
-    /// The folder into which is written what was asked of it.
-    pub(crate) capture: Option<PathBuf>,
-    /// None: the first platform that has hardware.
-    pub(crate) platform: Option<pjrt::Platform>,
-    /// How many processes of one job share the machine, as far as is known; more until the device starts, if more turn out to.
-    pub(crate) processes: AtomicUsize,
-    /// Asks Python which of its parent's children this process is, from one on; 0: none.
-    pub(crate) child: Option<Py<PyAny>>,
-    /// How many devices the cpu platform shows; None: one for each of these processes.
-    pub(crate) cpu_devices: Option<usize>,
-    /// How many chips and GPUs the environment leaves to this process, if it says so.
-    pub(crate) visible: (Option<usize>, Option<usize>),
-    /// Options of a client for GPUs.
-    pub(crate) cuda: Vec<(String, pjrt::NamedValue)>,
-    /// The folder of the shim, which is the user's.
-    pub(crate) shim_dir: Option<PathBuf>,
-    /// 0: one per core.
-    pub(crate) compile_threads: usize,
-    pub(crate) mode: Mode,
-    /// Bounds of a window: ops, bytes, and bytes of what is not fused; None: the engine's.
-    pub(crate) window: (Option<usize>, Option<u64>, Option<u64>),
-    /// What each device remembers at most.
-    pub(crate) remembered: Remembered,
-    /// Whether it is printed why a program is new.
-    pub(crate) explain: bool,
-    /// Programs that may be made.
-    pub(crate) max_graphs: Option<u64>,
-    /// Whether everything that happens is kept for a timeline, from the start.
-    pub(crate) trace: bool,
-    /// The folder into which programs are written.
-    pub(crate) graphs: Option<PathBuf>,
-    pub(crate) cache: CacheOptions,
-    /// Whether quick versions of programs run while better ones are compiled.
-    pub(crate) background_compile: bool,
-    pub(crate) nan_trap: bool,
-    pub(crate) refuse_fallback: bool,
-    /// Which of torch's kernels programs may call where they run in host memory.
-    pub(crate) library: Kernels,
-    /// Whether a plugin that runs in host memory keeps the large blocks that it frees.
-    pub(crate) memory_caching: bool,
-    /// Seconds until a TPU that does not start is an error.
-    pub(crate) start_timeout: u64,
-    /// The hosts of a TPU as the environment names them, for people.
-    pub(crate) tpu_hosts: Vec<String>,
-    /// Whose lowerings, if another platform's than the one that runs.
-    pub(crate) lower_for: Option<pjrt::Platform>,
-    pub(crate) shim: &'static Shim,
-    /// What Python does when the device was started.
-    pub(crate) on_start: Option<Py<PyAny>>,
-}
 
 /// The process's only engine and what belongs to it.
 pub(crate) struct State {
@@ -316,7 +261,7 @@ fn start() -> Result<&'static State, Error> {
         && setup.library != Kernels::None
         && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
     {
-        library::register(client.plugin(), setup.shim)
+        library::register(client.plugin(), setup.shim, count_library_call)
             .and_then(|()| oxitorch_kernels::register(client.plugin()))
             .map_err(|e| Error::runtime(e.to_string()))?;
         wanted.library = true;
@@ -363,6 +308,13 @@ fn start() -> Result<&'static State, Error> {
         }
     }
     Ok(state)
+}
+
+/// Called by threads of the plugin, which may come before the first call of the engine is back.
+fn count_library_call() {
+    if let Some(state) = started() {
+        state.engine.metrics().library_calls.fetch_add(1, Relaxed);
+    }
 }
 
 /// Where XLA finds `ptxas` and `libdevice`, without which no program with `tanh` compiles. Who says so in `XLA_FLAGS` is
@@ -435,18 +387,6 @@ fn set(engine: Engine, setup: &'static Setup) -> &'static State {
             compiler: Mutex::default(),
         }
     })
-}
-
-/// Tells the user, as a Python warning. Called by threads of the engine, which hold nothing that Python waits for.
-pub(crate) fn warn(text: &str) {
-    let text = CString::new(format!("oxitorch: {text}").replace('\0', " ")).unwrap_or_default();
-    // None: the interpreter is ending, and nobody reads warnings any more.
-    let _ = Python::try_attach(|py| {
-        let category = py.get_type::<pyo3::exceptions::PyUserWarning>();
-        if let Err(e) = PyErr::warn(py, &category, &text, 1) {
-            e.write_unraisable(py, None); // warnings are errors here, and no line of Python is at fault
-        }
-    });
 }
 
 thread_local! {

@@ -1,13 +1,13 @@
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{opmath, scalar_name};
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, show};
 use crate::out::OutDtype;
 use crate::pointwise;
-use crate::table::Promote::{Float, Opmath};
-use crate::table::{Row, unary};
+use crate::promote::Promote::{Float, Opmath};
+use crate::row::{Row, unary};
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, Value};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI, SQRT_2};

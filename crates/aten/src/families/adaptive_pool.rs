@@ -4,11 +4,11 @@ use super::pooling::{same_shape, scatter_plane};
 use super::reductions::index_dtype;
 use super::taps::{self, Taps};
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Axes, DType, Dims, TensorType, Value};
 

@@ -1,13 +1,14 @@
 use super::matmul::{accumulator, contract};
 use super::philox;
 use super::pooling::same_shape;
-use crate::args::{Arg, FromArg, ParamKind, Rate, Rng, Scalar, Tensor};
+use crate::args::{Arg, ParamKind, Rate, Rng, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::shape_text;
 use crate::error::{Result, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::{Layout, Row};
+use crate::params::FromArg;
+use crate::row::{Layout, Row};
 use oxitorch_hlo::{Axes, DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.
@@ -584,25 +585,4 @@ fn sum_to(c: &Ctx, x: Value, shape: &[i64]) -> Value {
     let stretched = |&d: &usize| d < new || shape[d - new] == 1 && from[d] != 1;
     let dims: Dims = (0..from.len()).filter(stretched).map(|d| d as i64).collect();
     c.reshape(c.reduce_sum(x, &dims), shape)
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::case::Case;
-    use crate::{Config, TargetOptions};
-
-    #[test]
-    fn scores_of_the_backward_are_not_those_of_the_forward() {
-        let case = "_scaled_dot_product_fused_attention_overrideable_backward f32[2,3,5,6] f32[2,3,5,4] f32[2,3,7,4] \
-                    f32[2,3,7,6] none [true,true,true,false] f32[2,3,5,6] f32[2,3,5]@pos i32[0] i32[0] 0 0 0.0 false \
-                    i64[] i64[] none";
-        let of = |recompute_scores| {
-            let config = Config {
-                target: TargetOptions { recompute_scores, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            Case::parse(case).unwrap().text(&config).unwrap()
-        };
-        assert!(of(true).contains("stablehlo.optimization_barrier") && !of(false).contains("barrier"));
-    }
 }

@@ -3,11 +3,11 @@
 use super::norms::{Grads, Normalized, inverse_std, normalize, stat_dtype};
 use super::reductions::{count_like, reduced_numel};
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
 use crate::library::{TARGET, channels_last, is_channels_last};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{CustomCall, DType, Dims, TensorType, Value};
 

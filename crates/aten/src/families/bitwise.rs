@@ -1,10 +1,11 @@
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::error::Result;
-use crate::lower::{Ctx, binary as run_binary};
 use crate::pointwise;
-use crate::table::Promote::Same;
-use crate::table::{Row, binary, unary};
+use crate::pointwise::binary as run_binary;
+use crate::promote::Promote::Same;
+use crate::row::{Row, binary, unary};
 use oxitorch_hlo::{Builder, Value};
 
 /// The rows of this family. Shifts by the width or more give 0 (or all sign bits), as in torch.

@@ -1,10 +1,10 @@
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::category;
 use crate::error::{Result, runtime, type_};
-use crate::lower::Ctx;
 use crate::out::OutDtype;
 use crate::pointwise;
-use crate::table::{Row, compare, compare_scalar};
+use crate::row::{Row, compare, compare_scalar};
 use oxitorch_hlo::{Builder, DType, Direction, Value};
 
 /// The rows of this family.

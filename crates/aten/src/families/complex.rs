@@ -1,9 +1,9 @@
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::error::{Error, Result, runtime, unsupported};
-use crate::lower::Ctx;
 use crate::out::{self, OutDtype};
 use crate::pointwise;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Value};
 
 /// The rows of this family.

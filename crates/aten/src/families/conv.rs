@@ -1,9 +1,9 @@
 use super::matmul::{accumulator, precision};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, in_32_bits, runtime, unsupported};
 use crate::library::{Item, Outcome, Parts, word};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Axes, ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};
 

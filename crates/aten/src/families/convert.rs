@@ -1,8 +1,8 @@
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::error::Result;
-use crate::lower::Ctx;
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::Value;
 

@@ -1,11 +1,11 @@
 use crate::args::{Alpha, Const, Integer, NumKind, Number, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, code, from_code, opmath};
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::numbers::{Numbers, fits, show};
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 

@@ -1,8 +1,8 @@
 use crate::args::Integers;
+use crate::context::Ctx;
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Builder, DType, DotDims, Precision, TensorType, Value};
 
 /// The rows of this family: connectionist temporal classification, a loop over time forward and one backward.

@@ -4,12 +4,12 @@
 //! Scans with indices double their reach in every step.
 
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath};
 use crate::error::{Result, index, not_implemented};
-use crate::lower::Ctx;
 use crate::op;
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Axes, Binary, DType, TensorType, Value, Window};
 
 /// The rows of this family.

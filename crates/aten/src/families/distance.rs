@@ -1,10 +1,10 @@
 use super::scatter::scatter_rows;
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::scalar_name;
 use crate::error::{Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family. Distances between all rows of two tensors, `p` as in `p`-norm.

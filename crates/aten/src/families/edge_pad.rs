@@ -3,10 +3,10 @@
 use super::taps::{self, Most, Taps};
 use super::upsample::named_sizes;
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{Result, in_32_bits, not_implemented, runtime};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 

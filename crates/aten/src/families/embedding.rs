@@ -2,11 +2,11 @@ use super::indexing::assert_range;
 use super::matmul::accumulator;
 use super::scatter::scatter_rows;
 use crate::args::Scalar;
+use crate::context::Ctx;
 use crate::dtype::scalar_name;
 use crate::error::{ErrorKind, Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, DType, Value};
 
 /// The rows of this family.

@@ -2,10 +2,10 @@ use super::embedding::{check_indices, occurrences};
 use super::indexing::assert_range;
 use super::matmul::accumulator;
 use super::scatter::scatter_rows;
+use crate::context::Ctx;
 use crate::error::{ErrorKind, Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
 
 /// The rows of this family.

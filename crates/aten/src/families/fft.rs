@@ -1,8 +1,8 @@
+use crate::context::Ctx;
 use crate::dtype::scalar_name;
 use crate::error::{Result, runtime, unsupported};
-use crate::lower::Ctx;
 use crate::out::{OutDtype, OutStrides};
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, FftType, Value};
 

@@ -1,10 +1,10 @@
 use super::pooling::{same_shape, scatter_plane};
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{opmath, shape_text};
 use crate::error::{Result, in_32_bits, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family: max pools whose windows start at random places.

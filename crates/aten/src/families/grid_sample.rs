@@ -1,11 +1,11 @@
 //! Sampling at points of a grid. A point is a weighted sum of nearby elements, its corners.
 
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, GatherDims, ScatterDims, ScatterFlags, TensorType, Value};
 
 /// The rows of this family.

@@ -1,11 +1,11 @@
 //! Products of groups of rows or columns, each with a matrix of its own.
 
 use super::matmul::contract;
+use crate::context::Ctx;
 use crate::dtype::scalar_name;
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, DotDims, TensorType, Value};
 
 /// The rows of this family: products of each group of rows with a matrix of its own, as in mixtures of experts.

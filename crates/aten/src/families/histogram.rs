@@ -3,12 +3,12 @@
 use super::scatter::scatter_rows;
 use super::sorting::lower_bound;
 use crate::args::{Floats, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::numbers::{Numbers, show};
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, DType, Dims, TensorType, Value};
 
 /// The rows of this family.

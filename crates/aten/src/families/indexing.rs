@@ -1,8 +1,8 @@
 use crate::args::Tensor;
+use crate::context::{Ctx, broadcast_shapes};
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime, unsupported};
-use crate::lower::{Ctx, broadcast_shapes};
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, GatherDims, ScatterDims, ScatterFlags, Value, Window};
 use std::ops::Range;

@@ -5,7 +5,7 @@
 //! and Veselic, "Jacobi's method is more accurate than QR" (1992).
 
 use super::linalg::adjoint;
-use crate::lower::Ctx;
+use crate::context::Ctx;
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 
 /// Sweeps after which columns are as orthogonal as they get; six to ten are usual.

@@ -3,11 +3,11 @@ use super::linalg::{
     Matrix, adjoint, diagonal, identity, lapack, same_batch, triangle, unchecked, with_batch, zeros,
 };
 use crate::args::Scalar;
+use crate::context::Ctx;
 use crate::error::{ErrorKind, Result, runtime, unsupported};
 use crate::library::{Item, Outcome};
-use crate::lower::Ctx;
 use crate::out::OutStrides;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Precision, TensorType, Value};
 

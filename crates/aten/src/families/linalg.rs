@@ -1,10 +1,11 @@
 use super::matmul::conj;
-use crate::args::{Arg, FromArg, ParamKind, Tensor};
+use crate::args::{Arg, ParamKind, Tensor};
+use crate::context::{Ctx, broadcast_shapes};
 use crate::dtype::scalar_name;
 use crate::error::{Error, Result, not_implemented, runtime, unsupported};
-use crate::lower::{Ctx, broadcast_shapes};
 use crate::out::OutStrides;
-use crate::table::Row;
+use crate::params::FromArg;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Transpose, TriangularSolve, Value};
 

@@ -4,11 +4,11 @@
 
 use super::reductions::plain_mean;
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{op, pointwise};
 use oxitorch_hlo::{DType, Dims, Value};
 

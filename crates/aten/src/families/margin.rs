@@ -2,11 +2,11 @@
 
 use super::losses::Reduction;
 use crate::args::{Const, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, TensorType, Value};
 
 /// The rows of this family.

@@ -1,11 +1,11 @@
 use crate::args::{Alpha, Tensor};
+use crate::context::{Ctx, MatmulPrecision};
 use crate::dtype::{Category, category, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
 use crate::families::pointwise_binary::check_factor;
 use crate::library::{Item, Outcome, Parts};
-use crate::lower::{Ctx, MatmulPrecision};
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Axes, DType, Dims, DotDims, Precision, TensorType, Value};
 
@@ -624,111 +624,4 @@ fn linear_backward(
     };
     let round = |v: Value| c.to(v, dtype);
     Ok((want_x.then(|| round(dx())), want_w.then(|| round(dw())), want_b.then(|| round(db()))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::case::Case;
-    use crate::{Config, TargetOptions};
-    use oxitorch_hlo::Builder;
-
-    fn text(case: &str, config: &Config, operands: impl FnOnce(&Builder) -> Vec<Value>) -> String {
-        Case::parse(case).unwrap().text_of(config, operands).unwrap()
-    }
-
-    fn f32s(b: &Builder, shape: &[i64]) -> Value {
-        b.param(TensorType::new(DType::F32, shape))
-    }
-
-    #[test]
-    fn products_of_wide_integers_are_sums_where_there_are_none() {
-        let of = |int64_as_pairs| {
-            let target = TargetOptions { int64_as_pairs, ..TargetOptions::NONE };
-            let config = Config { target, ..Config::default() };
-            let case = Case::parse("bmm i64[2,3,4] i64[2,4,5]").unwrap();
-            case.text(&config).unwrap()
-        };
-        assert!(of(false).contains("dot_general"));
-        let text = of(true);
-        assert!(!text.contains("dot_general") && text.contains("stablehlo.reduce"), "{text}");
-        assert!(text.contains("-> (tensor<2x3x5xi64>)"), "{text}");
-    }
-
-    #[test]
-    fn products_are_rounded_by_a_library_that_can() {
-        let text = |case: &str, dots_in_16_bits| {
-            let config = Config {
-                target: TargetOptions { dots_in_16_bits, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            Case::parse(case).unwrap().text(&config).unwrap()
-        };
-        for (case, rounded) in [
-            ("mm bf16[2,3] bf16[3,4]", true),
-            ("bmm f16[5,2,3] f16[5,3,4]", true),
-            ("addmm bf16[4] bf16[2,3] bf16[3,4] 1 1", true),
-            ("mm.dtype bf16[2,3] bf16[3,4] float32", false),
-            ("mm f32[2,3] f32[3,4]", false),
-        ] {
-            let wide = |on| text(case, on).contains("f32");
-            assert_eq!((wide(false), wide(true)), (true, !rounded), "{case}\n{}", text(case, true));
-        }
-    }
-
-    #[test]
-    fn tokens_are_rows_only_where_folding_costs_nothing() {
-        let of = |keep_row_dims| {
-            let config = Config {
-                target: TargetOptions { keep_row_dims, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            text("addmm f32[7] f32[6,5] f32[5,7] none none", &config, |b| {
-                let x = b.reshape(f32s(b, &[2, 3, 5]), &[6, 5]);
-                vec![f32s(b, &[7]), x, f32s(b, &[5, 7])]
-            })
-        };
-        let (folded, unfolded) = (of(false), of(true));
-        assert!(folded.contains("(tensor<6x5xf32>, tensor<5x7xf32>) -> tensor<6x7xf32>"), "{folded}");
-        assert!(unfolded.contains("(tensor<2x3x5xf32>, tensor<5x7xf32>) -> tensor<2x3x7xf32>"), "{unfolded}");
-        assert!(
-            unfolded.contains("stablehlo.reshape") && !unfolded.contains("tensor<6x5xf32>"),
-            "{unfolded}"
-        );
-    }
-
-    #[test]
-    fn a_gradient_of_weights_sums_over_unfolded_rows() {
-        let config = Config {
-            target: TargetOptions { keep_row_dims: true, ..TargetOptions::NONE },
-            ..Config::default()
-        };
-        let of = |rows: &[i64]| {
-            text("mm f32[4,6] f32[6,5]", &config, |b| {
-                let grad = b.reshape(f32s(b, &[2, 3, 4]), &[6, 4]);
-                let shape = [rows, &[5]].concat();
-                vec![b.transpose(grad, &[1, 0]), b.reshape(f32s(b, &shape), &[6, 5])]
-            })
-        };
-        let text = of(&[2, 3]);
-        assert!(text.contains("contracting_dims = [0, 1] x [0, 1]"), "{text}");
-        assert!(text.contains("(tensor<2x3x4xf32>, tensor<2x3x5xf32>) -> tensor<4x5xf32>"), "{text}");
-        let other = of(&[3, 2]);
-        assert!(other.contains("(tensor<4x6xf32>, tensor<6x5xf32>)"), "{other}");
-    }
-
-    #[test]
-    fn products_may_be_rounded_by_who_adds_them_up() {
-        let of = |case: &str, bf16_dot_results| {
-            let config = Config {
-                target: TargetOptions { bf16_dot_results, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            Case::parse(case).unwrap().text(&config).unwrap()
-        };
-        let mm = "mm bf16[2,3] bf16[3,4]";
-        assert!(of(mm, false).contains("tensor<2x4xf32>") && !of(mm, true).contains("tensor<2x4xf32>"));
-        // What is added to it is added before.
-        assert!(of("addmm bf16[4] bf16[2,3] bf16[3,4] none none", true).contains("-> tensor<2x4xf32>"));
-    }
 }

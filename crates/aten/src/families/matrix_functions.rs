@@ -1,10 +1,10 @@
 use super::lapack::{eigh, svd};
 use super::linalg::{Matrix, adjoint};
+use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Precision, Value};
 
 /// The rows of this family: functions of matrices, from products and decompositions.

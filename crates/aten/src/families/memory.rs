@@ -1,9 +1,9 @@
 //! When values are computed, and where they are kept: barriers in the programs of compiled graphs, and the memory of the host.
 
+use crate::context::Ctx;
 use crate::error::Result;
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::{Layout, Row};
+use crate::row::{Layout, Row};
 use oxitorch_hlo::{MemorySpace, Value};
 
 /// The rows of this family.

@@ -1,6 +1,6 @@
 //! The rows, a file per family. A family is a `static ROWS`; nothing else refers to its functions.
 
-use crate::table::Row;
+use crate::row::Row;
 
 mod cephes;
 mod jacobi;

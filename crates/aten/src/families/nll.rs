@@ -2,11 +2,11 @@
 
 use super::losses::Reduction;
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
@@ -257,25 +257,4 @@ fn nll_loss2d_backward(
         _ => scalar_grad(c, grad)?,
     };
     Ok(nll.backward(c, g, total_weight.value, x.dtype))
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::case::Case;
-    use crate::{Config, TargetOptions};
-
-    #[test]
-    fn rows_that_are_masked_need_not_be_in_memory() {
-        let case = "nll_loss_forward f32[2,3] i64[2]@<3 none 1 -100";
-        let text = |gather_by_mask| {
-            let config = Config {
-                target: TargetOptions { gather_by_mask, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            Case::parse(case).unwrap().text(&config).unwrap()
-        };
-        assert!(text(false).contains("stablehlo.gather"));
-        let masked = text(true);
-        assert!(!masked.contains("stablehlo.gather") && masked.contains("stablehlo.select"), "{masked}");
-    }
 }

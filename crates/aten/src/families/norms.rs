@@ -6,11 +6,11 @@
 use super::pooling::same_shape;
 use super::reductions::{keep_dims, plain_mean, spread};
 use crate::args::{Const, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name, shape_text};
 use crate::error::{Error, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::numbers::show;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 

@@ -1,9 +1,9 @@
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Value};
 
 /// The rows of this family. All of them overwrite: results are the new values of the written lists, one list after another.

@@ -7,11 +7,11 @@
 
 use super::recurrent::Steps;
 use crate::args::Scalar;
+use crate::context::Ctx;
 use crate::dtype::shape_text;
 use crate::error::{ErrorKind, Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, TensorType, Value};
 
 /// The rows of this family.

@@ -1,13 +1,14 @@
 use super::pointwise_unary::trunc;
 use crate::args::{Alpha, Exponent, NumKind, Number, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
-use crate::lower::{Ctx, binary as run_binary};
 use crate::numbers::Numbers;
 use crate::out::OutDtype;
-use crate::table::Promote::{Float, Opmath, Same};
-use crate::table::{Row, binary};
+use crate::pointwise::binary as run_binary;
+use crate::promote::Promote::{Float, Opmath, Same};
+use crate::row::{Row, binary};
 use crate::{op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::LN_2;

@@ -1,12 +1,12 @@
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::numbers::finite_max;
 use crate::out::OutDtype;
-use crate::table::Promote::{Float, KeepInt, Opmath, Same};
-use crate::table::{Row, unary};
+use crate::promote::Promote::{Float, KeepInt, Opmath, Same};
+use crate::row::{Row, unary};
 use crate::{Layout, op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::{LN_2, LN_10, PI};

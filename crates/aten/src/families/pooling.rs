@@ -5,10 +5,10 @@
 
 use super::reductions::index_dtype;
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value, Window};
 

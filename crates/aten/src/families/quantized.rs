@@ -1,8 +1,8 @@
+use crate::context::Ctx;
 use crate::error::{Result, runtime, unsupported, value};
 use crate::library::{Item, Outcome};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Precision, TensorType, Value};
 
 /// The rows of this family: products with weights of few bits.

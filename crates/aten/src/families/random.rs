@@ -1,12 +1,12 @@
 use super::philox;
 use crate::args::{Integer, Rng, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
-use crate::lower::Ctx;
 use crate::numbers::{Numbers, finite_max, int_range, show};
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, Dims, TensorType, Value};
 use std::f64::consts::{PI, SQRT_2};

@@ -11,11 +11,11 @@
 //! theirs are zero in all that is made. So one program serves all lengths up to that of the padded batch.
 
 use super::matmul::compiled;
+use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name, shape_text};
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.

@@ -3,12 +3,12 @@
 //! Reduced floats are summed in float32 and integers in int64, as torch does on the CPU. Extremes propagate NaN.
 
 use crate::args::{Const, Number, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{Error, Result, index, not_implemented, runtime, unsupported};
-use crate::lower::Ctx;
 use crate::op;
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
@@ -468,7 +468,7 @@ fn norm_dtype(x: DType, dtype: Option<DType>) -> Result<DType> {
         let kind = if x.is_complex() { "complex" } else { "real" };
         return Err(runtime(format!("{OP}: dtype should be {kind} for {kind} inputs, but got {to}")));
     }
-    if crate::dtype::promote(x, dtype)? != dtype {
+    if crate::promote::promote(x, dtype)? != dtype {
         return Err(runtime(format!(
             "{OP}: the dtype of the input ({from}) should be convertible without narrowing to the specified dtype ({to})"
         )));

@@ -1,8 +1,8 @@
+use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name, shape_text};
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Value};
 
 /// The rows of this family. Layers and sequences are composites over these cells; what a workspace holds is known to

@@ -1,10 +1,10 @@
 use super::philox;
 use super::random::{bits, open_uniform_of};
 use crate::args::{Rng, Tensor};
+use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{ErrorKind, Result, not_implemented, runtime};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Builder, DType, TensorType, Value};
 use std::f64::consts::SQRT_2;

@@ -1,9 +1,9 @@
 use super::indexing::{assert_range, at_least_1d, integer_index, rank_in_mask, wrap};
 use crate::args::{Alpha, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
 
@@ -523,7 +523,7 @@ fn masked_scatter(c: &Ctx, x: Value, mask: Value, source: Value) -> Result<Value
         let text = format!("masked_scatter_ only supports boolean masks, but got mask with dtype {dtype}");
         return Err(runtime(text));
     }
-    let shape = crate::lower::broadcast_shapes(&[c.shape(x), c.shape(mask)])?;
+    let shape = crate::context::broadcast_shapes(&[c.shape(x), c.shape(mask)])?;
     let (x, mask) = (c.expand(x, &shape)?, c.expand(mask, &shape)?);
     let count = c.numel(source);
     c.check(ErrorKind::Runtime, "Number of elements of source < number of ones in mask", || {

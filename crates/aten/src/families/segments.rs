@@ -4,11 +4,11 @@ use super::cumulative::prefix;
 use super::scatter::scatter_rows;
 use super::sorting::lower_bound;
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, DType, TensorType, Value};
 
 /// The rows of this family.

@@ -1,10 +1,10 @@
 use crate::args::{Arg, Offset, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::shape_text;
 use crate::error::{Result, index, runtime, value};
-use crate::lower::Ctx;
 use crate::op;
 use crate::out::{self, OutDtype};
-use crate::table::{Layout, Row};
+use crate::row::{Layout, Row};
 use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.

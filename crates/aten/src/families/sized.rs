@@ -1,11 +1,11 @@
 use super::indexing::running_sum;
 use super::scatter::{move_to, or_behind, scatter_rows};
 use super::sorting::library_sort;
+use crate::context::{Ctx, broadcast_shapes};
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
-use crate::lower::{Ctx, broadcast_shapes};
 use crate::out::{self, OutDtype};
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, CompareKind, DType, Dims, Direction, TensorType, Value};
 

@@ -2,11 +2,11 @@
 
 use super::reductions::spread;
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::{Layout, Row};
+use crate::row::{Layout, Row};
 use oxitorch_hlo::{DType, Dims, Value};
 
 /// The rows of this family.
@@ -190,24 +190,4 @@ fn masked_softmax_backward(
     let sum = spread(c, c.reduce_sum(product, &dims), &shape, &dims);
     let full = c.select(mask.value, zero, c.subtract(product, c.multiply(o, sum)));
     Ok(c.to(full, grad.dtype))
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::case::Case;
-    use crate::{Config, TargetOptions};
-
-    #[test]
-    fn logarithms_that_fuse_are_made_from_the_input() {
-        let text = |gather_by_mask| {
-            let config = Config {
-                target: TargetOptions { gather_by_mask, ..TargetOptions::NONE },
-                ..Config::default()
-            };
-            Case::parse("_log_softmax f32[2,3] 1 false").unwrap().text(&config).unwrap()
-        };
-        let count = |text: &str| text.matches("stablehlo.subtract").count();
-        assert_eq!((count(&text(false)), count(&text(true))), (2, 3));
-        assert!(text(true).contains("stablehlo.optimization_barrier"));
-    }
 }

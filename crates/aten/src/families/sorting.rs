@@ -3,12 +3,12 @@
 use super::cumulative::prefix;
 use super::reductions::{index_dtype, keep_dims, require_nonempty};
 use crate::args::{Arg, Offset, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
 use crate::library::{Item, Outcome, Parts};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::{Layout, Row};
+use crate::row::{Layout, Row};
 use oxitorch_hlo::{Axes, Binary, DType, TensorType, Value};
 
 /// The rows of this family.

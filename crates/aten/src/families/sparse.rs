@@ -3,11 +3,11 @@
 use super::indexing::{assert_range, integer_index};
 use super::scatter::scatter_rows;
 use super::sorting::lower_bound;
+use crate::context::Ctx;
 use crate::error::{ErrorKind, Result, runtime};
 use crate::library::{Item, Outcome, TARGET};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, CustomCall, DType, TensorType, Value};
 
 /// The rows of this family.

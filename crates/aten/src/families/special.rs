@@ -1,11 +1,11 @@
 use super::cephes::*;
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
-use crate::lower::Ctx;
-use crate::table::Promote::Float;
-use crate::table::{Row, binary, unary};
+use crate::promote::Promote::Float;
+use crate::row::{Row, binary, unary};
 use crate::{op, pointwise};
 use oxitorch_hlo::{Builder, DType, Value};
 use std::f64::consts::{FRAC_2_PI, FRAC_PI_4, PI};

@@ -7,10 +7,10 @@ use super::batch_norm::{BatchNorm, batch_dims, channels_of, per_channel, towards
 use super::norms::{inverse_std, stat_dtype};
 use super::reductions::{plain_mean, reduced_numel, spread};
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name, shape_text};
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Value};
 

@@ -5,8 +5,8 @@
 
 use super::pooling::repeat;
 use super::scatter::scatter_rows;
+use crate::context::Ctx;
 use crate::error::{Result, unsupported};
-use crate::lower::Ctx;
 use oxitorch_hlo::{Binary, DType, Dims, Value};
 
 /// For each output position along a dimension the input positions that it sums, with their weights.

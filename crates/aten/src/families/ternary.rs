@@ -1,11 +1,11 @@
 use crate::args::{Alpha, Scalar, Tensor};
+use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Error, Result, runtime};
-use crate::lower::Ctx;
 use crate::numbers::{Numbers, int_range, show};
 use crate::out::OutDtype;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{op, pointwise};
 use oxitorch_hlo::{DType, Value};
 

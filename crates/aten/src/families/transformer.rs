@@ -2,10 +2,10 @@ use super::activations::normal_cdf;
 use super::matmul::{accumulator, contract, matmul};
 use super::softmax::{expand_mask, softmax_of};
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::error::{Result, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{DType, Dims, DotDims, Value};
 
 /// The rows of this family: what `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` call in evaluation.

@@ -2,10 +2,10 @@
 
 use super::taps::{self, Most, Taps};
 use crate::args::Tensor;
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Result, not_implemented, runtime, unsupported};
-use crate::lower::Ctx;
-use crate::table::Row;
+use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{DType, Dims, Value};
 

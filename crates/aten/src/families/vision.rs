@@ -9,11 +9,11 @@ use super::scatter::scatter_rows;
 use super::sized::{count, true_positions};
 use super::sorting::sort_with_index;
 use crate::args::{Scalar, Tensor};
+use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
-use crate::lower::Ctx;
 use crate::op;
-use crate::table::Row;
+use crate::row::Row;
 use oxitorch_hlo::{Binary, Builder, DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.

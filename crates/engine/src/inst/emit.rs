@@ -22,7 +22,7 @@ pub(super) fn emit(
         Kind::Read { shape, .. } => shape.read(b, operands[0], offsets),
         Kind::Write { shape, .. } => shape.write(b, operands[0], operands[1], offsets),
         Kind::Store { order, .. } => b.transpose(operands[0], order),
-        Kind::Cast { to, .. } => aten::lower::cast(b, operands[0], *to),
+        Kind::Cast { to, .. } => aten::context::cast(b, operands[0], *to),
         Kind::Copy(_) => b.optimization_barrier(&operands[..1])[0],
         Kind::Fence { firmly: true, after: Some(_), .. } => b.after(operands[0], operands[1]),
         Kind::Fence { .. } => b.optimization_barrier(operands)[0],

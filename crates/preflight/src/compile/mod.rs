@@ -3,9 +3,9 @@
 mod annotate;
 pub mod aot;
 pub mod cuda;
-pub(crate) mod dumps;
+mod dumps;
 pub mod folder;
-mod outcome;
+pub(crate) mod outcome;
 mod plugin;
 
 pub use outcome::{Asked, Effort};

@@ -3,7 +3,6 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::dumps::AtPeak;
 use crate::hardware::ici::Sent;
 
 /// How much work the compiler puts into a program.
@@ -68,4 +67,43 @@ pub(crate) struct Memory {
     pub(crate) code: u64,
     /// All of that together, but the code.
     pub(crate) peak: u64,
+}
+
+/// Where a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum BufferPlace {
+    /// In the memory of this argument, which an output may overwrite.
+    Argument(u32),
+    Output,
+    Temporary,
+}
+
+/// A value that is alive at the peak.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Buffer {
+    pub(crate) place: BufferPlace,
+    /// The instruction that makes it.
+    pub(crate) name: String,
+    /// As XLA writes it, with its layout: `f32[8,128]{1,0:T(8,128)}`.
+    pub(crate) shape: String,
+    /// With padding.
+    pub(crate) bytes: u64,
+    /// The recorded op that makes it.
+    pub(crate) op: Option<u32>,
+    /// The last recorded op that reads it.
+    pub(crate) last_reader: Option<u32>,
+}
+
+/// The memory of a program when most of it is in use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AtPeak {
+    /// The largest, largest first.
+    pub(crate) buffers: Vec<Buffer>,
+    /// Bytes of the others.
+    pub(crate) rest_bytes: u64,
+    /// What temporaries need besides, as they do not lie without gaps.
+    pub(crate) gaps_bytes: u64,
+    /// As XLA assigned it; code is not in it.
+    pub(crate) memory: Memory,
 }

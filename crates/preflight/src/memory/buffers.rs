@@ -3,7 +3,7 @@
 use oxitorch_capture::{Program, Role};
 use serde::Serialize;
 
-use crate::compile::dumps::{self, AtPeak, BufferPlace};
+use crate::compile::outcome::{self, AtPeak, BufferPlace};
 
 /// A buffer that is alive when a program needs most.
 #[derive(Clone, Debug, Serialize)]
@@ -76,7 +76,7 @@ pub(crate) fn buffers(p: &Program, peak: &AtPeak) -> Vec<Buffer> {
     peak.buffers.iter().filter_map(|b| buffer(p, b)).collect()
 }
 
-fn buffer(p: &Program, b: &dumps::Buffer) -> Option<Buffer> {
+fn buffer(p: &Program, b: &outcome::Buffer) -> Option<Buffer> {
     let (dtype, dims, layout, unpadded_bytes) = split(&b.shape)?; // tuples are lists of addresses
     let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
     let made = b.op.and_then(|i| p.ops.get(i as usize));
@@ -160,7 +160,7 @@ mod tests {
             inputs: vec![w],
             ..Program::default()
         };
-        let buffer = |place, op, last_reader| dumps::Buffer {
+        let buffer = |place, op, last_reader| outcome::Buffer {
             place,
             name: "x".into(),
             shape: "f32[8]{0:T(128)}".into(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anstyle::{AnsiColor, Style};
 use oxitorch_format::{bytes, many, short};
 
-use super::text::{mark, time};
+use super::words::{mark, time};
 use crate::answer::{Advice, Compiled, FitTry, Fitted, Held, Judged, Judgement, Rematted};
 use crate::judge::budget::counted;
 use crate::memory::Buffer;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use oxitorch_format::{bytes, duration, many, usd};
 use oxitorch_page::{Card, Cell, Figure, Page, Section, Table};
 
-use super::text::{mark, place, time};
+use super::words::{mark, place, time};
 use crate::Report;
 use crate::answer::Judged;
 use crate::hardware::bound;

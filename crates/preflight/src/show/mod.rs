@@ -5,3 +5,4 @@ mod html;
 mod notes;
 mod sent;
 mod text;
+mod words;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anstyle::Style;
 use oxitorch_format::{bytes, many, short};
 
-use super::text::{many_processes, time};
+use super::words::{many_processes, time};
 use crate::answer::{Called, Judged, Processes};
 
 /// Lines, and collectives of each, that are listed.

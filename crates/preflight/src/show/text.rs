@@ -10,10 +10,10 @@ use oxitorch_format::{amount, bytes, cut, duration, many, short, usd};
 use super::found;
 use super::notes::{notes, why_new};
 use super::sent;
+use super::words::{mark, place, time};
 use crate::Report;
 use crate::answer::{Judged, Judgement, Kind};
 use crate::hardware::{Work, bound, gpus};
-use crate::verdict::Verdict;
 
 impl Report {
     /// For the terminal.
@@ -34,39 +34,6 @@ impl Report {
         let _ = writeln!(out, "{dim}{took}; {effort}{dim:#}");
         out
     }
-}
-
-pub(crate) fn place(s: &Judged) -> String {
-    let topology = s.topology.as_ref().map_or(String::new(), |t| format!(", topology {t}"));
-    let chips = match s.chips {
-        1 => "1 chip".to_owned(),
-        n if s.processes.is_some() => {
-            let all = s.processes.as_ref().map_or(1, |p| p.count);
-            format!("{} of {n} chips, {}: all is said of the first", s.chips_used, many_processes(all))
-        }
-        n => match &s.parallel {
-            Some(told) => format!("{n} chips, {}", told.words()),
-            None => {
-                format!("{} of {n} chips: the script uses one device (--parallel splits it)", s.chips_used)
-            }
-        },
-    };
-    format!("{}{topology}, {chips}", s.device)
-}
-
-pub(super) fn many_processes(n: u64) -> String {
-    if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
-}
-
-/// A sign, its style, and the words.
-pub(super) fn mark(verdict: Verdict) -> (&'static str, Style, &'static str) {
-    let (sign, style) = match verdict {
-        Verdict::Fits => ("✓", AnsiColor::Green.on_default().bold()),
-        Verdict::FitsBarely => ("!", AnsiColor::Yellow.on_default().bold()),
-        Verdict::DoesNotFit => ("✗", AnsiColor::Red.on_default().bold()),
-        Verdict::Unknown => ("?", AnsiColor::Yellow.on_default().bold()),
-    };
-    (sign, style, verdict.words())
 }
 
 fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
@@ -104,6 +71,9 @@ fn slice_text(s: &Judged, run_steps: Option<u64>) -> String {
     out
 }
 
+/// Tensors that are listed.
+const SHOWN: usize = 8;
+
 /// The memory of the program that needs most.
 fn largest(s: &Judged) -> String {
     let Some(p) = s.programs.iter().max_by_key(|p| p.need_bytes) else { return String::new() };
@@ -140,18 +110,6 @@ fn largest(s: &Judged) -> String {
         let _ = writeln!(out, "    {:>10}  {:8} {}, {line}{op}{given}", bytes(t.bytes), t.role, t.r#type);
     }
     out
-}
-
-/// Tensors that are listed.
-const SHOWN: usize = 8;
-
-pub(crate) fn time(s: f64) -> String {
-    // A sum of nothing is -0.
-    match s + 0.0 {
-        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
-        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
-        s => format!("{s:.2} s"),
-    }
 }
 
 fn step(s: &Judged) -> String {

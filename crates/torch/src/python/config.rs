@@ -1,8 +1,8 @@
 //! The configuration that Python gives, which is what the environment says.
 
 use super::calls::plugin_error;
-use crate::library::Kernels;
-use crate::state;
+use crate::gil::warn;
+use crate::setup::Kernels;
 use oxitorch_engine::{AbsentDevice, CacheOptions, Mode, SharedCache};
 use oxitorch_pjrt as pjrt;
 use pyo3::conversion::FromPyObjectOwned;
@@ -40,7 +40,7 @@ pub(super) fn cache_options(config: &Bound<'_, PyDict>) -> PyResult<CacheOptions
         max_loaded_bytes: optional(config, "loaded_bytes")?.unwrap_or(default.max_loaded_bytes),
         places: default.places,
         environment: optional(config, "compiler_environment")?.unwrap_or_default(),
-        warn: state::warn,
+        warn,
     })
 }
 

@@ -5,7 +5,7 @@ use super::config::{
     absent_device, cache_options, cuda_options, describe_absent, eager_mode, kernels, optional, refuses,
 };
 use super::shim::load_shim;
-use crate::library::Kernels;
+use crate::setup::{Kernels, Setup};
 use crate::{processes, sites, state};
 use oxitorch_engine::{Mode, Numbered, Remembered};
 use oxitorch_pjrt as pjrt;
@@ -46,7 +46,7 @@ pub(super) fn init(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<()> {
     let path: String =
         optional(config, "shim")?.ok_or_else(|| PyValueError::new_err("config lacks `shim`"))?;
     let shim = load_shim(&path)?;
-    state::register(state::Setup {
+    state::register(Setup {
         site_dirs: optional(config, "site_dirs")?.unwrap_or_default(),
         absent: absent_device(config)?,
         capture: optional(config, "capture")?,

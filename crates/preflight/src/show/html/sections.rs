@@ -9,7 +9,7 @@ use crate::answer::{Judged, Judgement};
 use crate::hardware::ici::Total;
 use crate::hardware::{gpus, named};
 use crate::memory::Tensor;
-use crate::show::text::{mark, time};
+use crate::show::words::{mark, time};
 use crate::show::{found, notes, sent};
 
 /// All sections that have something to say.
