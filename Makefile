@@ -26,6 +26,7 @@ LOWERED_QUICK := tests/device/test_real_models.py
 LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # Compiling is most of what tests of the device take, so they take XLA's least effort. What XLA makes of larger programs, and
 # how exact they are, these ask, with all effort, and strict mode what is repeated in it.
+# PyTorch's own tests, each of which has hundreds of small programs, have the least effort too, and nothing is compiled twice.
 ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
 QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries programs training)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -81,7 +82,7 @@ conformance-aot: install
 
 # DIR is the folder `test` of PyTorch's sources, near the version of torch that is installed.
 pytorch-tests: install
-	$(TEST_ENV) $(PY) -m tests.pytorch_tests $(DIR)
+	$(TEST_ENV) $(QUICK) OXITORCH_BACKGROUND_COMPILE=0 $(PY) -m tests.pytorch_tests $(DIR)
 
 # uv installs torch's gigabytes several times faster than pip.
 $(UV):

@@ -199,3 +199,40 @@ def test_why_a_number_is_in_the_program(fused):
         f(x, n)
     torch.tpu.synchronize()
     assert "for these numbers alone: no operation takes them, Python does at " in torch.tpu.explain()
+
+
+def ctc(x, lengths, reduction):
+    """The lengths are lists; of a mean PyTorch makes a tensor of them."""
+    targets = torch.tensor([[1, 2, 3, 1], [2, 2, 1, 3]], device=x.device)
+    return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, *lengths, reduction=reduction)
+
+
+def ctc_gradient(x, lengths):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(ctc(x, lengths, "mean"), x)[0]
+
+
+BOTH = ((6, 5), (3, 2))
+# Lists that are in the function, and those that are arguments of it.
+LISTS = {
+    "no reduction": (lambda x, _: ctc(x, BOTH, "none"), [0, 0]),
+    "a sum": (lambda x, _: ctc(x, BOTH, "sum"), [0, 0]),
+    "a mean": (lambda x, _: ctc(x, BOTH, "mean"), [0, 0]),
+    "a gradient": (lambda x, _: ctc_gradient(x, BOTH), [0, 0]),
+    "lengths": (lambda x, lengths: ctc_gradient(x, lengths), [BOTH, BOTH, ((6, 6), (4, 1)), BOTH]),
+    "one length": (lambda x, n: ctc(x, ((6, n), (3, 2)), "none"), [5, 6, 5]),
+    "a scale and lengths": (lambda x, a: ctc(x, BOTH, "none") * a, [2.0, 3.0, 4.0]),
+    "a range": (lambda x, _: torch.histogram(x, 4, range=(-1.0, 1.0))[0], [0, 0]),
+    "a range of arguments": (lambda x, a: torch.histogram(x, 4, range=(-a, a))[0], [1.0, 0.5, 1.5]),
+    "ranges": (lambda x, _: torch.histogramdd(x.flatten(0, 1), [2, 2, 1, 3], range=[-1.0, 1.0] * 4)[0], [0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_that_an_operation_takes(name):
+    f, given = LISTS[name]
+    g = torch.tpu.jit(f)
+    for i, n in enumerate(given):
+        x = torch.linspace(-2, 2, 48).reshape(6, 2, 4).roll(i, 0)
+        assert_close(g(to_device(x), n), f(x, n))
+    assert g.traces <= 2 + len(set(given))

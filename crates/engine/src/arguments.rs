@@ -160,12 +160,12 @@ impl<'x, 'a> Item<'x, 'a> {
             }
             Item::Number(n) if is_operand(kind, *n) => out.values.push(number(w, *n)),
             Item::Ints(v) if kind == ParamKind::Numbers => {
-                let bytes: Vec<u8> = v.iter().flat_map(|n| n.to_le_bytes()).collect();
-                out.values.push(stream.upload(list(DType::S64, v), &bytes)?);
+                let bytes = v.iter().flat_map(|n| n.to_le_bytes()).collect();
+                out.values.push(w.list_of_numbers(&list(DType::S64, v), bytes));
             }
             Item::Floats(v) if kind == ParamKind::Numbers => {
-                let bytes: Vec<u8> = v.iter().flat_map(|n| n.to_le_bytes()).collect();
-                out.values.push(stream.upload(list(DType::F64, v), &bytes)?);
+                let bytes = v.iter().flat_map(|n| n.to_le_bytes()).collect();
+                out.values.push(w.list_of_numbers(&list(DType::F64, v), bytes));
             }
             Item::Rng(generator) => {
                 out.rng = Some((out.values.len(), *generator));

@@ -16,7 +16,7 @@ use crate::spread::Sharded;
 use crate::tape::Tape;
 use crate::tensor::TensorRef;
 use crate::threads::{Others, Thread};
-use crate::value::{Held, Slot, Value};
+use crate::value::{Held, Slot, State, Value};
 use crate::view::{View, dense_order};
 use oxitorch_hlo::{DType, Sharding, TensorType};
 use rustc_hash::FxHashMap;
@@ -45,6 +45,8 @@ pub(crate) struct Window {
     /// The number of the window that was launched in parts last.
     pub(crate) last_split: u64,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,
+    /// Lists of numbers in functions that were noted.
+    lists: FxHashMap<(DType, Box<[u8]>), Held>,
     /// Counts windows; a value whose mark has another epoch is not in this one.
     pub(crate) epoch: u32,
     pub(crate) ops: Ops,
@@ -352,6 +354,21 @@ impl Window {
         if self.tape.is_some() {
             self.note_number(&value);
         }
+        value
+    }
+
+    /// A list of numbers as an operand. In functions that are noted equal ones are one value, as runs of one are compared.
+    pub(crate) fn list_of_numbers(&mut self, ty: &TensorType, bytes: Box<[u8]>) -> Arc<Value> {
+        let fresh = |bytes| Value::new(ty.clone(), State::Host(bytes));
+        if self.tape.is_none() {
+            return fresh(bytes);
+        }
+        if self.lists.len() >= MAX_NUMBERS {
+            self.lists.clear();
+        }
+        let entry = self.lists.entry((ty.dtype, bytes.clone()));
+        let value = entry.or_insert_with(|| Held::new(fresh(bytes))).value().clone();
+        self.note_number(&value);
         value
     }
 
