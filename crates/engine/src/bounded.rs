@@ -24,6 +24,9 @@ use std::sync::Arc;
 
 const DEPENDS: &str = "what is computed depends on the size";
 
+/// The program for a size, and its numbers: at the bound and at the size.
+type Served = (OfSizes, Vec<(i64, i64)>);
+
 /// Where that is, for the end of a message.
 fn at(site: Site) -> String {
     describe(site).map_or_else(String::new, |line| format!(" at {line}"))
@@ -158,7 +161,7 @@ impl Stream {
         bound: &Outline,
         programs: &[(u64, OfSizes)],
         own: Sampled<'_>,
-    ) -> Result<Option<(OfSizes, Vec<(i64, i64)>)>> {
+    ) -> Result<Option<Served>> {
         for (text, of_sizes) in programs {
             let Some(sample) = &of_sizes.graph.sample else { continue };
             let outline = sample.graph.outline(self.target().platform())?;

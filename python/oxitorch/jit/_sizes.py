@@ -21,6 +21,7 @@ from oxitorch._dims import Dim, below, sample_below
 from oxitorch._padding import blank, padded
 from oxitorch.jit._function import Function
 from oxitorch.jit._numbered import OfTheseAlone
+from oxitorch.jit._pieces import differ
 
 # Sizes that are known of one kind of call; with one more the one that came first is forgotten.
 _MAX_SIZES = 4096
@@ -204,7 +205,7 @@ class Sizes:
         why = core.bounded(at_bounds.number, at_size.number, at_bound, number, device)
         if why is not None:
             core.forget_graph(number)
-            return None, why
+            return None, differ(at_size.pieces, at_bounds.pieces) or why
         # What the function gives and computes besides tensors is that of the call's own size.
         own = at_bounds if at_bound else at_size
         return own.renumbered(number, own.formulas), ""
