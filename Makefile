@@ -14,11 +14,11 @@ test test-full check docs test-rust test-python test-conformance test-torch-olde
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
-OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py tests/device/test_func.py tests/device/test_loops.py::test_gradients tests/device/test_loops.py::test_layers_in_a_loop tests/device/test_while_gradients.py::test_rounds_make_no_program tests/device/test_dynamic.py::test_masks_and_unique_of_a_size_stay_on_the_device tests/distributed/test_jitted.py::test_fsdp2_begins_in_a_traced_function
+OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py tests/device/test_func.py tests/device/test_loops.py::test_gradients tests/device/test_loops.py::test_layers_in_a_loop tests/device/test_while_gradients.py::test_rounds_make_no_program tests/device/test_dynamic_static.py::test_masks_and_unique_of_a_size_stay_on_the_device tests/distributed/test_jitted.py::test_fsdp2_begins_in_a_traced_function
 OPS := $(patsubst tests/device/test_%.py,%,$(wildcard tests/device/test_ops_*.py))
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compile_replays compile_training constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace unfit versions ulps vision loops while_gradients dynamic checkpoint func
+SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compile_replays compile_training constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace unfit versions ulps vision loops while_gradients dynamic dynamic_buckets dynamic_compile dynamic_numbers dynamic_static dynamic_training checkpoint func
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 # Models have the least effort, as above.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from oxitorch import _activate
-from oxitorch._dims import Dim
+from oxitorch._dims import Dim, below, sample_below
 from oxitorch._padding import blank, order, packed, padded
 from oxitorch._recipes import Recipes, _version
 
@@ -118,28 +118,46 @@ class SizedGraph:
             sample = tuple([dim.sample(n) if v else n for dim, n, v in zip(dims, values, varying, strict=True)])
         if sample == bounds:
             return None
+        made, why = self._bounded(inputs, values, sample, bounds)
+        if made is not None:
+            return made
+        # Where nothing is left over at a bound, as it is a multiple, one less is a bound, too.
+        marked = [dim if v else None for dim, v in zip(dims, varying, strict=True)]
+        less = below(values, bounds, marked)
+        if less is not None:
+            sample = values
+            if values == less:
+                sample = tuple([s if v else n for s, n, v in zip(sample_below(less), less, varying, strict=True)])
+            made, _ = self._bounded(inputs, values, sample, less)
+        if made is None and why:
+            _activate.core().remark(f"for this size alone: {why}")
+        return made
+
+    def _bounded(self, inputs: list, values: tuple, sample: tuple, bounds: tuple) -> "tuple[_Call | None, str]":
+        """How a call is made with sizes that are padded to these bounds; or why not, if that is known."""
         core = _activate.core()
         shapes = self._shapes(bounds)
         orders = {i: order(inputs[i], shape) for i, shape in shapes}
         at_size = self._dry(inputs, sample, orders)
         if at_size is None:
-            return None
+            return None, ""
         plain = [(type(x), x) for x, e in zip(inputs, self._exprs, strict=True) if e is None]
         key = (bounds, *orders.values(), *plain)
         if key not in self._bounds:
             self._bounds[key] = self._dry(inputs, bounds, orders)
         at_bounds = self._bounds[key]
         if at_bounds is None:
-            return None
+            return None, ""
         number = core.new_graph()
         device = next((x.device.index for x in inputs if isinstance(x, torch.Tensor) and x.device.type == "tpu"), 0)
-        if core.bounded(at_bounds.number, at_size.number, sample != values, number, device or 0) is not None:
+        why = core.bounded(at_bounds.number, at_size.number, sample != values, number, device or 0)
+        if why is not None:
             core.forget_graph(number)
-            return None
+            return None, why
         known = Recipes(number)
         known.written = at_size.written
         results = at_size.results if sample == values else at_bounds.results
-        return _Call(known, results, shapes)
+        return _Call(known, results, shapes), ""
 
     def _value(self, expr, values: tuple) -> int:
         if isinstance(expr, int):

@@ -79,6 +79,17 @@ class Dim:
         return f"Dim({', '.join(f'{k}={v}' for k, v in parts.items() if v is not None)})"
 
 
+def below(sizes: tuple[int, ...], bounds: tuple[int, ...], dims: Sequence[Dim | None]) -> tuple[int, ...] | None:
+    """The largest sizes below these bounds, or what does not vary or is at its bound; None if that is all."""
+    less = tuple([b - 1 if d is not None and n < b else b for n, b, d in zip(sizes, bounds, dims, strict=True)])
+    return None if less == bounds else less
+
+
+def sample_below(bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Smaller sizes that leave over what these do, by as large a power of two as there is."""
+    return tuple([n - (1 << max((n // 3).bit_length() - 1, 0)) if n > 2 else n for n in bounds])
+
+
 def _greatest(a: int, b: int) -> int:
     return a if a > b else b
 

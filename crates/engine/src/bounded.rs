@@ -17,12 +17,15 @@ use crate::spread::Sharded;
 use crate::stream::Stream;
 use crate::strided::row_major;
 use crate::view::dense_order;
-use oxitorch_hlo::{DType, Dims, InMemory, TensorType};
+use oxitorch_hlo::{DType, Dims, InMemory, Module, Outline, Sampled, TensorType};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 const DEPENDS: &str = "what is computed depends on the size";
+
+/// The program for a size, and its numbers: at the bound and at the size.
+type Served = (OfSizes, Vec<(i64, i64)>);
 
 /// Where that is, for the end of a message.
 fn at(site: Site) -> String {
@@ -31,8 +34,7 @@ fn at(site: Site) -> String {
 
 impl Stream {
     /// The recipe of a function for arguments of the size of `sample` that are padded to the size of `bound`, by a program
-    /// for all such sizes; if `at_bound`, for arguments that fill it. Or why there is none, which is said of the next
-    /// program too.
+    /// for all such sizes; if `at_bound`, for arguments that fill it. Or why there is none: who asks may know another bound.
     pub fn bounded(
         &self,
         bound: &Recipe,
@@ -41,21 +43,6 @@ impl Stream {
         site: Site,
         switches: &Switches,
     ) -> Result<Result<Recipe, String>, Refusal> {
-        let made = self.recipe_of_size(bound, sample, at_bound, site, switches)?;
-        if let Err(why) = &made {
-            self.explainer.remark(format!("for this size alone: {why}"));
-        }
-        Ok(made)
-    }
-
-    fn recipe_of_size(
-        &self,
-        bound: &Recipe,
-        sample: &Recipe,
-        at_bound: bool,
-        site: Site,
-        switches: &Switches,
-    ) -> Result<Result<Recipe, String>> {
         let nothing = || Ok(Err("it computes nothing".to_owned()));
         let (Some(whole), true) = (&bound.whole, sample.whole.is_some()) else { return nothing() };
         if !bound.between.is_empty() || !sample.between.is_empty() {
@@ -106,25 +93,29 @@ impl Stream {
             Ok(outputs) => outputs,
             Err(why) => return Ok(Err(why.to_owned())),
         };
-        let sample_graph = Sample { graph: sample_graph, inputs, results };
-        let mut hasher = DefaultHasher::new();
-        made.module.to_text().hash(&mut hasher);
-        let text = hasher.finish();
-        let numbers: Numbers = made.numbers.iter().map(|(b, s)| if at_bound { *b } else { *s }).collect();
+        let text = text_of(&made.module);
         let mut programs = known.programs.lock();
-        let of_sizes = match programs.iter().find(|(known, _)| *known == text) {
-            Some((_, of_sizes)) => of_sizes.clone(),
+        let of_text = programs.iter().find(|(known, _)| *known == text).map(|(_, of_sizes)| of_sizes.clone());
+        let own = Sampled { outline: &outline, params: &inputs, results: &results };
+        let served = match of_text {
+            Some(of_sizes) => Some((of_sizes, made.numbers.clone())),
+            None => self.served(&known.outline, &programs, own)?,
+        };
+        let (of_sizes, numbers) = match served {
+            Some(served) => served,
             None => {
-                let vector = TensorType::new(DType::S64, [numbers.len() as i64].as_slice());
+                let vector = TensorType::new(DType::S64, [made.numbers.len() as i64].as_slice());
                 let types = known.graph.inputs.iter().cloned().chain([vector]).collect();
-                let (sample, given) = (Some(Arc::new(sample_graph)), known.graph.given.clone());
+                let sample = Sample { graph: sample_graph, inputs, results };
+                let (sample, given) = (Some(Arc::new(sample)), known.graph.given.clone());
                 let graph = Graph { inputs: types, given, sample, ..graph(&known.shape, Vec::new()) };
                 let new = OfSizes { graph: Arc::new(graph), programs: Arc::default() };
                 programs.push((text, new.clone()));
-                new
+                (new, made.numbers)
             }
         };
         drop(programs);
+        let numbers: Numbers = numbers.iter().map(|(b, s)| if at_bound { *b } else { *s }).collect();
         let size = if at_bound { bound } else { sample };
         let shape = Shape {
             options: known.shape.options,
@@ -162,6 +153,33 @@ impl Stream {
             }),
         }))
     }
+
+    /// A program that another sample made and that serves this one as well, at which more numbers are what they are at the
+    /// bound; with its numbers.
+    fn served(
+        &self,
+        bound: &Outline,
+        programs: &[(u64, OfSizes)],
+        own: Sampled<'_>,
+    ) -> Result<Option<Served>> {
+        for (text, of_sizes) in programs {
+            let Some(sample) = &of_sizes.graph.sample else { continue };
+            let outline = sample.graph.outline(self.target().platform())?;
+            let sample = Sampled { outline: &outline, params: &sample.inputs, results: &sample.results };
+            if let Ok(made) = bound.of_samples(sample, own)
+                && text_of(&made.module) == *text
+            {
+                return Ok(Some((of_sizes.clone(), made.numbers)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn text_of(module: &Module) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    module.to_text().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The graph for inputs of these types; offsets that move are one more.

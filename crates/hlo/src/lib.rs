@@ -33,7 +33,7 @@ mod sharding;
 mod types;
 mod verify;
 
-pub use bounded::{Bounded, InMemory, Outline, Unbounded};
+pub use bounded::{Bounded, InMemory, Outline, Sampled, Unbounded};
 pub use builder::{Builder, Lower, Strided};
 pub use error::Error;
 pub use ir::{

@@ -35,6 +35,36 @@ fn what_differs_is_a_number() {
 }
 
 #[test]
+fn a_number_that_is_by_chance_what_it_is_at_the_bound_is_told_by_another_sample() {
+    // A quarter of what there is, rounded in two ways: they are one number at 16, at 8 and at 12.
+    let module = |n: i64| {
+        let b = Builder::new();
+        let x = b.param(TensorType::new(DType::F32, [2, n].as_slice()));
+        let first = |k: i64| b.reduce_sum(b.exponential(b.slice_dim(x, 1, 0, k, 1)), &[1]);
+        let y = b.subtract(first((n + 3) / 4), first(n / 4));
+        Outline::finish(b, &[y]).unwrap()
+    };
+    let check = |(first, own): (i64, i64), expected: Option<&[(i64, i64)]>| {
+        let [bound, first, own] = [16, first, own].map(module);
+        let sampled = |outline| Sampled { outline, params: &[], results: &[] };
+        let known = bound.bounded(&first, &[], &[]).unwrap().module.to_text();
+        let made = bound.of_samples(sampled(&first), sampled(&own)).unwrap();
+        made.module.verify().unwrap();
+        let served = (made.module.to_text() == known).then_some(made.numbers);
+        assert_eq!(served.as_deref(), expected);
+        let alone = bound.bounded(&own, &[], &[]).unwrap();
+        assert!(alone.module.to_text() != known || expected == Some(&alone.numbers));
+    };
+    // At 13 one of them is 4, as at the bound.
+    check((6, 13), Some(&[(4, 4), (4, 3)]));
+    check((6, 9), Some(&[(4, 3), (4, 2)]));
+    check((6, 8), Some(&[(4, 2), (4, 2)]));
+    // A module in which the two are one does not serve where they differ.
+    check((8, 9), None);
+    check((8, 12), Some(&[(4, 3)]));
+}
+
+#[test]
 fn a_transform_is_a_convolution_as_long_as_the_bound_wants_it() {
     let made = bounded(|b, x, n| b.abs(b.fft(x, FftType::Rfft, &[n]))).unwrap();
     assert_eq!(made.numbers, [(16, 5)]);

@@ -14,6 +14,7 @@ from oxitorch.jit._names import Attributes, Variables
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
+from oxitorch.jit._pieces import Pieces
 from oxitorch.jit._values import Values
 
 
@@ -198,8 +199,11 @@ class Function:
         written: list[int],
         results: Callable[[list, list, Sequence], Any],
         kept: list,
+        pieces: list[Pieces],
     ):
         self.number = number
+        # What it cuts into pieces.
+        self.pieces = pieces
         # What the program needs to live: generators.
         self._kept = kept
         self._found = found

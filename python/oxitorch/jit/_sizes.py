@@ -3,8 +3,12 @@
 A call of a new size runs the function at that size, and at the bound if that is new, without computing anything; the
 engine compares what the two record and makes the program (`bounded.rs`). Then arguments are padded to the bound, and
 results are views of what the program gives.
+
+A bound is a multiple of most numbers, so that functions that pad to a multiple, or cut into pieces, do there what they
+do at such sizes alone. Where the two record other operations, one less is a bound, too, for the sizes up to there.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -13,15 +17,18 @@ from typing import Any
 import torch
 
 from oxitorch import _activate
-from oxitorch._dims import Dim
+from oxitorch._dims import Dim, below, sample_below
 from oxitorch._padding import blank, padded
 from oxitorch.jit._function import Function
 from oxitorch.jit._numbered import OfTheseAlone
+from oxitorch.jit._pieces import differ
 
 # Sizes that are known of one kind of call; with one more the one that came first is forgotten.
 _MAX_SIZES = 4096
 # Functions that are known of one size, by what they ask of numbers.
 _MAX_FUNCTIONS = 16
+# What the function makes in its first call is not there yet, so nothing is known of later ones.
+_NOT_YET = "not yet"
 # Programs that are made ahead.
 _MAX_BOUNDS = 64
 
@@ -60,6 +67,10 @@ class Marks:
     def sample(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([dim.sample(n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)])
 
+    @property
+    def dims(self) -> list[Dim]:
+        return [dim for *_, dim in self._places]
+
     def resized(
         self, tensors: list[torch.Tensor], sizes: tuple[int, ...], make: Callable = padded
     ) -> list[torch.Tensor]:
@@ -76,6 +87,10 @@ class Marks:
         return any(tensors[i].requires_grad for i, _, _ in self._places)
 
 
+def _remark(text: str) -> None:
+    _activate.core().remark(text)
+
+
 def _shapes(tensors: list[torch.Tensor]) -> tuple[torch.Size, ...]:
     return tuple([t.shape for t in tensors])
 
@@ -85,20 +100,20 @@ class Sizes:
 
     def __init__(self, marks: Marks):
         self.marks = marks
-        # By the shapes of a call: how it is made; None if the function is a program of these alone.
-        self._functions: dict[tuple, list[Function] | None] = {}
+        # By the shapes of a call: how it is made, with its bounds; None if the function is a program of these alone.
+        self._functions: dict[tuple, list[tuple[Function, tuple[int, ...]]] | None] = {}
         # By the shapes of arguments at a bound.
         self._bounds: dict[tuple, list[Function]] = {}
 
     def call(self, tensors: list[torch.Tensor], numbers: Sequence = ()) -> tuple[bool, Any]:
         """Whether a program is known for these arguments, and the results."""
-        resized = None
-        for function in self._functions.get(_shapes(tensors)) or ():
+        resized: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for function, bounds in self._functions.get(_shapes(tensors)) or ():
             if not function.is_current():
                 continue
-            if resized is None:
-                resized = self.marks.resized(tensors, self.marks.bounds(self.marks.sizes(tensors)))
-            done, results = function.call(resized, tensors, numbers)
+            if bounds not in resized:
+                resized[bounds] = self.marks.resized(tensors, bounds)
+            done, results = function.call(resized[bounds], tensors, numbers)
             if not done:
                 continue
             core = _activate.core()
@@ -112,11 +127,11 @@ class Sizes:
     def number(self, tensors: list[torch.Tensor]) -> int | None:
         """The number of what a call with these arguments goes by; None if nothing is known."""
         known = self._functions.get(_shapes(tensors)) or ()
-        return next((f.number for f in known if f.is_current()), None)
+        return next((f.number for f, _ in known if f.is_current()), None)
 
     def known(self, tensors: list[torch.Tensor]) -> list[Function]:
         """What is known of calls of these sizes, the latest first."""
-        return self._functions.get(_shapes(tensors)) or []
+        return [function for function, _ in self._functions.get(_shapes(tensors)) or ()]
 
     def is_exact(self, tensors: list[torch.Tensor]) -> bool:
         """Whether it is known that no program is for these and other sizes."""
@@ -124,34 +139,56 @@ class Sizes:
 
     def learn(self, trace: Callable[[list[torch.Tensor]], Function | None], tensors: list[torch.Tensor]) -> bool:
         """Makes the program for these arguments; whether there is one. `trace` runs the function on others."""
-        sizes = self.marks.sizes(tensors)
-        bounds = self.marks.bounds(sizes)
-        sample = self.marks.sample(bounds) if sizes == bounds else sizes
-        function = None
+        function, bounds = None, ()
         if self.marks.have_gradients(tensors):
-            _activate.core().remark("for this size alone: an argument whose size varies requires gradients")
-        elif sample != bounds:
+            _remark("for this size alone: an argument whose size varies requires gradients")
+        else:
             try:
-                at_size = trace(self.marks.resized(tensors, sample, blank))
-                if at_size is None:
-                    return False  # what it makes in its first call is not there yet
-                function = self._bounded(trace, tensors, at_size, bounds, sizes == bounds)
+                at_sizes = functools.cache(lambda sizes: trace(self.marks.resized(tensors, sizes, blank)))
+                function, bounds, why = self._found(trace, at_sizes, tensors)
+                if why is _NOT_YET:
+                    return False
+                if function is None and why:
+                    _remark(f"for this size alone: {why}")
             except OfTheseAlone as e:
-                _activate.core().remark(f"for these numbers alone: {e}")
+                _remark(f"for these numbers alone: {e}")
             except Exception as e:
                 # At other sizes than these it may fail; if it does at these, the call raises it.
-                _activate.core().remark(f"for this size alone: at another size the function raises {e}")
+                _remark(f"for this size alone: at another size the function raises {e}")
         if len(self._functions) >= _MAX_SIZES:
             self._functions.pop(next(iter(self._functions)))
         known = self._functions.setdefault(_shapes(tensors), [])
         if function is None or known is None:
             self._functions[_shapes(tensors)] = None
             return False
-        known.insert(0, function)
+        known.insert(0, (function, bounds))
         del known[_MAX_FUNCTIONS:]
         return True
 
-    def _bounded(self, trace, tensors, at_size: Function, bounds, at_bound: bool) -> Function | None:
+    def _found(self, trace, at_sizes: Callable, tensors) -> tuple[Function | None, tuple[int, ...], str]:
+        """What calls of these sizes go by, and its bounds; or why there is nothing."""
+        sizes = self.marks.sizes(tensors)
+        bounds = self.marks.bounds(sizes)
+        sample = self.marks.sample(bounds) if sizes == bounds else sizes
+        if sample == bounds:
+            return None, bounds, ""
+        function, why = self._bounded(trace, tensors, at_sizes(sample), bounds, sizes == bounds)
+        less = below(sizes, bounds, self.marks.dims)
+        if function is not None or why is _NOT_YET or less is None:
+            return function, bounds, why
+        try:
+            sample = sample_below(less) if sizes == less else sizes
+            function, other = self._bounded(trace, tensors, at_sizes(sample), less, sizes == less)
+        except OfTheseAlone:
+            raise
+        except Exception:
+            return None, bounds, why  # it did not raise at the bound, which says more of what the user wrote
+        return function, less, other if other is _NOT_YET else why
+
+    def _bounded(self, trace, tensors, at_size: Function | None, bounds, at_bound: bool) -> tuple[Function | None, str]:
+        """What calls go by whose sizes are padded to these bounds; or why there is nothing."""
+        if at_size is None:
+            return None, _NOT_YET
         core = _activate.core()
         largest = self.marks.resized(tensors, bounds, blank)
         known = self._bounds.setdefault(_shapes(largest), [])
@@ -159,15 +196,16 @@ class Sizes:
         if at_bounds is None:
             at_bounds = trace(largest)
             if at_bounds is None:
-                return None
+                return None, ""
             known.insert(0, at_bounds)
             del known[_MAX_FUNCTIONS:]
         number = core.new_graph()
         device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
         device = torch.tpu.current_device() if device is None else device
-        if core.bounded(at_bounds.number, at_size.number, at_bound, number, device) is not None:
+        why = core.bounded(at_bounds.number, at_size.number, at_bound, number, device)
+        if why is not None:
             core.forget_graph(number)
-            return None
+            return None, differ(at_size.pieces, at_bounds.pieces) or why
         # What the function gives and computes besides tensors is that of the call's own size.
         own = at_bounds if at_bound else at_size
-        return own.renumbered(number, own.formulas)
+        return own.renumbered(number, own.formulas), ""

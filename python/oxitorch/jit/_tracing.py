@@ -41,6 +41,7 @@ from oxitorch.jit._parallel import (
     settle,
     settle_before,
 )
+from oxitorch.jit._pieces import HINTS, Pieces
 from oxitorch.jit._values import Values
 
 _here = threading.local()
@@ -458,6 +459,7 @@ class Tracer:
             written,
             made_of.of(results, everything),
             self._ops.generators,
+            self._ops.pieces,
         )
 
     def _refused(self, why: str) -> TraceError:
@@ -577,6 +579,7 @@ class _Ops(TorchDispatchMode):
         self._drawn: set[int] = set()
         # What Python read of the first.
         self.values = Values()
+        self.pieces: list[Pieces] = []
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
         """These tensors were made while no operation was seen."""
@@ -674,6 +677,8 @@ class _Ops(TorchDispatchMode):
                 )
             self._on_host(func, taken)
         results = func(*args, **kwargs)
+        if reads and func in HINTS:
+            self.pieces.append(Pieces(func, len(results), user_line()))
         if reads:
             self.packs.inverts(func, args)
             self.packs.check(func, taken, results)

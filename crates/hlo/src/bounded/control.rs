@@ -12,10 +12,10 @@ impl Bounding<'_> {
     pub(super) fn repeated(&mut self, pair: Pair<'_>, args: Vec<Laid>) -> Result<Vec<Laid>> {
         let carried: Vec<Laid> = args.into_iter().map(settled).collect();
         let mut regions = Vec::new();
-        for (place, (&p, &s)) in pair.p.regions.iter().zip(&pair.s.regions).enumerate() {
+        for (place, region) in pair.regions().enumerate() {
             // The body gives what it is given, the condition a number.
             let like = if place == 1 { carried.as_slice() } else { &[] };
-            regions.push(self.nested(p, s, &carried, like)?.0);
+            regions.push(self.nested(region, &carried, like)?.0);
         }
         let operands: Vec<Value> = carried.iter().map(|x| x.v).collect();
         Ok(self.controlled(pair, &operands, &regions, carried))
@@ -24,9 +24,9 @@ impl Bounding<'_> {
     pub(super) fn branched(&mut self, pair: Pair<'_>, args: Vec<Laid>) -> Result<Vec<Laid>> {
         let mut made: Vec<Laid> = Vec::new();
         let mut regions = Vec::new();
-        for (&p, &s) in pair.p.regions.iter().zip(&pair.s.regions) {
+        for region in pair.regions() {
             // All branches give what the first one does.
-            let (region, returns) = self.nested(p, s, &[], &made)?;
+            let (region, returns) = self.nested(region, &[], &made)?;
             regions.push(region);
             if made.is_empty() {
                 made = returns.into_iter().map(settled).collect();
@@ -52,38 +52,40 @@ impl Bounding<'_> {
     /// A region with these arguments, of whose results the first are laid like others; and its results.
     fn nested(
         &mut self,
-        p: BlockId,
-        s: BlockId,
+        [p, s, o]: [BlockId; 3],
         args: &[Laid],
         like: &[Laid],
     ) -> Result<(BlockId, Vec<Laid>)> {
-        let (bound, sample) = (self.bound, self.sample);
-        let (p, s) = (&bound.blocks[p as usize], &sample.blocks[s as usize]);
-        if p.ops.len() != s.ops.len() || p.args.len() != s.args.len() || p.returns.len() != s.returns.len() {
+        let bound = self.bound;
+        let p = &bound.blocks[p as usize];
+        let (s, o) = (&self.sample.blocks[s as usize], &self.other.blocks[o as usize]);
+        let counts = |block: &Block| (block.ops.len(), block.args.len(), block.returns.len());
+        if counts(p) != counts(s) || counts(p) != counts(o) {
             return Err("what it does depends on the size".into());
         }
         let types: Vec<TensorType> = p.args.iter().map(|&v| bound.ty(v).clone()).collect();
         // What is made within is not seen outside.
         let known = self.known.clone();
         let (block, values) = self.b.open_region(&types, p.captures);
-        for (((&a, &b), &v), x) in p.args.iter().zip(&s.args).zip(&values).zip(args) {
-            self.know(a, b, Laid { v, layout: x.layout.clone() });
+        let samples = s.args.iter().copied().zip(o.args.iter().copied());
+        for (((&a, samples), &v), x) in p.args.iter().zip(samples).zip(&values).zip(args) {
+            self.know(a, samples, Laid { v, layout: x.layout.clone() });
         }
-        let returns = self.returned(p, s, like);
+        let returns = self.returned(p, (s, o), like);
         self.known = known;
         let values = returns.iter().flatten().map(|x| x.v).collect();
         self.b.close_region(block, values);
         Ok((block, returns?))
     }
 
-    fn returned(&mut self, p: &Block, s: &Block, like: &[Laid]) -> Result<Vec<Laid>> {
-        let (bound, sample) = (self.bound, self.sample);
-        for (&p, &s) in p.ops.iter().zip(&s.ops) {
-            self.op(&bound.ops[p as usize], &sample.ops[s as usize])?;
+    fn returned(&mut self, p: &Block, (s, o): (&Block, &Block), like: &[Laid]) -> Result<Vec<Laid>> {
+        let (bound, sample, other) = (self.bound, self.sample, self.other);
+        for (&p, (&s, &o)) in p.ops.iter().zip(s.ops.iter().zip(&o.ops)) {
+            self.op(&bound.ops[p as usize], &sample.ops[s as usize], &other.ops[o as usize])?;
         }
         let mut returns = Vec::new();
-        for (i, (&a, &b)) in p.returns.iter().zip(&s.returns).enumerate() {
-            let mut x = self.operand(a, b)?;
+        for (i, (&a, (&b, &c))) in p.returns.iter().zip(s.returns.iter().zip(&o.returns)).enumerate() {
+            let mut x = self.operand(a, b, Some(c))?;
             for (d, to) in like.get(i).map_or(&[][..], |x| &x.layout).iter().enumerate() {
                 x = self.relaid(x, d, to)?;
             }

@@ -50,10 +50,8 @@ impl Bounding<'_> {
         }
         let made = self.lowered(d, &operands, &used);
         let mut results = Vec::new();
-        for ((v, labels), (a, b)) in
-            made.into_iter().zip(&axes.results).zip(pair.p.result_values().zip(pair.s.result_values()))
-        {
-            let mut layout = self.default(a, b)?;
+        for ((v, labels), (a, (b, c))) in made.into_iter().zip(&axes.results).zip(pair.results()) {
+            let mut layout = self.default(a, b, c)?;
             for (dim, label) in layout.iter_mut().zip(labels.chars()) {
                 *dim = own(label).unwrap_or_else(|| dim.clone());
             }

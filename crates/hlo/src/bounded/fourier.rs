@@ -5,7 +5,7 @@
 //! 1970) makes a convolution of it: with `w(j) = e^(i pi j^2 / n)`, `j k = (j^2 + k^2 - (k - j)^2) / 2` gives
 //! `y(k) = w(k) sum_j (x(j) w(j)) conj(w(k - j))`. The convolution is as long as the bound wants it, whatever `n` is.
 
-use super::layout::Dim;
+use super::layout::{Dim, Three};
 use super::rules::Pair;
 use super::{Bounding, Laid, Result};
 use crate::ir::*;
@@ -15,15 +15,17 @@ use crate::types::{DType, TensorType};
 const MOST_PLACES: i64 = 1 << 30;
 
 impl Bounding<'_> {
-    pub(super) fn fft(&mut self, pair: Pair<'_>, x: Laid, kind: FftType, n: (i64, i64)) -> Result<Laid> {
-        let Some(last) = x.layout.len().checked_sub(1).filter(|_| n.0 <= MOST_PLACES && n.1 > 0) else {
+    pub(super) fn fft(&mut self, pair: Pair<'_>, x: Laid, kind: FftType, n: Three) -> Result<Laid> {
+        let Some(last) =
+            x.layout.len().checked_sub(1).filter(|_| n[0] <= MOST_PLACES && n[1] > 0 && n[2] > 0)
+        else {
             return Err("no rule is known for a transform of this size".into());
         };
         let mut x = self.prefixed(x, |d| d == last)?;
         x.v = self.zeroed(&x, &[last]);
         let out = pair.bound.shape[last];
         let have = x.layout[last].size();
-        let n = self.number(n.0, n.1);
+        let n = self.number(n);
         let to_real = kind == FftType::Irfft;
         let mut v = x.v;
         if to_real {

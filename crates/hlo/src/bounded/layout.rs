@@ -3,6 +3,17 @@
 use crate::types::Dims;
 use smallvec::{SmallVec, smallvec};
 
+/// A number at the bound, in the sample, and in the other sample.
+pub(super) type Three = [i64; 3];
+
+pub(super) fn varies([bound, sample, other]: Three) -> bool {
+    bound != sample || bound != other
+}
+
+pub(super) fn each(a: Three, b: Three, of: impl Fn(i64, i64) -> i64) -> Three {
+    std::array::from_fn(|i| of(a[i], b[i]))
+}
+
 /// A run of places of which the first ones are used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Factor {
@@ -10,11 +21,21 @@ pub(super) struct Factor {
     pub(super) size: i64,
     /// Those that are used in the sample.
     pub(super) used: i64,
+    /// And in the other sample.
+    pub(super) other: i64,
 }
 
 impl Factor {
+    pub(super) fn of([size, used, other]: Three) -> Factor {
+        Factor { size, used, other }
+    }
+
+    pub(super) fn three(self) -> Three {
+        [self.size, self.used, self.other]
+    }
+
     pub(super) fn varies(self) -> bool {
-        self.size != self.used
+        varies(self.three())
     }
 }
 
@@ -31,12 +52,12 @@ pub(super) struct Dim {
 
 impl Dim {
     /// The used places come first.
-    pub(super) fn prefix(size: i64, used: i64) -> Dim {
-        Dim { factors: merged([Factor { size, used }]), even: false }
+    pub(super) fn prefix(sizes: Three) -> Dim {
+        Dim { factors: merged([Factor::of(sizes)]), even: false }
     }
 
-    pub(super) fn even(size: i64, used: i64) -> Dim {
-        Dim { even: true, ..Dim::prefix(size, used) }
+    pub(super) fn even(sizes: Three) -> Dim {
+        Dim { even: true, ..Dim::prefix(sizes) }
     }
 
     /// Size at the bound.
@@ -44,9 +65,8 @@ impl Dim {
         self.factors.iter().map(|f| f.size).product()
     }
 
-    /// Size in the sample.
-    pub(super) fn used(&self) -> i64 {
-        self.factors.iter().map(|f| f.used).product()
+    pub(super) fn sizes(&self) -> Three {
+        self.factors.iter().fold([1; 3], |all, f| each(all, f.three(), |a, b| a * b))
     }
 
     pub(super) fn varies(&self) -> bool {
@@ -60,7 +80,7 @@ impl Dim {
 
     /// The same elements with the used places first.
     pub(super) fn to_prefix(&self) -> Dim {
-        Dim { even: self.even, ..Dim::prefix(self.size(), self.used()) }
+        Dim { even: self.even, ..Dim::prefix(self.sizes()) }
     }
 }
 
@@ -68,8 +88,13 @@ impl Dim {
 pub(super) type Layout = Vec<Dim>;
 
 /// Of a value whose used places come first in each dimension.
-pub(super) fn prefixes(bound: &Dims, sample: &Dims) -> Layout {
-    bound.iter().zip(sample).map(|(&size, &used)| Dim::prefix(size, used)).collect()
+pub(super) fn prefixes(shapes: [&Dims; 3]) -> Layout {
+    threes(shapes).map(Dim::prefix).collect()
+}
+
+/// Shapes of one rank, by dimension.
+pub(super) fn threes([bound, sample, other]: [&Dims; 3]) -> impl Iterator<Item = Three> {
+    bound.iter().zip(sample).zip(other).map(|((&bound, &sample), &other)| [bound, sample, other])
 }
 
 /// The factors with the same places that are fewest: a run of used places and what is inside of it is one run.
@@ -77,9 +102,9 @@ pub(super) fn merged(factors: impl IntoIterator<Item = Factor>) -> Factors {
     let mut out = Factors::new();
     for f in factors {
         match out.last_mut() {
-            _ if f.size == 1 && f.used == 1 => {}
+            _ if f.three() == [1; 3] => {}
             Some(last) if !f.varies() => {
-                *last = Factor { size: last.size * f.size, used: last.used * f.used };
+                *last = Factor::of(each(last.three(), f.three(), |a, b| a * b));
             }
             _ => out.push(f),
         }
@@ -89,35 +114,35 @@ pub(super) fn merged(factors: impl IntoIterator<Item = Factor>) -> Factors {
 
 /// The factors of each dimension of these sizes, for places that are those of `flat`; nothing if a dimension begins or ends
 /// within a factor.
-pub(super) fn split(flat: &[Factor], bound: &Dims, sample: &Dims) -> Option<Vec<Factors>> {
+pub(super) fn split(flat: &[Factor], shapes: [&Dims; 3]) -> Option<Vec<Factors>> {
     let mut rest: Vec<Factor> = merged(flat.iter().copied()).into_iter().rev().collect();
     let mut out = Vec::new();
-    for (&size, &used) in bound.iter().zip(sample) {
+    for sizes in threes(shapes) {
         let mut dim: Factors = smallvec![];
-        let (mut have, mut has_used) = (1, 1);
-        while (have, has_used) != (size, used) {
-            let next = rest.pop()?;
-            let (want, want_used) = (divided(size, have)?, divided(used, has_used)?);
+        let mut have = [1; 3];
+        while have != sizes {
+            let next = rest.pop()?.three();
+            let want = divided(sizes, have)?;
             // All of it, or as much as this dimension has: the rest of it is inside.
-            let inside = match (divided(next.size, want), divided(next.used, want_used)) {
-                _ if divided(want, next.size).is_some() && divided(want_used, next.used).is_some() => 1,
-                (Some(a), Some(b)) if a == b && a > 0 => a,
+            let inside = match divided(next, want) {
+                _ if divided(want, next).is_some() => 1,
+                Some(inside) if !varies(inside) && inside[0] > 0 => inside[0],
                 _ => return None,
             };
-            let taken = Factor { size: next.size / inside, used: next.used / inside };
+            let taken = next.map(|n| n / inside);
             if inside > 1 {
-                rest.push(Factor { size: inside, used: inside });
+                rest.push(Factor::of([inside; 3]));
             }
-            (have, has_used) = (have * taken.size, has_used * taken.used);
-            dim.push(taken);
+            have = each(have, taken, |a, b| a * b);
+            dim.push(Factor::of(taken));
         }
         out.push(merged(dim));
     }
-    rest.iter().all(|f| (f.size, f.used) == (1, 1)).then_some(out)
+    rest.iter().all(|f| f.three() == [1; 3]).then_some(out)
 }
 
-fn divided(a: i64, b: i64) -> Option<i64> {
-    (b != 0 && a % b == 0).then(|| a / b)
+fn divided(a: Three, b: Three) -> Option<Three> {
+    (0..3).all(|i| b[i] != 0 && a[i] % b[i] == 0).then(|| each(a, b, |a, b| a / b))
 }
 
 #[cfg(test)]
@@ -125,7 +150,7 @@ mod tests {
     use super::*;
 
     fn of(list: &[(i64, i64)]) -> Vec<Factor> {
-        list.iter().map(|&(size, used)| Factor { size, used }).collect()
+        list.iter().map(|&(size, used)| Factor::of([size, used, used])).collect()
     }
 
     #[test]
@@ -133,7 +158,7 @@ mod tests {
         let d = Dims::from_slice;
         let check =
             |flat: &[(i64, i64)], bound: &[i64], sample: &[i64], expected: Option<&[&[(i64, i64)]]>| {
-                let got = split(&of(flat), &d(bound), &d(sample));
+                let got = split(&of(flat), [&d(bound), &d(sample), &d(sample)]);
                 let expected =
                     expected.map(|dims| dims.iter().map(|f| of(f).into()).collect::<Vec<Factors>>());
                 assert_eq!(got, expected, "{flat:?} as {bound:?}");

@@ -8,6 +8,10 @@
 //! Where the elements in use lie is known of each dimension (`layout.rs`): first of all as a rule, and four times so many
 //! every bound, say, where a dimension of size 4 was merged with it.
 //! What is done for each op is in `rules.rs`.
+//!
+//! A number that follows from the size may be by chance at the bound what it is in a sample: it is a constant then, and the
+//! module is for fewer sizes than that of another sample. So a second sample may be compared besides: what differs in
+//! either is a number. If the module is the same as of the first sample alone, that one is right for the second, too.
 
 mod control;
 mod deferred;
@@ -21,7 +25,7 @@ use crate::builder::{Builder, Lower};
 use crate::error::Error;
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
-use layout::{Dim, Factor, Factors, Layout, merged, prefixes};
+use layout::{Dim, Factor, Factors, Layout, Three, each, merged, prefixes, threes};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A module for all sizes up to a bound.
@@ -48,6 +52,18 @@ impl std::fmt::Debug for Outline {
 
 /// The dimensions that lie one after another in some memory, slowest first: the size at the bound, and in the sample.
 pub type InMemory = Vec<(i64, i64)>;
+
+/// What is compared with a bound: the same ops at a smaller size. Of parameters and results the dimensions may be given that
+/// lie one after another in their memory, which they need not be cut into.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampled<'a> {
+    /// The module at that size.
+    pub outline: &'a Outline,
+    /// Of each parameter.
+    pub params: &'a [Option<InMemory>],
+    /// Of each result.
+    pub results: &'a [Option<InMemory>],
+}
 
 /// Why there is no module for all sizes up to a bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,8 +118,7 @@ impl Outline {
     }
 
     /// The module of which this is the one for the bound: for the size of the sample and all others, as far as these two
-    /// say. Of parameters and results the dimensions may be given that lie one after another in their memory, which they
-    /// need not be cut into: sizes at the bound, and in the sample.
+    /// say.
     ///
     /// # Errors
     /// An op for which no rule is known, or of which the two modules differ in more than sizes.
@@ -113,23 +128,26 @@ impl Outline {
         params: &[Option<InMemory>],
         results: &[Option<InMemory>],
     ) -> Result<Bounded, Unbounded> {
+        let sample = Sampled { outline: sample, params, results };
+        self.of_samples(sample, sample)
+    }
+
+    /// The module for two samples, for each of which there [is one](Self::bounded). The numbers are those at the bound, and
+    /// in the second sample.
+    ///
+    /// # Errors
+    /// As for one sample, and where the two do not fit together.
+    pub fn of_samples(&self, sample: Sampled<'_>, other: Sampled<'_>) -> Result<Bounded, Unbounded> {
         // Once to see what takes zeros where it is not in use, and once more with these in place from the start.
-        let (made, zeroed) = self.compared(sample, params, results, &Zeroed::default())?;
+        let (made, zeroed) = self.compared(sample, other, &Zeroed::default())?;
         if zeroed.is_empty() {
             return Ok(made);
         }
-        Ok(self.compared(sample, params, results, &zeroed)?.0)
+        Ok(self.compared(sample, other, &zeroed)?.0)
     }
 
-    /// The module, in which these values are zero where they are not in use, and all values that some op takes so.
-    fn compared(
-        &self,
-        sample: &Outline,
-        params: &[Option<InMemory>],
-        results: &[Option<InMemory>],
-        zeroed: &Zeroed,
-    ) -> Result<(Bounded, Zeroed), Unbounded> {
-        let whole = |reason: &str| Unbounded { op: "func.func", location: None, reason: reason.into() };
+    /// Whether a sample has the same ops.
+    fn alike(&self, sample: &Outline) -> Result<(), Unbounded> {
         let (own, sample) = (&self.module, &sample.module);
         let (bound, other) = (&own.arena, &sample.arena);
         let ops = (&bound.blocks[ROOT as usize].ops, &other.blocks[ROOT as usize].ops);
@@ -151,6 +169,20 @@ impl Outline {
             };
             return Err(op.map_or_else(|| whole(reason), of));
         }
+        Ok(())
+    }
+
+    /// The module, in which these values are zero where they are not in use, and all values that some op takes so.
+    fn compared(
+        &self,
+        first: Sampled<'_>,
+        second: Sampled<'_>,
+        zeroed: &Zeroed,
+    ) -> Result<(Bounded, Zeroed), Unbounded> {
+        self.alike(first.outline)?;
+        self.alike(second.outline)?;
+        let (own, samples) = (&self.module, [&first.outline.module, &second.outline.module]);
+        let (bound, [sample, other]) = (&own.arena, samples.map(|m| &m.arena));
         if bound.mesh.is_some() {
             return Err(whole("it is split over several devices"));
         }
@@ -159,7 +191,8 @@ impl Outline {
         b.reduce_by_slices(self.reduces_by_slices);
         let mut bounding = Bounding {
             bound,
-            sample: other,
+            sample,
+            other,
             deferred: &self.deferred,
             b,
             laid: FxHashMap::default(),
@@ -174,22 +207,25 @@ impl Outline {
             scopes: Vec::new(),
         };
         let mut laid = Vec::new();
-        for (i, (&p, &s)) in bound.params.iter().zip(&other.params).enumerate() {
+        for (i, (&p, (&s, &o))) in
+            bound.params.iter().zip(sample.params.iter().zip(&other.params)).enumerate()
+        {
             let v = bounding.b.param(bound.ty(p).clone());
             for attr in bound.param_attrs.get(i).into_iter().flatten() {
                 bounding.b.param_attr(v, attr.clone());
             }
-            let mut layout = bounding.default(p, s).map_err(|reason| whole(&reason))?;
-            if let Some(Some(dims)) = params.get(i)
+            let mut layout = bounding.default(p, s, o).map_err(|reason| whole(&reason))?;
+            if let Some(dims) = in_both(first.params, second.params, i)?
                 && layout.iter().any(Dim::varies)
                 && !bound.ty(p).shape.contains(&0)
             {
-                let split = layout::split(&flat(dims), &bound.ty(p).shape, &other.ty(s).shape);
+                let split =
+                    layout::split(&dims, [bound.ty(p), sample.ty(s), other.ty(o)].map(|ty| &ty.shape));
                 let split =
                     split.ok_or_else(|| whole("an argument lies in memory otherwise than it is taken"))?;
                 layout = split.into_iter().map(|factors| Dim { factors, even: false }).collect();
             }
-            laid.push((p, s, Laid { v, layout }));
+            laid.push((p, (s, o), Laid { v, layout }));
         }
         // The vector has its length in the end.
         let vector = bounding.b.param(TensorType::new(DType::S64, [i64::from(i32::MAX)].as_slice()));
@@ -198,13 +234,14 @@ impl Outline {
             bounding.know(p, s, laid);
         }
         let live = own.live();
-        for (&p, &s) in ops.0.iter().zip(ops.1) {
+        let [ops, of_sample, of_other] = [bound, sample, other].map(|arena| &arena.blocks[ROOT as usize].ops);
+        for (&p, (&s, &o)) in ops.iter().zip(of_sample.iter().zip(of_other)) {
             if !live[p as usize] {
                 continue;
             }
-            let (p, s) = (&bound.ops[p as usize], &other.ops[s as usize]);
+            let (p, s, o) = (&bound.ops[p as usize], &sample.ops[s as usize], &other.ops[o as usize]);
             bounding.b.set_location(p.location.checked_sub(1));
-            let done = bounding.op(p, s).and_then(|()| match bounding.b.error() {
+            let done = bounding.op(p, s, o).and_then(|()| match bounding.b.error() {
                 Some(error) => Err(error.to_string()),
                 None => Ok(()),
             });
@@ -216,15 +253,18 @@ impl Outline {
         }
         bounding.b.set_location(None);
         let mut outputs = Vec::new();
-        for (i, (&p, &s)) in own.outputs.iter().zip(&sample.outputs).enumerate() {
-            let out = bounding.operand(p, s).and_then(|x| match results.get(i) {
-                Some(Some(dims)) => bounding.in_memory(x, dims),
-                _ => bounding.prefixed(x, |_| true).map(|x| x.v),
+        let pairs = samples[0].outputs.iter().zip(&samples[1].outputs);
+        for (i, (&p, (&s, &o))) in own.outputs.iter().zip(pairs).enumerate() {
+            let dims = in_both(first.results, second.results, i)?;
+            let out = bounding.operand(p, s, Some(o)).and_then(|x| match &dims {
+                Some(dims) => bounding.in_memory(x, dims),
+                None => bounding.prefixed(x, |_| true).map(|x| x.v),
             });
             outputs.push(out.map_err(|reason| whole(&reason))?);
         }
         let zeroed = bounding.takes_zeros();
         let Bounding { b, numbers, .. } = bounding;
+        let numbers: Vec<(i64, i64)> = numbers.into_iter().map(|[bound, _, own]| (bound, own)).collect();
         let numbers = if numbers.is_empty() { vec![(0, 0)] } else { numbers };
         b.set_type(vector, TensorType::new(DType::S64, [numbers.len() as i64].as_slice()));
         let module = b.finish(&outputs).map_err(|e| whole(&e.to_string()))?;
@@ -232,20 +272,43 @@ impl Outline {
     }
 }
 
+fn whole(reason: &str) -> Unbounded {
+    Unbounded { op: "func.func", location: None, reason: reason.into() }
+}
+
+/// How a parameter or result lies in memory in both samples.
+fn in_both(
+    first: &[Option<InMemory>],
+    second: &[Option<InMemory>],
+    i: usize,
+) -> Result<Option<Factors>, Unbounded> {
+    let of = |list: &[Option<InMemory>]| list.get(i).cloned().flatten();
+    match (of(first), of(second)) {
+        (None, None) => Ok(None),
+        (Some(a), Some(b)) if a.iter().map(|d| d.0).eq(b.iter().map(|d| d.0)) => {
+            let dims = a.iter().zip(&b).map(|(a, b)| Factor::of([a.0, a.1, b.1]));
+            Ok(Some(merged(dims)))
+        }
+        _ => Err(whole("it lies in memory in another way at another size")),
+    }
+}
+
 struct Bounding<'a> {
     bound: &'a Arena,
     sample: &'a Arena,
+    /// The same again, if it is compared with one sample.
+    other: &'a Arena,
     /// What the outline left open.
     deferred: &'a [Lower],
     b: Builder,
     /// By the values of the module for the bound.
     laid: FxHashMap<Value, Laid>,
-    /// Their values in the sample.
-    pairs: FxHashMap<Value, Value>,
-    numbers: Vec<(i64, i64)>,
+    /// Their values in the samples.
+    pairs: FxHashMap<Value, (Value, Value)>,
+    numbers: Vec<Three>,
     /// Where single ones are among them, and where those of constants begin.
-    numbered: FxHashMap<(i64, i64), usize>,
-    tables: FxHashMap<(u32, u32), usize>,
+    numbered: FxHashMap<Three, usize>,
+    tables: FxHashMap<[u32; 3], usize>,
     vector: Option<Value>,
     known: Known,
     /// What is taken with zeros where it is not in use.
@@ -260,7 +323,7 @@ struct Bounding<'a> {
 #[derive(Clone, Default)]
 struct Known {
     /// The numbers that were taken from the vector.
-    given: FxHashMap<(i64, i64), Value>,
+    given: FxHashMap<Three, Value>,
     /// Which places of a dimension are used.
     masks: FxHashMap<Factors, Value>,
     masked: FxHashMap<(Value, Vec<Option<Factors>>, Value), Value>,
@@ -271,8 +334,8 @@ struct Known {
 }
 
 impl Bounding<'_> {
-    fn know(&mut self, p: Value, s: Value, mut laid: Laid) {
-        self.pairs.insert(p, s);
+    fn know(&mut self, p: Value, samples: (Value, Value), mut laid: Laid) {
+        self.pairs.insert(p, samples);
         if let Some(dims) = self.early.get(&p) {
             // All that takes it takes the same, instead of a copy each for those that mix it and those that do not.
             laid.v = self.zeroed(&laid, dims);
@@ -306,49 +369,77 @@ impl Bounding<'_> {
     }
 
     /// The layout of a value whose used places come first.
-    fn default(&self, p: Value, s: Value) -> Result<Layout> {
-        let (p, s) = (self.bound.ty(p), self.sample.ty(s));
-        if p.dtype != s.dtype || p.rank() != s.rank() {
-            return Err("what is computed depends on the size".into());
+    fn default(&self, p: Value, s: Value, o: Value) -> Result<Layout> {
+        let p = self.bound.ty(p);
+        let samples = [self.sample.ty(s), self.other.ty(o)];
+        for s in samples {
+            if p.dtype != s.dtype || p.rank() != s.rank() {
+                return Err("what is computed depends on the size".into());
+            }
+            if p.shape.iter().zip(&s.shape).any(|(p, s)| s > p || (p != s && *s == 0)) {
+                return Err("a size that varies is larger than the bound, or zero".into());
+            }
         }
-        if p.shape.iter().zip(&s.shape).any(|(p, s)| s > p || (p != s && *s == 0)) {
-            return Err("a size that varies is larger than the bound, or zero".into());
-        }
-        Ok(prefixes(&p.shape, &s.shape))
+        Ok(prefixes([p, samples[0], samples[1]].map(|ty| &ty.shape)))
     }
 
-    /// An operand in the new module.
-    fn operand(&mut self, p: Value, s: Value) -> Result<Laid> {
-        let (Def::Constant(p_id), Def::Constant(s_id)) =
-            (self.bound.values[p.0 as usize].def, self.sample.values[s.0 as usize].def)
-        else {
+    /// An operand in the new module. Within a region that is the same at all sizes nothing is asked of the other sample.
+    fn operand(&mut self, p: Value, s: Value, o: Option<Value>) -> Result<Laid> {
+        let constant = |arena: &Arena, v: Value| match arena.values[v.0 as usize].def {
+            Def::Constant(id) => Some(id),
+            _ => None,
+        };
+        let ids = (constant(self.bound, p), constant(self.sample, s));
+        let (Some(p_id), Some(s_id)) = ids else {
             return match self.pairs.get(&p) {
-                Some(pair) if *pair == s => Ok(self.laid[&p].clone()),
+                Some(pair) if pair.0 == s && o.is_none_or(|o| pair.1 == o) => Ok(self.laid[&p].clone()),
                 _ => Err("what it is computed from depends on the size".into()),
             };
         };
-        let mut layout = self.default(p, s)?;
+        let bound = &self.bound.constants[p_id as usize];
+        let sample = &self.sample.constants[s_id as usize];
+        let Some(o) = o else {
+            let layout =
+                prefixes([self.bound.ty(p), self.sample.ty(s), self.sample.ty(s)].map(|ty| &ty.shape));
+            return match bound == sample {
+                true => Ok(Laid { v: self.constant(p, bound), layout }),
+                false => Err("a region depends on the size".into()),
+            };
+        };
+        let Some(o_id) = constant(self.other, o) else {
+            return Err("what it is computed from depends on the size".into());
+        };
+        let other = &self.other.constants[o_id as usize];
+        let mut layout = self.default(p, s, o)?;
         let ty = self.bound.ty(p).clone();
-        let ids = (p_id, s_id);
-        let (p, s) = (&self.bound.constants[p_id as usize], &self.sample.constants[s_id as usize]);
-        let v = match (p, s) {
-            (Constant::Splat(p), Constant::Splat(s)) => {
+        let is_same = bound == sample && bound == other;
+        let v = match (bound, sample, other) {
+            (Constant::Splat(a), Constant::Splat(b), Constant::Splat(c)) => {
                 layout = layout.iter().map(|d| Dim { even: true, ..d.clone() }).collect();
-                if p == s {
-                    self.b.splat(ty, p.clone())
+                if is_same {
+                    self.b.splat(ty, a.clone())
                 } else {
-                    let scalar = self.scalar(ty.dtype, p, s)?;
+                    let scalar = self.scalar(ty.dtype, [a, b, c])?;
                     self.b.full(scalar, &ty.shape)
                 }
             }
-            (Constant::Dense(p), Constant::Dense(s)) if p == s => self.b.dense(ty, p.clone()),
-            _ => self.table(ids, &ty, &layout)?,
+            (Constant::Dense(a), ..) if is_same => self.b.dense(ty, a.clone()),
+            _ => self.table([p_id, s_id, o_id], &ty, &layout)?,
         };
         Ok(Laid { v, layout })
     }
 
+    /// A constant that is the same at all sizes.
+    fn constant(&self, p: Value, of: &Constant) -> Value {
+        let ty = self.bound.ty(p).clone();
+        match of {
+            Constant::Splat(bytes) => self.b.splat(ty, bytes.clone()),
+            Constant::Dense(bytes) => self.b.dense(ty, bytes.clone()),
+        }
+    }
+
     /// A constant of many elements that differ: they are numbers, each.
-    fn table(&mut self, ids: (u32, u32), ty: &TensorType, layout: &[Dim]) -> Result<Value> {
+    fn table(&mut self, ids: [u32; 3], ty: &TensorType, layout: &[Dim]) -> Result<Value> {
         let numel = layout.iter().map(Dim::size).product::<i64>();
         if ty.dtype.is_complex() || numel > MOST_IN_TABLE {
             return Err("a table of constants depends on the size".into());
@@ -357,18 +448,22 @@ impl Bounding<'_> {
             Some(&known) => known,
             None => {
                 let at = self.numbers.len();
-                let (p, s) = (&self.bound.constants[ids.0 as usize], &self.sample.constants[ids.1 as usize]);
+                let arenas = [self.bound, self.sample, self.other];
+                let of: [&Constant; 3] = std::array::from_fn(|i| &arenas[i].constants[ids[i] as usize]);
                 for place in 0..numel {
-                    let bound = p.number(ty.dtype, place);
-                    // Where it is in the smaller one, if it is.
-                    let (mut rest, mut own, mut step) = (place, Some(0), 1);
-                    for dim in layout.iter().rev() {
-                        let i = rest % dim.size();
-                        rest /= dim.size();
-                        own = own.filter(|_| i < dim.used()).map(|at| at + i * step);
-                        step *= dim.used();
-                    }
-                    self.numbers.push((bound, own.map_or(bound, |own| s.number(ty.dtype, own))));
+                    let bound = of[0].number(ty.dtype, place);
+                    let in_sample = |i: usize| {
+                        // Where it is in the smaller one, if it is.
+                        let (mut rest, mut own, mut step) = (place, Some(0), 1);
+                        for dim in layout.iter().rev() {
+                            let at = rest % dim.size();
+                            rest /= dim.size();
+                            own = own.filter(|_| at < dim.sizes()[i]).map(|before| before + at * step);
+                            step *= dim.sizes()[i];
+                        }
+                        own.map_or(bound, |own| of[i].number(ty.dtype, own))
+                    };
+                    self.numbers.push([bound, in_sample(1), in_sample(2)]);
                 }
                 self.tables.insert(ids, at);
                 at
@@ -394,37 +489,37 @@ impl Bounding<'_> {
     }
 
     /// A scalar whose bytes differ.
-    fn scalar(&mut self, dtype: DType, p: &[u8], s: &[u8]) -> Result<Value> {
+    fn scalar(&mut self, dtype: DType, bytes: [&[u8]; 3]) -> Result<Value> {
         if dtype.is_complex() {
             let part = dtype.real();
             let half = part.size_bytes();
-            let re = self.scalar(part, &p[..half], &s[..half])?;
-            let im = self.scalar(part, &p[half..], &s[half..])?;
+            let re = self.scalar(part, bytes.map(|own| &own[..half]))?;
+            let im = self.scalar(part, bytes.map(|own| &own[half..]))?;
             return Ok(self.b.complex(re, im));
         }
         if dtype == DType::Pred {
             return Err(format!("a constant of type {dtype} depends on the size"));
         }
-        let n = self.number(wide(dtype, p), wide(dtype, s));
+        let n = self.number(bytes.map(|own| wide(dtype, own)));
         Ok(self.typed(n, dtype))
     }
 
-    /// A number (0-d s64) that is this at the bound, and that in the sample.
-    fn number(&mut self, bound: i64, sample: i64) -> Value {
-        if bound == sample {
-            return self.b.scalar_i64(DType::S64, bound);
+    /// A number (0-d s64).
+    fn number(&mut self, of: Three) -> Value {
+        if !layout::varies(of) {
+            return self.b.scalar_i64(DType::S64, of[0]);
         }
-        if let Some(&known) = self.known.given.get(&(bound, sample)) {
+        if let Some(&known) = self.known.given.get(&of) {
             return known;
         }
-        let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, bound) };
+        let Some(all) = self.vector else { return self.b.scalar_i64(DType::S64, of[0]) };
         let numbers = &mut self.numbers;
-        let at = *self.numbered.entry((bound, sample)).or_insert_with(|| {
-            numbers.push((bound, sample));
+        let at = *self.numbered.entry(of).or_insert_with(|| {
+            numbers.push(of);
             numbers.len() - 1
         });
         let n = self.b.index_dim(all, 0, at as i64);
-        self.known.given.insert((bound, sample), n);
+        self.known.given.insert(of, n);
         n
     }
 
@@ -444,7 +539,7 @@ impl Bounding<'_> {
                 continue;
             }
             let at = self.coordinate(place, size, f.size, inside);
-            let used = self.number(f.size, f.used);
+            let used = self.number(f.three());
             let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
             let own = self.b.lt(at, used);
             mask = Some(mask.map_or(own, |m| self.b.and(m, own)));
@@ -556,14 +651,14 @@ impl Bounding<'_> {
         for &f in to {
             inside /= f.size;
             let at = self.coordinate(place, all, f.size, inside);
-            let used = self.number(f.size, f.used);
+            let used = self.number(f.three());
             let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
             rank = self.b.add(self.b.multiply(rank, used), at);
         }
         let mut found = self.b.full(self.b.scalar_i64(ty.dtype, 0), &ty.shape);
         let mut inside = 1;
         for (i, &f) in from.iter().enumerate().rev() {
-            let used = self.number(f.size, f.used);
+            let used = self.number(f.three());
             let used = self.b.full(self.b.convert(used, ty.dtype), &ty.shape);
             let at = if i == 0 { rank } else { self.b.remainder(rank, used) };
             rank = self.b.divide(rank, used);
@@ -582,7 +677,7 @@ impl Bounding<'_> {
             layout[d].factors = to.factors.clone();
             return Ok(Laid { v: x.v, layout });
         }
-        if (own.size(), own.used()) != (to.size(), to.used()) {
+        if own.sizes() != to.sizes() {
             return Err("sizes that vary do not fit together".into());
         }
         let index = self.places(&own.factors, &to.factors);
@@ -604,19 +699,18 @@ impl Bounding<'_> {
     }
 
     /// A value with its elements where those of a tensor with such dimensions are.
-    fn in_memory(&mut self, x: Laid, dims: &InMemory) -> Result<Value> {
-        let to = flat(dims);
+    fn in_memory(&mut self, x: Laid, to: &Factors) -> Result<Value> {
         let own = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
-        if own == to || x.layout.iter().all(|d| d.even) || x.layout.iter().any(|d| d.size() == 0) {
+        if own == *to || x.layout.iter().all(|d| d.even) || x.layout.iter().any(|d| d.size() == 0) {
             return Ok(x.v);
         }
-        let count = |list: &[Factor]| list.iter().fold((1, 1), |(a, b), f| (a * f.size, b * f.used));
-        if count(&own) != count(&to) {
+        let count = |list: &[Factor]| list.iter().fold([1; 3], |all, f| each(all, f.three(), |a, b| a * b));
+        if count(&own) != count(to) {
             return Err("a result lies in memory otherwise than it is made".into());
         }
         let shape = self.b.shape(x.v);
-        let index = self.places(&own, &to);
-        let found = self.b.take_dim(self.b.reshape(x.v, &[count(&own).0]), index, 0);
+        let index = self.places(&own, to);
+        let found = self.b.take_dim(self.b.reshape(x.v, &[count(&own)[0]]), index, 0);
         Ok(self.b.reshape(found, &shape))
     }
 
@@ -641,20 +735,21 @@ impl Bounding<'_> {
         Ok((a, self.relaid(b, db, &to)?))
     }
 
-    /// A reshape to these sizes, at the bound and in the sample.
-    fn reshaped(&mut self, x: Laid, bound: &Dims, sample: &Dims) -> Result<Laid> {
+    /// A reshape to these sizes.
+    fn reshaped(&mut self, x: Laid, shapes: [&Dims; 3]) -> Result<Laid> {
+        let bound = shapes[0];
         if x.layout.iter().all(|d| d.even) || bound.contains(&0) {
-            let layout = bound.iter().zip(sample).map(|(&size, &used)| Dim::even(size, used)).collect();
+            let layout = threes(shapes).map(Dim::even).collect();
             return Ok(Laid { v: self.b.reshape(x.v, bound), layout });
         }
         let flat = merged(x.layout.iter().flat_map(|d| d.factors.iter().copied()));
-        if let Some(dims) = layout::split(&flat, bound, sample) {
+        if let Some(dims) = layout::split(&flat, shapes) {
             let layout = dims.into_iter().map(|factors| Dim { factors, even: false }).collect();
             let made = Laid { v: self.b.reshape(x.v, bound), layout };
             self.is_view(&made, &x, Op::Reshape);
             return Ok(made);
         }
-        let layout = prefixes(bound, sample);
+        let layout = prefixes(shapes);
         let to = merged(layout.iter().flat_map(|d| d.factors.iter().copied()));
         let all: i64 = bound.iter().product();
         let index = self.places(&flat, &to);
@@ -681,10 +776,6 @@ fn wide(dtype: DType, bytes: &[u8]) -> i64 {
     let n = i64::from_le_bytes(all);
     let unused = 64 - 8 * bytes.len() as u32;
     if dtype.is_signed() { n << unused >> unused } else { n }
-}
-
-fn flat(dims: &InMemory) -> Factors {
-    merged(dims.iter().map(|&(size, used)| Factor { size, used }))
 }
 
 /// What numbers places among so many.

@@ -91,7 +91,7 @@ impl Bounding<'_> {
             Def::Constant(id) => Some(arena.constants[id as usize].clone()),
             _ => None,
         };
-        let x = self.operand(p, s)?;
+        let x = self.operand(p, s, None)?;
         if x.varies() || constant(self.bound, p) != constant(self.sample, s) {
             return Err("a region takes what depends on the size".into());
         }

@@ -1,67 +1,93 @@
 //! What each op does with dimensions that vary.
 
-use super::layout::{Dim, Factor, merged};
+use super::layout::{self, Dim, Three, each};
 use super::{Bounding, Laid, Result};
 use crate::ir::*;
 use crate::types::{DType, Dims, TensorType};
 
+const DIFFERS: &str = "what is computed depends on the size";
+
 /// A slice is masked before it is taken where that is not more than so many times as much: others are taken of the same.
 const MOST_MASKED: i64 = 4;
 
-/// An op at the bound and in the sample.
+/// An op at the bound and in the samples.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) p: &'a OpData,
     pub(super) s: &'a OpData,
+    pub(super) o: &'a OpData,
     /// Types of the first result.
     pub(super) bound: &'a TensorType,
     pub(super) sample: &'a TensorType,
+    pub(super) other: &'a TensorType,
 }
 
 impl Pair<'_> {
     /// A dimension of the result whose used places come first.
     pub(super) fn dim(&self, d: usize) -> Dim {
-        Dim::prefix(self.bound.shape[d], self.sample.shape[d])
+        Dim::prefix(self.size(d))
+    }
+
+    /// The size of a dimension of the result.
+    fn size(&self, d: usize) -> Three {
+        self.shapes().map(|shape| shape[d])
+    }
+
+    fn shapes(&self) -> [&Dims; 3] {
+        [&self.bound.shape, &self.sample.shape, &self.other.shape]
+    }
+
+    /// The results, and what they are in the samples.
+    pub(super) fn results(&self) -> impl Iterator<Item = (Value, (Value, Value))> + use<'_> {
+        self.p.result_values().zip(self.s.result_values().zip(self.o.result_values()))
+    }
+
+    pub(super) fn regions(&self) -> impl Iterator<Item = [BlockId; 3]> + use<'_> {
+        let of = |(&p, (&s, &o)): (&BlockId, (&BlockId, &BlockId))| [p, s, o];
+        self.p.regions.iter().zip(self.s.regions.iter().zip(&self.o.regions)).map(of)
     }
 }
 
 impl Bounding<'_> {
-    pub(super) fn op(&mut self, p: &OpData, s: &OpData) -> Result<()> {
-        let same_kind = std::mem::discriminant(&p.op) == std::mem::discriminant(&s.op);
-        if !same_kind || p.operands.len() != s.operands.len() || p.results != s.results {
-            return Err("what is computed depends on the size".into());
+    pub(super) fn op(&mut self, p: &OpData, s: &OpData, o: &OpData) -> Result<()> {
+        let is_like = |s: &OpData| {
+            let same_kind = std::mem::discriminant(&p.op) == std::mem::discriminant(&s.op);
+            same_kind && p.operands.len() == s.operands.len() && p.results == s.results
+        };
+        if !is_like(s) || !is_like(o) || (p.op == s.op && p.op != o.op) {
+            return Err(DIFFERS.into());
         }
-        let (bound, sample) = (self.bound, self.sample);
+        let (bound, sample, other) = (self.bound, self.sample, self.other);
         let mut args = Vec::new();
-        for (&a, &b) in p.operands.iter().zip(&s.operands) {
-            args.push(self.operand(a, b)?);
+        for (&a, (&b, &c)) in p.operands.iter().zip(s.operands.iter().zip(&o.operands)) {
+            args.push(self.operand(a, b, Some(c))?);
         }
+        let results = || p.result_values().zip(s.result_values().zip(o.result_values()));
         let mut same = p.op == s.op && !args.iter().any(Laid::varies);
-        for (a, b) in p.result_values().zip(s.result_values()) {
-            same &= !self.default(a, b)?.iter().any(Dim::varies);
+        for (a, (b, c)) in results() {
+            same &= !self.default(a, b, c)?.iter().any(Dim::varies);
         }
-        let (Some(first), Some(other)) = (p.result_values().next(), s.result_values().next()) else {
+        let Some((first, (b, c))) = results().next() else {
             return Err("it has no result".into());
         };
-        let pair = Pair { p, s, bound: bound.ty(first), sample: sample.ty(other) };
+        let pair = Pair { p, s, o, bound: bound.ty(first), sample: sample.ty(b), other: other.ty(c) };
         let are_zeroed = self.zero_before(first, &p.op, &mut args);
-        let results = match &p.op {
+        let made = match &p.op {
             Op::Deferred(d) if p.op == s.op => self.deferred(pair, args, d)?,
             Op::While => self.repeated(pair, args)?,
             Op::If | Op::Case => self.branched(pair, args)?,
             _ if same => self.unchanged(pair, args)?,
             _ => self.varying(pair, args)?,
         };
-        for ((a, b), laid) in p.result_values().zip(s.result_values()).zip(results) {
-            let (a_ty, b_ty) = (bound.ty(a), sample.ty(b));
-            let sizes = laid.layout.iter().map(|d| (d.size(), d.used()));
-            if !sizes.eq(a_ty.shape.iter().copied().zip(b_ty.shape.iter().copied())) {
+        for ((a, (b, c)), laid) in results().zip(made) {
+            let shapes = [bound.ty(a), sample.ty(b), other.ty(c)].map(|ty| &ty.shape);
+            if !laid.layout.iter().map(Dim::sizes).eq(layout::threes(shapes)) {
                 return Err("its sizes do not follow from those of its operands".into());
             }
             if are_zeroed {
                 self.note_zeros(a, &laid);
             }
-            self.know(a, b, laid);
+            self.know(a, (b, c), laid);
         }
         Ok(())
     }
@@ -81,8 +107,8 @@ impl Bounding<'_> {
     }
 
     /// An op of which nothing varies.
-    fn unchanged(&mut self, Pair { p, s, .. }: Pair<'_>, args: Vec<Laid>) -> Result<Vec<Laid>> {
-        let (bound, sample) = (self.bound, self.sample);
+    fn unchanged(&mut self, pair: Pair<'_>, args: Vec<Laid>) -> Result<Vec<Laid>> {
+        let (Pair { p, s, .. }, bound) = (pair, self.bound);
         let mut regions = Vec::new();
         for (&a, &b) in p.regions.iter().zip(&s.regions) {
             regions.push(self.region(a, b)?);
@@ -92,17 +118,16 @@ impl Bounding<'_> {
         let even = matches!(p.op, Op::BroadcastInDim(_)) || p.op.is_elementwise();
         let even = even && args.iter().all(|x| x.layout.iter().all(|d| d.even));
         let made = self.b.copied(p.op.clone(), &operands, &types, &regions);
-        let pairs = p.result_values().zip(s.result_values());
-        let laid = |(v, (a, b)): (Value, (Value, Value))| {
-            let mut layout = super::prefixes(&bound.ty(a).shape, &sample.ty(b).shape);
+        let laid = |(v, a): (Value, Value)| {
+            let mut layout = layout::prefixes([&bound.ty(a).shape; 3]);
             layout.iter_mut().for_each(|d| d.even = even);
             Laid { v, layout }
         };
-        Ok(made.into_iter().zip(pairs).map(laid).collect())
+        Ok(made.into_iter().zip(p.result_values()).map(laid).collect())
     }
 
     fn varying(&mut self, pair: Pair<'_>, args: Vec<Laid>) -> Result<Vec<Laid>> {
-        let Pair { p, s, bound, sample } = pair;
+        let Pair { p, s, o, bound, .. } = pair;
         let one = |x: Laid| Ok(vec![x]);
         match (&p.op, &s.op) {
             (Op::Convert | Op::Unary(_) | Op::Binary(_) | Op::Compare(..) | Op::Complex, _)
@@ -126,13 +151,19 @@ impl Bounding<'_> {
             (Op::BroadcastInDim(to), Op::BroadcastInDim(also)) if to == also => {
                 one(self.broadcast(pair, &args[0], to))
             }
-            (Op::Reshape, _) => one(self.reshaped(args[0].clone(), &bound.shape, &sample.shape)?),
+            (Op::Reshape, _) => one(self.reshaped(args[0].clone(), pair.shapes())?),
             (Op::Transpose(order), Op::Transpose(also)) if order == also => {
                 let layout = order.iter().map(|&d| args[0].layout[d as usize].clone()).collect();
                 one(Laid { v: self.b.transpose(args[0].v, order), layout })
             }
-            (Op::Slice(a), Op::Slice(b)) => one(self.slice(pair, args[0].clone(), a, b)?),
-            (Op::Pad(a), Op::Pad(b)) => one(self.pad(pair, args, a, b)?),
+            (Op::Slice(a), Op::Slice(b)) => {
+                let Op::Slice(c) = &o.op else { return Err(DIFFERS.into()) };
+                one(self.slice(pair, args[0].clone(), [a, b, c])?)
+            }
+            (Op::Pad(a), Op::Pad(b)) => {
+                let Op::Pad(c) = &o.op else { return Err(DIFFERS.into()) };
+                one(self.pad(pair, args, [a, b, c])?)
+            }
             (Op::Concatenate(d), Op::Concatenate(e)) if d == e => {
                 one(self.concatenate(pair, args, *d as usize)?)
             }
@@ -144,7 +175,8 @@ impl Bounding<'_> {
             (Op::DotGeneral(a), Op::DotGeneral(b)) if a == b => one(self.dot(pair, args, &a.0)?),
             (Op::Convolution(a), Op::Convolution(b)) => one(self.convolution(pair, args, a, b)?),
             (Op::Gather(a, sorted), Op::Gather(b, _)) if a.0 == b.0 => {
-                one(self.gather(pair, args, &a.0, (&a.1, &b.1), *sorted)?)
+                let Op::Gather(c, _) = &o.op else { return Err(DIFFERS.into()) };
+                one(self.gather(pair, args, &a.0, [&a.1, &b.1, &c.1], *sorted)?)
             }
             (Op::Scatter(dims, flags), Op::Scatter(also, _)) if dims == also => {
                 self.scatter(pair, args, dims, *flags)
@@ -157,14 +189,16 @@ impl Bounding<'_> {
             (Op::Sort { dimension, is_stable }, _) if p.op == s.op => {
                 self.sort(pair, args, *dimension as usize, *is_stable)
             }
-            (Op::TopK(_), Op::TopK(_)) if p.op == s.op && args[0].layout.last().is_some_and(Dim::varies) => {
+            (Op::TopK(_), Op::TopK(_)) if args[0].layout.last().is_some_and(Dim::varies) => {
                 let last = args[0].layout.len() - 1;
                 let mut x = self.prefixed(args[0].clone(), |d| d == last)?;
-                // Of equal elements the first ones are taken.
+                // Of equal elements the first ones are taken, and of as many as there are, if that is fewer, the largest.
                 let lowest = self.b.min_value(self.b.dtype(x.v));
                 x.v = self.masked(&x, &[last], lowest);
-                x.layout[last] = Dim::prefix(x.layout[last].size(), x.layout[last].size());
-                self.over_the_last(pair, vec![x], 1)
+                x.layout[last] = Dim::prefix([x.layout[last].size(); 3]);
+                let mut made = self.over_the_last(pair, vec![x], 1)?;
+                made.iter_mut().for_each(|x| x.layout[last] = pair.dim(last));
+                Ok(made)
             }
             (Op::TopK(_), _) | (Op::Cholesky { .. }, _) | (Op::Fft(..), _) if p.op == s.op => {
                 let last = match &p.op {
@@ -175,7 +209,9 @@ impl Bounding<'_> {
                 self.over_the_last(pair, args, last)
             }
             (Op::Fft(kind, n), Op::Fft(_, m)) if n.len() == 1 && m.len() == 1 => {
-                one(self.fft(pair, args[0].clone(), *kind, (n[0], m[0]))?)
+                let Op::Fft(_, k) = &o.op else { return Err(DIFFERS.into()) };
+                let other = k.first().copied().unwrap_or(0);
+                one(self.fft(pair, args[0].clone(), *kind, [n[0], m[0], other])?)
             }
             (Op::TriangularSolve(how), _) if p.op == s.op => {
                 one(self.triangular_solve(pair, args, how.left_side)?)
@@ -225,34 +261,34 @@ impl Bounding<'_> {
         Laid { v: self.b.broadcast_in_dim(x.v, &pair.bound.shape, to), layout }
     }
 
-    fn slice(&mut self, pair: Pair<'_>, x: Laid, a: &SliceBounds, b: &SliceBounds) -> Result<Laid> {
-        if a.strides != b.strides {
+    fn slice(&mut self, pair: Pair<'_>, x: Laid, all: [&SliceBounds; 3]) -> Result<Laid> {
+        let a = all[0];
+        if all.iter().any(|b| a.strides != b.strides) {
             return Err("the stride of a slice depends on the size".into());
         }
         let rank = x.layout.len();
-        let (sizes, used): (Dims, Dims) = x.layout.iter().map(|d| (d.size(), d.used())).unzip();
-        let is_whole = |d: usize| {
-            let (starts, strides) = (a.start[d] == 0 && b.start[d] == 0, a.strides[d] == 1);
-            starts && strides && a.limit[d] == sizes[d] && b.limit[d] == used[d]
-        };
+        let sizes: Vec<Three> = x.layout.iter().map(Dim::sizes).collect();
+        let starts = |d: usize| all.map(|b| b.start[d]);
+        let is_whole =
+            |d: usize| starts(d) == [0; 3] && a.strides[d] == 1 && all.map(|b| b.limit[d]) == sizes[d];
         let x = self.prefixed(x, |d| !is_whole(d))?;
         let (mut start, mut limit) = (a.start.clone(), a.limit.clone());
         let mut moved = false;
         for d in 0..rank {
-            if a.start[d] == b.start[d] {
+            if !layout::varies(starts(d)) {
                 continue;
             }
-            if a.strides[d] != 1 || b.start[d] > a.start[d] {
+            if a.strides[d] != 1 || starts(d).iter().any(|own| *own > a.start[d]) {
                 return Err("the start of a slice depends on the size".into());
             }
-            (start[d], limit[d], moved) = (0, sizes[d], true);
+            (start[d], limit[d], moved) = (0, sizes[d][0], true);
         }
         let mut v = self.b.slice(x.v, &start, &limit, &a.strides);
         if moved {
             let starts: Vec<Value> = (0..rank)
-                .map(|d| match a.start[d] == b.start[d] {
-                    true => self.b.scalar_i64(DType::S64, 0),
-                    false => self.number(a.start[d], b.start[d]),
+                .map(|d| match layout::varies(starts(d)) {
+                    false => self.b.scalar_i64(DType::S64, 0),
+                    true => self.number(starts(d)),
                 })
                 .collect();
             v = self.b.dynamic_slice(v, &starts, &pair.bound.shape);
@@ -269,20 +305,22 @@ impl Bounding<'_> {
         Ok(made)
     }
 
-    fn pad(&mut self, pair: Pair<'_>, args: Vec<Laid>, a: &PadConfig, b: &PadConfig) -> Result<Laid> {
+    fn pad(&mut self, pair: Pair<'_>, args: Vec<Laid>, all: [&PadConfig; 3]) -> Result<Laid> {
+        let a = all[0];
         let [x, fill] = args.as_slice() else { return Err("it takes two operands".into()) };
-        if a.interior != b.interior {
+        if all.iter().any(|b| a.interior != b.interior) {
             return Err("how far elements are apart depends on the size".into());
         }
         let rank = x.layout.len();
-        let moves = |d: usize| a.low[d] != b.low[d];
+        let low = |d: usize| all.map(|c| c.low[d]);
+        let moves = |d: usize| layout::varies(low(d));
         for d in (0..rank).filter(|&d| moves(d)) {
-            let is_cut = [a, b].iter().any(|c| c.low[d] < 0 || c.high[d] < 0);
-            if is_cut || a.low[d] < b.low[d] || a.interior[d] != 0 {
+            let is_cut = all.iter().any(|c| c.low[d] < 0 || c.high[d] < 0);
+            if is_cut || low(d).iter().any(|own| a.low[d] < *own) || a.interior[d] != 0 {
                 return Err("where padding begins depends on the size".into());
             }
         }
-        let is_whole = |d: usize| a.low[d] == 0 && a.high[d] == 0 && b.high[d] == 0 && a.interior[d] == 0;
+        let is_whole = |d: usize| a.low[d] == 0 && all.iter().all(|c| c.high[d] == 0) && a.interior[d] == 0;
         let x = self.prefixed(x.clone(), |d| !is_whole(d))?;
         let padded: Vec<usize> = (0..rank).filter(|&d| !is_whole(d)).collect();
         let v = self.masked(&x, &padded, fill.v);
@@ -291,7 +329,7 @@ impl Bounding<'_> {
         if (0..rank).any(moves) {
             let start: Vec<Value> = (0..rank)
                 .map(|d| match moves(d) {
-                    true => self.number(a.low[d], b.low[d]),
+                    true => self.number(low(d)),
                     false => self.b.scalar_i64(DType::S64, 0),
                 })
                 .collect();
@@ -323,13 +361,13 @@ impl Bounding<'_> {
         }
         // Each begins where the used places of the one before end, and overwrites what is behind.
         let zero = self.b.scalar_i64(pair.bound.dtype, 0);
-        let (mut size, mut used) = (xs[0].layout[d].size(), xs[0].layout[d].used());
-        let mut v = self.b.pad_dim(values[0], zero, d as i64, 0, pair.bound.shape[d] - size);
+        let mut before = xs[0].layout[d].sizes();
+        let mut v = self.b.pad_dim(values[0], zero, d as i64, 0, pair.bound.shape[d] - before[0]);
         for (x, &value) in xs.iter().zip(&values).skip(1) {
             let mut start = vec![self.b.scalar_i64(DType::S64, 0); pair.bound.rank()];
-            start[d] = self.number(size, used);
+            start[d] = self.number(before);
             v = self.b.dynamic_update_slice(v, value, &start);
-            (size, used) = (size + x.layout[d].size(), used + x.layout[d].used());
+            before = each(before, x.layout[d].sizes(), |a, b| a + b);
         }
         Ok(Laid { v, layout })
     }
@@ -345,7 +383,7 @@ impl Bounding<'_> {
                 // The used places are the last ones now.
                 let longer = self.b.pad_dim(v, zero, d as i64, 0, dim.size());
                 let mut start = vec![self.b.scalar_i64(DType::S64, 0); shape.len()];
-                start[d] = self.number(0, dim.size() - dim.used());
+                start[d] = self.number(dim.sizes().map(|used| dim.size() - used));
                 v = self.b.dynamic_slice(longer, &start, &shape);
             }
         }
@@ -354,10 +392,7 @@ impl Bounding<'_> {
 
     fn dynamic_slice(&mut self, pair: Pair<'_>, mut args: Vec<Laid>) -> Result<Laid> {
         let mut starts = args.split_off(1);
-        let is_whole = |x: &Laid, d: usize| {
-            let dim = &x.layout[d];
-            (dim.size(), dim.used()) == (pair.bound.shape[d], pair.sample.shape[d])
-        };
+        let is_whole = |x: &Laid, d: usize| x.layout[d].sizes() == pair.size(d);
         let x = args.remove(0);
         let whole: Vec<bool> = (0..x.layout.len()).map(|d| is_whole(&x, d)).collect();
         let x = self.prefixed(x, |d| !whole[d])?;
@@ -366,7 +401,7 @@ impl Bounding<'_> {
         for d in (0..whole.len()).filter(|&d| !whole[d] && moves(d)) {
             let (have, take) = (&x.layout[d], pair.dim(d));
             // The last start at which the slice fits.
-            let last = self.number(have.size() - take.size(), have.used() - take.used());
+            let last = self.number(each(have.sizes(), take.sizes(), |a, b| a - b));
             let own = &mut starts[d];
             own.v = self.b.minimum(own.v, self.b.convert(last, self.b.dtype(own.v)));
             let zero = self.b.scalar_i64(self.b.dtype(v), 0);
@@ -387,7 +422,7 @@ impl Bounding<'_> {
         let mut parts = Vec::new();
         for (d, start) in starts.iter_mut().enumerate() {
             let (own, new) = (x.layout[d].clone(), update.layout[d].clone());
-            if (own.size(), own.used()) == (new.size(), new.used()) {
+            if own.sizes() == new.sizes() {
                 (x, update) = self.paired((x, d), (update, d))?;
                 continue;
             }
@@ -397,7 +432,7 @@ impl Bounding<'_> {
             }
             if own.varies() || new.varies() {
                 x = self.prefixed(x, |i| i == d)?;
-                let last = self.number(own.size() - new.size(), own.used() - new.used());
+                let last = self.number(each(own.sizes(), new.sizes(), |a, b| a - b));
                 start.v = self.b.minimum(start.v, self.b.convert(last, self.b.dtype(start.v)));
             }
         }
@@ -459,7 +494,7 @@ impl Bounding<'_> {
         pair: Pair<'_>,
         mut args: Vec<Laid>,
         dims: &GatherDims,
-        sizes: (&Dims, &Dims),
+        sizes: [&Dims; 3],
         sorted: bool,
     ) -> Result<Laid> {
         let (mut index, mut x) = (args.remove(1), args.remove(0));
@@ -468,24 +503,21 @@ impl Bounding<'_> {
             (x, index) = self.paired((x, own as usize), (index, other as usize))?;
         }
         let batched = |d: usize| dims.operand_batching_dims.contains(&(d as i64));
-        let is_whole =
-            |x: &Laid, d: usize| (x.layout[d].size(), x.layout[d].used()) == (sizes.0[d], sizes.1[d]);
+        let taken = |d: usize| sizes.map(|own| own[d]);
+        let is_whole = |x: &Laid, d: usize| x.layout[d].sizes() == taken(d);
         let indexed = |x: &Laid, d: usize| !batched(d) && !is_whole(x, d);
         let rank = x.layout.len();
         let which: Vec<bool> = (0..rank).map(|d| indexed(&x, d)).collect();
         x = self.prefixed(x, |d| which[d])?;
-        if (0..rank).any(|d| which[d] && sizes.0[d] != sizes.1[d]) {
+        if (0..rank).any(|d| which[d] && layout::varies(taken(d))) {
             return Err("how much is taken depends on the size".into());
         }
-        let last = |d: i64| {
-            let dim = &x.layout[d as usize];
-            (dim.size() - sizes.0[d as usize], dim.used() - sizes.1[d as usize])
-        };
-        let limits: Vec<(i64, i64)> = dims.start_index_map.iter().map(|&d| last(d)).collect();
-        if limits.iter().any(|(a, b)| a != b) {
+        let last = |d: i64| each(x.layout[d as usize].sizes(), taken(d as usize), |a, b| a - b);
+        let limits: Vec<Three> = dims.start_index_map.iter().map(|&d| last(d)).collect();
+        if limits.iter().any(|&limit| layout::varies(limit)) {
             index.v = self.limited(&index, vector, &limits);
         }
-        let v = self.b.gather(x.v, index.v, dims, sizes.0, sorted);
+        let v = self.b.gather(x.v, index.v, dims, sizes[0], sorted);
         let mut own = (0..rank).filter(|d| !batched(*d) && !dims.collapsed_slice_dims.contains(&(*d as i64)));
         let mut others = (0..index.layout.len()).filter(|&d| d != vector);
         let mut layout = Vec::new();
@@ -502,13 +534,13 @@ impl Bounding<'_> {
     }
 
     /// Indices that are at most these.
-    fn limited(&mut self, index: &Laid, vector: usize, limits: &[(i64, i64)]) -> Value {
+    fn limited(&mut self, index: &Laid, vector: usize, limits: &[Three]) -> Value {
         let shape = self.b.shape(index.v);
         let dtype = self.b.dtype(index.v);
         let numbers: Vec<Value> = limits
             .iter()
-            .map(|&(a, b)| {
-                let n = self.number(a, b);
+            .map(|&limit| {
+                let n = self.number(limit);
                 self.b.reshape(self.b.convert(n, dtype), &[1])
             })
             .collect();
@@ -557,7 +589,7 @@ impl Bounding<'_> {
                 if is(&dims.update_window_dims, d) {
                     let own = *window.next().ok_or("a scatter of another rank")?;
                     let (to, new) = (xs[0].layout[own].clone(), &update.layout[d]);
-                    if (to.size(), to.used()) == (new.size(), new.used()) {
+                    if to.sizes() == new.sizes() {
                         *update = self.relaid(update.clone(), d, &to)?;
                     } else if to.varies() || new.varies() {
                         return Err("how much is written depends on the size".into());
@@ -694,7 +726,7 @@ impl Bounding<'_> {
             let mut layout = x.layout.clone();
             let shape = self.b.shape(v);
             for d in first..shape.len() {
-                layout[d] = Dim { factors: merged([Factor { size: shape[d], used: shape[d] }]), even: false };
+                layout[d] = Dim::prefix([shape[d]; 3]);
             }
             layout.iter_mut().for_each(|d| d.even = false);
             Laid { v, layout }
