@@ -4,6 +4,7 @@ import dis
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from types import CodeType, FrameType
 
@@ -46,3 +47,21 @@ def user_frame() -> FrameType | None:
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def warn(message: str) -> None:
+    """A warning that points at the innermost line of the user's that runs, through however many of ours it comes."""
+    frame = user_frame()
+    if frame is None:
+        warnings.warn(message, stacklevel=2)
+        return
+    scope = frame.f_globals
+    # As `warnings.warn` does it, which counts frames.
+    warnings.warn_explicit(
+        message,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=scope.get("__name__", "<unknown>"),
+        registry=scope.setdefault("__warningregistry__", {}),
+    )

@@ -10,7 +10,6 @@ a "key" is the place of an element among the sparse dimensions, in row-major ord
 import contextlib
 import functools
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from oxitorch import _activate
 from oxitorch._decompose import _overload
+from oxitorch._lines import warn
 
 _aten = torch.ops.aten
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -83,7 +83,7 @@ def _on_the_cpu(name: str, op, args: list):
         ) from None
     warning = _activate.core().fall_back(name)
     if warning is not None:
-        warnings.warn(warning, stacklevel=2)
+        warn(warning)
     given = {}
     for parameter, value, host in zip(op._schema.arguments, args, on_host, strict=True):
         if parameter.alias_info is not None and parameter.alias_info.is_write:

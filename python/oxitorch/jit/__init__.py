@@ -9,7 +9,6 @@ them only while it is the same.
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +17,12 @@ import torch
 from oxitorch import _activate
 from oxitorch._core import Tree
 from oxitorch._dims import Dim, Dynamic, checked
+from oxitorch._lines import warn
 from oxitorch._padding import blank
 from oxitorch.jit._dry import Dry
 from oxitorch.jit._function import Function, Given
+from oxitorch.jit._moved import Moved
+from oxitorch.jit._names import Change
 from oxitorch.jit._numbered import Numbered
 from oxitorch.jit._parallel import Wrapped, plain
 from oxitorch.jit._sizes import Marks, Sizes
@@ -145,6 +147,8 @@ class Jitted:
             if taken is None:
                 continue
             tensors, numbers = kind.plain(*taken)
+            if kind.moved:
+                tensors = kind.moved.together(tensors)
             if kind.sizes is not None and not kind.sizes.is_exact(tensors):
                 done, results = kind.sizes.call(tensors, numbers)
             elif kind.numbered is not None:
@@ -204,6 +208,10 @@ class Jitted:
             done, results = numbered.call(tensors, numbers)
             if done:
                 return True, results
+        if sizes is None and not kind.is_wrapped:
+            kind.moved.find(numbered.functions, tensors)
+        if kind.moved:
+            given = tensors = kind.moved.together(given)
         learned = numbered.learn(self, kind, given, numbers, names)
         return numbered.call(tensors, numbers) if learned else (False, None)
 
@@ -221,24 +229,29 @@ class Jitted:
                 done, results = kind.call(tensors)
                 if done:
                     return results
-        return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+        if sizes is None and not kind.is_wrapped:
+            kind.moved.find(kind.functions, tensors)
+        if not kind.moved:
+            return self._trace(kind, Given(tensors, kind.donated), args, kwargs)
+        copies = kind.moved.together(tensors)
+        values = kind.tree.make(copies)
+        kwargs = dict(zip(kwargs, values[len(args) :], strict=True))
+        results = self._trace(kind, Given(copies, kind.donated), values[: len(args)], kwargs)
+        return kind.moved.undo(tensors, copies, results)
 
     def _notice(self, known: list[Function]) -> None:
         """Before the function is run anew: warns of a number that changes before each call, once for each."""
-        self._note_changes(known[0].changed_numbers() if known else {}, stacklevel=6)
+        self._note_changes(known[0].changed_numbers() if known else {})
 
-    def _note_changes(self, changed: dict[str, str], stacklevel: int) -> None:
-        for called, line in changed.items():
+    def _note_changes(self, changed: dict[str, Change]) -> None:
+        for called, (where, hint) in changed.items():
             times, last = self._changing.get(called, (0, 0))
             times = times + 1 if self.calls - last <= 2 else 1
             self._changing[called] = times, self.calls
             if times == _MOST_SILENT:
                 name = getattr(self._fn, "__qualname__", repr(self._fn))
-                warnings.warn(
-                    f"torch.tpu.jit: {name} is run anew in each call, as {called} is another number each time, read at "
-                    f"{line}\nhint: make it an argument, or a tensor that is written in place",
-                    stacklevel=stacklevel,
-                )
+                why = f"{called} is another number each time" + (f", {where}" if where else "")
+                warn(f"torch.tpu.jit: {name} is run anew in each call, as {why}\nhint: {hint}")
 
     def _marks(self, args, kwargs, fixed: list[int]) -> Marks | None:
         """The dimensions that vary, in the tensors of the arguments."""
@@ -352,17 +365,14 @@ class Jitted:
         tracer = Tracer(self._fn, given, self._leaves, kind.kept)
         results, function = tracer.run(args, kwargs)
         kind.kept = tracer.kept
-        self._note_changes(tracer.changes, stacklevel=6)
-        if function is not None:
+        self._note_changes(tracer.changes)
+        if function is not None and kind.moved.may_call(function):
             kind.functions.insert(0, function)
             del kind.functions[_MAX_FUNCTIONS:]
         if tracer.asks is not None and tracer.asks not in self._asks:
             self._asks.append(tracer.asks)
             why, hint = tracer.asks
-            warnings.warn(
-                f"torch.tpu.jit: {tracer.name} {why}: it is run in each call, as in eager mode\nhint: {hint}",
-                stacklevel=5,
-            )
+            warn(f"torch.tpu.jit: {tracer.name} {why}: it is run in each call, as in eager mode\nhint: {hint}")
         return results
 
 
@@ -376,12 +386,19 @@ class _Kind:
         # The numbers of the tensors that the program may overwrite.
         self.donated = donated
         self.functions: list[Function] = []
+        # Which tensors begin elsewhere in each call.
+        self.moved = Moved()
         # What is known by the sizes that vary.
         self.sizes = None if marks is None else Sizes(marks)
         # What is known by the numbers that vary.
         self.numbered = Numbered() if tree.numbers else None
         # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether a tensor is around another."""
+        return bool(self._wrapped)
 
     def take(self, values: tuple) -> tuple[list, bool] | None:
         """The leaves of such a call, numbers last, and whether no tensor is around another; None for another kind."""

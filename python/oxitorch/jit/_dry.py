@@ -1,5 +1,7 @@
 """A run of a function of which nothing comes but what is known of it."""
 
+from collections.abc import Sequence
+
 import torch
 
 from oxitorch.jit._function import Function, Given
@@ -8,13 +10,24 @@ from oxitorch.jit._tracing import TraceError, Tracer
 
 
 class Dry:
-    """A run of a function on the tensors of a kind of call, and on its numbers; nothing is computed."""
+    """A run of a function on the tensors of a kind of call, and on its numbers; nothing is computed.
 
-    def __init__(self, jitted, kind, tensors: list[torch.Tensor], names: list[str], numbers: Run | None = None):
+    The numbers are traced, or plain ones that the function is shown.
+    """
+
+    def __init__(
+        self,
+        jitted,
+        kind,
+        tensors: list[torch.Tensor],
+        names: list[str],
+        numbers: Run | None = None,
+        shown: Sequence = (),
+    ):
         self._jitted = jitted
         self._is_sized = kind.sizes is not None
         self._given = Given(tensors, kind.donated, numbers)
-        values = kind.tree.make(tensors if numbers is None else [*tensors, *numbers.arguments])
+        values = kind.tree.make([*tensors, *(shown if numbers is None else numbers.arguments)])
         count = len(values) - len(names)
         self._args, self._kwargs = values[:count], dict(zip(names, values[count:], strict=True))
 

@@ -2,11 +2,10 @@
 
 import random
 import sys
-import warnings
 import weakref
 from types import CodeType
 
-from oxitorch._lines import instructions, is_library, user_frame
+from oxitorch._lines import instructions, is_library, user_frame, warn
 
 
 def user_line() -> str | None:
@@ -41,10 +40,7 @@ class Effects:
                 self._draws(name)
         if self._said:
             lines = "\n".join(f"  {line}" for line in self._said)
-            warnings.warn(
-                f"torch.tpu.jit: {self._name} does this when it is traced, and not in later calls:\n{lines}",
-                stacklevel=6,
-            )
+            warn(f"torch.tpu.jit: {self._name} does this when it is traced, and not in later calls:\n{lines}")
 
     def _note(self, code: CodeType, scope: dict) -> None:
         # Dynamo lets go of what it makes with the code, and makes globals that hold tensors.

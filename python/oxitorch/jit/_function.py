@@ -10,9 +10,9 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._core import Entries
-from oxitorch.jit._names import Attributes, Variables
+from oxitorch.jit._names import Attributes, Change, Variables
 from oxitorch.jit._numbers import Formulas, Run
-from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._optimizers import Stepped, is_traced
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
 from oxitorch.jit._pieces import Pieces
 from oxitorch.jit._values import Values
@@ -91,7 +91,7 @@ class Found:
             and all(o.is_current(self.tensors) for o in self.optimizers)
         )
 
-    def changed_numbers(self) -> dict[str, str]:
+    def changed_numbers(self) -> dict[str, Change]:
         return self._attributes.numbers.changed() | self._variables.numbers.changed() | self._values.changed()
 
 
@@ -200,10 +200,14 @@ class Function:
         results: Callable[[list, list, Sequence], Any],
         kept: list,
         pieces: list[Pieces],
+        sets: list[tuple[dict, str, Any]],
     ):
         self.number = number
         # What it cuts into pieces.
         self.pieces = pieces
+        # Groups of optimizers in which it sets numbers: the names, the places among the numbers that it computes, and
+        # else the numbers.
+        self._sets = [(*of, x.node.place, None) if is_traced(x) else (*of, None, x) for *of, x in sets]
         # What the program needs to live: generators.
         self._kept = kept
         self._found = found
@@ -211,6 +215,9 @@ class Function:
         # Numbers of the arguments whose versions go up.
         self._written = written
         self._results = results
+        # Where the arguments began in their storages when it was traced, and which of them it only reads.
+        self.begins: list[int] = []
+        self.reads: frozenset[int] = frozenset()
         # What a call needs of Python's numbers among its arguments.
         self.formulas: Formulas | None = None
         self._replay = torch.ops.oxitorch._replay.default
@@ -228,8 +235,8 @@ class Function:
         """Whether what the function finds besides its arguments is the same."""
         return self._found.is_current() and self._gradients.is_current()
 
-    def changed_numbers(self) -> dict[str, str]:
-        """Numbers of Python among what it found that are others now, with the lines that read them."""
+    def changed_numbers(self) -> dict[str, Change]:
+        """Numbers of Python among what it found that are others now, by what they are called."""
         return self._found.changed_numbers()
 
     def takes_as(self, other: "Function") -> bool:
@@ -267,6 +274,8 @@ class Function:
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
+        for group, name, place, number in self._sets:
+            group[name] = number if place is None else values[place]
         for module in self._found.synced:
             module.give()
         return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]], values)

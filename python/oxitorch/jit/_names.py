@@ -26,21 +26,41 @@ _MAX_ITEMS = 1000
 _MAX_ARRAY_BYTES = 1 << 20
 
 
+class Change(NamedTuple):
+    """Why a function is run anew: where the number stands that is another one now, and what to do about it."""
+
+    where: str
+    hint: str
+
+
+# Of a number that is set in a group of an optimizer, and of the epochs that a scheduler counts.
+_IN_GROUP = "set it outside of the function, or compute it from numbers that are arguments"
+_OF_SCHEDULER = "call the scheduler's step() outside of the function, which is told the learning rate"
+_ELSEWHERE = "make it an argument, or a tensor that is written in place"
+
+
+def change(line: str, verb: str = "read", hint: str = _ELSEWHERE) -> Change:
+    return Change(f"{verb} at {line}" if line else "", hint)
+
+
 class Numbers:
     """Numbers of Python that a function finds so, where it reads them."""
 
     def __init__(self):
         # Where each is (a dict, a list or an object, and its name there), what it was, what it is called, and what
-        # finds the line that reads it, which takes longer than a trace where there are many.
-        self._all: list[tuple[object, str, float, str, Callable[[], str]]] = []
+        # finds the line that reads it, which takes longer than a trace where there are many; what to do about it.
+        self._all: list[tuple[object, str, float, str, Callable[[], str], str]] = []
 
-    def found(self, where: object, name: Any, value: object, called: str, line: Callable[[], str]) -> None:
+    def found(
+        self, where: object, name: Any, value: object, called: str, line: Callable[[], str], hint: str = _ELSEWHERE
+    ) -> None:
         if type(value) in (int, float):
-            self._all.append((where, name, value, called, line))
+            self._all.append((where, name, value, called, line, hint))
 
-    def changed(self) -> dict[str, str]:
-        """Those that are others now, by what they are called, with their lines."""
-        return {called: line() for *place, value, called, line in self._all if _is_another(*place, value)}
+    def changed(self) -> dict[str, Change]:
+        """Those that are others now, by what they are called."""
+        changed = (of for of in self._all if _is_another(*of[:3]))
+        return {called: change(line(), hint=hint) for *_, called, line, hint in changed}
 
 
 def _is_another(where: object, name: Any, value: float) -> bool:
@@ -90,6 +110,7 @@ class Variables:
 
     Attributes:
         modules: those that are found so.
+        optimizers: those that are found so.
     """
 
     def __init__(
@@ -101,6 +122,10 @@ class Variables:
         copied: Iterable[int] = (),
     ):
         self._names: dict[str, str] = {}
+        # Keys that code writes.
+        self._written: dict[str, str] = {}
+        # What code calls `step` of.
+        self._steps: dict[str, str] = {}
         self._ran = list(ran)
         # Where memory begins that each call copies to the device.
         self._copied = frozenset(copied)
@@ -116,12 +141,13 @@ class Variables:
             Arrays(self._arrays), Items(self._others),
         )  # fmt: skip
         self._ran.clear()
-        found = list(self.modules.values())
+        modules, optimizers = list(self.modules.values()), self.optimizers
         self._clear(self.numbers)
-        self.modules = found
+        self.modules, self.optimizers = modules, optimizers
 
     def _clear(self, numbers: Numbers | None = None) -> None:
         self.modules: Any = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.numbers = numbers or Numbers()
         self._entries: list[tuple[dict, Any, object]] = []
         self._fields: list[tuple[object, str, object]] = []
@@ -134,6 +160,15 @@ class Variables:
 
     def are_same(self) -> bool:
         return all(same.are_same() for same in self._same)
+
+    def set_in_group(self, name: str) -> Change:
+        """Of a number in a group of an optimizer that the function has changed, by its name there."""
+        line = self._written.get(name, "") or self._names.get(name, "")
+        return change(line, "set", _IN_GROUP)
+
+    def _line_of_step(self, name: str) -> str:
+        """The first line that has a scheduler of this name make its step, or else reads something of it."""
+        return self._steps.get(name, "") or self._names.get("get_last_lr", "")
 
     def _go_through(self, fn: object, args: tuple = (), kwargs: dict | None = None) -> None:
         """The function, with its arguments: what is in lists and dicts among them is compared by the call."""
@@ -172,7 +207,7 @@ class Variables:
             if not _is_of_library(value):
                 self._meets_class(value, value.__name__)
         elif not isinstance(value, types.ModuleType) or not is_library(getattr(value, "__file__", None) or ""):
-            self._meets_object(value)
+            self._meets_object(value, called.rpartition(".")[2])
 
     def _meets_function(self, fn: types.FunctionType) -> None:
         code = fn.__code__
@@ -205,6 +240,9 @@ class Variables:
                 self._entries.append((scope, name, scope[name]))
                 self.numbers.found(scope, name, scope[name], name, lambda line=line: line)
                 self._meets(scope[name], name, line)
+        for names, found in ((self._written, uses.written), (self._steps, uses.steps)):
+            for name, line in found.items():
+                names.setdefault(name, line)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._read(inner, scope)
@@ -264,7 +302,7 @@ class Variables:
                     of = cls if instance is None else instance
                     self._field(of, name, getattr(of, name, value), called)
 
-    def _meets_object(self, of: Any) -> None:
+    def _meets_object(self, of: Any, name: str) -> None:
         """Attributes of an object that are named somewhere."""
         cls = type(of)
         if not _is_of_library(cls):
@@ -274,9 +312,12 @@ class Variables:
             return
         self._meets(held.get("__wrapped__"), cls.__name__)
         if isinstance(of, torch.optim.lr_scheduler.LRScheduler):
-            line = functools.partial(self._names.get, "step", "")
-            self.numbers.found(held, "last_epoch", held.get("last_epoch"), f"{cls.__name__}.last_epoch", line)
+            line = functools.partial(self._line_of_step, name)
+            epoch = held.get("last_epoch")
+            self.numbers.found(held, "last_epoch", epoch, f"{cls.__name__}.last_epoch", line, _OF_SCHEDULER)
         is_optimizer = isinstance(of, torch.optim.Optimizer)
+        if is_optimizer:
+            self.optimizers.append(of)
         for name, value in list(held.items()):
             if name not in self._names or (is_optimizer and name == "state"):
                 continue
@@ -295,7 +336,7 @@ class Variables:
                 if key in self._names and key != "params":
                     self._entries.append((group, key, x))
                     where = f"{called}[{i}][{key!r}]"
-                    self.numbers.found(group, key, x, where, functools.partial(self._names.get, key, ""))
+                    self.numbers.found(group, key, x, where, functools.partial(self._names.get, key, ""), _IN_GROUP)
 
     def _field(self, of: object, name: str, value: object, called: str) -> None:
         called = f"{called}.{name}"
@@ -308,6 +349,8 @@ class Variables:
 _CALLED = {"__call__", "forward", "__getitem__", "__iter__", "__next__", "__len__", "__enter__", "__exit__", "__bool__"}
 _TENSORS = {"_parameters", "_buffers", "_modules"}
 _PLAIN = (str, bytes, int, float, complex, torch.Tensor)
+# What makes a key of a constant before it, to write: `group["lr"] = rate`, `{"loss": x, "lr": rate}`.
+_WRITES = {"STORE_SUBSCR", "DELETE_SUBSCR", "BUILD_CONST_KEY_MAP"}
 # What methods of libraries give of an object.
 _GIVEN_BY = {"get_last_lr": "_last_lr"}
 
@@ -323,10 +366,14 @@ def _leaves(of: object) -> Iterator[object]:
 
 
 class _Uses(NamedTuple):
-    """Names that code has, each with the first line: of globals, and of attributes and keys."""
+    """Names that code has, each with the first line: of globals, of attributes and keys, of keys that it writes, and of
+    what it calls `step` of.
+    """
 
     globals: dict[str, str]
     others: dict[str, str]
+    written: dict[str, str]
+    steps: dict[str, str]
 
 
 _known_uses: "weakref.WeakKeyDictionary[types.CodeType, _Uses]" = weakref.WeakKeyDictionary()
@@ -335,18 +382,28 @@ _known_uses: "weakref.WeakKeyDictionary[types.CodeType, _Uses]" = weakref.WeakKe
 def _uses(code: types.CodeType) -> _Uses:
     if (known := _known_uses.get(code)) is not None:
         return known
-    uses = _known_uses[code] = _Uses({}, {})
-    for step, line in instructions(code):
-        name = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+    uses = _known_uses[code] = _Uses({}, {}, {}, {})
+    steps = list(instructions(code))
+    for (step, line), (following, _) in zip(steps, [*steps[1:], steps[-1]], strict=True):
+        name = _last(step.argval)
+        if step.opname.startswith("LOAD_") and _last(following.argval) == "step" and isinstance(name, str):
+            uses.steps.setdefault(name, line)
         if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             uses.globals.setdefault(name, line)
         elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
             uses.others.setdefault(name, line)
+        elif step.opname.startswith("LOAD_CONST") and following.opname in _WRITES:
+            if isinstance(step.argval, str):
+                uses.written.setdefault(step.argval, line)
         elif step.opname.startswith("LOAD_CONST"):
             for x in step.argval if isinstance(step.argval, (tuple, frozenset)) else (step.argval,):
                 if isinstance(x, str):
                     uses.others.setdefault(x, line)
     return uses
+
+
+def _last(argval: object) -> object:
+    return argval[-1] if isinstance(argval, tuple) and argval else argval
 
 
 def _is_of_library(cls: type) -> bool:

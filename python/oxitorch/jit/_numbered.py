@@ -23,13 +23,13 @@ class Numbered:
     """What is known of a kind of call with numbers that vary."""
 
     def __init__(self):
-        self._functions: list[Function] = []
+        self.functions: list[Function] = []
         # How often that did not come about.
         self._failed = 0
 
     def call(self, tensors: list[torch.Tensor], numbers: list) -> tuple[bool, Any]:
         """Whether a program is known for these, and the results."""
-        for function in self._functions:
+        for function in self.functions:
             if function.is_current():
                 done, results = function.call(tensors, numbers=numbers)
                 if done:
@@ -51,10 +51,10 @@ class Numbered:
             self._failed = _MAX_TRIES
             _activate.core().remark(f"for these numbers alone: with others the function raises {type(e).__name__}: {e}")
             return False
-        if function is None:
+        if function is None or not kind.moved.may_call(function):
             return False
-        self._functions.insert(0, function)
-        del self._functions[_MAX_FUNCTIONS:]
+        self.functions.insert(0, function)
+        del self.functions[_MAX_FUNCTIONS:]
         return True
 
     def trace(self, jitted, kind, tensors: list[torch.Tensor], numbers: list, names: list[str]) -> Function | None:
@@ -68,6 +68,13 @@ class Numbered:
         if function is None:
             return None  # what it makes in its first call is not there yet
         if not first.stands and not first.positions:
+            formulas = first.finish()
+            if all(type(seen) is bool for seen in formulas.asked.values()):
+                # What Python asks of a number's type is not seen.
+                same = self._same(function, Dry(jitted, kind, tensors, names, shown=numbers).function())
+                if same is not None:
+                    return function.renumbered(same, formulas)
+                self._failed = _MAX_TRIES  # so it is with each number
             where = f" at {first.line}" if first.line else ""
             raise OfTheseAlone(f"no operation takes them, Python does{where}")
         formulas = first.finish()
@@ -101,3 +108,14 @@ class Numbered:
             core.forget_graph(number)
             raise OfTheseAlone(why)
         return functions[0].renumbered(number, formulas)
+
+    def _same(self, function: Function, other: Function | None) -> int | None:
+        """The program of two functions that take no numbers, if they are the same."""
+        if other is None:
+            return None
+        core = _activate.core()
+        number = core.new_graph()
+        if core.numbered([function.number, other.number], [], [], [], number) is None:
+            return number
+        core.forget_graph(number)
+        return None

@@ -7,7 +7,7 @@ before.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
 
@@ -21,8 +21,73 @@ from oxitorch.jit._parallel import Wrapped, plain
 # same programs.
 _TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
+# Numbers of Python, and those that are traced (`_numbers.py`).
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
 # The learning rate of each group, on the device.
 _rates: "weakref.WeakKeyDictionary[torch.optim.Optimizer, list]" = weakref.WeakKeyDictionary()
+
+
+class Groups:
+    """Numbers in the groups of optimizers while a function is traced, of which it may set some itself, as
+    `group["lr"] = rate`.
+
+    Attributes:
+        sets: what the function leaves: the group, the name there, and the number, which may be one that is traced.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer] = ()):
+        # Those before the function, by the optimizer's id.
+        self._before: dict[int, tuple[torch.optim.Optimizer, list[tuple[dict, dict[str, Any]]]]] = {}
+        self.sets: list[tuple[dict, str, Any]] = []
+        for optimizer in optimizers:
+            self.meets(optimizer)
+
+    def meets(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._before:
+            return
+        held = []
+        for group in optimizer.param_groups:
+            # Objects that nobody else has: what is another object was set, also if it is the same number.
+            group.update((name, x * 1.0) for name, x in list(group.items()) if type(x) is float)
+            held.append((group, {name: x for name, x in group.items() if type(x) in (int, float)}))
+        self._before[id(optimizer)] = optimizer, held
+
+    def rates(self, optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
+        """Before a step: learning rates that the function set, by the group's number, as tensors that it makes."""
+        self.meets(optimizer)
+        rates = {}
+        for i, (group, before) in enumerate(self._before[id(optimizer)][1]):
+            rate = group.get("lr")
+            device = _device_of(optimizer, group)
+            if device is not None and isinstance(rate, _NUMBERS) and rate is not before.get("lr", rate):
+                rates[i] = torch.full((), rate, dtype=torch.float32, device=device)
+        return rates
+
+    def changes(self) -> dict[str, Any]:
+        """Numbers that the function has left other than they were, and that follow from no argument: what they are
+        called, with their names in the group.
+        """
+        return {
+            f"{type(optimizer).__name__}.param_groups[{i}][{name!r}]": name
+            for optimizer, held in self._before.values()
+            for i, (group, before) in enumerate(held)
+            for name, x in before.items()
+            if type(now := group.get(name)) in (int, float) and now is not x and now != x
+        }
+
+    def restore(self, everything: bool) -> None:
+        """Notes what the function has set. Puts back what was there in place of numbers that are traced, or of all."""
+        for _, held in self._before.values():
+            for group, before in held:
+                for name, x in before.items():
+                    now = group.get(name)
+                    if now is x or not isinstance(now, _NUMBERS):
+                        continue
+                    self.sets.append((group, name, now))
+                    if everything or is_traced(now):
+                        group[name] = x
+        self._before.clear()
 
 
 class Stepped:
@@ -43,20 +108,31 @@ class Stepped:
         # Numbers of Python before a step, and whether one changed them, as each call would.
         self._numbers: dict[tuple, Any] = {}
         self._counts = False
+        # Names of numbers in groups, by the group's number, which each step has from the function's arguments.
+        self._traced: set[tuple[int, str]] | None = None
         self.tensors: list[torch.Tensor] = []
 
-    def begin(self) -> list[torch.Tensor]:
-        """Before the step that is traced. Gives the tensors that this has made."""
+    def begin(self, own: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Before the step that is traced; the function has made learning rates of its own. Gives the tensors that this
+        has made.
+        """
         optimizer = self.optimizer
         self._numbers = _numbers(optimizer)
-        self._rates = _rates_of(optimizer)
+        traced = {(i, k) for i, group in enumerate(optimizer.param_groups) for k, v in group.items() if is_traced(v)}
+        self._traced = traced if self._traced is None else self._traced & traced
+        rates = _rates_of(optimizer, own)
         self._saved = [{k: group[k] for k in ("lr", "capturable") if k in group} for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            if rate is not None:
+        for i, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
+            if i in own:
+                group["lr"] = own[i]
+            elif rate is not None:
                 group["lr"] = rate.tensor
             if "capturable" in group:
                 group["capturable"] = True
-        return self._moved_counts() + [rate.tensor for rate in self._rates if rate is not None]
+        # Of several steps one may take the rate that was there before.
+        earlier = [*self._rates, *[None] * len(rates)]
+        self._rates = [rate or before for rate, before in zip(rates, earlier, strict=False)]
+        return self._moved_counts() + [rate.tensor for rate in rates if rate is not None]
 
     def end(self) -> list[torch.Tensor]:
         """After it. Gives the tensors that this has made."""
@@ -81,7 +157,8 @@ class Stepped:
         """The function was traced and found these tensors: from now on `is_current` compares with what is there now."""
         groups = self.optimizer.param_groups
         self._params = [list(group["params"]) for group in groups]
-        self._options = [self._static(group, rate) for group, rate in zip(groups, self._rates, strict=True)]
+        pairs = zip(groups, self._rates, strict=True)
+        self._options = [self._static(i, group, rate) for i, (group, rate) in enumerate(pairs)]
         self._hold(list(_entries(self.optimizer)))
         place = {id(t): i for i, t in enumerate(found)}
         # Places among what the function finds; none of what it does not take.
@@ -99,8 +176,8 @@ class Stepped:
         self._same = Entries(tensors)
         self.tensors = [value for *_, value in tensors]
 
-    def _static(self, group: dict[str, Any], rate) -> dict[str, Any]:
-        left_out = ("params", "lr") if rate is not None else ("params",)
+    def _static(self, i: int, group: dict[str, Any], rate) -> dict[str, Any]:
+        left_out = {"params", *(["lr"] if rate is not None else []), *(name for at, name in self._traced if at == i)}
         return {k: v for k, v in group.items() if k not in left_out and not isinstance(v, torch.Tensor)}
 
     def is_current(self, found: list[torch.Tensor]) -> bool:
@@ -170,6 +247,10 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple, Any]:
     return {at: value for at, value in (*groups, *states) if isinstance(value, (int, float))}
 
 
+def is_traced(x: Any) -> bool:
+    return isinstance(x, (torch.SymInt, torch.SymFloat))
+
+
 def _is_like(old: Any, new: Any) -> bool:
     """Whether a value may come in the place of another: a tensor in that of one of the same kind."""
     if isinstance(old, torch.Tensor):
@@ -195,17 +276,27 @@ class _Rate:
             self._value = value
 
 
-def _rates_of(optimizer: torch.optim.Optimizer) -> list[_Rate | None]:
+def _rates_of(optimizer: torch.optim.Optimizer, own: dict[int, torch.Tensor]) -> list[_Rate | None]:
+    """Those of all groups, but for the ones whose rate the function has made."""
     rates = _rates.setdefault(optimizer, [])
     for i, group in enumerate(optimizer.param_groups):
         if i == len(rates):
             rates.append(None)
-        device = next((p.device for p in group["params"] if p.device.type == "tpu"), None)
-        if device is None or not isinstance(optimizer, _TENSOR_RATES) or isinstance(group["lr"], torch.Tensor):
+        if i in own:
+            continue
+        device = _device_of(optimizer, group)
+        if device is None or isinstance(group["lr"], torch.Tensor):
             rates[i] = None
         elif rates[i] is None:
             rates[i] = _Rate(group["lr"], device)
         else:
             rates[i].set(group["lr"])
     del rates[len(optimizer.param_groups) :]
-    return list(rates)
+    return [None if i in own else rate for i, rate in enumerate(rates)]
+
+
+def _device_of(optimizer: torch.optim.Optimizer, group: dict) -> torch.device | None:
+    """Where a group's learning rate may be a tensor; None if it may not."""
+    if not isinstance(optimizer, _TENSOR_RATES):
+        return None
+    return next((p.device for p in group["params"] if p.device.type == "tpu"), None)

@@ -22,9 +22,10 @@ from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
-from oxitorch.jit._names import Variables
+from oxitorch.jit._moved import begins_of
+from oxitorch.jit._names import Change, Variables
 from oxitorch.jit._numbers import Indices
-from oxitorch.jit._optimizers import Stepped
+from oxitorch.jit._optimizers import Groups, Stepped
 from oxitorch.jit._packs import PACK, Packs
 from oxitorch.jit._parallel import (
     Sharded,
@@ -138,9 +139,10 @@ class Tracer:
         # Whether it is noted what the function does; else the run is one of eager mode. Why every run is, and a hint.
         self.is_noted = True
         self.asks: tuple[str, str] | None = None
-        # Numbers of Python that the function finds, before it; those that it changes, with the lines that read them.
+        # Numbers of Python that the function finds, before it; those that it changes, and in groups of optimizers.
         self._numbers: Variables | None = None
-        self.changes: dict[str, str] = {}
+        self.changes: dict[str, Change] = {}
+        self._groups = Groups()
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -252,6 +254,7 @@ class Tracer:
         finally:
             if traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+            self._groups.restore(everything=True)
             for optimizer, before in self._states.values():
                 optimizer.state.clear()
                 optimizer.state.update(before)
@@ -282,6 +285,7 @@ class Tracer:
             done = True
             return found, number, text
         finally:
+            self._groups.restore(everything=True)
             if not done:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
 
@@ -304,8 +308,10 @@ class Tracer:
         )
         _here.tracer = self
         self._called_with = args, kwargs
+        variables = Variables(self._fn, args, kwargs)
+        self._groups = Groups(variables.optimizers)
         if self._states is None:
-            self._numbers = Variables(self._fn, args, kwargs)
+            self._numbers = variables
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
@@ -372,12 +378,13 @@ class Tracer:
         _activate.core().unwatch()
 
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
+        rates = self._groups.rates(optimizer)
         with _disable_current_modes():
             if self._states is not None and id(optimizer) not in self._states:
                 self._states[id(optimizer)] = optimizer, {p: dict(state) for p, state in optimizer.state.items()}
             stepped = self._optimizers.setdefault(id(optimizer), Stepped(optimizer))
             # Made while no operation is seen, perhaps where another tensor was before.
-            self._ops.forget(stepped.begin())
+            self._ops.forget(stepped.begin(rates))
 
     def _ends_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
@@ -394,6 +401,8 @@ class Tracer:
         inputs = self._ops.inputs
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
         surprises = False
+        left = self._groups.changes()
+        self._groups.restore(everything=is_dry)
         for t in self._ops.leaves():
             g = t.grad
             if id(t) not in self._leaves:
@@ -437,15 +446,19 @@ class Tracer:
             # What is settled here was not yet so in this run, and will be in all that come.
             settled = [settle(module) for module in self._trained]
             surprises |= any(settled)
-        self.changes = {} if self._numbers is None else self._numbers.numbers.changed()
-        if surprises or self.changes:
+        if self._numbers is not None:
+            self.changes = self._numbers.numbers.changed()
+            # What a scheduler sets is told of the scheduler.
+            if not self.changes:
+                self.changes = {of: self._numbers.set_in_group(name) for of, name in left.items()}
+        if surprises or left or self.changes:
             return None
         if is_dry:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
             everything[len(inputs) :] = [plain(g) for _, g in made]
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
-        return Function(
+        function = Function(
             number,
             Found(
                 elsewhere,
@@ -460,7 +473,13 @@ class Tracer:
             made_of.of(results, everything),
             self._ops.generators,
             self._ops.pieces,
+            self._groups.sets,
         )
+        changed = {_storage(everything[i]) for i in written} | {_storage(x) for x in results}
+        given = self._given.tensors
+        function.begins = begins_of(given)
+        function.reads = frozenset(i for i, t in enumerate(given) if _storage(t) not in changed) - {*donated}
+        return function
 
     def _refused(self, why: str) -> TraceError:
         hint = next((f"\nhint: {hint}" for what, hint in _REFUSED_HINTS.items() if why.startswith(what)), "")

@@ -5,6 +5,8 @@ A program has what followed from them, so a call goes by it only while the tenso
 
 import torch
 
+from oxitorch.jit._names import Change, change
+
 
 class Values:
     """Tensors that the function found outside, and what they held when they were read."""
@@ -24,10 +26,10 @@ class Values:
     def are_same(self) -> bool:
         return all(_is_same(t, kind, bits) for t, kind, bits, _ in self._all.values())
 
-    def changed(self) -> dict[str, str]:
+    def changed(self) -> dict[str, Change]:
         """Those that hold something else now, as `Numbers.changed` tells of numbers."""
         lines = [line for t, kind, bits, line in self._all.values() if not _is_same(t, kind, bits)]
-        return {"a tensor of the host": lines[0]} if lines else {}
+        return {"a tensor of the host": change(lines[0])} if lines else {}
 
 
 def _is_same(t: torch.Tensor, kind: tuple, bits: torch.Tensor) -> bool:
