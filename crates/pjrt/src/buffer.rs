@@ -13,7 +13,7 @@ use sys::{Args, CStruct};
 use crate::api::{Api, call, destroy, non_null};
 use crate::client::Client;
 use crate::device::{Device, Memory};
-use crate::element::{BufferType, Dims, ElementType};
+use crate::element::{BufferType, ElementType};
 use crate::error::{Error, Result, err};
 use crate::event::Event;
 use crate::platform::Platform;
@@ -135,17 +135,6 @@ impl Buffer {
         // SAFETY: the buffer is live.
         unsafe { call!(self.api(), PJRT_Buffer_OnDeviceSizeInBytes, args) }?;
         Ok(args.on_device_size_in_bytes)
-    }
-
-    /// Dimensions without padding: for bounded dynamic dimensions the sizes that they really have. Waits for the value.
-    pub fn actual_dims(&self) -> Result<Dims> {
-        let mut args = Args::<sys::PJRT_Buffer_UnpaddedDimensions_Args>::new();
-        args.buffer = self.ptr();
-        // SAFETY: the buffer is live and owns the dimensions, which are copied.
-        unsafe {
-            call!(self.api(), PJRT_Buffer_UnpaddedDimensions, args)?;
-            Ok(Dims::from_slice(crate::api::slice(args.unpadded_dims, args.num_dims)))
-        }
     }
 
     /// Copies the value to the host, row-major, and waits for it.

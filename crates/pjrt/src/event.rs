@@ -32,11 +32,6 @@ impl Event {
         Event { api, ptr: NonNull::new(ptr), _client: client }
     }
 
-    /// Whether the plugin gave no event.
-    pub(crate) fn is_null(&self) -> bool {
-        self.ptr.is_none()
-    }
-
     /// Blocks until it has happened; an error is what went wrong on the device.
     pub fn wait(&self) -> Result<()> {
         let Some(ptr) = self.ptr else { return Ok(()) };

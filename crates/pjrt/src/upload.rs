@@ -1,14 +1,13 @@
 //! Buffers of what the host has, and of memory that is on a device already.
 
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use oxitorch_pjrt_sys as sys;
 use sys::Args;
 
-use crate::api::{call, non_null, null_output, slot};
+use crate::api::{call, non_null, slot};
 use crate::buffer::{Buffer, Home};
 use crate::client::Client;
 use crate::device::Device;
@@ -26,43 +25,28 @@ impl Client {
         device: &Device,
     ) -> Result<Buffer> {
         let home = self.new_home(data.len(), dtype, dims, device)?;
-        let semantics = sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
-        // SAFETY: `data` has the bytes that the type says, and the semantics end with the call.
-        let (buffer, _done) = unsafe { self.upload(data.as_ptr(), home, device, semantics) }?;
-        Ok(buffer)
-    }
-
-    /// Makes a buffer of dense row-major bytes that `owner` holds, without copying where the platform can (the CPU
-    /// platform, if the bytes are aligned to 64). `owner` is dropped when the device needs the bytes no more. The bytes
-    /// must not change until then; the buffer is never donated.
-    pub fn buffer_from_owner<O>(
-        self: &Arc<Self>,
-        owner: O,
-        dtype: ElementType,
-        dims: &[i64],
-        device: &Device,
-    ) -> Result<Buffer>
-    where
-        O: AsRef<[u8]> + Send + 'static,
-    {
-        let owner = Box::new(owner);
-        let data = (*owner).as_ref();
-        let home = self.new_home(data.len(), dtype, dims, device)?;
-        let semantics = sys::PJRT_HostBufferSemantics_kImmutableZeroCopy;
-        // SAFETY: `data` has the bytes that the type says; `owner` keeps them until the event says that they are free.
-        let (buffer, done) = unsafe { self.upload(data.as_ptr(), home, device, semantics) }?;
-        if done.is_null() {
-            std::mem::forget(owner); // the device may read it for ever
-            return Err(null_output("PJRT_Client_BufferFromHostBuffer"));
-        }
-        // Leaked rather than dropped if the plugin cannot say when it is done.
-        let owner = ManuallyDrop::new(owner);
-        done.on_ready(move |_| drop(ManuallyDrop::into_inner(owner)))?;
-        Ok(buffer)
+        // An empty slice dangles; some plugins look at the address even then.
+        static NOTHING: [u64; 8] = [0; 8];
+        let data: *const c_void =
+            if data.is_empty() { NOTHING.as_ptr().cast() } else { data.as_ptr().cast() };
+        let ty = home.ty(0);
+        let mut args = Args::<sys::PJRT_Client_BufferFromHostBuffer_Args>::new();
+        args.client = self.ptr();
+        args.data = data;
+        args.type_ = ty.dtype.code();
+        args.dims = ty.dims.as_ptr();
+        args.num_dims = ty.dims.len();
+        args.host_buffer_semantics = sys::PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
+        args.device = device.ptr.as_ptr();
+        // SAFETY: `data` has the bytes that the type says, which are read during the call alone; so live the dimensions.
+        unsafe { call!(self.api(), PJRT_Client_BufferFromHostBuffer, args) }?;
+        drop(Event::from_raw(*self.api(), args.done_with_host_buffer, None)); // has happened
+        let ptr = non_null("PJRT_Client_BufferFromHostBuffer", args.buffer)?;
+        Ok(Buffer::from_raw(ptr, home, 0, device.index()))
     }
 
     /// Makes a buffer in the host's memory and has `fill` write its bytes, dense and row-major. Before that they are
-    /// whatever was there. Unlike memory of an owner it may be donated. Nothing, and `fill` is not called, where the
+    /// whatever was there. It may be donated. Nothing, and `fill` is not called, where the
     /// device has memory of its own or the plugin makes no such buffers.
     pub fn buffer_filled(
         self: &Arc<Self>,
@@ -118,35 +102,6 @@ impl Client {
             return Err(err::invalid(format!("buffer_from_host: {ty} has {bytes} bytes, got {given}")));
         }
         Ok(home)
-    }
-
-    /// # Safety
-    /// `data` has the bytes of `home`'s type, and lives as long as the semantics ask.
-    unsafe fn upload(
-        &self,
-        data: *const u8,
-        home: Arc<Home>,
-        device: &Device,
-        semantics: sys::PJRT_HostBufferSemantics,
-    ) -> Result<(Buffer, Event)> {
-        // An empty slice dangles; some plugins look at the address even then.
-        static NOTHING: [u64; 8] = [0; 8];
-        let data: *const c_void = if home.bytes(0) == 0 { NOTHING.as_ptr().cast() } else { data.cast() };
-        let ty = home.ty(0);
-        let mut args = Args::<sys::PJRT_Client_BufferFromHostBuffer_Args>::new();
-        args.client = self.ptr();
-        args.data = data;
-        args.type_ = ty.dtype.code();
-        args.dims = ty.dims.as_ptr();
-        args.num_dims = ty.dims.len();
-        args.host_buffer_semantics = semantics;
-        args.device = device.ptr.as_ptr();
-        // SAFETY: passed on to the caller; the dimensions live through the call.
-        unsafe { call!(self.api(), PJRT_Client_BufferFromHostBuffer, args) }?;
-        // The event outlives no client: whoever waits on it holds the buffer or is called back by the plugin.
-        let done = Event::from_raw(*self.api(), args.done_with_host_buffer, None);
-        let ptr = non_null("PJRT_Client_BufferFromHostBuffer", args.buffer)?;
-        Ok((Buffer::from_raw(ptr, home, 0, device.index()), done))
     }
 
     /// A buffer over memory that is on the device already. `on_delete` is called when the buffer is gone.
