@@ -5,6 +5,7 @@
     python -m tests.pytorch_tests DIR test_nn --every 5        # every fifth test, by a checksum of its name
     python -m tests.pytorch_tests DIR --failed                 # what fails here and passes on the CPU, once more
     python -m tests.pytorch_tests DIR functorch/test_vmap --classes TestVmapAPI TestRandomness
+    python -m tests.pytorch_tests DIR functorch/test_ops --first-sample   # of each operation, its first sample alone
     python -m tests.pytorch_tests DIR distributed_test         # those of torch.distributed, which come with torch
     python -m tests.pytorch_tests DIR distributed/test_device_mesh functorch/test_vmap
     python -m tests.pytorch_tests --page                       # runs nothing; writes results.txt and the page
@@ -103,6 +104,7 @@ def run_file(args, name: str, known: dict) -> None:
     from tqdm import tqdm
 
     worker = Worker(args.folder, name, args.timeout)
+    label = f"{name}{page.FIRST_SAMPLE}" if args.first_sample else name
     comes_with_torch = name == processes.NAME
     of_one_device = name.startswith(processes.FOLDER) or placed.is_placed(name)
     on_host = Worker(args.folder, name, args.timeout, "cpu") if of_one_device else worker
@@ -113,14 +115,14 @@ def run_file(args, name: str, known: dict) -> None:
     if args.classes:
         tests = [t for t in tests if page.case_of(t) in args.classes]
     if args.failed:
-        tests = [t for t in tests if page.sign(known.get(f"{name} {t}", {"status": "pass"})) in "-!"]
+        tests = [t for t in tests if page.sign(known.get(f"{label} {t}", {"status": "pass"})) in "-!"]
     elif not args.again:
-        tests = [t for t in tests if f"{name} {t}" not in known]
+        tests = [t for t in tests if f"{label} {t}" not in known]
     counts = dict.fromkeys(("pass", "skip", "fail", "crash", "hang", "unused"), 0)
-    with args.results.open("a", buffering=1) as results, tqdm(tests, desc=name, smoothing=0.02) as bar:
+    with args.results.open("a", buffering=1) as results, tqdm(tests, desc=label, smoothing=0.02) as bar:
         for test in bar:
-            every = known.get(f"{name} {test}", {"every": args.every})["every"]
-            record = worker.run(test) | {"file": name, "every": every, "pytorch": version}
+            every = known.get(f"{label} {test}", {"every": args.every})["every"]
+            record = worker.run(test) | {"file": label, "every": every, "pytorch": version}
             if record["status"] not in ("pass", "unused"):
                 record["cpu"] = on_host.run(on_cpu(test))["status"]
                 if comes_with_torch and record["cpu"] == "skip" and record["status"] != "skip":
@@ -143,6 +145,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="a file of JSON lines (default: pytorch-tests-TORCH.jsonl)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one test of N, by a checksum of its name")
     parser.add_argument("--classes", nargs="+", metavar="C", help="only tests of these classes, without their device")
+    parser.add_argument("--first-sample", action="store_true", help="of each operation of a database only this sample")
     parser.add_argument("--timeout", type=float, default=120, metavar="S", help="seconds for one test (default: 120)")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--failed", action="store_true", help="only what fails here and passes on the CPU")
@@ -157,6 +160,8 @@ def main() -> int:
         if args.folder is None:
             parser.error("where is PyTorch's folder `test`?")
         args.folder = args.folder.resolve()
+        if args.first_sample:
+            os.environ["PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"] = "0"  # PyTorch's own switch; workers inherit it
         known = page.load(args.results)
         for name in args.files:
             run_file(args, name, known)

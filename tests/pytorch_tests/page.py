@@ -148,6 +148,10 @@ FILES = (
 )
 
 
+# Behind the name of a file of which each test was given the first sample of its operation alone.
+FIRST_SAMPLE = ":first"
+
+
 class Found(NamedTuple):
     """A file's results."""
 
@@ -287,6 +291,9 @@ def text(origin: str, results: Results) -> str:
         f"In files of {', '.join(f'`{folder}`' for folder in placed.FOLDERS)} the device stands for CUDA and is where "
         'tests that name no device make tensors, and backend "tpu" stands for inductor.',
         "Tests of these files that do not use the device are left out.",
+        f"Behind `{FIRST_SAMPLE}` each test has the first sample of its operation alone, by PyTorch's own switch "
+        "(`PYTORCH_OPINFO_SAMPLE_INPUT_INDEX`), and is not counted in all.",
+        "There XLA compiles with its least effort, and what fails so is repeated with all effort.",
         "Where files are older than torch, some ask for what it has no more, and pass nowhere; "
         "what is read otherwise there is in `tests/pytorch_tests` (`processes.py`, `placed.py`).",
         "",
@@ -296,7 +303,8 @@ def text(origin: str, results: Results) -> str:
     total = collections.Counter()
     for file, found in results.items():
         counts = collections.Counter(found.tests.values())
-        total += counts
+        if not file.endswith(FIRST_SAMPLE):
+            total += counts
         out.append(row(f"{file}{sample(found)}", counts))
     waiting = ", ".join(file for file in FILES if file not in results)
     out += [row("all", total), ""]
@@ -336,7 +344,7 @@ def write(known: dict[str, dict], torch_version: str) -> None:
     origin = f"files of PyTorch {pytorch_version(known)}, torch {torch_version}, {today}"
     before, results = read() if RESULTS.exists() else ("", {})
     if results.keys() - set(files):
-        names = sorted({f"{folder}/*" if sub else folder for folder, sub, _ in (f.partition("/") for f in files)})
+        names = sorted(set(map(group, files)))
         others = [part for part in before.split("; ") if not set(part.split(": ")[0].split(", ")) <= set(names)]
         origin = "; ".join([*others, f"{', '.join(names)}: {origin}"])
     head, *new = blocks(summary(known, origin))
@@ -346,6 +354,13 @@ def write(known: dict[str, dict], torch_version: str) -> None:
         kept[file] = with_classes_of(block, kept.get(file, block))
     RESULTS.write_text(head + "".join(kept[file] for file in sorted(kept)))
     write_page()
+
+
+def group(file: str) -> str:
+    """The files of its folder, as the first line of results.txt names them."""
+    folder, sub, _ = file.partition("/")
+    first = FIRST_SAMPLE if file.endswith(FIRST_SAMPLE) else ""
+    return f"{folder}/*{first}" if sub else file
 
 
 def with_classes_of(new: str, old: str) -> str:
