@@ -71,7 +71,7 @@ def test_positions_vary_where_sizes_cannot(fused):
         check(f(cache.to(DEVICE), x.to(DEVICE), n), function(cache, x, n), f"{n}, {size}")
     # For each size one, and one that takes positions; and that of the first position.
     assert programs() - before <= 2 * 2 + 1
-    assert "what is computed depends on the size" in torch.tpu.explain()
+    assert "tensors, and 8 at the bound, at" in torch.tpu.explain()
 
 
 def test_what_follows_from_a_size_is_of_the_call(fused):

@@ -139,13 +139,14 @@ class Sizes:
 
     def learn(self, trace: Callable[[list[torch.Tensor]], Function | None], tensors: list[torch.Tensor]) -> bool:
         """Makes the program for these arguments; whether there is one. `trace` runs the function on others."""
-        function, bounds = None, ()
+        bounds = self.marks.bounds(self.marks.sizes(tensors))  # raises for a size that is too large
+        function = None
         if self.marks.have_gradients(tensors):
             _remark("for this size alone: an argument whose size varies requires gradients")
         else:
             try:
                 at_sizes = functools.cache(lambda sizes: trace(self.marks.resized(tensors, sizes, blank)))
-                function, bounds, why = self._found(trace, at_sizes, tensors)
+                function, bounds, why = self._found(trace, at_sizes, tensors, bounds)
                 if why is _NOT_YET:
                     return False
                 if function is None and why:
@@ -165,10 +166,11 @@ class Sizes:
         del known[_MAX_FUNCTIONS:]
         return True
 
-    def _found(self, trace, at_sizes: Callable, tensors) -> tuple[Function | None, tuple[int, ...], str]:
+    def _found(
+        self, trace, at_sizes: Callable, tensors, bounds: tuple[int, ...]
+    ) -> tuple[Function | None, tuple[int, ...], str]:
         """What calls of these sizes go by, and its bounds; or why there is nothing."""
         sizes = self.marks.sizes(tensors)
-        bounds = self.marks.bounds(sizes)
         sample = self.marks.sample(bounds) if sizes == bounds else sizes
         if sample == bounds:
             return None, bounds, ""
