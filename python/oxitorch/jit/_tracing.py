@@ -333,7 +333,7 @@ class Tracer:
             torch.compiler._is_compiling_flag = compiling
             _here.tracer = None
             self._ops.packs.clear()
-            for stepped in self._stepping:  # a step has raised
+            for stepped in dict.fromkeys(self._stepping):  # a step has raised
                 stepped.end()
             while self._within:
                 self._within.pop()[1].__exit__(None, None, None)
@@ -397,13 +397,15 @@ class Tracer:
             stepped = self._optimizers.setdefault(id(optimizer), Stepped(optimizer))
             # Made while no operation is seen, perhaps where another tensor was before.
             self._stepping.append(stepped)
-            self._ops.forget(stepped.begin(rates))
+            if self._stepping.count(stepped) == 1:  # not for the step of a base class within it
+                self._ops.forget(stepped.begin(rates))
 
     def _ends_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
             stepped = self._optimizers[id(optimizer)]
             self._stepping.remove(stepped)
-            self._ops.forget(stepped.end())
+            if stepped not in self._stepping:
+                self._ops.forget(stepped.end())
 
     def _finish(
         self,
