@@ -165,7 +165,7 @@ class Jitted:
 
     def _call_new(self, key, values: tuple, args, kwargs) -> Any:
         """A call for which no program is known."""
-        is_numbered = False
+        tried: list[Numbered] = []
         for kind in self._kinds.get(key, ()):
             taken = kind.take(values)
             if taken is None:
@@ -176,9 +176,9 @@ class Jitted:
             done, results = self._call_numbered(kind, leaves, kwargs)
             if done:
                 return results
-            is_numbered = True
+            tried.append(kind.numbered)
         kind, tensors = self._new_kind(args, kwargs)
-        candidates = [] if is_numbered else [known.with_numbers(values) for known in self._kinds.get(key, ())]
+        candidates = [] if tried else [known.with_numbers(values) for known in self._kinds.get(key, ())]
         other = next(filter(None, candidates), None)
         self._use(key, kind)
         if other is not None:
@@ -186,7 +186,13 @@ class Jitted:
             done, results = self._call_numbered(other, other.take(values)[0], kwargs)
             if done:
                 return results
-        return self._call_kind(kind, tensors, args, kwargs)
+            tried.append(other.numbered)
+        try:
+            return self._call_kind(kind, tensors, args, kwargs)
+        except Exception:
+            for numbered in tried:
+                numbered.raised()
+            raise
 
     def _use(self, key, kind: "_Kind") -> None:
         """This kind of calls is the latest."""

@@ -24,8 +24,8 @@ class Numbered:
 
     def __init__(self):
         self.functions: list[Function] = []
-        # How often that did not come about.
-        self._failed = 0
+        # How often that did not come about, and before the latest try.
+        self._failed = self._failed_before = 0
 
     def call(self, tensors: list[torch.Tensor], numbers: list) -> tuple[bool, Any]:
         """Whether a program is known for these, and the results."""
@@ -40,6 +40,7 @@ class Numbered:
         """Makes what calls go by with these numbers, and others of which the function asks the same; if it can."""
         if self._failed >= _MAX_TRIES:
             return False
+        self._failed_before = self._failed
         try:
             function = self.trace(jitted, kind, tensors, numbers, names)
         except OfTheseAlone as e:
@@ -56,6 +57,10 @@ class Numbered:
         self.functions.insert(0, function)
         del self.functions[_MAX_FUNCTIONS:]
         return True
+
+    def raised(self) -> None:
+        """The function raises with plain numbers, too: nothing is known yet of what it does with others."""
+        self._failed = self._failed_before
 
     def trace(self, jitted, kind, tensors: list[torch.Tensor], numbers: list, names: list[str]) -> Function | None:
         """What is known of the function with any numbers; None if this call is to be traced by itself.

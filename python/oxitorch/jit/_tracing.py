@@ -4,7 +4,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -143,6 +143,9 @@ class Tracer:
         self._numbers: Variables | None = None
         self.changes: dict[str, Change] = {}
         self._groups = Groups()
+        # Steps that have begun, and the states of their optimizers before a run that something is to come of.
+        self._stepping: list[Stepped] = []
+        self._stepped: dict[int, tuple] = {}
         # Where nothing is to come of a run: states of optimizers and gradients of leaves before it.
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
@@ -163,6 +166,21 @@ class Tracer:
         finally:
             if not traced and self.is_noted:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+                self._undo(self._stepped, zip(known, begins, strict=True))
+
+    def _undo(self, states: dict[int, tuple], grads: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Puts back what Python holds of optimizers and of gradients, where what the function computed is undone."""
+        self._groups.restore(everything=True)
+        for optimizer, before in states.values():
+            optimizer.state.clear()
+            optimizer.state.update(before)
+        grads = list(grads)
+        known = {id(p) for p, _ in grads}
+        for t in self._ops.leaves():
+            if id(t) not in known and t.grad is not None and self._ops.is_made(t.grad):
+                t.grad = None
+        for p, g in grads:
+            p.grad = g
 
     def _together(self, args, kwargs) -> Any:
         """The function's results where nothing is made of it: in debug mode, and on a device that is not there, which
@@ -254,15 +272,7 @@ class Tracer:
         finally:
             if traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
-            self._groups.restore(everything=True)
-            for optimizer, before in self._states.values():
-                optimizer.state.clear()
-                optimizer.state.update(before)
-            for t in self._ops.leaves():
-                if id(t) not in self._grads and t.grad is not None and self._ops.is_made(t.grad):
-                    t.grad = None
-            for p, g in self._grads.values():
-                p.grad = g
+            self._undo(self._states, self._grads.values())
             torch.tpu.set_rng_state(random, torch.tpu.current_device())
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
@@ -324,6 +334,8 @@ class Tracer:
             torch.compiler._is_compiling_flag = compiling
             _here.tracer = None
             self._ops.packs.clear()
+            for stepped in dict.fromkeys(self._stepping):  # a step has raised
+                stepped.end()
             while self._within:
                 self._within.pop()[1].__exit__(None, None, None)
             for hook in hooks:
@@ -380,15 +392,21 @@ class Tracer:
     def _begins_step(self, optimizer, _args, _kwargs) -> None:
         rates = self._groups.rates(optimizer)
         with _disable_current_modes():
-            if self._states is not None and id(optimizer) not in self._states:
-                self._states[id(optimizer)] = optimizer, {p: dict(state) for p, state in optimizer.state.items()}
+            before = self._stepped if self._states is None else self._states
+            if id(optimizer) not in before:
+                before[id(optimizer)] = optimizer, {p: dict(state) for p, state in optimizer.state.items()}
             stepped = self._optimizers.setdefault(id(optimizer), Stepped(optimizer))
             # Made while no operation is seen, perhaps where another tensor was before.
-            self._ops.forget(stepped.begin(rates))
+            self._stepping.append(stepped)
+            if self._stepping.count(stepped) == 1:  # not for the step of a base class within it
+                self._ops.forget(stepped.begin(rates))
 
     def _ends_step(self, optimizer, _args, _kwargs) -> None:
         with _disable_current_modes():
-            self._ops.forget(self._optimizers[id(optimizer)].end())
+            stepped = self._optimizers[id(optimizer)]
+            self._stepping.remove(stepped)
+            if stepped not in self._stepping:
+                self._ops.forget(stepped.end())
 
     def _finish(
         self,
