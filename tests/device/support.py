@@ -126,10 +126,3 @@ def outcome(f, *args, **kwargs):
         return f(*args, **kwargs)
     except Exception as e:
         return e
-
-
-def forget_sizes():
-    """Of sizes that followed from values the engine remembers the latest: those of other tests are forgotten."""
-    x = torch.arange(9000, device=DEVICE)
-    for n in range(32):
-        torch.nonzero(x < 8000 + n)

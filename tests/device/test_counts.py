@@ -139,3 +139,25 @@ def test_sizes_that_were_read_have_a_program_for_each_bucket(fused):
     compare(trimmed, calls[:5], 2, 1)
     compare(trimmed, calls[5:8], 1, 1)
     compare(trimmed, calls[8:11], 0, 20)
+
+
+def test_a_size_that_is_by_chance_one_that_was_read_has_its_own_program(fused):
+    """Sizes follow from values by the operations between, and not because two numbers are the same."""
+    torch.manual_seed(4)
+    x, weight = torch.randn(90, 4), torch.randn(4, 4)
+
+    def gradient(batch, weight):
+        rows = (batch @ weight).requires_grad_()
+        (rows.softmax(0) @ weight).square().mean().backward()
+        return rows.grad
+
+    sizes = (25, 20, 18)
+    batches = [(x[:n].to(DEVICE), weight.to(DEVICE)) for n in sizes]
+    for n in sizes:
+        assert len(torch.nonzero(mask_of(n, 90).to(DEVICE))) == n
+    before = torch.tpu.metrics()["programs"]
+    for n, batch in zip(sizes, batches, strict=True):
+        assert_same(gradient(*batch), gradient(x[:n], weight), rtol=1e-4, atol=1e-5)
+    made = torch.tpu.metrics()["programs"] - before
+    assert made >= len(sizes), "one of its own for each size"
+    assert "follow from values" not in torch.tpu.explain(made)

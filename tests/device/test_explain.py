@@ -5,15 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from support import DEVICE, forget_sizes
+from support import DEVICE
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("fused")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def sizes():
-    forget_sizes()
 
 
 WIDTHS = itertools.count(13)

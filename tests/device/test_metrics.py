@@ -8,15 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from prometheus_client.parser import text_string_to_metric_families
-from support import DEVICE, forget_sizes
+from support import DEVICE
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("fused")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def sizes():
-    forget_sizes()
 
 
 class Loop:

@@ -1,44 +1,40 @@
-//! Sequences of ops that are alike but for their sizes, as those of text that grows are: which other ones are known, and
-//! what a sequence would be at a larger size.
-//!
-//! Nothing in a recorded op says which of its numbers follow from a size. So a sequence is compared with one that was
-//! recorded before: the numbers that differ are those. If they all follow from one size, they are known at every other
-//! size, too. A wrong guess makes no wrong program, as the elements in use are always those that the sequence itself says
-//! (`hlo/src/bounded`); at worst there is none, or one for other bounds.
+//! Sequences of ops that are alike but for their sizes: which ones were recorded before, what is known of the sizes by which
+//! a new one differs from them, and at which bounds there are programs for all sizes.
 
+use crate::counts::{self, Count};
 use crate::graph::Graph;
-use crate::inst::Kind;
+use crate::known::{Indices, are_among};
 use crate::ops::Ops;
 use crate::program::Program;
+use crate::seen::{self, LEAST_BOUND};
+use crate::sizes::{Compared, Sizes};
 use crate::value::Value;
-use oxitorch_hlo::{Outline, TensorType};
+use oxitorch_hlo::Outline;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Forms that are remembered. If there are more, all are forgotten, and what goes on is soon known again.
+/// Forms that are remembered: of more, those that were looked for last.
 const MOST_FORMS: usize = 256;
 /// Sequences that are remembered of each.
 const MOST_SAMPLES: usize = 8;
-/// Numbers of a sequence that may differ from another's by size, at most so many different ones.
-const MOST_DIFFERENT: usize = 64;
-/// Programs of a form for one bound; what makes more is nothing that follows from a size.
-const MOST_PROGRAMS: usize = 8;
+/// Bounds of a form; what makes more varies in too many ways.
+const MOST_BOUNDS: usize = 64;
+/// Programs of a form for one bound: one, and those of sizes that are by chance what another number is.
+const MOST_PROGRAMS: usize = 16;
 /// A bound is at most so many times a number of a sequence.
 const MOST_TIMES: i64 = 4;
-/// After so many sequences without a program for all sizes nobody looks for one.
-const MOST_FAILED: u32 = 4;
-/// No bound is less.
-const LEAST_BOUND: i64 = 16;
+/// After so many sequences in a row without a program for all sizes nobody looks for one.
+const MOST_FAILED: u32 = 8;
 
 /// What is known of sequences of ops, by what they are without their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Alike {
     forms: FxHashMap<Box<[u32]>, Form>,
-    /// Numbers of kinds of ops.
-    kinds: FxHashMap<Kind, u32>,
+    /// Counts lookups.
+    clock: u64,
 }
 
 /// Sequences that are alike but for their numbers.
@@ -46,9 +42,11 @@ pub(crate) struct Alike {
 pub(crate) struct Form {
     samples: VecDeque<Recorded>,
     /// Its sequences at bounds.
-    pub(crate) bounds: Vec<AtBound>,
-    /// Sizes that none of its programs could be for.
+    pub(crate) bounds: Vec<Bound>,
+    /// Sizes in a row that none of its programs could be for.
     failed: u32,
+    /// When it was looked for last.
+    used: u64,
 }
 
 /// The numbers of a sequence, and what it was recorded on.
@@ -63,48 +61,40 @@ pub(crate) struct Recorded {
     inputs: Vec<usize>,
 }
 
+/// Where the sizes of a sequence are known from.
+#[derive(Clone, Copy)]
+pub(crate) enum SizeSource<'a> {
+    /// They were seen to vary: it is one of three sizes at least that a model was given. A short sequence need not be of one
+    /// model, but no size of floats may vary.
+    Seen { is_short: bool },
+    /// The host has read these of values.
+    Read(&'a [Count]),
+}
+
+/// By which sizes a sequence differs from one that was recorded before.
+pub(crate) struct Differs {
+    /// The numbers of that one.
+    pub(crate) other: Vec<i64>,
+    /// The sizes, with bounds for them, the best first.
+    pub(crate) sizes: Vec<Sizes>,
+    /// The offsets of the own sequence that are those of others.
+    pub(crate) constants: Arc<[Option<i64>]>,
+}
+
 /// A sequence at a bound.
-pub(crate) struct AtBound {
-    /// The numbers of its instances.
-    pub(crate) key: Vec<u32>,
+pub(crate) struct Bound {
     /// Its numbers, as [`Recorded::numbers`].
     pub(crate) numbers: Vec<i64>,
+    /// The bounds of its sizes.
+    pub(crate) bounds: Vec<i64>,
     /// Its offsets that are constants.
     pub(crate) constants: Arc<[Option<i64>]>,
     pub(crate) graph: Arc<Graph>,
     pub(crate) outline: Outline,
     /// The first sequence below it.
     pub(crate) below: Option<Below>,
-    /// By a hash of their texts.
-    pub(crate) programs: Vec<(u64, Arc<Program>)>,
-}
-
-/// How a sequence with some results is launched by a program for all sizes up to a bound.
-#[derive(Clone, Debug)]
-pub(crate) struct ByBound {
-    pub(crate) live: SmallVec<[u32; 8]>,
-    /// Its offsets that are constants of the program; the others are given to it.
-    pub(crate) constants: Arc<[Option<i64>]>,
-    pub(crate) program: Arc<Program>,
-    /// What follows from the size.
-    pub(crate) numbers: Arc<[i64]>,
-    /// The types of the program's inputs and results.
-    pub(crate) inputs: Arc<[TensorType]>,
-    pub(crate) outputs: Arc<[TensorType]>,
-}
-
-impl ByBound {
-    /// Whether it is for these results and offsets.
-    pub(crate) fn is_for(&self, live: &[u32], offsets: &[i64]) -> bool {
-        let same = |(own, n): (&Option<i64>, &i64)| own.is_none_or(|own| own == *n);
-        self.live.as_slice() == live && self.constants.iter().zip(offsets).all(same)
-    }
-
-    /// The offsets that the program is given.
-    pub(crate) fn given(&self, offsets: &[i64]) -> Vec<i64> {
-        let given = |(own, n): (&Option<i64>, &i64)| own.is_none().then_some(*n);
-        self.constants.iter().zip(offsets).filter_map(given).collect()
-    }
+    /// By a hash of their texts, and the inputs that they overwrite.
+    programs: Vec<(u64, Indices, Arc<Program>)>,
 }
 
 /// A sequence below a bound.
@@ -113,15 +103,35 @@ pub(crate) struct Below {
     pub(crate) outline: Outline,
 }
 
-impl fmt::Debug for AtBound {
+impl fmt::Debug for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AtBound").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Bound").field("numbers", &self.numbers).finish_non_exhaustive()
     }
 }
 
-impl AtBound {
+impl Bound {
+    pub(crate) fn new(
+        (numbers, bounds, constants): (Vec<i64>, Vec<i64>, Arc<[Option<i64>]>),
+        graph: Graph,
+        outline: Outline,
+    ) -> Bound {
+        let (graph, below, programs) = (Arc::new(graph), None, Vec::new());
+        Bound { numbers, bounds, constants, graph, outline, below, programs }
+    }
+
+    /// The program of a module that overwrites these inputs.
+    pub(crate) fn program(&self, text: u64, donated: &Indices) -> Option<Arc<Program>> {
+        let found = self.programs.iter().find(|(own, overwritten, _)| *own == text && overwritten == donated);
+        found.map(|(_, _, program)| program.clone())
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.programs.len() >= MOST_PROGRAMS
+    }
+
+    /// Remembers a program.
+    pub(crate) fn add(&mut self, text: u64, donated: Indices, program: Arc<Program>) {
+        self.programs.push((text, donated, program));
     }
 
     /// Whether a sequence is one of sizes up to its own, and not much smaller, so that little is computed for nothing.
@@ -129,15 +139,115 @@ impl AtBound {
         let near = |(&bound, &n): (&i64, &i64)| {
             bound == n || (n > 1 && bound > n && (bound <= LEAST_BOUND || bound <= MOST_TIMES * n))
         };
-        let same = |(known, n): (&Option<i64>, &i64)| known.is_none_or(|known| known == *n);
-        self.numbers.iter().zip(&own.numbers).all(near) && self.constants.iter().zip(&own.offsets).all(same)
+        self.numbers.iter().zip(&own.numbers).all(near) && are_among(&self.constants, &own.offsets)
     }
 }
 
 impl Alike {
-    /// The form of a sequence, and its numbers.
-    pub(crate) fn form_of(
-        &mut self,
+    /// What is known of a form.
+    pub(crate) fn form(&mut self, key: &[u32]) -> &mut Form {
+        self.clock += 1;
+        if self.forms.len() >= MOST_FORMS && !self.forms.contains_key(key) {
+            let latest = self.clock.saturating_sub(MOST_FORMS as u64 / 2);
+            self.forms.retain(|_, form| form.used > latest);
+        }
+        let form = self.forms.entry(key.into()).or_default();
+        form.used = self.clock;
+        form
+    }
+}
+
+impl Form {
+    /// A program for all sizes serves a sequence of it.
+    pub(crate) fn served(&mut self) {
+        self.failed = 0;
+    }
+
+    /// There can be none for a sequence that differs so.
+    pub(crate) fn failed(&mut self, own: &Recorded) {
+        self.failed += 1;
+        if !self.bounds.is_empty() {
+            return;
+        }
+        // The next one is compared with this one first: the other one may have been of no element, or of one.
+        self.samples.retain(|s| s.numbers != own.numbers);
+        self.samples.truncate(MOST_SAMPLES - 1);
+        self.samples.push_front(own.clone());
+    }
+
+    /// Whether it is not worth to look for one.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.failed >= MOST_FAILED
+    }
+
+    /// Whether it has as many bounds as it may have.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bounds.len() >= MOST_BOUNDS
+    }
+
+    /// Adds a bound; gives its number.
+    pub(crate) fn add(&mut self, bound: Bound) -> usize {
+        self.bounds.push(bound);
+        self.bounds.len() - 1
+    }
+
+    /// The bound of these numbers that may have a sequence's offsets.
+    pub(crate) fn known(&self, numbers: &[i64], offsets: &[i64]) -> Option<usize> {
+        self.bounds.iter().position(|b| b.numbers == numbers && are_among(&b.constants, offsets))
+    }
+
+    /// The least known bound for a sequence.
+    pub(crate) fn least(&self, own: &Recorded) -> Option<usize> {
+        let fit = self.bounds.iter().enumerate().filter(|(_, b)| b.is_for(own));
+        fit.min_by_key(|(_, b)| b.numbers.iter().map(|&n| i128::from(n)).sum::<i128>()).map(|(at, _)| at)
+    }
+
+    /// Remembers a sequence, to compare others with it.
+    pub(crate) fn remember(&mut self, own: &Recorded) {
+        self.samples.retain(|s| s.numbers != own.numbers);
+        if self.samples.len() == MOST_SAMPLES {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(own.clone());
+    }
+
+    /// By which sizes a sequence differs from one that is remembered, if these are known from there.
+    pub(crate) fn differs(&self, own: &Recorded, source: SizeSource<'_>) -> Option<Differs> {
+        let compared = |s: &Recorded| Compared::new(&s.numbers, &own.numbers);
+        let numbered = self.samples.iter().enumerate();
+        let (at, sizes, related): (_, _, Vec<&Recorded>) = match source {
+            SizeSource::Seen { is_short } => {
+                let related: Vec<_> = numbered.filter(|(_, s)| s.is_related(own, is_short)).collect();
+                let sizes = |&(at, s): &(usize, &Recorded)| {
+                    let compared = compared(s);
+                    Some((at, seen::sizes(&compared)?, compared.pairs.len()))
+                };
+                let found = related.iter().filter(|_| related.len() > 1).filter_map(sizes);
+                let (at, sizes, _) = found.min_by_key(|(_, _, different)| *different)?;
+                (at, sizes, related.into_iter().map(|(_, s)| s).collect())
+            }
+            SizeSource::Read(counts) => {
+                let (at, sizes) =
+                    numbered.filter_map(|(at, s)| Some((at, counts::sizes(counts, &compared(s))?))).next()?;
+                (at, sizes, vec![&self.samples[at]])
+            }
+        };
+        let constants = self.constants(own, &related);
+        Some(Differs { other: self.samples[at].numbers.clone(), sizes, constants })
+    }
+
+    /// The offsets of a sequence that are those of others. Where programs were made with some as constants that differ now,
+    /// all are to be given.
+    fn constants(&self, own: &Recorded, others: &[&Recorded]) -> Arc<[Option<i64>]> {
+        let all_move = self.bounds.iter().any(|b| !are_among(&b.constants, &own.offsets));
+        let moves = |at: usize| all_move || others.iter().any(|s| s.offsets[at] != own.offsets[at]);
+        (0..).zip(&own.offsets).map(|(at, n)| (!moves(at)).then_some(*n)).collect()
+    }
+}
+
+impl Recorded {
+    /// The form of a sequence with such results, and its numbers.
+    pub(crate) fn of(
         ops: &Ops,
         inputs: &[Arc<Value>],
         (live, options): (&[u32], u32),
@@ -148,8 +258,10 @@ impl Alike {
         let mut numbers: Vec<i64> = inputs.iter().flat_map(|v| v.ty.shape.iter().copied()).collect();
         for op in ops.iter() {
             let (kind, own) = op.inst.kind.without_numbers();
-            let next = self.kinds.len() as u32;
-            key.push(*self.kinds.entry(kind).or_insert(next));
+            let mut hasher = DefaultHasher::new();
+            kind.hash(&mut hasher);
+            let kind = hasher.finish();
+            key.extend([kind as u32, (kind >> 32) as u32]);
             key.push(op.offsets.len() as u32); // a view may be a box of its storage at one size, and none at another
             key.extend_from_slice(op.operands);
             numbers.extend(own);
@@ -162,128 +274,13 @@ impl Alike {
         (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, inputs })
     }
 
-    /// What is known of a form.
-    pub(crate) fn form(&mut self, key: &[u32]) -> &mut Form {
-        if self.forms.len() >= MOST_FORMS && !self.forms.contains_key(key) {
-            self.forms.clear();
-            self.kinds.clear();
+    /// Whether another sequence is of the same model, or, of short ones, differs in no size of floats.
+    fn is_related(&self, own: &Recorded, is_short: bool) -> bool {
+        if is_short {
+            let mut sizes = own.floats.iter().zip(self.numbers.iter().zip(&own.numbers));
+            return sizes.all(|(is_float, (a, b))| !is_float || a == b);
         }
-        self.forms.entry(key.into()).or_default()
-    }
-}
-
-impl Form {
-    /// A sequence of it has no program for all sizes.
-    pub(crate) fn failed(&mut self) {
-        self.failed += 1;
-    }
-
-    /// Whether it is not worth to look for one.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.failed >= MOST_FAILED
-    }
-
-    /// The least known bound for a sequence.
-    pub(crate) fn least(&self, own: &Recorded) -> Option<usize> {
-        let fit = self.bounds.iter().enumerate().filter(|(_, b)| b.is_for(own));
-        fit.min_by_key(|(_, b)| b.numbers.iter().map(|&n| i128::from(n)).sum::<i128>()).map(|(at, _)| at)
-    }
-
-    /// Remembers a sequence. How it varies, if it is one of three sizes at least that a model was given, and its numbers
-    /// follow from one size. If it is short, it need not be of one model, but no size of floats may vary.
-    pub(crate) fn varies(&mut self, own: &Recorded, is_short: bool) -> Option<(Varying, Vec<u32>)> {
-        let same_floats = |s: &Recorded| {
-            let mut sizes = own.floats.iter().zip(s.numbers.iter().zip(&own.numbers));
-            sizes.all(|(is_float, (a, b))| !is_float || a == b)
-        };
-        let same_model = |s: &Recorded| s.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0);
-        let related = |s: &&Recorded| if is_short { same_floats(s) } else { same_model(s) };
-        let related: Vec<&Recorded> = self.samples.iter().filter(related).collect();
-        let found = (related.len() > 1).then(|| {
-            let varying = related.iter().filter_map(|s| Varying::between(&s.numbers, &own.numbers));
-            let varying = varying.min_by_key(|v| v.pairs.len())?;
-            let places = 0..own.offsets.len();
-            let moves = |&at: &usize| related.iter().any(|s| s.offsets[at] != own.offsets[at]);
-            Some((varying, places.filter(moves).map(|at| at as u32).collect()))
-        });
-        match found.flatten() {
-            Some(found) => Some(found),
-            None => {
-                self.samples.retain(|s| s.numbers != own.numbers);
-                if self.samples.len() == MOST_SAMPLES {
-                    self.samples.pop_front();
-                }
-                self.samples.push_back(own.clone());
-                None
-            }
-        }
-    }
-}
-
-/// Numbers of one sequence and another that differ, and the size that they follow from.
-#[derive(Debug)]
-pub(crate) struct Varying {
-    /// The other one's.
-    other: Vec<i64>,
-    /// Those that differ, each pair once.
-    pairs: Vec<(i64, i64)>,
-    /// The size.
-    size: (i64, i64),
-    /// By how much other sizes are more.
-    more: Vec<i64>,
-}
-
-impl Varying {
-    /// How the numbers of a sequence differ from those of another one; none if no single size can be the reason.
-    fn between(other: &[i64], own: &[i64]) -> Option<Varying> {
-        let mut pairs: Vec<(i64, i64)> = Vec::new();
-        for pair in other.iter().copied().zip(own.iter().copied()).filter(|(a, b)| a != b) {
-            if !pairs.contains(&pair) {
-                pairs.push(pair);
-            }
-            // What has a size of one, or none, is another thing: it is broadcast, or there is nothing of it.
-            if pair.0 < 2 || pair.1 < 2 || pairs.len() > MOST_DIFFERENT {
-                return None;
-            }
-        }
-        let step = |&(a, b): &(i64, i64)| b - a;
-        let least = pairs.iter().map(step).min_by_key(|d| d.abs())?;
-        let size = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1)?;
-        let more = pairs.iter().filter(|p| step(p) == least).map(|p| p.1 - size.1).collect();
-        let varying = Varying { other: other.to_vec(), pairs, size, more };
-        varying.pairs.iter().all(|&pair| varying.at(pair, size.1 + 1).is_some()).then_some(varying)
-    }
-
-    /// The least bound for the sequence, beyond its own size if it has to be.
-    pub(crate) fn bound(&self, beyond: bool) -> i64 {
-        let least = self.size.1 + i64::from(beyond);
-        (least.max(LEAST_BOUND) as u64).next_power_of_two() as i64
-    }
-
-    /// What a number is if the size is this one.
-    fn at(&self, pair: (i64, i64), size: i64) -> Option<i64> {
-        let step = self.size.1 - self.size.0;
-        if (pair.1 - pair.0) % step == 0 {
-            let times = (pair.1 - pair.0) / step;
-            let rest = pair.1 - times * self.size.1;
-            if times == 1 || self.more.iter().any(|more| more * times == rest) {
-                return Some(times * size + rest);
-            }
-        }
-        // A multiple of the product of two sizes.
-        let product = |a: i64, b: i64| {
-            let of = |size: i64| (size + a) * (size + b);
-            let (before, own) = (of(self.size.0), of(self.size.1));
-            let divides = before != 0 && own != 0 && pair.0 % before == 0 && pair.1 % own == 0;
-            (divides && pair.0 / before == pair.1 / own).then(|| pair.1 / own * of(size))
-        };
-        self.more.iter().find_map(|&a| self.more.iter().find_map(|&b| product(a, b)))
-    }
-
-    /// The numbers of the sequence if the size is this one, from those of its own.
-    pub(crate) fn numbers(&self, own: &[i64], size: i64) -> Option<Vec<i64>> {
-        let number = |(&a, &b): (&i64, &i64)| if a == b { Some(b) } else { self.at((a, b), size) };
-        self.other.iter().zip(own).map(number).collect()
+        self.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0)
     }
 }
 
@@ -291,45 +288,50 @@ impl Varying {
 mod tests {
     use super::*;
 
-    /// The numbers of a sequence at the least bound, and the bound, from those of another one and its own.
-    fn at_bound(other: &[i64], own: &[i64]) -> Option<(i64, Vec<i64>)> {
-        let varying = Varying::between(other, own)?;
-        let bound = varying.bound(false);
-        Some((bound, varying.numbers(own, bound)?))
-    }
-
-    #[test]
-    fn numbers_follow_from_one_size() {
-        // Keys of 20 places become keys of 21, of 2 heads with 8 numbers each; 16 and 21 are constants elsewhere.
-        let sizes = |n: i64| vec![2, n, n + 1, 16 * n, 2 * 16 * (n + 1), 16, 21];
-        assert_eq!(at_bound(&sizes(20), &sizes(24)), Some((32, sizes(31))), "the largest size is the bound");
-        assert_eq!(at_bound(&sizes(24), &sizes(20)), Some((32, sizes(31))), "also from a larger one");
-        let masks = |n: i64| vec![n, n, n * n, 4 * n * n];
-        assert_eq!(at_bound(&masks(9), &masks(11)), Some((16, masks(16))));
-    }
-
-    #[test]
-    fn what_follows_from_no_single_size_is_refused() {
-        assert_eq!(at_bound(&[2, 20, 40], &[3, 27, 81]), None, "a batch and a length");
-        assert_eq!(at_bound(&[1, 20], &[2, 21]), None, "a size of one is broadcast");
-        assert_eq!(at_bound(&[20, 16], &[20, 16]), None, "nothing varies");
-    }
-
-    #[test]
-    fn the_third_size_varies() {
-        let recorded = |n: i64, model: usize, at: i64| Recorded {
+    fn recorded(n: i64, model: usize, at: i64) -> Recorded {
+        Recorded {
             numbers: vec![n, 8],
             offsets: vec![at, 0],
             floats: vec![true, false],
             inputs: vec![model, 0, n as usize],
-        };
+        }
+    }
+
+    #[test]
+    fn the_third_size_varies() {
+        let seen = |is_short| SizeSource::Seen { is_short };
         let mut form = Form::default();
-        assert!(form.varies(&recorded(5, 1, 5), false).is_none());
-        assert!(form.varies(&recorded(6, 1, 6), false).is_none());
-        assert!(form.varies(&recorded(7, 2, 7), false).is_none(), "of another model");
-        let (varying, moving) = form.varies(&recorded(8, 1, 8), false).expect("the third");
-        assert_eq!((varying.bound(false), varying.bound(true)), (16, 16));
-        assert_eq!(moving, [0], "the other offset is a constant");
-        assert!(form.varies(&recorded(9, 1, 9), true).is_none(), "it is short, and computes with floats");
+        let mut is_new = |n, model| {
+            let own = recorded(n, model, n);
+            let is_new = form.differs(&own, seen(false)).is_none();
+            form.remember(&own);
+            is_new
+        };
+        assert!(is_new(5, 1) && is_new(6, 1));
+        assert!(is_new(7, 2), "of another model");
+        let own = recorded(8, 1, 8);
+        let differs = form.differs(&own, seen(false)).expect("the third");
+        let numbers = differs.sizes[0].numbers(&differs.other, &own.numbers);
+        assert_eq!(numbers, Some(vec![16, 8]));
+        assert_eq!(*differs.constants, [None, Some(0)], "the other offset is a constant");
+        assert!(
+            form.differs(&recorded(9, 1, 9), seen(true)).is_none(),
+            "it is short, and computes with floats"
+        );
+    }
+
+    #[test]
+    fn the_second_size_that_was_read_varies() {
+        let counts = [Count::new(6, 100), Count::new(9, 100)];
+        let read = SizeSource::Read(&counts);
+        let mut form = Form::default();
+        form.remember(&recorded(5, 1, 0));
+        let own = recorded(6, 2, 0);
+        let differs = form.differs(&own, read).expect("of whatever model");
+        assert_eq!((&differs.other[..], &*differs.constants), (&[5, 8][..], &[Some(0), Some(0)][..]));
+        assert!(form.differs(&recorded(7, 1, 0), read).is_none(), "it was not read");
+        form.failed(&own);
+        let differs = form.differs(&recorded(9, 1, 0), read).expect("it was read");
+        assert_eq!(differs.other, [6, 8], "the one before was of no use");
     }
 }

@@ -11,15 +11,15 @@
 //! - the window is full.
 
 use crate::config::{Mode, Switches};
-use crate::counts::AtBound;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
 use crate::family::{self, Numbers};
 use crate::graph::{Given, Graph, Source};
-use crate::known::{Indices, Known, Lent, Split, Wanted};
+use crate::known::{ByBound, Indices, Known, Lent, Split, Wanted};
 use crate::mark::Note;
+use crate::ops::Ops;
 use crate::pad::enlarged;
 use crate::part::{Part, Results, between, donors, parts};
 use crate::profile::running;
@@ -112,11 +112,20 @@ impl Window {
 pub(crate) type Direct = (Indices, Arc<Program>, Numbers);
 
 /// The program that a part is launched as.
-struct Chosen {
+pub(crate) struct Chosen {
     lent: Lent,
     is_new: bool,
     /// If the program is for more sizes than those of the part.
-    at_bound: Option<AtBound>,
+    by_bound: Option<ByBound>,
+}
+
+impl Chosen {
+    /// One for all sizes up to a bound.
+    pub(crate) fn by_bound(by: ByBound, is_new: bool, offsets: &[i64]) -> Chosen {
+        let (program, numbers) = (by.program.clone(), by.given(offsets));
+        let lent = Lent { program, numbers, live: None, donated: None };
+        Chosen { lent, is_new, by_bound: Some(by) }
+    }
 }
 
 /// Why a window ended, and when if somebody listens.
@@ -139,11 +148,17 @@ impl<'a> Cut<'a> {
     fn whole(ending: Ending<'a>, began: Option<Instant>, may_lend: bool) -> Cut<'a> {
         Cut { ending, is_part: false, repeats: false, may_lend, may_enlarge: false, began }
     }
+
+    /// Whether it is about a part of a window that varies: it may never come again.
+    pub(crate) fn varies(&self) -> bool {
+        self.is_part && !self.repeats
+    }
 }
 
 impl Window {
-    /// Makes the key of these ops.
-    fn set_key(&mut self, part: &Part, on_mesh: bool) {
+    /// Makes the key of these ops, and looks for the sizes of it that followed from values.
+    fn set_key(&mut self, part: &mut Part, on_mesh: bool) {
+        part.read = self.read_sizes(&part.ops, &part.inputs, &part.outputs);
         self.key.clear();
         self.key.push(part.options);
         if on_mesh {
@@ -297,6 +312,7 @@ impl Stream {
     ) {
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         self.metrics().count(&self.metrics().window_hits);
+        w.read_sizes(&Ops::default(), &inputs, &outputs);
         let mut inputs = inputs;
         if !numbers.is_empty() {
             inputs.push(Value::offsets(numbers));
@@ -449,21 +465,34 @@ impl Stream {
         let donated = part.donated();
         let most = part.most_donated();
         let wanted = most.as_ref().unwrap_or(&donated);
-        let Chosen { lent, is_new, at_bound } =
-            self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
-        let stood_in = lent.live.is_some() || lent.donated.is_some() || most.is_some() || at_bound.is_some();
+        let chosen = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
+        let lent = &chosen.lent;
+        let stood_in =
+            lent.live.is_some() || lent.donated.is_some() || most.is_some() || chosen.by_bound.is_some();
         let direct = (!stood_in).then(|| (donated.clone(), lent.program.clone(), lent.numbers.clone()));
+        let allowed = if most.is_some() { Some(donated) } else { lent.donated.clone() };
+        self.launch_chosen(w, part, chosen, allowed, cut);
+        Ok(direct)
+    }
+
+    /// Launches a part by this program. `donated`: the inputs that may be overwritten, if it would overwrite others too.
+    pub(crate) fn launch_chosen(
+        &self,
+        w: &mut Window,
+        part: &mut Part,
+        Chosen { lent, is_new, by_bound }: Chosen,
+        donated: Option<Indices>,
+        cut: Cut<'_>,
+    ) {
         let program = lent.program;
         let mut inputs: SmallVec<[Arc<Value>; 4]> = SmallVec::new();
         inputs.extend(part.inputs.drain(..));
-        if let Some(at_bound) = &at_bound {
-            self.enlarge(&mut inputs, &at_bound.inputs);
+        if let Some(by_bound) = &by_bound {
+            self.enlarge(&mut inputs, &by_bound.inputs);
         }
-        if !lent.numbers.is_empty() {
-            inputs.push(Value::offsets(&lent.numbers));
-        }
-        if let Some(at_bound) = &at_bound {
-            inputs.push(Value::offsets(&at_bound.numbers));
+        let sizes = by_bound.as_ref().map(|by_bound| &by_bound.numbers);
+        for numbers in [Some(&lent.numbers), sizes].into_iter().flatten().filter(|n| !n.is_empty()) {
+            inputs.push(Value::offsets(numbers));
         }
         let window = self.recorded(w, &program, cut, is_new);
         let ends_step = cut.ending.reason == Reason::Step;
@@ -473,11 +502,10 @@ impl Stream {
             Some(live) => part.outputs_among(live),
             None => std::mem::take(&mut part.outputs),
         };
-        let (outputs, larger) = match &at_bound {
-            Some(at_bound) => enlarged(own, &at_bound.results),
+        let (outputs, larger) = match &by_bound {
+            Some(by_bound) => enlarged(own, &by_bound.results),
             None => (own, Vec::new()),
         };
-        let donated = if most.is_some() { Some(donated) } else { lent.donated };
         let mut asked = part.asked.take();
         let agreement = asked.as_mut().and_then(|a| a.agreement.take());
         let notes = std::mem::take(&mut part.notes);
@@ -496,10 +524,9 @@ impl Stream {
         };
         match asked {
             Some(asked) => self.executor.collective(launch, asked),
-            None => self.executor.launch(launch, cut.ending.reason == Reason::Read),
+            None => self.executor.launch(launch, cut.ending.reason == Reason::Read && larger.is_empty()),
         }
         self.cut_to_size(larger);
-        Ok(direct)
     }
 
     /// Tells who listens what was recorded; the window's number, 0 if nobody does.
@@ -542,21 +569,18 @@ impl Stream {
         let places = match known.as_mut().map(|k| k.choose(&wanted)) {
             Some(Ok(lent)) => {
                 self.metrics().count(&self.metrics().window_hits);
-                return Ok(Chosen { lent, is_new: false, at_bound: None });
+                return Ok(Chosen { lent, is_new: false, by_bound: None });
             }
             Some(Err(places)) => part.ops.whole(&places),
             None if cut.repeats => (0..part.ops.offsets.len() as u32).collect(),
             None => Box::default(),
         };
-        if cut.may_enlarge && cut.ending.reason != Reason::Mode {
-            let about = (cut.ending.at(w.site), cut.is_part && !cut.repeats);
-            if let Some((at_bound, is_new)) = self.at_bound(w, part, donated, about)? {
-                self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
-                let taken = part.ops.offsets.iter().copied();
-                let numbers = taken.filter(|_| at_bound.takes_offsets).collect();
-                let lent = Lent { program: at_bound.program.clone(), numbers, live: None, donated: None };
-                return Ok(Chosen { lent, is_new, at_bound: Some(at_bound) });
-            }
+        if cut.may_enlarge
+            && cut.ending.reason != Reason::Mode
+            && let Some((by, is_new)) = self.by_read_sizes(w, part, donated, cut)?
+        {
+            self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
+            return Ok(Chosen::by_bound(by, is_new, &part.ops.offsets));
         }
         let known = w.programs.get_mut(&w.key);
         let along = if places.is_empty() { Vec::new() } else { part.ops.along() };
@@ -571,7 +595,7 @@ impl Stream {
         Ok(Chosen {
             lent: Lent { program, numbers, live: None, donated: None },
             is_new: true,
-            at_bound: None,
+            by_bound: None,
         })
     }
 
@@ -587,7 +611,7 @@ impl Stream {
         part: &Part,
         donated: &Indices,
         given: &[Given],
-        Cut { ending, is_part, repeats, .. }: Cut<'_>,
+        cut: Cut<'_>,
     ) -> Result<Arc<Program>> {
         let count = given.iter().map(|g| i64::from(g.number) + 1).max().unwrap_or(0);
         let numbers = TensorType::new(DType::S64, [count].as_slice());
@@ -603,11 +627,7 @@ impl Stream {
             options: part.options,
             live: part.live.clone(),
             spread,
-            source: Source {
-                ended: Some(ending.at(w.site)),
-                varies: is_part && !repeats,
-                ..Source::default()
-            },
+            source: Source { ended: Some(cut.ending.at(w.site)), varies: cut.varies(), ..Source::default() },
             sample: None,
         };
         self.begin_program(graph)

@@ -7,7 +7,7 @@ mod control;
 mod emit;
 mod instances;
 mod key;
-mod sizes;
+mod numbers;
 mod strides;
 
 pub(crate) use control::{Body, Code, Control, Flow, Input};

@@ -1,12 +1,12 @@
 //! What is known of a sequence of ops: its programs, by what they leave visible and overwrite, or the places where it is cut
 //! into parts that are programs of their own.
 
-use crate::alike::ByBound;
 use crate::config::Remembered;
 use crate::family::{Choice, Family, Numbers};
 use crate::graph::Given;
 use crate::ops::Along;
 use crate::program::Program;
+use oxitorch_hlo::TensorType;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub(crate) struct Known {
     launches: u64,
     pub(crate) split: Option<Split>,
     /// How it is launched by programs for all sizes up to a bound.
-    pub(crate) by_bound: Vec<ByBound>,
+    by_bound: Vec<ByBound>,
     /// When it was looked for last.
     used: u64,
 }
@@ -137,6 +137,41 @@ impl Split {
     pub(crate) fn is_over(&self, deterministic: bool) -> bool {
         self.whole.as_ref().is_some_and(|p| deterministic || (p.is_done() && !p.is_broken()))
     }
+}
+
+/// How a sequence with some results is launched by a program for all sizes up to a bound.
+#[derive(Clone, Debug)]
+pub(crate) struct ByBound {
+    pub(crate) live: Indices,
+    /// The inputs that the launch may overwrite; none if that is no matter, as the program overwrites nothing.
+    pub(crate) donated: Option<Indices>,
+    /// Its offsets that are constants of the program; the others are given to it.
+    pub(crate) constants: Arc<[Option<i64>]>,
+    pub(crate) program: Arc<Program>,
+    /// What follows from the size.
+    pub(crate) numbers: Numbers,
+    /// The types of the program's inputs and results.
+    pub(crate) inputs: Arc<[TensorType]>,
+    pub(crate) results: Arc<[TensorType]>,
+}
+
+impl ByBound {
+    fn is_for(&self, live: &[u32], donated: &Indices, offsets: &[i64]) -> bool {
+        self.live.as_slice() == live
+            && self.donated.as_ref().is_none_or(|own| own == donated)
+            && are_among(&self.constants, offsets)
+    }
+
+    /// The offsets that the program is given.
+    pub(crate) fn given(&self, offsets: &[i64]) -> Numbers {
+        let given = |(own, n): (&Option<i64>, &i64)| own.is_none().then_some(*n);
+        self.constants.iter().zip(offsets).filter_map(given).collect()
+    }
+}
+
+/// Whether offsets are these, where these are constants.
+pub(crate) fn are_among(constants: &[Option<i64>], offsets: &[i64]) -> bool {
+    constants.iter().zip(offsets).all(|(own, n)| own.is_none_or(|own| own == *n))
 }
 
 /// The program for a launch.
@@ -200,9 +235,20 @@ impl Known {
         family.given(wanted.offsets, places, along)
     }
 
-    /// How it is launched by a program for all sizes up to a bound, if it is.
-    pub(crate) fn by_bound(&self, live: &[u32], offsets: &[i64]) -> Option<ByBound> {
-        self.by_bound.iter().find(|by| by.is_for(live, offsets)).cloned()
+    /// How it is launched by a program for all sizes up to a bound, if it is. `donated`: what it may overwrite.
+    pub(crate) fn by_bound(
+        &self,
+        live: &[u32],
+        donated: impl FnOnce() -> Indices,
+        offsets: &[i64],
+    ) -> Option<ByBound> {
+        let donated = if self.by_bound.is_empty() { return None } else { donated() };
+        self.by_bound.iter().find(|by| by.is_for(live, &donated, offsets)).cloned()
+    }
+
+    /// Remembers how it is launched so.
+    pub(crate) fn add_by_bound(&mut self, by: ByBound) {
+        self.by_bound.push(by);
     }
 
     /// Whether programs of its own size are known.

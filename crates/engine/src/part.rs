@@ -1,5 +1,6 @@
 //! Recorded ops that are launched together: what goes in, what comes out, and how a sequence is cut into such parts.
 
+use crate::counts;
 use crate::error::Error;
 use crate::executor::Asked;
 use crate::inst::Out;
@@ -30,6 +31,8 @@ pub(crate) struct Part {
     results: Option<Vec<u32>>,
     /// Number of the compiler options.
     pub(crate) options: u32,
+    /// Its sizes that followed from values.
+    pub(crate) read: counts::Found,
     /// If it is a collective.
     pub(crate) asked: Option<Asked>,
     /// Marks in it, each with the share of the recorded ops that comes before.

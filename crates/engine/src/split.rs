@@ -38,11 +38,6 @@ impl Token {
         hasher.write(name.as_bytes());
         Token { id, name: hasher.finish() as u32 }
     }
-
-    /// What ops of one name share.
-    pub(crate) fn name(self) -> u32 {
-        self.name
-    }
 }
 
 /// The sequences of programs.

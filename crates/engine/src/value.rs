@@ -13,7 +13,7 @@ use crate::work::Work;
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Where the bytes of a value are.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ pub struct Value {
     pub(crate) mark: AtomicU64,
     /// The Python line that asked for it.
     pub(crate) site: Site,
+    /// Whether a size of it followed from values that the host has read.
+    has_read_size: AtomicBool,
     /// The launch that computes it; 0 if it never was part of one.
     pub(crate) launch: AtomicU64,
     pub(crate) state: Mutex<State>,
@@ -74,6 +76,7 @@ impl Value {
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
             site,
+            has_read_size: AtomicBool::new(false),
             launch: AtomicU64::new(0),
             state: Mutex::new(state),
             charge: Charge::default(),
@@ -133,6 +136,16 @@ impl Value {
     /// Bytes that it takes on the device, or on each device.
     pub(crate) fn bytes(&self) -> u64 {
         self.whole_bytes() / self.sharding.as_ref().map_or(1, |c| c.parts() as u64)
+    }
+
+    /// Whether a size of it followed from values that the host has read.
+    pub(crate) fn has_read_size(&self) -> bool {
+        self.has_read_size.load(Relaxed)
+    }
+
+    /// One has.
+    pub(crate) fn set_read_size(&self) {
+        self.has_read_size.store(true, Relaxed);
     }
 
     /// Whether a slot or a host read can still see it.

@@ -1,54 +1,82 @@
-//! Windows whose sizes vary by themselves, as those of text that grows do, by programs for all sizes up to a bound.
+//! Windows whose sizes vary, by programs for all sizes up to a bound.
 //!
-//! The third size of a window that a model is given makes such a program ([`crate::alike`]): of the window as it would be
-//! at the bound, which is compared with the window itself as it is done for functions with `dynamic=`
-//! ([`oxitorch_hlo::Outline::bounded`]). What goes in is padded and what comes out is cut by the launch thread, so that all
-//! tensors have their own sizes.
+//! What a window would be at the bound follows from another one that is alike ([`crate::alike`]); it is compared with the
+//! window itself as it is done for functions with `dynamic=` ([`oxitorch_hlo::Outline::bounded`]). What goes in is padded and
+//! what comes out is cut by the launch thread, so that all tensors have their own sizes.
 
-use crate::alike::{AtBound, Below, ByBound, Recorded, Varying};
+use crate::alike::{Below, Bound, Differs, Form, Recorded, SizeSource};
 use crate::error::Result;
-use crate::executor::Launch;
-use crate::flush::Cut;
+use crate::family::Numbers;
+use crate::flush::{Chosen, Cut};
 use crate::graph::{Given, Graph, NAMES_A_SIZE, Source};
+use crate::inst::Instances;
+use crate::known::{ByBound, Indices};
 use crate::ops::{Ops, PRODUCED};
-use crate::pad::enlarged;
 use crate::part::Part;
 use crate::site::describe;
+use crate::sizes::Sizes;
 use crate::stream::Stream;
-use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt::Platform;
-use smallvec::SmallVec;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Shorter windows in which sizes of floats vary are compiled for each: that takes little, and pads nothing. The bookkeeping
 /// of tokens and masks is short.
 const LEAST: usize = 16;
+const DEPENDS: &str = "what is computed depends on the size";
+const MANY: &str = "there are many such sizes";
+
+/// A program for all sizes, and whether it is a new one; or why there is none.
+type Made<T> = Result<T, String>;
 
 impl Stream {
     /// Launches a window whose key is set by a program for all sizes up to a bound: a known one, or a new one if its sizes
-    /// vary and it has no program of its own size. False if it is to have that.
+    /// vary by themselves and it has no program of its own size. False if it is to have that.
     pub(crate) fn launch_by_bound(&self, w: &mut Window, part: &mut Part, cut: Cut<'_>) -> Result<bool> {
         let known = w.programs.get_mut(&w.key);
-        let by_bound = known.as_ref().and_then(|known| known.by_bound(&part.live, &part.ops.offsets));
+        let by_bound =
+            known.as_ref().and_then(|known| known.by_bound(&part.live, || part.donated(), &part.ops.offsets));
         let has_own = known.is_some_and(|known| known.has_own(&part.live));
         let (by, is_new) = match by_bound {
             Some(by) => (by, false),
             None if has_own || !self.may_vary(part, cut) => return Ok(false),
-            None => match self.by_bound(w, part, cut).inspect_err(|e| part.fail(e))? {
-                Some(made) => made,
-                None => return Ok(false),
-            },
+            None => {
+                let source = SizeSource::Seen { is_short: part.ops.len() < LEAST };
+                match self.by_bound(w, part, source, None, cut).inspect_err(|e| part.fail(e))? {
+                    Some(made) => made,
+                    None => return Ok(false),
+                }
+            }
         };
         if !is_new {
             self.metrics().count(&self.metrics().window_hits);
         }
-        self.launch_padded(w, part, &by, cut, is_new);
+        self.launch_chosen(w, part, Chosen::by_bound(by, is_new, &part.ops.offsets), None, cut);
         Ok(true)
+    }
+
+    /// How a part is launched by a program for all sizes up to a bound, and whether that is new, where the host has read sizes
+    /// of it. `donated`: the inputs that it may overwrite.
+    pub(crate) fn by_read_sizes(
+        &self,
+        w: &mut Window,
+        part: &Part,
+        donated: &Indices,
+        cut: Cut<'_>,
+    ) -> Result<Option<(ByBound, bool)>> {
+        let is_one = self.devices.is_none() && part.asked.is_none() && self.compiles();
+        if !is_one || part.read.is_empty() || part.ops.have_own_sizes() {
+            return Ok(None);
+        }
+        let known = w.programs.get_mut(&w.key);
+        let known = known.and_then(|k| k.by_bound(&part.live, || donated.clone(), &part.ops.offsets));
+        match known {
+            Some(known) => Ok(Some((known, false))),
+            None => self.by_bound(w, part, SizeSource::Read(&part.read), Some(donated), cut),
+        }
     }
 
     /// Whether a window may be one for many sizes. Those of training are not: who trains has batches of a few sizes, and
@@ -65,151 +93,157 @@ impl Stream {
             && !trains()
     }
 
-    /// The program for all sizes up to a bound of a window of which nothing is known, and whether it is a new one.
-    fn by_bound(&self, w: &mut Window, part: &Part, cut: Cut<'_>) -> Result<Option<(ByBound, bool)>> {
-        let (key, own) = w.alike.form_of(&part.ops, &part.inputs, (&part.live, part.options));
+    /// The program for all sizes up to a bound of a window of which none is known, and whether it is a new one.
+    fn by_bound(
+        &self,
+        w: &mut Window,
+        part: &Part,
+        source: SizeSource<'_>,
+        donated: Option<&Indices>,
+        cut: Cut<'_>,
+    ) -> Result<Option<(ByBound, bool)>> {
+        let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
         let form = w.alike.form(&key);
         if form.is_refused() {
             return Ok(None);
         }
-        let at = match form.least(&own) {
-            Some(at) => Some(at),
-            None => match form.varies(&own, part.ops.len() < LEAST) {
-                Some((varying, moving)) => self.bound_of(w, part, (&key, &own), &varying, &moving)?,
-                None => return Ok(None),
-            },
+        let least = matches!(source, SizeSource::Seen { .. }).then(|| form.least(&own)).flatten();
+        let differs = if least.is_none() { form.differs(&own, source) } else { None };
+        let at = match (least, &differs) {
+            (Some(at), _) => Ok(Some(at)),
+            (None, Some(differs)) => self.bound_of(&mut w.instances, form, part, &own, differs),
+            (None, None) => Ok(None),
         };
         let made = match at {
-            Some(at) => self.made_by_bound(w, part, (&key, &own, at), cut)?,
-            None => None,
+            Ok(Some(at)) => self.made_by_bound(w, part, (&key, &own, at), donated, cut)?,
+            Ok(None) => {
+                form.remember(&own);
+                return Ok(None);
+            }
+            Err(why) => Err(why),
         };
-        match &made {
-            Some((by, _)) => w.programs.entry(&w.key).by_bound.push(by.clone()),
-            None => w.alike.form(&key).failed(),
+        let form = w.alike.form(&key);
+        match made {
+            Ok((by, is_new)) => {
+                form.served();
+                w.programs.entry(&w.key).add_by_bound(by.clone());
+                Ok(Some((by, is_new)))
+            }
+            Err(why) => {
+                form.failed(&own);
+                self.explainer.remark(format!("for this size alone: {why}"));
+                Ok(None)
+            }
         }
-        Ok(made)
     }
 
-    /// The bound for a window that varies so, among those of its form; none if it is nothing at a bound.
+    /// The bound for a window that differs so, among those of its form. None if it is as large as its sizes can be, or why
+    /// it is nothing at a bound.
     fn bound_of(
         &self,
-        w: &mut Window,
+        instances: &mut Instances,
+        form: &mut Form,
         part: &Part,
-        (key, own): (&[u32], &Recorded),
-        varying: &Varying,
-        moving: &[u32],
-    ) -> Result<Option<usize>> {
-        let constant = |(at, n): (u32, &i64)| (!moving.contains(&at)).then_some(*n);
-        let constants: Arc<[Option<i64>]> = (0..).zip(&part.ops.offsets).map(constant).collect();
-        // At the bound itself nothing says what follows from the size, unless something below it was there before.
-        for beyond in [false, true] {
-            let Some(numbers) = varying.numbers(&own.numbers, varying.bound(beyond)) else { return Ok(None) };
-            let Some(graph) = at_bound(w, part, &numbers, &constants) else { return Ok(None) };
-            let insts: Vec<u32> = graph.ops.insts.iter().map(|inst| inst.id).collect();
-            let bounds = &mut w.alike.form(key).bounds;
-            let known = bounds.iter().position(|b| b.key == insts && b.constants == constants);
-            if known.is_some() {
-                return Ok(known);
-            }
-            if numbers != own.numbers {
-                let outline = graph.outline(self.target().platform())?;
-                let (graph, constants) = (Arc::new(graph), constants.clone());
-                let (key, below, programs) = (insts, None, Vec::new());
-                bounds.push(AtBound { key, numbers, constants, graph, outline, below, programs });
-                return Ok(Some(bounds.len() - 1));
-            }
+        own: &Recorded,
+        differs: &Differs,
+    ) -> Made<Option<usize>> {
+        let numbers = |s| Some((s, Sizes::numbers(s, &differs.other, &own.numbers)?));
+        let all: Vec<(&Sizes, Vec<i64>)> = differs.sizes.iter().filter_map(numbers).collect();
+        if let Some(at) = all.iter().find_map(|(_, numbers)| form.known(numbers, &own.offsets)) {
+            return Ok(Some(at));
         }
-        Ok(None)
+        if !differs.sizes.iter().any(Sizes::are_less) {
+            return Ok(None);
+        }
+        if form.is_full() {
+            return Err(MANY.into());
+        }
+        for (sizes, numbers) in all.into_iter().filter(|(sizes, _)| sizes.are_less()) {
+            let Some(graph) = at_bound(instances, part, &numbers, &differs.constants) else { continue };
+            let outline = graph.outline(self.target().platform()).map_err(|e| e.message.to_string())?;
+            let (constants, bounds) = (differs.constants.clone(), sizes.bounds().collect());
+            return Ok(Some(form.add(Bound::new((numbers, bounds, constants), graph, outline))));
+        }
+        Err(DEPENDS.into())
     }
 
-    /// The program for a window of a form by its bound of this number, and whether it is a new one; none if it has none.
+    /// The program for a window of a form by its bound of this number, and whether it is a new one; or why it has none.
     fn made_by_bound(
         &self,
         w: &mut Window,
         part: &Part,
         (key, own, at): (&[u32], &Recorded, usize),
+        donated: Option<&Indices>,
         cut: Cut<'_>,
-    ) -> Result<Option<(ByBound, bool)>> {
-        let known = &mut w.alike.form(key).bounds[at];
-        let is_at = known.numbers == own.numbers;
+    ) -> Result<Made<(ByBound, bool)>> {
+        let bound = &mut w.alike.form(key).bounds[at];
+        let is_at = bound.numbers == own.numbers;
         let mut below = None;
         if !is_at {
             let types = part.inputs.iter().map(|v| v.ty.clone()).collect();
-            let graph = of_ops(part.ops.clone(), types, part, &known.constants);
-            let outline = graph.outline(self.target().platform())?;
+            let graph = of_ops(part.ops.clone(), types, part, &bound.constants);
+            let outline = match graph.outline(self.target().platform()) {
+                Ok(outline) => outline,
+                Err(e) => return Ok(Err(e.message.to_string())),
+            };
             below = Some(Below { graph, outline });
         }
-        let Some(sample) = below.as_ref().or(known.below.as_ref()) else { return Ok(None) };
-        if !known.graph.checks_alike(&sample.graph) {
-            self.explainer.remark(format!("for this size alone: {NAMES_A_SIZE}"));
-            return Ok(None);
+        let Some(sample) = below.as_ref().or(bound.below.as_ref()) else { return Ok(Err(DEPENDS.into())) };
+        if !bound.graph.checks_alike(&sample.graph) {
+            return Ok(Err(NAMES_A_SIZE.into()));
         }
-        let made = match known.outline.bounded(&sample.outline, &[], &[]) {
+        let made = match bound.outline.bounded(&sample.outline, &[], &[]) {
             Ok(made) => made,
             Err(e) => {
-                let (error, site) = known.graph.unbounded(&e);
+                let (error, site) = bound.graph.unbounded(&e);
                 let line = describe(site).map_or_else(String::new, |line| format!(" at {line}"));
-                self.explainer.remark(format!("for this size alone: {}{line}", error.message));
-                return Ok(None);
+                return Ok(Err(format!("{}{line}", error.message)));
             }
         };
         let mut hasher = DefaultHasher::new();
         made.module.to_text().hash(&mut hasher);
         let text = hasher.finish();
-        let numbers: Arc<[i64]> = made.numbers.iter().map(|(b, s)| if is_at { *b } else { *s }).collect();
-        let (graph, constants) = (known.graph.clone(), known.constants.clone());
-        let program = known.programs.iter().find(|(known, _)| *known == text).map(|(_, p)| p.clone());
-        let (program, is_new) = match (program, below) {
-            (Some(program), _) => (program, false),
-            (None, Some(below)) if !known.is_full() => {
-                let source = Source { ended: Some(cut.ending.at(w.site)), ..Source::default() };
-                let own = below.graph.clone();
-                known.below.get_or_insert(below);
-                let program = self.begin_program(Graph { source, ..graph.for_sizes(numbers.len(), own) })?;
-                w.alike.form(key).bounds[at].programs.push((text, program.clone()));
-                (program, true)
+        let numbers: Numbers = made.numbers.iter().map(|(b, s)| if is_at { *b } else { *s }).collect();
+        let (graph, constants) = (bound.graph.clone(), bound.constants.clone());
+        let inputs: Arc<[TensorType]> = graph.inputs[..part.inputs.len()].into();
+        // What is padded is a value of its own, and nobody else's to be overwritten.
+        let stays = |i: &u32| inputs[*i as usize] == part.inputs[*i as usize].ty;
+        let overwrites: Indices = donated.into_iter().flatten().copied().filter(stays).collect();
+        let known = bound.program(text, &overwrites);
+        let is_new = known.is_none();
+        let program = match (known, below) {
+            (Some(program), _) => program,
+            (None, Some(below)) if !bound.is_full() => {
+                if donated.is_some() {
+                    let below = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
+                    self.explainer.remark(format!("for all sizes below {below} that follow from values"));
+                }
+                let (ended, varies) = (Some(cut.ending.at(w.site)), cut.varies());
+                let program = self.begin_program(Graph {
+                    donated: overwrites.iter().copied().collect(),
+                    source: Source { ended, varies, ..Source::default() },
+                    ..graph.for_sizes(numbers.len(), below.graph.clone())
+                })?;
+                let bound = &mut w.alike.form(key).bounds[at];
+                bound.below.get_or_insert(below);
+                bound.add(text, overwrites, program.clone());
+                program
             }
-            _ => return Ok(None),
+            _ => return Ok(Err(MANY.into())),
         };
-        let (inputs, outputs) = (graph.inputs[..part.inputs.len()].into(), graph.results().into());
-        let live = part.live.clone();
-        Ok(Some((ByBound { live, constants, program, numbers, inputs, outputs }, is_new)))
-    }
-
-    /// Launches a window by a program of a bound.
-    fn launch_padded(&self, w: &mut Window, part: &mut Part, by: &ByBound, cut: Cut<'_>, is_new: bool) {
-        let site = part.ops.sites[0];
-        let mut inputs: SmallVec<[Arc<Value>; 4]> = part.inputs.drain(..).collect();
-        self.enlarge(&mut inputs, &by.inputs);
-        let given = by.given(&part.ops.offsets);
-        for numbers in [&*given, &*by.numbers] {
-            if !numbers.is_empty() {
-                inputs.push(Value::offsets(numbers));
-            }
-        }
-        let (outputs, larger) = enlarged(std::mem::take(&mut part.outputs), &by.outputs);
-        let window = self.recorded(w, &by.program, cut, is_new);
-        let ends_step = cut.ending.reason == Reason::Step;
-        let launch = Launch {
-            program: by.program.clone(),
-            inputs,
-            outputs,
-            donated: None,
-            ops: part.ops.len() as u64,
-            first: site,
-            window,
-            before: self.launcher.front.launches(ends_step),
-            ends_step,
-            agreement: None,
-            notes: std::mem::take(&mut part.notes),
-        };
-        self.executor.launch(launch, cut.ending.reason == Reason::Read && larger.is_empty());
-        self.cut_to_size(larger);
+        let (live, results) = (part.live.clone(), graph.results().into());
+        let donated = donated.cloned();
+        Ok(Ok((ByBound { live, donated, constants, program, numbers, inputs, results }, is_new)))
     }
 }
 
 /// The graph of a window at a bound: what each op is for what comes to it there. None if they do not fit together.
-fn at_bound(w: &mut Window, part: &Part, numbers: &[i64], constants: &[Option<i64>]) -> Option<Graph> {
+fn at_bound(
+    instances: &mut Instances,
+    part: &Part,
+    numbers: &[i64],
+    constants: &[Option<i64>],
+) -> Option<Graph> {
     let mut numbers = numbers.iter().copied();
     let mut inputs = Vec::new();
     for value in &part.inputs {
@@ -223,7 +257,7 @@ fn at_bound(w: &mut Window, part: &Part, numbers: &[i64], constants: &[Option<i6
     for op in part.ops.iter() {
         let (_, own) = op.inst.kind.without_numbers();
         let kind = op.inst.kind.with_numbers(numbers.by_ref().take(own.len()));
-        let inst = w.instances.get(kind).ok()?;
+        let inst = instances.get(kind).ok()?;
         let of = |&code: &u32| match code & PRODUCED {
             0 => inputs.get(code as usize),
             _ => produced[(code & !PRODUCED) as usize].as_ref(),

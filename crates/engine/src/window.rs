@@ -3,7 +3,7 @@
 use crate::alike::Alike;
 use crate::body::{Captured, Recorded};
 use crate::config::Limits;
-use crate::counts::{AllCounted, Counts};
+use crate::counts::{self, Counts};
 use crate::error::{Error, Refusal, Result};
 use crate::events::Stamp;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out};
@@ -39,9 +39,8 @@ pub(crate) struct Window {
     pub(crate) programs: Programs,
     pub(crate) sequences: Sequences,
     pub(crate) alike: Alike,
-    /// Sizes that followed from values, and what windows with such sizes were launched by.
+    /// Sizes that followed from values.
     pub(crate) counts: Counts,
-    pub(crate) counted: AllCounted,
     /// The number of the window that was launched in parts last.
     pub(crate) last_split: u64,
     numbers: FxHashMap<(DType, [u8; 16]), Held>,
@@ -266,6 +265,18 @@ impl Window {
     /// Whether an op that was not launched yet has or makes a value.
     pub(crate) fn is_known(&self, value: &Value) -> bool {
         self.known_code(value).is_some()
+    }
+
+    /// The sizes that followed from values in ops with these inputs and results; these are of such sizes from now on, too.
+    pub(crate) fn read_sizes(
+        &mut self,
+        ops: &Ops,
+        inputs: &[Arc<Value>],
+        results: &[Arc<Value>],
+    ) -> counts::Found {
+        let read = self.counts.of(ops, inputs);
+        results.iter().filter(|v| counts::are_in(&read, &v.ty)).for_each(|v| v.set_read_size());
+        read
     }
 
     /// The operand code of a value, if it is in this window.

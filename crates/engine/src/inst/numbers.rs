@@ -22,14 +22,6 @@ impl Kind {
         kind
     }
 
-    /// The kind that has what `f` says for each number that this one and another have in the same place; none if they differ
-    /// in more than numbers, or if it says none.
-    pub(crate) fn resized(&self, other: &Kind, f: &mut dyn FnMut(i64, i64) -> Option<i64>) -> Option<Kind> {
-        let ((form, own), (other, others)) = (self.without_numbers(), other.without_numbers());
-        let mut numbers = || own.iter().zip(&others).map(|(&a, &b)| f(a, b)).collect::<Option<Vec<i64>>>();
-        if form == other && own.len() == others.len() { Some(form.with_numbers(numbers()?)) } else { None }
-    }
-
     fn each_number(&mut self, f: &mut impl FnMut(&mut i64)) {
         match self {
             Kind::Row { args, dests, .. } => {

@@ -1,0 +1,65 @@
+//! Sizes that were seen to vary from sequence to sequence, as those of text that grows: a source of sizes.
+//!
+//! Nobody said that one of the numbers that differ is a size. So all of them have to follow from one.
+
+use crate::sizes::{Compared, Size, Sizes};
+
+/// Numbers of a sequence that may differ from another's by size, at most so many different ones.
+const MOST_DIFFERENT: usize = 64;
+/// No bound is less.
+pub(crate) const LEAST_BOUND: i64 = 16;
+
+/// The size by which a sequence differs from another one, with the bounds for it, the best first; none if no single size can
+/// be the reason.
+pub(crate) fn sizes(Compared { pairs, .. }: &Compared) -> Option<Vec<Sizes>> {
+    // What has a size of one, or none, is another thing: it is broadcast, or there is nothing of it.
+    if pairs.len() > MOST_DIFFERENT || pairs.iter().any(|&(a, b)| a < 2 || b < 2) {
+        return None;
+    }
+    let step = |&(a, b): &(i64, i64)| b - a;
+    let least = pairs.iter().map(step).min_by_key(|d| d.abs())?;
+    let (other, own) = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1)?;
+    let for_bound = |bound| Sizes::new(vec![Size { other, own, bound }], pairs, false);
+    let follows = for_bound(own + 1);
+    if !pairs.iter().all(|&pair| follows.at_bound(pair).is_some()) {
+        return None;
+    }
+    // At the bound itself nothing says what follows from the size, unless something below it was there before.
+    let mut bounds = vec![bound(own), bound(own + 1)];
+    bounds.dedup();
+    Some(bounds.into_iter().map(for_bound).collect())
+}
+
+/// The least bound for sizes up to this one.
+fn bound(size: i64) -> i64 {
+    (size.max(LEAST_BOUND) as u64).next_power_of_two() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers of a sequence at its bounds, from those of another one and its own.
+    fn at_bounds(other: &[i64], own: &[i64]) -> Option<Vec<Vec<i64>>> {
+        sizes(&Compared::new(other, own))?.iter().map(|s| s.numbers(other, own)).collect()
+    }
+
+    #[test]
+    fn numbers_follow_from_one_size() {
+        // Keys of 20 places become keys of 21, of 2 heads with 8 numbers each; 16 and 21 are constants elsewhere.
+        let sizes = |n: i64| vec![2, n, n + 1, 16 * n, 2 * 16 * (n + 1), 16, 21];
+        let one = |n: Vec<i64>| Some(vec![n]);
+        assert_eq!(at_bounds(&sizes(20), &sizes(24)), one(sizes(31)), "the largest size is the bound");
+        assert_eq!(at_bounds(&sizes(24), &sizes(20)), one(sizes(31)), "also from a larger one");
+        let masks = |n: i64| vec![n, n, n * n, 4 * n * n];
+        assert_eq!(at_bounds(&masks(9), &masks(11)), one(masks(16)));
+        assert_eq!(at_bounds(&masks(9), &masks(16)), Some(vec![masks(16), masks(32)]), "at a bound");
+    }
+
+    #[test]
+    fn what_follows_from_no_single_size_is_refused() {
+        assert_eq!(at_bounds(&[2, 20, 40], &[3, 27, 81]), None, "a batch and a length");
+        assert_eq!(at_bounds(&[1, 20], &[2, 21]), None, "a size of one is broadcast");
+        assert_eq!(at_bounds(&[20, 16], &[20, 16]), None, "nothing varies");
+    }
+}
