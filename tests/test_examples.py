@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.effort import FLAGS
+
 STEPS = 20
 
 
@@ -48,13 +50,12 @@ def test_varying_lengths_have_the_losses_of_exact_ones(python, repo, tmp_path):
     """Three ways to make batches: the losses agree, and the programs are as many as the shapes."""
     found, printed = {}, {}
     # The losses and counts are the same with little effort of the compiler.
-    quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     for device in ("cpu", "tpu"):
         out = tmp_path / f"{device}.json"
         done = python(
             "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')",
             str(repo / "examples" / "varying_lengths.py"), "--device", device, "--losses", str(out),
-            "--lengths", "3", "--max-graphs", "2", "--batch-size", "4", "--rounds", "2", XLA_FLAGS=quick,
+            "--lengths", "3", "--max-graphs", "2", "--batch-size", "4", "--rounds", "2", XLA_FLAGS=FLAGS,
         )  # fmt: skip
         found[device], printed[device] = json.loads(out.read_text()), done.stdout
     exact, padded, packed = "a length at a time", "padded to 2 lengths", "packed"

@@ -7,13 +7,6 @@ import sys
 import time
 import warnings
 
-# Compiling is most of the time here, and how fast a program is does not matter.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -24,6 +17,8 @@ def main() -> None:
     os.dup2(2, 1)  # what ops print is not ours
     import torch
 
+    from tests.effort import LEAST
+
     from . import units
 
     warnings.simplefilter("ignore")
@@ -31,7 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     units.MOST_SAMPLES = args.samples
     if args.quick and torch.tpu.get_device_properties().platform == "cpu":
-        torch.tpu.compiler.custom_compiler_options(QUICK).__enter__()
+        torch.tpu.compiler.custom_compiler_options(LEAST).__enter__()
     for line in sys.stdin:
         unit = line.strip()
         torch.tpu.reset_metrics()

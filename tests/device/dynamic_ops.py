@@ -20,16 +20,11 @@ from tests.conformance.units import (
     seeded,
     wide,
 )
+from tests.effort import LEAST
 
 # The first makes the program, for all sizes up to the bound, which is one of them. Odd and even ones.
 SIZES = (5, 8, 6, 7)
 BOUND = 8
-# Compiling is most of the time here, and how fast a program is does not matter.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
 
 
 @dataclass
@@ -153,7 +148,7 @@ def run(op, most: int = 2) -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case in cases(op, gradients, most):
-            with torch.tpu.compiler.custom_compiler_options(QUICK | _own(op, out.samples)):
+            with torch.tpu.compiler.custom_compiler_options(LEAST | _own(op, out.samples)):
                 _run(op, case, gradients, out)
             out.samples += 1
     return out

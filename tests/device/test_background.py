@@ -191,3 +191,30 @@ for _ in range(9000): x = x * 1.0
 print(x.sum().item())
 """
     assert python(code, OXITORCH_CACHE="off").stdout == "4.0\n"
+
+
+SAMPLED = """
+import json, torch, torch.nn.functional as F
+
+@torch.tpu.jit
+def transformed(image, theta):
+    for _ in range(40):  # enough operations for a quick version
+        theta = theta + 1.0 - 1.0
+    grid = F.affine_grid(theta, image.shape, align_corners=image.shape[-1] % 2 == 0)
+    return F.grid_sample(image, grid, align_corners=image.shape[-1] % 2 == 0)
+
+found = []
+for size in (5, 8, 17, 33):
+    image = torch.randn(2, 3, size, size)
+    same = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).repeat(2, 1, 1)
+    found.append((transformed(image.to("tpu"), same.to("tpu")).cpu() - image).abs().max().item())
+torch.tpu.synchronize()
+print(json.dumps(found))
+"""
+
+
+def test_a_quick_version_computes_a_value_that_it_needs_twice_alike(python, empty_cache):
+    # The corner of a pixel and how far a place is from it follow from the place, in loops of their own. Where the place is
+    # rounded in two ways, a pixel's neighbour is taken for it.
+    found = result(python(SAMPLED, OXITORCH_CACHE_DIR=str(empty_cache)))
+    assert max(found) < 1e-4, found

@@ -74,8 +74,11 @@ impl Policy {
             Platform::Cpu => {
                 options.overrides.retain(|(name, _)| name != FUSION_EMITTERS);
                 options.overrides.push((FUSION_EMITTERS.to_owned(), OptionValue::Bool(false)));
-                options.overrides.push(("xla_backend_optimization_level".to_owned(), OptionValue::Int(0)));
+                options.overrides.push((LEVEL.0.to_owned(), OptionValue::Int(LEVEL.1)));
                 options.overrides.push((SPLIT_COUNT.to_owned(), OptionValue::Int(1)));
+                if let Some((name, isa)) = MAX_ISA {
+                    options.overrides.push((name.to_owned(), OptionValue::String(isa.to_owned())));
+                }
             }
             _ => options.optimization_level = Some(EffortLevel::O0),
         }
@@ -95,6 +98,17 @@ pub(crate) const FUSION_EMITTERS: &str = "xla_cpu_use_fusion_emitters";
 /// Into how many parts XLA cuts a program to make machine code of them in the threads that programs run in. Each part
 /// costs some time for itself, and the code is the same.
 pub(crate) const SPLIT_COUNT: &str = "xla_cpu_parallel_codegen_split_count";
+
+// A value that several loops of a program read may be computed in each of them, and has to be the same value. At level 0 LLVM
+// has two ways to make instructions, and only one of them rounds a product and a sum once where the processor can. So
+// processors must not do that there, or, where they cannot be told, the level is another one.
+
+/// LLVM's optimization level for a quick version.
+const LEVEL: (&str, i64) = ("xla_backend_optimization_level", if MAX_ISA.is_some() { 0 } else { 1 });
+
+/// Instructions without such sums of products.
+const MAX_ISA: Option<(&str, &str)> =
+    if cfg!(target_arch = "x86_64") { Some(("xla_cpu_max_isa", "AVX")) } else { None };
 
 /// Programs of fewer ops are compiled before anybody notices, if they do not go on to change.
 const FEW: usize = 32;

@@ -11,7 +11,7 @@ use oxitorch_testkit::multi_process_plugin::{Config, table};
 /// is XLA's.
 #[used]
 static FLAGS: &[u8] =
-    b"xla_backend_optimization_level\0xla_cpu_use_fusion_emitters\0xla_cpu_parallel_codegen_split_count\0";
+    b"xla_backend_optimization_level\0xla_cpu_use_fusion_emitters\0xla_cpu_parallel_codegen_split_count\0xla_cpu_max_isa\0";
 
 /// The symbol by which a plugin is found.
 #[unsafe(no_mangle)]
