@@ -6,6 +6,7 @@ use crate::ops::Ops;
 use crate::seen::LEAST_BOUND;
 use crate::sizes::{Compared, Size, Sizes};
 use crate::value::Value;
+use crate::view::Shape;
 use oxitorch_aten as aten;
 use oxitorch_hlo::TensorType;
 use smallvec::SmallVec;
@@ -78,9 +79,7 @@ impl Counts {
                 Kind::Row { op, .. } if aten::row(*op).sized_by.is_some() => {
                     inst.results().flatten().for_each(|out| self.find(&out.ty.shape, &mut found));
                 }
-                Kind::Read { base, .. } => {
-                    inst.results().flatten().for_each(|out| self.find_cut(base, &out.ty, &mut found));
-                }
+                Kind::Read { shape, .. } => self.find_cut(shape, &mut found),
                 _ => {}
             }
         }
@@ -97,12 +96,8 @@ impl Counts {
     }
 
     /// Finds the sizes and numbers to which a tensor was cut.
-    fn find_cut(&mut self, base: &TensorType, to: &TensorType, found: &mut Found) {
-        for &n in &to.shape {
-            let Some(most) = base.shape.iter().copied().filter(|&all| all > n).max() else { continue };
-            if base.shape.contains(&n) {
-                continue;
-            }
+    fn find_cut(&mut self, shape: &Shape, found: &mut Found) {
+        for (n, most) in shape.cuts() {
             if self.numbers.contains(&n) {
                 self.add(n, most);
             }

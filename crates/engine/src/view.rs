@@ -172,6 +172,11 @@ impl Shape {
         self.grid.iter().flatten().filter(|c| c.is_free()).map(|c| c.level.stride)
     }
 
+    /// How long it is along what it is cut to, and how long that is without the cut.
+    pub(crate) fn cuts(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.grid.iter().flatten().filter(|c| c.is_free()).map(|c| (c.level.size, c.extent))
+    }
+
     /// The offsets of the view that begins at this element; none if that one is not a box of the grid.
     pub(crate) fn place(&self, offset: i64) -> Option<Offsets> {
         let Some(grid) = &self.grid else {
