@@ -270,7 +270,8 @@ fn merge<T: Float>(to: (&mut T, &mut T), count: usize, more: (T, T), more_count:
     let apart = more.0 - *to.0;
     *to.0 += apart * share;
     *to.1 += more.1;
-    *to.1 += apart * apart * (T::of(count) * share);
+    // The square itself may be too large where the first numbers are added, to none.
+    *to.1 += apart * (apart * (T::of(count) * share));
 }
 
 /// The mean of these numbers, and the sum of the squares of what is above it.
@@ -358,6 +359,18 @@ mod tests {
                     assert!(apart <= 1e-4 * squares + 1e-6, "squares of {dims:?}: {apart}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn numbers_whose_squares_are_too_large_have_moments() {
+        for dims in SHAPES {
+            let shape = Shape::of(&dims).unwrap();
+            let image = vec![1e20; shape.outer * shape.channels * shape.inner];
+            let mut all = Moments::none(shape.channels);
+            all.add(&Moments::<f32>::of(&image, &shape));
+            assert!(all.mean.iter().all(|m| (m / 1e20 - 1.0).abs() < 1e-5), "{dims:?}: {:?}", all.mean);
+            assert!(all.squares.iter().all(|s| s.is_finite()), "{dims:?}: {:?}", all.squares);
         }
     }
 
