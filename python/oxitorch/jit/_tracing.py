@@ -9,11 +9,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from oxitorch import _activate
 from oxitorch._core import Tree
@@ -25,8 +23,17 @@ from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._moved import begins_of
 from oxitorch.jit._names import Change, Variables
 from oxitorch.jit._numbers import Indices
+from oxitorch.jit._ops import (
+    SPARSE_HINT,
+    Ops,
+    OpsBesideDynamo,
+    Reads,
+    is_on_device,
+    is_sparse,
+    storage,
+    version,
+)
 from oxitorch.jit._optimizers import Groups, Stepped
-from oxitorch.jit._packs import PACK, Packs
 from oxitorch.jit._parallel import (
     Sharded,
     Synced,
@@ -34,26 +41,16 @@ from oxitorch.jit._parallel import (
     Wrapped,
     asks,
     begins,
-    is_of_processes,
     is_parallel,
     is_sharded,
-    is_wrapped,
     plain,
     settle,
     settle_before,
 )
-from oxitorch.jit._pieces import HINTS, Pieces
-from oxitorch.jit._values import Values
 
 _here = threading.local()
 # One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
 alone = threading.RLock()
-
-_READS = {
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten.is_nonzero.default,
-}
 
 
 def running() -> "Tracer | None":
@@ -81,7 +78,7 @@ def _computed(results: Any) -> Any:
     """Results with lazy conjugates and negations computed: as results of a program they need a storage of their own."""
     tree, leaves = Tree.of(results, [])
     tensors = leaves[: tree.tensors]
-    if not any(_is_on_device(t) and (t.is_conj() or t.is_neg()) for t in tensors):
+    if not any(is_on_device(t) and (t.is_conj() or t.is_neg()) for t in tensors):
         return results
     return tree.make([*(t.resolve_conj().resolve_neg() for t in tensors), *leaves[tree.tensors :]])
 
@@ -122,11 +119,11 @@ class Tracer:
         self.name = getattr(fn, "__qualname__", repr(fn))
         self._given = given
         self._leaves = leaves
-        if any(map(_is_sparse, given.tensors)):
-            self._fail("takes a sparse tensor", _SPARSE_HINT)
+        if any(map(is_sparse, given.tensors)):
+            self._fail("takes a sparse tensor", SPARSE_HINT)
         self._effects = Effects(self.name)
         # Dynamo may be asked to compile what the function calls, but not what sees operations.
-        ops = _OpsBesideDynamo if "torch._dynamo" in sys.modules else _Ops
+        ops = OpsBesideDynamo if "torch._dynamo" in sys.modules else Ops
         self._ops = ops(given, self._fail, self._effects)
         # By their ids, as they are called. One that the function makes is gone with what it holds.
         self._modules: dict[int, weakref.ref] = {}
@@ -210,7 +207,7 @@ class Tracer:
         """
         core = _activate.core()
         device = next(
-            (t.device for t in self._given.tensors if _is_on_device(t)), torch.device("tpu", torch.tpu.current_device())
+            (t.device for t in self._given.tensors if is_on_device(t)), torch.device("tpu", torch.tpu.current_device())
         )
         random = torch.tpu.get_rng_state(device)
         states: dict[int, tuple] = {}
@@ -264,7 +261,7 @@ class Tracer:
             tensors, made = self._results(args, kwargs)
             if is_sized:
                 with torch.no_grad():
-                    tensors[:] = [t.clone() if _is_on_device(t) and is_part(t) else t for t in tensors]
+                    tensors[:] = [t.clone() if is_on_device(t) and is_part(t) else t for t in tensors]
             before = len(self._leaves)
             function = self._finish(known, begins, tensors, made, is_dry=True)
             traced = False
@@ -328,7 +325,7 @@ class Tracer:
             # In this thread, which is the one that the engine watches.
             indices = nullcontext() if self._given.numbers is None else Indices()
             alone_here = torch.autograd.set_multithreading_enabled(False)
-            with alone_here, self._effects, self._ops, _Reads(self._ops), indices:
+            with alone_here, self._effects, self._ops, Reads(self._ops), indices:
                 return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
@@ -436,7 +433,7 @@ class Tracer:
                 self._fail("gives a tensor of the host", "move it to the device", x)
         everything = [*inputs, *(plain(g) for _, g in made)]
         versions = self._ops.versions
-        written = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
+        written = [i for i, t in enumerate(inputs) if version(t) != versions[i]]
         written += range(len(inputs), len(everything))
         if self._kept_before:
             gc.collect()  # what only a circle of references holds is not kept
@@ -493,10 +490,10 @@ class Tracer:
             self._ops.pieces,
             self._groups.sets,
         )
-        changed = {_storage(everything[i]) for i in written} | {_storage(x) for x in results}
+        changed = {storage(everything[i]) for i in written} | {storage(x) for x in results}
         given = self._given.tensors
         function.begins = begins_of(given)
-        function.reads = frozenset(i for i, t in enumerate(given) if _storage(t) not in changed) - {*donated}
+        function.reads = frozenset(i for i, t in enumerate(given) if storage(t) not in changed) - {*donated}
         return function
 
     def _refused(self, why: str) -> TraceError:
@@ -531,7 +528,7 @@ def _make_anew(optimizer: torch.optim.Optimizer) -> None:
     """Puts tensors of any values in place of the state of an optimizer that was run for nothing."""
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and _is_on_device(value):
+            if isinstance(value, torch.Tensor) and is_on_device(value):
                 state[name] = torch.empty_like(value)
 
 
@@ -578,333 +575,3 @@ class _Results:
         for i, place in self._same:
             made[i] = inputs[place]
         return self.together(made, numbers)
-
-
-class _Ops(TorchDispatchMode):
-    """Sees each operation: which tensors it takes that are not known, and what the host would have to know.
-
-    Tensors are told apart by their storages. That of a tensor that is gone may be another's afterwards, but never one's
-    that was there before.
-    """
-
-    def __init__(self, given: Given, fail: Callable, effects: Effects):
-        super().__init__()
-        arguments = given.tensors
-        self._effects = effects
-        self._numbers = given.numbers
-        self.is_noted = True
-        self.inputs = list(arguments)
-        self.versions = [_version(t) for t in arguments]
-        self.generators: list[torch.Generator] = []
-        # Leaves that had a gradient when they were met.
-        self._with_gradient: set[int] = set()
-        # Leaves that are DTensors.
-        self._wrapped: dict[int, torch.Tensor] = {}
-        self.fail = fail
-        self.packs = Packs(self)
-        # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
-        self._on_device = {_storage(t) for t in arguments if _is_on_device(t)}
-        self._taken_from_host = {_storage(t) for t in arguments if not _is_on_device(t)}
-        self._made: set[int] = set()
-        # Arguments that are tensors of the host, and what was made of them there.
-        self._arguments = set(self._taken_from_host)
-        # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
-        self._constant = dict.fromkeys(self._taken_from_host, False)
-        # Those of the host that were there before, by storage, and what was made of them: which of these it is made of.
-        self._outside: dict[int, list[torch.Tensor]] = {}
-        # What is made of random numbers of the host.
-        self._drawn: set[int] = set()
-        # What Python read of the first.
-        self.values = Values()
-        self.pieces: list[Pieces] = []
-
-    def forget(self, tensors: list[torch.Tensor]) -> None:
-        """These tensors were made while no operation was seen."""
-        for t in tensors:
-            self._on_device.discard(_storage(t))
-            self._made.discard(_storage(t))
-
-    def made(self, tensors: list[torch.Tensor]) -> None:
-        """The function made these tensors of the device."""
-        self._on_device.update(map(_storage, tensors))
-        self._made.update(map(_storage, tensors))
-
-    def is_made(self, tensor: torch.Tensor) -> bool:
-        """Whether the function made it."""
-        return _storage(plain(tensor)) in self._made
-
-    def may_get_gradients(self, parameters) -> None:
-        """The function may set gradients of these; of plain ones that is seen."""
-        for p in parameters:
-            if is_wrapped(type(p)) and _is_leaf(p) and id(p) not in self._wrapped:
-                self._wrapped[id(p)] = p
-                self._meet(p)
-
-    def _meet(self, leaf: torch.Tensor) -> None:
-        if leaf.grad is not None:
-            self._with_gradient.add(id(leaf))
-
-    def had_gradient(self, leaf: torch.Tensor) -> bool:
-        """Whether a leaf had a gradient when the function took it first."""
-        return id(leaf) in self._with_gradient
-
-    def copied(self) -> list[int]:
-        """Where the memory begins of tensors of the host that each call takes."""
-        return [t.untyped_storage().data_ptr() for t in self.inputs if not _is_on_device(t)]
-
-    def leaves(self) -> list[torch.Tensor]:
-        """Tensors that the function takes and that may get gradients."""
-        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
-
-    # Loops and branches: their bodies are seen too.
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """PyTorch's functions for loops have Dynamo capture their bodies, also where operations are seen."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """What skips Dynamo imports it, which takes a second."""
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if not self.is_noted:
-            return NotImplemented if any(map(is_wrapped, types)) else func(*args, **kwargs)
-        if any(map(is_wrapped, types)):
-            # What is in them is seen when they compute with it.
-            self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
-            return NotImplemented
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
-        taken = list(_tensors((args, tuple(kwargs.values()))))
-        if any(map(_is_sparse, taken)):
-            self.fail(f"computes with a sparse tensor ({func})", _SPARSE_HINT)
-        reads = any(map(_is_on_device, taken))
-        on_device = reads or torch.device(kwargs.get("device") or "cpu").type == "tpu"
-        if self._numbers is not None and not isinstance(func, torch._ops.HigherOrderOperator):
-            args, kwargs = self._numbers.plain(func, args, kwargs, on_device)
-        if any(isinstance(t, FakeTensor) for t in taken):
-            return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
-        if isinstance(kwargs.get("generator"), torch.Generator):
-            self.generators.append(kwargs["generator"])
-        if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
-            return copied
-        if func is PACK and reads and not self._is_constant(taken[1]):
-            return self.packs.pack(*args)
-        if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
-            self.forget(taken)
-            for t in taken:
-                if not _is_on_device(t):
-                    self._makes_on_host(func, _storage(t), [])
-        if reads:
-            to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
-            if to_host or func in _READS or (func is _COPY and not _is_on_device(taken[0])):
-                self.fail("reads a value on the host", _READ_HINT)
-        if on_device:
-            for t in taken:
-                self._take(t)
-        else:
-            if is_of_processes(func):
-                self.fail(
-                    f"has a collective of the host ({func})",
-                    "later calls do not run it: call it outside, or on tensors of the device",
-                )
-            self._on_host(func, taken)
-        results = func(*args, **kwargs)
-        if reads and func in HINTS:
-            self.pieces.append(Pieces(func, len(results), user_line()))
-        if reads:
-            self.packs.inverts(func, args)
-            self.packs.check(func, taken, results)
-        if any(map(_is_sparse, _tensors((results,)))):
-            self.fail(f"makes a sparse tensor ({func})", _SPARSE_HINT)
-        before = {_storage(t) for t in taken}
-        for t in _tensors((results,)):
-            at = _storage(t)
-            if at in before:
-                continue
-            if _is_on_device(t):
-                self._on_device.add(at)
-                self._made.add(at)
-            elif reads and func is not PACK:
-                self.fail(f"computes {func} on the host", _READ_HINT)
-            else:
-                self._makes_on_host(func, at, taken)
-        if not on_device and isinstance(results, (bool, int, float, complex)):
-            self.reads_host(taken)
-        if not on_device and not all(map(self._is_constant, taken)):
-            self.packs.host(func, args, results)
-        return results
-
-    def _is_constant(self, t: torch.Tensor) -> bool:
-        """Whether a tensor of the host is the same in each call."""
-        return self._constant.get(_storage(t), False)
-
-    def _body(self, fn: Callable) -> Callable:
-        """A body, which runs while no operation is seen."""
-
-        def run(*given):
-            with self:
-                return fn(*given)
-
-        run.__wrapped__ = fn
-        return run
-
-    def _take(self, t: torch.Tensor) -> None:
-        """An operation of the device takes a tensor."""
-        at = _storage(t)
-        if _is_on_device(t):
-            if at in self._on_device:
-                return
-            self._on_device.add(at)
-        else:
-            if at in self._taken_from_host:
-                return
-            if not self._constant.get(at, True):
-                self.fail(
-                    "computes on the host with tensors that another call may find changed",
-                    "compute it on the device: move what it is made of there first",
-                )
-            self._taken_from_host.add(at)
-        self.inputs.append(t)
-        self.versions.append(_version(t))
-        if _is_leaf(t):
-            self._meet(t)
-        torch.ops.oxitorch._trace_also(t)
-
-    def _makes_on_host(self, func, at: int, taken: list[torch.Tensor]) -> None:
-        """An operation of the host has made what is in this storage."""
-        of = [_storage(t) for t in taken]
-        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        self._constant[at] = not drawn and all(self._constant[x] for x in of)
-        outside = {id(t): t for x in of for t in self._outside.get(x, ())}
-        for held in (self._arguments, self._drawn):
-            if any(x in held for x in of):
-                held.add(at)
-            else:
-                held.discard(at)  # it is where another tensor was
-        if drawn:
-            self._drawn.add(at)
-        self._outside[at] = list(outside.values())
-
-    def reads_host(self, taken: list[torch.Tensor]) -> None:
-        """Python is told values of tensors of the host, which a program would keep as they are."""
-        if any(_storage(t) in self._arguments for t in taken):
-            self.fail("reads a value of an argument that is a tensor of the host", _HOST_READ_HINT)
-        line = user_line() or "a line of a library"
-        for t in taken:
-            self._meet_on_host(t)
-            if _storage(t) in self._drawn:
-                self._effects.say(f"draws a random number of the host, which Python reads at {line}")
-            for root in self._outside.get(_storage(t), ()):
-                self.values.note(root, line)
-
-    def _meet_on_host(self, t: torch.Tensor) -> None:
-        at = _storage(t)
-        if at not in self._constant:
-            # What was there before may be changed by whoever has it.
-            self._constant[at] = False
-            self._outside[at] = [t]
-
-    def _on_host(self, func, taken: list[torch.Tensor]) -> None:
-        for t in taken:
-            self._meet_on_host(t)
-        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
-            # How many elements there are. What is taken by numbers is as large as they are many.
-            masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
-            self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
-        if (
-            getattr(func, "_schema", None)
-            and func._schema.is_mutable
-            and taken
-            and not self._constant[_storage(taken[0])]
-        ):
-            self.fail(
-                f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
-            )
-
-
-class _OpsBesideDynamo(_Ops):
-    """The same where Dynamo is imported already."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-class _Reads(TorchFunctionMode):
-    """Sees what reads tensors of the host without an operation."""
-
-    def __init__(self, ops: _Ops):
-        super().__init__()
-        self._ops = ops
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
-            self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not _is_on_device(t)])
-        return func(*args, **kwargs)
-
-
-# `tensor_split` reads a tensor of places, and what makes a tensor of data those that are in it.
-_UNSEEN_READS = {
-    torch.tensor,
-    torch.as_tensor,
-    torch.asarray,
-    torch.Tensor.new_tensor,
-    torch.Tensor.__dlpack__,
-    torch.Tensor.tolist,
-    torch.Tensor.numpy,
-    torch.Tensor.__array__,
-    torch.Tensor.tensor_split,
-    torch.tensor_split,
-}
-# These give a tensor as it is.
-_MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
-_TO_COPY = torch.ops.aten._to_copy.default
-_COPY = torch.ops.aten.copy_.default
-_LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
-_HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
-_READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
-
-
-_SPARSE_HINT = (
-    "how many elements such a tensor has is known when it is computed, so it is for eager mode; in a program the "
-    "gradient of nn.Embedding(sparse=False) is one addition to rows"
-)
-
-
-def _tensors(of):
-    """Those that have values."""
-    for x in of:
-        if isinstance(x, torch.Tensor):
-            if x.device.type != "meta":
-                yield x
-        elif isinstance(x, (list, tuple)):
-            yield from _tensors(x)
-
-
-def _is_on_device(t: torch.Tensor) -> bool:
-    return t.device.type == "tpu"
-
-
-def _is_sparse(t: torch.Tensor) -> bool:
-    return t.layout is not torch.strided
-
-
-def _is_leaf(t: torch.Tensor) -> bool:
-    return t.requires_grad and t.is_leaf
-
-
-def _storage(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
-
-
-def _version(t: torch.Tensor) -> int:
-    return 0 if t.is_inference() else t._version

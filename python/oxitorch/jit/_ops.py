@@ -1,0 +1,351 @@
+"""Seeing each operation of a function while it runs: what it takes, and what the host would have to know of it."""
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oxitorch.jit._effects import Effects, user_line
+from oxitorch.jit._function import Given
+from oxitorch.jit._packs import PACK, Packs
+from oxitorch.jit._parallel import is_of_processes, is_wrapped, plain
+from oxitorch.jit._pieces import HINTS, Pieces
+from oxitorch.jit._values import Values
+
+_READS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.is_nonzero.default,
+}
+
+
+class Ops(TorchDispatchMode):
+    """Sees each operation: which tensors it takes that are not known, and what the host would have to know.
+
+    Tensors are told apart by their storages. That of a tensor that is gone may be another's afterwards, but never one's
+    that was there before.
+    """
+
+    def __init__(self, given: Given, fail: Callable, effects: Effects):
+        super().__init__()
+        arguments = given.tensors
+        self._effects = effects
+        self._numbers = given.numbers
+        self.is_noted = True
+        self.inputs = list(arguments)
+        self.versions = [version(t) for t in arguments]
+        self.generators: list[torch.Generator] = []
+        # Leaves that had a gradient when they were met.
+        self._with_gradient: set[int] = set()
+        # Leaves that are DTensors.
+        self._wrapped: dict[int, torch.Tensor] = {}
+        self.fail = fail
+        self.packs = Packs(self)
+        # Storages that the engine knows: of `inputs`, and of what the function makes on the device.
+        self._on_device = {storage(t) for t in arguments if is_on_device(t)}
+        self._taken_from_host = {storage(t) for t in arguments if not is_on_device(t)}
+        self._made: set[int] = set()
+        # Arguments that are tensors of the host, and what was made of them there.
+        self._arguments = set(self._taken_from_host)
+        # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
+        self._constant = dict.fromkeys(self._taken_from_host, False)
+        # Those of the host that were there before, by storage, and what was made of them: which of these it is made of.
+        self._outside: dict[int, list[torch.Tensor]] = {}
+        # What is made of random numbers of the host.
+        self._drawn: set[int] = set()
+        # What Python read of the first.
+        self.values = Values()
+        self.pieces: list[Pieces] = []
+
+    def forget(self, tensors: list[torch.Tensor]) -> None:
+        """These tensors were made while no operation was seen."""
+        for t in tensors:
+            self._on_device.discard(storage(t))
+            self._made.discard(storage(t))
+
+    def made(self, tensors: list[torch.Tensor]) -> None:
+        """The function made these tensors of the device."""
+        self._on_device.update(map(storage, tensors))
+        self._made.update(map(storage, tensors))
+
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the function made it."""
+        return storage(plain(tensor)) in self._made
+
+    def may_get_gradients(self, parameters) -> None:
+        """The function may set gradients of these; of plain ones that is seen."""
+        for p in parameters:
+            if is_wrapped(type(p)) and _is_leaf(p) and id(p) not in self._wrapped:
+                self._wrapped[id(p)] = p
+                self._meet(p)
+
+    def _meet(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is not None:
+            self._with_gradient.add(id(leaf))
+
+    def had_gradient(self, leaf: torch.Tensor) -> bool:
+        """Whether a leaf had a gradient when the function took it first."""
+        return id(leaf) in self._with_gradient
+
+    def copied(self) -> list[int]:
+        """Where the memory begins of tensors of the host that each call takes."""
+        return [t.untyped_storage().data_ptr() for t in self.inputs if not is_on_device(t)]
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Tensors that the function takes and that may get gradients."""
+        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
+
+    # Loops and branches: their bodies are seen too.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """PyTorch's functions for loops have Dynamo capture their bodies, also where operations are seen."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What skips Dynamo imports it, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not self.is_noted:
+            return NotImplemented if any(map(is_wrapped, types)) else func(*args, **kwargs)
+        if any(map(is_wrapped, types)):
+            # What is in them is seen when they compute with it.
+            self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
+            return NotImplemented
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
+        taken = list(_tensors((args, tuple(kwargs.values()))))
+        if any(map(is_sparse, taken)):
+            self.fail(f"computes with a sparse tensor ({func})", SPARSE_HINT)
+        reads = any(map(is_on_device, taken))
+        on_device = reads or torch.device(kwargs.get("device") or "cpu").type == "tpu"
+        if self._numbers is not None and not isinstance(func, torch._ops.HigherOrderOperator):
+            args, kwargs = self._numbers.plain(func, args, kwargs, on_device)
+        if any(isinstance(t, FakeTensor) for t in taken):
+            return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            self.generators.append(kwargs["generator"])
+        if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
+            return copied
+        if func is PACK and reads and not self._is_constant(taken[1]):
+            return self.packs.pack(*args)
+        if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
+            self.forget(taken)
+            for t in taken:
+                if not is_on_device(t):
+                    self._makes_on_host(func, storage(t), [])
+        if reads:
+            to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
+            if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
+                self.fail("reads a value on the host", _READ_HINT)
+        if on_device:
+            for t in taken:
+                self._take(t)
+        else:
+            if is_of_processes(func):
+                self.fail(
+                    f"has a collective of the host ({func})",
+                    "later calls do not run it: call it outside, or on tensors of the device",
+                )
+            self._on_host(func, taken)
+        results = func(*args, **kwargs)
+        if reads and func in HINTS:
+            self.pieces.append(Pieces(func, len(results), user_line()))
+        if reads:
+            self.packs.inverts(func, args)
+            self.packs.check(func, taken, results)
+        if any(map(is_sparse, _tensors((results,)))):
+            self.fail(f"makes a sparse tensor ({func})", SPARSE_HINT)
+        before = {storage(t) for t in taken}
+        for t in _tensors((results,)):
+            at = storage(t)
+            if at in before:
+                continue
+            if is_on_device(t):
+                self._on_device.add(at)
+                self._made.add(at)
+            elif reads and func is not PACK:
+                self.fail(f"computes {func} on the host", _READ_HINT)
+            else:
+                self._makes_on_host(func, at, taken)
+        if not on_device and isinstance(results, (bool, int, float, complex)):
+            self.reads_host(taken)
+        if not on_device and not all(map(self._is_constant, taken)):
+            self.packs.host(func, args, results)
+        return results
+
+    def _is_constant(self, t: torch.Tensor) -> bool:
+        """Whether a tensor of the host is the same in each call."""
+        return self._constant.get(storage(t), False)
+
+    def _body(self, fn: Callable) -> Callable:
+        """A body, which runs while no operation is seen."""
+
+        def run(*given):
+            with self:
+                return fn(*given)
+
+        run.__wrapped__ = fn
+        return run
+
+    def _take(self, t: torch.Tensor) -> None:
+        """An operation of the device takes a tensor."""
+        at = storage(t)
+        if is_on_device(t):
+            if at in self._on_device:
+                return
+            self._on_device.add(at)
+        else:
+            if at in self._taken_from_host:
+                return
+            if not self._constant.get(at, True):
+                self.fail(
+                    "computes on the host with tensors that another call may find changed",
+                    "compute it on the device: move what it is made of there first",
+                )
+            self._taken_from_host.add(at)
+        self.inputs.append(t)
+        self.versions.append(version(t))
+        if _is_leaf(t):
+            self._meet(t)
+        torch.ops.oxitorch._trace_also(t)
+
+    def _makes_on_host(self, func, at: int, taken: list[torch.Tensor]) -> None:
+        """An operation of the host has made what is in this storage."""
+        of = [storage(t) for t in taken]
+        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self._constant[at] = not drawn and all(self._constant[x] for x in of)
+        outside = {id(t): t for x in of for t in self._outside.get(x, ())}
+        for held in (self._arguments, self._drawn):
+            if any(x in held for x in of):
+                held.add(at)
+            else:
+                held.discard(at)  # it is where another tensor was
+        if drawn:
+            self._drawn.add(at)
+        self._outside[at] = list(outside.values())
+
+    def reads_host(self, taken: list[torch.Tensor]) -> None:
+        """Python is told values of tensors of the host, which a program would keep as they are."""
+        if any(storage(t) in self._arguments for t in taken):
+            self.fail("reads a value of an argument that is a tensor of the host", _HOST_READ_HINT)
+        line = user_line() or "a line of a library"
+        for t in taken:
+            self._meet_on_host(t)
+            if storage(t) in self._drawn:
+                self._effects.say(f"draws a random number of the host, which Python reads at {line}")
+            for root in self._outside.get(storage(t), ()):
+                self.values.note(root, line)
+
+    def _meet_on_host(self, t: torch.Tensor) -> None:
+        at = storage(t)
+        if at not in self._constant:
+            # What was there before may be changed by whoever has it.
+            self._constant[at] = False
+            self._outside[at] = [t]
+
+    def _on_host(self, func, taken: list[torch.Tensor]) -> None:
+        for t in taken:
+            self._meet_on_host(t)
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            # How many elements there are. What is taken by numbers is as large as they are many.
+            masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
+            self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
+        if (
+            getattr(func, "_schema", None)
+            and func._schema.is_mutable
+            and taken
+            and not self._constant[storage(taken[0])]
+        ):
+            self.fail(
+                f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
+            )
+
+
+class OpsBesideDynamo(Ops):
+    """The same where Dynamo is imported already."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Reads(TorchFunctionMode):
+    """Sees what reads tensors of the host without an operation."""
+
+    def __init__(self, ops: Ops):
+        super().__init__()
+        self._ops = ops
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
+            self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
+        return func(*args, **kwargs)
+
+
+# `tensor_split` reads a tensor of places, and what makes a tensor of data those that are in it.
+_UNSEEN_READS = {
+    torch.tensor,
+    torch.as_tensor,
+    torch.asarray,
+    torch.Tensor.new_tensor,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.tensor_split,
+    torch.tensor_split,
+}
+# These give a tensor as it is.
+_MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
+_TO_COPY = torch.ops.aten._to_copy.default
+_COPY = torch.ops.aten.copy_.default
+_LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
+_HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
+_READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
+
+
+SPARSE_HINT = (
+    "how many elements such a tensor has is known when it is computed, so it is for eager mode; in a program the "
+    "gradient of nn.Embedding(sparse=False) is one addition to rows"
+)
+
+
+def _tensors(of):
+    """Those that have values."""
+    for x in of:
+        if isinstance(x, torch.Tensor):
+            if x.device.type != "meta":
+                yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(x)
+
+
+def is_on_device(t: torch.Tensor) -> bool:
+    return t.device.type == "tpu"
+
+
+def is_sparse(t: torch.Tensor) -> bool:
+    return t.layout is not torch.strided
+
+
+def _is_leaf(t: torch.Tensor) -> bool:
+    return t.requires_grad and t.is_leaf
+
+
+def storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def version(t: torch.Tensor) -> int:
+    return 0 if t.is_inference() else t._version
