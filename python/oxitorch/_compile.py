@@ -79,7 +79,7 @@ class _Graph:
     """
 
     def __init__(self, gm: GraphModule, of_backward: bool):
-        self._replay = torch.ops.oxitorch._replay.default
+        self._replay = _activate.core().replay
         self._known: dict[tuple, Recipes] = {}
         self._parts = _split(gm)
         self._player = _Player(self._parts.device if self._parts else gm, of_backward)

@@ -216,7 +216,7 @@ def command(torch: Torch, compiler: list[str], folder: Path, target: Path) -> li
         *sorted(str(p) for p in folder.glob("*.cpp")), "-o", str(target),
         # No rpath: torch is imported first, so its libraries are loaded already. -z now: a shim of the wrong torch
         # fails when it is loaded, not in the middle of a run.
-        f"-L{lib}", "-ltorch_cpu", "-lc10", "-Wl,-z,now",
+        f"-L{lib}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-Wl,-z,now",
     ]  # fmt: skip
 
 

@@ -75,6 +75,19 @@ impl Values<'_> {
         self.draw(self.draws.len());
     }
 
+    /// The inputs and the results of a program that is launched so and is the last of the call.
+    fn launched(mut self, shape: &Shape) -> Launched {
+        let mut before: SmallVec<[Option<Arc<Value>>; 16]> =
+            std::mem::take(&mut self.before).into_iter().map(Some).collect();
+        let input = |source: &Source| match *source {
+            // Each is one input.
+            Source::Storage(i) => before[i as usize].take(),
+            source => self.of(source),
+        };
+        let inputs = shape.inputs.iter().filter_map(input).collect();
+        (inputs, shape.results.iter().filter_map(|(i, ..)| self.results[*i as usize].take()).collect())
+    }
+
     /// Where each input of what was recorded comes from; nothing for one that is none of these.
     fn inputs(&self, inputs: &[Arc<Value>]) -> Option<Vec<Source>> {
         let before = self.before.iter().zip(0..).map(|(v, i)| (v, Source::Storage(i)));
@@ -188,18 +201,14 @@ impl Called<'_> {
         w.site = self.site;
     }
 
-    /// The inputs and results of a program that is launched so.
-    fn launched(&self, values: &mut Values<'_>, shape: &Shape) -> Launched {
+    /// Makes the results of a program that is launched so.
+    fn begin(&self, values: &mut Values<'_>, shape: &Shape) {
         values.draw_all();
-        let inputs: SmallVec<[Arc<Value>; 4]> = shape.inputs.iter().filter_map(|s| values.of(*s)).collect();
-        let mut outputs = SmallVec::<[Arc<Value>; 2]>::new();
-        values.results.resize(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), None);
+        values.results.resize_with(shape.results.last().map_or(0, |(i, ..)| *i as usize + 1), || None);
         for (number, ty, sharding, site) in &shape.results {
             let value = Value::sharded(ty.clone(), sharding.clone(), State::Pending, self.line(*site));
-            values.results[*number as usize] = Some(value.clone());
-            outputs.push(value);
+            values.results[*number as usize] = Some(value);
         }
-        (inputs, outputs)
     }
 
     /// How a program is launched that was recorded so, whose results are those from `first` on. None if it is not known in
@@ -430,9 +439,9 @@ impl Stream {
         shape: &Shape,
         reason: Reason,
     ) -> Result<Vec<Slot>> {
-        let (inputs, outputs) = call.launched(&mut values, shape);
+        call.begin(&mut values, shape);
         let made = call.bind(&mut values);
-        drop(values);
+        let (inputs, outputs) = values.launched(shape);
         self.launch_program(w, call, shape, inputs, outputs, reason.into())?;
         Ok(made)
     }
@@ -452,8 +461,13 @@ impl Stream {
             let offsets: Numbers = shape.moving.iter().map(|(at, _)| call.offsets[*at]).collect();
             inputs.push(Value::offsets(&offsets));
         }
-        let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).cloned();
-        let Some((_, program, numbers)) = known else {
+        let known = shape
+            .programs
+            .lock()
+            .iter()
+            .find(|(d, ..)| *d == donated)
+            .map(|(_, p, n)| (p.clone(), n.clone()));
+        let Some((program, numbers)) = known else {
             if let Some(size) = &shape.size {
                 let program = self.of_sizes(size, &donated, w, ending)?;
                 shape.programs.lock().push((donated, program.clone(), Numbers::new()));
@@ -531,9 +545,9 @@ impl Stream {
         let slots = rehearsal.slots();
         let call = Called { slots: &slots, ..Called::of(recipe, self.device, site) };
         let mut values = rehearsal.values(recipe);
-        let (inputs, outputs) = call.launched(&mut values, shape);
+        call.begin(&mut values, shape);
         let made = call.bind(&mut values);
-        drop(values);
+        let (inputs, outputs) = values.launched(shape);
         let donated = donors(&inputs, || outputs.iter().map(|o| o.bytes()), |_| false);
         drop(made);
         let known = shape.programs.lock().iter().find(|(d, ..)| *d == donated).map(|(_, p, _)| p.clone());

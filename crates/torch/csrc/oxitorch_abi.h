@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a signature below changes.
-#define OXI_ABI_VERSION 18
+#define OXI_ABI_VERSION 19
 
 // What an argument holds. Values are stable: the core encodes them into keys.
 enum {
@@ -324,6 +324,12 @@ typedef struct OxiShim {
   // be done again. It is dropped as any other.
   void* (*task_again)(const void* context);
   void (*task_drop)(void* context);
+  // Tensors that Python holds, by pointers to them; these three are called with the GIL. Describes them; 0: something of
+  // PyTorch's has to see the call, or one of them is no plain tensor.
+  uint8_t (*describe_held)(const void* const* tensors, uint32_t n, OxiTensor* described);
+  uint8_t (*requires_grad)(const void* tensor);
+  // Writes new references to Python's objects of the results of a graph. OXI_FALLBACK: Python has an exception.
+  int32_t (*objects)(const OxiResult* result, const void* const* args, void** objects, OxiError* error);
 } OxiShim;
 
 // The shim's one export: registers everything with PyTorch. Returns null and sets `error` when it cannot.

@@ -7,6 +7,7 @@
 
 #include <mutex>
 #include <sstream>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "calls.h"
@@ -43,20 +44,24 @@ Tensor view_of(const Tensor& base, const OxiOut& o) {
   t.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
   return t;
 }
-// The results of what was recorded by a recipe; `args`: the tensors that they may be views of.
-std::vector<Tensor> recorded(const OxiResult& r, at::TensorList args) {
+// The results of what was recorded by a recipe; `argument`: the tensors that they may be views of, by their numbers.
+template <class Argument>
+std::vector<Tensor> recorded(const OxiResult& r, Argument argument) {
   std::vector<Tensor> outs;
   outs.reserve(r.nouts);
   for (uint32_t k = 0; k < r.nouts; k++) {
     const OxiOut& o = r.outs[k];
     switch (o.kind) {
       case OXI_OUT_NEW: outs.push_back(wrap(o)); break;
-      case OXI_OUT_VIEW_ARG: outs.push_back(view_of(args.at(o.arg), o)); break;
+      case OXI_OUT_VIEW_ARG: outs.push_back(view_of(argument(o.arg), o)); break;
       case OXI_OUT_VIEW_OUT: outs.push_back(view_of(outs[o.arg], o)); break;
       default: outs.emplace_back();
     }
   }
   return outs;
+}
+std::vector<Tensor> recorded(const OxiResult& r) {
+  return recorded(r, [](int32_t) -> const Tensor& { throw std::out_of_range("a view of an argument"); });
 }
 std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args) {
   Described a(args);
@@ -65,7 +70,7 @@ std::tuple<bool, std::vector<Tensor>> replay(int64_t graph, at::TensorList args)
   int32_t rc = g_core->replay(graph, a.device, a.tensors.data(), a.size(), &r);
   if (rc == OXI_FALLBACK) return {false, {}};
   check(rc, r.error);
-  return {true, recorded(r, args)};
+  return {true, recorded(r, [&](int32_t i) -> const Tensor& { return args.at(i); })};
 }
 // Called by python/oxitorch/_padding.py. Nothing where it would take a program.
 std::optional<Tensor> pad(const Tensor& x, at::IntArrayRef shape, const at::Scalar& value) {
@@ -146,7 +151,7 @@ std::string said(const OxiError& e) { return e.message ? e.message : ""; }
 std::tuple<bool, std::vector<Tensor>, std::string> answered(int32_t rc, const OxiResult& r) {
   if (rc == OXI_FALLBACK) return {false, {}, said(r.error)};
   check(rc, r.error);
-  return {true, recorded(r, {}), ""};
+  return {true, recorded(r), ""};
 }
 std::tuple<bool, std::vector<Tensor>, std::string> body_begin(at::TensorList like) {
   Described d(like);
@@ -227,7 +232,7 @@ bool decomposed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     OxiResult r{};
     int32_t rc = g_core->decomposed(known, call.device < 0 ? t_device : call.device, call.args.data(),
                                     static_cast<uint32_t>(n), &graph, &r);
-    if (rc == OXI_OK) return give(stack, n, recorded(r, {}));
+    if (rc == OXI_OK) return give(stack, n, recorded(r));
     if (rc != OXI_FALLBACK) check(rc, r.error);
     if (graph < 0) return false;
   }

@@ -45,6 +45,7 @@
 #include "group_timer.h"
 #include "host_calls.h"
 #include "nested.h"
+#include "objects.h"
 #include "process_group.h"
 #include "profiler.h"
 #include "recipes.h"
@@ -649,6 +650,9 @@ const OxiShim kShim = {
     &oxi_group::begin,
     &oxi_group::again,
     &oxi_group::drop,
+    &describe_held,
+    &requires_grad,
+    &objects_of,
 };
 }  // namespace
 

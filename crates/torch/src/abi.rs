@@ -207,6 +207,17 @@ pub(crate) struct Reply {
     pub(crate) only: Out,
 }
 
+impl Default for Reply {
+    fn default() -> Reply {
+        Reply {
+            outs: null(),
+            nouts: 0,
+            error: Error { kind: error::RUNTIME, message: null() },
+            only: Out::default(),
+        }
+    }
+}
+
 /// `OxiSpan`: something that took time, for profilers.
 #[repr(C)]
 pub(crate) struct Span {
@@ -415,6 +426,10 @@ pub(crate) struct Shim {
     pub(crate) task_begin: unsafe extern "C" fn(*mut c_void, u64),
     pub(crate) task_again: unsafe extern "C" fn(*const c_void) -> *mut c_void,
     pub(crate) task_drop: unsafe extern "C" fn(*mut c_void),
+    pub(crate) describe_held: unsafe extern "C" fn(*const *const c_void, u32, *mut Tensor) -> u8,
+    pub(crate) requires_grad: unsafe extern "C" fn(*const c_void) -> u8,
+    pub(crate) objects:
+        unsafe extern "C" fn(*const Reply, *const *const c_void, *mut *mut c_void, *mut Error) -> i32,
 }
 
 /// `OxiShimInit`

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 mod bodies;
 pub(crate) mod decomposed;
 mod graphs;
-pub(crate) use graphs::{bounded, numbered, prepare};
+pub(crate) use graphs::{bounded, numbered, prepare, replay_held};
 mod tasks;
 
 /// The table that the shim gets.

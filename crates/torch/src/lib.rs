@@ -11,6 +11,7 @@ mod client;
 mod door;
 mod entries;
 mod gil;
+mod held;
 mod library;
 mod ops;
 mod processes;

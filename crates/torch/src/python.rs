@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-mod calls;
+pub(crate) mod calls;
 mod compiler;
 mod config;
 mod counted;
@@ -56,7 +56,7 @@ mod _core {
     #[pymodule_export]
     use super::traced::{
         bounded, forget_graph, keep_defined, new_graph, no_decomposition, numbered, play_site, prepare,
-        site_here, site_of_trace, unwatch,
+        replay, site_here, site_of_trace, tensor_place, unwatch,
     };
     #[pymodule_export]
     use super::watching::{

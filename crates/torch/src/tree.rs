@@ -4,11 +4,14 @@
 //! A call of a function that is one program takes the tensors out of its arguments and puts its results together again. The
 //! tree of a call is known from an earlier one, so that this is a walk along it.
 
+use crate::held;
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyTuple, PyType};
+use std::ptr::null_mut;
 
 /// The structure of a value, with all in it that is no tensor.
 #[pyclass(frozen, module = "oxitorch._core")]
@@ -170,8 +173,8 @@ impl<'py> Taken<'py> {
 }
 
 /// Whether a value is a tensor.
-fn is_tensor(x: &Bound<'_, PyAny>) -> PyResult<bool> {
-    x.is_instance(torch(x.py())?.tensor.bind(x.py()))
+pub(crate) fn is_tensor(x: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(is_plain(x)? || x.is_instance(torch(x.py())?.tensor.bind(x.py()))?)
 }
 
 /// Whether a tensor is PyTorch's own or a parameter.
@@ -181,7 +184,10 @@ fn is_plain(x: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 fn requires_grad(x: &Bound<'_, PyAny>) -> PyResult<bool> {
-    x.getattr(intern!(x.py(), "requires_grad"))?.is_truthy()
+    match if is_plain(x)? { held::requires_grad(x)? } else { None } {
+        Some(requires_grad) => Ok(requires_grad),
+        None => x.getattr(intern!(x.py(), "requires_grad"))?.is_truthy(),
+    }
 }
 
 /// Whether values that are no tensors are the same. What cannot be compared differs; zeros of different signs do, though they
@@ -282,8 +288,13 @@ impl Node {
                 if dict.len() != entries.len() {
                     return Ok(false);
                 }
+                let mut items = InOrder { dict, at: 0 };
                 for (key, node) in entries {
-                    match dict.get_item(key)? {
+                    let value = match items.next() {
+                        Some((own, value)) if own.is(key) => Some(value),
+                        _ => dict.get_item(key)?,
+                    };
+                    match value {
                         Some(value) if node.take(&value, taken)? => {}
                         _ => return Ok(false),
                     }
@@ -387,6 +398,26 @@ impl Node {
                 other.unflatten.bind(py).call1((children, other.context.bind(py)))?
             }
         })
+    }
+}
+
+/// The items of a dict, which may change meanwhile: what is compared on the way may be of any class.
+struct InOrder<'a, 'py> {
+    dict: &'a Bound<'py, PyDict>,
+    at: ffi::Py_ssize_t,
+}
+
+impl<'py> Iterator for InOrder<'_, 'py> {
+    type Item = (Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (mut key, mut value) = (null_mut(), null_mut());
+        let py = self.dict.py();
+        // SAFETY: a dict; what it lends is taken hold of at once.
+        unsafe {
+            let found = ffi::PyDict_Next(self.dict.as_ptr(), &mut self.at, &mut key, &mut value) != 0;
+            found.then(|| (Bound::from_borrowed_ptr(py, key), Bound::from_borrowed_ptr(py, value)))
+        }
     }
 }
 

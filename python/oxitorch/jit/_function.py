@@ -220,7 +220,7 @@ class Function:
         self.reads: frozenset[int] = frozenset()
         # What a call needs of Python's numbers among its arguments.
         self.formulas: Formulas | None = None
-        self._replay = torch.ops.oxitorch._replay.default
+        self._replay = _activate.core().replay
         self._end_with_number()
 
     def _end_with_number(self) -> None:

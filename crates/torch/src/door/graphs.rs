@@ -230,14 +230,40 @@ pub(super) unsafe extern "C" fn replay(
     nargs: u32,
     reply: *mut Reply,
 ) -> i32 {
-    // SAFETY: the shim passes a reply to fill.
-    let reply = unsafe { &mut *reply };
-    let done = enter(|s| {
-        // SAFETY: described by the shim, for this call.
-        let args = unsafe { tensors(args, nargs) };
-        by_recipe(s, graph, device, &args)
-    });
+    // SAFETY: the shim passes a reply to fill, and tensors that it described for this call.
+    let (reply, args) = unsafe { (&mut *reply, slice(args, nargs as usize)) };
+    // SAFETY: as above.
+    let done = unsafe { recorded(graph, device, args) };
     answer(done, device, reply)
+}
+
+/// Records a graph's call by a recipe, and lays its results out for the shim; false if no recipe is for these arguments.
+///
+/// # Safety
+/// Tensors that the shim described, alive during the call.
+pub(crate) unsafe fn replay_held(
+    graph: i64,
+    device: i32,
+    args: &[Tensor],
+    reply: &mut Reply,
+) -> Result<bool, Refusal> {
+    // SAFETY: by the caller's promise.
+    let done = unsafe { recorded(graph, device, args) }?;
+    let found = done.is_some();
+    if let Some(recorded) = done {
+        keep(recorded, device, reply);
+    }
+    Ok(found)
+}
+
+/// # Safety
+/// Tensors that the shim described, alive during the call.
+unsafe fn recorded(graph: i64, device: i32, args: &[Tensor]) -> Result<Option<Recorded>, Refusal> {
+    enter(|s| {
+        // SAFETY: by the caller's promise.
+        let args: SmallVec<[TensorRef<'_>; 16]> = args.iter().map(|t| unsafe { tensor(t) }).collect();
+        by_recipe(s, graph, device, &args)
+    })
 }
 
 /// A recipe by which a call was recorded, which of the graph's results are tensors (empty: all), and the storages made.

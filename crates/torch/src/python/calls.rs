@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTy
 use pyo3::prelude::*;
 
 /// The one place where Rust errors become Python exceptions (errors of ops go through C++ instead).
-pub(super) fn raise(py: Python<'_>, e: Error) -> PyErr {
+pub(crate) fn raise(py: Python<'_>, e: Error) -> PyErr {
     let message = e.message.to_string();
     match e.kind {
         ErrorKind::Index => PyIndexError::new_err(message),
@@ -30,7 +30,7 @@ fn torch_error(py: Python<'_>, module: &str, class: &str, message: String) -> Py
     }
 }
 
-pub(super) fn refused(py: Python<'_>, r: Refusal) -> PyErr {
+pub(crate) fn refused(py: Python<'_>, r: Refusal) -> PyErr {
     match r {
         Refusal::Error(e) => raise(py, e),
         Refusal::Fallback(why) => PyNotImplementedError::new_err(why),
@@ -73,7 +73,7 @@ pub(super) fn on_stream<T: Send>(
 }
 
 /// The current device of this thread; starts nothing.
-pub(super) fn current() -> i32 {
+pub(crate) fn current() -> i32 {
     // SAFETY: reads a thread-local of the shim.
     state::setup().map_or(0, |setup| unsafe { (setup.shim.current_device)() })
 }

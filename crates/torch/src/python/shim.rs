@@ -29,6 +29,7 @@ const SHIM: &[(&str, &str)] = csrc![
     "group_timer.h",
     "host_calls.h",
     "nested.h",
+    "objects.h",
     "oxitorch_abi.h",
     "profiler.h",
     "process_group.h",

@@ -1,15 +1,38 @@
 //! Compiled graphs and traced functions: their numbers, their lines and what calls are recorded by.
 
 use super::calls::{detached, raise, started};
-use crate::{door, sites, state};
+use crate::{door, held, sites, state};
 use oxitorch_engine::{Prepared, Stands};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyList;
 
 /// A number for a compiled graph.
 #[pyfunction]
 pub(super) fn new_graph() -> i64 {
     state::new_graph()
+}
+
+/// Whether a call of this graph was recorded by a recipe, and its results. `torch.ops.oxitorch._replay` is the same to those
+/// who see each operator: modes, transforms, profilers.
+#[pyfunction]
+pub(super) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+    static OPERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = tensors.py();
+    if let Some(results) = held::replay(graph, tensors)? {
+        return Ok((true, results).into_pyobject(py)?.into_any());
+    }
+    let operator = OPERATOR.get_or_try_init(py, || -> PyResult<_> {
+        let ops = py.import("torch")?.getattr("ops")?.getattr("oxitorch")?;
+        Ok(ops.getattr("_replay")?.getattr("default")?.unbind())
+    })?;
+    operator.bind(py).call1((graph, tensors))
+}
+
+/// Bytes from the beginning of a tensor's object to what it holds; None if that is not known of this PyTorch.
+#[pyfunction]
+pub(super) fn tensor_place(py: Python<'_>) -> PyResult<Option<usize>> {
+    held::place(py)
 }
 
 /// Makes the programs of a function that was traced: their numbers among those of the process, and the collectives between

@@ -1,0 +1,57 @@
+// Tensors that Python holds, for calls that go past PyTorch's dispatcher: it would count each of them up and down, and
+// Python's lock with it. Where in Python's object a tensor is, the core knows.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
+
+#include "recipes.h"
+
+// Of libtorch_python; its header asks for Python's, which need not be there.
+struct _object;
+_object* THPVariable_Wrap(at::TensorBase&& tensor);
+
+namespace {
+// Whether an operator that this thread calls goes to the device's kernel at once, and no mode or profiler sees it.
+bool is_unseen() {
+  const auto usual = c10::DispatchKeySet({c10::DispatchKey::BackendSelect, c10::DispatchKey::ADInplaceOrView});
+  return (c10::impl::tls_local_dispatch_key_set().included_ - usual).empty() && !at::impl::torch_function_mode_enabled() &&
+         !at::hasGlobalCallbacks() && !at::hasThreadLocalCallbacks();
+}
+// Whether an operator is told of a transform by this tensor.
+bool is_transformed(const Tensor& t) {
+  const auto keys = c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::BatchedNestedTensor, c10::DispatchKey::FuncTorchGradWrapper});
+  return t.key_set().has_any(keys);
+}
+const Tensor& tensor_at(const void* at) { return *static_cast<const Tensor*>(at); }
+
+uint8_t describe_held(const void* const* tensors, uint32_t n, OxiTensor* described) {
+  if (!is_unseen()) return false;
+  for (uint32_t i = 0; i < n; i++) {
+    const Tensor& t = tensor_at(tensors[i]);
+    if (!is_plain(t) || is_transformed(t)) return false;
+    describe(described[i], t);
+  }
+  return true;
+}
+uint8_t requires_grad(const void* tensor) { return tensor_at(tensor).requires_grad(); }
+int32_t objects_of(const OxiResult* r, const void* const* args, void** objects, OxiError* error) {
+  static thread_local std::string message;
+  try {
+    // All before the first object: making one may run anything, which may call the core.
+    auto made = recorded(*r, [&](int32_t i) -> const Tensor& { return tensor_at(args[i]); });
+    for (size_t i = 0; i < made.size(); i++) {
+      objects[i] = THPVariable_Wrap(std::move(made[i]));
+      if (!objects[i]) return OXI_FALLBACK;
+    }
+    return OXI_OK;
+  } catch (const c10::Error& e) {
+    message = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    message = e.what();
+  }
+  error->message = message.c_str();
+  return OXI_ERROR;
+}
+}  // namespace

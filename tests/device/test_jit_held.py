@@ -1,0 +1,128 @@
+"""Calls of functions that are one program go past PyTorch's dispatcher, but for those who have to see them."""
+
+import threading
+
+import pytest
+import torch
+from support import DEVICE, assert_close, to_device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from oxitorch import _core
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def step():
+    f = torch.tpu.jit(lambda w, x: ({k: v + x for k, v in w.items()}, x.sum()))
+    weights = {str(i): to_device(torch.full((3,), float(i))) for i in range(4)}
+    x = to_device(torch.arange(3.0))
+    for _ in range(2):
+        f(weights, x)
+    return f, weights, x
+
+
+def is_right(done):
+    sums, total = done
+    for i in range(4):
+        assert_close(sums[str(i)], torch.arange(3.0) + i)
+    assert_close(total, torch.tensor(3.0))
+
+
+def test_the_tensors_of_this_pytorch_are_found():
+    assert _core.tensor_place() is not None
+
+
+def test_modes_see_one_operator(step):
+    f, weights, x = step
+    with Ops() as ops:
+        done = f(weights, x)
+    assert ops.names == ["oxitorch._replay.default"]
+    is_right(done)
+    with FlopCounterMode(display=False):
+        is_right(f(weights, x))
+
+
+def test_a_profiler_sees_it(step):
+    f, weights, x = step
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p:
+        is_right(f(weights, x))
+    assert any(e.key == "oxitorch::_replay" for e in p.key_averages())
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.device(DEVICE)])
+def test_what_is_in_force(step, around):
+    f, weights, x = step
+    with around():
+        for _ in range(3):
+            is_right(f(weights, x))
+
+
+def test_other_keys_order_and_parameters(step):
+    f, weights, x = step
+    keys = ["".join(list(k)) for k in reversed(weights)]
+    is_right(f({k: weights[k] for k in keys}, x))
+    traces = f.traces
+    w = {k: torch.nn.Parameter(v, requires_grad=False) for k, v in weights.items()}
+    is_right(f(w, x))
+    w["0"].requires_grad_()
+    sums, _ = f(w, x)
+    assert_close(sums["0"], torch.arange(3.0))
+    assert f.traces == traces + 1  # gradients are wanted, and the function was traced without
+
+
+def test_dead_wrappers_of_transforms_and_subclasses_are_not_taken_for_plain():
+    class Tagged(torch.Tensor):
+        pass
+
+    f = torch.tpu.jit(lambda x: x * 2)
+    x = to_device(torch.arange(3.0))
+    for given in (x, x.as_subclass(Tagged), x):
+        for _ in range(3):
+            assert_close(f(given), torch.arange(3.0) * 2)
+    inner = torch.func.vmap(lambda row: f(row) + f(row))
+    assert_close(inner(to_device(torch.ones(2, 3))), torch.full((2, 3), 4.0))
+
+
+def test_views_of_arguments_share_their_storage():
+    f = torch.tpu.jit(lambda x: (x[1:], x.view(2, 2), x + 1))
+    x = to_device(torch.arange(4.0))
+    for _ in range(4):
+        tail, square, _ = f(x)
+        assert tail.untyped_storage().data_ptr() == square.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert_close(tail, torch.arange(1.0, 4.0))
+
+
+def test_a_donated_argument_says_so():
+    f = torch.tpu.jit(lambda x: x + 1, donate_argnums=0)
+    for _ in range(4):
+        x = to_device(torch.arange(3.0))
+        assert_close(f(x), torch.arange(1.0, 4.0))
+        with pytest.raises(RuntimeError, match="donate_argnums"):
+            f(x)
+
+
+def test_threads_beside_each_other(step):
+    f, weights, x = step
+    failed = []
+
+    def work():
+        try:
+            for _ in range(50):
+                is_right(f(weights, x))
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not failed
