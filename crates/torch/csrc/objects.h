@@ -2,7 +2,6 @@
 // Python's lock with it. Where in Python's object a tensor is, the core knows.
 #pragma once
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/record_function.h>
 
 #include "recipes.h"
@@ -12,25 +11,14 @@ struct _object;
 _object* THPVariable_Wrap(at::TensorBase&& tensor);
 
 namespace {
-// Whether an operator that this thread calls goes to the device's kernel at once, and no mode or profiler sees it.
-bool is_unseen() {
-  const auto usual = c10::DispatchKeySet({c10::DispatchKey::BackendSelect, c10::DispatchKey::ADInplaceOrView});
-  return (c10::impl::tls_local_dispatch_key_set().included_ - usual).empty() && !at::impl::torch_function_mode_enabled() &&
-         !at::hasGlobalCallbacks() && !at::hasThreadLocalCallbacks();
-}
-// Whether an operator is told of a transform by this tensor.
-bool is_transformed(const Tensor& t) {
-  const auto keys = c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
-                                         c10::DispatchKey::BatchedNestedTensor, c10::DispatchKey::FuncTorchGradWrapper});
-  return t.key_set().has_any(keys);
-}
 const Tensor& tensor_at(const void* at) { return *static_cast<const Tensor*>(at); }
 
 uint8_t describe_held(const void* const* tensors, uint32_t n, OxiTensor* described) {
-  if (!is_unseen()) return false;
+  // A profiler sees operators.
+  if (at::hasGlobalCallbacks() || at::hasThreadLocalCallbacks()) return false;
   for (uint32_t i = 0; i < n; i++) {
     const Tensor& t = tensor_at(tensors[i]);
-    if (!is_plain(t) || is_transformed(t)) return false;
+    if (!is_plain(t)) return false;
     describe(described[i], t);
   }
   return true;

@@ -324,8 +324,8 @@ typedef struct OxiShim {
   // be done again. It is dropped as any other.
   void* (*task_again)(const void* context);
   void (*task_drop)(void* context);
-  // Tensors that Python holds, by pointers to them; these three are called with the GIL. Describes them; 0: something of
-  // PyTorch's has to see the call, or one of them is no plain tensor.
+  // Tensors that Python holds, by pointers to them; these three are called with the GIL. Describes them; 0: a
+  // profiler has to see the call, or one of them is no plain tensor.
   uint8_t (*describe_held)(const void* const* tensors, uint32_t n, OxiTensor* described);
   uint8_t (*requires_grad)(const void* tensor);
   // Writes new references to Python's objects of the results of a graph. OXI_FALLBACK: Python has an exception.

@@ -13,8 +13,8 @@ pub(super) fn new_graph() -> i64 {
     state::new_graph()
 }
 
-/// Whether a call of this graph was recorded by a recipe, and its results. `torch.ops.oxitorch._replay` is the same to those
-/// who see each operator: modes, transforms, profilers.
+/// Whether a call of this graph was recorded by a recipe, and its results. `torch.ops.oxitorch._replay` is the same as an
+/// operator, for profilers.
 #[pyfunction]
 pub(super) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
     static OPERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
