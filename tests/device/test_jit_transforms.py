@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 from jit_support import batches, compare, mlp
 from support import DEVICE, assert_close, to_device
 from torch import nn
@@ -71,3 +72,47 @@ def test_checkpoints_and_higher_order():
     for x, _ in batches(3):
         compare(jitted(to_device(x)), f(other)(x))
     assert jitted.traces <= 2
+
+
+def total(x):
+    return (torch.tanh(x) * x).sum()
+
+
+def double(x):
+    return x.sin() * 2, x.sum()
+
+
+# Transforms of a jitted function from outside.
+AROUND = {
+    "grad": lambda of, x: torch.func.grad(of(total))(x),
+    "value and grad": lambda of, x: torch.func.grad_and_value(of(total))(x),
+    "vjp": lambda of, x: torch.func.vjp(of(total), x)[1](torch.ones((), device=x.device)),
+    "jvp": lambda of, x: torch.func.jvp(of(total), (x,), (torch.ones_like(x),)),
+    "jacrev": lambda of, x: torch.func.jacrev(of(torch.tanh))(x),
+    "jacfwd": lambda of, x: torch.func.jacfwd(of(torch.tanh))(x),
+    "hessian": lambda of, x: torch.func.hessian(of(total))(x),
+    "vmap": lambda of, x: torch.func.vmap(of(double))(x),
+    "vmap of grad": lambda of, x: torch.func.vmap(torch.func.grad(of(total)))(x),
+    "linearize": lambda of, x: torch.func.linearize(of(torch.tanh), x)[1](x),
+    "functionalize": lambda of, x: torch.func.functionalize(of(torch.tanh))(x),
+    "make_fx": lambda of, x: torch.fx.experimental.proxy_tensor.make_fx(of(total))(x + 1)(x),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+def test_transforms_from_outside(name, known):
+    made = []
+
+    def of(f):
+        jitted = torch.tpu.jit(f)
+        made.append(jitted)
+        for _ in range(3 * known):
+            jitted(to_device(torch.ones(3, 4)))
+        return jitted
+
+    x = torch.randn(3, 4)
+    compare(AROUND[name](of, to_device(x)), AROUND[name](lambda f: f, x))
+    (jitted,) = made
+    with torch.no_grad():
+        compare(jitted(to_device(x)), jitted.__wrapped__(x))

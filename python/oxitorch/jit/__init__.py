@@ -27,7 +27,7 @@ from oxitorch.jit._numbered import Numbered
 from oxitorch.jit._parallel import Wrapped, plain
 from oxitorch.jit._sizes import Marks, Sizes
 from oxitorch.jit._stages import Compiled, Lowered
-from oxitorch.jit._tracing import Tracer, alone, running
+from oxitorch.jit._tracing import Tracer, alone, is_part
 
 __all__ = ["Compiled", "Dim", "Jitted", "Lowered", "jit"]
 
@@ -125,8 +125,8 @@ class Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args, **kwargs):
-        if running() is not None or torch.compiler.is_compiling():
-            return self._fn(*args, **kwargs)  # a part of what is traced
+        if is_part():
+            return self._fn(*args, **kwargs)
         with self._lock:
             self.calls += 1
         values = (*args, *kwargs.values()) if kwargs else args

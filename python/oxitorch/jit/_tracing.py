@@ -58,6 +58,18 @@ def running() -> "Tracer | None":
     return getattr(_here, "tracer", None)
 
 
+def is_part() -> bool:
+    """Whether what this thread calls is a part of something larger: of a function that is traced or compiled, of a
+    transform of `torch.func`, of a graph that `make_fx` makes.
+    """
+    return (
+        running() is not None
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
+
+
 def _begins_step(*of) -> None:
     # Dynamo takes hooks into its graphs.
     if not torch.compiler.is_dynamo_compiling() and (tracer := running()) is not None:
