@@ -4,10 +4,9 @@ import threading
 
 import pytest
 import torch
+from oxitorch import _core
 from support import DEVICE, assert_close, to_device
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from oxitorch import _core
 
 
 class Ops(TorchDispatchMode):

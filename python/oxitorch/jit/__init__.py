@@ -27,7 +27,7 @@ from oxitorch.jit._numbered import Numbered
 from oxitorch.jit._parallel import Wrapped, plain
 from oxitorch.jit._sizes import Marks, Sizes
 from oxitorch.jit._stages import Compiled, Lowered
-from oxitorch.jit._tracing import Tracer, alone, is_part
+from oxitorch.jit._tracing import Tracer, alone, is_inner_call
 
 __all__ = ["Compiled", "Dim", "Jitted", "Lowered", "jit"]
 
@@ -125,7 +125,7 @@ class Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args, **kwargs):
-        if is_part():
+        if is_inner_call():
             return self._fn(*args, **kwargs)
         with self._lock:
             self.calls += 1

@@ -58,7 +58,7 @@ def running() -> "Tracer | None":
     return getattr(_here, "tracer", None)
 
 
-def is_part() -> bool:
+def is_inner_call() -> bool:
     """Whether what this thread calls is a part of something larger: of a function that is traced or compiled, of a
     transform of `torch.func`, of a graph that `make_fx` makes.
     """
