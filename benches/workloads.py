@@ -157,11 +157,12 @@ def training(make_model, make_batch):
         forward, update = (model, optimizer.step) if COMPILED == "jit" else (compiled(model), compiled(optimizer.step))
 
         def train():
-            optimizer.zero_grad(set_to_none=True)
             out = forward(x)
             loss = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
             loss.backward()
             update()
+            # Nobody sees the gradients, as in JAX's step.
+            optimizer.zero_grad(set_to_none=True)
             return loss.detach()
 
         train = compiled(train) if COMPILED == "jit" else train
