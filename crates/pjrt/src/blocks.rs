@@ -7,8 +7,9 @@
 //! The blocks are malloc's own: whoever else frees one does no harm.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::plugin::Plugin;
 
@@ -19,6 +20,9 @@ const AGE: u64 = 64;
 /// So that a few small blocks more than ever before do not drive out a large one, what is kept and in use may be more than
 /// was in use at once by a part of so many.
 const SLACK: usize = 16;
+/// Bytes of a new block for each microsecond that its asker waits for one in use. The system takes several times as long to
+/// clear them.
+const BYTES_PER_MICROSECOND: usize = 128 << 10;
 
 impl Plugin {
     /// Keeps the large blocks of host memory that the plugin frees for what it asks for next. What is kept and what is in use
@@ -37,6 +41,24 @@ pub fn release_blocks() -> usize {
 }
 
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
+/// A block was freed.
+static FREED: Condvar = Condvar::new();
+
+/// A kept block, which is in use from now on. Where one would fit that is in use, it may be free in a moment: a program's
+/// temporary memory is freed a little after its results are there, later still where the thread that waited for these took
+/// the core. So this waits for a moment.
+fn take(align: usize, bytes: usize) -> Option<Block> {
+    let mut blocks = BLOCKS.lock();
+    blocks.asked += bytes as u64;
+    let mut block = blocks.take(align, bytes);
+    if block.is_none() && blocks.may_come(align, bytes) {
+        let end = Instant::now() + Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);
+        while block.is_none() && !FREED.wait_until(&mut blocks, end).timed_out() {
+            block = blocks.take(align, bytes);
+        }
+    }
+    block
+}
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Block {
@@ -59,22 +81,29 @@ struct Blocks {
     asked: u64,
 }
 
+/// Whether a block is enough for what is asked for, and at most an eighth more.
+fn fits(align: usize, bytes: usize, address: usize, own: usize) -> bool {
+    (bytes..=bytes.saturating_add(bytes / 8)).contains(&own) && address.is_multiple_of(align)
+}
+
 impl Blocks {
     const fn new() -> Blocks {
         Blocks { used: BTreeMap::new(), in_use: 0, kept: Vec::new(), most: 0, asked: 0 }
     }
 
-    /// The kept block that fits best, of at most an eighth more.
+    /// The kept block that fits best.
     fn take(&mut self, align: usize, bytes: usize) -> Option<Block> {
-        self.asked += bytes as u64;
-        let fits = |b: &Block| {
-            (bytes..=bytes.saturating_add(bytes / 8)).contains(&b.bytes) && b.address.is_multiple_of(align)
-        };
+        let fits = |b: &Block| fits(align, bytes, b.address, b.bytes);
         let fitting = self.kept.iter().enumerate().rev().filter(|(_, b)| fits(b));
         let (best, _) = fitting.min_by_key(|(_, b)| b.bytes)?;
         let best = self.kept.remove(best);
         self.give(best);
         Some(best)
+    }
+
+    /// Whether a block would fit that is in use.
+    fn may_come(&self, align: usize, bytes: usize) -> bool {
+        self.used.iter().any(|(&address, &own)| fits(align, bytes, address, own))
     }
 
     fn give(&mut self, block: Block) {
@@ -121,7 +150,7 @@ impl Blocks {
 mod malloc {
     use std::ffi::{c_int, c_void};
 
-    use super::{BLOCKS, Block, LARGE, release_blocks};
+    use super::{BLOCKS, Block, FREED, LARGE, release_blocks, take};
     use crate::imports;
     use crate::plugin::Plugin;
 
@@ -161,7 +190,7 @@ mod malloc {
             // SAFETY: the caller's arguments.
             return unsafe { libc::posix_memalign(out, align, bytes) };
         }
-        if let Some(block) = BLOCKS.lock().take(align, bytes) {
+        if let Some(block) = take(align, bytes) {
             // SAFETY: the caller gives a place for the address.
             unsafe { *out = block.address as *mut c_void };
             return 0;
@@ -190,6 +219,7 @@ mod malloc {
             return unsafe { libc::free(address) };
         }
         let old = BLOCKS.lock().freed(address as usize);
+        FREED.notify_all();
         match old {
             Some(old) => _ = give_back(&old),
             // SAFETY: the caller's argument.
@@ -279,10 +309,28 @@ mod tests {
         let mut old = Vec::new();
         let asked = AGE as usize * 130 * M;
         for _ in 0..=asked / (40 * M) {
+            blocks.asked += (40 * M) as u64;
             let address = blocks.take(64, 40 * M).unwrap().address;
             old.extend(blocks.freed(address).unwrap());
         }
         assert_eq!(old.iter().map(|b| b.address).collect::<Vec<_>>(), [0x2000]);
+    }
+
+    #[test]
+    fn a_block_that_is_about_to_be_free_is_waited_for() {
+        // Sizes that no other test has.
+        let (address, bytes) = (1 << 40, 1234 * M);
+        BLOCKS.lock().given(block(address, bytes));
+        assert_eq!(take(64, 5000 * M), None, "it would not fit");
+        let began = Instant::now();
+        assert_eq!(take(64, bytes), None, "it stays in use");
+        assert!(began.elapsed() >= Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64));
+        let asker =
+            std::thread::spawn(move || (0..1000).find_map(|_| take(64, bytes)).map(|found| found.address));
+        assert_eq!(BLOCKS.lock().freed(address), Some(vec![]));
+        FREED.notify_all();
+        assert_eq!(asker.join().unwrap(), Some(address));
+        BLOCKS.lock().used.remove(&address);
     }
 
     #[test]
