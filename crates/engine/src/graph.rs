@@ -10,6 +10,7 @@ use crate::shared::Shared;
 use crate::site::Site;
 use crate::spread::{How, Sharded, Spread};
 use oxitorch_aten::args::Offset;
+use oxitorch_aten::library;
 use oxitorch_hlo::{
     ArgAttr, Builder, DType, InMemory, MemorySpace, Module, Outline, Sharding, TensorType, Unbounded, Value,
 };
@@ -270,6 +271,9 @@ impl Graph {
             module.set_output_shardings(shardings).map_err(failed)?;
         }
         module.pair_donors();
+        if platform == pjrt::Platform::Cpu {
+            module.read_before_overwriting(library::TARGET);
+        }
         Ok(module)
     }
 

@@ -29,6 +29,7 @@ mod ir;
 mod literal;
 mod print;
 mod products;
+mod reads;
 mod sharding;
 mod types;
 mod verify;
