@@ -1,4 +1,4 @@
-"""Printing of device tensors: the one place where oxitorch replaces a function of PyTorch.
+"""Printing of device tensors.
 
 PyTorch formats a tensor with some two dozen small operations. For the device types it knows to be slow at that it
 copies to the CPU first, but the list of those types is fixed in `torch._tensor_str._str_intern`. So that function is
