@@ -1,31 +1,21 @@
 """The modules of the package stand on each other in one order, and import at their top what they need.
 
-A module may import those before it in `ORDER`; what the files of one package import of each other is free but for
-circles. Imports in functions count like others, and so does a package whose part is imported. An import in a function
-has a reason in `LATE`.
+`ARCHITECTURE.md` has the order: a module may import those before it in the table there. What the files of one package
+import of each other is free but for circles. Imports in functions count like others, and so does a package whose part
+is imported. An import in a function has a reason in `LATE`.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 
-PACKAGE = Path(__file__).parent.parent / "python" / "oxitorch"
-
-# `ARCHITECTURE.md` says what the layers are for. A name stands for all that is in the package of that name.
-ORDER = """
-    _env _shim _absent _after_import _as_script _fork _lines _dims data
-    _running _overload _core _activate _graph
-    _recipes _padding _fences _cli __main__
-    _steps _roles _remat _pretend
-    _loops _while_gradients _scan_layers _sparse _decompose _packed _rnn _offload
-    _compile_sizes _compile _default_backend _dtensor _vmap
-    _alone _ranks _processes _process_group _print _share _dlpack integrations
-    _register
-    jit tpu
-    _preflight preflight diff selftest to_jax
-"""
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "python" / "oxitorch"
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 
 IMPORTS_TORCH = "`import oxitorch` and the command line import no torch"
 START_UP = "slow to import, and few programs need it"
@@ -157,12 +147,14 @@ def test_modules_import_each_other_without_circles(known):
 
 
 def test_modules_import_only_what_is_below_them(known):
-    order = ORDER.split()
-    wrong = [f"there is no module `{o}`" for o in order if o != "_core" and o not in known]
+    table = ARCHITECTURE.split("Its modules stand on each other in this order", 1)[1].split("\n\n")[1]
+    # What else is in code there has a space, a dot or parentheses.
+    order = re.findall(r"`(\w+)`", table)
+    wrong = [f"there is no module `{o}`" for o in order if o not in known]
     for name in known.keys() - {"oxitorch"}:
         own = name.partition(".")[0]
         if own not in order:
-            wrong.append(f"`{name}` is in no layer: put it into this test")
+            wrong.append(f"`{name}` is in no layer: put it into the table of `ARCHITECTURE.md`")
             continue
         tops = {u.partition(".")[0] for u in used(name, known)} - {"oxitorch", own}
         above = (t for t in sorted(tops) if t not in order or order.index(t) > order.index(own))
@@ -182,6 +174,24 @@ def test_imports_in_functions_have_a_reason(known):
     new, gone = sorted(found - allowed), sorted(allowed - found)
     assert not new, f"imports in functions, to be moved to the top or put into `LATE` with a reason: {new}"
     assert not gone, f"these are not there any more: {gone}"
+
+
+def test_crates_depend_on_those_that_the_map_says():
+    """The map leaves out what follows from the rest."""
+    text = ARCHITECTURE.split("\n## Crates\n", 1)[1].split("```")[1]
+    said = {name: set(of.split(", ")) for name, of in re.findall(r"^([\w-]+) --> (.+)$", text, re.M)}
+    crates = {path.parent.name: path for path in (ROOT / "crates").glob("*/Cargo.toml")}
+    for name, path in crates.items():
+        dependencies = tomllib.loads(path.read_text("utf-8")).get("dependencies", {})
+        real = {d.removeprefix("oxitorch-") for d in dependencies if d.startswith("oxitorch-")}
+        stated = said.get(name, set())
+        implied, todo = set(), list(stated)
+        while todo:
+            below = said.get(todo.pop(), set())
+            implied |= below
+            todo += below
+        assert stated <= real <= stated | implied, f"{name} depends on {sorted(real)}"
+    assert said.keys() <= crates.keys()
 
 
 @pytest.mark.parametrize(
