@@ -3,7 +3,11 @@
 import importlib
 import os
 import re
+import sys
+from pathlib import Path
+from types import FunctionType
 
+import oxitorch
 import pytest
 import torch
 
@@ -116,6 +120,8 @@ def test_an_index_that_is_not_there():
 def test_the_context_manager_restores(python):
     code = """
 import torch
+
+import oxitorch
 t = torch.tpu
 assert t.device_count() == 3
 with t.device(2):
@@ -222,6 +228,8 @@ def test_memory_is_counted():
 def test_memory_that_is_kept_for_reuse(python):
     code = """
 import torch
+
+import oxitorch
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 x = torch.ones(64 << 18, device="tpu")
@@ -544,3 +552,33 @@ def test_large_tensors_are_cut_before_they_are_copied():
     assert torch.tpu.metrics()["bytes_d2h"] < 1 << 16
     expected = repr(torch.arange(1 << 24, dtype=torch.float32).view(1 << 12, 1 << 12))
     assert plain(text) == plain(expected)
+
+
+REPLACED = {
+    "torch.Tensor.__dlpack__",
+    "torch.Tensor.__dlpack_device__",
+    "torch._functorch.apis._chunked_vmap",
+    "torch._functorch.vmap._chunked_vmap",
+    "torch._tensor_str._tensor_str",
+    "torch.autograd.graph.save_on_cpu.__init__",
+    "torch.distributed.destroy_process_group",
+    "torch.distributed.distributed_c10d._new_process_group_helper",
+    "torch.distributed.distributed_c10d.destroy_process_group",
+    "torch.from_dlpack",
+    "torch.utils.dlpack.from_dlpack",
+}
+
+
+def test_nothing_else_in_torch_is_replaced():
+    """Functions of ours in modules and classes of torch, wherever PyTorch has them."""
+    ours = str(Path(oxitorch.__file__).parent)
+    found = set()
+    modules = {n: m for n, m in sys.modules.items() if n == "torch" or (n.startswith("torch.") and ".tpu" not in n)}
+    for name, module in modules.items():
+        holders = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
+        for holder in (module, *holders):
+            where = name if holder is module else f"{name}.{holder.__qualname__}"
+            functions = {k: v.__code__ for k, v in vars(holder).items() if type(v) is FunctionType}
+            found |= {f"{where}.{k}" for k, code in functions.items() if code.co_filename.startswith(ours)}
+    # Once Dynamo is imported, and by PyTorch's own function for it.
+    assert found - {"torch._dynamo.backends.registry._default_backend"} == REPLACED

@@ -16,9 +16,12 @@ def activate() -> None:
     Only needed where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns PyTorch's own discovery off and this package was
     imported before torch.
     """
+    import importlib
+
     from oxitorch import _activate
 
     _activate.activate()
+    importlib.import_module("oxitorch.tpu")  # which registers itself at its end
 
 
 def _autoload() -> None:

@@ -11,10 +11,11 @@ import multiprocessing
 import os
 import threading
 
+import torch
+
 
 def install(c10d, folder: str) -> None:
     """Changes `torch.distributed.distributed_c10d`; the folder is told how many processes there would be."""
-    import torch
 
     class ProcessGroupGloo(c10d.ProcessGroupGloo):
         """Gloo's place, for the host's memory."""
@@ -55,8 +56,6 @@ def install(c10d, folder: str) -> None:
 
 def _add(group, timeout: datetime.timedelta) -> None:
     """Gives a group what stands for gloo."""
-    import torch
-
     torch.ops.oxitorch._alone(group.boxed(), round(timeout.total_seconds() * 1e3))
 
 

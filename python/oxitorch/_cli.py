@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from oxitorch import _env
+from oxitorch import _env, _shim
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,8 +32,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def facts() -> dict:
     """What the command line needs to know about this interpreter; torch is looked for and not imported."""
-    from oxitorch import _activate, _shim
-
     torch = _shim.find_torch()
     cache = _env.cache_dir()
     out = {
@@ -41,7 +39,7 @@ def facts() -> dict:
         "python": platform.python_version(),
         "virtual_environment": sys.prefix if sys.prefix != sys.base_prefix else None,
         "package": str(Path(__file__).parent),
-        "site_dirs": _activate.site_dirs(),
+        "site_dirs": _env.site_dirs(),
         "cache_dir": cache,
         "programs": _programs(),
         "ranks": _env.ranks_folder(),
@@ -95,8 +93,6 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _shim_build(into: Path | None) -> int:
-    from oxitorch import _shim
-
     torch = _shim.find_torch()
     if torch is None:
         print("error: torch is not installed for this Python\nhint: pip install torch", file=sys.stderr)

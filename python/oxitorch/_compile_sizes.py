@@ -7,6 +7,7 @@ that had the same value in all calls so far is that value.
 
 import torch
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from oxitorch import _activate
 from oxitorch._dims import Dim, below, sample_below
@@ -29,8 +30,6 @@ class SizedGraph:
     @staticmethod
     def of(gm: GraphModule, run) -> "SizedGraph | None":
         """None for a graph whose sizes do not vary, or follow from values."""
-        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         symbolic = [v for v in values if isinstance(v, (torch.Tensor, torch.SymInt))]
         everything = [n.meta.get("val") for n in gm.graph.nodes]

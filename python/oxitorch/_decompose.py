@@ -9,6 +9,7 @@ import functools
 import torch
 
 from oxitorch import _activate
+from oxitorch._overload import overload
 from oxitorch._recipes import Recipes, watched
 
 # Their results are not what the operation itself gives: the second one is not the one that the backward wants.
@@ -39,7 +40,7 @@ def _decompose(name: str, graph: int, given: list) -> list | None:
     a tensor of that dtype is given.
     """
     core = _activate.core()
-    op = _overload(name)
+    op = overload(name)
     decomposition = torch._decomp.decomposition_table.get(op)
     if decomposition is None or op._schema.name in UNFAITHFUL:
         core.no_decomposition(name)
@@ -78,9 +79,3 @@ def _run(decomposition, tensors: list, args: list, kwargs: dict) -> list:
     results = list(results) if isinstance(results, (tuple, list)) else [results]
     # Operations give tensors of their own; decompositions are not that careful.
     return [r.clone() if _is_tensor(r) and any(torch._C._is_alias_of(r, t) for t in tensors) else r for r in results]
-
-
-def _overload(name: str):
-    namespace, name = name.split("::")
-    name, _, overload = name.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")

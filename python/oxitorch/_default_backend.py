@@ -8,6 +8,8 @@ for by name, inductor's code generator for the device is one that raises what to
 Dynamo and inductor are slow to import, so all this is done when they are imported.
 """
 
+import torch
+
 from oxitorch import _after_import
 
 
@@ -43,8 +45,6 @@ def tpu_or_inductor(gm, example_inputs, *, mode=None, options=None, **_):
         from oxitorch import _compile
 
         return _compile.tpu(gm, example_inputs, mode=mode, options=options)
-    import torch
-
     patches = dict(options or {})
     if mode and mode != "default":
         patches.update(torch._inductor.list_mode_options(mode))

@@ -6,6 +6,8 @@ PyTorch's own, `aten._scaled_dot_product_fused_attention_overrideable`.
 
 import functools
 
+import torch
+
 from oxitorch import _after_import
 
 # Dimensions of query, key and value, in which parts are computed apart.
@@ -24,8 +26,6 @@ def install() -> None:
 
 
 def _ops():
-    import torch
-
     name = "_scaled_dot_product_fused_attention_overrideable"
     return getattr(torch.ops.aten, name).default, getattr(torch.ops.aten, f"{name}_backward").default
 
@@ -33,8 +33,6 @@ def _ops():
 @functools.cache
 def _add_meta(backward):
     """Shapes of the gradients, which DTensor asks for; PyTorch 2.11 does not know them."""
-    import torch
-
     if torch._C._dispatch_has_kernel_for_dispatch_key(backward.name(), "Meta"):
         return None
 

@@ -7,6 +7,8 @@ environment; everything below takes values.
 import json
 import os
 import re
+import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -456,6 +458,12 @@ def _preflight() -> dict[str, Any]:
 
     with open(os.path.join(folder, "device.json"), encoding="utf-8") as f:
         return {"absent": json.load(f), "capture": None if multiprocessing.parent_process() else folder}
+
+
+def site_dirs() -> list[str]:
+    """The folders in which plugin packages are looked for: the import path, in its order."""
+    paths = [*sys.path, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
+    return list(dict.fromkeys(p for p in paths if p))
 
 
 def tpu_hosts(environ=os.environ) -> list[str]:

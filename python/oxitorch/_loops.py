@@ -8,7 +8,6 @@ PyTorch's own way is taken, which runs it for each round; `torch.tpu.explain()` 
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oxitorch import _activate
+from oxitorch import _activate, _running
 
 _OPS = torch.ops.oxitorch
 _DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -265,8 +264,7 @@ def flow(name: str, numbers: tuple[int, int, int, int], operands: Sequence[torch
 
 def _show(tensors: Sequence[torch.Tensor]) -> None:
     """Tells a function of `torch.tpu.jit` that is being traced of tensors that no operation made."""
-    tracing = sys.modules.get("oxitorch.jit._tracing")
-    tracer = tracing and tracing.running()
+    tracer = _running.tracer()
     if tracer is not None:
         tracer.made(tensors)
 

@@ -11,7 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import CheckpointPolicy
 
 _here = threading.local()
 
@@ -88,7 +90,7 @@ class offload(saved_tensors_hooks):
         if held is None:
             held = hold(in_memory)
             gone = functools.partial(_forget, self._known, place)
-            self._known[place] = (_weak(storage), weakref.ref(held, gone))
+            self._known[place] = (StorageWeakRef(storage), weakref.ref(held, gone))
         return _View(held, sizes, strides)
 
 
@@ -166,12 +168,6 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
 
 
-def _weak(storage: torch.UntypedStorage):
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)
-
-
 def checkpoint_name(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The same tensor under a name, for `torch.tpu.offload` and for policies of `torch.utils.checkpoint`, as
     `jax.ad_checkpoint.checkpoint_name` has it. What is to be offloaded or kept is the result, not what it is made of.
@@ -185,7 +181,6 @@ def save_only_these_names(*names: str) -> Callable:
     """A policy for `torch.utils.checkpoint.create_selective_checkpoint_contexts`: what `checkpoint_name` has given one
     of these names is kept, all else is computed again; as `jax.checkpoint_policies.save_only_these_names`.
     """
-    from torch.utils.checkpoint import CheckpointPolicy
 
     def policy(_ctx, op, *args, **_kwargs):
         is_named = op is torch.ops.oxitorch.checkpoint_name.default and args[1] in names
@@ -199,13 +194,11 @@ def _note(tensor: torch.Tensor, name: str) -> None:
     for context in getattr(_here, "contexts", ()):
         if context._names is not None and name in context._names:
             storage = tensor.untyped_storage()
-            context._named[storage._cdata] = _weak(storage)
+            context._named[storage._cdata] = StorageWeakRef(storage)
 
 
 def install() -> None:
     """`save_on_cpu` offloads tensors of the device, and waits for nothing; of others it does what it did."""
-    from torch.autograd.graph import save_on_cpu
-
     begin = save_on_cpu.__init__
 
     @functools.wraps(begin)

@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from oxitorch import _activate, _as_script, _fork
+from oxitorch import _activate, _as_script, _fork, _pretend
+from oxitorch._absent import MARK
 from oxitorch._dims import Dynamic, checked
 from oxitorch.jit import Jitted
-from oxitorch.preflight import MARK
 
 
 class Report:
@@ -167,7 +167,7 @@ def _child(call: Callable[[], _Call], folder: str) -> int:
     try:
         with open(os.path.join(folder, "device.json"), encoding="utf-8") as f:
             device = json.load(f)
-        _activate.pretend(device, folder)
+        _pretend.pretend(device, folder)
         os.environ["OXITORCH_PREFLIGHT"] = folder
         call().run()
     except SystemExit as e:

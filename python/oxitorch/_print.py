@@ -1,4 +1,4 @@
-"""Printing of device tensors: the one place where oxitorch replaces a function of PyTorch.
+"""Printing of device tensors.
 
 PyTorch formats a tensor with some two dozen small operations. For the device types it knows to be slow at that it
 copies to the CPU first, but the list of those types is fixed in `torch._tensor_str._str_intern`. So that function is
@@ -7,19 +7,21 @@ wrapped: device tensors are copied first, of large ones only the corners that wi
 
 import functools
 
+import torch
 
-def install(torch) -> None:
+
+def install() -> None:
     """Wraps the formatter; a second call does nothing."""
     module = torch._tensor_str
     if not getattr(module._tensor_str, "_oxitorch", False):
-        module._tensor_str = _on_cpu(torch, module, module._tensor_str)
+        module._tensor_str = _on_cpu(module, module._tensor_str)
 
 
 # Up to this size the whole tensor is copied: cheaper than compiling programs that cut it.
 _WHOLE_BYTES = 16 << 20
 
 
-def _on_cpu(torch, module, original):
+def _on_cpu(module, original):
     @functools.wraps(original)
     def _tensor_str(self, indent):
         if self.device.type != "tpu" or self.is_meta:
@@ -28,7 +30,7 @@ def _on_cpu(torch, module, original):
         x = self.detach()
         if x.numel() <= options.threshold or x.numel() * x.element_size() <= _WHOLE_BYTES:
             return original(x.to("cpu"), indent)
-        corners = _corners(torch, x, options.edgeitems).to("cpu")
+        corners = _corners(x, options.edgeitems).to("cpu")
         # PyTorch summarises what has more elements than the threshold; the corners must still count as such.
         threshold = options.threshold
         options.threshold = 0
@@ -41,7 +43,7 @@ def _on_cpu(torch, module, original):
     return _tensor_str
 
 
-def _corners(torch, x, edge: int):
+def _corners(x, edge: int):
     """What a summary shows of `x`, with one item more between the edges of each dimension that is cut."""
     for d, size in enumerate(x.shape):
         if size > 2 * edge + 1:

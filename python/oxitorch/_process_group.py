@@ -10,7 +10,10 @@ import functools
 import inspect
 import sys
 
-from oxitorch import _after_import, _alone, _core, _env, _ranks
+import torch
+import torch.distributed as dist
+
+from oxitorch import _after_import, _alone, _core, _env, _processes, _ranks
 
 
 def install() -> None:
@@ -70,11 +73,8 @@ def _finish() -> None:
     Not where an error ends the process: the others may never come, and this one would wait for them.
     """
     if _core.is_started() and not _core.is_in_bad_fork():
-        from oxitorch import _processes
-        from oxitorch.tpu import current_device
-
         # Of a client that spans processes, the other devices are those of others.
-        own = [current_device()] if _processes._own else range(_core.device_count())
+        own = [_core.current_device()] if _processes._own else range(_core.device_count())
         for device in own:
             _core.synchronize(device)
 
@@ -91,11 +91,6 @@ def _finish_at_exit() -> None:
 
 
 def _create(options, _backend_options):
-    import torch
-    import torch.distributed as dist
-
-    from oxitorch import _processes
-
     _finish_at_exit()
     _ranks.record(options.group_rank, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size

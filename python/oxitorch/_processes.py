@@ -4,6 +4,10 @@ import os
 import socket
 from collections.abc import Mapping
 
+import torch
+
+from oxitorch import _activate
+
 _own: list[int] | None = None
 
 
@@ -13,8 +17,6 @@ def devices(store, rank: int, size: int) -> list[int]:
     The first call is that of the default process group, and starts the device.
     """
     global _own
-    from oxitorch import _activate
-
     core = _activate.core()
     platform = core.may_span()
     if platform is None:
@@ -28,14 +30,10 @@ def devices(store, rank: int, size: int) -> list[int]:
 
 
 def _is_default_group() -> bool:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d.GroupMember.WORLD is None
+    return torch.distributed.distributed_c10d.GroupMember.WORLD is None
 
 
 def _join(core, platform: str, store, rank: int, size: int) -> list[int]:
-    import torch
-
     first, count = here(store, rank, size)
     if platform == "tpu" and size > 1:
         os.environ.update(tpu_environment(os.environ, addresses(store, rank, size, first), rank, (first, count)))

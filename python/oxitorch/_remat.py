@@ -11,6 +11,8 @@ from collections import Counter
 
 import torch
 from torch.nn import Module, ModuleDict, ModuleList, Sequential
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from oxitorch import _roles
 
@@ -32,8 +34,6 @@ def install(policy: str, folder: str) -> None:
     The policy is "none", "products" (all blocks, but products are kept), "half" (every second block), "all" or
     "offload" (all, and what blocks take is kept on the host).
     """
-    from torch.nn.modules.module import register_module_forward_pre_hook
-
     register_module_forward_pre_hook(_Blocks(policy, folder).before)
 
 
@@ -78,8 +78,6 @@ def _repeated(module: Module):
 
 
 def _checkpointed(forward, policy: str):
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-
     options = {}
     if policy == "products":
         found = [getattr(torch.ops.aten, name, None) for name in _PRODUCTS]

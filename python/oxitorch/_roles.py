@@ -9,6 +9,8 @@ import weakref
 
 import torch
 import torch.nn as nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from oxitorch import _core
 
@@ -19,9 +21,6 @@ _seen: weakref.WeakSet = weakref.WeakSet()
 
 def install() -> None:
     """Names tensors before and after each step of an optimizer, and before a module is called for the first time."""
-    from torch.nn.modules.module import register_module_forward_pre_hook
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
     register_module_forward_pre_hook(_before_module)
     register_optimizer_step_pre_hook(_around_step)
     register_optimizer_step_post_hook(_around_step)

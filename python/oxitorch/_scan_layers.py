@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from oxitorch import _activate, _loops
+from oxitorch import _activate, _loops, _running
 
 _ATEN = torch.ops.aten
 _PRODUCTS = (
@@ -133,9 +133,7 @@ def _tensors(layer: torch.nn.Module, duplicates: bool = False) -> list[tuple[str
 
 def _is_traced() -> bool:
     """Whether a function of `torch.tpu.jit` is run, which says so to PyTorch as compilers do."""
-    from oxitorch.jit._tracing import running
-
-    return running() is not None
+    return _running.tracer() is not None
 
 
 def _is_transformed(x: torch.Tensor) -> bool:

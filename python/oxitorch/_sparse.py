@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from oxitorch import _activate
-from oxitorch._decompose import _overload
 from oxitorch._lines import warn
+from oxitorch._overload import overload
 
 _aten = torch.ops.aten
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -36,7 +36,7 @@ class _NotHere(Exception):
 
 def run(name: str, args: list) -> list:
     """Runs an overload ("aten::add.out") with all arguments of its schema, in order; returns the results."""
-    op = _overload(name)
+    op = overload(name)
     # A number in place of a tensor comes as one.
     args = [
         torch.tensor(a) if str(p.type) == "Tensor" and isinstance(a, (bool, int, float, complex)) else a

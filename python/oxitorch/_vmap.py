@@ -5,10 +5,11 @@ PyTorch sets the generator of the CPU back for each chunk, and no other; here th
 
 import functools
 
+import torch
+from torch._functorch import apis, vmap
+
 
 def install() -> None:
-    from torch._functorch import apis, vmap
-
     in_chunks = vmap._chunked_vmap
 
     @functools.wraps(in_chunks)
@@ -23,8 +24,6 @@ def install() -> None:
 
 def _with_same_numbers(chunks, in_dims):
     """The chunks; before each that has rows, the generators are as they were before the first."""
-    import torch
-
     started = torch.tpu.is_initialized()
     states = torch.tpu.get_rng_state_all() if started else []
     for chunk in chunks:

@@ -4,13 +4,11 @@ The module is the function: `oxitorch.preflight(fn, args, slice="v5e-1")`. `docs
 import torch before it is called.
 """
 
-import functools
-import json
 import os
 import sys
 import types
 
-from oxitorch import _env
+from oxitorch import _absent, _core, _env
 
 __all__ = ["batch", "step"]
 
@@ -28,7 +26,7 @@ def batch(size: int) -> int:
     if not os.path.exists(path):
         with open(path, "w", encoding="ascii") as f:
             f.write(str(int(size)))
-    tried = _device(folder).get("batch")
+    tried = _absent.description(folder).get("batch")
     return size if tried is None else tried
 
 
@@ -43,20 +41,7 @@ def step() -> None:
             oxitorch.preflight.step()
     """
     if _env.PREFLIGHT.read() is not None:
-        from oxitorch import _core
-
-        _core.cut("step", MARK)
-
-
-# In place of an optimizer's id.
-MARK = 1
-
-
-@functools.cache
-def _device(folder: str) -> dict:
-    """What the command says about the device and the run."""
-    with open(os.path.join(folder, "device.json"), encoding="utf-8") as f:
-        return json.load(f)
+        _core.cut("step", _absent.MARK)
 
 
 class _Callable(types.ModuleType):

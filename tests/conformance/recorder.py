@@ -67,11 +67,11 @@ def main() -> None:
     args = parser.parse_args()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what ops print is not ours
-    from oxitorch import _activate
-    from oxitorch.preflight import MARK
+    from oxitorch import _activate, _pretend
+    from oxitorch._absent import MARK
 
     description = json.loads((args.folder / "device.json").read_text())
-    _activate.pretend({**description, "steps": ENDLESS}, str(args.folder))
+    _pretend.pretend({**description, "steps": ENDLESS}, str(args.folder))
     core = _activate.core()
 
     from . import units  # which asks what devices there are

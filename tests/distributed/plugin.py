@@ -19,7 +19,7 @@ PLUGIN = "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"
 @functools.cache
 def environ() -> dict[str, str]:
     """What processes that use it are told."""
-    from oxitorch import _activate
+    from oxitorch import _env
 
     if shutil.which("cargo") is None:
         pytest.skip("the plugin of several processes is built by cargo, which is not here")
@@ -32,6 +32,6 @@ def environ() -> dict[str, str]:
     new = place.with_suffix(f".{os.getpid()}")  # other tests may use the one that is there
     shutil.copy(target / "examples/libmulti_process_plugin.so", new)
     new.rename(place)
-    cpu = next(path for path in (Path(d) / PLUGIN for d in _activate.site_dirs()) if path.exists())
+    cpu = next(path for path in (Path(d) / PLUGIN for d in _env.site_dirs()) if path.exists())
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
     return {"OXITORCH_PLATFORM": "cuda", "OXITORCH_CPU_PLUGIN": str(cpu), "PYTHONPATH": paths}

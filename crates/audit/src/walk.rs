@@ -5,7 +5,10 @@ mod table;
 use std::sync::LazyLock;
 
 use ruff_python_ast::visitor::{self, Visitor};
-use ruff_python_ast::{Expr, ExprCall, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, UnaryOp};
+use ruff_python_ast::{
+    Expr, ExprAttribute, ExprCall, ExprCompare, ExprIf, Stmt, StmtAnnAssign, StmtClassDef, StmtFor,
+    StmtFunctionDef, UnaryOp,
+};
 use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
 use ruff_text_size::Ranged;
 use rustc_hash::FxHashSet;
@@ -379,15 +382,7 @@ impl<'a> Visitor<'a> for Walk<'a> {
                     self.model.assign(target, Some(&assign.value), kind);
                 }
             }
-            Stmt::AnnAssign(assign) => {
-                let device = is_device_name(&assign.target);
-                self.in_slot(device, |w| assign.value.iter().for_each(|v| w.visit_expr(v)));
-                let kind = match self.model.annotated(&assign.annotation) {
-                    Kind::Unknown => assign.value.as_deref().map_or(Kind::Unknown, |v| self.model.kind(v)),
-                    known => known,
-                };
-                self.model.assign(&assign.target, assign.value.as_deref(), kind);
-            }
+            Stmt::AnnAssign(assign) => self.annotated(assign),
             Stmt::AugAssign(assign) => {
                 self.visit_expr(&assign.value);
                 self.visit_expr(&assign.target);
@@ -404,16 +399,10 @@ impl<'a> Visitor<'a> for Walk<'a> {
                 self.visit_body(&stmt.orelse);
             }
             Stmt::If(stmt) => {
-                self.truth(&stmt.test);
-                self.before(&stmt.body, |w| w.visit_expr(&stmt.test));
-                self.guarded(&stmt.test, &stmt.body);
+                self.branch(&stmt.test, &stmt.body);
                 for clause in &stmt.elif_else_clauses {
                     match &clause.test {
-                        Some(test) => {
-                            self.truth(test);
-                            self.before(&clause.body, |w| w.visit_expr(test));
-                            self.guarded(test, &clause.body);
-                        }
+                        Some(test) => self.branch(test, &clause.body),
                         None => self.visit_body(&clause.body),
                     }
                 }
@@ -433,53 +422,20 @@ impl<'a> Visitor<'a> for Walk<'a> {
 
     fn visit_expr(&mut self, expr: &'a Expr) {
         match expr {
-            Expr::Attribute(attribute) => {
-                for (rule, when) in self.table.attributes.get(attribute.attr.as_str()).into_iter().flatten() {
-                    if let When::Attribute(_, find) = when
-                        && let Some(hit) = find(expr, &self.model)
-                    {
-                        self.strike(rule, hit);
-                    }
-                }
-                match self.model.path(expr) {
-                    Some(path) => {
-                        let root = self.model.root(expr).map(str::to_owned);
-                        self.named(&path, root.as_deref(), expr);
-                    }
-                    None => self.visit_expr(&attribute.value),
-                }
-            }
+            Expr::Attribute(attribute) => self.attribute(expr, attribute),
             Expr::Call(call) => {
                 self.call(call);
                 self.arguments(call);
             }
             // What is compared or looked up is not what is given.
-            Expr::Compare(compare) => {
-                // A word for a device is compared with what tells of devices.
-                let source = self.model.source(expr.range());
-                let of_devices = ["device", ".type", "accelerator"].iter().any(|w| source.contains(w));
-                let compared = if of_devices { Compared::Device } else { Compared::Other };
-                let before = std::mem::replace(&mut self.model.compared, compared);
-                // What is compared with a name for a device follows what that name is given.
-                let named = std::iter::once(&*compare.left).chain(&compare.comparators).any(is_device_name);
-                self.in_slot(named, |w| visitor::walk_expr(w, expr));
-                self.model.compared = before;
-            }
+            Expr::Compare(compare) => self.comparison(expr, compare),
             Expr::Dict(dict) => self.in_slot(false, |w| {
                 for item in &dict.items {
                     item.key.iter().for_each(|k| w.as_key(true, |w| w.visit_expr(k)));
                     w.visit_expr(&item.value);
                 }
             }),
-            Expr::If(either) => {
-                self.truth(&either.test);
-                self.visit_expr(&either.test);
-                let around = self.model.within.len();
-                self.model.within.extend(self.model.guard(&either.test));
-                self.visit_expr(&either.body);
-                self.model.within.truncate(around);
-                self.visit_expr(&either.orelse);
-            }
+            Expr::If(either) => self.either(either),
             Expr::Subscript(_) => {
                 for (rule, when) in &self.table.indices {
                     if let When::Index(find) = when
@@ -525,6 +481,61 @@ fn is_device_name(expr: &Expr) -> bool {
 }
 
 impl<'a> Walk<'a> {
+    fn annotated(&mut self, assign: &'a StmtAnnAssign) {
+        let device = is_device_name(&assign.target);
+        self.in_slot(device, |w| assign.value.iter().for_each(|v| w.visit_expr(v)));
+        let kind = match self.model.annotated(&assign.annotation) {
+            Kind::Unknown => assign.value.as_deref().map_or(Kind::Unknown, |v| self.model.kind(v)),
+            known => known,
+        };
+        self.model.assign(&assign.target, assign.value.as_deref(), kind);
+    }
+
+    fn branch(&mut self, test: &'a Expr, body: &'a [Stmt]) {
+        self.truth(test);
+        self.before(body, |w| w.visit_expr(test));
+        self.guarded(test, body);
+    }
+
+    fn attribute(&mut self, expr: &'a Expr, attribute: &'a ExprAttribute) {
+        for (rule, when) in self.table.attributes.get(attribute.attr.as_str()).into_iter().flatten() {
+            if let When::Attribute(_, find) = when
+                && let Some(hit) = find(expr, &self.model)
+            {
+                self.strike(rule, hit);
+            }
+        }
+        match self.model.path(expr) {
+            Some(path) => {
+                let root = self.model.root(expr).map(str::to_owned);
+                self.named(&path, root.as_deref(), expr);
+            }
+            None => self.visit_expr(&attribute.value),
+        }
+    }
+
+    fn comparison(&mut self, expr: &'a Expr, compare: &'a ExprCompare) {
+        // A word for a device is compared with what tells of devices.
+        let source = self.model.source(expr.range());
+        let of_devices = ["device", ".type", "accelerator"].iter().any(|w| source.contains(w));
+        let compared = if of_devices { Compared::Device } else { Compared::Other };
+        let before = std::mem::replace(&mut self.model.compared, compared);
+        // What is compared with a name for a device follows what that name is given.
+        let named = std::iter::once(&*compare.left).chain(&compare.comparators).any(is_device_name);
+        self.in_slot(named, |w| visitor::walk_expr(w, expr));
+        self.model.compared = before;
+    }
+
+    fn either(&mut self, either: &'a ExprIf) {
+        self.truth(&either.test);
+        self.visit_expr(&either.test);
+        let around = self.model.within.len();
+        self.model.within.extend(self.model.guard(&either.test));
+        self.visit_expr(&either.body);
+        self.model.within.truncate(around);
+        self.visit_expr(&either.orelse);
+    }
+
     fn in_slot(&mut self, is: bool, walk: impl FnOnce(&mut Walk<'a>)) {
         let before = std::mem::replace(&mut self.model.device_slot, is);
         walk(self);

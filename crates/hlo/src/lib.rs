@@ -27,6 +27,7 @@ mod error;
 mod infer;
 mod ir;
 mod literal;
+mod live;
 mod print;
 mod products;
 mod reads;

@@ -130,6 +130,24 @@ impl Options {
         }
     }
 
+    fn parsed_slices(&self) -> anyhow::Result<Vec<Slice>> {
+        if self.slices.is_empty() {
+            bail!("which slice? Say for instance --slice v5e-1");
+        }
+        self.slices.iter().map(|s| Slice::parse(s)).collect()
+    }
+
+    fn processes(&self) -> anyhow::Result<Processes> {
+        Ok(match (self.processes, &self.parallel) {
+            (Some(_), Some(_)) => {
+                bail!("--parallel splits the step of one process: it does not go with --processes")
+            }
+            (Some(n), None) => Processes::Asked(n),
+            (None, Some(_)) => Processes::Split,
+            (None, None) => Processes::OfSlice,
+        })
+    }
+
     /// How long to look for the largest batch on so many devices, which a batch is split over.
     fn bounds(&self, devices: u64) -> Bounds {
         Bounds {
@@ -145,6 +163,38 @@ fn minutes(asked: Option<u64>, default: u64) -> Duration {
     Duration::from_secs(asked.unwrap_or(default).saturating_mul(60))
 }
 
+/// The slices with their memory, and the plugins that compile for them.
+fn targets<'a>(
+    slices: &'a [Slice],
+    found: &'a [Found],
+    environment: &Environment,
+) -> anyhow::Result<Vec<Target<'a>>> {
+    let memory = |slice: &Slice| match slice.chip() {
+        Some(chip) => Ok(chip.device_memory),
+        None => environment.memory.context("the memory of this machine is not known"),
+    };
+    let target = |slice: &'a Slice| {
+        let plugin = plugin(found, slice.platform(), environment)?;
+        Ok(Target { slice, memory: memory(slice)?, plugin })
+    };
+    slices.iter().map(target).collect()
+}
+
+/// What is to be known of a slice.
+fn found_out<'a>(session: &mut Session<'a>, target: Target<'a>, options: &Options) -> anyhow::Result<Judged> {
+    match &options.fit {
+        None => {
+            let (mut judged, told) = session.judge(target, &Variant::default())?;
+            checks::check(session, target, (&mut judged, &told), minutes(options.advice_minutes, 1))?;
+            Ok(judged)
+        }
+        Some(Fit::Remat) => remat::search(session, target),
+        Some(Fit::Batch(argument)) => {
+            fit::batch(session, argument.as_ref(), options.bounds(target.slice.devices()), target)
+        }
+    }
+}
+
 /// Runs a script without the devices that it asks for, compiles its programs for each slice, and judges them.
 ///
 /// # Errors
@@ -152,46 +202,23 @@ fn minutes(asked: Option<u64>, default: u64) -> Duration {
 /// If the options contradict each other or name what is not there, or if something is not installed.
 pub fn run(options: &Options, script: Vec<String>, environment: &Environment) -> anyhow::Result<Report> {
     let start = Instant::now();
-    if options.slices.is_empty() {
-        bail!("which slice? Say for instance --slice v5e-1");
-    }
-    let slices: Vec<Slice> = options.slices.iter().map(|s| Slice::parse(s)).collect::<anyhow::Result<_>>()?;
+    let slices = options.parsed_slices()?;
     let prices = options.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::read)?;
     let found =
         discover(&DiscoverOptions { python_paths: environment.site_dirs.clone(), ..Default::default() });
-    let plugins: Vec<&Found> =
-        slices.iter().map(|s| plugin(&found, s.platform(), environment)).collect::<anyhow::Result<_>>()?;
+    let targets = targets(&slices, &found, environment)?;
     let steps = options.steps.unwrap_or(STEPS).max(1);
     let effort = options.effort.unwrap_or_default();
-    let memory_of = |slice: &Slice| match slice.chip() {
-        Some(chip) => Ok(chip.device_memory),
-        None => environment.memory.context("the memory of this machine is not known"),
-    };
-    let target = |(slice, plugin)| -> anyhow::Result<Target> {
-        Ok(Target { slice, memory: memory_of(slice)?, plugin })
-    };
-    let targets: Vec<Target> = slices.iter().zip(plugins).map(target).collect::<anyhow::Result<_>>()?;
-    let processes = match (options.processes, &options.parallel) {
-        (Some(_), Some(_)) => {
-            bail!("--parallel splits the step of one process: it does not go with --processes")
-        }
-        (Some(n), None) => Processes::Asked(n),
-        (None, Some(_)) => Processes::Split,
-        (None, None) => Processes::OfSlice,
-    };
-    let call = (steps, options.host_value.unwrap_or(0.0));
-    let runs = BTreeMap::new();
-    let (parallel, budget) = (options.parallel.as_ref(), options.budget.as_slice());
     let mut session = Session {
         script: &script,
         targets: targets.clone(),
-        call,
+        call: (steps, options.host_value.unwrap_or(0.0)),
         effort,
-        budget,
-        parallel,
-        processes,
+        budget: &options.budget,
+        parallel: options.parallel.as_ref(),
+        processes: options.processes()?,
         environment,
-        runs,
+        runs: BTreeMap::new(),
     };
     let mut judged = Vec::new();
     for target in targets {
@@ -200,22 +227,7 @@ pub fn run(options: &Options, script: Vec<String>, environment: &Environment) ->
             judged.push(Judged { interrupted: true, ..Judged::unknown(target.slice, reason) });
             continue;
         }
-        let mut found = match &options.fit {
-            None => {
-                let (mut judged, told) = session.judge(target, &Variant::default())?;
-                checks::check(
-                    &mut session,
-                    target,
-                    (&mut judged, &told),
-                    minutes(options.advice_minutes, 1),
-                )?;
-                judged
-            }
-            Some(Fit::Remat) => remat::search(&mut session, target)?,
-            Some(Fit::Batch(argument)) => {
-                fit::batch(&mut session, argument.as_ref(), options.bounds(target.slice.devices()), target)?
-            }
-        };
+        let mut found = found_out(&mut session, target, options)?;
         found.budget = budget::hold(&options.budget, &found);
         found.price = prices.of(target.slice, found.least_s(), options.run_steps);
         judged.push(found);

@@ -5,7 +5,7 @@ use crate::gil::warn;
 use crate::library;
 use crate::processes;
 use crate::setup::{Kernels, Setup};
-use oxitorch_aten::{MatmulPrecision, dtype};
+use oxitorch_aten::{MatmulPrecision, TargetOptions, dtype};
 use oxitorch_engine::{
     AbsentDevice, Engine, Error, ErrorKind, Heard, Listener, Mark, Options, Recipe, Refusal, Site, Switches,
     Target, UserOptions, target_options,
@@ -236,6 +236,28 @@ pub(crate) fn seed_later(device: Option<usize>, seed: u64) -> bool {
     true
 }
 
+/// How ops are lowered for a target. Registers the kernels that programs may call.
+fn wanted(target: &Target, setup: &Setup) -> Result<TargetOptions, Error> {
+    let mut wanted = target_options(target.platform());
+    if let Some(platform) = setup.lower_for {
+        // The compiler is still this platform's, and wants what it wants.
+        wanted = wanted.union(target_options(platform));
+    }
+    // Programs that are compiled elsewhere cannot call what is registered here.
+    if let Target::Client(client) = target
+        && client.platform() == pjrt::Platform::Cpu
+        && setup.library != Kernels::None
+        && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
+    {
+        library::register(client.plugin(), setup.shim, count_library_call)
+            .and_then(|()| oxitorch_kernels::register(client.plugin()))
+            .map_err(|e| Error::runtime(e.to_string()))?;
+        wanted.library = true;
+        wanted.own_products = setup.library == Kernels::Faster && library::multiplies_slowly();
+    }
+    Ok(wanted)
+}
+
 #[cold]
 fn start() -> Result<&'static State, Error> {
     let setup =
@@ -250,23 +272,7 @@ fn start() -> Result<&'static State, Error> {
         Some(device) => Target::Absent(device.clone()),
         None => Target::Client(crate::client::open(setup, threads, interrupt)?),
     };
-    let mut wanted = target_options(target.platform());
-    if let Some(platform) = setup.lower_for {
-        // The compiler is still this platform's, and wants what it wants.
-        wanted = wanted.union(target_options(platform));
-    }
-    // Programs that are compiled elsewhere cannot call what is registered here.
-    if let Target::Client(client) = &target
-        && client.platform() == pjrt::Platform::Cpu
-        && setup.library != Kernels::None
-        && setup.lower_for.is_none_or(|p| p == pjrt::Platform::Cpu)
-    {
-        library::register(client.plugin(), setup.shim, count_library_call)
-            .and_then(|()| oxitorch_kernels::register(client.plugin()))
-            .map_err(|e| Error::runtime(e.to_string()))?;
-        wanted.library = true;
-        wanted.own_products = setup.library == Kernels::Faster && library::multiplies_slowly();
-    }
+    let wanted = wanted(&target, setup)?;
     let mut cache = setup.cache.clone();
     if let (pjrt::Platform::Cpu, Some(threads)) = (target.platform(), threads) {
         cache.environment.push((pjrt::THREADS.to_owned(), threads.to_string()));

@@ -12,7 +12,8 @@ import sys
 
 import torch
 
-from oxitorch import _activate, integrations
+from oxitorch import _activate
+from oxitorch.integrations import _tell
 
 _SETTING = "ACCELERATE_TORCH_DEVICE"
 
@@ -31,7 +32,7 @@ def follow(state) -> None:
 def _follow_alone(partial_state, theirs: property) -> None:
     def default_device(self) -> torch.device:
         device = theirs.fget(self)
-        if device.type != "cpu" or not integrations.usable():
+        if device.type != "cpu" or not _activate.is_available():
             return device
         _agree_with_old_transformers()
         _tell_of_cpu_platform()
@@ -78,7 +79,7 @@ def _is_current() -> bool:
 
 
 def _tell_of_cpu_platform() -> None:
-    integrations.tell_of_cpu_platform("Accelerate", "`Accelerator(cpu=True)` or `TrainingArguments(use_cpu=True)`")
+    _tell.tell_of_cpu_platform("Accelerate", "`Accelerator(cpu=True)` or `TrainingArguments(use_cpu=True)`")
 
 
 def launch_processes(launch) -> None:
@@ -198,7 +199,7 @@ def look_back() -> None:
         hint = f"unset {_SETTING}, or say `TrainingArguments(use_cpu=True)`"
     else:
         return
-    integrations.tell(
+    _tell.tell(
         "accelerate on the CPU",
         f"Accelerate {reason}, and now device '{_activate.NAME}' is used: tensors of the two do not go together",
         hint,

@@ -13,7 +13,8 @@ import sys
 
 import torch
 
-from oxitorch import _activate, _env, _process_group, integrations
+from oxitorch import _activate, _env, _process_group
+from oxitorch.integrations import _tell
 
 # DDP's method that says its devices, of the Trainer and of Fabric.
 _DEVICE_IDS = ("determine_ddp_device_ids", "_determine_ddp_device_ids")
@@ -94,9 +95,9 @@ def _take_choice(cls, ours: type) -> None:
     @functools.wraps(theirs)
     def choose(*self):
         found = theirs(*self)
-        if found != "cpu" or not integrations.usable():
+        if found != "cpu" or not _activate.is_available():
             return found
-        integrations.tell_of_cpu_platform("Lightning", _CPU)
+        _tell.tell_of_cpu_platform("Lightning", _CPU)
         return ours()
 
     cls._choose_auto_accelerator = staticmethod(choose)

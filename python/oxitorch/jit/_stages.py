@@ -3,9 +3,11 @@
 With collectives of several processes it is several programs.
 """
 
+import json
 from typing import Any
 
 from oxitorch import _activate
+from oxitorch._graph import Graph
 
 
 class Lowered:
@@ -83,10 +85,6 @@ class Compiled:
 
 
 def _graph(number: int):
-    import json
-
-    from oxitorch.tpu.programs import Graph
-
     facts = next((json.loads(f) for f in _activate.core().graphs(number)), None)
     if facts is None or facts.pop("number") != number:
         raise RuntimeError("the program is forgotten: 4096 others came after it")

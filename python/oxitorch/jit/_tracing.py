@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from oxitorch import _activate
+from oxitorch import _activate, _running
 from oxitorch._core import Tree
 from oxitorch._padding import is_part
 from oxitorch._recipes import watched
@@ -48,14 +48,13 @@ from oxitorch.jit._parallel import (
     settle_before,
 )
 
-_here = threading.local()
 # One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
 alone = threading.RLock()
 
 
 def running() -> "Tracer | None":
     """The function that this thread traces."""
-    return getattr(_here, "tracer", None)
+    return _running.tracer()
 
 
 def is_inner_call() -> bool:
@@ -195,16 +194,16 @@ class Tracer:
         """The function's results where nothing is made of it: in debug mode, and on a device that is not there, which
         keeps what it records as one program.
         """
-        core, later = _activate.core(), _activate.steps_later
+        core = _activate.core()
         core.cut("jit")
-        later.made = []
+        _running.here.steps = []
         try:
             # In this thread, the one of which nothing ends before the function does.
             with torch.autograd.set_multithreading_enabled(False):
                 (results,) = watched(lambda: [self._fn(*args, **kwargs)], self._given.tensors, [], None)
-            made = later.made
+            made = _running.here.steps
         finally:
-            later.made = None
+            _running.here.steps = None
         for optimizer in made:
             core.cut("step", optimizer)
         core.cut("jit")
@@ -325,7 +324,7 @@ class Tracer:
             register_module_forward_pre_hook(here(self._calls_module)),
             register_module_forward_hook(here(self._called_module), always_call=True),
         )
-        _here.tracer = self
+        _running.here.tracer = self
         self._called_with = args, kwargs
         variables = Variables(self._fn, args, kwargs)
         self._groups = Groups(variables.optimizers)
@@ -341,7 +340,7 @@ class Tracer:
                 return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
-            _here.tracer = None
+            _running.here.tracer = None
             self._ops.packs.clear()
             for stepped in dict.fromkeys(self._stepping):  # a step has raised
                 stepped.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import json
@@ -217,8 +218,6 @@ def run(folder: Path) -> dict:
 
 def limits() -> dict:
     """The differences that the test allows."""
-    import ast
-
     text = (Path(__file__).parent / "templates" / "test_model.py").read_text()
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "LIMITS":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oxitorch import _activate
+from oxitorch import _activate, _register
 from oxitorch._dims import Dim
 from oxitorch._offload import checkpoint_name, offload, save_only_these_names
 
@@ -227,4 +227,5 @@ class _TpuModule(ModuleType):
 
 
 sys.modules[__name__].__class__ = _TpuModule
-_activate.register(sys.modules[__name__])
+_register.register(sys.modules[__name__])
+tracing._write_at_exit()

@@ -37,12 +37,7 @@ def is_available() -> bool:
     As `torch.cuda.is_available()` it starts nothing where plugin and kernel show the hardware, so that a launcher of
     processes, such as `torchrun`, leaves it to them.
     """
-    if _activate.why_unavailable() is not None:
-        return False
-    try:
-        return device_count() > 0
-    except RuntimeError:
-        return False
+    return _activate.is_available()
 
 
 def device_count() -> int:

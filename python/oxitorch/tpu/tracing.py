@@ -3,6 +3,7 @@
 The files are in the trace event format: open them at https://ui.perfetto.dev or in chrome://tracing.
 """
 
+import atexit
 import gzip
 import os
 import shutil
@@ -11,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from oxitorch import _activate, _env
+from oxitorch import _activate, _core, _env
 
 
 class trace:
@@ -63,8 +64,15 @@ def _rank() -> int | None:
     return _env.rank()
 
 
+def _write_at_exit() -> None:
+    """Will write the timeline that OXITORCH_TRACE asks for, if it does."""
+    if _activate.why_unavailable() is None and _env.TRACE.read() is not None:
+        atexit.register(_write_process)  # before the device is shut down: exit functions run in reverse
+
+
 def _write_process() -> None:
-    """At exit: the timeline that OXITORCH_TRACE asks for."""
+    if not _core.is_started() or _core.is_in_bad_fork():
+        return
     path = str(_env.TRACE.read()).replace("%p", str(os.getpid())).replace("%r", str(_rank() or 0))
     path = Path(os.path.expanduser(path))
     path.absolute().parent.mkdir(parents=True, exist_ok=True)

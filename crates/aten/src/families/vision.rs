@@ -394,8 +394,19 @@ impl Settings {
     }
 }
 
-impl Deformed {
-    fn new(
+/// What a call says of sizes.
+struct DeformedSizes {
+    n: i64,
+    channels: i64,
+    image: [i64; 2],
+    out: i64,
+    kernel: [i64; 2],
+    size: [i64; 2],
+}
+
+impl DeformedSizes {
+    /// Those of operands that fit each other.
+    fn of(
         c: &Ctx,
         input: &Tensor,
         weight: &Tensor,
@@ -447,16 +458,27 @@ impl Deformed {
                 c.shape(mask)
             )));
         }
+        Ok(DeformedSizes { n, channels, image: [height, width], out, kernel, size })
+    }
+}
+
+impl Deformed {
+    fn new(
+        c: &Ctx,
+        input: &Tensor,
+        weight: &Tensor,
+        offset: &Tensor,
+        mask: Option<Value>,
+        s: &Settings,
+    ) -> Result<Self> {
+        let sizes = DeformedSizes::of(c, input, weight, offset, mask, s)?;
+        let DeformedSizes { n, channels, image, out, kernel, size } = sizes;
         let wide = opmath(input.dtype);
+        let ([kh, kw], [oh, ow]) = (kernel, size);
         let (planes, points) = (n * s.offset_groups, [kh, kw, oh, ow]);
         let count: i64 = points.iter().product();
-        let sampler = Sampler::linear(
-            [height, width],
-            planes,
-            channels / s.offset_groups,
-            Dims::from_slice(&points),
-            wide,
-        );
+        let sampler =
+            Sampler::linear(image, planes, channels / s.offset_groups, Dims::from_slice(&points), wide);
         let shifts = c.reshape(c.to(offset.value, wide), &[planes, kh * kw, 2, oh * ow]);
         let places = std::array::from_fn(|d| {
             let along = |dim: usize, step: i64| {
