@@ -346,6 +346,10 @@ class _Call:
         for i, shape in self._shapes:
             own[i] = padded(own[i], shape)
         tensors = [x for x in own if isinstance(x, torch.Tensor)]
+        if self._known.written:
+            given = [x for x in inputs if isinstance(x, torch.Tensor)]
+            if any(_storage(tensors[i]) != _storage(given[i]) for i in self._known.written):
+                return None  # it is a part of a larger tensor, and was copied
         numbers = [] if self.given is None else self.given.tensors(values)
         done, made = self._replay(self._known.number, [*tensors, *numbers])
         if not done:

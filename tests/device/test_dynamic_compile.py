@@ -141,6 +141,21 @@ def test_numbers_and_sizes_vary_in_training(fused):
     assert not any(made[3:]), made
 
 
+def test_a_part_of_a_tensor_is_written_where_it_is(fused):
+    torch._dynamo.reset()
+
+    def function(part, x):
+        part[:, :2].add_(x.sum(0)[:2])
+        return x * 2
+
+    f = torch.compile(function, backend="tpu", dynamic=True)
+    for n in (5, 9, 12, 9):
+        x, whole = torch.randn(n, 4), torch.zeros(4, 8)
+        there = whole.to(DEVICE)
+        check(f(there[:, ::2], x.to(DEVICE)), function(whole[:, ::2], x), str(n))
+        check(there, whole, str(n))
+
+
 def test_zero_and_small_numbers_are_right_after_large_ones(fused):
     torch._dynamo.reset()
     f = torch.compile(lambda x, i: (x + i) * (i - 5), backend="tpu", dynamic=True)

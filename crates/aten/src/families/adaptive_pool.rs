@@ -79,7 +79,8 @@ fn averaged(c: &Ctx, x: Value, dim: usize, output: i64) -> Value {
             return Ok(vec![averaged(c, x[0], dim, output)]);
         }
         let longest = used[1].is_none().then_some((input + output - 1) / output + 1);
-        let windows = Windows::of(c, used_of(c, used[0], input), used_of(c, used[1], output), output, longest);
+        let windows =
+            Windows::of(c, used_of(c, used[0], input), used_of(c, used[1], output), output, longest);
         Ok(vec![windows.means(c, x[0], dim)])
     });
     made.map_or(x, |made| made[0])
@@ -377,7 +378,8 @@ fn maxima_of_used<const N: usize>(
     let mut valid = c.constant(TensorType::new(DType::Pred, full.clone()), 1.0);
     for (d, (own, longest)) in windows.iter().enumerate() {
         let along = (lead + 2 * d) as i64;
-        let [at, inside] = own.positions(c, *longest).map(|x| c.broadcast_in_dim(x, &full, &[along, along + 1]));
+        let [at, inside] =
+            own.positions(c, *longest).map(|x| c.broadcast_in_dim(x, &full, &[along, along + 1]));
         index = c.add(c.multiply(index, c.full(all(d), &full)), at);
         valid = c.and(valid, inside);
     }
