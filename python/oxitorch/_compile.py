@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from oxitorch import _activate, _fences, _loops
 from oxitorch._compile_sizes import SizedGraph
 from oxitorch._recipes import Recipes, watched
+from oxitorch.jit._pieces import recounted
 
 
 def tpu(gm: GraphModule, example_inputs: list, *, mode: str | None = None, options: dict | None = None, **_):
@@ -85,6 +86,8 @@ class _Graph:
         self._player = _Player(self._parts.device if self._parts else gm, of_backward)
         # If sizes vary.
         self._sized = SizedGraph.of(self._parts.device, self._player.run) if self._parts else None
+        # What its first program is told to be for.
+        self._remark = None if of_backward else recounted(gm)
 
     def call(self, args: list) -> list:
         given = list(args)
@@ -106,6 +109,9 @@ class _Graph:
         return [value if source is None else sources[source][value] for source, value in parts.outputs]
 
     def _run(self, inputs: list) -> list:
+        if self._remark is not None:
+            _activate.core().remark(f"for this number of pieces alone: {self._remark}")
+            self._remark = None
         if self._sized is not None:
             results = self._sized.call(inputs)
             if results is not None:
@@ -309,6 +315,10 @@ def _attribute(gm: GraphModule, node: Node):
     return getattr(gm, node.target, None)
 
 
+# Namespaces of operations for which the core has rows.
+_WITH_ROWS = ("oxitorch", "torchvision")
+
+
 def _is_pure(gm: GraphModule, node: Node) -> bool:
     """Whether what a node does follows from its arguments alone, random numbers aside."""
     target = node.target
@@ -317,8 +327,8 @@ def _is_pure(gm: GraphModule, node: Node) -> bool:
         bodies = [body for body in bodies if isinstance(body, GraphModule)]
         return all(_is_pure(body, n) for body in bodies for n in body.graph.nodes if n.op == "call_function")
     if isinstance(target, torch._ops.OpOverload):
-        # Of our own operations those that have a row.
-        has_row = target.namespace == "oxitorch" and target.has_kernel_for_dispatch_key("PrivateUse1")
+        # Of operations that are not PyTorch's those that have a row.
+        has_row = target.namespace in _WITH_ROWS and target.has_kernel_for_dispatch_key("PrivateUse1")
         return has_row or target.namespace in ("aten", "prims")
     module = getattr(target, "__module__", None)
     return target is operator.getitem or module in ("_operator", "math", "torch")

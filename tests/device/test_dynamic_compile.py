@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from compile_support import counts
 from sizes_support import GPT, batches, check, loss_of, programs, trained
 from support import DEVICE, assert_same
 
@@ -76,3 +77,134 @@ def test_a_check_is_a_bound(fused):
     assert programs() - before == 2
     with pytest.raises(RuntimeError, match="Expected cond to be True"):
         compiled(torch.randn(41, 4, device=DEVICE))
+
+
+def parts(x, i):
+    return x[:, i : i + 3].tanh() + x[:, 2 * i : 2 * i + 3], i + 1
+
+
+def written(x, i):
+    x[:, i : i + 2] = x[:, i + 1 : i + 3] * 2
+    return x.sum(0)
+
+
+def operands(x, i):
+    return (x * i).tanh() / (2 * i + 1) + torch.full_like(x, i)
+
+
+def rows(x, i):
+    return x[i : i + 4].cumsum(0)
+
+
+# With the numbers of calls; the first is a constant, and zero may be something else.
+NUMBERS = [
+    (parts, (3, 5, 6, 0, 4)),
+    (written, (3, 5, 6, 0, 12)),
+    (operands, (3, 5, 9, 7, 300)),
+    (rows, (1, 2, 0, 4, 3)),
+]
+
+
+@pytest.mark.parametrize(("function", "numbers"), NUMBERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_number_that_is_no_size_has_one_recipe(function, numbers, fused):
+    torch._dynamo.reset()
+    f, made = torch.compile(function, backend="tpu", dynamic=True), []
+    for i in numbers:
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(i))
+        there, before = x.to(DEVICE), counts()
+        actual, expected = f(there, i), function(x, i)
+        for a, e in zip(*[t if isinstance(t, tuple) else (t,) for t in (actual, expected)], strict=True):
+            assert a == e if isinstance(e, int) else check(a, e, str(i)) is None
+        check(there, x, str(i))
+        torch.tpu.synchronize()
+        made.append(
+            {name: n - before[name] for name, n in counts().items() if name in ("programs", "recipes", "plays")}
+        )
+    assert all(n == 0 for new in made[2:] for n in new.values()), made
+
+
+def test_numbers_and_sizes_vary_in_training(fused):
+    torch._dynamo.reset()
+
+    def function(x, i):
+        return (x[:, i : i + 3].tanh() * x.mean(0)[:3]).sum()
+
+    f, made = torch.compile(function, backend="tpu", dynamic=True), []
+    for n, i in [(5, 3), (9, 5), (12, 6), (16, 0), (10, 12), (14, 1)]:
+        x = torch.randn(n, 16, generator=torch.Generator().manual_seed(n)).requires_grad_()
+        there, before = x.detach().to(DEVICE).requires_grad_(), programs()
+        f(there, i).backward()
+        function(x, i).backward()
+        check(there.grad, x.grad, f"{n}, {i}")
+        torch.tpu.synchronize()
+        made.append(programs() - before)
+    assert not any(made[3:]), made
+
+
+def test_a_part_of_a_tensor_is_written_where_it_is(fused):
+    torch._dynamo.reset()
+
+    def function(part, x):
+        part[:, :2].add_(x.sum(0)[:2])
+        return x * 2
+
+    f = torch.compile(function, backend="tpu", dynamic=True)
+    for n in (5, 9, 12, 9):
+        x, whole = torch.randn(n, 4), torch.zeros(4, 8)
+        there = whole.to(DEVICE)
+        check(f(there[:, ::2], x.to(DEVICE)), function(whole[:, ::2], x), str(n))
+        check(there, whole, str(n))
+
+
+def test_zero_and_small_numbers_are_right_after_large_ones(fused):
+    torch._dynamo.reset()
+    f = torch.compile(lambda x, i: (x + i) * (i - 5), backend="tpu", dynamic=True)
+    x = torch.randn(6)
+    for i in (7, 9, 5, 0, -3, 1, 70000, 3, -8):
+        assert_same(f(x.to(DEVICE), i), (x + i) * (i - 5), str(i), rtol=1e-5, atol=1e-5)
+
+
+def test_as_many_pieces_are_one_program(fused):
+    """Dynamo makes a graph for each number of pieces, which its guards allow for some sizes."""
+    torch._dynamo.reset()
+
+    def function(x):
+        return torch.cat([y.exp() for y in x.split(7)])
+
+    f, made = torch.compile(function, backend="tpu", dynamic=True), []
+    for n in (20, 17, 21, 18, 19, 25):
+        x, before = torch.randn(n, 3), programs()
+        check(f(x.to(DEVICE)), function(x), str(n))
+        torch.tpu.synchronize()
+        made.append(programs() - before)
+    assert sum(made[2:5]) == 0, made
+    said = torch.tpu.explain(1)
+    assert "for this number of pieces alone: split gives 4 tensors, and gave 3, at" in said
+    assert "test_dynamic_compile.py" in said and "unflatten" in said
+
+
+def test_rows_of_which_there_are_others_are_named(fused):
+    torch._dynamo.reset()
+    f = torch.compile(lambda x: torch.stack([(y * y).sum() for y in x]), backend="tpu", dynamic=True)
+    for n in (3, 4):
+        x = torch.randn(n, 5)
+        check(f(x.to(DEVICE)), (x * x).sum(1), str(n))
+    said = torch.tpu.explain(1)
+    assert "unbind gives 4 tensors, and gave 3, at" in said and "test_dynamic_compile.py" in said and "vmap" in said
+
+
+def test_operations_of_torchvision_are_for_all_sizes(fused):
+    ops = pytest.importorskip("torchvision").ops
+    torch._dynamo.reset()
+
+    def function(x, boxes):
+        return ops.roi_align(x, torch.cat([torch.zeros_like(boxes[:, :1]), boxes], 1), 2, 0.5, 2)
+
+    f, made, x = torch.compile(function, backend="tpu", dynamic=True), [], torch.randn(1, 2, 8, 8)
+    for n in (5, 9, 12, 15, 11):
+        boxes = torch.rand(n, 4) * 6 + torch.tensor([0.0, 0, 6, 6])
+        before = programs()
+        check(f(x.to(DEVICE), boxes.to(DEVICE)), function(x, boxes), str(n))
+        torch.tpu.synchronize()
+        made.append(programs() - before)
+    assert not any(made[2:]), made

@@ -146,3 +146,42 @@ def test_what_is_said_to_do_instead_of_pieces_is_one_program(fused):
             check(f(x.to(DEVICE)), pieces(x), str(size))
         torch.tpu.synchronize()
         assert programs() - before == 1
+
+
+def inverse(x, length=None):
+    window = torch.hann_window(16, device=x.device)
+    spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
+    return torch.istft(spectrum, 16, 4, window=window, length=length)
+
+
+# Which elements are taken follows from the size in a way of its own.
+TAKEN = {
+    "area": (lambda x: F.interpolate(x[None], scale_factor=0.5, mode="area")[0], 1),
+    "area, larger": (lambda x: F.interpolate(x[None, None], scale_factor=1.5, mode="area")[0, 0], 0),
+    "adaptive averages": (lambda x: F.adaptive_avg_pool1d(x.T, x.shape[0] // 2), 0),
+    "as many windows as rows": (lambda x: F.adaptive_avg_pool1d(torch.ones(1, 11, device=x.device) * 2, x.shape[0]), 0),
+    "their gradients": (torch.func.grad(lambda x: F.adaptive_avg_pool1d(x.T, x.shape[0] // 2).square().sum()), 0),
+    "a diagonal": (lambda x: x.diagonal() * 2, 0),
+    "a diagonal beside": (lambda x: torch.diagonal_copy(x, 3) + x.diagonal(3), 0),
+    "diagonals of a batch": (lambda x: torch.stack([x, x + 1]).diagonal(1, 1, 2) * 2, 0),
+    "an inverse Fourier transform": (lambda x: inverse(x), 1),
+    "an inverse Fourier transform of a length": (lambda x: inverse(x, x.shape[1]), 1),
+    "parts by number": (lambda x: [y * 2 for y in torch.tensor_split(x, torch.tensor([2, 5]))], 0),
+    "parts": (lambda x: [y * 2 for y in x.tensor_split(3)], 0),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_taken_is_one_program(name, fused):
+    function, dim = TAKEN[name]
+    f, made = torch.tpu.jit(function, dynamic={"x": {dim: Dim(max=32)}}), []
+    for n in (21, 19, 30, 25, 17):
+        shape = [20, 20]
+        shape[dim] = n
+        x, before = torch.randn(shape, generator=torch.Generator().manual_seed(n)), programs()
+        actual, expected = f(x.to(DEVICE)), function(x)
+        for a, e in zip(*[t if isinstance(t, list) else [t] for t in (actual, expected)], strict=True):
+            check(a, e, str(n))
+        made.append(programs() - before)
+    # A diagonal is as long as the shorter side, whichever that is.
+    assert not any(made[2:]) and sum(made) <= 1 + ("diagonal" in name), (made, torch.tpu.explain())

@@ -69,7 +69,7 @@ HOST_READS = {
     "if": lambda x, n: x if n[0] > 2 else x * 2,
     "tolist": lambda x, n: x.split(n.tolist())[0],
     "numpy": lambda x, n: x * float(n.numpy()[0]),
-    "tensor_split": lambda x, n: x.tensor_split(n)[0],
+    "tensor_split": lambda x, n: x.tensor_split(n + 1)[0],
     "equal": lambda x, n: x if torch.equal(n, n + 1) else -x,
 }
 
@@ -138,3 +138,24 @@ def test_an_exception_leaves_everything_as_it_was():
     with pytest.raises(KeyError, match="stop"):
         f(torch.ones(4, device=DEVICE))
     assert_close(w, torch.ones(4))
+
+
+def test_places_to_split_at_are_compared_in_each_call(fused):
+    f = torch.tpu.jit(lambda x, places: [y * 2 for y in torch.tensor_split(x, places)])
+    x = torch.randn(9, 2)
+    for places in ([2, 5], [2, 5], [3, 5], [2, 5], [1], 4):
+        at = torch.tensor(places)
+        for a, e in zip(f(x.to(DEVICE), at), torch.tensor_split(x, at), strict=True):
+            assert torch.equal(a.cpu(), e * 2)
+    assert f.traces == 4
+
+
+def test_windows_that_have_no_inverse_are_an_error(fused):
+    f = torch.tpu.jit(lambda x, window: torch.istft(x, 8, 8, window=window))
+    x = torch.randn(1, 5, 4, dtype=torch.complex64)
+    whole = torch.ones(8)
+    assert_close(f(x.to(DEVICE), whole.to(DEVICE)), torch.istft(x, 8, 8, window=whole))
+    with pytest.raises(RuntimeError, match="windows that overlap add up to less than"):
+        f(x.to(DEVICE), torch.zeros(8, device=DEVICE))
+        torch.tpu.synchronize()
+    torch.tpu.synchronize()

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from steps import training
 from support import DEVICE, assert_same, to_device
 from torch import nn
@@ -48,10 +49,36 @@ def test_before_the_first_call(fused):
     )
     assert len(f.warm_up(torch.ones(2, 3, device=DEVICE), torch.ones(3, 2, device=DEVICE), 2.0)) == 4
     before = programs()
-    for m, n in ((3, 2), (20, 5), (17, 3), (10, 5)):  # a size at its bound and another below is one program more
+    for m, n in ((3, 2), (20, 5), (17, 3), (10, 5), (24, 5), (20, 6), (16, 4)):
         x, y = torch.randn(m, n), torch.randn(n, m)
         result = f(to_device(x), to_device(y), 2.0)
         assert_same(result, (x @ y).sum() * 2, f"{m}, {n}", rtol=1e-4, atol=1e-4)
+    assert programs() == before
+
+
+def means_of_four(x):
+    return F.pad(x, (0, -x.shape[-1] % 4)).unflatten(-1, (-1, 4)).mean(-1)
+
+
+def halves(x):
+    if x.shape[-1] % 2:
+        raise ValueError("an odd number")
+    return x.unflatten(-1, (2, -1)).sum(-2)
+
+
+@pytest.mark.parametrize(
+    ("function", "programs_", "sizes"),
+    [(means_of_four, 4, (31, 32, 24, 17, 5, 16, 12, 15)), (halves, 2, (32, 30, 6, 16))],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_every_program_of_a_bound(function, programs_, sizes, fused):
+    """Of whole parts, and of what is left over; a function may refuse such sizes."""
+    f = torch.tpu.jit(function, dynamic={"x": {1: Dim(max=32)}})
+    assert len(f.warm_up(torch.ones(3, 6, device=DEVICE))) == programs_
+    before = programs()
+    for n in sizes:
+        x = torch.randn(3, n)
+        assert_same(f(x.to(DEVICE)), function(x), str(n), strides=False, rtol=1e-5, atol=1e-5)
     assert programs() == before
 
 

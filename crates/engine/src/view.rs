@@ -334,7 +334,7 @@ pub(crate) fn read(b: &Builder, base: Value, view: &View) -> Value {
         Some(steps) if !is_box || steps.are_small() => steps.read(b, base, &view.sizes),
         _ => {
             let flat = flat(b, base, view.dtype);
-            match levels {
+            match levels.filter(|_| !(b.is_outline() && crosses(&b.shape(base), view))) {
                 Some(levels) => read_box(b, flat, view, &levels),
                 None => read_indexed(b, flat, view, first(b, flat, view)),
             }
@@ -349,6 +349,18 @@ fn steps(b: &Builder, base: Value, view: &View, is_box: bool) -> Option<Steps> {
         return None;
     }
     Steps::along(&b.shape(base), &view.sizes, &view.strides, view.offset)
+}
+
+/// Whether a view goes along two dimensions of a value at once, as a diagonal does. In which grid that is a box, if any,
+/// depends on which of the two is longer.
+fn crosses(shape: &[i64], view: &View) -> bool {
+    let own = row_major(shape);
+    let long: Vec<i64> = own.iter().zip(shape).filter(|&(_, &n)| n > 1).map(|(&stride, _)| stride).collect();
+    let is_sum = |stride: i64| {
+        let of = |(i, a): (usize, &i64)| long[i + 1..].iter().any(|b| a + b == stride);
+        long.iter().enumerate().any(of)
+    };
+    view.sizes.iter().zip(&view.strides).any(|(&n, &stride)| n != 1 && is_sum(stride))
 }
 
 /// The place of the view's first element.

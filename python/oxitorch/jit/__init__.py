@@ -297,12 +297,14 @@ class Jitted:
     def warm_up(self, *args, **kwargs) -> list[Compiled]:
         """Compiles the programs of all bounds of `dynamic=`, beside each other, and waits for them.
 
+        Of a function that pads to a multiple, say, there are two for a bound.
+
         Nothing is computed; the arguments say what a call looks like, and their sizes do not matter.
 
         A function that makes what it keeps in its first call, as the state of an optimizer, is called once before.
 
         Returns:
-            One for each bound, ascending.
+            Those of each bound, ascending.
 
         Raises:
             ValueError: no size of these arguments varies, or there is no largest one.
@@ -319,13 +321,26 @@ class Jitted:
             if kind.sizes is None:
                 raise ValueError("torch.tpu.jit: warm_up() compiles for sizes that vary, and dynamic= names none here")
             tensors, numbers = kind.plain(*kind.take(values))
-            steps = [
-                self._prepare(kind, tensors, numbers, sizes, list(kwargs)) for sizes in kind.sizes.marks.all_bounds()
-            ]
-        return [Lowered(self, of).compile() for of in steps]
+            steps = []
+            for bounds in kind.sizes.marks.all_bounds():
+                steps.append(self._prepare(kind, tensors, numbers, bounds, list(kwargs)))
+                for sizes in kind.sizes.marks.below(bounds):
+                    steps.append(self._prepare(kind, tensors, numbers, sizes, list(kwargs), may_raise=True))
+        return [Lowered(self, list(of)).compile() for of in dict.fromkeys(map(tuple, steps)) if of]
 
-    def _prepare(self, kind: "_Kind", tensors, numbers: list, sizes: tuple[int, ...], names: list[str]) -> list:
-        """The program for arguments of these sizes, on which the compiler begins to work."""
+    def _prepare(
+        self,
+        kind: "_Kind",
+        tensors,
+        numbers: list,
+        sizes: tuple[int, ...],
+        names: list[str],
+        may_raise: bool = False,
+    ) -> list:
+        """The program for arguments of these sizes, on which the compiler begins to work.
+
+        Nothing, if the function raises there and may.
+        """
         at = kind.sizes.marks.resized(tensors, sizes, blank)
         if kind.numbered is None:
             trace = lambda resized: Dry(self, kind, resized, names).function()  # noqa: E731
@@ -337,6 +352,11 @@ class Jitted:
         device = next((t.device.index for t in tensors if t.device.type == "tpu"), None)
         device = torch.tpu.current_device() if device is None else device
         steps = [] if number is None else _activate.core().prepare(number, device)
+        if not steps and may_raise:
+            try:
+                trace(at)
+            except Exception:
+                return []  # it takes no such sizes; a call of them raises this
         if not steps:
             name = getattr(self._fn, "__qualname__", self._fn)
             raise RuntimeError(

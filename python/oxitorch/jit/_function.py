@@ -154,6 +154,10 @@ class Gradients:
             p.grad = None
 
 
+def _is_same(t: torch.Tensor, told: torch.Tensor) -> bool:
+    return t.dtype == told.dtype and torch.equal(t, told)
+
+
 def _like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """New tensors in place of these, which share a storage."""
     if len(tensors) == 1:
@@ -201,8 +205,11 @@ class Function:
         kept: list,
         pieces: list[Pieces],
         sets: list[tuple[dict, str, Any]],
+        told: dict[int, torch.Tensor],
     ):
         self.number = number
+        # Arguments of the host of which it was told the values, and these.
+        self.told = told
         # What it cuts into pieces.
         self.pieces = pieces
         # Groups of optimizers in which it sets numbers: the names, the places among the numbers that it computes, and
@@ -258,6 +265,9 @@ class Function:
         """Whether the program takes these arguments, and the results; `shown` are the arguments that the caller has."""
         values = () if self.formulas is None else self.formulas.values(numbers)
         if values is None:
+            return False, None
+        own = tensors if shown is None else shown
+        if not all(_is_same(own[i], t) for i, t in self.told.items()):
             return False, None
         gradients = self._gradients
         found = self._found.tensors

@@ -1,6 +1,7 @@
 """Seeing each operation of a function while it runs: what it takes, and what the host would have to know of it."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -58,6 +59,12 @@ class Ops(TorchDispatchMode):
         # What Python read of the first.
         self.values = Values()
         self.pieces: list[Pieces] = []
+        # What PyTorch was told of arguments of the host, by their places: calls are to have the same there.
+        self.told: dict[int, torch.Tensor] = {}
+        self._given = arguments
+        self._telling: set[int] = set()
+        # While an inverse Fourier transform runs: whether its windows fit, once that is known.
+        self._fits: list[torch.Tensor] | None = None
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
         """These tensors were made while no operation was seen."""
@@ -141,6 +148,10 @@ class Ops(TorchDispatchMode):
                 if not is_on_device(t):
                     self._makes_on_host(func, storage(t), [])
         if reads:
+            if self._fits is not None and func is torch.ops.aten.equal.default:
+                with self:
+                    self._fits.append(taken[0].logical_not())
+                return False
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
                 self.fail("reads a value on the host", _READ_HINT)
@@ -154,6 +165,9 @@ class Ops(TorchDispatchMode):
                     "later calls do not run it: call it outside, or on tensors of the device",
                 )
             self._on_host(func, taken)
+        if self._fits and func is torch.ops.aten.div.Tensor:
+            with self:
+                args = (torch.ops.oxitorch._asserted(args[0], self._fits.pop(), _NO_INVERSE), args[1])
         results = func(*args, **kwargs)
         if reads and func in HINTS:
             self.pieces.append(Pieces(func, len(results), user_line()))
@@ -231,8 +245,30 @@ class Ops(TorchDispatchMode):
             self._drawn.add(at)
         self._outside[at] = list(outside.values())
 
+    @contextmanager
+    def asserts_inverse(self):
+        """PyTorch inverts a Fourier transform, and asks whether its windows fit: the program asserts it."""
+        before, self._fits = self._fits, []
+        try:
+            yield
+        finally:
+            self._fits = before
+
+    @contextmanager
+    def tells(self, taken: list[torch.Tensor]):
+        """PyTorch reads these tensors of the host; of those that are arguments, calls are to have the same values."""
+        places = {i: t for i, t in enumerate(self._given) if any(t is own for own in taken)}
+        self.reads_host([t for t in taken if not any(t is own for own in places.values())])
+        self.told.update({i: t.detach().clone() for i, t in places.items()})
+        before, self._telling = self._telling, self._telling | set(map(storage, places.values()))
+        try:
+            yield
+        finally:
+            self._telling = before
+
     def reads_host(self, taken: list[torch.Tensor]) -> None:
         """Python is told values of tensors of the host, which a program would keep as they are."""
+        taken = [t for t in taken if storage(t) not in self._telling]
         if any(storage(t) in self._arguments for t in taken):
             self.fail("reads a value of an argument that is a tensor of the host", _HOST_READ_HINT)
         line = user_line() or "a line of a library"
@@ -288,12 +324,23 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in _INVERSES:
+            with self._ops.asserts_inverse():
+                return func(*args, **kwargs)
+        if func in _SPLITS:
+            taken = [t for t in _tensors((args[1:], tuple(kwargs.values()))) if not is_on_device(t)]
+            with self._ops.tells(taken):
+                return func(*args, **kwargs)
         if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
         return func(*args, **kwargs)
 
 
-# `tensor_split` reads a tensor of places, and what makes a tensor of data those that are in it.
+_INVERSES = {torch.istft, torch.Tensor.istft}
+_NO_INVERSE = "istft(): the windows that overlap add up to less than 1e-11 somewhere, where there is no inverse"
+# These read a tensor of places.
+_SPLITS = {torch.Tensor.tensor_split, torch.tensor_split}
+# What makes a tensor of data reads those that are in it.
 _UNSEEN_READS = {
     torch.tensor,
     torch.as_tensor,
@@ -303,8 +350,6 @@ _UNSEEN_READS = {
     torch.Tensor.tolist,
     torch.Tensor.numpy,
     torch.Tensor.__array__,
-    torch.Tensor.tensor_split,
-    torch.tensor_split,
 }
 # These give a tensor as it is.
 _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}

@@ -64,8 +64,21 @@ class Marks:
         each = (dict(zip(map(id, dims), chosen, strict=True)) for chosen in itertools.product(*bounds))
         return [tuple([sizes[id(dim)] for *_, dim in self._places]) for sizes in each]
 
+    def below(self, bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The sizes up to these bounds at which there may be other programs: some of them are one less."""
+        dims = {id(dim): (dim, n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)}
+        less = {key: (n, n - 1) if n > 1 and dim.bound(n - 1) == n else (n,) for key, (dim, n) in dims.items()}
+        each = (dict(zip(less, chosen, strict=True)) for chosen in itertools.product(*less.values()))
+        sizes = [tuple([of[id(dim)] for *_, dim in self._places]) for of in each]
+        return [own for own in sizes if own != bounds]
+
     def sample(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([dim.sample(n) for n, (_, _, dim) in zip(bounds, self._places, strict=True)])
+
+    @property
+    def arguments(self) -> set[int]:
+        """The numbers of the tensors."""
+        return {i for i, *_ in self._places}
 
     @property
     def dims(self) -> list[Dim]:
@@ -191,6 +204,8 @@ class Sizes:
         """What calls go by whose sizes are padded to these bounds; or why there is nothing."""
         if at_size is None:
             return None, _NOT_YET
+        if at_size.told.keys() & self.marks.arguments:
+            return None, "it is cut at places of which there are more or fewer in other calls"
         core = _activate.core()
         largest = self.marks.resized(tensors, bounds, blank)
         known = self._bounds.setdefault(_shapes(largest), [])

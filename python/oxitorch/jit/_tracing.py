@@ -500,6 +500,7 @@ class Tracer:
             self._ops.generators,
             self._ops.pieces,
             self._groups.sets,
+            self._ops.told,
         )
         changed = {storage(everything[i]) for i in written} | {storage(x) for x in results}
         given = self._given.tensors

@@ -54,7 +54,7 @@ fn averaging(input: i64, output: i64) -> Taps {
     Taps::new(input, (0..output).map(row).collect())
 }
 
-/// The averages along one dimension. An outline leaves them open: where windows are follows from the size.
+/// The averages along one dimension. An outline leaves them open: where windows are follows from the sizes.
 fn averaged(c: &Ctx, x: Value, dim: usize, output: i64) -> Value {
     let size = c.shape(x)[dim];
     if !c.is_outline() || output < 2 {
@@ -63,20 +63,24 @@ fn averaged(c: &Ctx, x: Value, dim: usize, output: i64) -> Value {
     let (from, to) = (letters(c, x, dim, 'x'), letters(c, x, dim, 'y'));
     let mut shape = c.shape(x);
     shape[dim] = output;
+    // How many windows there are may vary, too: an operand has as many elements.
+    let windows = c.iota(TensorType::new(DType::S32, [output].as_slice()), 0);
     let axes = Axes {
-        operands: vec![from],
+        operands: vec![from, "y".into()],
         results: vec![to],
-        first: "x".into(),
-        used: "x".into(),
+        first: "xy".into(),
+        used: "xy".into(),
         ..Axes::default()
     };
     let types = [TensorType::new(c.dtype(x), shape)];
-    let name = format!("averages along {dim} to {output}");
-    let made = c.deferred(name, &[x], &types, axes, move |c, x, used| {
-        let Some(used) = used[0] else { return Ok(vec![averaged(c, x[0], dim, output)]) };
-        let input = c.shape(x[0])[dim];
+    let made = c.deferred(format!("averages along {dim}"), &[x, windows], &types, axes, move |c, x, used| {
+        let (input, output) = (c.shape(x[0])[dim], c.shape(x[1])[0]);
+        if used.iter().all(Option::is_none) {
+            return Ok(vec![averaged(c, x[0], dim, output)]);
+        }
+        let longest = used[1].is_none().then_some((input + output - 1) / output + 1);
         let windows =
-            Windows::of(c, count(c, used), number(c, output), output, (input + output - 1) / output + 1);
+            Windows::of(c, used_of(c, used[0], input), used_of(c, used[1], output), output, longest);
         Ok(vec![windows.means(c, x[0], dim)])
     });
     made.map_or(x, |made| made[0])
@@ -97,19 +101,23 @@ fn averaged_backward(c: &Ctx, grad: Value, x: Value, dim: usize) -> Value {
     let axes = Axes {
         operands: vec![own, from],
         results: vec![to],
-        first: "x".into(),
-        used: "x".into(),
+        first: "xy".into(),
+        used: "xy".into(),
         ..Axes::default()
     };
     let types = [TensorType::new(c.dtype(grad), shape)];
-    let name = format!("derivatives of averages along {dim} to {output}");
+    let name = format!("derivatives of averages along {dim}");
     let made = c.deferred(name, &[grad, x], &types, axes, move |c, x, used| {
-        let Some(used) = used[0] else { return Ok(vec![averaged_backward(c, x[0], x[1], dim)]) };
-        let (n, input) = (count(c, used), c.shape(x[1])[dim]);
-        let own = Windows::of(c, n, number(c, output), output, 1);
+        let (input, output) = (c.shape(x[1])[dim], c.shape(x[0])[dim]);
+        if used.iter().all(Option::is_none) {
+            return Ok(vec![averaged_backward(c, x[0], x[1], dim)]);
+        }
+        let (n, windows) = (used_of(c, used[0], input), used_of(c, used[1], output));
+        let own = Windows::of(c, n, windows, output, None);
         let weighed = c.divide(x[0], own.lengths(c, x[0], dim));
         // The windows that an element is in lie side by side, too: where the sizes are the other way round.
-        Ok(vec![Windows::of(c, number(c, output), n, input, output).sums(c, weighed, dim)])
+        let longest = used[1].is_none().then_some(output);
+        Ok(vec![Windows::of(c, windows, n, input, longest).sums(c, weighed, dim)])
     });
     made.map_or(grad, |made| made[0])
 }
@@ -128,39 +136,48 @@ fn number(c: &Ctx, n: i64) -> Value {
     c.scalar_i64(DType::S64, n)
 }
 
+/// How many of a dimension's places are in use; all, if it does not vary.
+fn used_of(c: &Ctx, used: Option<Value>, all: i64) -> Value {
+    used.map_or_else(|| number(c, all), |used| count(c, used))
+}
+
 /// The windows of an adaptive pool along one dimension whose size is computed.
 struct Windows {
     /// Where each begins and ends (1-d s64).
     bounds: [Value; 2],
-    /// Size of the longest that there may be.
-    longest: i64,
+    /// Size of the longest that there may be, if it follows from what does not vary.
+    longest: Option<i64>,
+    /// The same in this program's run (0-d s64).
+    most: Value,
 }
 
 impl Windows {
     /// The first `places` of the windows that `input` elements are divided into if there are `output` of them.
-    fn of(c: &Ctx, input: Value, output: Value, places: i64, longest: i64) -> Windows {
+    fn of(c: &Ctx, input: Value, output: Value, places: i64, longest: Option<i64>) -> Windows {
         let ty = TensorType::new(DType::S64, [places].as_slice());
         let all = |x: Value| c.full(x, &ty.shape);
+        let output = c.maximum(output, number(c, 1));
+        let most = c.add(c.divide(c.subtract(c.add(input, output), number(c, 1)), output), number(c, 1));
         let (input, output) = (all(input), all(output));
         let at = c.iota(ty.clone(), 0);
         let one = all(number(c, 1));
         let start = c.divide(c.multiply(at, input), output);
         let end = c.multiply(c.add(at, one), input);
         let end = c.divide(c.subtract(c.add(end, output), one), output);
-        Windows { bounds: [start, end], longest }
+        Windows { bounds: [start, end], longest, most }
     }
 
     /// The positions in each window, and whether they are inside of it: \[places, longest\].
-    fn positions(&self, c: &Ctx) -> [Value; 2] {
-        let shape = [c.shape(self.bounds[0])[0], self.longest];
+    fn positions(&self, c: &Ctx, longest: i64) -> [Value; 2] {
+        let shape = [c.shape(self.bounds[0])[0], longest];
         let [start, end] = self.bounds.map(|x| c.broadcast_in_dim(x, &shape, &[0]));
         let at = c.add(start, c.iota(TensorType::new(DType::S64, shape.as_slice()), 1));
         [at, c.lt(at, end)]
     }
 
     /// The elements of `x` in each window, which are a dimension behind `dim`, and whether they are inside of it.
-    fn taken(&self, c: &Ctx, x: Value, dim: usize) -> [Value; 2] {
-        let [at, inside] = self.positions(c);
+    fn taken(&self, c: &Ctx, x: Value, dim: usize, longest: i64) -> [Value; 2] {
+        let [at, inside] = self.positions(c, longest);
         let last = c.like(at, (c.shape(x)[dim] - 1) as f64);
         let taken = c.take_dim(x, c.minimum(at, last), dim as i64);
         let shape = c.shape(taken);
@@ -168,8 +185,25 @@ impl Windows {
     }
 
     fn sums(&self, c: &Ctx, x: Value, dim: usize) -> Value {
-        let [taken, inside] = self.taken(c, x, dim);
+        let Some(longest) = self.longest else { return self.sums_in_turn(c, x, dim) };
+        let [taken, inside] = self.taken(c, x, dim, longest);
         c.reduce_sum(c.select(inside, taken, c.zeros_like(taken)), &[dim as i64 + 1])
+    }
+
+    /// The same, the first elements of all windows first: as many times as the longest one has elements.
+    fn sums_in_turn(&self, c: &Ctx, x: Value, dim: usize) -> Value {
+        let [start, end] = self.bounds;
+        let mut shape = c.shape(x);
+        shape[dim] = c.shape(start)[0];
+        let last = c.like(start, (c.shape(x)[dim] - 1) as f64);
+        let zeros = c.full(c.scalar_like(x, 0.0), &shape);
+        let sums = c.for_loop(number(c, 0), self.most, &[zeros], |_, i, sums| {
+            let at = c.add(start, c.full(i, &c.shape(start)));
+            let inside = c.broadcast_in_dim(c.lt(at, end), &shape, &[dim as i64]);
+            let taken = c.take_dim(x, c.minimum(at, last), dim as i64);
+            vec![c.add(sums[0], c.select(inside, taken, zeros))]
+        });
+        sums[0]
     }
 
     fn means(&self, c: &Ctx, x: Value, dim: usize) -> Value {
@@ -328,22 +362,24 @@ fn maxima_of_used<const N: usize>(
     used: &[Option<Value>],
 ) -> (Value, Value) {
     let shape = c.shape(x);
-    let all = |d: usize| used[d].map_or_else(|| number(c, shape[lead + d]), |used| count(c, used));
+    let all = |d: usize| used_of(c, used[d], shape[lead + d]);
     let mut values = x;
     let mut windows = Vec::new();
     for d in 0..N {
         let (input, output) = (shape[lead + d], size[d]);
         let of = output.max(1);
-        let own = Windows::of(c, all(d), number(c, of), output, (input + of - 1) / of + 1);
-        values = own.taken(c, values, lead + 2 * d)[0];
-        windows.push(own);
+        let longest = (input + of - 1) / of + 1;
+        let own = Windows::of(c, all(d), number(c, of), output, None);
+        values = own.taken(c, values, lead + 2 * d, longest)[0];
+        windows.push((own, longest));
     }
     let full = c.shape(values);
     let mut index = c.constant(TensorType::new(DType::S64, full.clone()), 0.0);
     let mut valid = c.constant(TensorType::new(DType::Pred, full.clone()), 1.0);
-    for (d, own) in windows.iter().enumerate() {
+    for (d, (own, longest)) in windows.iter().enumerate() {
         let along = (lead + 2 * d) as i64;
-        let [at, inside] = own.positions(c).map(|x| c.broadcast_in_dim(x, &full, &[along, along + 1]));
+        let [at, inside] =
+            own.positions(c, *longest).map(|x| c.broadcast_in_dim(x, &full, &[along, along + 1]));
         index = c.add(c.multiply(index, c.full(all(d), &full)), at);
         valid = c.and(valid, inside);
     }

@@ -41,6 +41,7 @@ families! {
     upsample: "Resampling.",
     edge_pad: "Padding by reflection and replication.",
     grid_sample: "Sampling at points of a grid.",
+    asserts: "What has to hold of values.",
     losses: "Losses.",
     nll: "Negative log likelihood.",
     ctc: "Connectionist temporal classification.",
