@@ -152,9 +152,7 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="run nothing; write results.txt and docs/pytorch-tests.md")
     args = parser.parse_args()
 
-    import torch
-
-    version = torch.__version__.split("+")[0]
+    version = metadata.version("torch").split("+")[0]  # torch itself is the workers' alone, as it takes long to import
     args.results = args.results or Path(f"pytorch-tests-{version}.jsonl")
     if not args.page:
         if args.folder is None:

@@ -30,6 +30,7 @@ NEWER = (
         re.compile(r"(?<=def guard_manager_clone_hook_fn)\(self, guard_manager_wrapper, f_locals\)"),
         "(self, guard_manager_wrapper, f_locals, *_)",
     ),
+    (re.compile(r'@patch\("functorch\.compile\.config\.use_functionalize", True\)'), ""),  # it always does by now
 )
 # Names of the CPU that stand for no choice: the tests are of what is under `vmap`, wherever it is.
 OF_THE_CPU = {
