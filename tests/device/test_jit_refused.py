@@ -33,15 +33,22 @@ def keeps(x):
 
 
 COUNTER = torch.zeros(())
+LARGE = torch.zeros(1 << 19)
 
 
 def counts(x):
+    y = x + COUNTER.to(x.device)
     COUNTER.add_(1)
-    return x + COUNTER.to(x.device)
+    return y + COUNTER.to(x.device)
 
 
-def on_host(x):
-    return x + (COUNTER * 2).to(x.device)
+def draws_a_count(x):
+    COUNTER.uniform_()
+    return x
+
+
+def on_host(x, n=LARGE):
+    return x + (n * 2).to(x.device).sum()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,8 @@ def on_host(x):
         (to_host, "on the host"),
         (to_numpy, "on the host"),
         (sizes, "a size that depends on values"),
-        (counts, "writes to a tensor of the host"),
+        (counts, "moves a tensor of the host a second time, after it has written to it"),
+        (draws_a_count, "writes to a tensor of the host"),
         (on_host, "computes on the host with tensors"),
     ],
 )

@@ -368,9 +368,10 @@ class Jitted:
 
     def _trace(self, kind: "_Kind", given: Given, args, kwargs) -> Any:
         self.traces += 1
-        tracer = Tracer(self._fn, given, self._leaves, kind.kept)
+        tracer = Tracer(self._fn, given, self._leaves, kind.kept, kind.leaves_tensors)
         results, function = tracer.run(args, kwargs)
         kind.kept = tracer.kept
+        kind.leaves_tensors |= tracer.leaves_tensors
         self._note_changes(tracer.changes)
         if function is not None and kind.moved.may_call(function):
             kind.functions.insert(0, function)
@@ -400,6 +401,8 @@ class _Kind:
         self.numbered = Numbered() if tree.numbers else None
         # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
+        # Whether a call has left tensors under names, other ones than were there.
+        self.leaves_tensors = False
 
     @property
     def is_wrapped(self) -> bool:
@@ -434,6 +437,8 @@ class _Kind:
         """Such calls with any numbers where these values have others; None if they differ in more than that."""
         tree = self.tree.numbered(values)
         kind = None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks, self._wrapped)
+        if kind is not None:
+            kind.leaves_tensors = self.leaves_tensors
         return kind if kind is not None and kind.take(values) is not None else None
 
 

@@ -1,5 +1,6 @@
 """Seeing each operation of a function while it runs: what it takes, and what the host would have to know of it."""
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oxitorch._lines import is_library
+from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Given
 from oxitorch.jit._packs import PACK, Packs
@@ -31,6 +34,7 @@ class Ops(TorchDispatchMode):
     def __init__(self, given: Given, fail: Callable, effects: Effects):
         super().__init__()
         arguments = given.tensors
+        self._given = arguments
         self._effects = effects
         self._numbers = given.numbers
         self.is_noted = True
@@ -39,6 +43,8 @@ class Ops(TorchDispatchMode):
         self.generators: list[torch.Generator] = []
         # Leaves that had a gradient when they were met.
         self._with_gradient: set[int] = set()
+        # Leaves that the function tells to require gradients, or not to, with what they did before.
+        self.told: dict[int, tuple[torch.Tensor, bool]] = {}
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
         self.fail = fail
@@ -47,6 +53,8 @@ class Ops(TorchDispatchMode):
         self._on_device = {storage(t) for t in arguments if is_on_device(t)}
         self._taken_from_host = {storage(t) for t in arguments if not is_on_device(t)}
         self._made: set[int] = set()
+        # Their versions then.
+        self._versions_taken: dict[int, int] = {}
         # Arguments that are tensors of the host, and what was made of them there.
         self._arguments = set(self._taken_from_host)
         # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
@@ -57,6 +65,8 @@ class Ops(TorchDispatchMode):
         self._drawn: set[int] = set()
         # What Python read of the first.
         self.values = Values()
+        # What is done there with tensors that the function finds.
+        self.host = HostOps()
         self.pieces: list[Pieces] = []
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
@@ -74,6 +84,10 @@ class Ops(TorchDispatchMode):
         """Whether the function made it."""
         return storage(plain(tensor)) in self._made
 
+    def has_met(self, tensor: torch.Tensor) -> bool:
+        """Whether an operation took a tensor that was there before the function, or another one in its memory."""
+        return storage(tensor) in self._on_device | self._taken_from_host and not self.is_made(tensor)
+
     def may_get_gradients(self, parameters) -> None:
         """The function may set gradients of these; of plain ones that is seen."""
         for p in parameters:
@@ -85,6 +99,21 @@ class Ops(TorchDispatchMode):
         if leaf.grad is not None:
             self._with_gradient.add(id(leaf))
 
+    def stands_for(self, t: torch.Tensor, make: Callable) -> None:
+        """The function has made a tensor of the host of numbers that are traced, and the device makes it so. What it
+        holds is not to be seen on the host, as little as that of an argument.
+        """
+        self._constant[storage(t)] = False
+        self._arguments.add(storage(t))
+        self.packs.stands_for(t, make)
+
+    def tell(self, leaf: torch.Tensor) -> None:
+        """The function tells a tensor whether it requires gradients; an argument's is the call's matter."""
+        if not leaf.is_leaf or id(leaf) in self.told or self.is_made(leaf) or any(leaf is t for t in self._given):
+            return
+        self.told[id(leaf)] = leaf, leaf.requires_grad
+        self._meet(leaf)
+
     def had_gradient(self, leaf: torch.Tensor) -> bool:
         """Whether a leaf had a gradient when the function took it first."""
         return id(leaf) in self._with_gradient
@@ -95,7 +124,8 @@ class Ops(TorchDispatchMode):
 
     def leaves(self) -> list[torch.Tensor]:
         """Tensors that the function takes and that may get gradients."""
-        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
+        told = self.told
+        return [*(t for t in self.inputs if _is_leaf(t) or id(t) in told), *self._wrapped.values()]
 
     # Loops and branches: their bodies are seen too.
     supports_higher_order_operators = True
@@ -142,6 +172,8 @@ class Ops(TorchDispatchMode):
                     self._makes_on_host(func, storage(t), [])
         if reads:
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
+            if func in _READS and taken[0].dtype is torch.bool and _is_validation():
+                return True
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
                 self.fail("reads a value on the host", _READ_HINT)
         if on_device:
@@ -153,8 +185,13 @@ class Ops(TorchDispatchMode):
                     f"has a collective of the host ({func})",
                     "later calls do not run it: call it outside, or on tensors of the device",
                 )
-            self._on_host(func, taken)
+            for t in taken:
+                self._meet_on_host(t)
+            noted = self._noted_on_host(func, args, kwargs, taken)
+            writes = self._on_host(func, taken)
         results = func(*args, **kwargs)
+        if not on_device and noted is not None:
+            self.host.note(func, noted, results, writes)
         if reads and func in HINTS:
             self.pieces.append(Pieces(func, len(results), user_line()))
         if reads:
@@ -203,12 +240,19 @@ class Ops(TorchDispatchMode):
             self._on_device.add(at)
         else:
             if at in self._taken_from_host:
+                if self.host.is_written(t) and version(t) != self._versions_taken.get(at):
+                    self.fail(
+                        "moves a tensor of the host a second time, after it has written to it",
+                        "keep such state on the device",
+                    )
                 return
-            if not self._constant.get(at, True):
+            is_made = not any(t is root for root in self._outside.get(at, ())) or self.host.is_written(t)
+            if not self._constant.get(at, True) and is_made and not self.host.take(t, len(self.inputs)):
                 self.fail(
                     "computes on the host with tensors that another call may find changed",
                     "compute it on the device: move what it is made of there first",
                 )
+            self._versions_taken[at] = version(t)
             self._taken_from_host.add(at)
         self.inputs.append(t)
         self.versions.append(version(t))
@@ -219,7 +263,7 @@ class Ops(TorchDispatchMode):
     def _makes_on_host(self, func, at: int, taken: list[torch.Tensor]) -> None:
         """An operation of the host has made what is in this storage."""
         of = [storage(t) for t in taken]
-        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        drawn = _is_drawn(func)
         self._constant[at] = not drawn and all(self._constant[x] for x in of)
         outside = {id(t): t for x in of for t in self._outside.get(x, ())}
         for held in (self._arguments, self._drawn):
@@ -240,7 +284,9 @@ class Ops(TorchDispatchMode):
             self._meet_on_host(t)
             if storage(t) in self._drawn:
                 self._effects.say(f"draws a random number of the host, which Python reads at {line}")
-            for root in self._outside.get(storage(t), ()):
+            roots = self._outside.get(storage(t), ())
+            self.host.read(t, roots)
+            for root in roots:
                 self.values.note(root, line)
 
     def _meet_on_host(self, t: torch.Tensor) -> None:
@@ -249,23 +295,31 @@ class Ops(TorchDispatchMode):
             # What was there before may be changed by whoever has it.
             self._constant[at] = False
             self._outside[at] = [t]
+            self.host.find(t)
 
-    def _on_host(self, func, taken: list[torch.Tensor]) -> None:
-        for t in taken:
-            self._meet_on_host(t)
+    def _on_host(self, func, taken: list[torch.Tensor]) -> torch.Tensor | None:
+        """An operation of the host takes these; gives what it writes to, if another call may find that changed."""
         if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
             # How many elements there are. What is taken by numbers is as large as they are many.
             masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
             self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
-        if (
-            getattr(func, "_schema", None)
-            and func._schema.is_mutable
-            and taken
-            and not self._constant[storage(taken[0])]
-        ):
+        if not taken or not getattr(func, "_schema", None) or not func._schema.is_mutable:
+            return None
+        if self._constant[storage(taken[0])]:
+            if not all(map(self._is_constant, taken[1:])):  # what it holds from now on follows from them
+                self._makes_on_host(func, storage(taken[0]), taken)
+            return None
+        if _is_drawn(func) or not self.host.knows(taken, self._is_constant):
             self.fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
+        return taken[0]
+
+    def _noted_on_host(self, func, args: tuple, kwargs: dict, taken: list[torch.Tensor]) -> tuple[tuple, dict] | None:
+        """The arguments of an operation of the host that is done again in each call; None of one that is not."""
+        if all(map(self._is_constant, taken)) or _is_drawn(func):
+            return None
+        return self.host.before(args, kwargs) if self.host.knows(taken, self._is_constant) else None
 
 
 class OpsBesideDynamo(Ops):
@@ -290,6 +344,11 @@ class Reads(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
+        if func in _TELLS and args and is_on_device(args[0]):
+            self._ops.tell(args[0])
+        if func is torch._foreach_lerp_ and len(args) == 3 and isinstance(args[2], torch.Tensor):
+            # PyTorch would read the value of what it takes as a number, as `AveragedModel` has it.
+            args = *args[:2], [args[2]] * len(args[0])
         return func(*args, **kwargs)
 
 
@@ -306,8 +365,11 @@ _UNSEEN_READS = {
     torch.Tensor.tensor_split,
     torch.tensor_split,
 }
+# What tells a tensor whether it requires gradients.
+_TELLS = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
 # These give a tensor as it is.
 _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
+_DISTRIBUTION = torch.distributions.distribution.__file__
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
@@ -329,6 +391,20 @@ def _tensors(of):
                 yield x
         elif isinstance(x, (list, tuple)):
             yield from _tensors(x)
+
+
+def _is_validation() -> bool:
+    """Whether PyTorch reads a value to check what a distribution is given; `torch.compile` leaves that out, too."""
+    frame = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _DISTRIBUTION:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_drawn(func) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
 
 
 def is_on_device(t: torch.Tensor) -> bool:
