@@ -131,6 +131,28 @@ def test_a_list_of_numbers_that_is_given():
     compare(build)
 
 
+MOVES = {
+    "to": lambda x, device: x.to(device, torch.float64),
+    "to by names": lambda x, device: x.to(device=device, dtype=torch.float16, non_blocking=True),
+    "copy_": lambda x, device: torch.empty(3, dtype=torch.float64, device=device).copy_(x),
+    "written to a part": lambda x, device: torch.zeros(2, 3, dtype=torch.float64, device=device).index_put(
+        (torch.tensor([1], device=device),), x.to(device, torch.float64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_that_converts(name):
+    """Of a tensor of the host that is given, and of one that the function makes."""
+
+    def build(device, wrap):
+        given = wrap(lambda x: MOVES[name](x, device) * 2)
+        made = wrap(lambda x: MOVES[name](torch.tensor([1.5, 2.5, -3.25]), device) + x.to(device))
+        return (lambda i: [given(of_step(i, 3)), made(of_step(i, 3))]), [given, made]
+
+    compare(build, traces=[1, 1])
+
+
 DISTRIBUTIONS = {
     "categorical": lambda d, h: d.Categorical(logits=h),
     "normal": lambda d, h: d.Independent(d.Normal(h, h.exp()), 1),

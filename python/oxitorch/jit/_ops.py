@@ -163,6 +163,8 @@ class Ops(TorchDispatchMode):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
             return copied
+        if func in (_TO_COPY, _COPY) and (moved := self._moved(func, args, kwargs)) is not None:
+            return moved
         if func is PACK and reads and not self._is_constant(taken[1]):
             return self.packs.pack(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
@@ -216,6 +218,20 @@ class Ops(TorchDispatchMode):
         if not on_device and not all(map(self._is_constant, taken)):
             self.packs.host(func, args, results)
         return results
+
+    def _moved(self, func, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """A copy from the host that converts, done as one that moves and one that converts: PyTorch converts on the
+        host first, in memory that each call would have to fill. None if it is no such copy.
+        """
+        to, source = (None, args[0]) if func is _TO_COPY else args[:2]
+        device = torch.device(kwargs.get("device") or source.device) if to is None else to.device
+        dtype = kwargs.get("dtype") if to is None else to.dtype
+        if is_on_device(source) or device.type != "tpu" or dtype in (None, source.dtype):
+            return None
+        with self:
+            if to is None:
+                return func(source, **{name: x for name, x in kwargs.items() if name != "dtype"}).to(dtype)
+            return func(to, source.to(device), *args[2:], **kwargs)
 
     def _is_constant(self, t: torch.Tensor) -> bool:
         """Whether a tensor of the host is the same in each call."""
