@@ -247,6 +247,7 @@ def _register(torch, module) -> None:
         _dlpack,
         _dtensor,
         _env,
+        _flops,
         _loops,
         _offload,
         _packed,
@@ -274,6 +275,7 @@ def _register(torch, module) -> None:
     _dtensor.install()
     _vmap.install()
     _offload.install()
+    _flops.install()
     if _unavailable is None:
         _decompose.install()
         _loops.install()

@@ -27,6 +27,16 @@ def sizes(x):
     return x[x > 0].sum()
 
 
+PARAMETERS = []
+
+
+def exchanges(x):
+    parameter = PARAMETERS[0]
+    parameter.add_(1)
+    parameter.data = x * 2
+    return parameter * 3
+
+
 def keeps(x):
     EVERYTHING.append(x * 2)
     return x
@@ -146,3 +156,20 @@ def test_an_exception_leaves_everything_as_it_was():
     with pytest.raises(KeyError, match="stop"):
         f(torch.ones(4, device=DEVICE))
     assert_close(w, torch.ones(4))
+
+
+def test_a_search_for_nan_is_named():
+    w = torch.ones(3, device=DEVICE, requires_grad=True)
+
+    def f(x):
+        (w * x).sum().backward()
+
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="anomaly detection reads each"):
+        torch.tpu.jit(f)(torch.ones(3, device=DEVICE))
+
+
+def test_memory_that_is_exchanged_is_named():
+    f, x = torch.tpu.jit(exchanges), torch.ones(4, device=DEVICE)
+    PARAMETERS[:] = [torch.ones(4, device=DEVICE)]
+    with pytest.raises(RuntimeError, match=r"p.data = x` at .*test_jit_refused.py:\d+ .*`p.data.copy_"):
+        f(x)

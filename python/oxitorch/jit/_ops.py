@@ -45,6 +45,8 @@ class Ops(TorchDispatchMode):
         self._with_gradient: set[int] = set()
         # Leaves that the function tells to require gradients, or not to, with what they did before.
         self.told: dict[int, tuple[torch.Tensor, bool]] = {}
+        # The first line that has a tensor of the device take another one's memory.
+        self.exchanges: str | None = None
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
         self.fail = fail
@@ -177,7 +179,8 @@ class Ops(TorchDispatchMode):
             if func in _READS and taken[0].dtype is torch.bool and _is_validation():
                 return True
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
-                self.fail("reads a value on the host", _READ_HINT)
+                seeks_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+                self.fail("reads a value on the host", _ANOMALY_HINT if seeks_nan else _READ_HINT)
         if on_device:
             for t in taken:
                 self._take(t)
@@ -362,6 +365,8 @@ class Reads(TorchFunctionMode):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
         if func in _TELLS and args and is_on_device(args[0]):
             self._ops.tell(args[0])
+        if func == _EXCHANGE and self._ops.exchanges is None and is_on_device(args[0]):
+            self._ops.exchanges = user_line()
         if func is torch._foreach_lerp_ and len(args) == 3 and isinstance(args[2], torch.Tensor):
             # PyTorch would read the value of what it takes as a number, as `AveragedModel` has it.
             args = *args[:2], [args[2]] * len(args[0])
@@ -383,6 +388,8 @@ _UNSEEN_READS = {
 }
 # What tells a tensor whether it requires gradients.
 _TELLS = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
+# What gives a tensor the memory of another one. Equal to, and not the same as, what PyTorch names.
+_EXCHANGE = torch.Tensor.data.__set__
 # These give a tensor as it is.
 _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
 _DISTRIBUTION = torch.distributions.distribution.__file__
@@ -390,6 +397,10 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
+_ANOMALY_HINT = (
+    "PyTorch's anomaly detection reads each gradient to find NaN: call the function itself without torch.tpu.jit, in "
+    "debug mode, or with set_detect_anomaly(True, check_nan=False)"
+)
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 

@@ -586,6 +586,11 @@ class Tracer:
 
     def _refused(self, why: str) -> TraceError:
         hint = next((f"\nhint: {hint}" for what, hint in _REFUSED_HINTS.items() if why.startswith(what)), "")
+        if not hint and self._ops.exchanges is not None:
+            hint = (
+                f"\nhint: `p.data = x` at {self._ops.exchanges} gives a tensor the memory of another one; "
+                "`p.data.copy_(x)` writes to its own, which a program can"
+            )
         return TraceError(f"torch.tpu.jit: {self.name} cannot be one program: it depends on {why}{hint}")
 
     def _fail(self, what: str, hint: str, tensor: torch.Tensor | None = None) -> None:
