@@ -363,7 +363,7 @@ class Reads(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
-        if func in _TELLS and args and is_on_device(args[0]):
+        if func in _TELLS and is_on_device(args[0]) and not torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
             self._ops.tell(args[0])
         if func == _EXCHANGE and self._ops.exchanges is None and is_on_device(args[0]):
             self._ops.exchanges = user_line()

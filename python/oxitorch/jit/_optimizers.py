@@ -26,6 +26,9 @@ _OPTION_HINT = (
     "of what is in groups the learning rate alone is told the program: OneCycleLR and CyclicLR leave the others with "
     "cycle_momentum=False; or make the number an argument, and set it in the group within the function"
 )
+_HINTS = {
+    "lr": "SGD, Adam and AdamW take a learning rate that changes; or give the function the rate, and set it within"
+}
 
 # Numbers of Python, and those that are traced (`_numbers.py`).
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -212,7 +215,7 @@ class Stepped:
     def changed(self) -> dict[str, Change]:
         """Numbers in the groups that are others now and are no operands, by what they are called."""
         return {
-            f"{type(self.optimizer).__name__}.param_groups[{i}][{name!r}]": Change("", _OPTION_HINT)
+            f"{type(self.optimizer).__name__}.param_groups[{i}][{name!r}]": Change("", _HINTS.get(name, _OPTION_HINT))
             for i, (group, options) in enumerate(zip(self.optimizer.param_groups, self._options, strict=False))
             for name, value in options.items()
             if isinstance(value, (int, float, tuple)) and group.get(name, value) != value

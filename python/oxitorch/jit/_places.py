@@ -20,13 +20,18 @@ class Place(NamedTuple):
 
 
 _NOTHING = object()
+_OBJECT = object()
+_HELD = (torch.Tensor, type(None), bool, int, float, str)
 
 
 class Holders:
     """Dicts in which a function may leave tensors, as they are before it runs."""
 
     def __init__(self, dicts: Iterable[dict]):
-        self._before = {id(d): (d, dict(d)) for d in dicts}
+        # Of objects only that there were some: what is put into one that is let go then is not to be held.
+        self._before = {
+            id(d): (d, {key: value if isinstance(value, _HELD) else _OBJECT for key, value in d.items()}) for d in dicts
+        }
 
     def left(self, is_of_run: Callable[[torch.Tensor], bool]) -> list[tuple[Place, torch.Tensor]]:
         """What the function has left of the tensors that are of the run: those that it takes and those that it made."""
@@ -56,10 +61,10 @@ class Holders:
             for key, now in list(d.items()):
                 if not isinstance(now, torch.Tensor) or now is before.get(key):
                     continue
-                if key in before:
-                    d[key] = before[key]
-                else:
+                if key not in before:
                     del d[key]
+                elif before[key] is not _OBJECT:
+                    d[key] = before[key]
 
 
 def names_by_dict(places: Iterable[Place]) -> dict[int, list]:
