@@ -228,10 +228,11 @@ class Unread(TorchFunctionMode):
     """Has numbers that are traced select along a dimension where they are indices, and be elements of the tensors that
     are made of them: PyTorch would read them.
 
-    `stands_for` is told of tensors of the host that are made of such numbers, and what makes them on a device.
+    `stands_for` is told of tensors of the host that are made of such numbers, what makes them on a device, and what
+    asks for the numbers.
     """
 
-    def __init__(self, stands_for: Callable[[torch.Tensor, Callable], None]):
+    def __init__(self, stands_for: Callable[[torch.Tensor, Callable, Callable], None]):
         super().__init__()
         self._stands_for = stands_for
 
@@ -254,7 +255,7 @@ class Unread(TorchFunctionMode):
         else:
             made = torch.tensor([_value(x) for x in elements.flat], dtype=elements.dtype, device=elements.device)
             made = made.reshape(elements.shape)
-            self._stands_for(made, elements.on)
+            self._stands_for(made, elements.on, elements.ask)
         return made.requires_grad_() if elements.requires_grad else made
 
 
@@ -291,6 +292,11 @@ class _Elements(NamedTuple):
             torch.device(device if kwargs.get("device") is None else kwargs["device"]),
             bool(kwargs.get("requires_grad")),
         )
+
+    def ask(self) -> None:
+        for x in self.flat:
+            if isinstance(x, _SYMBOLIC):
+                x.node.seen()
 
     def on(self, device: torch.device) -> torch.Tensor:
         each = [torch.full((), x, dtype=self.dtype, device=device) for x in self.flat]

@@ -1,6 +1,7 @@
 """Seeing each operation of a function while it runs: what it takes, and what the host would have to know of it."""
 
 import sys
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -43,8 +44,11 @@ class Ops(TorchDispatchMode):
         self.generators: list[torch.Generator] = []
         # Leaves that had a gradient when they were met.
         self._with_gradient: set[int] = set()
-        # Leaves that the function tells to require gradients, or not to, with what they did before.
-        self.told: dict[int, tuple[torch.Tensor, bool]] = {}
+        # Leaves that the function tells to require gradients, or not to, with what they did before. What it makes for
+        # itself of others is gone afterwards.
+        self._told: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
+        # Tensors of the host that are made of traced numbers, and what asks for these.
+        self._standing: dict[int, tuple[torch.Tensor, Callable]] = {}
         # The first line that has a tensor of the device take another one's memory.
         self.exchanges: str | None = None
         # Leaves that are DTensors.
@@ -101,20 +105,35 @@ class Ops(TorchDispatchMode):
         if leaf.grad is not None:
             self._with_gradient.add(id(leaf))
 
-    def stands_for(self, t: torch.Tensor, make: Callable) -> None:
-        """The function has made a tensor of the host of numbers that are traced, and the device makes it so. What it
-        holds is not to be seen on the host, as little as that of an argument.
+    def stands_for(self, t: torch.Tensor, make: Callable, ask: Callable) -> None:
+        """The function has made a tensor of the host of numbers that are traced, and the device makes it so. Where it
+        is looked at on the host, Python asks what the numbers are.
         """
-        self._constant[storage(t)] = False
-        self._arguments.add(storage(t))
+        self._standing[storage(t)] = t, ask
         self.packs.stands_for(t, make)
+
+    def _looks_at(self, t: torch.Tensor) -> None:
+        """A tensor of the host is taken as it is."""
+        if (standing := self._standing.pop(storage(t), None)) is not None:
+            standing[1]()
+            self.packs.forget(t)
 
     def tell(self, leaf: torch.Tensor) -> None:
         """The function tells a tensor whether it requires gradients; an argument's is the call's matter."""
-        if not leaf.is_leaf or id(leaf) in self.told or self.is_made(leaf) or any(leaf is t for t in self._given):
+        if not leaf.is_leaf or self._is_told(leaf) or self.is_made(leaf) or any(leaf is t for t in self._given):
             return
-        self.told[id(leaf)] = leaf, leaf.requires_grad
+        self._told[id(leaf)] = weakref.ref(leaf), leaf.requires_grad
         self._meet(leaf)
+
+    def _is_told(self, leaf: torch.Tensor) -> bool:
+        told = self._told.get(id(leaf))
+        return told is not None and told[0]() is leaf
+
+    def told(self) -> list[tuple[torch.Tensor, bool]]:
+        """Leaves that were there before the function, and whether they require gradients is its doing."""
+        alive = [(leaf, on) for ref, on in self._told.values() if (leaf := ref()) is not None]
+        taken = {id(t) for t in self.inputs}
+        return [(leaf, on) for leaf, on in alive if isinstance(leaf, torch.nn.Parameter) or id(leaf) in taken]
 
     def had_gradient(self, leaf: torch.Tensor) -> bool:
         """Whether a leaf had a gradient when the function took it first."""
@@ -126,8 +145,7 @@ class Ops(TorchDispatchMode):
 
     def leaves(self) -> list[torch.Tensor]:
         """Tensors that the function takes and that may get gradients."""
-        told = self.told
-        return [*(t for t in self.inputs if _is_leaf(t) or id(t) in told), *self._wrapped.values()]
+        return [*(t for t in self.inputs if _is_leaf(t) or self._is_told(t)), *self._wrapped.values()]
 
     # Loops and branches: their bodies are seen too.
     supports_higher_order_operators = True
@@ -227,9 +245,11 @@ class Ops(TorchDispatchMode):
         host first, in memory that each call would have to fill. None if it is no such copy.
         """
         to, source = (None, args[0]) if func is _TO_COPY else args[:2]
+        if not isinstance(source, torch.Tensor):
+            return None
         device = torch.device(kwargs.get("device") or source.device) if to is None else to.device
         dtype = kwargs.get("dtype") if to is None else to.dtype
-        if is_on_device(source) or device.type != "tpu" or dtype in (None, source.dtype):
+        if dtype in (None, source.dtype) or is_on_device(source) or device.type != "tpu":
             return None
         with self:
             if to is None:
@@ -258,6 +278,7 @@ class Ops(TorchDispatchMode):
                 return
             self._on_device.add(at)
         else:
+            self._looks_at(t)
             if at in self._taken_from_host:
                 if self.host.is_written(t) and version(t) != self._versions_taken.get(at):
                     self.fail(
@@ -310,6 +331,7 @@ class Ops(TorchDispatchMode):
 
     def _meet_on_host(self, t: torch.Tensor) -> None:
         at = storage(t)
+        self._looks_at(t)
         if at not in self._constant:
             # What was there before may be changed by whoever has it.
             self._constant[at] = False

@@ -51,6 +51,9 @@ class Packs:
         """A tensor of the host that the device makes so."""
         self._made[_storage(t)] = t, make
 
+    def forget(self, t: torch.Tensor) -> None:
+        self._made.pop(_storage(t), None)
+
     def on_device(self, t: torch.Tensor, device) -> torch.Tensor:
         """A tensor of the host on the device."""
         _, make = self._made.get(_storage(t), (None, None))

@@ -400,7 +400,7 @@ class Tracer:
     def _restore(self) -> None:
         """Puts back what the function has left on the host, and under names."""
         self._ops.host.undo()
-        for leaf, on in self._ops.told.values():
+        for leaf, on in self._ops.told():
             leaf.requires_grad_(on)
         if self._holders is not None:
             self._holders.restore()
@@ -568,7 +568,7 @@ class Tracer:
                 [synced.finish() for _, synced in self._parallel.values()],
                 apart,
                 counts,
-                list(self._ops.told.values()),
+                self._ops.told(),
             ),
             Gradients(known, begins, elsewhere, made),
             written,
