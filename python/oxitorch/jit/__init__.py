@@ -54,8 +54,9 @@ def jit(
     or from one that the function is given.
 
     The first call of a kind runs the function, and later ones run its program. What the function does besides is done
-    once: reading a value on the host, writing to a tensor of the host and keeping a tensor elsewhere are errors that
-    name the line; what it prints, and global names that it binds, are warned about.
+    once: reading a value on the host, writing to an argument that is there and keeping tensors in a list are errors
+    that name the line; what it prints, and global names that it binds, are warned about. Tensors that it leaves in
+    attributes and dicts, each call leaves there.
 
     Args:
         fn: the function. Without it, a decorator is returned.
