@@ -27,21 +27,38 @@ def sizes(x):
     return x[x > 0].sum()
 
 
+PARAMETERS = []
+
+
+def exchanges(x):
+    parameter = PARAMETERS[0]
+    parameter.add_(1)
+    parameter.data = x * 2
+    return parameter * 3
+
+
 def keeps(x):
     EVERYTHING.append(x * 2)
     return x
 
 
 COUNTER = torch.zeros(())
+LARGE = torch.zeros(1 << 19)
 
 
 def counts(x):
+    y = x + COUNTER.to(x.device)
     COUNTER.add_(1)
-    return x + COUNTER.to(x.device)
+    return y + COUNTER.to(x.device)
 
 
-def on_host(x):
-    return x + (COUNTER * 2).to(x.device)
+def draws_a_count(x):
+    COUNTER.uniform_()
+    return x
+
+
+def on_host(x, n=LARGE):
+    return x + (n * 2).to(x.device).sum()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +69,8 @@ def on_host(x):
         (to_host, "on the host"),
         (to_numpy, "on the host"),
         (sizes, "a size that depends on values"),
-        (counts, "writes to a tensor of the host"),
+        (counts, "moves a tensor of the host a second time, after it has written to it"),
+        (draws_a_count, "writes to a tensor of the host"),
         (on_host, "computes on the host with tensors"),
     ],
 )
@@ -159,3 +177,20 @@ def test_windows_that_have_no_inverse_are_an_error(fused):
         f(x.to(DEVICE), torch.zeros(8, device=DEVICE))
         torch.tpu.synchronize()
     torch.tpu.synchronize()
+
+
+def test_a_search_for_nan_is_named():
+    w = torch.ones(3, device=DEVICE, requires_grad=True)
+
+    def f(x):
+        (w * x).sum().backward()
+
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="anomaly detection reads each"):
+        torch.tpu.jit(f)(torch.ones(3, device=DEVICE))
+
+
+def test_memory_that_is_exchanged_is_named():
+    f, x = torch.tpu.jit(exchanges), torch.ones(4, device=DEVICE)
+    PARAMETERS[:] = [torch.ones(4, device=DEVICE)]
+    with pytest.raises(RuntimeError, match=r"p.data = x` at .*test_jit_refused.py:\d+ .*`p.data.copy_"):
+        f(x)

@@ -11,6 +11,7 @@ from support import DEVICE
 from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("fused")
 
@@ -159,3 +160,23 @@ def test_values_and_programs_are_the_same():
     with profile(activities=BOTH):
         profiled = loop.run(3)
     assert profiled == other.run(3) and torch.tpu.metrics()["programs"] == before
+
+
+def counted(device, backward):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(16, 2, batch_first=True).to(device)
+    x = torch.randn(2, 5, 16, device=device)
+    q = torch.randn(2, 4, 5, 8, device=device, requires_grad=backward)
+    k = torch.randn(2, 2, 7, 8, device=device, requires_grad=backward)
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+        y = layer(x, x, x, need_weights=False)[0].sum()
+        y = y + F.scaled_dot_product_attention(q, k, k, enable_gqa=True).sum()
+        y = y + F.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+        if backward:
+            y.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_is_counted_as_on_the_cpu(backward):
+    assert counted(DEVICE, backward) == counted("cpu", backward) > 0

@@ -72,7 +72,14 @@ impl Entries {
 /// Dicts as they are now, each whole.
 #[pyclass(frozen, module = "oxitorch._core")]
 pub(crate) struct Dicts {
-    all: Vec<(Py<PyDict>, Names)>,
+    all: Vec<Whole>,
+}
+
+/// A dict, but for some names, which it may have or not.
+struct Whole {
+    dict: Py<PyDict>,
+    held: Names,
+    apart: Vec<Py<PyAny>>,
 }
 
 /// The names of a dict with what they stand for, in its order.
@@ -82,6 +89,27 @@ enum Held {
     Value(Py<PyAny>),
     /// Whichever it is, but not None.
     Any,
+}
+
+impl Whole {
+    fn is_same(&self, py: Python<'_>) -> bool {
+        let dict = self.dict.bind(py);
+        if self.apart.is_empty() {
+            return holds(dict, &self.held);
+        }
+        let mut held = self.held.iter();
+        let mut others = dict.iter().filter(|(name, _)| !self.apart.iter().any(|apart| is_same(name, apart)));
+        let are_same = others.all(|(name, now)| {
+            held.next().is_some_and(|(held_name, held)| {
+                name.is(held_name)
+                    && match held {
+                        Held::Value(value) => is_same(&now, value),
+                        Held::Any => !now.is_none(),
+                    }
+            })
+        });
+        are_same && held.next().is_none()
+    }
 }
 
 /// Without counting references, as modules have some thirty attributes each.
@@ -110,29 +138,32 @@ fn holds(dict: &Bound<'_, PyDict>, held: &[(Py<PyAny>, Held)]) -> bool {
 
 #[pymethods]
 impl Dicts {
-    /// Of `(dict, whether its values count)`; if they do not, it is only told which of them are None.
+    /// Of `(dict, whether its values count, names that do not)`; if values do not, it is only told which are None.
     #[new]
-    fn new(py: Python<'_>, dicts: Vec<(Py<PyDict>, bool)>) -> Dicts {
-        let all = dicts.into_iter().map(|(dict, by_value)| {
-            let held = dict.bind(py).iter().map(|(name, value)| {
+    fn new(py: Python<'_>, dicts: Vec<(Py<PyDict>, bool, Vec<Py<PyAny>>)>) -> Dicts {
+        let all = dicts.into_iter().map(|(dict, by_value, apart)| {
+            let items =
+                dict.bind(py).iter().filter(|(name, _)| !apart.iter().any(|apart| is_same(name, apart)));
+            let held = items.map(|(name, value)| {
                 let held = if by_value || value.is_none() { Held::Value(value.unbind()) } else { Held::Any };
                 (name.unbind(), held)
             });
             let held = held.collect();
-            (dict, held)
+            Whole { dict, held, apart }
         });
         Dicts { all: all.collect() }
     }
 
     /// Whether each has the same names in the same order, for the same values.
     fn are_same(&self, py: Python<'_>) -> bool {
-        self.all.iter().all(|(dict, held)| holds(dict.bind(py), held))
+        self.all.iter().all(|whole| whole.is_same(py))
     }
 
     /// As that of entries.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for (dict, held) in &self.all {
+        for Whole { dict, held, apart } in &self.all {
             visit.call(dict)?;
+            apart.iter().try_for_each(|name| visit.call(name))?;
             for (name, held) in held {
                 visit.call(name)?;
                 if let Held::Value(value) = held {

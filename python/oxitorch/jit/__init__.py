@@ -54,8 +54,9 @@ def jit(
     or from one that the function is given.
 
     The first call of a kind runs the function, and later ones run its program. What the function does besides is done
-    once: reading a value on the host, writing to a tensor of the host and keeping a tensor elsewhere are errors that
-    name the line; what it prints, and global names that it binds, are warned about.
+    once: reading a value on the host, writing to an argument that is there and keeping tensors in a list are errors
+    that name the line; what it prints, and global names that it binds, are warned about. Tensors that it leaves in
+    attributes and dicts, each call leaves there.
 
     Args:
         fn: the function. Without it, a decorator is returned.
@@ -388,9 +389,10 @@ class Jitted:
 
     def _trace(self, kind: "_Kind", given: Given, args, kwargs) -> Any:
         self.traces += 1
-        tracer = Tracer(self._fn, given, self._leaves, kind.kept)
+        tracer = Tracer(self._fn, given, self._leaves, kind.kept, kind.leaves_tensors)
         results, function = tracer.run(args, kwargs)
         kind.kept = tracer.kept
+        kind.leaves_tensors |= tracer.leaves_tensors
         self._note_changes(tracer.changes)
         if function is not None and kind.moved.may_call(function):
             kind.functions.insert(0, function)
@@ -420,6 +422,8 @@ class _Kind:
         self.numbered = Numbered() if tree.numbers else None
         # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
+        # Whether a call has left tensors under names, other ones than were there.
+        self.leaves_tensors = False
 
     @property
     def is_wrapped(self) -> bool:
@@ -454,6 +458,8 @@ class _Kind:
         """Such calls with any numbers where these values have others; None if they differ in more than that."""
         tree = self.tree.numbered(values)
         kind = None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks, self._wrapped)
+        if kind is not None:
+            kind.leaves_tensors = self.leaves_tensors
         return kind if kind is not None and kind.take(values) is not None else None
 
 

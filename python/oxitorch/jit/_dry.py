@@ -26,6 +26,7 @@ class Dry:
     ):
         self._jitted = jitted
         self._is_sized = kind.sizes is not None
+        self._leaves_tensors = kind.leaves_tensors and not self._is_sized
         self._given = Given(tensors, kind.donated, numbers)
         values = kind.tree.make([*tensors, *(shown if numbers is None else numbers.arguments)])
         count = len(values) - len(names)
@@ -35,7 +36,7 @@ class Dry:
         """None if the function makes what it does not return, as in its first call."""
         for _ in range(2):
             self._jitted.traces += 1
-            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False)
+            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False, self._leaves_tensors)
             function, again = tracer.dry(self._args, self._kwargs, self._is_sized)
             if not again:
                 return function

@@ -10,11 +10,13 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._core import Entries
+from oxitorch.jit._counts import Counts
 from oxitorch.jit._names import Attributes, Change, Variables
 from oxitorch.jit._numbers import Formulas, Run
 from oxitorch.jit._optimizers import Stepped, is_traced
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
 from oxitorch.jit._pieces import Pieces
+from oxitorch.jit._places import Kept
 from oxitorch.jit._values import Values
 
 
@@ -45,6 +47,9 @@ class Found:
         values: what it reads of tensors of the host.
         optimizers: those whose steps it makes.
         synced: those of the modules that train in several processes.
+        told: leaves that it tells to require gradients, or not to, with what they do before.
+        counts: what it does with tensors of the host that it writes to, if there are any.
+        apart: names under which other tensors are left in each call, by the ids of their dicts.
     """
 
     def __init__(
@@ -55,18 +60,26 @@ class Found:
         values: Values,
         optimizers: list[Stepped],
         synced: list[Synced | Sharded],
+        apart: dict[int, list],
+        counts: Counts | None,
+        told: list[tuple[torch.Tensor, bool]],
     ):
         self.tensors = tensors
         self.synced = synced
-        self._attributes = Attributes([*modules, *variables.modules])
+        self.counts = counts
+        self._attributes = Attributes([*modules, *variables.modules], apart)
         self._variables = variables
         self._values = values
         self.optimizers = optimizers
         # Leaves alone can be told to require gradients, or not to. The state of optimizers has none.
         states = {id(t) for o in optimizers for t in o.tensors}
-        self._leaves = [t for t in tensors if t.is_leaf and id(t) not in states]
-        self._require_gradients = [t.requires_grad for t in self._leaves]
-        wanted = {id(t): t for t in (*tensors, *values.tensors)}
+        before = {id(t): on for t, on in told}
+        leaves = [t for t in tensors if t.is_leaf and id(t) not in states]
+        self._leaves = list({id(t): t for t in [*leaves, *(t for t, _ in told)]}.values())
+        self._require_gradients = [before.get(id(t), t.requires_grad) for t in self._leaves]
+        # Those that it leaves so.
+        self.required = [(t, t.requires_grad) for t, _ in told]
+        wanted = {id(t): t for t in (*tensors, *values.tensors, *(counts.tensors if counts else ()))}
         entries = [
             (held, name, value)
             for module in modules
@@ -92,7 +105,10 @@ class Found:
         )
 
     def changed_numbers(self) -> dict[str, Change]:
-        return self._attributes.numbers.changed() | self._variables.numbers.changed() | self._values.changed()
+        changed = self._attributes.numbers.changed() | self._variables.numbers.changed() | self._values.changed()
+        for stepped in self.optimizers:
+            changed |= stepped.changed()
+        return changed
 
 
 class Gradients:
@@ -185,9 +201,11 @@ class _Outside(torch.autograd.Function):
         )
 
 
-def outside(results: list[torch.Tensor], anchor: torch.Tensor, name: str) -> None:
-    """Makes gradients of these tensors an error, in the list. They look as if they came of `anchor`."""
-    wanted = [i for i, x in enumerate(results) if x.is_floating_point() and x.is_leaf and not x.requires_grad]
+def outside(results: list[torch.Tensor], which: list[int], anchor: torch.Tensor, name: str) -> None:
+    """Makes gradients of some of these tensors an error, in the list. They look as if they came of `anchor`."""
+    wanted = [
+        i for i in which if results[i].is_floating_point() and results[i].is_leaf and not results[i].requires_grad
+    ]
     for i, x in zip(wanted, _Outside.apply(name, anchor, *[results[i] for i in wanted]), strict=True):
         results[i] = x
 
@@ -206,6 +224,7 @@ class Function:
         pieces: list[Pieces],
         sets: list[tuple[dict, str, Any]],
         told: dict[int, torch.Tensor],
+        places: Kept | None,
     ):
         self.number = number
         # Arguments of the host of which it was told the values, and these.
@@ -215,6 +234,8 @@ class Function:
         # Groups of optimizers in which it sets numbers: the names, the places among the numbers that it computes, and
         # else the numbers.
         self._sets = [(*of, x.node.place, None) if is_traced(x) else (*of, None, x) for *of, x in sets]
+        # What it leaves under names in each call.
+        self._places = places
         # What the program needs to live: generators.
         self._kept = kept
         self._found = found
@@ -240,7 +261,8 @@ class Function:
 
     def is_current(self) -> bool:
         """Whether what the function finds besides its arguments is the same."""
-        return self._found.is_current() and self._gradients.is_current()
+        places = self._places
+        return self._found.is_current() and self._gradients.is_current() and (places is None or places.is_current())
 
     def changed_numbers(self) -> dict[str, Change]:
         """Numbers of Python among what it found that are others now, by what they are called."""
@@ -266,11 +288,16 @@ class Function:
         values = () if self.formulas is None else self.formulas.values(numbers)
         if values is None:
             return False, None
-        own = tensors if shown is None else shown
-        if not all(_is_same(own[i], t) for i, t in self.told.items()):
+        if self.told and not all(_is_same((tensors if shown is None else shown)[i], t) for i, t in self.told.items()):
             return False, None
         gradients = self._gradients
         found = self._found.tensors
+        counts = self._found.counts
+        counted = None if counts is None else counts.values(found)
+        if counts is not None and counted is None:
+            return False, None
+        if self._places is not None:
+            self._places.take(found)
         if gradients.taken:
             found = found.copy()
             for i, p in gradients.taken:
@@ -284,8 +311,14 @@ class Function:
         if self._written:
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
         gradients.give()
+        for leaf, on in self._found.required:
+            leaf.requires_grad_(on)
+        if counts is not None:
+            counts.write(counted)
         for group, name, place, number in self._sets:
             group[name] = number if place is None else values[place]
         for module in self._found.synced:
             module.give()
+        if self._places is not None:
+            made = self._places.give(made, inputs)
         return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]], values)

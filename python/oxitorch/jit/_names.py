@@ -81,8 +81,10 @@ class Attributes:
     DDP and FSDP2 keep for themselves is `_parallel.py`'s.
     """
 
-    def __init__(self, roots: Iterable[torch.nn.Module]):
+    def __init__(self, roots: Iterable[torch.nn.Module], apart: dict[int, list] | None = None):
+        """`apart`: names that are others in each call, by the ids of their dicts."""
         modules = {id(m): m for root in roots for m in root.modules()}
+        apart = apart or {}
         dicts, entries = [], []
         self.numbers = Numbers()
         for m in modules.values():
@@ -93,11 +95,11 @@ class Attributes:
             if is_parallel(m):
                 entries.append((m.__dict__, "training", m.training))
             else:
-                dicts.append((m.__dict__, True))
-                dicts += [(d, True) for name in _HOOKS if isinstance(d := m.__dict__.get(name), dict)]
+                dicts.append((m.__dict__, True, apart.get(id(m.__dict__), [])))
+                dicts += [(d, True, []) for name in _HOOKS if isinstance(d := m.__dict__.get(name), dict)]
             for name, by_value in (("_modules", True), ("_parameters", False), ("_buffers", False)):
                 if isinstance(d := m.__dict__.get(name), dict):
-                    dicts.append((d, by_value))
+                    dicts.append((d, by_value, apart.get(id(d), [])))
         self._dicts, self._entries = Dicts(dicts), Entries(entries)
 
     def are_same(self) -> bool:
@@ -120,7 +122,9 @@ class Variables:
         kwargs: dict,
         ran: Iterable[tuple[types.CodeType, dict]] = (),
         copied: Iterable[int] = (),
+        apart: dict[int, list] | None = None,
     ):
+        apart = apart or {}
         self._names: dict[str, str] = {}
         # Keys that code writes.
         self._written: dict[str, str] = {}
@@ -137,13 +141,14 @@ class Variables:
                 self._read(code, scope)
             self._go_through(fn, args, kwargs)
         self._same = (
-            Entries(self._entries), Fields(self._fields), Dicts([(d, True) for d in self._dicts]), Lists(self._lists),
+            Entries([of for of in self._entries if of[1] not in apart.get(id(of[0]), ())]), Fields(self._fields),
+            Dicts([(d, True, apart.get(id(d), [])) for d in self._dicts]), Lists(self._lists),
             Arrays(self._arrays), Items(self._others),
         )  # fmt: skip
         self._ran.clear()
-        modules, optimizers = list(self.modules.values()), self.optimizers
+        modules, optimizers, holders = list(self.modules.values()), self.optimizers, [*self._dicts, *self._objects]
         self._clear(self.numbers)
-        self.modules, self.optimizers = modules, optimizers
+        self.modules, self.optimizers, self._holders = modules, optimizers, holders
 
     def _clear(self, numbers: Numbers | None = None) -> None:
         self.modules: Any = {}
@@ -152,6 +157,8 @@ class Variables:
         self._entries: list[tuple[dict, Any, object]] = []
         self._fields: list[tuple[object, str, object]] = []
         self._dicts: list[dict] = []
+        # Attributes of objects.
+        self._objects: list[dict] = []
         self._lists: list[list] = []
         self._arrays: list = []
         self._others: list[set | deque] = []
@@ -160,6 +167,15 @@ class Variables:
 
     def are_same(self) -> bool:
         return all(same.are_same() for same in self._same)
+
+    def holders(self) -> Iterator[dict]:
+        """Dicts in which the function may leave tensors."""
+        yield from self._holders
+        for m in {id(m): m for root in self.modules for m in root.modules() if not is_parallel(m)}.values():
+            yield m.__dict__
+            yield m._buffers
+        for optimizer in self.optimizers:
+            yield from (state for state in optimizer.state.values() if isinstance(state, dict))
 
     def set_in_group(self, name: str) -> Change:
         """Of a number in a group of an optimizer that the function has changed, by its name there."""
@@ -259,6 +275,9 @@ class Variables:
             for name, value in m.__dict__.items():
                 if name in self._names and name not in _TENSORS:
                     self._meets(value, f"{type(m).__name__}.{name}", self._names[name])
+                elif name in _HOOKS:
+                    for hook in list(value.values()):
+                        self._meets(hook, f"a hook of {type(m).__name__}")
 
     def _meets_dict(self, value: dict, called: str, line: str) -> None:
         if len(value) <= _MAX_ITEMS:
@@ -318,6 +337,8 @@ class Variables:
         is_optimizer = isinstance(of, torch.optim.Optimizer)
         if is_optimizer:
             self.optimizers.append(of)
+        else:
+            self._objects.append(held)
         for name, value in list(held.items()):
             if name not in self._names or (is_optimizer and name == "state"):
                 continue

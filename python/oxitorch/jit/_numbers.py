@@ -12,7 +12,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx.experimental.sym_node  # gives SymFloat and SymInt their operators
@@ -224,10 +224,23 @@ _POSITIONS = {
 }
 
 
-class Indices(TorchFunctionMode):
-    """Has numbers that are traced select along a dimension where they are indices: PyTorch would read them."""
+class Unread(TorchFunctionMode):
+    """Has numbers that are traced select along a dimension where they are indices, and be elements of the tensors that
+    are made of them: PyTorch would read them.
+
+    `stands_for` is told of tensors of the host that are made of such numbers, what makes them on a device, and what
+    asks for the numbers.
+    """
+
+    def __init__(self, stands_for: Callable[[torch.Tensor, Callable, Callable], None]):
+        super().__init__()
+        self._stands_for = stands_for
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _MAKE_TENSORS:
+            elements = _Elements.of(func, args, kwargs or {})
+            if elements is not None:
+                return self._made(elements)
         if func is torch.Tensor.__getitem__:
             return _selected(*args)
         if func is torch.Tensor.__setitem__:
@@ -235,6 +248,74 @@ class Indices(TorchFunctionMode):
             part = _selected(x, index, take=False)
             return func(x, index, value) if part is None else func(part, ..., value)
         return func(*args, **(kwargs or {}))
+
+    def _made(self, elements: "_Elements") -> torch.Tensor:
+        if elements.device.type == "tpu":
+            made = elements.on(elements.device)
+        else:
+            made = torch.tensor([_value(x) for x in elements.flat], dtype=elements.dtype, device=elements.device)
+            made = made.reshape(elements.shape)
+            self._stands_for(made, elements.on, elements.ask)
+        return made.requires_grad_() if elements.requires_grad else made
+
+
+_MAKE_TENSORS = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+# A tensor of more numbers is made anew for other ones.
+_MAX_ELEMENTS = 256
+
+
+class _Elements(NamedTuple):
+    """What a tensor is to be made of: numbers, some of which are traced."""
+
+    flat: list
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(func: Callable, args: tuple, kwargs: dict) -> "_Elements | None":
+        """None of what is no such tensor."""
+        like = args[0] if func is torch.Tensor.new_tensor else None
+        given = args if like is None else args[1:]
+        if len(given) != 1 or not {*kwargs} <= {"dtype", "device", "requires_grad"}:
+            return None
+        found = _flat(given[0])
+        if found is None or not any(isinstance(x, _SYMBOLIC) for x in found[0]) or len(found[0]) > _MAX_ELEMENTS:
+            return None
+        has_floats = any(isinstance(x, (float, torch.SymFloat)) for x in found[0])
+        dtype = (torch.get_default_dtype() if has_floats else torch.int64) if like is None else like.dtype
+        device = torch.get_default_device() if like is None else like.device
+        return _Elements(
+            *found,
+            kwargs.get("dtype") or dtype,
+            torch.device(device if kwargs.get("device") is None else kwargs["device"]),
+            bool(kwargs.get("requires_grad")),
+        )
+
+    def ask(self) -> None:
+        for x in self.flat:
+            if isinstance(x, _SYMBOLIC):
+                x.node.seen()
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        each = [torch.full((), x, dtype=self.dtype, device=device) for x in self.flat]
+        return torch.stack(each).reshape(self.shape)
+
+
+def _flat(data: Any) -> tuple[list, tuple[int, ...]] | None:
+    """The numbers in nested lists of one length each, and how many there are; None of anything else."""
+    if not isinstance(data, (list, tuple)):
+        plain = type(data) in (int, float) or isinstance(data, (torch.SymInt, torch.SymFloat))
+        return ([data], ()) if plain else None
+    rows = [_flat(row) for row in data]
+    if not rows or any(row is None or row[1] != rows[0][1] for row in rows):
+        return None
+    return [x for row in rows for x in row[0]], (len(rows), *rows[0][1])
+
+
+def _value(x: Any) -> Any:
+    return x.node._value() if isinstance(x, _SYMBOLIC) else x
 
 
 def _selected(x: torch.Tensor, index: Any, take: bool = True) -> torch.Tensor | None:

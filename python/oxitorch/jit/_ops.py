@@ -1,5 +1,7 @@
 """Seeing each operation of a function while it runs: what it takes, and what the host would have to know of it."""
 
+import sys
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 
@@ -8,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oxitorch._lines import is_library
+from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Given
 from oxitorch.jit._packs import PACK, Packs
@@ -32,6 +36,7 @@ class Ops(TorchDispatchMode):
     def __init__(self, given: Given, fail: Callable, effects: Effects):
         super().__init__()
         arguments = given.tensors
+        self._given = arguments
         self._effects = effects
         self._numbers = given.numbers
         self.is_noted = True
@@ -40,6 +45,13 @@ class Ops(TorchDispatchMode):
         self.generators: list[torch.Generator] = []
         # Leaves that had a gradient when they were met.
         self._with_gradient: set[int] = set()
+        # Leaves that the function tells to require gradients, or not to, with what they did before. What it makes for
+        # itself of others is gone afterwards.
+        self._told: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
+        # Tensors of the host that are made of traced numbers, and what asks for these.
+        self._standing: dict[int, tuple[torch.Tensor, Callable]] = {}
+        # The first line that has a tensor of the device take another one's memory.
+        self.exchanges: str | None = None
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
         self.fail = fail
@@ -48,6 +60,8 @@ class Ops(TorchDispatchMode):
         self._on_device = {storage(t) for t in arguments if is_on_device(t)}
         self._taken_from_host = {storage(t) for t in arguments if not is_on_device(t)}
         self._made: set[int] = set()
+        # Their versions then.
+        self._versions_taken: dict[int, int] = {}
         # Arguments that are tensors of the host, and what was made of them there.
         self._arguments = set(self._taken_from_host)
         # Of tensors of the host, whether they are the same in each call: if the function makes them of nothing.
@@ -58,6 +72,8 @@ class Ops(TorchDispatchMode):
         self._drawn: set[int] = set()
         # What Python read of the first.
         self.values = Values()
+        # What is done there with tensors that the function finds.
+        self.host = HostOps()
         self.pieces: list[Pieces] = []
         # What PyTorch was told of arguments of the host, by their places: calls are to have the same there.
         self.told: dict[int, torch.Tensor] = {}
@@ -81,6 +97,10 @@ class Ops(TorchDispatchMode):
         """Whether the function made it."""
         return storage(plain(tensor)) in self._made
 
+    def has_met(self, tensor: torch.Tensor) -> bool:
+        """Whether an operation took a tensor that was there before the function, or another one in its memory."""
+        return storage(tensor) in self._on_device | self._taken_from_host and not self.is_made(tensor)
+
     def may_get_gradients(self, parameters) -> None:
         """The function may set gradients of these; of plain ones that is seen."""
         for p in parameters:
@@ -92,6 +112,36 @@ class Ops(TorchDispatchMode):
         if leaf.grad is not None:
             self._with_gradient.add(id(leaf))
 
+    def stands_for(self, t: torch.Tensor, make: Callable, ask: Callable) -> None:
+        """The function has made a tensor of the host of numbers that are traced, and the device makes it so. Where it
+        is looked at on the host, Python asks what the numbers are.
+        """
+        self._standing[storage(t)] = t, ask
+        self.packs.stands_for(t, make)
+
+    def _looks_at(self, t: torch.Tensor) -> None:
+        """A tensor of the host is taken as it is."""
+        if (standing := self._standing.pop(storage(t), None)) is not None:
+            standing[1]()
+            self.packs.forget(t)
+
+    def tell(self, leaf: torch.Tensor) -> None:
+        """The function tells a tensor whether it requires gradients; an argument's is the call's matter."""
+        if not leaf.is_leaf or self._is_told(leaf) or self.is_made(leaf) or any(leaf is t for t in self._given):
+            return
+        self._told[id(leaf)] = weakref.ref(leaf), leaf.requires_grad
+        self._meet(leaf)
+
+    def _is_told(self, leaf: torch.Tensor) -> bool:
+        told = self._told.get(id(leaf))
+        return told is not None and told[0]() is leaf
+
+    def required(self) -> list[tuple[torch.Tensor, bool]]:
+        """Leaves that were there before the function, and whether they require gradients is its doing."""
+        alive = [(leaf, on) for ref, on in self._told.values() if (leaf := ref()) is not None]
+        taken = {id(t) for t in self.inputs}
+        return [(leaf, on) for leaf, on in alive if isinstance(leaf, torch.nn.Parameter) or id(leaf) in taken]
+
     def had_gradient(self, leaf: torch.Tensor) -> bool:
         """Whether a leaf had a gradient when the function took it first."""
         return id(leaf) in self._with_gradient
@@ -102,7 +152,7 @@ class Ops(TorchDispatchMode):
 
     def leaves(self) -> list[torch.Tensor]:
         """Tensors that the function takes and that may get gradients."""
-        return [*filter(_is_leaf, self.inputs), *self._wrapped.values()]
+        return [*(t for t in self.inputs if _is_leaf(t) or self._is_told(t)), *self._wrapped.values()]
 
     # Loops and branches: their bodies are seen too.
     supports_higher_order_operators = True
@@ -140,6 +190,8 @@ class Ops(TorchDispatchMode):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
             return copied
+        if func in (_TO_COPY, _COPY) and (moved := self._moved(func, args, kwargs)) is not None:
+            return moved
         if func is PACK and reads and not self._is_constant(taken[1]):
             return self.packs.pack(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
@@ -153,8 +205,11 @@ class Ops(TorchDispatchMode):
                     self._fits.append(taken[0].logical_not())
                 return False
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
+            if func in _READS and taken[0].dtype is torch.bool and _is_validation():
+                return True
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
-                self.fail("reads a value on the host", _READ_HINT)
+                seeks_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+                self.fail("reads a value on the host", _ANOMALY_HINT if seeks_nan else _READ_HINT)
         if on_device:
             for t in taken:
                 self._take(t)
@@ -164,11 +219,16 @@ class Ops(TorchDispatchMode):
                     f"has a collective of the host ({func})",
                     "later calls do not run it: call it outside, or on tensors of the device",
                 )
-            self._on_host(func, taken)
+            for t in taken:
+                self._meet_on_host(t)
+            noted = self._noted_on_host(func, args, kwargs, taken)
+            writes = self._on_host(func, taken)
         if self._fits and func is torch.ops.aten.div.Tensor:
             with self:
                 args = (torch.ops.oxitorch._asserted(args[0], self._fits.pop(), _NO_INVERSE), args[1])
         results = func(*args, **kwargs)
+        if not on_device and noted is not None:
+            self.host.note(func, noted, results, writes)
         if reads and func in HINTS:
             self.pieces.append(Pieces(func, len(results), user_line()))
         if reads:
@@ -194,6 +254,22 @@ class Ops(TorchDispatchMode):
             self.packs.host(func, args, results)
         return results
 
+    def _moved(self, func, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """A copy from the host that converts, done as one that moves and one that converts: PyTorch converts on the
+        host first, in memory that each call would have to fill. None if it is no such copy.
+        """
+        to, source = (None, args[0]) if func is _TO_COPY else args[:2]
+        if not isinstance(source, torch.Tensor):
+            return None
+        device = torch.device(kwargs.get("device") or source.device) if to is None else to.device
+        dtype = kwargs.get("dtype") if to is None else to.dtype
+        if dtype in (None, source.dtype) or is_on_device(source) or device.type != "tpu":
+            return None
+        with self:
+            if to is None:
+                return func(source, **{name: x for name, x in kwargs.items() if name != "dtype"}).to(dtype)
+            return func(to, source.to(device), *args[2:], **kwargs)
+
     def _is_constant(self, t: torch.Tensor) -> bool:
         """Whether a tensor of the host is the same in each call."""
         return self._constant.get(storage(t), False)
@@ -216,13 +292,21 @@ class Ops(TorchDispatchMode):
                 return
             self._on_device.add(at)
         else:
+            self._looks_at(t)
             if at in self._taken_from_host:
+                if self.host.is_written(t) and version(t) != self._versions_taken.get(at):
+                    self.fail(
+                        "moves a tensor of the host a second time, after it has written to it",
+                        "keep such state on the device",
+                    )
                 return
-            if not self._constant.get(at, True):
+            is_made = not any(t is root for root in self._outside.get(at, ())) or self.host.is_written(t)
+            if not self._constant.get(at, True) and is_made and not self.host.take(t, len(self.inputs)):
                 self.fail(
                     "computes on the host with tensors that another call may find changed",
                     "compute it on the device: move what it is made of there first",
                 )
+            self._versions_taken[at] = version(t)
             self._taken_from_host.add(at)
         self.inputs.append(t)
         self.versions.append(version(t))
@@ -233,7 +317,7 @@ class Ops(TorchDispatchMode):
     def _makes_on_host(self, func, at: int, taken: list[torch.Tensor]) -> None:
         """An operation of the host has made what is in this storage."""
         of = [storage(t) for t in taken]
-        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        drawn = _is_drawn(func)
         self._constant[at] = not drawn and all(self._constant[x] for x in of)
         outside = {id(t): t for x in of for t in self._outside.get(x, ())}
         for held in (self._arguments, self._drawn):
@@ -276,32 +360,43 @@ class Ops(TorchDispatchMode):
             self._meet_on_host(t)
             if storage(t) in self._drawn:
                 self._effects.say(f"draws a random number of the host, which Python reads at {line}")
-            for root in self._outside.get(storage(t), ()):
+            roots = self._outside.get(storage(t), ())
+            self.host.read(t, roots)
+            for root in roots:
                 self.values.note(root, line)
 
     def _meet_on_host(self, t: torch.Tensor) -> None:
         at = storage(t)
+        self._looks_at(t)
         if at not in self._constant:
             # What was there before may be changed by whoever has it.
             self._constant[at] = False
             self._outside[at] = [t]
+            self.host.find(t)
 
-    def _on_host(self, func, taken: list[torch.Tensor]) -> None:
-        for t in taken:
-            self._meet_on_host(t)
+    def _on_host(self, func, taken: list[torch.Tensor]) -> torch.Tensor | None:
+        """An operation of the host takes these; gives what it writes to, if another call may find that changed."""
         if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
             # How many elements there are. What is taken by numbers is as large as they are many.
             masks = [t for t in taken[1:] if t.dtype in (torch.bool, torch.uint8)]
             self.reads_host(masks if func is torch.ops.aten.index.Tensor else taken)
-        if (
-            getattr(func, "_schema", None)
-            and func._schema.is_mutable
-            and taken
-            and not self._constant[storage(taken[0])]
-        ):
+        if not taken or not getattr(func, "_schema", None) or not func._schema.is_mutable:
+            return None
+        if self._constant[storage(taken[0])]:
+            if not all(map(self._is_constant, taken[1:])):  # what it holds from now on follows from them
+                self._makes_on_host(func, storage(taken[0]), taken)
+            return None
+        if _is_drawn(func) or not self.host.knows(taken, self._is_constant):
             self.fail(
                 f"writes to a tensor of the host ({func})", "later calls do not run it; keep such state on the device"
             )
+        return taken[0]
+
+    def _noted_on_host(self, func, args: tuple, kwargs: dict, taken: list[torch.Tensor]) -> tuple[tuple, dict] | None:
+        """The arguments of an operation of the host that is done again in each call; None of one that is not."""
+        if all(map(self._is_constant, taken)) or _is_drawn(func):
+            return None
+        return self.host.before(args, kwargs) if self.host.knows(taken, self._is_constant) else None
 
 
 class OpsBesideDynamo(Ops):
@@ -333,6 +428,13 @@ class Reads(TorchFunctionMode):
                 return func(*args, **kwargs)
         if func in _UNSEEN_READS and not (func in _MAY_BE_THE_SAME and args and isinstance(args[0], torch.Tensor)):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
+        if func in _TELLS and is_on_device(args[0]) and not torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
+            self._ops.tell(args[0])
+        if func == _EXCHANGE and self._ops.exchanges is None and is_on_device(args[0]):
+            self._ops.exchanges = user_line()
+        if func is torch._foreach_lerp_ and len(args) == 3 and isinstance(args[2], torch.Tensor):
+            # PyTorch would read the value of what it takes as a number, as `AveragedModel` has it.
+            args = *args[:2], [args[2]] * len(args[0])
         return func(*args, **kwargs)
 
 
@@ -351,12 +453,21 @@ _UNSEEN_READS = {
     torch.Tensor.numpy,
     torch.Tensor.__array__,
 }
+# What tells a tensor whether it requires gradients.
+_TELLS = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
+# What gives a tensor the memory of another one. Equal to, and not the same as, what PyTorch names.
+_EXCHANGE = torch.Tensor.data.__set__
 # These give a tensor as it is.
 _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
+_DISTRIBUTION = torch.distributions.distribution.__file__
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
+_ANOMALY_HINT = (
+    "PyTorch's anomaly detection reads each gradient to find NaN: call the function itself without torch.tpu.jit, in "
+    "debug mode, or with set_detect_anomaly(True, check_nan=False)"
+)
 _READ_HINT = "return the tensor and read it after the call; torch.where and torch.cond choose by values on the device"
 
 
@@ -374,6 +485,20 @@ def _tensors(of):
                 yield x
         elif isinstance(x, (list, tuple)):
             yield from _tensors(x)
+
+
+def _is_validation() -> bool:
+    """Whether PyTorch reads a value to check what a distribution is given; `torch.compile` leaves that out, too."""
+    frame = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _DISTRIBUTION:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_drawn(func) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
 
 
 def is_on_device(t: torch.Tensor) -> bool:

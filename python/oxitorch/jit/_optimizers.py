@@ -15,11 +15,20 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._core import Entries
+from oxitorch.jit._names import Change
 from oxitorch.jit._parallel import Wrapped, plain
 
 # Those that take a learning rate that is a tensor, all the way. With others a new rate is traced anew, and finds the
 # same programs.
 _TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+_OPTION_HINT = (
+    "of what is in groups the learning rate alone is told the program: OneCycleLR and CyclicLR leave the others with "
+    "cycle_momentum=False; or make the number an argument, and set it in the group within the function"
+)
+_HINTS = {
+    "lr": "SGD, Adam and AdamW take a learning rate that changes; or give the function the rate, and set it within"
+}
 
 # Numbers of Python, and those that are traced (`_numbers.py`).
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -110,6 +119,8 @@ class Stepped:
         self._counts = False
         # Names of numbers in groups, by the group's number, which each step has from the function's arguments.
         self._traced: set[tuple[int, str]] | None = None
+        # Names in the state that have other tensors in each call, by the ids of their dicts.
+        self._apart: dict[int, list] = {}
         self.tensors: list[torch.Tensor] = []
 
     def begin(self, own: dict[int, torch.Tensor]) -> list[torch.Tensor]:
@@ -153,8 +164,11 @@ class Stepped:
                     moved.append(state[name])
         return moved
 
-    def settle(self, found: list[torch.Tensor]) -> None:
-        """The function was traced and found these tensors: from now on `is_current` compares with what is there now."""
+    def settle(self, found: list[torch.Tensor], apart: dict[int, list]) -> None:
+        """The function was traced and found these tensors: from now on `is_current` compares with what is there now,
+        but for what is left there anew in each call.
+        """
+        self._apart = apart
         groups = self.optimizer.param_groups
         self._params = [list(group["params"]) for group in groups]
         pairs = zip(groups, self._rates, strict=True)
@@ -173,7 +187,7 @@ class Stepped:
         self._held = list(self._state.values())
         self._entries = entries
         tensors = [(holder, name, value) for _, holder, name, value in entries if isinstance(value, torch.Tensor)]
-        self._same = Entries(tensors)
+        self._same = Entries([of for of in tensors if of[1] not in self._apart.get(id(of[0]), ())])
         self.tensors = [value for *_, value in tensors]
 
     def _static(self, i: int, group: dict[str, Any], rate) -> dict[str, Any]:
@@ -197,6 +211,15 @@ class Stepped:
             if rate is not None:
                 rate.set(group["lr"])
         return True
+
+    def changed(self) -> dict[str, Change]:
+        """Numbers in the groups that are others now and are no operands, by what they are called."""
+        return {
+            f"{type(self.optimizer).__name__}.param_groups[{i}][{name!r}]": Change("", _HINTS.get(name, _OPTION_HINT))
+            for i, (group, options) in enumerate(zip(self.optimizer.param_groups, self._options, strict=False))
+            for name, value in options.items()
+            if isinstance(value, (int, float, tuple)) and group.get(name, value) != value
+        }
 
     def _is_held(self) -> bool:
         """Whether the groups and the state are those that were noted, with the same tensors."""

@@ -47,6 +47,13 @@ class Packs:
     def _make(self, result, x, f) -> None:
         self._made[_storage(result)] = result, lambda device: f(self.on_device(x, device))
 
+    def stands_for(self, t: torch.Tensor, make) -> None:
+        """A tensor of the host that the device makes so."""
+        self._made[_storage(t)] = t, make
+
+    def forget(self, t: torch.Tensor) -> None:
+        self._made.pop(_storage(t), None)
+
     def on_device(self, t: torch.Tensor, device) -> torch.Tensor:
         """A tensor of the host on the device."""
         _, make = self._made.get(_storage(t), (None, None))

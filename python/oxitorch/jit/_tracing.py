@@ -22,7 +22,7 @@ from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._moved import begins_of
 from oxitorch.jit._names import Change, Variables
-from oxitorch.jit._numbers import Indices
+from oxitorch.jit._numbers import Unread
 from oxitorch.jit._ops import (
     SPARSE_HINT,
     Ops,
@@ -47,6 +47,7 @@ from oxitorch.jit._parallel import (
     settle,
     settle_before,
 )
+from oxitorch.jit._places import Holders, Kept, Place, names_by_dict
 
 # One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
 alone = threading.RLock()
@@ -122,9 +123,21 @@ class TraceError(RuntimeError):
 class Tracer:
     """One run of a function that is to be one program."""
 
-    def __init__(self, fn: Callable, given: Given, leaves: dict[int, torch.Tensor], kept_before: bool):
+    def __init__(
+        self,
+        fn: Callable,
+        given: Given,
+        leaves: dict[int, torch.Tensor],
+        kept_before: bool,
+        leaves_tensors: bool = False,
+    ):
         self._fn = fn
         self._kept_before = kept_before
+        # Whether what it leaves under names is to be results, as a run before it has left something there. A first run
+        # may fill a cache. And whether it has left something.
+        self._keeps_places = kept_before or leaves_tensors
+        self.leaves_tensors = False
+        self._holders: Holders | None = None
         # Whether tensors that the function made are still there, and are no results.
         self.kept = False
         self.name = getattr(fn, "__qualname__", repr(fn))
@@ -174,6 +187,7 @@ class Tracer:
         finally:
             if not traced and self.is_noted:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+                self._restore()
                 self._undo(self._stepped, zip(known, begins, strict=True))
 
     def _undo(self, states: dict[int, tuple], grads: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
@@ -225,7 +239,7 @@ class Tracer:
         grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         try:
             for kept_before in (False, *[True] * (_MAX_DRY_RUNS - 1)):
-                tracer = Tracer(self._fn, self._given, {}, kept_before)
+                tracer = Tracer(self._fn, self._given, {}, kept_before, True)
                 tracer._states, tracer._grads = states, grads
                 found, number, text = tracer._run_dry(args, kwargs)
                 # What stays is of no use to anybody; what it is computed of is left out when the window ends.
@@ -280,6 +294,7 @@ class Tracer:
         finally:
             if traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
+            self._restore()
             self._undo(self._states, self._grads.values())
             torch.tpu.set_rng_state(random, torch.tpu.current_device())
 
@@ -293,6 +308,7 @@ class Tracer:
             results = self._call(args, kwargs)
             _, tensors = Tree.of(results, [])
             tensors = [plain(t) for t in tensors]
+            tensors += [plain(t.detach()) for _, t in self._left()]
             inputs, leaves = self._ops.inputs, self._ops.leaves()
             made = [plain(t.grad) for t in leaves if t.grad is not None and self._ops.is_made(t.grad)]
             if self._kept_before:
@@ -303,6 +319,7 @@ class Tracer:
             done = True
             return found, number, text
         finally:
+            self._restore()
             self._groups.restore(everything=True)
             if not done:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
@@ -328,15 +345,16 @@ class Tracer:
         self._called_with = args, kwargs
         variables = Variables(self._fn, args, kwargs)
         self._groups = Groups(variables.optimizers)
+        self._holders = Holders(variables.holders())
         if self._states is None:
             self._numbers = variables
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
             # In this thread, which is the one that the engine watches.
-            indices = nullcontext() if self._given.numbers is None else Indices()
+            unread = nullcontext() if self._given.numbers is None else Unread(self._ops.stands_for)
             alone_here = torch.autograd.set_multithreading_enabled(False)
-            with alone_here, self._effects, self._ops, Reads(self._ops), indices:
+            with alone_here, self._effects, self._ops, Reads(self._ops), unread:
                 return _computed(self._fn(*args, **kwargs))
         finally:
             torch.compiler._is_compiling_flag = compiling
@@ -348,6 +366,55 @@ class Tracer:
                 self._within.pop()[1].__exit__(None, None, None)
             for hook in hooks:
                 hook.remove()
+
+    def _left(self) -> list[tuple[Place, torch.Tensor]]:
+        """What the function has left under names where other tensors were before, if it is to be results."""
+        if self._holders is None:
+            return []
+        known = {id(t) for t in self._given.tensors} | self._holders.ids()
+        taken = known & {id(t) for t in self._ops.inputs}
+
+        def is_of_run(t: torch.Tensor) -> bool:
+            if not is_on_device(t) or id(t) in taken:
+                return id(t) in taken
+            return self._ops.is_made(t) and not is_sparse(t) and not (t.is_leaf and t.requires_grad)
+
+        left = self._holders.left(is_of_run)
+        self.leaves_tensors = bool(left)
+        return left if self._keeps_places else []
+
+    def _keep(self) -> "tuple[list[Place], list[torch.Tensor], _Results]":
+        """Where the function has left tensors under names, these out of the graphs of autograd, and how they are made
+        of what the program gives.
+        """
+        left = self._left()
+        places, tensors = [place for place, _ in left], [t for _, t in left]
+        kept_of = _Results(Tree.of(tensors, [])[0], self.name, [])
+        kept_of.find_graph(tensors, self._ops.inputs)
+        for place, t in zip(places, tensors, strict=True):
+            place.holder[place.key] = t  # a graph that is let go keeps nothing
+        return places, tensors, kept_of
+
+    def _are_told_apart(self, places: list[Place], found: list[torch.Tensor]) -> bool:
+        """Whether what was under the names is under no other name that the function takes it by."""
+        own = {id(t) for t in found}
+        for place in places:
+            t = place.before
+            if not isinstance(t, torch.Tensor) or not self._ops.has_met(t):
+                continue
+            if id(t) not in own or self._holders.stay(t, places):
+                name = f"{place.key!r}"
+                _activate.core().remark(f"for this call alone: what it finds as {name} it also finds elsewhere")
+                return False
+        return True
+
+    def _restore(self) -> None:
+        """Puts back what the function has left on the host, and under names."""
+        self._ops.host.undo()
+        for leaf, on in self._ops.told():
+            leaf.requires_grad_(on)
+        if self._holders is not None:
+            self._holders.restore()
 
     def made(self, tensors: list[torch.Tensor]) -> None:
         """The function has these tensors, which no operation made."""
@@ -438,6 +505,9 @@ class Tracer:
                     known, begins = [*known, t], [*begins, None]
             if g is not None and self._ops.is_made(g):
                 made.append((t, g))
+        own = results
+        places, left_there, kept_of = self._keep()
+        results = [*own, *left_there]
         number = _activate.core().new_graph()
         for x in results:
             if x.device.type != "tpu":
@@ -450,19 +520,31 @@ class Tracer:
             gc.collect()  # what only a circle of references holds is not kept
         donated = self._given.donated
         outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), is_dry, donated)
+        for place, t in zip(places, kept_of.together(left_there), strict=True):
+            place.holder[place.key] = t
         self.kept = outcome == _KEPT
         if self.kept and (is_dry or not self._kept_before):
             return None  # the state of an optimizer, which its first step makes; a cache that is filled once
         if self.kept:
             raise TraceError(
                 f"torch.tpu.jit: {self.name} keeps tensors that it makes in each call, made{text}\n"
-                "hint: return them; a later call would not make them"
+                "hint: return them, or keep them under a name (an attribute, an item of a dict) that was there before "
+                "the call; a later call would not make them"
             )
         if outcome != _FUNCTION:
             raise self._refused(text)
         elsewhere = inputs[len(self._given.tensors) :]
+        apart = names_by_dict(places)
         for stepped in self._optimizers.values():
-            stepped.settle(elsewhere)
+            stepped.settle(elsewhere, apart)
+        counts = self._ops.host.finish(len(self._given.tensors))
+        if counts is not None:
+            self._ops.values.forget(counts.tensors)
+            if not self._ops.host.is_whole():
+                self._fail(
+                    "reads a tensor of the host that it also writes to, through another one in its memory",
+                    "keep such state on the device",
+                )
         if any(state.differs() for _, state in self._parallel.values()):
             self._fail(
                 "leaves a module of FSDP2 in another state than it finds it in",
@@ -477,7 +559,9 @@ class Tracer:
             # What a scheduler sets is told of the scheduler.
             if not self.changes:
                 self.changes = {of: self._numbers.set_in_group(name) for of, name in left.items()}
-        if surprises or left or self.changes:
+        if self.leaves_tensors and not self._keeps_places:
+            return None  # what it finds there is another one now
+        if surprises or left or self.changes or not self._are_told_apart(places, elsewhere):
             return None
         if is_dry:
             # The gradients of this run hold what is never computed.
@@ -489,18 +573,22 @@ class Tracer:
             Found(
                 elsewhere,
                 modules,
-                Variables(self._fn, *self._called_with, self._effects.ran(), self._ops.copied()),
+                Variables(self._fn, *self._called_with, self._effects.ran(), self._ops.copied(), apart),
                 self._ops.values,
                 list(self._optimizers.values()),
                 [synced.finish() for _, synced in self._parallel.values()],
+                apart,
+                counts,
+                self._ops.required(),
             ),
             Gradients(known, begins, elsewhere, made),
             written,
-            made_of.of(results, everything),
+            made_of.of(own, everything),
             self._ops.generators,
             self._ops.pieces,
             self._groups.sets,
             self._ops.told,
+            Kept(places, elsewhere, kept_of.of(left_there, everything)) if places else None,
         )
         changed = {storage(everything[i]) for i in written} | {storage(x) for x in results}
         given = self._given.tensors
@@ -510,6 +598,11 @@ class Tracer:
 
     def _refused(self, why: str) -> TraceError:
         hint = next((f"\nhint: {hint}" for what, hint in _REFUSED_HINTS.items() if why.startswith(what)), "")
+        if not hint and self._ops.exchanges is not None:
+            hint = (
+                f"\nhint: `p.data = x` at {self._ops.exchanges} gives a tensor the memory of another one; "
+                "`p.data.copy_(x)` writes to its own, which a program can"
+            )
         return TraceError(f"torch.tpu.jit: {self.name} cannot be one program: it depends on {why}{hint}")
 
     def _fail(self, what: str, hint: str, tensor: torch.Tensor | None = None) -> None:
@@ -552,8 +645,9 @@ class _Results:
         self._name = name
         # Places of those that the function gives, among the numbers that it computes.
         self._numbers = numbers
-        # A leaf, where the function's results have gradients: those of the program have none.
+        # A leaf, and numbers of results, where these have gradients: those of the program have none.
         self._anchor: torch.Tensor | None = None
+        self._in_graph: list[int] = []
         # Results that are arguments themselves, by their numbers; those of the arguments.
         self._same: list[tuple[int, int]] = []
         # Results that are DTensors, by their numbers.
@@ -561,7 +655,8 @@ class _Results:
 
     def find_graph(self, results: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
         """Takes the results out of the graph of autograd that they are in."""
-        if any(x.grad_fn is not None for x in results):
+        self._in_graph = [i for i, x in enumerate(results) if x.grad_fn is not None]
+        if self._in_graph:
             self._anchor = next((t for t in inputs if t.requires_grad and t.is_leaf), None)
             results[:] = [x.detach() if x.grad_fn is not None else x for x in results]
         self._wrapped = [(i, how) for i, x in enumerate(results) if (how := Wrapped.of(x)) is not None]
@@ -576,14 +671,14 @@ class _Results:
     def together(self, results: list[torch.Tensor], numbers: Sequence = ()) -> Any:
         """What the function gives, with these tensors, and the numbers that it computed."""
         if self._anchor is not None:
-            outside(results, self._anchor, self._name)
+            outside(results, self._in_graph, self._anchor, self._name)
         if self._wrapped:
             results = results.copy()
             for i, how in self._wrapped:
                 results[i] = how.around(results[i])
         return self._tree.make([*results, *[numbers[i] for i in self._numbers]] if self._numbers else results)
 
-    def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor], numbers: Sequence) -> Any:
+    def __call__(self, made: list[torch.Tensor], inputs: list[torch.Tensor], numbers: Sequence = ()) -> Any:
         for i, place in self._same:
             made[i] = inputs[place]
         return self.together(made, numbers)

@@ -21,7 +21,12 @@ class Values:
 
     def note(self, t: torch.Tensor, line: str) -> None:
         if id(t) not in self._all:
-            self._all[id(t)] = t, _kind(t), _bits(t).clone(), line
+            self._all[id(t)] = t, kind_of(t), bits_of(t).clone(), line
+
+    def forget(self, tensors: list[torch.Tensor]) -> None:
+        """What Python read of these is compared in another way."""
+        for t in tensors:
+            self._all.pop(id(t), None)
 
     def are_same(self) -> bool:
         return all(_is_same(t, kind, bits) for t, kind, bits, _ in self._all.values())
@@ -33,13 +38,13 @@ class Values:
 
 
 def _is_same(t: torch.Tensor, kind: tuple, bits: torch.Tensor) -> bool:
-    return _kind(t) == kind and torch.equal(_bits(t), bits)
+    return kind_of(t) == kind and torch.equal(bits_of(t), bits)
 
 
-def _kind(t: torch.Tensor) -> tuple:
+def kind_of(t: torch.Tensor) -> tuple:
     return t.dtype, t.shape
 
 
-def _bits(t: torch.Tensor) -> torch.Tensor:
+def bits_of(t: torch.Tensor) -> torch.Tensor:
     """What it holds, so that zeros of different signs differ and a NaN is the same as itself."""
     return t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
