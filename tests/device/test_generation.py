@@ -142,6 +142,62 @@ def test_batches_vary_too(fused):
     assert sum(made[len(LENGTHS) :]) <= 2, f"{made}\n{torch.tpu.explain(5)}"
 
 
+def filled(model, ids):
+    """Keys and values have their places, and so has a mask of the text, which is padded to as many."""
+    past = [torch.zeros(len(ids), 2, 48, 8, device=ids.device) for _ in range(2)]
+    seen, at = torch.ones_like(ids), torch.arange(ids.shape[1], device=ids.device)
+    logits, _ = model(ids, past, at)
+    for n in range(ids.shape[1], ids.shape[1] + STEPS):
+        counted = F.pad(seen, (0, 48 - n)).sum(1, keepdim=True)
+        new = (logits.argmax(-1, keepdim=True) + counted) % 49
+        ids, seen = torch.cat([ids, new], 1), torch.cat([seen, torch.ones_like(new)], 1)
+        if is_over(new):
+            break
+        logits, _ = model(new, past, torch.tensor([n]).to(ids.device))
+    return ids
+
+
+def test_what_a_length_leaves_of_a_whole_varies_with_it(fused):
+    """Also beyond the last power of two, up to the whole."""
+    lengths = (5, 9, 21, 7, 27, 12, 35, 41, 6, 13, 24, 18, 38, 43)
+    prompts = prompts_of(lengths, [2] * len(lengths))
+    texts, made = generate(filled, DEVICE, prompts)
+    assert all(map(torch.equal, texts, generate(filled, "cpu", prompts)[0]))
+    assert sum(made[8:]) == 0, f"{made}\n{torch.tpu.explain(5)}"
+
+
+def test_a_mask_of_another_length_is_padded_by_no_new_program(fused):
+    """What the host reads of it is a few operations, on no floats."""
+    made = []
+    for n in LENGTHS + SEEN:
+        before = torch.tpu.metrics()["programs"]
+        seen = torch.arange(2 * n).view(2, n) > n // 2
+        assert F.pad(seen.to(DEVICE), (0, 48 - n)).sum(1).tolist() == seen.sum(1).tolist()
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert sum(made[len(LENGTHS) :]) == 0, made
+
+
+def test_a_program_for_many_lengths_names_that_of_the_launch(fused):
+    """What it checks is checked at the own size, and the error says that."""
+
+    def picked(mask, at):
+        rows = torch.arange(len(mask), device=mask.device)[:, None]
+        return (mask[rows, at] * 2 + 1).cpu()
+
+    made = []
+    for n in LENGTHS + SEEN:
+        before = torch.tpu.metrics()["programs"]
+        mask, at = torch.arange(2 * n).view(2, n), torch.arange(n).flip(0)
+        assert torch.equal(picked(mask.to(DEVICE), at.to(DEVICE)), picked(mask, at))
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert sum(made[len(LENGTHS) :]) == 0, made
+    for n in SEEN:
+        mask, at = torch.zeros(2, n, dtype=torch.long), torch.full((n,), n)  # the program's bound has that place
+        with pytest.raises(IndexError, match=rf"size {n}\n[^$]*test_generation"):
+            picked(mask.to(DEVICE), at.to(DEVICE))
+    assert torch.tpu.metrics()["programs"] == before
+
+
 @pytest.mark.slow  # each size runs the function once
 def test_a_jitted_step_makes_no_more_programs(fused):
     def jitted(model, ids):

@@ -2,7 +2,7 @@
 
 use crate::collective::Exchange;
 use crate::family::Numbers;
-use crate::graph::Graph;
+use crate::graph::{Check, Graph};
 use crate::inst::Inst;
 use crate::known::Indices;
 use crate::ops::Ops;
@@ -339,6 +339,8 @@ pub(crate) struct AtSize {
     pub(crate) graph: Arc<Graph>,
     /// What the program is given for this size.
     pub(crate) numbers: Numbers,
+    /// What it checks: messages name this size.
+    pub(crate) checks: Arc<[Check]>,
 }
 
 /// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.
