@@ -198,6 +198,38 @@ def test_a_program_for_many_lengths_names_that_of_the_launch(fused):
     assert torch.tpu.metrics()["programs"] == before
 
 
+def test_a_part_has_a_program_for_many_lengths_where_its_window_has_none(fused):
+    """PyTorch's kernel is called for singular values, and knows one size."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(30) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    net, x, made = nn.Sequential(*layers).to(DEVICE), torch.randn(4, 8, device=DEVICE), []
+    with torch.no_grad():
+        for n in LENGTHS + SEEN:
+            before = torch.tpu.metrics()["programs"]
+            ids = torch.arange(n).to(DEVICE)
+            counts, y = ((ids * 2 + 1) % 7).cumsum(0), net(x)
+            values = torch.linalg.svdvals((ids[:, None] == ids) * 6.0)
+            assert y.isfinite().all().item()
+            assert counts.tolist() == ((torch.arange(n) * 2 + 1) % 7).cumsum(0).tolist()
+            assert values.tolist() == pytest.approx([6.0] * n)
+            made.append(torch.tpu.metrics()["programs"] - before)
+    # The window is cut from its second length on, so parts come to a third length later.
+    assert made[-3:] == [1, 1, 1], f"{made}\n{torch.tpu.explain(5)}"
+
+
+def test_a_program_for_many_lengths_overwrites_what_is_large_and_of_one_size(fused):
+    """Else each step would copy a cache that has its places from the start."""
+    cache, made = torch.zeros(200, 200, device=DEVICE), []
+    for step, n in enumerate(LENGTHS + SEEN):
+        before = torch.tpu.metrics()
+        ids = torch.arange(n).to(DEVICE)
+        cache.mul_(2).add_(1)
+        assert (cache[0, 0] + (ids * 3).sum()).item() == 2 ** (step + 1) - 1 + 3 * n * (n - 1) // 2
+        after = torch.tpu.metrics()
+        made.append([after[name] - before[name] for name in ("programs", "donations")])
+    assert made[len(LENGTHS) :] == [[0, 1]] * len(SEEN), f"{made}\n{torch.tpu.explain(5)}"
+
+
 @pytest.mark.slow  # each size runs the function once
 def test_a_jitted_step_makes_no_more_programs(fused):
     def jitted(model, ids):
@@ -232,8 +264,13 @@ def test_a_training_step_has_programs_of_its_own_sizes(fused):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_beams": 2}, {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8}],
-    ids=["greedy", "beams", "sampled"],
+    [
+        {},
+        {"num_beams": 2},
+        {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
+        {"cache_implementation": "static", "max_new_tokens": None, "max_length": 48},
+    ],
+    ids=["greedy", "beams", "sampled", "static"],
 )
 def test_generate_of_transformers(options, fused):
     """Padded prompts, one after another; in the end they compile nothing."""

@@ -406,7 +406,7 @@ impl Stream {
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
         // What repeats varies in how often; it has a program for some powers of two.
-        let may_vary = !repeats && self.may_vary(whole, cut);
+        let may_vary = !repeats && self.parts_may_vary(whole, cut);
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
         let last = count.saturating_sub(1);

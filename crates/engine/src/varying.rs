@@ -81,11 +81,14 @@ impl Stream {
     /// Whether a window may be one for many sizes. Those of training are not: who trains has batches of a few sizes, and
     /// wants each in the fastest form. Nor are those of devices whose memory is not the host's, where padding would go by
     /// way of the host.
-    pub(crate) fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
-        let trains = || part.ops.insts.iter().any(|inst| inst.name().contains("backward"));
+    fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
+        part.ops.len() > 1 && !part.ops.have_own_sizes() && self.parts_may_vary(part, cut)
+    }
+
+    /// The same of its parts, as far as it depends on all of it.
+    pub(crate) fn parts_may_vary(&self, whole: &Part, cut: Cut<'_>) -> bool {
+        let trains = || whole.ops.insts.iter().any(|inst| inst.name().contains("backward"));
         cut.ends_any_size()
-            && part.ops.len() > 1
-            && !part.ops.have_own_sizes()
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
