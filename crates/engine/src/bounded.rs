@@ -126,7 +126,7 @@ impl Stream {
             results: known.shape.results.clone(),
             moving: known.shape.moving.clone(),
             programs: of_sizes.programs,
-            size: Some(AtSize { graph: of_sizes.graph, numbers, checks }),
+            size: Some(Box::new(AtSize { graph: of_sizes.graph, numbers, checks })),
         };
         self.metrics().count(&self.metrics().recipes);
         Ok(Ok(Recipe {

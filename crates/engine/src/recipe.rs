@@ -329,7 +329,7 @@ pub(crate) struct Shape {
     /// By the inputs that they overwrite.
     pub(crate) programs: Versions,
     /// If the programs are for all sizes up to this one. Then they are given the offsets that move.
-    pub(crate) size: Option<AtSize>,
+    pub(crate) size: Option<Box<AtSize>>,
 }
 
 /// A size, of a recipe whose programs are for all sizes up to a bound.
