@@ -72,6 +72,17 @@ def test_what_has_failed_fails_what_it_is_padded_for(fused):
         f(failed).item()
 
 
+def test_an_error_names_the_size_of_the_call(fused):
+    """And not the bound of the program, nor the size for which it was made."""
+    f = torch.tpu.jit(lambda x, at: x[at] * 2, dynamic={"x": {0: Dim(buckets=[16])}})
+    at = torch.tensor([0, 2], device=DEVICE)
+    for n in (5, 9, 16, 5):
+        x = torch.arange(n, device=DEVICE)
+        assert f(x, at).tolist() == [0, 4]
+        with pytest.raises(IndexError, match=f"out of bounds for dimension 0 with size {n}\n"):
+            f(x, at + n).tolist()
+
+
 def test_buckets_pad_where_tensors_are(fused):
     cases = [(torch.randn(3, 5).T, 0, -1.5), (torch.tensor([[3, 4]]), 1, -100), (torch.ones(2, 3).bool(), 1, True)]
     there = [t.to(DEVICE) for t, _, _ in cases]

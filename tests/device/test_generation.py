@@ -142,6 +142,94 @@ def test_batches_vary_too(fused):
     assert sum(made[len(LENGTHS) :]) <= 2, f"{made}\n{torch.tpu.explain(5)}"
 
 
+def filled(model, ids):
+    """Keys and values have their places, and so has a mask of the text, which is padded to as many."""
+    past = [torch.zeros(len(ids), 2, 48, 8, device=ids.device) for _ in range(2)]
+    seen, at = torch.ones_like(ids), torch.arange(ids.shape[1], device=ids.device)
+    logits, _ = model(ids, past, at)
+    for n in range(ids.shape[1], ids.shape[1] + STEPS):
+        counted = F.pad(seen, (0, 48 - n)).sum(1, keepdim=True)
+        new = (logits.argmax(-1, keepdim=True) + counted) % 49
+        ids, seen = torch.cat([ids, new], 1), torch.cat([seen, torch.ones_like(new)], 1)
+        if is_over(new):
+            break
+        logits, _ = model(new, past, torch.tensor([n]).to(ids.device))
+    return ids
+
+
+def test_what_a_length_leaves_of_a_whole_varies_with_it(fused):
+    """Also beyond the last power of two, up to the whole."""
+    lengths = (5, 9, 21, 7, 27, 12, 35, 41, 6, 13, 24, 18, 38, 43)
+    prompts = prompts_of(lengths, [2] * len(lengths))
+    texts, made = generate(filled, DEVICE, prompts)
+    assert all(map(torch.equal, texts, generate(filled, "cpu", prompts)[0]))
+    assert sum(made[8:]) == 0, f"{made}\n{torch.tpu.explain(5)}"
+
+
+def test_a_mask_of_another_length_is_padded_by_no_new_program(fused):
+    """What the host reads of it is a few operations, on no floats."""
+    made = []
+    for n in LENGTHS + SEEN:
+        before = torch.tpu.metrics()["programs"]
+        seen = torch.arange(2 * n).view(2, n) > n // 2
+        assert F.pad(seen.to(DEVICE), (0, 48 - n)).sum(1).tolist() == seen.sum(1).tolist()
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert sum(made[len(LENGTHS) :]) == 0, made
+
+
+def test_a_program_for_many_lengths_names_that_of_the_launch(fused):
+    """What it checks is checked at the own size, and the error says that."""
+
+    def picked(mask, at):
+        rows = torch.arange(len(mask), device=mask.device)[:, None]
+        return (mask[rows, at] * 2 + 1).cpu()
+
+    made = []
+    for n in LENGTHS + SEEN:
+        before = torch.tpu.metrics()["programs"]
+        mask, at = torch.arange(2 * n).view(2, n), torch.arange(n).flip(0)
+        assert torch.equal(picked(mask.to(DEVICE), at.to(DEVICE)), picked(mask, at))
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert sum(made[len(LENGTHS) :]) == 0, made
+    for n in SEEN:
+        mask, at = torch.zeros(2, n, dtype=torch.long), torch.full((n,), n)  # the program's bound has that place
+        with pytest.raises(IndexError, match=rf"size {n}\n[^$]*test_generation"):
+            picked(mask.to(DEVICE), at.to(DEVICE))
+    assert torch.tpu.metrics()["programs"] == before
+
+
+def test_a_part_has_a_program_for_many_lengths_where_its_window_has_none(fused):
+    """PyTorch's kernel is called for singular values, and knows one size."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(30) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    net, x, made = nn.Sequential(*layers).to(DEVICE), torch.randn(4, 8, device=DEVICE), []
+    with torch.no_grad():
+        for n in LENGTHS + SEEN:
+            before = torch.tpu.metrics()["programs"]
+            ids = torch.arange(n).to(DEVICE)
+            counts, y = ((ids * 2 + 1) % 7).cumsum(0), net(x)
+            values = torch.linalg.svdvals((ids[:, None] == ids) * 6.0)
+            assert y.isfinite().all().item()
+            assert counts.tolist() == ((torch.arange(n) * 2 + 1) % 7).cumsum(0).tolist()
+            assert values.tolist() == pytest.approx([6.0] * n)
+            made.append(torch.tpu.metrics()["programs"] - before)
+    # The window is cut from its second length on, so parts come to a third length later.
+    assert made[-3:] == [1, 1, 1], f"{made}\n{torch.tpu.explain(5)}"
+
+
+def test_a_program_for_many_lengths_overwrites_what_is_large_and_of_one_size(fused):
+    """Else each step would copy a cache that has its places from the start."""
+    cache, made = torch.zeros(200, 200, device=DEVICE), []
+    for step, n in enumerate(LENGTHS + SEEN):
+        before = torch.tpu.metrics()
+        ids = torch.arange(n).to(DEVICE)
+        cache.mul_(2).add_(1)
+        assert (cache[0, 0] + (ids * 3).sum()).item() == 2 ** (step + 1) - 1 + 3 * n * (n - 1) // 2
+        after = torch.tpu.metrics()
+        made.append([after[name] - before[name] for name in ("programs", "donations")])
+    assert made[len(LENGTHS) :] == [[0, 1]] * len(SEEN), f"{made}\n{torch.tpu.explain(5)}"
+
+
 @pytest.mark.slow  # each size runs the function once
 def test_a_jitted_step_makes_no_more_programs(fused):
     def jitted(model, ids):
@@ -176,8 +264,13 @@ def test_a_training_step_has_programs_of_its_own_sizes(fused):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_beams": 2}, {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8}],
-    ids=["greedy", "beams", "sampled"],
+    [
+        {},
+        {"num_beams": 2},
+        {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
+        {"cache_implementation": "static", "max_new_tokens": None, "max_length": 48},
+    ],
+    ids=["greedy", "beams", "sampled", "static"],
 )
 def test_generate_of_transformers(options, fused):
     """Padded prompts, one after another; in the end they compile nothing."""

@@ -79,6 +79,7 @@ impl Stream {
                 .differs(&sample_graph)
                 .map_or_else(|| why.to_owned(), |(name, site)| format!("{name}: {DEPENDS}{}", at(site)))));
         }
+        let checks = if at_bound { &known.graph } else { &sample_graph }.checks().into();
         let outline = sample_graph.outline(self.target().platform())?;
         let (inputs, results) =
             (memory_of_inputs(&known.shape, bound, sample), memory_of_results(&known.shape, bound, sample));
@@ -125,7 +126,7 @@ impl Stream {
             results: known.shape.results.clone(),
             moving: known.shape.moving.clone(),
             programs: of_sizes.programs,
-            size: Some(AtSize { graph: of_sizes.graph, numbers }),
+            size: Some(Box::new(AtSize { graph: of_sizes.graph, numbers, checks })),
         };
         self.metrics().count(&self.metrics().recipes);
         Ok(Ok(Recipe {

@@ -2,6 +2,7 @@
 
 use crate::collective::Exchange;
 use crate::error::{Error, Result};
+use crate::graph::Check;
 use crate::known::Indices;
 use crate::lanes::Turn;
 use crate::mark::Note;
@@ -39,6 +40,8 @@ pub(crate) struct Launch {
     pub(crate) ends_step: bool,
     /// If other processes launch it too.
     pub(crate) agreement: Option<Arc<Agreement>>,
+    /// What it checks, where the program is for many sizes: its own messages name another one.
+    pub(crate) checks: Option<Arc<[Check]>>,
     /// Marks in it, each with the share of the recorded ops that comes before.
     pub(crate) notes: Vec<(f64, Note)>,
 }

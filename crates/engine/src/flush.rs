@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::events::What;
 use crate::executor::Launch;
 use crate::family::{self, Numbers};
-use crate::graph::{Given, Graph, Source};
+use crate::graph::{Check, Given, Graph, Source};
 use crate::known::{ByBound, Indices, Known, Lent, Split, Wanted};
 use crate::mark::Note;
 use crate::ops::Ops;
@@ -140,13 +140,21 @@ pub(crate) struct Cut<'a> {
     may_lend: bool,
     /// Whether that may be one for more sizes.
     may_enlarge: bool,
+    /// Whether its sizes may be seen to vary, as far as the window says of which it is a part.
+    pub(crate) may_vary: bool,
     began: Option<Instant>,
 }
 
 impl<'a> Cut<'a> {
     /// Of all of a window.
     fn whole(ending: Ending<'a>, began: Option<Instant>, may_lend: bool) -> Cut<'a> {
-        Cut { ending, is_part: false, repeats: false, may_lend, may_enlarge: false, began }
+        Cut { ending, is_part: false, repeats: false, may_lend, may_enlarge: false, may_vary: true, began }
+    }
+
+    /// Whether a window ends so where a program for many sizes may serve it, or whether that was asked of its whole.
+    pub(crate) fn ends_any_size(&self) -> bool {
+        let ends = [Reason::Read, Reason::Wait, Reason::Loop, Reason::Jit];
+        self.may_vary && (self.is_part || ends.contains(&self.ending.reason))
     }
 
     /// Whether it is about a part of a window that varies: it may never come again.
@@ -300,14 +308,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Launches what is known to be launched by a program.
+    /// Launches what is known to be launched by a program, with other checks than those of the program if it is for many sizes.
     pub(crate) fn launch_known(
         &self,
         w: &mut Window,
         inputs: SmallVec<[Arc<Value>; 4]>,
         outputs: SmallVec<[Arc<Value>; 2]>,
         (first, ops): (Site, usize),
-        (program, numbers): (Arc<Program>, &Numbers),
+        (program, numbers, checks): (Arc<Program>, &Numbers, Option<Arc<[Check]>>),
         ending: Ending<'_>,
     ) {
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
@@ -333,6 +341,7 @@ impl Stream {
             before,
             ends_step,
             agreement: None,
+            checks,
             notes: Vec::new(),
         };
         self.executor.launch(launch, false);
@@ -396,6 +405,8 @@ impl Stream {
         };
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
+        // What repeats varies in how often; it has a program for some powers of two.
+        let may_vary = !repeats && self.parts_may_vary(whole, cut);
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
         let last = count.saturating_sub(1);
@@ -409,8 +420,12 @@ impl Stream {
                 None => {
                     w.set_key(part, self.devices.is_some());
                     let ending = if i == last { cut.ending } else { Reason::Part.into() };
-                    let cut = Cut { ending, is_part: true, repeats, ..cut };
-                    failed = self.launch_part(w, part, cut).err();
+                    let cut = Cut { ending, is_part: true, repeats, may_vary, ..cut };
+                    failed = match self.launch_by_bound(w, part, cut) {
+                        Ok(true) => None,
+                        Ok(false) => self.launch_part(w, part, cut).err(),
+                        Err(e) => Some(e),
+                    };
                 }
             }
         }
@@ -520,6 +535,7 @@ impl Stream {
             before,
             ends_step,
             agreement,
+            checks: by_bound.map(|by_bound| by_bound.checks),
             notes,
         };
         match asked {
@@ -577,7 +593,7 @@ impl Stream {
         };
         if cut.may_enlarge
             && cut.ending.reason != Reason::Mode
-            && let Some((by, is_new)) = self.by_read_sizes(w, part, donated, cut)?
+            && let Some((by, is_new)) = self.by_read_sizes(w, part, cut)?
         {
             self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
             return Ok(Chosen::by_bound(by, is_new, &part.ops.offsets));

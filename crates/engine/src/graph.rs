@@ -19,9 +19,6 @@ use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Why there is no program for all sizes where checks are not alike.
-pub(crate) const NAMES_A_SIZE: &str = "its error names a size";
-
 /// Ops to be lowered as one program.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
@@ -158,12 +155,6 @@ impl Graph {
             .flat_map(|inst| inst.results().map(|out| out.map(|out| &out.stored)))
             .collect();
         self.live.iter().filter_map(|&i| all[i as usize].cloned()).collect()
-    }
-
-    /// Whether checks have the same messages as those of the same ops at another size: one program can say either.
-    pub(crate) fn checks_alike(&self, other: &Graph) -> bool {
-        let messages = |graph: &Graph| graph.checks().into_iter().map(|c| c.message).collect::<Vec<_>>();
-        messages(self) == messages(other)
     }
 
     /// What is checked in it.

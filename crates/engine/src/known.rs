@@ -3,7 +3,7 @@
 
 use crate::config::Remembered;
 use crate::family::{Choice, Family, Numbers};
-use crate::graph::Given;
+use crate::graph::{Check, Given};
 use crate::ops::Along;
 use crate::program::Program;
 use oxitorch_hlo::TensorType;
@@ -143,13 +143,15 @@ impl Split {
 #[derive(Clone, Debug)]
 pub(crate) struct ByBound {
     pub(crate) live: Indices,
-    /// The inputs that the launch may overwrite; none if that is no matter, as the program overwrites nothing.
-    pub(crate) donated: Option<Indices>,
+    /// The inputs that the launch may overwrite, of which a copy would take long.
+    pub(crate) donated: Indices,
     /// Its offsets that are constants of the program; the others are given to it.
     pub(crate) constants: Arc<[Option<i64>]>,
     pub(crate) program: Arc<Program>,
     /// What follows from the size.
     pub(crate) numbers: Numbers,
+    /// What it checks: messages name its own sizes.
+    pub(crate) checks: Arc<[Check]>,
     /// The types of the program's inputs and results.
     pub(crate) inputs: Arc<[TensorType]>,
     pub(crate) results: Arc<[TensorType]>,
@@ -157,9 +159,7 @@ pub(crate) struct ByBound {
 
 impl ByBound {
     fn is_for(&self, live: &[u32], donated: &Indices, offsets: &[i64]) -> bool {
-        self.live.as_slice() == live
-            && self.donated.as_ref().is_none_or(|own| own == donated)
-            && are_among(&self.constants, offsets)
+        self.live.as_slice() == live && self.donated == *donated && are_among(&self.constants, offsets)
     }
 
     /// The offsets that the program is given.

@@ -2,7 +2,7 @@
 
 use crate::collective::Exchange;
 use crate::family::Numbers;
-use crate::graph::Graph;
+use crate::graph::{Check, Graph};
 use crate::inst::Inst;
 use crate::known::Indices;
 use crate::ops::Ops;
@@ -329,7 +329,7 @@ pub(crate) struct Shape {
     /// By the inputs that they overwrite.
     pub(crate) programs: Versions,
     /// If the programs are for all sizes up to this one. Then they are given the offsets that move.
-    pub(crate) size: Option<AtSize>,
+    pub(crate) size: Option<Box<AtSize>>,
 }
 
 /// A size, of a recipe whose programs are for all sizes up to a bound.
@@ -339,6 +339,8 @@ pub(crate) struct AtSize {
     pub(crate) graph: Arc<Graph>,
     /// What the program is given for this size.
     pub(crate) numbers: Numbers,
+    /// What it checks: messages name this size.
+    pub(crate) checks: Arc<[Check]>,
 }
 
 /// Reserves Philox blocks of a generator (`None`: the device's default one): gives seed and offset.

@@ -472,7 +472,8 @@ impl Stream {
                 let program = self.of_sizes(size, &donated, w, ending)?;
                 shape.programs.lock().push((donated, program.clone(), Numbers::new()));
                 let first = (call.line(shape.ops.sites[0]), shape.ops.len());
-                self.launch_known(w, inputs, outputs, first, (program, &size.numbers), ending);
+                let known = (program, &size.numbers, Some(size.checks.clone()));
+                self.launch_known(w, inputs, outputs, first, known, ending);
                 return Ok(());
             }
             let same = ((*shape.ops).clone(), shape.live.clone(), shape.options);
@@ -480,8 +481,11 @@ impl Stream {
             return self.launch_whole(w, &mut part, ending, |direct| shape.programs.lock().push(direct));
         };
         let first = (call.line(shape.ops.sites[0]), shape.ops.len());
-        let numbers = shape.size.as_ref().map_or(&numbers, |size| &size.numbers);
-        self.launch_known(w, inputs, outputs, first, (program, numbers), ending);
+        let (numbers, checks) = match &shape.size {
+            Some(size) => (&size.numbers, Some(size.checks.clone())),
+            None => (&numbers, None),
+        };
+        self.launch_known(w, inputs, outputs, first, (program, numbers, checks), ending);
         Ok(())
     }
 

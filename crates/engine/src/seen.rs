@@ -12,22 +12,38 @@ pub(crate) const LEAST_BOUND: i64 = 16;
 /// The size by which a sequence differs from another one, with the bounds for it, the best first; none if no single size can
 /// be the reason.
 pub(crate) fn sizes(Compared { pairs, .. }: &Compared) -> Option<Vec<Sizes>> {
-    // What has a size of one, or none, is another thing: it is broadcast, or there is nothing of it.
-    if pairs.len() > MOST_DIFFERENT || pairs.iter().any(|&(a, b)| a < 2 || b < 2) {
+    if pairs.len() > MOST_DIFFERENT {
         return None;
     }
-    let step = |&(a, b): &(i64, i64)| b - a;
     let least = pairs.iter().map(step).min_by_key(|d| d.abs())?;
-    let (other, own) = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1)?;
+    // What a size leaves of a whole changes by as much: the one that comes first is the size, which inputs have.
+    let found: Vec<Sizes> = [least, -least].into_iter().flat_map(|step| sizes_by(step, pairs)).collect();
+    (!found.is_empty()).then_some(found)
+}
+
+/// The same for a size that differs by so much.
+fn sizes_by(least: i64, pairs: &[(i64, i64)]) -> Vec<Sizes> {
+    let size = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1);
+    let Some((other, own)) = size else { return Vec::new() };
+    let left = || pairs.iter().filter(|p| step(p) == -least).map(|p| p.1).min();
+    // What has a size of one, or none, is another thing: it is broadcast, or there is nothing of it.
+    let is_one = |p: &(i64, i64)| (p.0 < 2 || p.1 < 2) && step(p) != -least;
     let for_bound = |bound| Sizes::new(vec![Size { other, own, bound }], pairs, false);
-    let follows = for_bound(own + 1);
-    if !pairs.iter().all(|&pair| follows.at_bound(pair).is_some()) {
-        return None;
+    let follows = |sizes: &Sizes| pairs.iter().all(|&pair| sizes.at_bound(pair).is_some());
+    if pairs.iter().any(is_one) {
+        return Vec::new();
     }
-    // At the bound itself nothing says what follows from the size, unless something below it was there before.
+    // At the bound itself nothing says what follows from the size, unless something below it was there before. If a power
+    // of two leaves nothing of a whole, the bound is what leaves one.
     let mut bounds = vec![bound(own), bound(own + 1)];
+    bounds.extend(left().map(|left| own + left - 1));
     bounds.dedup();
-    Some(bounds.into_iter().map(for_bound).collect())
+    bounds.into_iter().map(for_bound).filter(follows).collect()
+}
+
+/// How much larger a number is.
+fn step(&(other, own): &(i64, i64)) -> i64 {
+    own - other
 }
 
 /// The least bound for sizes up to this one.
@@ -54,6 +70,19 @@ mod tests {
         let masks = |n: i64| vec![n, n, n * n, 4 * n * n];
         assert_eq!(at_bounds(&masks(9), &masks(11)), one(masks(16)));
         assert_eq!(at_bounds(&masks(9), &masks(16)), Some(vec![masks(16), masks(32)]), "at a bound");
+    }
+
+    #[test]
+    fn what_a_size_leaves_of_a_whole_follows_from_it() {
+        let padded = |n: i64| vec![2, n, 48 - n, 48, 2 * n];
+        // Behind these are those of what is left, for which no tensor of such a sequence is large enough.
+        let first = |other: i64, own: i64, count: usize| {
+            let all = at_bounds(&padded(other), &padded(own));
+            all.into_iter().flatten().take(count).collect::<Vec<_>>()
+        };
+        assert_eq!(first(20, 24, 2), [padded(32), padded(47)], "or as much as leaves one");
+        assert_eq!(first(24, 20, 2), [padded(32), padded(47)]);
+        assert_eq!(first(20, 41, 1), [padded(47)], "64 are more than there are");
     }
 
     #[test]

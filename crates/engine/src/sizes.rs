@@ -42,7 +42,7 @@ impl Compared {
 #[derive(Debug)]
 pub(crate) struct Sizes {
     all: Vec<Size>,
-    /// Numbers that are two sizes together, or one by a term alone.
+    /// Numbers that are two sizes together, one by a term alone, or what one leaves of a whole.
     near: Vec<Size>,
     /// Whether these are sizes for certain. Then a number that is by a factor and a term what one is follows from it; else
     /// that may be chance.
@@ -60,8 +60,13 @@ impl Sizes {
             let moved = |s: &&Size| b - a == s.own - s.other;
             all.iter().find(moved).map(|s| b + (s.bound - s.own))
         };
+        // The padding of a length to that of a cache gets less as the length grows.
+        let rest = |&(a, b): &(i64, i64)| {
+            let fallen = |s: &&Size| a - b == s.own - s.other;
+            all.iter().find(fallen).map(|s| b - (s.bound - s.own)).filter(|left| *left > 0)
+        };
         let near = |pair: &(i64, i64)| {
-            let bound = sum(pair).or_else(|| term(pair))?;
+            let bound = sum(pair).or_else(|| term(pair)).or_else(|| rest(pair))?;
             Some(Size { other: pair.0, own: pair.1, bound })
         };
         let near = pairs.iter().filter_map(near).collect();
@@ -145,7 +150,7 @@ mod tests {
 
     #[test]
     fn numbers_follow_from_sizes() {
-        let pairs = [(5, 9), (7, 20), (12, 29), (4, 8)];
+        let pairs = [(5, 9), (7, 20), (12, 29), (4, 8), (43, 39), (5, 1)];
         let two = Sizes::new(vec![size(5, 9, 16), size(7, 20, 33)], &pairs, true);
         let cases = [
             ((7, 7), Some(7), "the same"),
@@ -155,6 +160,9 @@ mod tests {
             ((4, 8), Some(15), "a term away"),
             ((12, 24), Some(45), "a multiple of that"),
             ((12, 29), Some(49), "both together"),
+            ((43, 39), Some(32), "what is left of 48"),
+            ((86, 78), Some(64), "a multiple of that"),
+            ((5, 1), None, "nothing is left"),
             ((35, 180), Some(16 * 33), "a product"),
             ((20, 72), Some(240), "a product of what is a term away"),
             ((11, 19), Some(33), "by a factor and a term"),

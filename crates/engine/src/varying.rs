@@ -6,9 +6,10 @@
 
 use crate::alike::{Below, Bound, Differs, Form, Recorded, SizeSource};
 use crate::error::Result;
+use crate::executor::SMALL;
 use crate::family::Numbers;
 use crate::flush::{Chosen, Cut};
-use crate::graph::{Given, Graph, NAMES_A_SIZE, Source};
+use crate::graph::{Check, Given, Graph, Source};
 use crate::inst::Instances;
 use crate::known::{ByBound, Indices};
 use crate::ops::{Ops, PRODUCED};
@@ -17,7 +18,6 @@ use crate::site::describe;
 use crate::sizes::Sizes;
 use crate::stream::Stream;
 use crate::window::Window;
-use oxitorch_capture::Reason;
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt::Platform;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -38,14 +38,14 @@ impl Stream {
     pub(crate) fn launch_by_bound(&self, w: &mut Window, part: &mut Part, cut: Cut<'_>) -> Result<bool> {
         let known = w.programs.get_mut(&w.key);
         let by_bound =
-            known.as_ref().and_then(|known| known.by_bound(&part.live, || part.donated(), &part.ops.offsets));
+            known.as_ref().and_then(|known| known.by_bound(&part.live, || large(part), &part.ops.offsets));
         let has_own = known.is_some_and(|known| known.has_own(&part.live));
         let (by, is_new) = match by_bound {
             Some(by) => (by, false),
             None if has_own || !self.may_vary(part, cut) => return Ok(false),
             None => {
                 let source = SizeSource::Seen { is_short: part.ops.len() < LEAST };
-                match self.by_bound(w, part, source, None, cut).inspect_err(|e| part.fail(e))? {
+                match self.by_bound(w, part, source, cut).inspect_err(|e| part.fail(e))? {
                     Some(made) => made,
                     None => return Ok(false),
                 }
@@ -59,12 +59,11 @@ impl Stream {
     }
 
     /// How a part is launched by a program for all sizes up to a bound, and whether that is new, where the host has read sizes
-    /// of it. `donated`: the inputs that it may overwrite.
+    /// of it.
     pub(crate) fn by_read_sizes(
         &self,
         w: &mut Window,
         part: &Part,
-        donated: &Indices,
         cut: Cut<'_>,
     ) -> Result<Option<(ByBound, bool)>> {
         let is_one = self.devices.is_none() && part.asked.is_none() && self.compiles();
@@ -72,10 +71,10 @@ impl Stream {
             return Ok(None);
         }
         let known = w.programs.get_mut(&w.key);
-        let known = known.and_then(|k| k.by_bound(&part.live, || donated.clone(), &part.ops.offsets));
+        let known = known.and_then(|k| k.by_bound(&part.live, || large(part), &part.ops.offsets));
         match known {
             Some(known) => Ok(Some((known, false))),
-            None => self.by_bound(w, part, SizeSource::Read(&part.read), Some(donated), cut),
+            None => self.by_bound(w, part, SizeSource::Read(&part.read), cut),
         }
     }
 
@@ -83,10 +82,13 @@ impl Stream {
     /// wants each in the fastest form. Nor are those of devices whose memory is not the host's, where padding would go by
     /// way of the host.
     fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
-        let ends = matches!(cut.ending.reason, Reason::Read | Reason::Wait | Reason::Loop | Reason::Jit);
-        let trains = || part.ops.insts.iter().any(|inst| inst.name().contains("backward"));
-        ends && part.ops.len() > 1
-            && !part.ops.have_own_sizes()
+        part.ops.len() > 1 && !part.ops.have_own_sizes() && self.parts_may_vary(part, cut)
+    }
+
+    /// The same of its parts, as far as it depends on all of it.
+    pub(crate) fn parts_may_vary(&self, whole: &Part, cut: Cut<'_>) -> bool {
+        let trains = || whole.ops.insts.iter().any(|inst| inst.name().contains("backward"));
+        cut.ends_any_size()
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
@@ -99,7 +101,6 @@ impl Stream {
         w: &mut Window,
         part: &Part,
         source: SizeSource<'_>,
-        donated: Option<&Indices>,
         cut: Cut<'_>,
     ) -> Result<Option<(ByBound, bool)>> {
         let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
@@ -115,7 +116,7 @@ impl Stream {
             (None, None) => Ok(None),
         };
         let made = match at {
-            Ok(Some(at)) => self.made_by_bound(w, part, (&key, &own, at), donated, cut)?,
+            Ok(Some(at)) => self.made_by_bound(w, part, (&key, &own, at), source, cut)?,
             Ok(None) => {
                 form.remember(&own);
                 return Ok(None);
@@ -149,7 +150,8 @@ impl Stream {
     ) -> Made<Option<usize>> {
         let numbers = |s| Some((s, Sizes::numbers(s, &differs.other, &own.numbers)?));
         let all: Vec<(&Sizes, Vec<i64>)> = differs.sizes.iter().filter_map(numbers).collect();
-        if let Some(at) = all.iter().find_map(|(_, numbers)| form.known(numbers, &own.offsets)) {
+        let known = |(_, numbers): &(_, Vec<i64>)| form.known(numbers, &own.offsets);
+        if let Some(at) = all.iter().filter_map(known).find(|&at| holds(&form.bounds[at].graph, part)) {
             return Ok(Some(at));
         }
         if !differs.sizes.iter().any(Sizes::are_less) {
@@ -173,7 +175,7 @@ impl Stream {
         w: &mut Window,
         part: &Part,
         (key, own, at): (&[u32], &Recorded, usize),
-        donated: Option<&Indices>,
+        source: SizeSource<'_>,
         cut: Cut<'_>,
     ) -> Result<Made<(ByBound, bool)>> {
         let bound = &mut w.alike.form(key).bounds[at];
@@ -189,8 +191,9 @@ impl Stream {
             below = Some(Below { graph, outline });
         }
         let Some(sample) = below.as_ref().or(bound.below.as_ref()) else { return Ok(Err(DEPENDS.into())) };
-        if !bound.graph.checks_alike(&sample.graph) {
-            return Ok(Err(NAMES_A_SIZE.into()));
+        let checks: Arc<[Check]> = below.as_ref().map_or(&*bound.graph, |own| &own.graph).checks().into();
+        if checks.len() != bound.graph.checks().len() {
+            return Ok(Err(DEPENDS.into()));
         }
         let made = match bound.outline.bounded(&sample.outline, &[], &[]) {
             Ok(made) => made,
@@ -208,13 +211,14 @@ impl Stream {
         let inputs: Arc<[TensorType]> = graph.inputs[..part.inputs.len()].into();
         // What is padded is a value of its own, and nobody else's to be overwritten.
         let stays = |i: &u32| inputs[*i as usize] == part.inputs[*i as usize].ty;
-        let overwrites: Indices = donated.into_iter().flatten().copied().filter(stays).collect();
+        let donated = large(part);
+        let overwrites: Indices = donated.iter().copied().filter(stays).collect();
         let known = bound.program(text, &overwrites);
         let is_new = known.is_none();
         let program = match (known, below) {
             (Some(program), _) => program,
             (None, Some(below)) if !bound.is_full() => {
-                if donated.is_some() {
+                if matches!(source, SizeSource::Read(_)) {
                     let below = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
                     self.explainer.remark(format!("for all sizes below {below} that follow from values"));
                 }
@@ -232,9 +236,14 @@ impl Stream {
             _ => return Ok(Err(MANY.into())),
         };
         let (live, results) = (part.live.clone(), graph.results().into());
-        let donated = donated.cloned();
-        Ok(Ok((ByBound { live, donated, constants, program, numbers, inputs, results }, is_new)))
+        Ok(Ok((ByBound { live, donated, constants, program, numbers, checks, inputs, results }, is_new)))
     }
+}
+
+/// The inputs that a program may overwrite, of which a copy would take long: for others it is worth no program of its own.
+fn large(part: &Part) -> Indices {
+    let is_large = |i: &u32| part.inputs[*i as usize].bytes() > SMALL;
+    part.donated().into_iter().filter(is_large).collect()
 }
 
 /// The graph of a window at a bound: what each op is for what comes to it there. None if they do not fit together.
@@ -277,7 +286,18 @@ fn at_bound(
         produced.extend(inst.results().map(|out| out.map(|out| out.stored.clone())));
         ops.insts.push(inst);
     }
-    Some(of_ops(ops, inputs, part, constants))
+    let graph = of_ops(ops, inputs, part, constants);
+    holds(&graph, part).then_some(graph)
+}
+
+/// Whether no tensor of a window is larger than at a bound: where one is what a size leaves of a whole, it is less there.
+fn holds(bound: &Graph, part: &Part) -> bool {
+    fn results(ops: &Ops) -> impl Iterator<Item = &TensorType> {
+        ops.insts.iter().flat_map(|inst| inst.results().flatten().map(|out| &out.stored))
+    }
+    let own = part.inputs.iter().map(|v| &v.ty).chain(results(&part.ops));
+    let mut pairs = own.zip(bound.inputs.iter().take(part.inputs.len()).chain(results(&bound.ops)));
+    pairs.all(|(own, bound)| own.shape.iter().zip(&bound.shape).all(|(n, most)| n <= most))
 }
 
 /// The graph of ops that take these inputs, and the offsets that are no constants.

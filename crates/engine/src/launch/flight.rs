@@ -3,7 +3,7 @@
 use super::Launcher;
 use crate::buffers::{Buffers, Done};
 use crate::error::{self, Error, ErrorKind};
-use crate::graph::failed_check;
+use crate::graph::{Check, failed_check};
 use crate::program::Program;
 use crate::site::Site;
 use oxitorch_pjrt as pjrt;
@@ -43,6 +43,8 @@ pub(super) struct Flight {
 pub(super) struct Checked {
     /// The number of the first that failed, or -1.
     pub(super) first: Buffers,
+    /// What it checked, if other messages than those of the program.
+    pub(super) checks: Option<Arc<[Check]>>,
     /// The Python line of a program of one op, which runs for other lines too.
     pub(super) site: Option<Site>,
 }
@@ -52,7 +54,7 @@ impl Checked {
     pub(super) fn failure(&self, number: u64, program: &Program) -> Option<Failure> {
         let (error, check) = match failed_check(&self.first) {
             Ok(failed) => {
-                let check = program.checks.get(failed?)?;
+                let check = self.checks.as_deref().unwrap_or(&program.checks).get(failed?)?;
                 (Error::new(check.kind, &check.message), Some(self.site.unwrap_or(check.site)))
             }
             Err(e) => (error::device(&program.name, &e), None),

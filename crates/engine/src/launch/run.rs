@@ -36,7 +36,8 @@ impl Launcher {
                 launch.agreement.iter().for_each(|a| a.begun(&launch.program.name, done));
                 let first = results.drain(launch.program.outputs..).next();
                 let site = (launch.ops == 1).then_some(launch.first);
-                let checked = first.map(|first| Checked { first, site });
+                let checks = launch.checks.take();
+                let checked = first.map(|first| Checked { first, checks, site });
                 for (place, (value, buffers)) in (0..).zip(launch.outputs.iter().zip(results)) {
                     self.keep_result(value, buffers, launch.program.offloaded.contains(&place));
                 }
