@@ -5,14 +5,41 @@
 
 use crate::abi::{self, Reply, device};
 use crate::python::calls::{current, raise, refused};
-use crate::{door, state, tree};
+use crate::{door, state};
 use oxitorch_engine::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyType};
 use smallvec::SmallVec;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
+
+/// The classes of tensors of PyTorch's own.
+struct Classes {
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
+}
+
+fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
+    static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
+    CLASSES.get_or_try_init(py, || {
+        Ok(Classes {
+            tensor: py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            parameter: py.import("torch.nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
+        })
+    })
+}
+
+/// Whether a value is a tensor.
+pub(crate) fn is_tensor(x: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(is_plain(x)? || x.is_instance(classes(x.py())?.tensor.bind(x.py()))?)
+}
+
+/// Whether it is a tensor of PyTorch's own class or a parameter.
+pub(crate) fn is_plain(x: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let (classes, class) = (classes(x.py())?, x.get_type());
+    Ok(class.is(classes.tensor.bind(x.py())) || class.is(classes.parameter.bind(x.py())))
+}
 
 /// Bytes from the beginning of an object to its tensor. None where it is not found: then PyTorch is asked.
 pub(crate) fn place(py: Python<'_>) -> PyResult<Option<usize>> {
@@ -68,7 +95,7 @@ pub(crate) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<
     let (Some(setup), Some(place)) = (state::setup(), place(py)?) else { return Ok(None) };
     let mut held: SmallVec<[*const c_void; 64]> = SmallVec::with_capacity(tensors.len());
     for x in tensors.iter() {
-        if !tree::is_tensor(&x)? {
+        if !is_tensor(&x)? {
             return Ok(None);
         }
         held.push(tensor_in(&x, place));

@@ -83,8 +83,6 @@ struct Other {
 
 /// What is looked up in PyTorch once.
 struct Torch {
-    tensor: Py<PyType>,
-    parameter: Py<PyType>,
     /// Numbers that are traced.
     symbols: Py<PyAny>,
     /// By type.
@@ -98,8 +96,6 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     TORCH.get_or_try_init(py, || {
         let pytree = py.import("torch.utils._pytree")?;
         Ok(Torch {
-            tensor: py.import("torch")?.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
-            parameter: py.import("torch.nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
             symbols: py.import("torch.types")?.getattr("py_sym_types")?.unbind(),
             nodes: pytree.getattr("SUPPORTED_NODES")?.cast_into::<PyDict>()?.unbind(),
             is_namedtuple: pytree.getattr("is_namedtuple_instance")?.unbind(),
@@ -172,19 +168,8 @@ impl<'py> Taken<'py> {
     }
 }
 
-/// Whether a value is a tensor.
-pub(crate) fn is_tensor(x: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(is_plain(x)? || x.is_instance(torch(x.py())?.tensor.bind(x.py()))?)
-}
-
-/// Whether a tensor is PyTorch's own or a parameter.
-fn is_plain(x: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let (torch, class) = (torch(x.py())?, x.get_type());
-    Ok(class.is(torch.tensor.bind(x.py())) || class.is(torch.parameter.bind(x.py())))
-}
-
 fn requires_grad(x: &Bound<'_, PyAny>) -> PyResult<bool> {
-    match if is_plain(x)? { held::requires_grad(x)? } else { None } {
+    match if held::is_plain(x)? { held::requires_grad(x)? } else { None } {
         Some(requires_grad) => Ok(requires_grad),
         None => x.getattr(intern!(x.py(), "requires_grad"))?.is_truthy(),
     }
@@ -211,7 +196,7 @@ impl Node {
         let mut all = |items: Vec<Bound<'py, PyAny>>| -> PyResult<Vec<Node>> {
             items.iter().map(|item| Node::of(item, taken)).collect()
         };
-        if is_tensor(x)? {
+        if held::is_tensor(x)? {
             taken.tensors.push(x.clone());
             return Ok(Node::Tensor(requires_grad(x)?));
         }
@@ -261,9 +246,9 @@ impl Node {
         let py = x.py();
         match self {
             Node::Tensor(wants_grad) => {
-                let is_it = is_tensor(x)? && requires_grad(x)? == *wants_grad;
+                let is_it = held::is_tensor(x)? && requires_grad(x)? == *wants_grad;
                 if is_it {
-                    taken.has_others |= !is_plain(x)?;
+                    taken.has_others |= !held::is_plain(x)?;
                     taken.tensors.push(x.clone());
                 }
                 Ok(is_it)
@@ -319,7 +304,7 @@ impl Node {
         };
         Ok(match self {
             Node::Tensor(wants_grad) => {
-                (is_tensor(x)? && requires_grad(x)? == *wants_grad).then_some(Node::Tensor(*wants_grad))
+                (held::is_tensor(x)? && requires_grad(x)? == *wants_grad).then_some(Node::Tensor(*wants_grad))
             }
             Node::Number(ty) => {
                 *numbers += 1;

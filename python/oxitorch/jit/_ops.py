@@ -77,7 +77,6 @@ class Ops(TorchDispatchMode):
         self.pieces: list[Pieces] = []
         # What PyTorch was told of arguments of the host, by their places: calls are to have the same there.
         self.told: dict[int, torch.Tensor] = {}
-        self._given = arguments
         self._telling: set[int] = set()
         # While an inverse Fourier transform runs: whether its windows fit, once that is known.
         self._fits: list[torch.Tensor] | None = None
