@@ -411,7 +411,7 @@ class Tracer:
     def _restore(self) -> None:
         """Puts back what the function has left on the host, and under names."""
         self._ops.host.undo()
-        for leaf, on in self._ops.told():
+        for leaf, on in self._ops.required():
             leaf.requires_grad_(on)
         if self._holders is not None:
             self._holders.restore()
