@@ -20,9 +20,11 @@ const AGE: u64 = 64;
 /// So that a few small blocks more than ever before do not drive out a large one, what is kept and in use may be more than
 /// was in use at once by a part of so many.
 const SLACK: usize = 16;
-/// Bytes of a new block for each microsecond that its asker waits for one in use: half a microsecond for a page. The system
-/// takes as long to clear it, and several times as long on virtual machines.
-const BYTES_PER_MICROSECOND: usize = 8 << 10;
+/// A block of this size or more may be the temporary memory of a program.
+const TEMPORARY: usize = 16 << 20;
+/// Bytes of a new block for each microsecond that its asker waits for another one to be freed: a microsecond for 16 pages. The
+/// system takes some microseconds, and tens on virtual machines, to clear these.
+const BYTES_PER_MICROSECOND: usize = 64 << 10;
 
 impl Plugin {
     /// Keeps the large blocks of host memory that the plugin frees for what it asks for next. What is kept and what is in use
@@ -44,20 +46,25 @@ static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 /// A block was freed.
 static FREED: Condvar = Condvar::new();
 
-/// A kept block, which is in use from now on. Where one would fit that is in use, it may be free in a moment: a program's
-/// temporary memory is freed a little after its results are there, later still where the thread that waited for these took
-/// the core. So this waits for a moment.
+/// A kept block, which is in use from now on.
+///
+/// A program's temporary memory is freed a little after its results are there, later still where the thread that waited for
+/// these took the core. So the next program's waits for a moment: what is freed fits, or need not be there beside it.
 fn take(align: usize, bytes: usize) -> Option<Block> {
     let mut blocks = BLOCKS.lock();
     blocks.asked += bytes as u64;
     let mut block = blocks.take(align, bytes);
-    if block.is_none() && blocks.may_come(align, bytes) {
-        let end = Instant::now() + Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);
-        while block.is_none() && !FREED.wait_until(&mut blocks, end).timed_out() {
+    if block.is_none() && blocks.may_be_freed(bytes) {
+        let (before, end) = (blocks.freed, Instant::now() + longest_wait(bytes));
+        while block.is_none() && blocks.freed == before && !FREED.wait_until(&mut blocks, end).timed_out() {
             block = blocks.take(align, bytes);
         }
     }
     block
+}
+
+fn longest_wait(bytes: usize) -> Duration {
+    Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64)
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -79,21 +86,20 @@ struct Blocks {
     most: usize,
     /// Bytes that were asked for.
     asked: u64,
-}
-
-/// Whether a block is enough for what is asked for, and at most an eighth more.
-fn fits(align: usize, bytes: usize, address: usize, own: usize) -> bool {
-    (bytes..=bytes.saturating_add(bytes / 8)).contains(&own) && address.is_multiple_of(align)
+    /// How many blocks of the size of temporary memory were freed.
+    freed: u64,
 }
 
 impl Blocks {
     const fn new() -> Blocks {
-        Blocks { used: BTreeMap::new(), in_use: 0, kept: Vec::new(), most: 0, asked: 0 }
+        Blocks { used: BTreeMap::new(), in_use: 0, kept: Vec::new(), most: 0, asked: 0, freed: 0 }
     }
 
-    /// The kept block that fits best.
+    /// The kept block that fits best, of at most an eighth more.
     fn take(&mut self, align: usize, bytes: usize) -> Option<Block> {
-        let fits = |b: &Block| fits(align, bytes, b.address, b.bytes);
+        let fits = |b: &Block| {
+            (bytes..=bytes.saturating_add(bytes / 8)).contains(&b.bytes) && b.address.is_multiple_of(align)
+        };
         let fitting = self.kept.iter().enumerate().rev().filter(|(_, b)| fits(b));
         let (best, _) = fitting.min_by_key(|(_, b)| b.bytes)?;
         let best = self.kept.remove(best);
@@ -101,9 +107,9 @@ impl Blocks {
         Some(best)
     }
 
-    /// Whether a block would fit that is in use.
-    fn may_come(&self, align: usize, bytes: usize) -> bool {
-        self.used.iter().any(|(&address, &own)| fits(align, bytes, address, own))
+    /// Whether a block is in use that may be the temporary memory of a program as this one.
+    fn may_be_freed(&self, bytes: usize) -> bool {
+        bytes >= TEMPORARY && self.used.values().any(|own| *own >= bytes / 2)
     }
 
     fn give(&mut self, block: Block) {
@@ -123,6 +129,7 @@ impl Blocks {
     fn freed(&mut self, address: usize) -> Option<Vec<Block>> {
         let bytes = self.used.remove(&address)?;
         self.in_use -= bytes;
+        self.freed += u64::from(bytes >= TEMPORARY);
         self.kept.push(Block { address, bytes, freed: self.asked });
         Some(self.surplus())
     }
@@ -317,19 +324,26 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_about_to_be_free_is_waited_for() {
-        // Sizes that no other test has.
-        let (address, bytes) = (1 << 40, 123 * M);
+    fn temporary_memory_waits_for_what_is_freed() {
+        // Of sizes that no other test has.
+        let (address, other, bytes) = (1 << 40, 1 << 41, 123 * M);
+        let waits = |bytes| {
+            let began = Instant::now();
+            assert_eq!(take(64, bytes), None);
+            began.elapsed() >= longest_wait(bytes)
+        };
         BLOCKS.lock().given(block(address, bytes));
-        assert_eq!(take(64, 500 * M), None, "it would not fit");
-        let began = Instant::now();
-        assert_eq!(take(64, bytes), None, "it stays in use");
-        assert!(began.elapsed() >= Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64));
-        let asker =
-            std::thread::spawn(move || (0..1000).find_map(|_| take(64, bytes)).map(|found| found.address));
-        assert_eq!(BLOCKS.lock().freed(address), Some(vec![]));
+        assert!(waits(bytes) && waits(200 * M), "it stays in use");
+        assert!(!waits(300 * M), "it is too small to matter");
+        let asker = std::thread::spawn(move || (0..1000).find_map(|_| take(64, bytes)));
+        assert!(BLOCKS.lock().freed(address).is_some());
         FREED.notify_all();
-        assert_eq!(asker.join().unwrap(), Some(address));
+        assert_eq!(asker.join().unwrap().map(|found| found.address), Some(address));
+        // One that does not fit ends the wait, too.
+        BLOCKS.lock().given(block(other, 77 * M));
+        let before = BLOCKS.lock().freed;
+        BLOCKS.lock().freed(other);
+        assert_eq!(BLOCKS.lock().freed, before + 1);
         BLOCKS.lock().used.remove(&address);
     }
 
