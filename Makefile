@@ -18,7 +18,7 @@ OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_example
 OPS := $(patsubst tests/device/test_%.py,%,$(wildcard tests/device/test_ops_*.py))
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.
-SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compile_replays compile_training constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace unfit versions ulps vision loops while_gradients dynamic dynamic_buckets dynamic_compile dynamic_numbers dynamic_static dynamic_training checkpoint func
+SAME_IN_STRICT := background buckets cache capacity compile compile_graphs compile_replays compile_training constants fused goldens graphs grouped_mm interchange jit_training linalg numerics offsets $(OPS) overwrite profiler real_models refusals rnn sparse threads trace unfit versions ulps vision loops while_gradients dynamic dynamic_buckets dynamic_compile dynamic_numbers dynamic_static dynamic_training dynamic_loops dynamic_models dynamic_ops dynamic_padding dynamic_parts dynamic_windows warm_up jit_held jit_counts jit_kept jit_moved jit_numbers jit_rates jit_scripts jit_transforms checkpoint func
 # What is repeated with the lowerings of TPUs and GPUs, on the CPU all the same; where GPUs get what TPUs get, once.
 # Models have the least effort, as above.
 LOWERED_TESTS := tests/device/test_goldens.py tests/device/test_numerics.py
