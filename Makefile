@@ -14,7 +14,7 @@ test test-full check docs test-rust test-python test-conformance test-torch-olde
 EXTRAS := examples,test
 test test-full test-python: EXTRAS := examples,models,test
 # The part of the Python tests that is repeated with the oldest torch that is supported.
-OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py tests/device/test_func.py tests/device/test_loops.py::test_gradients tests/device/test_loops.py::test_layers_in_a_loop tests/device/test_while_gradients.py::test_rounds_make_no_program tests/device/test_dynamic_static.py::test_masks_and_unique_of_a_size_stay_on_the_device tests/distributed/test_jitted.py::test_fsdp2_begins_in_a_traced_function
+OLDEST_TESTS := tests/test_module_api.py tests/test_import.py tests/test_examples.py tests/test_ops_page.py tests/device/test_rnn.py tests/device/test_sparse.py tests/device/test_interchange.py tests/device/test_func.py tests/device/test_jit_held.py tests/device/test_jit_transforms.py tests/device/test_loops.py::test_gradients tests/device/test_loops.py::test_layers_in_a_loop tests/device/test_while_gradients.py::test_rounds_make_no_program tests/device/test_dynamic_static.py::test_masks_and_unique_of_a_size_stay_on_the_device tests/distributed/test_jitted.py::test_fsdp2_begins_in_a_traced_function
 OPS := $(patsubst tests/device/test_%.py,%,$(wildcard tests/device/test_ops_*.py))
 # The device tests that are repeated in strict mode: those in which ops meet. What one op gives, what a child process does
 # and what sets its mode itself is the same in both.

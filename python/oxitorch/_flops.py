@@ -9,10 +9,16 @@ def install() -> None:
     _after_import.call({"torch.utils.flop_counter": _count_attention})
 
 
+# Those whose formulas count by the shapes of the same arguments; PyTorch 2.11 has none for the CPU's.
+_ALIKE = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
+
+
 def _count_attention(flop_counter) -> None:
-    """As those of the CPU's attention, which count by the shapes of arguments."""
-    name, cpu = "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_flash_attention_for_cpu"
+    registry = flop_counter.flop_registry
     for ending in ("", "_backward"):
-        own, other = (getattr(torch.ops.aten, of + ending) for of in (name, cpu))
-        if own not in flop_counter.flop_registry:
-            flop_counter.register_flop_formula(own, get_raw=True)(flop_counter.flop_registry[other])
+        own, *alike = (
+            getattr(torch.ops.aten, of + ending) for of in ("_scaled_dot_product_fused_attention_overrideable", *_ALIKE)
+        )
+        formula = next((registry[other] for other in alike if other in registry), None)
+        if own not in registry and formula is not None:
+            flop_counter.register_flop_formula(own, get_raw=True)(formula)
