@@ -292,16 +292,16 @@ class Function:
             return False, None
         gradients = self._gradients
         found = self._found.tensors
-        counts = self._found.counts
+        counts, places = self._found.counts, self._places
+        if counts is not None or places is not None or gradients.taken:
+            found = found.copy()  # what a call finds elsewhere is not to be kept for the next one
         counted = None if counts is None else counts.values(found)
         if counts is not None and counted is None:
             return False, None
-        if self._places is not None:
-            self._places.take(found)
-        if gradients.taken:
-            found = found.copy()
-            for i, p in gradients.taken:
-                found[i] = plain(p.grad)
+        if places is not None:
+            places.take(found)
+        for i, p in gradients.taken:
+            found[i] = plain(p.grad)
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
         if values:
             inputs = [*inputs, *self.formulas.tensors(values)]
@@ -319,6 +319,6 @@ class Function:
             group[name] = number if place is None else values[place]
         for module in self._found.synced:
             module.give()
-        if self._places is not None:
-            made = self._places.give(made, inputs)
+        if places is not None:
+            made = places.give(made, inputs)
         return True, self._results(made, inputs if shown is None else [*shown, *inputs[len(shown) :]], values)
