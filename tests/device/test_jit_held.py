@@ -87,6 +87,33 @@ def test_tensors_of_other_classes():
             assert_close(f(given), torch.arange(3.0) * 2)
 
 
+ODD = {
+    "coo": lambda x: x.to(DEVICE).to_sparse(),
+    "csr": lambda x: x.to(DEVICE).to_sparse_csr(),
+    "coo of the host": lambda x: x.to_sparse(),
+    "csr of the host": lambda x: x.to_sparse_csr(),
+    "nested of the host": lambda x: torch.nested.nested_tensor([x, x[:1]]),
+    "of oneDNN": lambda x: x.to_mkldnn(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "meta": lambda x: x.to("meta"),
+    "a lazy clone": lambda x: torch._lazy_clone(x.to(DEVICE)),
+    "of the host": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_no_program_takes_are_errors(kind):
+    f = torch.tpu.jit(lambda d: {"y": d["x"] * 2})
+    x = torch.arange(12.0).reshape(3, 4)
+    for _ in range(2):
+        f({"x": to_device(x)})
+    odd = ODD[kind](x)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            f({"x": odd})
+        assert_close(f({"x": to_device(x)})["y"], x * 2)
+
+
 def test_views_of_arguments_share_their_storage():
     f = torch.tpu.jit(lambda x: (x[1:], x.view(2, 2), x + 1))
     x = to_device(torch.arange(4.0))

@@ -84,7 +84,8 @@ impl Values<'_> {
             Source::Storage(i) => before[i as usize].take(),
             source => self.of(source),
         };
-        let inputs = shape.inputs.iter().filter_map(input).collect();
+        let inputs: SmallVec<_> = shape.inputs.iter().filter_map(input).collect();
+        debug_assert_eq!(inputs.len(), shape.inputs.len(), "a storage is two inputs");
         (inputs, shape.results.iter().filter_map(|(i, ..)| self.results[*i as usize].take()).collect())
     }
 

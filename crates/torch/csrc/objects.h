@@ -16,13 +16,18 @@ const Tensor& tensor_at(const void* at) { return *static_cast<const Tensor*>(at)
 uint8_t describe_held(const void* const* tensors, uint32_t n, OxiTensor* described) {
   // A profiler sees operators.
   if (at::hasGlobalCallbacks() || at::hasThreadLocalCallbacks()) return false;
-  for (uint32_t i = 0; i < n; i++) {
-    const Tensor& t = tensor_at(tensors[i]);
-    if (!is_plain(t)) return false;
-    describe(described[i], t);
+  try {
+    for (uint32_t i = 0; i < n; i++) {
+      const Tensor& t = tensor_at(tensors[i]);
+      if (!is_plain(t)) return false;
+      describe(described[i], t);
+    }
+  } catch (const std::exception&) {
+    return false;  // the operator raises it once more
   }
   return true;
 }
+// Which reads a flag, and raises nothing.
 uint8_t requires_grad(const void* tensor) { return tensor_at(tensor).requires_grad(); }
 int32_t objects_of(const OxiResult* r, const void* const* args, void** objects, OxiError* error) {
   static thread_local std::string message;
@@ -38,6 +43,8 @@ int32_t objects_of(const OxiResult* r, const void* const* args, void** objects, 
     message = e.what_without_backtrace();
   } catch (const std::exception& e) {
     message = e.what();
+  } catch (...) {
+    message = "an exception that is none of C++'s";
   }
   error->message = message.c_str();
   return OXI_ERROR;

@@ -15,12 +15,13 @@
 namespace {
 // ---------------------------------------------------------------- compiled graphs
 // Whether a recipe can have it: no tensor that is handled in Python or stands for others in a transform, whose storage is not
-// ours, and no lazy clone.
+// ours, none without strides (sparse, nested), and no lazy clone.
 bool is_plain(const Tensor& t) {
   const auto others = c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::BatchedNestedTensor,
                                            c10::DispatchKey::FuncTorchGradWrapper});
-  return !t.defined() || (!t.key_set().has_any(others) && !is_shared(t));
+  if (!t.defined()) return true;
+  return t.layout() == c10::kStrided && !t.is_nested() && !t.key_set().has_any(others) && !is_shared(t);
 }
 // Called by python/oxitorch/_recipes.py with the tensors among a graph's arguments.
 struct Described {
