@@ -22,8 +22,8 @@ const AGE: u64 = 64;
 const SLACK: usize = 16;
 /// A block of this size or more may be the temporary memory of a program.
 const TEMPORARY: usize = 16 << 20;
-/// Bytes of a new block for each microsecond that its asker waits for another one to be freed: a microsecond for 16 pages. The
-/// system takes some microseconds, and tens on virtual machines, to clear these.
+/// Bytes of a new block for each microsecond that its asker waits for another one to be freed: a microsecond for 16 pages. On
+/// a virtual machine the system took 25 to 31 to clear these.
 const BYTES_PER_MICROSECOND: usize = 64 << 10;
 
 impl Plugin {
