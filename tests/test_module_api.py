@@ -1,6 +1,7 @@
 """`torch.tpu` in the shape of `torch.cuda`."""
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -565,6 +566,8 @@ REPLACED = {
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d.destroy_process_group",
     "torch.from_dlpack",
+    "torch.nn.modules.module.Module.zero_grad",
+    "torch.optim.optimizer.Optimizer.zero_grad",
     "torch.utils.dlpack.from_dlpack",
 }
 
@@ -572,13 +575,19 @@ REPLACED = {
 def test_nothing_else_in_torch_is_replaced():
     """Functions of ours in modules and classes of torch, wherever PyTorch has them."""
     ours = str(Path(oxitorch.__file__).parent)
+
+    def is_ours(f):
+        return type(f) is FunctionType and f.__code__.co_filename.startswith(ours)
+
     found = set()
     modules = {n: m for n, m in sys.modules.items() if n == "torch" or (n.startswith("torch.") and ".tpu" not in n)}
     for name, module in modules.items():
         holders = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
         for holder in (module, *holders):
             where = name if holder is module else f"{name}.{holder.__qualname__}"
-            functions = {k: v.__code__ for k, v in vars(holder).items() if type(v) is FunctionType}
-            found |= {f"{where}.{k}" for k, code in functions.items() if code.co_filename.startswith(ours)}
+            functions = {k: v for k, v in vars(holder).items() if type(v) is FunctionType}
+            # Also behind wrappers of PyTorch's.
+            own = {k: inspect.unwrap(v, stop=is_ours) for k, v in functions.items()}
+            found |= {f"{where}.{k}" for k, v in own.items() if is_ours(v)}
     # Once Dynamo is imported, and by PyTorch's own function for it.
     assert found - {"torch._dynamo.backends.registry._default_backend"} == REPLACED

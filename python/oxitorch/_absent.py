@@ -4,10 +4,6 @@ import functools
 import json
 import os
 
-# The number of a step that the script marks itself, in place of an optimizer's id.
-MARK = 1
-
-
 @functools.cache
 def description(folder: str) -> dict:
     """What the command says about the device and the run."""

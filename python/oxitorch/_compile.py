@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from oxitorch import _activate, _fences, _loops
+from oxitorch import _activate, _fences, _loops, _steps
 from oxitorch._compile_sizes import SizedGraph
 from oxitorch._recipes import Recipes, watched
 from oxitorch.jit._pieces import recounted
@@ -58,12 +58,11 @@ def _compiler(gm: GraphModule, _example_inputs, of_backward: bool):
     graph = _Graph(gm, of_backward)
     # As after an optimizer's eager step, whose hook is traced away.
     ends_step = not of_backward and any(_OPTIMIZERS in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)
-    cut = _activate.core().cut
 
     def call(args: list) -> list:
         results = graph.call(args)
         if ends_step:
-            cut("step")
+            _steps.ended()
         return results
 
     # AOTAutograd hands the arguments over in a list, so that they can end when the graph is done with them.

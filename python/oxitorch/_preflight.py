@@ -27,7 +27,6 @@ from typing import Any
 import torch
 
 from oxitorch import _activate, _as_script, _fork, _pretend
-from oxitorch._absent import MARK
 from oxitorch._dims import Dynamic, checked
 from oxitorch.jit import Jitted
 
@@ -148,7 +147,7 @@ class _Call:
             fn = torch.tpu.jit(fn, dynamic=self.dynamic)
         while True:
             result = fn(*args, **kwargs)
-            core.cut("step", MARK)  # raises SystemExit in the end
+            core.mark_step()  # raises SystemExit in the end
             del result
 
     def _place(self, x):

@@ -41,7 +41,7 @@ def step() -> None:
             oxitorch.preflight.step()
     """
     if _env.PREFLIGHT.read() is not None:
-        _core.cut("step", _absent.MARK)
+        _core.mark_step()
 
 
 class _Callable(types.ModuleType):

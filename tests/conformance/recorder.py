@@ -68,7 +68,6 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what ops print is not ours
     from oxitorch import _activate, _pretend
-    from oxitorch._absent import MARK
 
     description = json.loads((args.folder / "device.json").read_text())
     _pretend.pretend({**description, "steps": ENDLESS}, str(args.folder))
@@ -90,7 +89,7 @@ def main() -> None:
             problems += [units.text_of(e)] if e is not None else []
             count += 1
         units.attempt(torch.tpu.synchronize)
-        core.cut("step", MARK)
+        core.mark_step()
         out.write(json.dumps({"unit": unit, "samples": count, "problems": problems}) + "\n")
     core.shutdown()
 

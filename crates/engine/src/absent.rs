@@ -48,6 +48,8 @@ struct Log {
     steps: u64,
     /// Steps of each optimizer.
     optimizers: FxHashMap<u64, u64>,
+    /// The optimizer whose step is still to be launched.
+    waiting: Option<u64>,
     /// Whether somebody else says when a step ends, and optimizers do not.
     marked: bool,
     programs: Vec<Runs>,
@@ -131,17 +133,13 @@ impl Absent {
         *log.fallbacks.entry((step, site.0, op.to_owned())).or_default() += 1;
     }
 
-    /// An optimizer has made a step. A training step ends when each has made one; where one of them makes none for long,
-    /// as soon as another has made two more than that.
-    pub fn stepped(&self, optimizer: u64) {
+    /// An optimizer has made a step; whether it is launched, or will be.
+    pub fn stepped(&self, optimizer: u64, launched: bool) {
         let mut log = self.log.lock();
-        if log.marked {
-            return;
+        match launched {
+            true => log.stepped(optimizer),
+            false => log.waiting = Some(optimizer),
         }
-        *log.optimizers.entry(optimizer).or_default() += 1;
-        let least = log.optimizers.values().min().copied().unwrap_or(0);
-        let most = log.optimizers.values().max().copied().unwrap_or(0);
-        log.steps = log.steps.max(least).max(most.saturating_sub(2));
     }
 
     /// A step ends here, whatever optimizers do from now on.
@@ -149,6 +147,11 @@ impl Absent {
         let mut log = self.log.lock();
         log.steps += 1;
         log.marked = true;
+    }
+
+    /// Whether the next step of an optimizer may be the last that is of interest.
+    pub(crate) fn is_in_last_step(&self) -> bool {
+        self.log.lock().steps + 1 >= self.device.steps
     }
 
     /// Whether as many steps have ended as are of interest.
@@ -190,6 +193,13 @@ impl Absent {
 }
 
 impl Executor for Absent {
+    fn stepped(&self) {
+        let mut log = self.log.lock();
+        if let Some(optimizer) = log.waiting.take() {
+            log.stepped(optimizer);
+        }
+    }
+
     /// Does what a launch does to values and memory, and computes nothing.
     fn launch(&self, launch: Launch, _: bool) {
         self.metrics.count(&self.metrics.launches);
@@ -298,6 +308,18 @@ impl Executor for Absent {
 }
 
 impl Log {
+    /// An optimizer has made a step. A training step ends when each has made one; where one of them makes none for long,
+    /// as soon as another has made two more than that.
+    fn stepped(&mut self, optimizer: u64) {
+        if self.marked {
+            return;
+        }
+        *self.optimizers.entry(optimizer).or_default() += 1;
+        let least = self.optimizers.values().min().copied().unwrap_or(0);
+        let most = self.optimizers.values().max().copied().unwrap_or(0);
+        self.steps = self.steps.max(least).max(most.saturating_sub(2));
+    }
+
     /// What is known of a program from its launches, with what is known without them.
     fn program(&self, runs: &Runs, recorded: Recorded) -> (capture::Program, String) {
         let Recorded { mut program, text } = recorded;
@@ -441,14 +463,14 @@ mod tests {
     #[test]
     fn a_step_ends_when_every_optimizer_has_made_one() {
         let one = absent(2);
-        one.stepped(7);
+        one.stepped(7, true);
         assert!(!one.is_over());
-        one.stepped(7);
+        one.stepped(7, true);
         assert!(one.is_over());
 
         let two = absent(2);
         for (optimizer, over) in [(1, false), (2, false), (1, false), (2, true)] {
-            two.stepped(optimizer);
+            two.stepped(optimizer, true);
             assert_eq!(two.is_over(), over, "{optimizer}");
         }
     }
@@ -457,7 +479,7 @@ mod tests {
     fn marks_count_more_than_optimizers() {
         let a = absent(2);
         a.marked();
-        (0..4).for_each(|_| a.stepped(1));
+        (0..4).for_each(|_| a.stepped(1, true));
         assert!(!a.is_over());
         a.marked();
         assert!(a.is_over());
@@ -466,9 +488,9 @@ mod tests {
     #[test]
     fn an_optimizer_that_rests_does_not_hold_the_others_up() {
         let a = absent(2);
-        a.stepped(1); // of a warm-up, and never again
+        a.stepped(1, true); // of a warm-up, and never again
         let steps = (1..10).find(|_| {
-            a.stepped(2);
+            a.stepped(2, true);
             a.is_over()
         });
         assert_eq!(steps, Some(4));

@@ -343,6 +343,32 @@ impl Engine {
         self.streams.iter().try_for_each(|s| s.cut(reason, site))
     }
 
+    /// An optimizer, which is told from others by its number, has made its step: what was recorded on every device is
+    /// launched. If the script may drop the gradients that happens once it has, or before whatever else it does; then they
+    /// are no results of the step's program. `did`: it has done that before. Gives whether it waits for that.
+    pub fn step(&self, optimizer: u64, (may_drop, did): (bool, bool), site: Site) -> Result<bool> {
+        // Behind the last step that is of interest the script is to end.
+        let may_drop = may_drop && (did || self.absent().is_none_or(|absent| !absent.is_in_last_step()));
+        let mut waits = false;
+        for stream in &self.streams {
+            waits |= stream.step(may_drop, site)?;
+        }
+        if let Some(absent) = self.absent() {
+            absent.stepped(optimizer, !waits);
+        }
+        Ok(waits)
+    }
+
+    /// The script has dropped gradients: a step of the running thread that waits for that is launched. Gives whether there
+    /// was one.
+    pub fn dropped_gradients(&self, site: Site) -> Result<bool> {
+        let mut waited = false;
+        for stream in &self.streams {
+            waited |= stream.dropped_gradients(site)?;
+        }
+        Ok(waited)
+    }
+
     /// Why each program was made, oldest first; the last 1000.
     pub fn explanations(&self) -> Vec<String> {
         self.explainer.texts(&self.compiler)

@@ -191,6 +191,9 @@ pub(crate) trait Executor: Send + Sync {
     /// Pads a tensor in its turn.
     fn pad(&self, pad: Pad);
 
+    /// A step of an optimizer that was still to be launched is.
+    fn stepped(&self) {}
+
     /// Makes a value of row-major bytes of the host. `first`: nothing was recorded since the last launch.
     fn upload(&self, ty: TensorType, sharding: Sharded, bytes: &[u8], first: bool) -> Result<Arc<Value>>;
 

@@ -5,7 +5,7 @@
 //! and gives the programs that the round before gave:
 //!
 //! - somebody reads a value, or waits for the device;
-//! - an optimizer has made its step;
+//! - an optimizer has made its step; where the script drops the gradients right behind it, when it has;
 //! - the Python line that began the window comes again, or the copy from the host that came first in it: a loop came
 //!   round. Short loops go round several times in one window, as a launch costs as much as recording some ops;
 //! - the window is full.
@@ -13,7 +13,7 @@
 use crate::config::{Mode, Switches};
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::events::What;
+use crate::events::{self, What};
 use crate::executor::Launch;
 use crate::family::{self, Numbers};
 use crate::graph::{Check, Given, Graph, Source};
@@ -200,6 +200,15 @@ impl Stream {
         if w.in_body() {
             return w.leave("what it recorded to be launched");
         }
+        if !std::mem::take(&mut w.thread.step_waits) {
+            return self.flush_now(w, whose, ending);
+        }
+        let result = self.flush_now(w, whose, Reason::Step.into());
+        self.executor.stepped();
+        result
+    }
+
+    fn flush_now(&self, w: &mut Window, whose: &Whose<'_>, ending: Ending<'_>) -> Result<()> {
         let frees = ending.reason == Reason::Bytes && w.held() >= w.most_held() / 4;
         let whose = if frees || w.is_crowded() { &Whose::All } else { whose };
         if w.ops.is_empty() || (matches!(whose, Whose::Own) && w.own_ops() == 0) {
@@ -217,11 +226,38 @@ impl Stream {
         result
     }
 
+    /// An optimizer has made its step. What was recorded is launched now; or if the script may drop the gradients, once it
+    /// has, or before whatever else it does. Gives whether it waits for that.
+    pub fn step(&self, may_drop: bool, site: Site) -> Result<bool> {
+        events::here(site);
+        let mut w = self.lock(site);
+        if w.is_watched() {
+            return Ok(false); // the step is a part of the function
+        }
+        self.end_step(&mut w)?;
+        if may_drop && w.own_ops() > 0 {
+            w.thread.step_waits = true;
+            return Ok(true);
+        }
+        self.flush(&mut w, Reason::Step)?;
+        Ok(false)
+    }
+
+    /// The script has dropped gradients: a step that waits for that is launched. Gives whether there was one.
+    pub fn dropped_gradients(&self, site: Site) -> Result<bool> {
+        events::here(site);
+        let mut w = self.lock(site);
+        let waited = w.thread.step_waits;
+        self.end_step(&mut w)?;
+        Ok(waited)
+    }
+
     /// Notes a copy from the host, before which the window may have to end: then it is the first of the next one.
     pub(crate) fn make_room_for_upload(&self, w: &mut Window, site: Site) -> Result<()> {
         if w.is_watched() {
             return Ok(());
         }
+        self.end_step(w)?;
         if w.ends_before_upload(site) {
             self.flush(w, Reason::Loop)?;
         }
@@ -662,9 +698,15 @@ impl Stream {
         Ok(program)
     }
 
+    /// Launches a step that waits for the script to drop its gradients.
+    pub(crate) fn end_step(&self, w: &mut Window) -> Result<()> {
+        if w.thread.step_waits { self.flush(w, Reason::Step) } else { Ok(()) }
+    }
+
     /// Before an op of this line is recorded: the window has the thread's compiler options. In fused mode, what was recorded
     /// is launched if it has to end here.
     pub(crate) fn make_room(&self, w: &mut Window, site: Site, switches: &Switches) -> Result<()> {
+        self.end_step(w)?;
         if switches.mode == Mode::Fused {
             let over = w.is_over(site, switches);
             w.thread.recompute_begins = false;

@@ -151,11 +151,7 @@ impl Stream {
     pub fn cut(&self, reason: Reason, site: Site) -> Result<()> {
         events::here(site);
         let whose = if reason == Reason::Wait { Whose::All } else { Whose::Own };
-        let mut w = self.lock(site);
-        if reason == Reason::Step && w.is_watched() {
-            return Ok(()); // the step is a part of the function
-        }
-        self.flush_for(&mut w, &whose, reason)
+        self.flush_for(&mut self.lock(site), &whose, reason)
     }
 
     /// The bounds of a window that nobody set.
@@ -489,6 +485,7 @@ impl Stream {
     /// Before a copy from the host: launches what holds too much, and waits until it is gone.
     fn let_go_before_upload(&self, site: Site) -> Result<()> {
         let mut w = self.lock(site);
+        self.end_step(&mut w)?;
         if !w.is_watched() && w.holds_too_much_for_upload() {
             self.flush(&mut w, Reason::Bytes)?;
         }

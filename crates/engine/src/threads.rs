@@ -97,6 +97,9 @@ pub(crate) struct Thread {
     pub(crate) recompute_begins: bool,
     /// While it is, and no window can end there.
     pub(crate) fence: Option<Box<Fence>>,
+    /// Whether an optimizer has made its step, and the window ends once the script has dropped the gradients, or before
+    /// whatever else it does.
+    pub(crate) step_waits: bool,
     /// Number of the compiler options that its ops are to be compiled with.
     pub(crate) options: u32,
     /// Marks in the window, each with how many of its ops come before.

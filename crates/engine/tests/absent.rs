@@ -40,7 +40,7 @@ fn step(rig: &Rig, weight: &Tensor) {
     rig.at(3).dispatch(MUL_, &[weight.arg(), ArgRef::Tensor(wrapped(&rate))]).unwrap();
     drop(x);
     rig.at(4).cut(Reason::Step);
-    rig.engine.absent().into_iter().for_each(|device| device.stepped(1));
+    rig.engine.absent().into_iter().for_each(|device| device.stepped(1, true));
     drop(y);
 }
 
@@ -65,6 +65,23 @@ fn programs_are_kept_with_their_launches_by_step() {
     assert_eq!(*id, program.id);
     assert_eq!(donors(text), (3, vec![0, 1]));
     assert!(text.contains("aten::mul.Tensor#0"), "{text}");
+}
+
+#[test]
+fn a_step_that_waits_for_the_end_of_its_gradients_is_counted_when_it_is_launched() {
+    let rig = absent();
+    let weight = rig.at(10).floats();
+    for follows in [true, false, true] {
+        let x = rig.at(1).floats();
+        rig.at(2).dispatch(MUL_, &[weight.arg(), x.arg()]).unwrap();
+        assert!(rig.engine.step(1, (true, true), rig.at(4).site()).unwrap());
+        if follows {
+            assert!(rig.engine.dropped_gradients(rig.at(5).site()).unwrap());
+        }
+    }
+    let (capture, _) = captured(&rig);
+    let [program] = &capture.programs[..] else { panic!("{:?}", capture.programs) };
+    assert_eq!((capture.steps, &program.launches[..]), (3, &[(0, 1), (1, 1), (2, 1)][..]));
 }
 
 #[test]
@@ -196,7 +213,7 @@ fn inputs_that_no_result_overwrites_are_named() {
     let y = rig.at(2).cast(&x, DType::F64);
     drop(x);
     rig.at(3).cut(Reason::Step);
-    rig.engine.absent().unwrap().stepped(1);
+    rig.engine.absent().unwrap().stepped(1, true);
     let (capture, _) = captured(&rig);
     let undonated = &capture.programs[0].undonated;
     assert_eq!(undonated.iter().map(|u| (u.input, u.bytes)).collect::<Vec<_>>(), [(0, 1 << 18)]);

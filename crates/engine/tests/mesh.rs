@@ -317,7 +317,7 @@ fn a_device_that_is_not_there_counts_collectives() {
     let (mean, all) = (run(&mean), run(&Collective::AllGather));
     assert_eq!((&mean.sizes[..], &all.sizes[..]), (&[4][..], &[8][..]));
     rig.cut(oxitorch_engine::Reason::Step);
-    rig.engine.absent().into_iter().for_each(|device| device.stepped(1));
+    rig.engine.absent().into_iter().for_each(|device| device.stepped(1, true));
     let wide = run(&Collective::ReduceScatter(Reduction::Max));
     assert_eq!((wide.sizes, rig.bytes()), (vec![2], 16 + 16 + 32 + 8));
     let (capture, _) = rig.engine.captured(rig.site()).unwrap().unwrap();

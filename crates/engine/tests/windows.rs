@@ -40,6 +40,41 @@ fn a_step_ends_a_window_and_so_does_a_barrier() {
 }
 
 #[test]
+fn a_step_whose_gradients_may_be_dropped_waits_for_what_comes_next() {
+    let rig = Rig::new();
+    let x = rig.floats();
+    let step = |may_drop| rig.stream().step(may_drop, rig.site()).unwrap();
+    let dropped = || rig.stream().dropped_gradients(rig.site()).unwrap();
+    let mut kept = rig.neg(&x);
+    assert_eq!(reasons(&rig, || assert!(!step(false))), [("step", 1)]);
+    assert_eq!(reasons(&rig, || assert!(!step(true))), [], "nothing is recorded");
+    let gradient = rig.neg(&kept);
+    kept = rig.relu(&gradient);
+    assert_eq!(reasons(&rig, || assert!(step(true))), []);
+    drop(gradient);
+    assert_eq!(reasons(&rig, || assert!(dropped())), [("step", 1)]);
+    assert_eq!(reasons(&rig, || assert!(!dropped())), []);
+    rig.sync().unwrap();
+    assert_eq!(results(rig.fake.programs().last().unwrap()), 1, "the gradient is none");
+    // Whatever else comes is behind the step.
+    let others: [(&str, &dyn Fn(&Tensor) -> Option<Tensor>); 5] = [
+        ("an op", &|y| Some(rig.neg(y))),
+        ("a read", &|y| (rig.read(y), None).1),
+        ("a copy", &|_| Some(rig.floats())),
+        ("a wait", &|_| (rig.sync().unwrap(), None).1),
+        ("a step", &|_| (step(true), None).1),
+    ];
+    for (what, f) in others {
+        kept = rig.neg(&kept);
+        assert_eq!(reasons(&rig, || assert!(step(true))), [], "{what}");
+        let mut result = None;
+        assert_eq!(reasons(&rig, || result = f(&kept)), [("step", 1)], "{what}");
+        assert_eq!(reasons(&rig, || assert!(!dropped())), [], "{what}");
+        rig.sync().unwrap();
+    }
+}
+
+#[test]
 fn a_loop_that_comes_round_ends_a_window_if_it_is_worth_a_launch() {
     // So many ops in a round, and rounds until the window ends.
     for (ops, rounds) in [(64, 1), (100, 1), (33, 2), (16, 4), (7, 10)] {

@@ -31,8 +31,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::devices::{
-        current_device, cut, device_count, device_name, device_properties, label, platform, set_device,
-        synchronize,
+        current_device, cut, device_count, device_name, device_properties, dropped_gradients, label,
+        mark_step, platform, set_device, step, synchronize,
     };
     #[pymodule_export]
     use super::memory::{

@@ -219,7 +219,7 @@ class Tracer:
         finally:
             _running.here.steps = None
         for optimizer in made:
-            core.cut("step", optimizer)
+            core.step(optimizer, False, False)
         core.cut("jit")
         return results
 

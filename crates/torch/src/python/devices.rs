@@ -75,34 +75,56 @@ pub(super) fn synchronize(py: Python<'_>, device: i32) -> PyResult<()> {
     on_stream(py, device, |stream| Ok(stream.synchronize(crate::sites::here())?))
 }
 
-/// In [`_core::cut`]: no optimizer, but somebody who marks the ends of steps.
-const MARK: u64 = 1;
-
-/// Launches what was recorded, for one of the reasons that metrics count. After a step of an optimizer, which is told
-/// from others by `of`, it ends the script if that was the last one that is of interest.
+/// Launches what was recorded, for one of the reasons that metrics count.
 #[pyfunction]
-#[pyo3(signature = (reason, of=0))]
-pub(super) fn cut(py: Python<'_>, reason: &str, of: u64) -> PyResult<()> {
+pub(super) fn cut(py: Python<'_>, reason: &str) -> PyResult<()> {
     let known = Reason::ALL.into_iter().find(|r| r.name() == reason);
     let reason = known.ok_or_else(|| PyValueError::new_err(format!("unknown reason '{reason}'")))?;
     let site = crate::sites::here();
-    match state::started() {
-        Some(s) => {
-            py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e))?;
-            if let (Reason::Step, Some(absent)) = (reason, s.engine.absent()) {
-                match of {
-                    MARK => absent.marked(),
-                    _ => absent.stepped(of),
-                }
-                if absent.is_over() {
-                    py.detach(state::write_capture).map_err(|e| raise(py, e))?;
-                    return Err(PySystemExit::new_err(0));
-                }
-            }
-            Ok(())
-        }
-        None => Ok(()),
+    let Some(s) = state::started() else { return Ok(()) };
+    py.detach(|| s.engine.cut(reason, site)).map_err(|e| raise(py, e))
+}
+
+/// Somebody who marks the ends of steps says that one has ended. Ends the script if that was the last of interest.
+#[pyfunction]
+pub(super) fn mark_step(py: Python<'_>) -> PyResult<()> {
+    cut(py, Reason::Step.name())?;
+    if let Some(absent) = state::started().and_then(|s| s.engine.absent()) {
+        absent.marked();
     }
+    end_if_over(py)
+}
+
+/// An optimizer, which is told from others by its number, has made its step; `may_drop`: the script may drop the gradients
+/// next; `did`: it did so before. Gives whether the step waits for that; ends the script if it was the last of interest.
+#[pyfunction]
+pub(super) fn step(py: Python<'_>, optimizer: u64, may_drop: bool, did: bool) -> PyResult<bool> {
+    let site = crate::sites::here();
+    let Some(s) = state::started() else { return Ok(false) };
+    let waits = py.detach(|| s.engine.step(optimizer, (may_drop, did), site)).map_err(|e| raise(py, e))?;
+    end_if_over(py)?;
+    Ok(waits)
+}
+
+/// The script has dropped gradients. Gives whether a step waited for that, which is launched; ends the script as [`step`]
+/// does.
+#[pyfunction]
+pub(super) fn dropped_gradients(py: Python<'_>) -> PyResult<bool> {
+    let site = crate::sites::here();
+    let Some(s) = state::started() else { return Ok(false) };
+    let waited = py.detach(|| s.engine.dropped_gradients(site)).map_err(|e| raise(py, e))?;
+    end_if_over(py)?;
+    Ok(waited)
+}
+
+/// Ends the script if a device that is not there has been asked for all steps of interest.
+fn end_if_over(py: Python<'_>) -> PyResult<()> {
+    let absent = state::started().and_then(|s| s.engine.absent());
+    if absent.is_some_and(|absent| absent.is_over()) {
+        py.detach(state::write_capture).map_err(|e| raise(py, e))?;
+        return Err(PySystemExit::new_err(0));
+    }
+    Ok(())
 }
 
 /// Where the device is not there: what tensors are for, by the addresses of their storages, as `(address, role, name)`.
