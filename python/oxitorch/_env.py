@@ -147,7 +147,7 @@ WINDOW_OPS = Var(
 WINDOW_BYTES = Var(
     "OXITORCH_WINDOW_BYTES",
     "int",
-    "the memory of the device",
+    "the memory of the device on the cpu platform, eight times that elsewhere",
     "0.1",
     "In fused mode, launch what was recorded when the results of its operations, needed or not, have so many bytes.",
     minimum=1,

@@ -54,10 +54,16 @@ impl Limits {
     /// The CPU plugin asks the system for a program's temporary memory at each launch, of which most is at hand as it was
     /// freed before (`pjrt::Plugin::keep_blocks`); a larger window would be in memory twice for little
     /// (docs/performance.md).
+    ///
+    /// Elsewhere the step of an optimizer alone has results of up to four times the memory: some ten of the size of the
+    /// parameters, where these, the gradients and the state fill it. They are not there at once, and a window that ends
+    /// among them would keep them.
     pub(crate) fn of(platform: Platform, memory: u64) -> Limits {
-        let (kept, held) =
-            if platform == Platform::Cpu { (256 << 20, 16 << 20) } else { (memory, memory / 16) };
-        Limits { ops: 10_000, bytes: memory, kept, held }
+        let (bytes, kept, held) = match platform {
+            Platform::Cpu => (memory, 256 << 20, 16 << 20),
+            _ => (memory.saturating_mul(8), memory, memory / 16),
+        };
+        Limits { ops: 10_000, bytes, kept, held }
     }
 }
 

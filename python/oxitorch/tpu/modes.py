@@ -96,7 +96,7 @@ def set_window(ops: int | None = None, bytes: int | None = None, kept_bytes: int
     Args:
         ops: launch after so many operations; None: 10,000, or what OXITORCH_WINDOW_OPS says.
         bytes: launch when the results of the recorded operations, needed or not, have so many bytes; None: the
-            memory of the device, or what OXITORCH_WINDOW_BYTES says.
+            memory of the device on the cpu platform and eight times that elsewhere, or what OXITORCH_WINDOW_BYTES says.
         kept_bytes: the same for those results that XLA does not fuse into the operations that read them: of matrix
             products, convolutions, reductions and the like; None: 256 MiB on the cpu platform and the memory of the
             device elsewhere, or what OXITORCH_WINDOW_KEPT_BYTES says.

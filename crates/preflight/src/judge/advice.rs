@@ -1,6 +1,6 @@
 //! What to do about a program that is too large, in order of what it saves.
 
-use oxitorch_capture::{Program, Role, UndonatedReason};
+use oxitorch_capture::{Program, Reason, Role, UndonatedReason};
 use std::collections::BTreeMap;
 
 use crate::answer::Advice;
@@ -66,6 +66,10 @@ pub(crate) fn of(p: &Program, buffers: &[Buffer], on: On, need: u64) -> Vec<Advi
     let model = model + named;
     let released = p.undonated.iter().filter(|u| u.reason == UndonatedReason::Held);
     let (released, released_lines) = sums(released.map(|u| (u.line.as_deref(), u.bytes)));
+    // Gradients that the script drops right behind the step are no results of it.
+    let ends_step = p.ended_by == Some(Reason::Step);
+    let gradients = p.outputs.iter().filter(|o| ends_step && o.label.role == Role::Gradient);
+    let (gradients, step_lines) = sums(gradients.map(|o| (p.ended_at.as_deref(), o.bytes)));
     let mut all = vec![
         Advice {
             what: "checkpoint",
@@ -94,6 +98,16 @@ pub(crate) fn of(p: &Program, buffers: &[Buffer], on: On, need: u64) -> Vec<Advi
                 false => "bfloat16 for what programs hand on in float32 (torch.autocast)".into(),
             },
             lines: wide_lines,
+            compiled: None,
+            split: None,
+        },
+        Advice {
+            what: "gradients",
+            bytes: gradients,
+            text:
+                "drop the gradients right behind the step, before any data is fetched (optimizer.zero_grad())"
+                    .into(),
+            lines: step_lines,
             compiled: None,
             split: None,
         },
@@ -149,7 +163,7 @@ pub(crate) fn rank(all: &mut Vec<Advice>, need: u64) {
 mod tests {
     use super::*;
     use crate::hardware::Slice;
-    use oxitorch_capture::{Beside, Label, Undonated};
+    use oxitorch_capture::{Beside, Label, Output, Undonated};
 
     fn buffer(bytes: u64, line: &str, activation: bool, purpose: Option<Role>) -> Buffer {
         Buffer {
@@ -180,6 +194,7 @@ mod tests {
             buffer(2000, "a.py:5", false, Some(Role::Parameter)),
         ];
         let beside = |label: Label, bytes| Beside { label, shape: vec![10], bytes };
+        let output = |bytes, role: Role| Output { label: role.into(), ..Output::new(None, bytes, 0) };
         let undonated = |input, bytes, line: Option<&str>, reason| Undonated {
             input,
             r#type: "float32[4]".parse().unwrap(),
@@ -189,6 +204,13 @@ mod tests {
         };
         let p = Program {
             beside_bytes: 1000,
+            ended_by: Some(Reason::Step),
+            ended_at: Some("a.py:8".into()),
+            outputs: vec![
+                output(2000, Role::Parameter),
+                output(1000, Role::Gradient),
+                output(1500, Role::Gradient),
+            ],
             tensors_beside: vec![
                 beside(Label { role: Role::State, name: Some("w/exp_avg".into()) }, 400),
                 beside(Role::Intermediate.into(), 40),
@@ -205,12 +227,21 @@ mod tests {
         let all = of(&p, &buffers, on, 20_000);
         let told: Vec<_> = all.iter().map(|a| (a.what, a.bytes)).collect();
         // 600 bytes are not named and go from program to program. Of 12000 that four chips share, three quarters go.
-        let expected =
-            [("shard", 9000), ("checkpoint", 8600), ("batch", 4800), ("bfloat16", 4000), ("release", 510)];
+        let expected = [
+            ("shard", 9000),
+            ("checkpoint", 8600),
+            ("batch", 4800),
+            ("bfloat16", 4000),
+            ("gradients", 2500),
+            ("release", 510),
+        ];
         assert_eq!(told, expected);
         assert_eq!(all[1].lines, [("a.py:1".to_owned(), 4000), ("a.py:2".to_owned(), 4000)]);
         assert!(all[0].text.contains("--slice v5e-4 --parallel fsdp"));
         assert!(of(&p, &buffers, On { trains: false, ..on }, 20_000).iter().all(|a| a.what != "checkpoint"));
+        assert_eq!(all[4].lines, [("a.py:8".to_owned(), 2500)]);
+        let others = Program { ended_by: Some(Reason::Read), ..p.clone() };
+        assert!(of(&others, &buffers, on, 20_000).iter().all(|a| a.what != "gradients"));
         assert!(of(&p, &buffers, on, 1 << 30).is_empty(), "a drop in the bucket");
     }
 }
