@@ -4,6 +4,7 @@ import functools
 import json
 import os
 
+
 @functools.cache
 def description(folder: str) -> dict:
     """What the command says about the device and the run."""

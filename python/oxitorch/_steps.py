@@ -2,9 +2,9 @@
 
 What is visible at the cut is a result of the program, and has memory of its own. Gradients need not be, if the script
 drops them right behind the step (`optimizer.step(); optimizer.zero_grad()`): then the cut is where they are dropped.
-Nobody knows that of the first step that a line of the script makes, so that its cut waits for what the script does next.
-If that is something else, or if the gradients are dropped in another round of a loop, where the script may wait for data
-before, later steps of that line are cut at once.
+Nobody knows whether it will when a line of the script makes its first step, so that cut waits for what the script does
+next. If that is something else, or if the gradients are dropped in another round of a loop, where the script may wait
+for data before, later steps of that line are cut at once.
 """
 
 import functools
@@ -72,8 +72,8 @@ class _Last(threading.local):
 
 
 _last = _Last()
-# Where steps are made behind which gradients are dropped, or were not once. Each has its code, so that no other one gets
-# its id.
+# Where steps are made behind which gradients are dropped, or were not once. Each has its code, so that no other one
+# gets its id.
 _followed: dict[_Place, CodeType] = {}
 _not_followed: dict[_Place, CodeType] = {}
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")

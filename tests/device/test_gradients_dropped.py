@@ -1,7 +1,5 @@
 """Gradients that a script drops right behind an optimizer's step are no results of the step's program."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn as nn

@@ -57,13 +57,14 @@ fn a_step_whose_gradients_may_be_dropped_waits_for_what_comes_next() {
     rig.sync().unwrap();
     assert_eq!(results(rig.fake.programs().last().unwrap()), 1, "the gradient is none");
     // Whatever else comes is behind the step.
-    let others: [(&str, &dyn Fn(&Tensor) -> Option<Tensor>); 5] = [
-        ("an op", &|y| Some(rig.neg(y))),
-        ("a read", &|y| (rig.read(y), None).1),
-        ("a copy", &|_| Some(rig.floats())),
-        ("a wait", &|_| (rig.sync().unwrap(), None).1),
-        ("a step", &|_| (step(true), None).1),
-    ];
+    let copy = |_: &Tensor| Some(rig.floats());
+    let op = |y: &Tensor| Some(rig.neg(y));
+    let read = |y: &Tensor| rig.read(y).ok().and(None);
+    let wait = |_: &Tensor| rig.sync().ok().and(None);
+    let another = |_: &Tensor| (!step(true)).then_some(()).and(None);
+    type Next<'a> = &'a dyn Fn(&Tensor) -> Option<Tensor>;
+    let others: [(&str, Next); 5] =
+        [("an op", &op), ("a read", &read), ("a copy", &copy), ("a wait", &wait), ("a step", &another)];
     for (what, f) in others {
         kept = rig.neg(&kept);
         assert_eq!(reasons(&rig, || assert!(step(true))), [], "{what}");
