@@ -82,6 +82,8 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 
 def ended(optimizer: int = 0) -> None:
     """An optimizer has made its step; its id if it is known."""
+    if not _core.is_started():
+        return
     _give_up()
     frames, script = {}, None
     for frame in _of_script(sys._getframe(1)):
