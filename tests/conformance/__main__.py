@@ -39,8 +39,8 @@ class Worker:
         self.options = options
         self.process = None
 
-    def run(self, unit: str) -> dict:
-        """The unit's result; a crash or a hang is one."""
+    def start(self) -> None:
+        """Starts the process, which imports PyTorch and then waits for units; it ends when this one does."""
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", *self.options],
@@ -50,6 +50,10 @@ class Worker:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
+
+    def run(self, unit: str) -> dict:
+        """The unit's result; a crash or a hang is one."""
+        self.start()
         try:
             self.process.stdin.write(unit + "\n")
             self.process.stdin.flush()
@@ -71,7 +75,7 @@ class Worker:
             self.process = None
 
 
-def run_all(units: list[str], results: Path, jobs: int, timeout: float, options: list[str]) -> None:
+def run_all(units: list[str], results: Path, workers: list[Worker]) -> None:
     """Runs units and appends their results to the file as they come."""
     from tqdm import tqdm
 
@@ -82,9 +86,8 @@ def run_all(units: list[str], results: Path, jobs: int, timeout: float, options:
     bar = tqdm(total=len(units), unit="unit", smoothing=0.02, disable=None)  # a terminal alone has one
     bad = 0
 
-    def work() -> None:
+    def work(worker: Worker) -> None:
         nonlocal bad
-        worker = Worker(timeout, options)
         while True:
             try:
                 unit = waiting.get_nowait()
@@ -98,7 +101,7 @@ def run_all(units: list[str], results: Path, jobs: int, timeout: float, options:
                 bar.set_postfix_str(f"{bad} bad, {unit}"[:60])
                 bar.update()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(jobs)]
+    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in workers]
     for t in threads:
         t.start()
     for t in threads:
@@ -188,6 +191,14 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="run nothing; print the units")
     args = parser.parse_args()
 
+    few = args.smoke or args.op
+    samples = SMOKE_SAMPLES if few else args.samples
+    options = ["--quick", "--samples", str(samples)] if samples else []
+    workers = [Worker(args.timeout, options) for _ in range(args.jobs)]
+    if args.smoke and not args.list:
+        for worker in workers:  # what they import takes as long as what is imported here
+            worker.start()
+
     import torch
 
     from .units import all_units, entries_of, spread
@@ -199,7 +210,6 @@ def main() -> int:
             return 0
     args.patterns = args.patterns or ["*"]
     units = [u for u in all_units() if any(fnmatch.fnmatchcase(u, p) for p in args.patterns)]
-    few = args.smoke or args.op
     if few:
         may_fail = exceptions()
         chosen = units if args.op else spread(units)
@@ -213,12 +223,11 @@ def main() -> int:
     if few:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results.jsonl"
-            run_all(units, results, args.jobs, args.timeout, ["--quick", "--samples", str(SMOKE_SAMPLES)])
+            run_all(units, results, workers)
             return verdict(load(results), set(units))
     known = load(results)
     if not args.report:
-        options = ["--quick", "--samples", str(args.samples)] if args.samples else []
-        run_all([u for u in units if args.again or u not in known], results, args.jobs, args.timeout, options)
+        run_all([u for u in units if args.again or u not in known], results, workers)
         known = load(results)
     report({u: r for u, r in known.items() if u in set(units)})
     return 0 if args.report else verdict(known, set(units))

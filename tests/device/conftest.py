@@ -1,4 +1,7 @@
-"""Settings of the device tests: every test starts in the mode of `--mode`, with one seed and switches as at start."""
+"""Settings of the device tests: every test starts in the mode of `--mode`, with one seed and switches as at start.
+
+Fixtures import PyTorch, and not the module: xdist's first process, which runs no tests, starts the others after this.
+"""
 
 import contextlib
 import os
@@ -8,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import tomllib
-import torch
 
 HERE = Path(__file__).parent
 # Whether torch's kernels are called must not depend on the processor that runs the tests; see `test_library.py`.
@@ -59,6 +61,8 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(autouse=True)
 def clean_device(request):
+    import torch
+
     torch.manual_seed(20)
     torch.tpu.set_device(0)
     with torch.tpu.set_eager_mode(request.config.getoption("--mode")), torch.tpu.set_nan_trap(False):
@@ -103,6 +107,8 @@ def device(request):
 @pytest.fixture(params=["fused", "strict", "debug"])
 def mode(request):
     """Runs the test once in each eager mode."""
+    import torch
+
     with torch.tpu.set_eager_mode(request.param):
         yield request.param
 
@@ -110,6 +116,8 @@ def mode(request):
 @pytest.fixture
 def fused():
     """Fused mode whatever the run's is, with nothing recorded and nothing counted."""
+    import torch
+
     with torch.tpu.set_eager_mode("fused"):
         torch.tpu.synchronize()
         torch.tpu.reset_metrics()
@@ -119,6 +127,8 @@ def fused():
 @pytest.fixture
 def no_fallback():
     """Nothing may run on the CPU: what would raises where it is called."""
+    import torch
+
     torch.tpu.reset_metrics()
     with torch.tpu.set_fallback("error"):
         yield
@@ -128,5 +138,7 @@ def no_fallback():
 @pytest.fixture
 def no_background_compile():
     """Results are the same bits each time: no quick version of a program runs first."""
+    import torch
+
     with torch.tpu.set_background_compile(False):
         yield

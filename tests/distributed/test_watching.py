@@ -43,8 +43,15 @@ dist.destroy_process_group()
 """
 
 
-def test_metrics_count_collectives_and_explain_names_them(start_ranks, tmp_path):
-    results = start_ranks(SCRIPT, OXITORCH_GRAPHS=str(tmp_path / "graphs")).results()
+def test_metrics_count_collectives_explain_names_them_and_timelines_become_one(start_ranks, tmp_path):
+    """One run, since most of each is starting."""
+    graphs, traces = str(tmp_path / "graphs"), str(tmp_path / "trace-%r.json.gz")
+    results = start_ranks(SCRIPT, OXITORCH_GRAPHS=graphs, OXITORCH_TRACE=traces).results()
+    check_what_is_told(results, tmp_path)
+    check_the_timelines(tmp_path)
+
+
+def check_what_is_told(results, tmp_path):
     which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
     for told, ended_by, ended_by_collective in (r[5:8] for r in results):
         assert f"launched because of a collective: {which}, at {tmp_path}/script.py:25 in <module>" in told
@@ -80,8 +87,7 @@ def test_metrics_count_collectives_and_explain_names_them(start_ranks, tmp_path)
     assert f"ended by: collective {which} at {tmp_path}/script.py:25" in shown
 
 
-def test_the_timelines_of_ranks_become_one(start_ranks, tmp_path):
-    start_ranks(SCRIPT, OXITORCH_TRACE=str(tmp_path / "trace-%r.json.gz"))
+def check_the_timelines(tmp_path):
     files = [str(tmp_path / f"trace-{rank}.json.gz") for rank in range(2)]
     command = [sys.executable, "-m", "oxitorch", "trace", "merge", *files, "-o", "all.json.gz"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
