@@ -291,7 +291,8 @@ def text(origin: str, results: Results) -> str:
         f"In files of {', '.join(f'`{folder}`' for folder in placed.FOLDERS)} the device stands for CUDA and is where "
         'tests that name no device make tensors, and backend "tpu" stands for inductor.',
         "Tests of these files that do not use the device are left out.",
-        f"Behind `{FIRST_SAMPLE}` each test has the first sample of its operation alone, by PyTorch's own switch "
+        f"Behind `{FIRST_SAMPLE}` are the classes of a file that go through PyTorch's database of operations; "
+        "each test has the first sample of its operation alone, by PyTorch's own switch "
         "(`PYTORCH_OPINFO_SAMPLE_INPUT_INDEX`), and is not counted in all.",
         "There XLA compiles with its least effort, and what fails so is repeated with all effort.",
         "Where files are older than torch, some ask for what it has no more, and pass nowhere; "

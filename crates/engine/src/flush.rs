@@ -434,8 +434,9 @@ impl Stream {
         }
         let cuts = match w.programs.get_mut(&w.key).filter(|known| known.has_programs()) {
             Some(known) => {
+                w.lines.is_known(w.site);
                 let split = known.split.as_ref().filter(|s| !s.is_over(deterministic));
-                split.map(|s| (s.part_of.clone(), s.is_for_good()))
+                split.map(|s| (s.part_of.clone(), s.repeats()))
             }
             None => self.cuts(w, whole, cut),
         };
@@ -483,12 +484,21 @@ impl Stream {
         }
         let tokens = part.tokens();
         let number = self.metrics().splits.load(Relaxed) + 1;
+        // Windows that end at a bound are new once for each place of a long round.
+        let ends_round =
+            [Reason::Read, Reason::Wait, Reason::Step, Reason::Loop].contains(&cut.ending.reason);
+        let line = Some(w.site).filter(|line| ends_round && tokens.len() > 1 && *line != Site::default());
+        let is_always_new = line.is_some_and(|line| w.lines.is_always_new(line, &tokens));
         let (cuts, for_good) = match split::cuts_of_long(&tokens) {
             Some(cuts) => (cuts, true),
-            None => (w.sequences.cuts(&tokens)?, false),
+            None => match w.sequences.cuts(&tokens) {
+                Some(cuts) => (cuts, false),
+                None if is_always_new => ((1..tokens.len()).collect(), false),
+                None => return None,
+            },
         };
         let split = Split::new(number, between(&cuts, tokens.len()), for_good);
-        let cuts = (split.part_of.clone(), for_good);
+        let cuts = (split.part_of.clone(), split.repeats());
         self.metrics().count(&self.metrics().splits);
         w.programs.entry(&w.key).split = Some(split);
         Some(cuts)

@@ -21,7 +21,7 @@ pub(crate) type Indices = SmallVec<[u32; 8]>;
 const SETTLES_WITHIN: u64 = 8;
 
 /// A sequence that was launched in parts this often is worth a program of its own; twice, if nothing else was launched in
-/// parts in between: then it is a loop that has settled.
+/// parts in between: then it is a loop that has settled. Twice, too, where each op is a part.
 const WORTH_A_WHOLE: u32 = 64;
 
 /// What is known of sequences of ops, by their keys. Of many, those that were launched last are kept.
@@ -114,17 +114,24 @@ impl Split {
         Split { number, part_of: part_of.into(), uses: (!for_good).then_some(0), whole: None }
     }
 
-    /// Whether it is too long for one program.
-    pub(crate) fn is_for_good(&self) -> bool {
-        self.uses.is_none()
+    /// Whether its parts come again, so that their offsets are operands from the start: it is too long for one program, or
+    /// each op is a part.
+    pub(crate) fn repeats(&self) -> bool {
+        self.uses.is_none() || self.is_each_op()
+    }
+
+    fn is_each_op(&self) -> bool {
+        self.part_of.last().is_some_and(|last| *last as usize + 1 == self.part_of.len())
     }
 
     /// Counts a launch; whether this is the time to make one program of it. `last` is the number of the one that was
     /// launched in parts before.
     pub(crate) fn used(&mut self, last: u64) -> bool {
+        let is_each_op = self.is_each_op();
         let Some(uses) = &mut self.uses else { return false };
         *uses += 1;
-        let is_loop = *uses > 1 && last == self.number;
+        // Each op was a part because nothing came twice.
+        let is_loop = *uses > 1 && (last == self.number || is_each_op);
         self.whole.is_none() && (is_loop || *uses == WORTH_A_WHOLE)
     }
 
@@ -309,6 +316,8 @@ mod tests {
         assert!(!split.used(2) && split.used(3), "a loop");
         let mut split = Split::new(3, vec![40], false);
         assert_eq!((0..70).position(|_| split.used(4)), Some(63), "among others");
+        let mut split = Split::new(3, vec![0, 1, 2], false);
+        assert_eq!((0..70).position(|_| split.used(4)), Some(1), "each op was a part");
         let mut split = Split::new(3, vec![40], true);
         assert!((0..70).all(|_| !split.used(3)), "too long");
     }

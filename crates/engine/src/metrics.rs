@@ -65,7 +65,7 @@ counters! {
     programs,
     /// Windows that had been seen before: their programs were there.
     window_hits,
-    /// Windows that are launched in parts, since parts of them are known or repeat.
+    /// Windows that are launched in parts, since parts of them are known or repeat, or since those of their line are always new.
     splits,
     /// Programs that went to the compiler.
     compiles,

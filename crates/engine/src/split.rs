@@ -1,10 +1,12 @@
 //! Where a sequence of ops that has no program is cut, so that compiling costs what is new in it.
 //!
-//! Two things are looked for: runs of ops that stand in a known program, which become programs of their own that later
-//! windows share; and, in a sequence that is too long for one program, parts that repeat, as time steps and layers do.
+//! Three things are looked for: runs of ops that stand in a known program, which become programs of their own that later
+//! windows share; in a sequence that is too long for one program, parts that repeat, as time steps and layers do; and lines
+//! whose sequences are other ones each time, though their ops are the same, as where a net has the structure of its input.
 //! Compilers take more than linear time, and a part that repeats is compiled once.
 
-use rustc_hash::{FxHashMap, FxHasher};
+use crate::site::Site;
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::hash::Hasher;
@@ -22,6 +24,13 @@ const REMEMBERED: usize = 256;
 pub(crate) const MOST: usize = 1536;
 /// Ops that parts of such a sequence have, about.
 const PART: usize = 320;
+
+/// After so many new sequences of a line more than known ones, each op is launched alone; a known one counts as much as all
+/// of these.
+const ALWAYS_NEW: u32 = 8;
+/// Lines, and instances of a line, that are remembered.
+const LINES: usize = 256;
+const INSTANCES: usize = 4096;
 
 /// An op of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,6 +177,44 @@ impl Sequences {
     }
 }
 
+/// The Python lines that ended new sequences.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(FxHashMap<Site, Line>);
+
+#[derive(Debug, Default)]
+struct Line {
+    /// How many more of its sequences were new than known.
+    new: u32,
+    /// The instances in them.
+    ids: FxHashSet<u32>,
+}
+
+impl Lines {
+    /// A sequence is new. Says whether each of its ops is to be a program: those of its line are other ones each time, and
+    /// nearly all of its ops stood in one of them.
+    pub(crate) fn is_always_new(&mut self, line: Site, ops: &[Token]) -> bool {
+        if self.0.len() == LINES && !self.0.contains_key(&line) {
+            self.0.clear();
+        }
+        let Line { new, ids } = self.0.entry(line).or_default();
+        let known = ops.iter().filter(|op| ids.contains(&op.id)).count();
+        let is_always = *new >= ALWAYS_NEW && known * 8 >= ops.len() * 7;
+        *new = (*new + 1).min(2 * ALWAYS_NEW);
+        if ids.len() > INSTANCES {
+            ids.clear();
+        }
+        ids.extend(ops.iter().map(|op| op.id));
+        is_always
+    }
+
+    /// A sequence has a program.
+    pub(crate) fn is_known(&mut self, line: Site) {
+        if let Some(line) = self.0.get_mut(&line) {
+            line.new = line.new.saturating_sub(ALWAYS_NEW);
+        }
+    }
+}
+
 /// The names of the ops that are in none of these stretches.
 fn names_outside(ops: &[Token], stretches: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
     let mut outside = vec![true; ops.len()];
@@ -292,6 +339,28 @@ mod tests {
         assert_eq!(known.cuts(&sequence(&[100..200])), None, "all of it is known: other results are wanted");
         assert_eq!(known.cuts(&sequence(&[500..540, 300..400])), None, "little of it is known");
         assert_eq!(known.cuts(&sequence(&[500..530, 5..10])), None, "it is short");
+    }
+
+    #[test]
+    fn lines_that_are_always_new() {
+        let mut lines = Lines::default();
+        let (line, other) = (Site(1), Site(2));
+        let turned = |n: u32| sequence(&[n..16, 0..n]);
+        assert!((0..8).all(|n| !lines.is_always_new(line, &turned(n))), "they may settle");
+        assert!(lines.is_always_new(line, &turned(8)));
+        assert!(!lines.is_always_new(other, &turned(9)), "another line");
+        assert!(lines.is_always_new(line, &sequence(&[0..14, 50..52])), "few are new");
+        assert!(!lines.is_always_new(line, &sequence(&[0..13, 60..63])), "many are new, as for another size");
+        lines.is_known(line);
+        assert!(!lines.is_always_new(line, &turned(10)), "one came again");
+        for n in 0..2 * LINES as u32 {
+            lines.is_always_new(Site(n), &turned(1));
+        }
+        assert!(lines.0.len() <= LINES);
+        for n in 0..INSTANCES as u32 {
+            lines.is_always_new(line, &sequence(&[8 * n..8 * n + 8]));
+        }
+        assert!(lines.0[&line].ids.len() <= INSTANCES + 8);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::known::Programs;
 use crate::ops::{Ops, PRODUCED};
 use crate::shared::Shared;
 use crate::site::Site;
-use crate::split::Sequences;
+use crate::split::{Lines, Sequences};
 use crate::spread::Sharded;
 use crate::tape::Tape;
 use crate::tensor::TensorRef;
@@ -38,6 +38,7 @@ pub(crate) struct Window {
     pub(crate) instances: Instances,
     pub(crate) programs: Programs,
     pub(crate) sequences: Sequences,
+    pub(crate) lines: Lines,
     pub(crate) alike: Alike,
     /// Sizes that followed from values.
     pub(crate) counts: Counts,

@@ -282,6 +282,34 @@ fn a_change_costs_what_is_new() {
 }
 
 #[test]
+fn windows_that_are_new_each_time_share_the_programs_of_their_ops() {
+    let rig = Rig::new();
+    let x = rig.floats();
+    // Eight ops, in an order that follows from a number, as where a net has the structure of its input.
+    let round = |order: u32| {
+        let op = |y: Tensor, i: u32| if order >> i & 1 == 0 { rig.neg(&y) } else { rig.relu(&y) };
+        rig.at(7);
+        rig.read(&(0..8).fold(x.clone(), op)).unwrap()
+    };
+    let one_each = rig.counts(|| (0..8).for_each(|order| drop(round(order))));
+    assert_eq!(one_each, (8, 8), "a loop may settle yet");
+    let next = rig.counts(|| (8..40).for_each(|order| drop(round(order))));
+    assert!(next.0 <= 6, "two ops, and what each may overwrite: {next:?}");
+    assert_eq!(next.1, 32 * 8);
+    assert_eq!(rig.metrics().splits.load(Relaxed), 32);
+    assert_eq!(rig.counts(|| drop(round(30))).0, 1, "what comes again is a program");
+    common::eventually("it runs", || rig.counts(|| drop(round(30))) == (0, 1));
+    // Where a new size comes each time nothing is shared.
+    let sizes = rig.counts(|| {
+        for size in 10..30 {
+            let y = rig.uploaded(DType::F32, &[size], 1);
+            rig.read(&rig.at(9).chain(&y, 4, 9)).unwrap();
+        }
+    });
+    assert_eq!(sizes.1, 20, "one launch each");
+}
+
+#[test]
 fn a_quick_version_is_replaced_while_it_runs() {
     let rig = Rig::with(FakePlugin::new(), Platform::Tpu, &Options { background_compile: true, ..options() });
     let x = rig.floats();
