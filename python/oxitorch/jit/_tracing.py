@@ -308,7 +308,7 @@ class Tracer:
 
     def _let_go(self) -> None:
         """Of the tensors of a run that has ended: a circle of references may hold it for a while."""
-        self._holders = None
+        self._holders = self._numbers = None
         self._ops.let_go()
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
