@@ -168,3 +168,51 @@ def test_a_call_that_raises_counts_nothing():
     g.lower(x, False)
     g(x, False)
     assert_close(count, torch.full((3,), 2.0))
+
+
+COUNTER = torch.zeros(())
+
+
+def count_twice(x):
+    y = x + COUNTER.to(x.device)
+    COUNTER.add_(1)
+    y = y * COUNTER.to(x.device)
+    COUNTER.mul_(2)
+    return y + COUNTER.to(x.device)
+
+
+def test_a_count_that_is_moved_before_and_after_it_is_written():
+    f, x, n = torch.tpu.jit(count_twice), torch.ones(3, device=DEVICE), 0.0
+    COUNTER.zero_()
+    for _ in range(5):
+        wanted = (1 + n) * (n + 1) + (n + 1) * 2
+        assert f(x).tolist() == [wanted] * 3
+        n = (n + 1) * 2
+        assert COUNTER.item() == n
+    assert f.traces == 1
+
+
+@pytest.mark.parametrize("models", [1, 2, 3])
+def test_several_updates_in_one_function(models):
+    def steps(device, wrap):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        averages = [AveragedModel(model, **options) for options in list(AVERAGES.values())[:models]]
+
+        @wrap
+        def step(x):
+            for rate in (0.9, 1.1):
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.mul_(rate).add_(x.mean())
+                for average in averages:
+                    average.update_parameters(model)
+            return x.sum()
+
+        for _ in range(5):
+            step(torch.randn(2, 4).to(device))
+        return [t.detach().cpu() for a in averages for t in (*a.parameters(), a.n_averaged)], step
+
+    (actual, step), (expected, _) = steps(DEVICE, torch.tpu.jit), steps("cpu", lambda f: f)
+    assert_close(actual, expected)
+    assert step.traces <= 2

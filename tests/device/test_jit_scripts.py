@@ -189,7 +189,7 @@ def test_distributions(name):
     compare(build, traces=[2])
 
 
-def test_a_momentum_that_a_scheduler_changes_is_named():
+def test_a_momentum_that_a_scheduler_changes_is_an_operand():
     model = small(3, 3).to(DEVICE)
     opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.3, total_steps=20)
@@ -200,13 +200,11 @@ def test_a_momentum_that_a_scheduler_changes_is_named():
         model(x).square().mean().backward()
         opt.step()
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for i in range(6):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(12):
             step(of_step(i, 2, 3).to(DEVICE))
             schedule.step()
-    found = [
-        str(w.message) for w in said if "param_groups[0]['momentum'] is another number each time" in str(w.message)
-    ]
-    assert len(found) == 1
-    assert "cycle_momentum=False" in found[0]
+            if i == 7:
+                traces = step.traces
+    assert step.traces == traces

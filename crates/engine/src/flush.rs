@@ -123,7 +123,7 @@ impl Chosen {
     /// One for all sizes up to a bound.
     pub(crate) fn by_bound(by: ByBound, is_new: bool, offsets: &[i64]) -> Chosen {
         let (program, numbers) = (by.program.clone(), by.given(offsets));
-        let lent = Lent { program, numbers, live: None, donated: None };
+        let lent = Lent { program, numbers, live: None, donated: None, stands_in: false };
         Chosen { lent, is_new, by_bound: Some(by) }
     }
 }
@@ -528,8 +528,7 @@ impl Stream {
         let wanted = most.as_ref().unwrap_or(&donated);
         let chosen = self.program(w, part, wanted, cut).inspect_err(|e| part.fail(e))?;
         let lent = &chosen.lent;
-        let stood_in =
-            lent.live.is_some() || lent.donated.is_some() || most.is_some() || chosen.by_bound.is_some();
+        let stood_in = lent.stands_in || most.is_some() || chosen.by_bound.is_some();
         let direct = (!stood_in).then(|| (donated.clone(), lent.program.clone(), lent.numbers.clone()));
         let allowed = if most.is_some() { Some(donated) } else { lent.donated.clone() };
         self.launch_chosen(w, part, chosen, allowed, cut);
@@ -655,7 +654,7 @@ impl Stream {
         known.add(&wanted, &given, program.clone());
         let numbers = family::numbers(&given, &part.ops.offsets).unwrap_or_default();
         Ok(Chosen {
-            lent: Lent { program, numbers, live: None, donated: None },
+            lent: Lent { program, numbers, live: None, donated: None, stands_in: false },
             is_new: true,
             by_bound: None,
         })

@@ -191,6 +191,8 @@ pub(crate) struct Lent {
     pub(crate) live: Option<Indices>,
     /// The inputs that it may overwrite, if it would overwrite others too.
     pub(crate) donated: Option<Indices>,
+    /// Whether it is another one than what was asked for, which may also overwrite fewer inputs.
+    pub(crate) stands_in: bool,
 }
 
 /// What is wanted of a program.
@@ -217,7 +219,7 @@ impl Known {
         let own = self.variants.iter().position(|v| v.is_for(wanted));
         let given = match own.map(|i| self.variants[i].family.choose(wanted.offsets, wanted.max_fixed)) {
             Some(Choice::Known(program, numbers)) => {
-                return Ok(Lent { program, numbers, live: None, donated: None });
+                return Ok(Lent { program, numbers, live: None, donated: None, stands_in: false });
             }
             Some(Choice::New(given)) => given,
             None => Box::default(),
@@ -298,7 +300,7 @@ impl Variant {
         let allowed: Indices = self.donated.iter().filter(|i| wanted.donated.contains(i)).copied().collect();
         let live = (self.live != *wanted.live).then(|| self.live.clone());
         let donated = (allowed != self.donated).then_some(allowed);
-        Some(Lent { program, numbers, live, donated })
+        Some(Lent { program, numbers, live, donated, stands_in: true })
     }
 }
 

@@ -118,6 +118,8 @@ pub(crate) struct Called<'x> {
     /// The recipe's, or those of this call.
     offsets: &'x [i64],
     slots: &'x [&'x Slot],
+    /// Arguments that nobody else has and nobody looks at afterwards, by their numbers.
+    given: &'x [u32],
     device: u16,
     pub(crate) site: Site,
 }
@@ -125,7 +127,7 @@ pub(crate) struct Called<'x> {
 impl<'x> Called<'x> {
     /// A call without arguments yet, from this line.
     pub(crate) fn of(recipe: &'x Recipe, device: u16, site: Site) -> Called<'x> {
-        Called { recipe, offsets: &recipe.offsets, slots: &[], device, site }
+        Called { recipe, offsets: &recipe.offsets, slots: &[], given: &[], device, site }
     }
 
     /// The same with other storages.
@@ -155,6 +157,12 @@ impl Called<'_> {
         }
         for (storage, gone) in self.recipe.whole.iter().flat_map(|whole| &whole.donated) {
             self.slots[*storage as usize].bind(gone.clone());
+        }
+        for argument in self.given {
+            if let Some(storage) = self.recipe.arguments.get(*argument as usize).and_then(|a| a.storage) {
+                let gone = Value::given_away(&self.recipe.types[storage as usize]);
+                self.slots[storage as usize].bind(gone);
+            }
         }
         let made = |(nbytes, source): &(usize, Option<Source>)| match source.and_then(|s| values.of(s)) {
             Some(value) => Slot::with(*nbytes, self.device, value),
@@ -294,6 +302,19 @@ impl Stream {
         switches: &Switches,
         random: Rng<'_>,
     ) -> Result<Option<Vec<Slot>>, Refusal> {
+        self.replay_giving(recipe, (args, &[]), site, switches, random)
+    }
+
+    /// The same. Of these arguments the program may overwrite some, by their numbers: nobody looks at them afterwards, nor
+    /// is a result in their memory.
+    pub fn replay_giving(
+        &self,
+        recipe: &Recipe,
+        (args, given): (&[TensorRef<'_>], &[u32]),
+        site: Site,
+        switches: &Switches,
+        random: Rng<'_>,
+    ) -> Result<Option<Vec<Slot>>, Refusal> {
         let same = recipe.switches == switches.word() && recipe.device == self.device;
         if switches.mode == Mode::Debug || !same || self.is_outdated(recipe, switches) {
             return Ok(None);
@@ -302,7 +323,7 @@ impl Stream {
         let Some(slots) = recipe.storages(args) else { return Ok(None) };
         let Some(offsets) = recipe.offsets_with(args) else { return Ok(None) };
         let mut hosts = self.uploads(args)?;
-        let call = Called { recipe, offsets: &offsets, slots: &slots, device: self.device, site };
+        let call = Called { recipe, offsets: &offsets, slots: &slots, given, device: self.device, site };
         let first = recipe.sites.first().map_or(site, |s| call.line(*s));
         // Before the window is locked, as who records a collective does.
         let mut orders = recipe.orders();
@@ -598,7 +619,7 @@ impl Stream {
     ) -> Result<Option<T>> {
         let rehearsal = Rehearsal::new(recipe, self.device);
         let slots = rehearsal.slots();
-        let call = Called { recipe, offsets, slots: &slots, device: self.device, site };
+        let call = Called { recipe, offsets, slots: &slots, given: &[], device: self.device, site };
         let mut values = rehearsal.values(recipe);
         let mut w = self.lock(site);
         if w.tape.is_some() {

@@ -89,8 +89,13 @@ impl<T> Here<T> {
     }
 }
 
-/// Records a graph's call by a recipe, and gives its results. None if PyTorch is to make the call, or no recipe fits.
-pub(crate) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<Option<Bound<'py, PyList>>> {
+/// Records a graph's call by a recipe, and gives its results. None if PyTorch is to make the call, or no recipe fits. The
+/// tensors of these numbers may be overwritten.
+pub(crate) fn replay<'py>(
+    graph: i64,
+    tensors: &Bound<'py, PyList>,
+    given: &[u32],
+) -> PyResult<Option<Bound<'py, PyList>>> {
     let py = tensors.py();
     let (Some(setup), Some(place)) = (state::setup(), place(py)?) else { return Ok(None) };
     let mut held: SmallVec<[*const c_void; 64]> = SmallVec::with_capacity(tensors.len());
@@ -115,7 +120,7 @@ pub(crate) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<
     let done = py.detach(|| {
         let (args, reply) = work.get();
         // SAFETY: described by the shim, for this call.
-        unsafe { door::replay_held(graph, device, args, reply) }
+        unsafe { door::replay_held(graph, device, args, given, reply) }
     });
     if !done.map_err(|r| refused(py, r))? {
         return Ok(None);

@@ -20,6 +20,7 @@ from oxitorch._dims import Dim, Dynamic, checked
 from oxitorch._lines import warn
 from oxitorch._padding import blank
 from oxitorch.jit._dry import Dry
+from oxitorch.jit._elsewhere import Elsewhere
 from oxitorch.jit._function import Function, Given
 from oxitorch.jit._moved import Moved
 from oxitorch.jit._names import Change
@@ -119,6 +120,8 @@ class Jitted:
         # How often the function was run in calls one after another since a number changed that is no argument, and the
         # last such call, by what the number is called.
         self._changing: dict[str, tuple[int, int]] = {}
+        # Where those are of them that each call looks for, and whether that was of use.
+        self._elsewhere: Elsewhere | None = None
         self.calls = 0
         self.traces = 0
 
@@ -152,15 +155,15 @@ class Jitted:
                 tensors = kind.moved.together(tensors)
             if kind.sizes is not None and not kind.sizes.is_exact(tensors):
                 done, results = kind.sizes.call(tensors, numbers)
-            elif kind.numbered is not None:
-                done, results = kind.numbered.call(tensors, numbers)
             else:
-                done, results = kind.call(tensors)
+                done, results = kind.call_numbered(tensors, numbers)
+                if not done and not kind.tree.numbers:
+                    done, results = kind.call(tensors)
             if done:
                 kind.kept = False
                 if at:
                     self._use(key, kind)
-            if done or kind.numbered is None:
+            if done or not kind.tree.numbers:
                 return done, results
         return False, None
 
@@ -177,6 +180,8 @@ class Jitted:
             done, results = self._call_numbered(kind, leaves, kwargs)
             if done:
                 return results
+            if not kind.tree.numbers:
+                return self._call_kind(kind, leaves, args, kwargs)
             tried.append(kind.numbered)
         kind, tensors = self._new_kind(args, kwargs)
         candidates = [] if tried else [known.with_numbers(values) for known in self._kinds.get(key, ())]
@@ -204,7 +209,9 @@ class Jitted:
     def _call_numbered(self, kind: "_Kind", leaves: list, kwargs) -> tuple[bool, Any]:
         """Whether one program can be made for these and other numbers, and the results."""
         numbered, sizes, names = kind.numbered, kind.sizes, list(kwargs)
-        given, numbers = leaves[: kind.tree.tensors], leaves[kind.tree.tensors :]
+        given, numbers = leaves[: kind.tree.tensors], kind.all_numbers(leaves[kind.tree.tensors :])
+        if numbers is None:
+            return False, None
         tensors = kind.plain(leaves)[0]
         if sizes is not None and not sizes.is_exact(tensors):
             trace = functools.partial(numbered.trace, self, kind, numbers=numbers, names=names)
@@ -226,7 +233,10 @@ class Jitted:
         """A call with sizes that vary, by a program that is made for these and others; or else as any call."""
         sizes = kind.sizes
         of_sizes = sizes is not None and not sizes.is_exact(tensors)
-        self._notice(sizes.known(tensors) if of_sizes else kind.functions)
+        if self._notice(sizes.known(tensors) if of_sizes else kind.functions) and kind.elsewhere is not None:
+            done, results = self._call_numbered(kind, tensors, kwargs)
+            if done:
+                return results
         if of_sizes:
             if sizes.learn(lambda resized: Dry(self, kind, resized, list(kwargs)).function(), tensors):
                 done, results = sizes.call(tensors)
@@ -246,19 +256,41 @@ class Jitted:
         results = self._trace(kind, Given(copies, kind.donated), values[: len(args)], kwargs)
         return kind.moved.undo(tensors, copies, results)
 
-    def _notice(self, known: list[Function]) -> None:
-        """Before the function is run anew: warns of a number that changes before each call, once for each."""
-        self._note_changes(known[0].changed_numbers() if known else {})
+    def _notice(self, known: list[Function]) -> bool:
+        """Before the function is run anew: of a number that changes before each call. Whether each looks for it from
+        now on.
+        """
+        return self._note_changes(known[0].changed_numbers() if known else {})
 
-    def _note_changes(self, changed: dict[str, Change]) -> None:
-        for called, (where, hint) in changed.items():
+    def _note_changes(self, changed: dict[str, Change]) -> bool:
+        """A number that changes in each call is one that each call looks for; where that is of no use, a warning says
+        that the function is run in each, once.
+        """
+        places = []
+        for called, (where, hint, place) in changed.items():
             times, last = self._changing.get(called, (0, 0))
             times = times + 1 if self.calls - last <= 2 else 1
             self._changing[called] = times, self.calls
-            if times == _MOST_SILENT:
+            may = place is not None and not self._dynamic and (self._elsewhere is None or place not in self._elsewhere)
+            if times >= _MOST_SILENT and may:
+                places.append(place)
+                self._changing[called] = 0, self.calls
+            elif times == _MOST_SILENT:
                 name = getattr(self._fn, "__qualname__", repr(self._fn))
                 why = f"{called} is another number each time" + (f", {where}" if where else "")
                 warn(f"torch.tpu.jit: {name} is run anew in each call, as {why}\nhint: {hint}")
+        if places:
+            self._look_for(places)
+        return bool(places)
+
+    def _look_for(self, places: list[tuple]) -> None:
+        """Numbers that are there are as arguments of all calls from now on."""
+        known = [] if self._elsewhere is None else self._elsewhere.places
+        own = {(id(where), name): (where, name) for where, name in (*known, *places)}
+        self._elsewhere = Elsewhere(list(own.values()))
+        for kinds in self._kinds.values():
+            for kind in kinds:
+                kind.look_for(self._elsewhere)
 
     def _marks(self, args, kwargs, fixed: list[int]) -> Marks | None:
         """The dimensions that vary, in the tensors of the arguments."""
@@ -372,7 +404,7 @@ class Jitted:
         tree, tensors = Tree.of((*args, *kwargs.values()), fixed)
         wrapped = Wrapped.among(tensors)
         marks = None if wrapped else self._marks(args, kwargs, fixed)
-        return _Kind(tree, _donated(args, self._donated, fixed), marks, wrapped), tensors
+        return _Kind(tree, _donated(args, self._donated, fixed), marks, wrapped, self._elsewhere), tensors
 
     def _fixed(self, args, kwargs) -> list[int]:
         """The numbers of the static arguments."""
@@ -407,7 +439,14 @@ class Jitted:
 class _Kind:
     """Calls that differ in the layouts of tensors alone, and in what the function finds besides its arguments."""
 
-    def __init__(self, tree: Tree, donated: list[int], marks: Marks | None, wrapped: dict[int, Wrapped]):
+    def __init__(
+        self,
+        tree: Tree,
+        donated: list[int],
+        marks: Marks | None,
+        wrapped: dict[int, Wrapped],
+        elsewhere: Elsewhere | None,
+    ):
         self.tree = tree
         # How tensors are around others, by their numbers.
         self._wrapped = wrapped
@@ -420,6 +459,10 @@ class _Kind:
         self.sizes = None if marks is None else Sizes(marks)
         # What is known by the numbers that vary.
         self.numbered = Numbered() if tree.numbers else None
+        # Where there are more of them.
+        self.elsewhere: Elsewhere | None = None
+        if elsewhere is not None:
+            self.look_for(elsewhere)
         # Whether the last call ran the function and left tensors behind that it made.
         self.kept = False
         # Whether a call has left tensors under names, other ones than were there.
@@ -445,6 +488,22 @@ class _Kind:
             tensors = [plain(t) for t in tensors]
         return tensors, leaves[count:]
 
+    def look_for(self, elsewhere: Elsewhere) -> None:
+        """Calls look for numbers that are elsewhere than among the arguments."""
+        self.numbered, self.elsewhere = Numbered(), elsewhere
+
+    def all_numbers(self, numbers: list) -> list | None:
+        """These, which are among the arguments, and those that are elsewhere; None if there are no numbers there."""
+        if self.elsewhere is None:
+            return numbers
+        others = self.elsewhere.read()
+        return None if others is None else [*numbers, *others]
+
+    def call_numbered(self, tensors: list[torch.Tensor], numbers: list) -> tuple[bool, Any]:
+        """Whether a program is known for these with any numbers, and the results."""
+        all_numbers = None if self.numbered is None else self.all_numbers(numbers)
+        return (False, None) if all_numbers is None else self.numbered.call(tensors, all_numbers)
+
     def call(self, tensors: list[torch.Tensor]) -> tuple[bool, Any]:
         """Whether a program is known for these, and the results."""
         for function in self.functions:
@@ -457,7 +516,8 @@ class _Kind:
     def with_numbers(self, values: tuple) -> "_Kind | None":
         """Such calls with any numbers where these values have others; None if they differ in more than that."""
         tree = self.tree.numbered(values)
-        kind = None if tree is None else _Kind(tree, self.donated, self.sizes and self.sizes.marks, self._wrapped)
+        marks = self.sizes and self.sizes.marks
+        kind = None if tree is None else _Kind(tree, self.donated, marks, self._wrapped, self.elsewhere)
         if kind is not None:
             kind.leaves_tensors = self.leaves_tensors
         return kind if kind is not None and kind.take(values) is not None else None

@@ -1,6 +1,7 @@
 """A run of a function of which nothing comes but what is known of it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -28,7 +29,11 @@ class Dry:
         self._is_sized = kind.sizes is not None
         self._leaves_tensors = kind.leaves_tensors and not self._is_sized
         self._given = Given(tensors, kind.donated, numbers)
-        values = kind.tree.make([*tensors, *(shown if numbers is None else numbers.arguments)])
+        given = shown if numbers is None else numbers.arguments
+        # What it is given, and finds elsewhere.
+        self._elsewhere = kind.elsewhere
+        self._found = given[kind.tree.numbers :]
+        values = kind.tree.make([*tensors, *given[: kind.tree.numbers]])
         count = len(values) - len(names)
         self._args, self._kwargs = values[:count], dict(zip(names, values[count:], strict=True))
 
@@ -36,8 +41,10 @@ class Dry:
         """None if the function makes what it does not return, as in its first call."""
         for _ in range(2):
             self._jitted.traces += 1
-            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False, self._leaves_tensors)
-            function, again = tracer.dry(self._args, self._kwargs, self._is_sized)
+            elsewhere = self._elsewhere
+            tracer = Tracer(self._jitted._fn, self._given, self._jitted._leaves, False, self._leaves_tensors, elsewhere)
+            with nullcontext() if elsewhere is None else elsewhere.shown(self._found):
+                function, again = tracer.dry(self._args, self._kwargs, self._is_sized)
             if not again:
                 return function
         raise TraceError(f"torch.tpu.jit: {tracer.name} finds other gradients in each run")

@@ -11,9 +11,10 @@ import torch
 from oxitorch import _activate
 from oxitorch._core import Entries
 from oxitorch.jit._counts import Counts
+from oxitorch.jit._elsewhere import is_traced, put
 from oxitorch.jit._names import Attributes, Change, Variables
 from oxitorch.jit._numbers import Formulas, Run
-from oxitorch.jit._optimizers import Stepped, is_traced
+from oxitorch.jit._optimizers import Stepped
 from oxitorch.jit._parallel import Sharded, Synced, Wrapped, plain
 from oxitorch.jit._pieces import Pieces
 from oxitorch.jit._places import Kept
@@ -63,7 +64,9 @@ class Found:
         apart: dict[int, list],
         counts: Counts | None,
         told: list[tuple[torch.Tensor, bool]],
+        replaced: set[int],
     ):
+        """`replaced`: ids of tensors in whose places each call has other ones."""
         self.tensors = tensors
         self.synced = synced
         self.counts = counts
@@ -74,7 +77,7 @@ class Found:
         # Leaves alone can be told to require gradients, or not to. The state of optimizers has none.
         states = {id(t) for o in optimizers for t in o.tensors}
         before = {id(t): on for t, on in told}
-        leaves = [t for t in tensors if t.is_leaf and id(t) not in states]
+        leaves = [t for t in tensors if t.is_leaf and id(t) not in states | replaced]
         self._leaves = list({id(t): t for t in [*leaves, *(t for t, _ in told)]}.values())
         self._require_gradients = [before.get(id(t), t.requires_grad) for t in self._leaves]
         # Those that it leaves so.
@@ -222,7 +225,7 @@ class Function:
         results: Callable[[list, list, Sequence], Any],
         kept: list,
         pieces: list[Pieces],
-        sets: list[tuple[dict, str, Any]],
+        sets: list[tuple[Any, str, Any]],
         told: dict[int, torch.Tensor],
         places: Kept | None,
     ):
@@ -231,11 +234,13 @@ class Function:
         self.told = told
         # What it cuts into pieces.
         self.pieces = pieces
-        # Groups of optimizers in which it sets numbers: the names, the places among the numbers that it computes, and
-        # else the numbers.
+        # Where it sets numbers, as in groups of optimizers: the names, the places among the numbers that it computes,
+        # and else the numbers.
         self._sets = [(*of, x.node.place, None) if is_traced(x) else (*of, None, x) for *of, x in sets]
         # What it leaves under names in each call.
         self._places = places
+        if places is not None:
+            places.let_go(found.tensors)
         # What the program needs to live: generators.
         self._kept = kept
         self._found = found
@@ -248,6 +253,8 @@ class Function:
         self.reads: frozenset[int] = frozenset()
         # What a call needs of Python's numbers among its arguments.
         self.formulas: Formulas | None = None
+        # Tells which operations it does, one after another.
+        self.trail = 0
         self._replay = _activate.core().replay
         self._end_with_number()
 
@@ -303,9 +310,12 @@ class Function:
         for i, p in gradients.taken:
             found[i] = plain(p.grad)
         inputs = [*tensors, *found, *gradients.renewed()] if found or gradients.made else tensors
+        if places is not None and not places.is_shared(inputs):
+            return False, None
         if values:
             inputs = [*inputs, *self.formulas.tensors(values)]
-        done, made = self._replay(self.number, inputs)
+        given = [] if places is None or shown is not None else places.given(found, len(tensors))
+        done, made = self._replay(self.number, inputs, given)
         if not done:
             return False, None
         if self._written:
@@ -315,8 +325,8 @@ class Function:
             leaf.requires_grad_(on)
         if counts is not None:
             counts.write(counted)
-        for group, name, place, number in self._sets:
-            group[name] = number if place is None else values[place]
+        for where, name, place, number in self._sets:
+            put(where, name, number if place is None else values[place])
         for module in self._found.synced:
             module.give()
         if places is not None:

@@ -12,12 +12,14 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import is_not
 from typing import Any, NamedTuple
 
 import torch
 
 from oxitorch._core import Dicts, Entries, Fields, Lists
 from oxitorch._lines import instructions, is_library
+from oxitorch.jit._elsewhere import get, is_traced, put
 from oxitorch.jit._parallel import is_parallel
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -31,6 +33,8 @@ class Change(NamedTuple):
 
     where: str
     hint: str
+    # What holds the number, and its name there, where each call can look for it.
+    place: tuple[Any, Any] | None = None
 
 
 # Of a number that is set in a group of an optimizer, and of the epochs that a scheduler counts.
@@ -39,8 +43,8 @@ _OF_SCHEDULER = "call the scheduler's step() outside of the function, which is t
 _ELSEWHERE = "make it an argument, or a tensor that is written in place"
 
 
-def change(line: str, verb: str = "read", hint: str = _ELSEWHERE) -> Change:
-    return Change(f"{verb} at {line}" if line else "", hint)
+def change(line: str, verb: str = "read", hint: str = _ELSEWHERE, place: tuple[Any, Any] | None = None) -> Change:
+    return Change(f"{verb} at {line}" if line else "", hint, place)
 
 
 class Numbers:
@@ -57,21 +61,47 @@ class Numbers:
         if type(value) in (int, float):
             self._all.append((where, name, value, called, line, hint))
 
+    def of_module(self, module: torch.nn.Module) -> None:
+        """Its attributes."""
+        cls = type(module)
+        for name, value in module.__dict__.items():
+            if type(value) in (int, float):
+                line = functools.partial(_read_by, cls, name)
+                self.found(module.__dict__, name, value, f"{cls.__name__}.{name}", line)
+
     def changed(self) -> dict[str, Change]:
         """Those that are others now, by what they are called."""
         changed = (of for of in self._all if _is_another(*of[:3]))
-        return {called: change(line(), hint=hint) for *_, called, line, hint in changed}
+        return {
+            called: change(line(), hint=hint, place=(where, name) if _may_be_looked_for(where, hint) else None)
+            for where, name, _, called, line, hint in changed
+        }
+
+    def restore(self) -> None:
+        """Puts back what was there."""
+        for where, name, value, *_ in self._all:
+            if _is_another(where, name, value):
+                if isinstance(where, list):
+                    where[name] = value
+                else:
+                    put(where, name, value)
+
+
+def _may_be_looked_for(where: object, hint: str) -> bool:
+    """Whether calls may look for a number there. A scheduler that makes a step has more that changes."""
+    return not isinstance(where, list) and hint is not _OF_SCHEDULER
 
 
 def _is_another(where: object, name: Any, value: float) -> bool:
+    now = _get(where, name)
+    return is_traced(now) or (type(now) in (int, float) and now != value)
+
+
+def _get(where: Any, name: Any) -> Any:
     try:
-        if isinstance(where, dict):
-            now = where.get(name)
-        else:
-            now = where[name] if isinstance(where, list) else getattr(where, name)
-    except (AttributeError, IndexError, ValueError):  # it was deleted
-        return False
-    return type(now) in (int, float) and now != value
+        return where[name] if isinstance(where, list) else get(where, name)
+    except (IndexError, ValueError):  # it was deleted
+        return None
 
 
 class Attributes:
@@ -88,10 +118,7 @@ class Attributes:
         dicts, entries = [], []
         self.numbers = Numbers()
         for m in modules.values():
-            for name, value in m.__dict__.items():
-                if type(value) in (int, float):
-                    line = functools.partial(_read_by, type(m), name)
-                    self.numbers.found(m.__dict__, name, value, f"{type(m).__name__}.{name}", line)
+            self.numbers.of_module(m)
             if is_parallel(m):
                 entries.append((m.__dict__, "training", m.training))
             else:
@@ -141,12 +168,14 @@ class Variables:
                 self._read(code, scope)
             self._go_through(fn, args, kwargs)
         self._same = (
-            Entries([of for of in self._entries if of[1] not in apart.get(id(of[0]), ())]), Fields(self._fields),
+            Entries([of for of in self._entries if of[1] not in apart.get(id(of[0]), ())]),
+            Fields([of for of in self._fields if not _is_apart(*of[:2], apart)]),
             Dicts([(d, True, apart.get(id(d), [])) for d in self._dicts]), Lists(self._lists),
             Arrays(self._arrays), Items(self._others),
         )  # fmt: skip
         self._ran.clear()
         modules, optimizers, holders = list(self.modules.values()), self.optimizers, [*self._dicts, *self._objects]
+        self._before = [(items, items.copy()) for items in self._lists]
         self._clear(self.numbers)
         self.modules, self.optimizers, self._holders = modules, optimizers, holders
 
@@ -167,6 +196,13 @@ class Variables:
 
     def are_same(self) -> bool:
         return all(same.are_same() for same in self._same)
+
+    def restore(self) -> None:
+        """Puts back numbers, and what was in lists."""
+        self.numbers.restore()
+        for items, before in self._before:
+            if len(items) != len(before) or any(map(is_not, items, before)):
+                items[:] = before
 
     def holders(self) -> Iterator[dict]:
         """Dicts in which the function may leave tensors."""
@@ -272,6 +308,7 @@ class Variables:
                 continue
             if not _is_of_library(type(m)):
                 self._meets_class(type(m), type(m).__name__, m)
+            self.numbers.of_module(m)
             for name, value in m.__dict__.items():
                 if name in self._names and name not in _TENSORS:
                     self._meets(value, f"{type(m).__name__}.{name}", self._names[name])
@@ -319,7 +356,7 @@ class Variables:
                         self._field(instance, name, getattr(instance, name), called)
                 elif not hasattr(type(value), "__get__"):
                     of = cls if instance is None else instance
-                    self._field(of, name, getattr(of, name, value), called)
+                    self._field(of, name, getattr(of, name, value), called, owner)
 
     def _meets_object(self, of: Any, name: str) -> None:
         """Attributes of an object that are named somewhere."""
@@ -359,17 +396,20 @@ class Variables:
                     where = f"{called}[{i}][{key!r}]"
                     self.numbers.found(group, key, x, where, functools.partial(self._names.get, key, ""), _IN_GROUP)
 
-    def _field(self, of: object, name: str, value: object, called: str) -> None:
+    def _field(self, of: object, name: str, value: object, called: str, owner: type | None = None) -> None:
+        """An attribute that is in no dict of the object's own; `owner` has it for all of its objects."""
         called = f"{called}.{name}"
         self._fields.append((of, name, value))
-        self.numbers.found(of, name, value, called, functools.partial(self._names.get, name, ""))
+        where = of if owner is None else owner
+        if get(where, name) is value:
+            self.numbers.found(where, name, value, called, functools.partial(self._names.get, name, ""))
         self._meets(value, called, self._names.get(name, ""))
 
 
 # What code calls without its name.
 _CALLED = {"__call__", "forward", "__getitem__", "__iter__", "__next__", "__len__", "__enter__", "__exit__", "__bool__"}
 _TENSORS = {"_parameters", "_buffers", "_modules"}
-_PLAIN = (str, bytes, int, float, complex, torch.Tensor)
+_PLAIN = (str, bytes, int, float, complex, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 # What makes a key of a constant before it, to write: `group["lr"] = rate`, `{"loss": x, "lr": rate}`.
 _WRITES = {"STORE_SUBSCR", "DELETE_SUBSCR", "BUILD_CONST_KEY_MAP"}
 # What methods of libraries give of an object.
@@ -431,6 +471,11 @@ def _is_of_library(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
     return cls.__module__ == "builtins" or (file is None and cls.__module__ != "__main__") or is_library(file or "")
+
+
+def _is_apart(of: object, name: str, apart: dict[int, list]) -> bool:
+    """Whether an attribute is another one in each call, of an object or of its classes."""
+    return any(name in apart.get(id(holder), ()) for holder in (of, *type(of).__mro__))
 
 
 class Arrays:

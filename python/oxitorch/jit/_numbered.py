@@ -82,6 +82,11 @@ class Numbered:
                 self._failed = _MAX_TRIES  # so it is with each number
             where = f" at {first.line}" if first.line else ""
             raise OfTheseAlone(f"no operation takes them, Python does{where}")
+        if kind.elsewhere is not None:
+            # Code that finds a number asks what class it is of more often than code that is given one.
+            plain = Dry(jitted, kind, tensors, names, shown=numbers).function()
+            if plain is None or plain.trail != function.trail:
+                raise OfTheseAlone("what is computed depends on the class of a number that it finds")
         formulas = first.finish()
         moved = first.moved()
         functions, runs = [function], [first]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from oxitorch._lines import is_library
 from oxitorch.jit._counts import HostOps
@@ -42,6 +42,7 @@ class Ops(TorchDispatchMode):
         self.is_noted = True
         self.inputs = list(arguments)
         self.versions = [version(t) for t in arguments]
+        self._inputs = set(map(id, arguments))
         self.generators: list[torch.Generator] = []
         # Leaves that had a gradient when they were met.
         self._with_gradient: set[int] = set()
@@ -50,7 +51,9 @@ class Ops(TorchDispatchMode):
         self._told: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
         # Tensors of the host that are made of traced numbers, and what asks for these.
         self._standing: dict[int, tuple[torch.Tensor, Callable]] = {}
-        # The first line that has a tensor of the device take another one's memory.
+        # Tensors that were there before and are given the memory of other ones, with what has their own.
+        self._exchanged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # The first line that does so where no call can do it again.
         self.exchanges: str | None = None
         # Leaves that are DTensors.
         self._wrapped: dict[int, torch.Tensor] = {}
@@ -75,6 +78,8 @@ class Ops(TorchDispatchMode):
         # What is done there with tensors that the function finds.
         self.host = HostOps()
         self.pieces: list[Pieces] = []
+        # Tells which operations of the device there were.
+        self.trail = 0
         # What PyTorch was told of arguments of the host, by their places: calls are to have the same there.
         self.told: dict[int, torch.Tensor] = {}
         self._telling: set[int] = set()
@@ -96,9 +101,48 @@ class Ops(TorchDispatchMode):
         """Whether the function made it."""
         return storage(plain(tensor)) in self._made
 
-    def has_met(self, tensor: torch.Tensor) -> bool:
-        """Whether an operation took a tensor that was there before the function, or another one in its memory."""
-        return storage(tensor) in self._on_device | self._taken_from_host and not self.is_made(tensor)
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is in memory that the function has or takes."""
+        return storage(plain(tensor)) in self._on_device
+
+    def meets(self, t: torch.Tensor) -> None:
+        """The function takes a tensor of the device, past all operations."""
+        if self.is_noted and _has_memory(t):
+            with _disable_current_modes():
+                self._take(t)
+
+    def exchange(self, t: torch.Tensor, other: torch.Tensor) -> None:
+        """The function is about to give a tensor the memory of another one. Each call gives it another one."""
+        self.meets(t)
+        self.meets(other)
+        if not self.is_noted or not is_on_device(t) or id(t) in self._exchanged or self.is_made(t):
+            return
+        if not is_on_device(other):
+            self.fail("gives a tensor memory of the host", "`p.data.copy_(x)` copies into its own")
+        if not _has_memory(t):
+            self.exchanges = self.exchanges or user_line()
+            return
+        with _disable_current_modes():
+            self._add(t)
+            self._exchanged[id(t)] = t, t.detach()
+
+    def exchanged(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors that have the memory of other ones, with what has their own."""
+        return [(t, own) for t, own in self._exchanged.values() if storage(t) != storage(own)]
+
+    def inputs_before(self) -> list[torch.Tensor]:
+        """The inputs, each in its own memory."""
+        own = {id(t): own for t, own in self.exchanged()}
+        return [own.get(id(t), t) for t in self.inputs]
+
+    def let_go(self) -> None:
+        """Of what the run took."""
+        self.inputs, self._exchanged = [], {}
+
+    def put_back(self) -> None:
+        """Gives tensors their own memory again."""
+        for t, own in self._exchanged.values():
+            t.data = own
 
     def may_get_gradients(self, parameters) -> None:
         """The function may set gradients of these; of plain ones that is seen."""
@@ -210,6 +254,7 @@ class Ops(TorchDispatchMode):
                 seeks_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
                 self.fail("reads a value on the host", _ANOMALY_HINT if seeks_nan else _READ_HINT)
         if on_device:
+            self.trail = hash((self.trail, func))
             for t in taken:
                 self._take(t)
         else:
@@ -288,17 +333,16 @@ class Ops(TorchDispatchMode):
         at = storage(t)
         if is_on_device(t):
             if at in self._on_device:
+                if isinstance(t, torch.nn.Parameter) and at not in self._made:
+                    self._add(t)
                 return
             self._on_device.add(at)
         else:
             self._looks_at(t)
             if at in self._taken_from_host:
-                if self.host.is_written(t) and version(t) != self._versions_taken.get(at):
-                    self.fail(
-                        "moves a tensor of the host a second time, after it has written to it",
-                        "keep such state on the device",
-                    )
-                return
+                if not self.host.is_written(t) or version(t) == self._versions_taken.get(at):
+                    return
+                self._inputs.discard(id(t))  # what it holds now is another input
             is_made = not any(t is root for root in self._outside.get(at, ())) or self.host.is_written(t)
             if not self._constant.get(at, True) and is_made and not self.host.take(t, len(self.inputs)):
                 self.fail(
@@ -307,6 +351,13 @@ class Ops(TorchDispatchMode):
                 )
             self._versions_taken[at] = version(t)
             self._taken_from_host.add(at)
+        self._add(t)
+
+    def _add(self, t: torch.Tensor) -> None:
+        """The program takes a tensor. Two parameters in one memory are two inputs, as later they may be in two."""
+        if id(t) in self._inputs:
+            return
+        self._inputs.add(id(t))
         self.inputs.append(t)
         self.versions.append(version(t))
         if _is_leaf(t):
@@ -429,8 +480,10 @@ class Reads(TorchFunctionMode):
             self._ops.reads_host([t for t in _tensors((args, tuple(kwargs.values()))) if not is_on_device(t)])
         if func in _TELLS and is_on_device(args[0]) and not torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
             self._ops.tell(args[0])
-        if func == _EXCHANGE and self._ops.exchanges is None and is_on_device(args[0]):
-            self._ops.exchanges = user_line()
+        if func == _DATA:
+            self._ops.meets(args[0])
+        elif func == _EXCHANGE:
+            self._ops.exchange(*args)
         if func is torch._foreach_lerp_ and len(args) == 3 and isinstance(args[2], torch.Tensor):
             # PyTorch would read the value of what it takes as a number, as `AveragedModel` has it.
             args = *args[:2], [args[2]] * len(args[0])
@@ -454,7 +507,9 @@ _UNSEEN_READS = {
 }
 # What tells a tensor whether it requires gradients.
 _TELLS = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
-# What gives a tensor the memory of another one. Equal to, and not the same as, what PyTorch names.
+# What gives a tensor in the same memory, which no operation sees, and what gives a tensor the memory of another one.
+# Equal to, and not the same as, what PyTorch names.
+_DATA = torch.Tensor.data.__get__
 _EXCHANGE = torch.Tensor.data.__set__
 # These give a tensor as it is.
 _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
@@ -506,6 +561,18 @@ def is_on_device(t: torch.Tensor) -> bool:
 
 def is_sparse(t: torch.Tensor) -> bool:
     return t.layout is not torch.strided
+
+
+def _has_memory(t: torch.Tensor) -> bool:
+    """Whether it is a plain tensor of the device, which is not empty for a while as those of FSDP2 are."""
+    return (
+        is_on_device(t)
+        and not is_sparse(t)
+        and not is_wrapped(type(t))
+        and not isinstance(t, FakeTensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        and (t.untyped_storage().nbytes() > 0 or t.numel() == 0)
+    )
 
 
 def _is_leaf(t: torch.Tensor) -> bool:

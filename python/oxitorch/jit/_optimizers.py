@@ -15,6 +15,7 @@ import torch
 
 from oxitorch import _activate
 from oxitorch._core import Entries
+from oxitorch.jit._elsewhere import has_traced, is_number, is_traced
 from oxitorch.jit._names import Change
 from oxitorch.jit._parallel import Wrapped, plain
 
@@ -22,12 +23,9 @@ from oxitorch.jit._parallel import Wrapped, plain
 # same programs.
 _TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
-_OPTION_HINT = (
-    "of what is in groups the learning rate alone is told the program: OneCycleLR and CyclicLR leave the others with "
-    "cycle_momentum=False; or make the number an argument, and set it in the group within the function"
-)
+_OPTION_HINT = "Python has to know it in each step: set it less often, or leave it as it is"
 _HINTS = {
-    "lr": "SGD, Adam and AdamW take a learning rate that changes; or give the function the rate, and set it within"
+    "lr": "SGD, Adam and AdamW are told a learning rate that changes; or give the function the rate, and set it within"
 }
 
 # Numbers of Python, and those that are traced (`_numbers.py`).
@@ -69,7 +67,8 @@ class Groups:
         for i, (group, before) in enumerate(self._before[id(optimizer)][1]):
             rate = group.get("lr")
             device = _device_of(optimizer, group)
-            if device is not None and isinstance(rate, _NUMBERS) and rate is not before.get("lr", rate):
+            is_own = is_traced(rate) or (isinstance(rate, _NUMBERS) and rate is not before.get("lr", rate))
+            if device is not None and is_own:
                 rates[i] = torch.full((), rate, dtype=torch.float32, device=device)
         return rates
 
@@ -129,7 +128,7 @@ class Stepped:
         """
         optimizer = self.optimizer
         self._numbers = _numbers(optimizer)
-        traced = {(i, k) for i, group in enumerate(optimizer.param_groups) for k, v in group.items() if is_traced(v)}
+        traced = {(i, k) for i, group in enumerate(optimizer.param_groups) for k, v in group.items() if has_traced(v)}
         self._traced = traced if self._traced is None else self._traced & traced
         rates = _rates_of(optimizer, own)
         self._saved = [{k: group[k] for k in ("lr", "capturable") if k in group} for group in optimizer.param_groups]
@@ -185,9 +184,9 @@ class Stepped:
         """Notes what the groups and the state are."""
         self._groups, self._state = self.optimizer.param_groups, self.optimizer.state
         self._held = list(self._state.values())
-        self._entries = entries
+        entries = self._entries = [of for of in entries if of[2] not in self._apart.get(id(of[1]), ())]
         tensors = [(holder, name, value) for _, holder, name, value in entries if isinstance(value, torch.Tensor)]
-        self._same = Entries([of for of in tensors if of[1] not in self._apart.get(id(of[0]), ())])
+        self._same = Entries(tensors)
         self.tensors = [value for *_, value in tensors]
 
     def _static(self, i: int, group: dict[str, Any], rate) -> dict[str, Any]:
@@ -215,7 +214,9 @@ class Stepped:
     def changed(self) -> dict[str, Change]:
         """Numbers in the groups that are others now and are no operands, by what they are called."""
         return {
-            f"{type(self.optimizer).__name__}.param_groups[{i}][{name!r}]": Change("", _HINTS.get(name, _OPTION_HINT))
+            f"{type(self.optimizer).__name__}.param_groups[{i}][{name!r}]": Change(
+                "", _HINTS.get(name, _OPTION_HINT), (group, name) if is_number(value) else None
+            )
             for i, (group, options) in enumerate(zip(self.optimizer.param_groups, self._options, strict=False))
             for name, value in options.items()
             if isinstance(value, (int, float, tuple)) and group.get(name, value) != value
@@ -231,6 +232,8 @@ class Stepped:
 
     def _holds_now(self, found: list[torch.Tensor]) -> bool:
         """Notes the groups and the state that are there now, if they are of the same structure."""
+        if any(id(held) in self._apart for held in self._held):
+            return False  # each call leaves tensors in what was there
         if len(self.optimizer.param_groups) != len(self._params):
             return False
         self._moved_counts()
@@ -268,10 +271,6 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple, Any]:
     groups = (((i, k), v) for i, group in enumerate(optimizer.param_groups) for k, v in group.items())
     states = ((at, value) for at, *_, value in _entries(optimizer))
     return {at: value for at, value in (*groups, *states) if isinstance(value, (int, float))}
-
-
-def is_traced(x: Any) -> bool:
-    return isinstance(x, (torch.SymInt, torch.SymFloat))
 
 
 def _is_like(old: Any, new: Any) -> bool:

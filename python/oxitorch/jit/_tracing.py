@@ -19,6 +19,7 @@ from oxitorch._padding import is_part
 from oxitorch._recipes import watched
 from oxitorch._scan_layers import ScannedLayers
 from oxitorch.jit._effects import Effects, user_line
+from oxitorch.jit._elsewhere import Elsewhere
 from oxitorch.jit._function import Found, Function, Given, Gradients, outside
 from oxitorch.jit._moved import begins_of
 from oxitorch.jit._names import Change, Variables
@@ -47,7 +48,7 @@ from oxitorch.jit._parallel import (
     settle,
     settle_before,
 )
-from oxitorch.jit._places import Holders, Kept, Place, names_by_dict
+from oxitorch.jit._places import Holders, Kept, Memory, Place, names_by_dict
 
 # One function of the process is traced at a time: hooks of modules and optimizers are of all threads.
 alone = threading.RLock()
@@ -130,8 +131,11 @@ class Tracer:
         leaves: dict[int, torch.Tensor],
         kept_before: bool,
         leaves_tensors: bool = False,
+        elsewhere: Elsewhere | None = None,
     ):
         self._fn = fn
+        # Where numbers are that it finds and each call has its own of.
+        self._elsewhere = elsewhere
         self._kept_before = kept_before
         # Whether what it leaves under names is to be results, as a run before it has left something there. A first run
         # may fill a cache. And whether it has left something.
@@ -186,9 +190,11 @@ class Tracer:
             return made.together(tensors), function
         finally:
             if not traced and self.is_noted:
+                self._ops.put_back()
                 torch.ops.oxitorch._untrace(self._ops.inputs)
                 self._restore()
                 self._undo(self._stepped, zip(known, begins, strict=True))
+            self._let_go()
 
     def _undo(self, states: dict[int, tuple], grads: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Puts back what Python holds of optimizers and of gradients, where what the function computed is undone."""
@@ -292,11 +298,18 @@ class Tracer:
             traced = False
             return function, function is None and not self.kept and len(self._leaves) > before
         finally:
+            self._ops.put_back()
             if traced:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
             self._restore()
             self._undo(self._states, self._grads.values())
             torch.tpu.set_rng_state(random, torch.tpu.current_device())
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the tensors of a run that has ended: a circle of references may hold it for a while."""
+        self._holders = self._numbers = None
+        self._ops.let_go()
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
         number = _activate.core().new_graph()
@@ -309,7 +322,7 @@ class Tracer:
             _, tensors = Tree.of(results, [])
             tensors = [plain(t) for t in tensors]
             tensors += [plain(t.detach()) for _, t in self._left()]
-            inputs, leaves = self._ops.inputs, self._ops.leaves()
+            leaves, inputs = self._ops.leaves(), self._ops.inputs_before()
             made = [plain(t.grad) for t in leaves if t.grad is not None and self._ops.is_made(t.grad)]
             if self._kept_before:
                 gc.collect()  # as in a call
@@ -319,6 +332,7 @@ class Tracer:
             done = True
             return found, number, text
         finally:
+            self._ops.put_back()
             self._restore()
             self._groups.restore(everything=True)
             if not done:
@@ -346,8 +360,7 @@ class Tracer:
         variables = Variables(self._fn, args, kwargs)
         self._groups = Groups(variables.optimizers)
         self._holders = Holders(variables.holders())
-        if self._states is None:
-            self._numbers = variables
+        self._numbers = variables
         compiling = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = self._compiling = _Compiling(compiling)
         try:
@@ -371,15 +384,21 @@ class Tracer:
         """What the function has left under names where other tensors were before, if it is to be results."""
         if self._holders is None:
             return []
-        known = {id(t) for t in self._given.tensors} | self._holders.ids()
-        taken = known & {id(t) for t in self._ops.inputs}
+        before = {id(t) for t in self._given.tensors} | self._holders.ids()
+        taken = before & {id(t) for t in self._ops.inputs}
 
         def is_of_run(t: torch.Tensor) -> bool:
             if not is_on_device(t) or id(t) in taken:
                 return id(t) in taken
-            return self._ops.is_made(t) and not is_sparse(t) and not (t.is_leaf and t.requires_grad)
+            if self._ops.is_made(t):
+                return not is_sparse(t) and not (t.is_leaf and t.requires_grad)
+            # A part of what was there before, or what was under another name and no operation takes.
+            return not is_sparse(t) and (self._ops.knows(t) or id(t) in before)
 
         left = self._holders.left(is_of_run)
+        for _, t in left:
+            self._ops.meets(t)
+        left += [(Place(Memory(t), Memory.NAME, t), t.detach()) for t, _ in self._ops.exchanged()]
         self.leaves_tensors = bool(left)
         return left if self._keeps_places else []
 
@@ -395,26 +414,44 @@ class Tracer:
             place.holder[place.key] = t  # a graph that is let go keeps nothing
         return places, tensors, kept_of
 
-    def _are_told_apart(self, places: list[Place], found: list[torch.Tensor]) -> bool:
-        """Whether what was under the names is under no other name that the function takes it by."""
-        own = {id(t) for t in found}
+    def _sharing(self, places: list[Place], inputs: list[torch.Tensor]) -> list[tuple[Place, int]] | None:
+        """Places where there was another look at the memory of an input of the program, by its number; None if what was
+        under a name was under another one, too, by which the function takes it.
+        """
+        numbers = {id(t): i for i, t in enumerate(inputs)}
+        memory = {storage(t): i for i, t in enumerate(self._ops.inputs_before())}
+        sharing = []
         for place in places:
             t = place.before
-            if not isinstance(t, torch.Tensor) or not self._ops.has_met(t):
+            if not isinstance(t, torch.Tensor) or isinstance(place.holder, Memory) or storage(plain(t)) not in memory:
                 continue
-            if id(t) not in own or self._holders.stay(t, places):
-                name = f"{place.key!r}"
-                _activate.core().remark(f"for this call alone: what it finds as {name} it also finds elsewhere")
-                return False
-        return True
+            if self._holders.stay(t, places):
+                _activate.core().remark(f"for this call alone: what it finds as {place.key!r} it also finds elsewhere")
+                return None
+            if id(t) not in numbers:
+                sharing.append((place, memory[storage(plain(t))]))
+        return sharing
+
+    def _numbered(self, places: list[Place]) -> list[Place]:
+        """The places, where the memory of an argument is that of each call's own."""
+        numbers = {id(t): i for i, t in enumerate(self._given.tensors)}
+
+        def of(place: Place) -> Place:
+            number = numbers.get(id(place.before)) if isinstance(place.holder, Memory) else None
+            return place if number is None else Place(None, number, None)
+
+        return [of(place) for place in places]
 
     def _restore(self) -> None:
         """Puts back what the function has left on the host, and under names."""
         self._ops.host.undo()
         for leaf, on in self._ops.required():
             leaf.requires_grad_(on)
+        is_dry = self._states is not None
         if self._holders is not None:
-            self._holders.restore()
+            self._holders.restore(everything=is_dry)
+        if is_dry and self._numbers is not None:
+            self._numbers.restore()
 
     def made(self, tensors: list[torch.Tensor]) -> None:
         """The function has these tensors, which no operation made."""
@@ -513,13 +550,15 @@ class Tracer:
             if x.device.type != "tpu":
                 self._fail("gives a tensor of the host", "move it to the device", x)
         everything = [*inputs, *(plain(g) for _, g in made)]
-        versions = self._ops.versions
+        versions, before = self._ops.versions, self._ops.inputs_before()
         written = [i for i, t in enumerate(inputs) if version(t) != versions[i]]
         written += range(len(inputs), len(everything))
         if self._kept_before:
             gc.collect()  # what only a circle of references holds is not kept
         donated = self._given.donated
-        outcome, text = torch.ops.oxitorch._traced(number, everything, results, bool(self._optimizers), is_dry, donated)
+        outcome, text = torch.ops.oxitorch._traced(
+            number, [*before, *everything[len(before) :]], results, bool(self._optimizers), is_dry, donated
+        )
         for place, t in zip(places, kept_of.together(left_there), strict=True):
             place.holder[place.key] = t
         self.kept = outcome == _KEPT
@@ -535,6 +574,11 @@ class Tracer:
             raise self._refused(text)
         elsewhere = inputs[len(self._given.tensors) :]
         apart = names_by_dict(places)
+        sets = []
+        if self._elsewhere is not None:
+            sets = self._elsewhere.left()
+            for at, own in self._elsewhere.names().items():
+                apart[at] = [*apart.get(at, ()), *own]
         for stepped in self._optimizers.values():
             stepped.settle(elsewhere, apart)
         counts = self._ops.host.finish(len(self._given.tensors))
@@ -555,18 +599,27 @@ class Tracer:
             settled = [settle(module) for module in self._trained]
             surprises |= any(settled)
         if self._numbers is not None:
-            self.changes = self._numbers.numbers.changed()
+            changes, looked_for = self._numbers.numbers.changed(), self._elsewhere
+            self.changes = {
+                of: c for of, c in changes.items() if looked_for is None or c.place is None or c.place not in looked_for
+            }
             # What a scheduler sets is told of the scheduler.
             if not self.changes:
                 self.changes = {of: self._numbers.set_in_group(name) for of, name in left.items()}
-        if self.leaves_tensors and not self._keeps_places:
+        looked_for = self._elsewhere or ()
+        if self._holders.alters(lambda d, key: (d, key) in looked_for):
             return None  # what it finds there is another one now
-        if surprises or left or self.changes or not self._are_told_apart(places, elsewhere):
+        if self.leaves_tensors and not self._keeps_places:
+            return None
+        sharing = self._sharing(places, inputs)
+        if surprises or left or self.changes or sharing is None:
             return None
         if is_dry:
             # The gradients of this run hold what is never computed.
             made = [(p, torch.empty_like(g)) for p, g in made]
             everything[len(inputs) :] = [plain(g) for _, g in made]
+        memory = {storage(x) for x in results}
+        seen = {i for i, t in enumerate(before[len(self._given.tensors) :]) if storage(t) in memory}
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         function = Function(
             number,
@@ -580,20 +633,25 @@ class Tracer:
                 apart,
                 counts,
                 self._ops.required(),
+                {id(place.before) for place in places if not isinstance(place.holder, Memory)},
             ),
             Gradients(known, begins, elsewhere, made),
             written,
             made_of.of(own, everything),
             self._ops.generators,
             self._ops.pieces,
-            self._groups.sets,
+            [*self._groups.sets, *sets],
             self._ops.told,
-            Kept(places, elsewhere, kept_of.of(left_there, everything)) if places else None,
+            Kept(self._numbered(places), elsewhere, kept_of.of(left_there, everything), sharing, seen)
+            if places
+            else None,
         )
         changed = {storage(everything[i]) for i in written} | {storage(x) for x in results}
         given = self._given.tensors
-        function.begins = begins_of(given)
-        function.reads = frozenset(i for i, t in enumerate(given) if storage(t) not in changed) - {*donated}
+        function.begins, function.trail = begins_of(given), self._ops.trail
+        moved = {id(t) for t, _ in self._ops.exchanged()}
+        is_read = lambda t: storage(t) not in changed and id(t) not in moved  # noqa: E731
+        function.reads = frozenset(i for i, t in enumerate(given) if is_read(t)) - {*donated}
         return function
 
     def _refused(self, why: str) -> TraceError:

@@ -48,3 +48,7 @@ def kind_of(t: torch.Tensor) -> tuple:
 def bits_of(t: torch.Tensor) -> torch.Tensor:
     """What it holds, so that zeros of different signs differ and a NaN is the same as itself."""
     return t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def layout_of(t: torch.Tensor) -> tuple:
+    return t.dtype, t.size(), t.stride(), t.storage_offset()

@@ -65,7 +65,7 @@ pub(super) unsafe extern "C" fn decomposed(
             }
         }
         tensors.retain(|t| t.is_defined());
-        by_recipe(s, number, device, &tensors)
+        by_recipe(s, number, device, &tensors, &[])
     });
     answer(done, device, reply)
 }

@@ -233,11 +233,12 @@ pub(super) unsafe extern "C" fn replay(
     // SAFETY: the shim passes a reply to fill, and tensors that it described for this call.
     let (reply, args) = unsafe { (&mut *reply, slice(args, nargs as usize)) };
     // SAFETY: as above.
-    let done = unsafe { recorded(graph, device, args) };
+    let done = unsafe { recorded(graph, device, args, &[]) };
     answer(done, device, reply)
 }
 
 /// Records a graph's call by a recipe, and lays its results out for the shim; false if no recipe is for these arguments.
+/// Those of these numbers may be overwritten.
 ///
 /// # Safety
 /// Tensors that the shim described, alive during the call.
@@ -245,10 +246,11 @@ pub(crate) unsafe fn replay_held(
     graph: i64,
     device: i32,
     args: &[Tensor],
+    given: &[u32],
     reply: &mut Reply,
 ) -> Result<bool, Refusal> {
     // SAFETY: by the caller's promise.
-    let done = unsafe { recorded(graph, device, args) }?;
+    let done = unsafe { recorded(graph, device, args, given) }?;
     let found = done.is_some();
     if let Some(recorded) = done {
         keep(recorded, device, reply);
@@ -258,23 +260,29 @@ pub(crate) unsafe fn replay_held(
 
 /// # Safety
 /// Tensors that the shim described, alive during the call.
-unsafe fn recorded(graph: i64, device: i32, args: &[Tensor]) -> Result<Option<Recorded>, Refusal> {
+unsafe fn recorded(
+    graph: i64,
+    device: i32,
+    args: &[Tensor],
+    given: &[u32],
+) -> Result<Option<Recorded>, Refusal> {
     enter(|s| {
         // SAFETY: by the caller's promise.
         let args: SmallVec<[TensorRef<'_>; 16]> = args.iter().map(|t| unsafe { tensor(t) }).collect();
-        by_recipe(s, graph, device, &args)
+        by_recipe(s, graph, device, &args, given)
     })
 }
 
 /// A recipe by which a call was recorded, which of the graph's results are tensors (empty: all), and the storages made.
 pub(super) type Recorded = (Arc<Recipe>, Vec<bool>, Vec<Slot>);
 
-/// Records by a recipe of the graph, if one is for these arguments.
+/// Records by a recipe of the graph, if one is for these arguments. Those of these numbers may be overwritten.
 pub(super) fn by_recipe(
     s: &State,
     graph: i64,
     device: i32,
     args: &[TensorRef<'_>],
+    given: &[u32],
 ) -> Result<Option<Recorded>, Refusal> {
     let Some(Graph { recipes, defined }) = s.graphs.lock().get(&graph).cloned() else { return Ok(None) };
     let stream = s.engine.stream(device.max(0) as usize)?;
@@ -282,7 +290,7 @@ pub(super) fn by_recipe(
     let random = |generator: Option<usize>, blocks: u64| draw(s, device, generator, blocks);
     let (site, switches) = (crate::sites::here(), switches(s));
     for recipe in recipes.into_iter().rev() {
-        if let Some(made) = stream.replay(&recipe, args, site, &switches, &random)? {
+        if let Some(made) = stream.replay_giving(&recipe, (args, given), site, &switches, &random)? {
             return Ok(Some((recipe, defined, made)));
         }
     }

@@ -14,12 +14,17 @@ pub(super) fn new_graph() -> i64 {
 }
 
 /// Whether a call of this graph was recorded by a recipe, and its results. `torch.ops.oxitorch._replay` is the same as an
-/// operator, for profilers.
+/// operator, for profilers. The tensors of the numbers `given` may be overwritten: nobody looks at them afterwards.
 #[pyfunction]
-pub(super) fn replay<'py>(graph: i64, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+#[pyo3(signature = (graph, tensors, given = Vec::new()))]
+pub(super) fn replay<'py>(
+    graph: i64,
+    tensors: &Bound<'py, PyList>,
+    given: Vec<u32>,
+) -> PyResult<Bound<'py, PyAny>> {
     static OPERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = tensors.py();
-    if let Some(results) = held::replay(graph, tensors)? {
+    if let Some(results) = held::replay(graph, tensors, &given)? {
         return Ok((true, results).into_pyobject(py)?.into_any());
     }
     let operator = OPERATOR.get_or_try_init(py, || -> PyResult<_> {
