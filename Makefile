@@ -36,7 +36,9 @@ LOWERED_ONCE := tests/device/test_linalg.py tests/device/test_vision.py
 # how exact they are, these ask, with all effort, and strict mode what is repeated in it.
 # PyTorch's own tests, each of which has hundreds of small programs, have the least effort too, and nothing is compiled twice.
 ALL_EFFORT := background cache checkpoint constants decompositions dynamic_models fused goldens graphs grouped_mm jit numerics offsets overwrite profiler ulps
-QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries programs training)
+# Programs of users. With the oldest torch, the examples have all effort.
+QUICK_OTHERS := docs examples integrations
+QUICK_TESTS := $(filter-out $(ALL_EFFORT:%=tests/device/test_%.py),$(wildcard tests/device/test_*.py)) $(patsubst %,tests/distributed/test_%.py,collectives jitted libraries programs training) $(QUICK_OTHERS:%=tests/test_%.py)
 NO_FMA := $(if $(filter x86_64,$(shell uname -m)),--xla_cpu_max_isa=AVX)
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $(NO_FMA)"
 ifdef FULL
