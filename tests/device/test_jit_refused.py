@@ -172,6 +172,56 @@ def test_windows_that_have_no_inverse_are_an_error(fused):
     torch.tpu.synchronize()
 
 
+def normal(x):
+    return torch.distributions.MultivariateNormal(x[0] * 0, x, validate_args=False).log_prob(x[0])
+
+
+def with_gradient(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(torch.linalg.solve(x, x[0]).square().sum() + torch.linalg.inv(x).sum(), x)[0]
+
+
+DECOMPOSED = {
+    "cholesky": torch.linalg.cholesky,
+    "inv": torch.linalg.inv,
+    "solve": lambda x: torch.linalg.solve(x, x + 1),
+    "lu_factor": lambda x: torch.linalg.lu_factor(x)[0],
+    "cholesky_ex": lambda x: torch.linalg.cholesky_ex(x, check_errors=True)[0],
+    "inv_ex": lambda x: torch.linalg.inv_ex(x, check_errors=True)[0],
+    "solve_ex": lambda x: torch.linalg.solve_ex(x, x + 1, check_errors=True)[0],
+    "method": lambda x: x.inverse(),
+    "power": lambda x: torch.linalg.matrix_power(x, -2),
+    "batch": lambda x: torch.linalg.cholesky(torch.stack([x, x + 1])),
+    "vmap": lambda x: torch.vmap(torch.linalg.inv)(torch.stack([x, x + 1])),
+    "distribution": normal,
+    "gradient": with_gradient,
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_decompositions_that_are_not_found_are_errors(fused, name):
+    f = DECOMPOSED[name]
+    step = torch.tpu.jit(f)
+    good = torch.eye(3, dtype=torch.float64) * 2 + 0.3
+    for x in (good, good + 0.1, good + 0.2):
+        assert_close(step(x.to(DEVICE)), f(x))
+    assert step.traces == 1
+    bad = -torch.ones(3, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError) as expected:
+        f(bad)
+    with pytest.raises(RuntimeError) as raised:
+        step(bad.to(DEVICE))
+        torch.tpu.synchronize()
+    assert raised.type is expected.type
+    what = {"lu_factor": "using it on lu_solve", "cholesky": "positive-definite"}
+    assert str(raised.value).startswith(str(expected.value).split(": ")[0])
+    assert what.get(name, "could not be completed" if "solve" not in str(expected.value) else "solver") in str(
+        raised.value
+    )
+    torch.tpu.synchronize()
+    assert_close(step(good.to(DEVICE)), f(good))
+
+
 def test_a_search_for_nan_is_named():
     w = torch.ones(3, device=DEVICE, requires_grad=True)
 

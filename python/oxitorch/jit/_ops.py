@@ -85,6 +85,8 @@ class Ops(TorchDispatchMode):
         self._telling: set[int] = set()
         # While an inverse Fourier transform runs: whether its windows fit, once that is known.
         self._fits: list[torch.Tensor] | None = None
+        # Of the last decomposition that may find none: the storage of the tensor that says so, and what it gave.
+        self._decomposed: tuple[int, list[weakref.ref[torch.Tensor]]] = 0, []
 
     def forget(self, tensors: list[torch.Tensor]) -> None:
         """These tensors were made while no operation was seen."""
@@ -267,10 +269,17 @@ class Ops(TorchDispatchMode):
                 self._meet_on_host(t)
             noted = self._noted_on_host(func, args, kwargs, taken)
             writes = self._on_host(func, taken)
+        if func is _CHECK and reads:
+            return self._asserts_solved(*args[:2])
+        decomposes = reads and func in _DECOMPOSITIONS
+        if decomposes:
+            is_checked, args, kwargs = _unchecked(func, args, kwargs)
         if self._fits and func is torch.ops.aten.div.Tensor:
             with self:
                 args = (torch.ops.oxitorch._asserted(args[0], self._fits.pop(), _NO_INVERSE), args[1])
         results = func(*args, **kwargs)
+        if decomposes:
+            self._decomposed = storage(results[-1]), [weakref.ref(t) for t in results[:-1] if _has_fractions(t)]
         if not on_device and noted is not None:
             self.host.note(func, noted, results, writes)
         if reads and func in HINTS:
@@ -296,6 +305,8 @@ class Ops(TorchDispatchMode):
             self.reads_host(taken)
         if not on_device and not all(map(self._is_constant, taken)):
             self.packs.host(func, args, results)
+        if decomposes and is_checked:
+            self._asserts_solved(results[-1], _DECOMPOSITIONS[func])
         return results
 
     def _moved(self, func, args: tuple, kwargs: dict) -> torch.Tensor | None:
@@ -378,6 +389,23 @@ class Ops(TorchDispatchMode):
         if drawn:
             self._drawn.add(at)
         self._outside[at] = list(outside.values())
+
+    def _asserts_solved(self, info: torch.Tensor, name: str) -> None:
+        """PyTorch asks whether a decomposition was found, and raises if not: the program asserts it of all who use it.
+
+        What was found is in the hands of PyTorch's code already, so it gets its own values once more.
+        """
+        of, refs = self._decomposed
+        found = [t for ref in refs if (t := ref()) is not None]
+        if of != storage(info) or not found:
+            self.fail(f"asks on the host whether {name} has found anything", _READ_HINT)
+        is_linalg, text = _says_unsolved(name)
+        with self, torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(found)):
+            for t in found:
+                if is_linalg:
+                    t.copy_(torch.ops.oxitorch._solved(t, info, text))
+                else:
+                    t.copy_(torch.ops.oxitorch._asserted(t, info == 0, text))
 
     @contextmanager
     def asserts_inverse(self):
@@ -490,6 +518,30 @@ class Reads(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_CHECK = torch.ops.aten._linalg_check_errors.default
+# Decompositions that may find none, with the names that they have in errors.
+_DECOMPOSITIONS = {
+    torch.ops.aten.linalg_cholesky_ex.default: "linalg.cholesky_ex",
+    torch.ops.aten.linalg_inv_ex.default: "linalg.inv_ex",
+    torch.ops.aten._linalg_solve_ex.default: "torch.linalg.solve_ex",
+    torch.ops.aten.linalg_lu_factor_ex.default: "torch.linalg.lu_factor_ex",
+    torch.ops.aten.linalg_ldl_factor_ex.default: "torch.linalg.ldl_factor_ex",
+}
+# By a part of the name, in PyTorch's order.
+_UNSOLVED = (
+    ("inv", True, "The inversion could not be completed because the input matrix is singular."),
+    ("solve", True, "The solver failed because the input matrix is singular."),
+    ("cholesky", True, "The factorization could not be completed because the input is not positive-definite."),
+    (
+        "lu_factor",
+        False,
+        "A diagonal element of U is zero and using it on lu_solve would result in a division by zero. "
+        "If you still want to perform the factorization, consider calling linalg.lu(A, pivot) or "
+        "linalg.lu_factor_ex(A, pivot)",
+    ),
+    ("", False, "The factorization could not be completed."),
+)
+
 _INVERSES = {torch.istft, torch.Tensor.istft}
 _NO_INVERSE = "istft(): the windows that overlap add up to less than 1e-11 somewhere, where there is no inverse"
 # These read a tensor of places.
@@ -539,6 +591,23 @@ def _tensors(of):
                 yield x
         elif isinstance(x, (list, tuple)):
             yield from _tensors(x)
+
+
+def _unchecked(func, args: tuple, kwargs: dict) -> tuple[bool, tuple, dict]:
+    """Whether a decomposition is to raise if there is none, and its arguments without that."""
+    place = next(i for i, a in enumerate(func._schema.arguments) if a.name == "check_errors")
+    if place < len(args):
+        return args[place], (*args[:place], False, *args[place + 1 :]), kwargs
+    return kwargs.get("check_errors", False), args, {**kwargs, "check_errors": False}
+
+
+def _says_unsolved(name: str) -> tuple[bool, str]:
+    """PyTorch's words for a decomposition that was not found, but for the place, and whether it is a `LinAlgError`."""
+    return next((is_linalg, f"{name}: {text}") for part, is_linalg, text in _UNSOLVED if part in name)
+
+
+def _has_fractions(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 def _is_validation() -> bool:

@@ -138,10 +138,12 @@ _library = torch.library.Library("oxitorch", "FRAGMENT")
 _library.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
 _library.define("_fence(Tensor x, Tensor after, bool firmly) -> Tensor")
 _library.define("_asserted(Tensor x, Tensor ok, str message) -> Tensor")
+_library.define("_solved(Tensor x, Tensor info, str message) -> Tensor")
 # XLA moves work about inside one program only, so the end of a program is a barrier.
 _library.impl("optimization_barrier", _clone_and_cut, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "oxitorch::optimization_barrier", lambda tensors: [t.clone() for t in tensors], lib=_library
 )
 torch.library.register_fake("oxitorch::_asserted", lambda x, ok, message: torch.empty_like(x), lib=_library)
+torch.library.register_fake("oxitorch::_solved", lambda x, info, message: torch.empty_like(x), lib=_library)
 torch.library.register_autograd("oxitorch::optimization_barrier", _backward, lib=_library)

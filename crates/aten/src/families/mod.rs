@@ -48,6 +48,7 @@ families! {
     margin: "Margin losses.",
     matmul: "Matrix products.",
     quantized: "Products with weights of few bits.",
+    fake_quantize: "Fake quantization.",
     grouped: "Matrix products by groups.",
     conv: "Convolutions.",
     attention: "Attention.",
