@@ -153,6 +153,8 @@ class Variables:
     ):
         apart = apart or {}
         self._names: dict[str, str] = {}
+        # Attributes of objects of libraries, by the ids of their dicts.
+        self._of_libraries: set[int] = set()
         # Keys that code writes.
         self._written: dict[str, str] = {}
         # What code calls `step` of.
@@ -196,6 +198,10 @@ class Variables:
 
     def are_same(self) -> bool:
         return all(same.are_same() for same in self._same)
+
+    def is_of_library(self, held: dict) -> bool:
+        """Whether these are attributes of an object of a library, which may note there what it found out once."""
+        return id(held) in self._of_libraries
 
     def restore(self) -> None:
         """Puts back numbers, and what was in lists."""
@@ -376,6 +382,8 @@ class Variables:
             self.optimizers.append(of)
         else:
             self._objects.append(held)
+            if _is_of_library(cls):
+                self._of_libraries.add(id(held))
         for name, value in list(held.items()):
             if name not in self._names or (is_optimizer and name == "state"):
                 continue

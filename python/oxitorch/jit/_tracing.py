@@ -606,8 +606,8 @@ class Tracer:
             # What a scheduler sets is told of the scheduler.
             if not self.changes:
                 self.changes = {of: self._numbers.set_in_group(name) for of, name in left.items()}
-        looked_for = self._elsewhere or ()
-        if self._holders.alters(lambda d, key: (d, key) in looked_for):
+        looked_for, variables = self._elsewhere or (), self._numbers
+        if self._holders.alters(lambda d, key: variables.is_of_library(d) or (d, key) in looked_for):
             return None  # what it finds there is another one now
         if self.leaves_tensors and not self._keeps_places:
             return None
