@@ -11,7 +11,7 @@ use crate::site::Site;
 use crate::split::Token;
 use crate::value::{State, Value};
 use crate::window::Window;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -104,10 +104,16 @@ pub(crate) fn donors<Sizes: Iterator<Item = u64>>(
     let mut out = Indices::new();
     // How many results of a size are still without a donor; made when the first donor is found.
     let mut wanting: Option<FxHashMap<u64, usize>> = None;
+    let mut before = FxHashSet::<*const Value>::default();
     for (i, input) in inputs.iter().enumerate() {
         let bytes = input.bytes();
         let needed = input.is_visible() || is_needed_later(i as u32);
         if needed || bytes == 0 || matches!(*input.state.lock(), State::Host(_)) {
+            continue;
+        }
+        // What goes in twice, as the value of two arguments, is not taken: each of them is read.
+        if !before.insert(Arc::as_ptr(input)) {
+            out.retain(|taken| !Arc::ptr_eq(&inputs[*taken as usize], input));
             continue;
         }
         let wanting = wanting.get_or_insert_with(|| {

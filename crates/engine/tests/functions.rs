@@ -3,6 +3,7 @@
 use common::{ADD, MUL, MUL_, Rig, Tensor, int, results, wrapped};
 use oxitorch_engine::{ArgRef, Ends, Mode, Prepared, Recipe, Slot, TensorRef, Traced};
 use oxitorch_hlo::DType;
+use std::sync::atomic::Ordering::Relaxed;
 
 mod common;
 
@@ -69,6 +70,32 @@ fn a_call_is_one_launch_of_the_program_that_the_first_run_made() {
         });
         assert_eq!(counts.1, 2, "{mode:?}");
     }
+}
+
+#[test]
+fn one_value_of_two_arguments_is_not_given_away_twice() {
+    let rig = Rig::new();
+    let (x, v, w) = (rig.floats(), rig.floats(), rig.floats());
+    let args = [x.by_ref(), v.by_ref(), w.by_ref()];
+    let (_, outcome) = traced(&rig, &args, RUN, || {
+        rig.dispatch(MUL_, &[v.arg(), x.arg()]).unwrap();
+        rig.dispatch(MUL_, &[w.arg(), x.arg()]).unwrap();
+        Vec::new()
+    });
+    let recipe = recipe(outcome);
+    rig.sync().unwrap();
+    let donated = || rig.metrics().donations.load(Relaxed);
+    let mut given = Vec::new();
+    for shares in [false, false, true, false] {
+        if shares {
+            rig.copy(&v, &w);
+        }
+        let before = donated();
+        assert!(called(&rig, &recipe, &args).unwrap().is_empty());
+        rig.sync().unwrap();
+        given.push(donated() - before);
+    }
+    assert_eq!(given, [2, 2, 0, 2]);
 }
 
 #[test]
