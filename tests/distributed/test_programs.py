@@ -62,12 +62,14 @@ def test_the_device_is_not_used_before(tmp_path):
 def test_under_torchrun_no_backend_is_named(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
+import os
 import torch
 import torch.distributed as dist
 dist.init_process_group()
 x = torch.ones(2, device="tpu")
 dist.all_reduce(x)
-print("it is", x.tolist(), x.device, torch.tpu.device_count(), flush=True)
+# In one piece, as both write to one pipe.
+os.write(1, f"it is {x.tolist()} {x.device} {torch.tpu.device_count()}\\n".encode())
 dist.destroy_process_group()
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
