@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from jit_support import OPTIMIZERS, batches, mlp
+from jit_support import OPTIMIZERS, batches, mlp, training
 from support import DEVICE
 from torch.nn import functional as F
 
@@ -123,14 +123,7 @@ def cycled(name, device, change):
     model = mlp().to(device)
     optimizer = OPTIMIZERS[name](model.parameters())
     scheduler = change(optimizer)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    step = training(model, optimizer)
     f = torch.tpu.jit(step) if device == DEVICE else step
     losses, options = [], []
     for x, y in batches() * 2:

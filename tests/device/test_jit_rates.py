@@ -9,22 +9,10 @@ import warnings
 
 import pytest
 import torch
-from jit_support import OPTIMIZERS, batches, mlp
+from jit_support import OPTIMIZERS, batches, mlp, training
 from support import DEVICE
-from torch.nn import functional as F
 
 assert_close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-
-
-def training(model, optimizer):
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def set_rate(optimizer, rate):
