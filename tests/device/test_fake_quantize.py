@@ -120,3 +120,11 @@ def test_what_is_out_of_reach_is_an_error():
     torch.tpu.synchronize()
     with pytest.raises(RuntimeError, match="`zero_point` must be between"):
         torch.fake_quantize_per_tensor_affine(x, 0.1, 9, 0, 7)
+
+
+def test_levels_of_any_size_are_those_of_the_cpu():
+    x = torch.linspace(-3, 3, 7)
+    for least, most in ((-(2**31), 2**31 - 1), (-(2**40), 2**40), (-(2**63), 2**63 - 1)):
+        expected = torch.fake_quantize_per_tensor_affine(x, 0.5, 0, least, most)
+        actual = torch.fake_quantize_per_tensor_affine(x.to(DEVICE), 0.5, 0, least, most)
+        torch.testing.assert_close(actual.cpu(), expected)

@@ -33,6 +33,9 @@ impl Levels {
         if min > max {
             return Err(runtime("`quant_min` should be less than or         equal to `quant_max`."));
         }
+        if i32::try_from(min).is_err() || i32::try_from(max).is_err() {
+            return Err(unsupported("levels beyond 32 bits"));
+        }
         Ok(Levels { min, max })
     }
 
