@@ -63,19 +63,31 @@ def linear(x, p):
     return x @ p[0] + p[1]
 
 
+def attention(q, k, v):
+    """Of float32 in products, as nothing else takes that; of 16 bits by cuDNN. Shapes: batch, time, heads, size."""
+    if q.dtype != jnp.float32:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
+    past = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
+    scores = jnp.where(past, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -jnp.inf)
+    return (jax.nn.softmax(scores) @ v).swapaxes(1, 2)
+
+
 def gpt(p, tokens, heads=4):
     x = p["token"][tokens] + p["position"][jnp.arange(tokens.shape[1])]
     b, t, d = x.shape
-    past = jnp.tril(jnp.ones((t, t), bool))
     for block in p["blocks"]:
         q, k, v = jnp.split(linear(layer_norm(x, block["norm1"]), block["qkv"]), 3, -1)
-        q, k, v = (z.reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for z in (q, k, v))
-        scores = jnp.where(past, q @ k.swapaxes(-1, -2) / np.sqrt(d // heads), -jnp.inf)
-        y = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(b, t, d)
-        x = x + linear(y, block["proj"])
+        q, k, v = (z.reshape(b, t, heads, d // heads) for z in (q, k, v))
+        x = x + linear(attention(q, k, v).reshape(b, t, d), block["proj"])
         y = jax.nn.gelu(linear(layer_norm(x, block["norm2"]), block["up"]), approximate=False)
         x = x + linear(y, block["down"])
     return layer_norm(x, p["norm"]) @ p["head"]
+
+
+def gpt2(p, tokens):
+    """As under autocast: weights of float32, products of bfloat16."""
+    return gpt(jax.tree.map(lambda w: w.astype(jnp.bfloat16), p), tokens, heads=12)
 
 
 # ---------------------------------------------------------------- mlp and resnet
@@ -162,7 +174,7 @@ def jitted_step(model, optimizer):
 
     def loss_of(p, x, y):
         out = model(p, x)
-        logits = out.reshape(-1, out.shape[-1])
+        logits = out.reshape(-1, out.shape[-1]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y.reshape(-1)).mean()
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -196,6 +208,9 @@ WORKLOADS = {
     "chain": chain,
     "mlp": lambda: training(mlp, mlp_weights(), normal(128, 784), ints(128, high=10)),
     "gpt": lambda: training(gpt, gpt_weights(), ints(8, 128, high=256), ints(8, 128, high=256)),
+    "gpt2": lambda: training(
+        gpt2, gpt_weights(50304, 768, 12, 1024), ints(8, 1024, high=50304), ints(8, 1024, high=50304)
+    ),
     "resnet": lambda: training(resnet, resnet_weights(), normal(32, 3, 32, 32), ints(32, high=10)),
 }
 

@@ -7,6 +7,7 @@ process for each, in turns.
     python benches/workloads.py --mode jit --peer jax=PYTHON --peer xla=PYTHON --peer inductor
     python benches/workloads.py gpt --memory          # peak resident size of each process
     python benches/workloads.py gpt --start           # from starting Python to the end of the first step, cold and warm
+    python benches/workloads.py gpt2 --on cuda        # on a GPU, against PyTorch on it
 
 PYTHON is the interpreter of an environment with `jax` and `optax`, or with `torch_xla`. Run it on a quiet machine and
 compare ratios within one run only; everything else about the machine moves.
@@ -83,7 +84,7 @@ def mlp():
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-# How functions are compiled: on our device in the modes "compile" and "jit", by inductor on the CPU.
+# How functions are compiled: on our device in the modes "compile" and "jit", by inductor on the CPU or a GPU.
 COMPILED = ""
 
 
@@ -97,6 +98,8 @@ def compiled(f):
 def wait(device):
     if device == "tpu":
         torch.tpu.synchronize()
+    elif device == "cuda":
+        torch.cuda.synchronize()
     elif str(device).startswith("xla"):
         import torch_xla
         import torch_xla.core.xla_model
@@ -144,8 +147,10 @@ def chain(device):
     return step
 
 
-def training(make_model, make_batch):
-    """Forward, backward and AdamW; weights and data are made on the CPU and the same on both devices."""
+def training(make_model, make_batch, dtype=None):
+    """Forward, backward and AdamW; weights and data are made on the CPU and the same on both devices. `dtype`: what
+    autocast takes for the forward.
+    """
 
     def build(device):
         torch.manual_seed(0)
@@ -157,7 +162,8 @@ def training(make_model, make_batch):
         forward, update = (model, optimizer.step) if COMPILED == "jit" else (compiled(model), compiled(optimizer.step))
 
         def train():
-            out = forward(x)
+            with torch.autocast(device, dtype, enabled=dtype is not None):
+                out = forward(x)
             loss = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
             loss.backward()
             update()
@@ -182,8 +188,18 @@ WORKLOADS = {
     "chain": chain,
     "mlp": training(mlp, lambda: (torch.randn(128, 784), torch.randint(0, 10, (128,)))),
     "gpt": training(GPT, lambda: (torch.randint(0, 256, (8, 128)), torch.randint(0, 256, (8, 128)))),
+    # 163 million parameters and 8,192 tokens: for GPUs and TPUs.
+    "gpt2": training(
+        lambda: GPT(vocab=50304, dim=768, heads=12, layers=12, block=1024),
+        lambda: (torch.randint(0, 50304, (8, 1024)), torch.randint(0, 50304, (8, 1024))),
+        torch.bfloat16,
+    ),
     "resnet": training(resnet, lambda: (torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,)))),
 }
+
+
+# What a CPU takes a minute for is not among those that run without being named.
+ON_HARDWARE = ["gpt2"]
 
 
 def timed(step):
@@ -205,7 +221,7 @@ def serve(backend: str, name: str):
 
         device = torch_xla.device()
     elif device == "inductor":
-        device, COMPILED = "cpu", "inductor"
+        device, COMPILED = mode, "inductor"
     elif device == "tpu":
         COMPILED = {"compile": "tpu", "jit": "jit"}.get(mode, "")
         torch.tpu.eager_mode = "fused" if COMPILED else mode
@@ -227,13 +243,24 @@ def reply(seconds, result):
 class Worker:
     """A process that makes steps of one workload."""
 
-    def __init__(self, backend: str, name: str, peers: dict[str, str], **env: str):
+    def __init__(self, backend: str, name: str, peers: dict[str, str], on: str = "cpu", **env: str):
         here = Path(__file__).parent
         python = peers.get(backend) or sys.executable
-        script = [str(here / "jax_workloads.py")] if backend == "jax" else [__file__, "--serve", backend]
-        env = {**os.environ, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU", **env}
-        if backend == "xla":
-            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        script = [__file__, "--serve", f"{backend}:{on}" if backend == "inductor" else backend]
+        if backend == "jax":
+            script = [str(here / "jax_workloads.py")]
+        # Of JAX's products in float32 the default on GPUs is TF32, and PyTorch's is not. Several processes share a GPU.
+        env = {
+            **os.environ,
+            "JAX_PLATFORMS": on,
+            "JAX_DEFAULT_MATMUL_PRECISION": "float32",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "OXITORCH_CUDA_PREALLOCATE": "0",
+            "PJRT_DEVICE": "CPU",
+            **env,
+        }
+        if backend == "xla" or (on == "cuda" and not backend.startswith("tpu")):
+            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # stock PyTorch
         pipe = subprocess.PIPE
         started = time.perf_counter()
         self.process = subprocess.Popen([python, *script, name], stdin=pipe, stdout=pipe, text=True, env=env)
@@ -256,10 +283,12 @@ class Worker:
         self.process.wait()
 
 
-def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int) -> dict:
-    """By backend: the first and the best step in milliseconds, the last result, the peak of the resident size."""
+def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int, on: str) -> dict:
+    """By backend: the first and the best step in milliseconds, the last result, the peak of the resident size. Those
+    beside ours are `on` the CPU or a GPU.
+    """
     # The first step is to show what compiling takes.
-    workers = {b: Worker(b, name, peers, OXITORCH_CACHE="off") for b in backends}
+    workers = {b: Worker(b, name, peers, on, OXITORCH_CACHE="off") for b in backends}
     out = {b: {"first_ms": w.first["ms"], "ms": float("inf")} for b, w in workers.items()}
     for i in range(rounds + 3):
         turns = list(workers.items())
@@ -310,10 +339,13 @@ def main():
     if sys.argv[1:2] == ["--serve"]:
         return serve(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all)")
+    parser.add_argument(
+        "workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all but {', '.join(ON_HARDWARE)})"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mode", default="fused", help="eager modes, compile or jit (default: fused)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=..., xla=..., inductor")
+    parser.add_argument("--on", choices=("cpu", "cuda"), default="cpu", help="where PyTorch, inductor and JAX run")
     parser.add_argument("--memory", action="store_true", help="also the peak resident size, in MiB")
     parser.add_argument("--start", action="store_true", help="measure starts instead of steps, in seconds")
     parser.add_argument("--json", action="store_true")
@@ -324,7 +356,7 @@ def main():
     if unknown := set(peers) - {"jax", "xla", "inductor"}:
         parser.error(f"unknown peer: {', '.join(sorted(unknown))}")
     modes = args.mode.split(",")
-    names = args.workload or list(WORKLOADS)
+    names = args.workload or [name for name in WORKLOADS if name not in ON_HARDWARE]
 
     if args.start:
         for name in names:
@@ -332,13 +364,14 @@ def main():
             text = f"{name:10} {modes[0]:12} cold {r['cold_s']:.2f} s, warm {r['warm_s']:.2f} s"
             print(json.dumps(r) if args.json else text, flush=True)
         return
-    backends = [*(f"tpu:{m}" for m in modes), "cpu", *peers]
+    backends = [*(f"tpu:{m}" for m in modes), args.on, *peers]
     if not args.json:
-        print(f"torch {torch.__version__}, {os.cpu_count()} cores; milliseconds, best of {args.rounds}\n")
+        gpu = f", {torch.cuda.get_device_name()}" if args.on == "cuda" else ""
+        print(f"torch {torch.__version__}, {os.cpu_count()} cores{gpu}; milliseconds, best of {args.rounds}\n")
         sizes = f" {'peak MiB':>9} {'ratio':>7}" if args.memory else ""
         print(f"{'workload':10} {'':12} {'step':>10} {'ratio':>8} {'first step':>11}{sizes}  result")
     for name in names:
-        rows = measure(name, backends, peers, args.rounds)
+        rows = measure(name, backends, peers, args.rounds, args.on)
         if args.json:
             print(json.dumps({"workload": name, **rows}), flush=True)
         else:

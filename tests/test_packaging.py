@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from oxitorch import _env, _shim
 
 FILES = {"shim.cpp": "int main;", "oxitorch_abi.h": "// empty"}
@@ -100,6 +102,30 @@ def test_a_shim_is_the_users_alone_and_one_that_others_can_write_is_refused(setu
     path.symlink_to(moved)
     with pytest.raises(_shim.ShimError, match="not a regular file"):
         _shim.find(torch)
+
+
+def test_a_compiler_that_links_its_own_libstdcxx_is_given_the_one_of_the_process(setup, tmp_path):
+    """Two of them in a process crash when PyTorch prints a number."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    setup('exec g++ -static-libstdc++ -static-libgcc "$@"', "static")
+    source = """
+    #include <sstream>
+    __attribute__((visibility("default"))) int length(double x) {
+        std::ostringstream text;
+        text << x;
+        if (x < 0) throw 1;
+        return text.str().size();
+    }
+    """
+    target = tmp_path / "shim.so"
+    _shim.compile_shim(_shim.find_torch(), {"length.cpp": source}, target, _shim.find_compiler())
+    with target.open("rb") as f:
+        library = ELFFile(f)
+        needed = {t.needed for t in library.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
+        symbols = list(library.get_section_by_name(".dynsym").iter_symbols())
+    assert {"libstdc++.so.6", "libgcc_s.so.1"} <= needed
+    assert [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and "length" not in s.name] == []
 
 
 def test_other_sources_or_another_torch_need_another_shim(setup, torch, monkeypatch):

@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 
 from oxitorch import (
+    _accelerators,
     _activate,
     _decompose,
     _default_backend,
@@ -33,6 +34,7 @@ from oxitorch import (
 # What each module hooks into PyTorch, and whether it does so only where the device works. In this order: of two that
 # see the steps of optimizers, the first is asked first.
 _HOOKS = (
+    (_accelerators.install, False),
     (_pretend.install, True),
     (_steps.install, False),
     (_print.install, False),

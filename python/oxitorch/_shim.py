@@ -7,6 +7,7 @@ This module does not import torch.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -204,6 +205,21 @@ def find_compiler() -> list[str]:
     )
 
 
+def runtime_libraries() -> list[str]:
+    """The files of libstdc++ and libgcc that PyTorch uses, or will use, in this process.
+
+    Some compilers link their own, statically. A process with two libstdc++ crashes when it prints a number.
+    """
+    paths = []
+    for name in ("libstdc++.so.6", "libgcc_s.so.1"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)  # which finds what is loaded, first
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        files = (line.split(maxsplit=5)[5] for line in maps if line.count("/"))
+        paths += [*{f for f in files if Path(f).name.startswith(name)}][:1]
+    return paths
+
+
 def command(torch: Torch, compiler: list[str], folder: Path, target: Path) -> list[str]:
     """How the shim is compiled, from the sources in a folder."""
     inc, lib = torch.root / "include", torch.root / "lib"
@@ -213,7 +229,7 @@ def command(torch: Torch, compiler: list[str], folder: Path, target: Path) -> li
         *compiler, f"-std=c++{standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fdiagnostics-color=never",
         f"-I{folder}", "-isystem", str(inc), "-isystem", str(inc / "torch/csrc/api/include"),
         "-isystem", str(inc / "kineto"),
-        *sorted(str(p) for p in folder.glob("*.cpp")), "-o", str(target),
+        *sorted(str(p) for p in folder.glob("*.cpp")), "-o", str(target), *runtime_libraries(),
         # No rpath: torch is imported first, so its libraries are loaded already. -z now: a shim of the wrong torch
         # fails when it is loaded, not in the middle of a run.
         f"-L{lib}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-Wl,-z,now",

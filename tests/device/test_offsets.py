@@ -125,7 +125,8 @@ def test_offsets_that_keep_their_distance_are_one_number(fused):
             graph = torch.tpu.graphs()[-1]
             assert graph.inputs[2:] == [f"int64[{numbers}]"] * (numbers > 0)
             # Rows that are known to be others are written in place.
-            assert graph.stablehlo.count("stablehlo.while") == (numbers > 1)
+            in_place = torch.tpu.platform() == "cpu" and numbers > 1
+            assert graph.stablehlo.count("stablehlo.while") == in_place
     assert "offsets that had kept their distance" in torch.tpu.explain(last=1)
 
 

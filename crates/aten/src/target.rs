@@ -48,6 +48,9 @@ target_options! {
     /// Whether the largest elements are looked for among numbers alone: for a compiler whose top-k does not say where NaN
     /// comes.
     top_k_without_nan,
+    /// Whether products of int8 are right only if a sum has a multiple of four terms, as those that a library for GPUs does in
+    /// groups of four: the others came out doubled on an H200. They are products of int32 instead.
+    int8_in_fours,
     /// Whether programs may call torch's own kernels for what takes long; see [`library`](crate::library).
     library,
     /// Whether products of float32 matrices are the compiler's all the same, where it need not transpose much: for a
@@ -65,6 +68,7 @@ impl TargetOptions {
         dots_in_16_bits: true,
         top_k_without_nan: true,
         float_convolutions: true,
+        int8_in_fours: true,
         ..Self::NONE
     };
 

@@ -183,7 +183,7 @@ impl Graph {
     }
 
     /// The inputs that come in the memory of the host: what is offloaded is read by being reloaded, and not otherwise.
-    fn reloaded(&self) -> SmallVec<[u32; 4]> {
+    pub(crate) fn reloaded(&self) -> SmallVec<[u32; 4]> {
         if self.spread.is_some() {
             return SmallVec::new();
         }

@@ -25,6 +25,8 @@ pub(crate) struct Program {
     pub(crate) donated: SmallVec<[u32; 4]>,
     /// Results that are kept in the memory of the host.
     pub(crate) offloaded: SmallVec<[u32; 4]>,
+    /// Inputs that come from there.
+    pub(crate) reloaded: SmallVec<[u32; 4]>,
     /// If it is one of several devices.
     pub(crate) spread: Option<Arc<Spread>>,
     /// What it checks. If that is anything, one result more (0-d s32) is the number of the first check that fails, or -1.
@@ -114,6 +116,7 @@ impl Program {
             outputs: graph.live.len(),
             donated: graph.donated.clone(),
             offloaded: graph.offloaded(),
+            reloaded: graph.reloaded(),
             spread: graph.spread.clone(),
             checks: graph.checks(),
             may_fail: graph.ops.insts.iter().any(|i| i.may_fail()),
@@ -133,6 +136,7 @@ impl Program {
             outputs: 0,
             donated: SmallVec::new(),
             offloaded: SmallVec::new(),
+            reloaded: SmallVec::new(),
             spread: None,
             checks: Vec::new(),
             may_fail: false,

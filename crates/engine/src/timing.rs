@@ -170,7 +170,7 @@ impl Accounts {
         self.add(Parts { compile, input, sync, python: idle, device: Duration::ZERO });
     }
 
-    fn ends(&mut self, at: Instant, ends_step: bool) -> Duration {
+    fn ends(&mut self, start: Instant, at: Instant, ends_step: bool) -> Duration {
         self.running = self.running.saturating_sub(1);
         self.ended += 1;
         let device = self.until.map_or(Duration::ZERO, |until| at.saturating_duration_since(until));
@@ -181,7 +181,8 @@ impl Accounts {
             self.split.step = Some(std::mem::take(&mut self.step));
             self.split.steps += 1;
         }
-        device
+        // Threads of the plugin tell of ends, and one may be late: what came before this program is not its time.
+        device.min(at.saturating_duration_since(start))
     }
 }
 
@@ -191,9 +192,9 @@ impl Timing {
         self.0.lock().starts(wanted, start, before);
     }
 
-    /// A program that started has run; how long the device was at it.
-    pub(crate) fn ends(&self, at: Instant, ends_step: bool) -> Duration {
-        self.0.lock().ends(at, ends_step)
+    /// A program that was started at `start` has run; how long the device was at it.
+    pub(crate) fn ends(&self, start: Instant, at: Instant, ends_step: bool) -> Duration {
+        self.0.lock().ends(start, at, ends_step)
     }
 
     /// A program started and has run.
@@ -207,7 +208,7 @@ impl Timing {
     ) -> Duration {
         let mut accounts = self.0.lock();
         accounts.starts(wanted, start, before);
-        accounts.ends(at, ends_step)
+        accounts.ends(start, at, ends_step)
     }
 
     /// A mark is reached when what runs has ended, and these tasks.
@@ -270,21 +271,34 @@ mod tests {
         let before = |waited, input| Before { waited: ms(waited), input: ms(input) };
         // The first program is compiled for 50 ms, and runs for 10.
         t.starts(at(0), at(50), before(0, 0));
-        assert_eq!(t.ends(at(60), false), ms(10));
+        assert_eq!(t.ends(at(50), at(60), false), ms(10));
         // Idle for 30 ms: 5 of copies, and the front end had waited for the device for 8 of the 10 before.
         t.starts(at(90), at(90), before(8, 5));
         // A second program is queued behind it: nothing is idle.
         t.starts(at(91), at(92), before(100, 100));
-        assert_eq!(t.ends(at(100), false), ms(10));
-        assert_eq!(t.ends(at(115), true), ms(15));
+        assert_eq!(t.ends(at(90), at(100), false), ms(10));
+        assert_eq!(t.ends(at(92), at(115), true), ms(15));
         let split = t.split();
         let parts = Parts { python: ms(17), compile: ms(50), input: ms(5), sync: ms(8), device: ms(35) };
         assert_eq!((split.all, split.step, split.steps), (parts, Some(parts), 1));
         assert_eq!(parts.total(), ms(115));
         // The next step: waits cannot explain more than there is idle time.
         t.starts(at(118), at(118), before(20, 0));
-        t.ends(at(120), true);
+        t.ends(at(118), at(120), true);
         assert_eq!(t.split().step, Some(Parts { sync: ms(3), device: ms(2), ..Parts::default() }));
+    }
+
+    #[test]
+    fn a_program_takes_no_time_before_it_is_started() {
+        let t = Timing::default();
+        let zero = Instant::now();
+        let at = |n| zero + ms(n);
+        t.starts(at(0), at(0), Before::default());
+        t.starts(at(20), at(20), Before::default());
+        // The first ended at 15, and the thread that says so is late.
+        assert_eq!(t.ends(at(20), at(30), false), ms(10));
+        assert_eq!(t.ends(at(0), at(15), false), ms(0));
+        assert_eq!(t.split().all.device, ms(30));
     }
 
     #[test]

@@ -42,7 +42,8 @@ impl LoadOptions {
             set("TPU_SKIP_MDS_QUERY", "1");
             set("ALLOW_MULTIPLE_LIBTPU_LOAD", "1");
         }
-        if platform == Platform::Cpu {
+        // XLA tells of its devices and of each program that it compiles.
+        if platform != Platform::Tpu {
             set("TF_CPP_MIN_LOG_LEVEL", "1");
         }
         LoadOptions { env }

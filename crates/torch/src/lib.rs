@@ -2,11 +2,13 @@
 //!
 //! * [`door`] is what the C++ shim calls, [`python`] what the Python package calls.
 //! * [`library`] is what programs call to have torch's own kernels.
+//! * [`accelerator`] leaves CUDA to scripts that train on it.
 //! * [`sites`] finds the Python line of an op, [`storage`] gives storages their addresses.
 //!
 //! It knows no op and no StableHLO: it carries calls between PyTorch and the engine.
 
 mod abi;
+mod accelerator;
 mod client;
 mod door;
 mod entries;

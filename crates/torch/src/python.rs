@@ -50,8 +50,8 @@ mod _core {
     use super::shim::shim_sources;
     #[pymodule_export]
     use super::start::{
-        discover, expect_processes, init, is_absent, is_in_bad_fork, is_started, join, may_span, pretend,
-        shutdown,
+        backward_elsewhere, discover, expect_processes, has_gpu, init, is_absent, is_in_bad_fork, is_started,
+        join, may_span, pretend, share_accelerator, shutdown,
     };
     #[pymodule_export]
     use super::traced::{

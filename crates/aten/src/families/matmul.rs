@@ -115,6 +115,12 @@ pub(super) fn compiled(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Value {
     if c.config.target.int64_as_pairs && matches!(dtype, DType::S64 | DType::U64) {
         return summed_dot(c, l, r, dims);
     }
+    if c.config.target.int8_in_fours && dtype == DType::S8 {
+        let terms: i64 = sizes(&c.shape(l), &dims.lhs_contracting).iter().product();
+        if terms % 4 != 0 {
+            return c.dot_general(c.to(l, out), c.to(r, out), dims, Precision::Default, None);
+        }
+    }
     c.dot_general(l, r, dims, precision(c, dtype), (out != dtype).then_some(out))
 }
 

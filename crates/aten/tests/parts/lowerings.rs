@@ -26,6 +26,30 @@ fn products_of_wide_integers_are_sums_where_there_are_none() {
 }
 
 #[test]
+fn products_of_bytes_over_no_multiple_of_four_are_of_wider_integers() {
+    let text = |case: &str, int8_in_fours| {
+        let target = TargetOptions { int8_in_fours, ..TargetOptions::NONE };
+        Case::parse(case).unwrap().text(&Config { target, ..Config::default() }).unwrap()
+    };
+    for (case, wide) in [
+        ("mm i8[2,3] i8[3,4]", true),
+        ("mm i8[2,8] i8[8,3]", false),
+        ("bmm i8[5,2,33] i8[5,33,4]", true),
+        ("dot i8[7] i8[7]", true),
+        ("_int_mm i8[20,30] i8[30,8]", true),
+        ("_int_mm i8[20,32] i8[32,8]", false),
+        ("mm u8[2,3] u8[3,4]", false),
+    ] {
+        let of_int32 = |on| {
+            let text = text(case, on);
+            let product = text.lines().find(|l| l.contains("dot_general")).unwrap();
+            product.rsplit(" : (").next().unwrap().split(") ->").next().unwrap().matches("i32").count() == 2
+        };
+        assert_eq!((of_int32(false), of_int32(true)), (false, wide), "{case}\n{}", text(case, true));
+    }
+}
+
+#[test]
 fn products_are_rounded_by_a_library_that_can() {
     let text = |case: &str, dots_in_16_bits| {
         let config =

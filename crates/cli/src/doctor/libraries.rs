@@ -3,6 +3,7 @@
 use crate::facts::Facts;
 use crate::packages::Packages;
 use crate::report::Check;
+use oxitorch_pjrt::{Platform, hardware_present};
 
 const S: &str = "Libraries";
 /// Accelerate's own setting; nothing that a program says is stronger.
@@ -44,6 +45,9 @@ const LIBRARIES: [Library; 3] = [
 
 /// Nothing where none of them is installed.
 pub(super) fn section(facts: &Facts, packages: &Packages) -> Vec<Check> {
+    // They find a GPU that PyTorch drives itself, and take it.
+    let has_cuda = facts.torch.as_ref().is_some_and(|t| t.version.contains("+cu"));
+    let cuda = has_cuda && hardware_present(Platform::Cuda);
     let variable = |name: &str| {
         let found = facts.env_foreign.iter().find(|f| f.name == name);
         found.and_then(|f| f.value.as_deref()).filter(|v| !v.is_empty())
@@ -53,10 +57,18 @@ pub(super) fn section(facts: &Facts, packages: &Packages) -> Vec<Check> {
     found
         .map(|(library, package)| {
             let set = library.set.and_then(|words| Some((words, variable(ACCELERATE)?)));
-            let check = check(library, &package.name, set, variable(AUTOLOAD) == Some("0"));
+            let check = match variable(AUTOLOAD) == Some("0") {
+                _ if cuda && set.is_none() => on_cuda(library, &package.name),
+                left_out => check(library, &package.name, set, left_out),
+            };
             Check { found: format!("{}: {}", package.version, check.found), ..check }
         })
         .collect()
+}
+
+/// What it will choose where PyTorch has CUDA and a GPU is here.
+fn on_cuda(Library { chooser, .. }: &Library, name: &str) -> Check {
+    Check::ok(S, name, format!("{chooser} uses CUDA, which this PyTorch has"))
 }
 
 /// What a library will choose, given what it does with which device that is set, and whether `import torch` leaves
@@ -92,6 +104,10 @@ mod tests {
         let fine =
             (Status::Ok, "`Accelerator()` uses tpu, `Accelerator(cpu=True)` the CPU".into(), String::new());
         assert_eq!(told(None, false), fine);
+        assert_eq!(
+            on_cuda(&LIBRARIES[1], "transformers").found,
+            "`Trainer` uses CUDA, which this PyTorch has"
+        );
         assert_eq!(told(Some("tpu:0"), false), fine);
         let (status, text, hint) = told(Some("cpu"), false);
         assert!(

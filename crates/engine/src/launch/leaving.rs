@@ -52,6 +52,8 @@ impl Launcher {
     /// A result of a launch. One that is to be kept on the host is left there by its program, or goes there.
     pub(super) fn keep_result(&self, value: &Arc<Value>, buffers: Buffers, offloaded: bool) {
         if offloaded && has_host_memory(self.target.platform()) {
+            self.metrics.count(&self.metrics.offloads);
+            self.metrics.bytes_offloaded.fetch_add(value.bytes(), Ordering::Relaxed);
             *value.state.lock() = State::Ready(buffers);
             return;
         }

@@ -16,6 +16,8 @@ const STALL: Duration = Duration::from_micros(50);
 /// A launch that the device runs.
 pub(super) struct Run {
     pub(super) device: u16,
+    /// When it was started.
+    pub(super) start: Instant,
     pub(super) window: u64,
     pub(super) ops: u64,
     pub(super) ends_step: bool,
@@ -55,7 +57,7 @@ impl Run {
             launcher.metrics.events.push(wanted, start, What::Stall { device, number, program });
         }
         let passing = (!notes.is_empty()).then(|| Passing { began: Instant::now(), notes });
-        Run { device, window: number, ops: launch.ops, ends_step: launch.ends_step, passing }
+        Run { device, start, window: number, ops: launch.ops, ends_step: launch.ends_step, passing }
     }
 
     /// It has run until now, for so long.
@@ -86,7 +88,7 @@ pub(super) struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let now = Instant::now();
-        let time = self.timing.ends(now, self.run.ends_step);
+        let time = self.timing.ends(self.run.start, now, self.run.ends_step);
         self.run.report(&self.program, &self.metrics, now, time);
         self.timing.pass();
     }

@@ -7,6 +7,7 @@ use super::thread::Runner;
 use crate::buffers::{Buffers, Done, Launched, execute, upload, upload_sharded};
 use crate::error::{self, Error, ErrorKind};
 use crate::executor::Launch;
+use crate::graph::has_host_memory;
 use crate::isolate;
 use crate::mark::Note;
 use crate::memory::Memory;
@@ -87,6 +88,14 @@ impl Launcher {
         }
         self.metrics.count(&self.metrics.launches);
         program.ran.launch();
+        if has_host_memory(self.target.platform()) {
+            for &place in &program.reloaded {
+                self.metrics.count(&self.metrics.reloads);
+                self.metrics
+                    .bytes_reloaded
+                    .fetch_add(launch.inputs[place as usize].bytes(), Ordering::Relaxed);
+            }
+        }
         let mut run = Run::new(self, launch, notes, wanted, start);
         if !inline {
             self.timing.starts(wanted, start, launch.before);

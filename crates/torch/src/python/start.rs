@@ -6,7 +6,7 @@ use super::config::{
 };
 use super::shim::load_shim;
 use crate::setup::{Kernels, Setup};
-use crate::{processes, sites, state};
+use crate::{accelerator, processes, sites, state};
 use oxitorch_engine::{Mode, Numbered, Remembered};
 use oxitorch_pjrt as pjrt;
 use pyo3::exceptions::PyValueError;
@@ -132,6 +132,24 @@ pub(super) fn join(
 #[pyfunction]
 pub(super) fn may_span(py: Python<'_>) -> PyResult<Option<&'static str>> {
     state::may_span().map(|p| p.map(pjrt::Platform::name)).map_err(|e| raise(py, e))
+}
+
+/// Whether PyTorch's accelerator is CUDA until the device is started, and in [`backward_elsewhere`]; false if that cannot be.
+#[pyfunction]
+pub(super) fn share_accelerator() -> bool {
+    accelerator::share()
+}
+
+/// A backward of CUDA tensors begins, or ends.
+#[pyfunction]
+pub(super) fn backward_elsewhere(begins: bool) {
+    accelerator::backward_elsewhere(begins);
+}
+
+/// Whether the kernel shows a GPU of NVIDIA's.
+#[pyfunction]
+pub(super) fn has_gpu() -> bool {
+    pjrt::hardware_present(pjrt::Platform::Cuda)
 }
 
 #[pyfunction]
