@@ -5,6 +5,7 @@ A child differs from `python -c` in nothing that a test of the device sees: envi
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import select
@@ -92,6 +93,7 @@ def _become(request: dict) -> None:
 
 def _run(code: str) -> None:
     main = sys.modules["__main__"]
+    faulthandler.enable()  # a signal that ends the child says where
     try:
         import torch
 

@@ -108,9 +108,23 @@ def _start_core() -> None:
 def _shut_down(core: Callable[[], None]) -> None:
     core()
     # From here on operations hold up daemon threads (`Engine::linger`). One that is on its way back from the operation
-    # before gets the time to come there: Python would end it in the middle of PyTorch's C++, which aborts the process.
-    if any(t.daemon for t in threading.enumerate()):
+    # before gets the time to come there: Python would end it in the middle of PyTorch's C++, and the process with it.
+    # On a busy machine that takes a while, and one that computes by itself never comes.
+    daemons = [t.native_id for t in threading.enumerate() if t.daemon]
+    end = time.monotonic() + 1
+    while daemons:
         time.sleep(0.05)
+        if time.monotonic() > end or not any(map(_wants_to_run, daemons)):
+            break
+
+
+def _wants_to_run(thread: int | None) -> bool:
+    """Whether a thread runs, or would if a processor were free."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] == "R"
+    except OSError:  # it has ended
+        return False
 
 
 def _on_start() -> None:
