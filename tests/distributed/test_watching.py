@@ -27,7 +27,9 @@ for step in range(13):
     optimizer.zero_grad()
     times.append({k: v for k, v in model._get_ddp_logging_data().items() if k.endswith("_time") or k == "iteration"})
     programs.append(torch.tpu.metrics()["programs"])
+y = torch.ones(1000, device="tpu")
 torch.tpu.synchronize()
+y.sum().item()  # the program that waits below
 store = dist.distributed_c10d._get_default_store()
 if rank == 0:
     store.set("here", "")
@@ -58,7 +60,7 @@ def test_metrics_count_collectives_explain_names_them_and_timelines_become_one(s
 def check_what_is_told(results, tmp_path):
     which = f"all_reduce(float32[1000]), number {results[0][4]} of group 0"
     for told, ended_by, ended_by_collective in (r[5:8] for r in results):
-        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:29 in <module>" in told
+        assert f"launched because of a collective: {which}, at {tmp_path}/script.py:31 in <module>" in told
         assert (ended_by, ended_by_collective) == ("collective", which)
     for _, collectives, text, summary, *_ in results:
         of = collectives["all_reduce"]
@@ -88,7 +90,7 @@ def check_what_is_told(results, tmp_path):
     listed = json.loads(subprocess.run([*command, "ls", "--json"], check=True, capture_output=True).stdout)
     (program,) = [g["id"] for g in listed if g.get("ended_by_collective") == which]
     shown = subprocess.run([*command, "show", program], check=True, capture_output=True, text=True).stdout
-    assert f"ended by: collective {which} at {tmp_path}/script.py:29" in shown
+    assert f"ended by: collective {which} at {tmp_path}/script.py:31" in shown
 
 
 def check_the_timelines(tmp_path):

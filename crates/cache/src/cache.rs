@@ -211,9 +211,11 @@ impl<V> Cache<V> {
         Some((held, source))
     }
 
-    /// The entries of the nearest tier that outlives the process, without payloads; none where it cannot be read.
-    pub fn entries(&self) -> Vec<Listed> {
-        self.tiers.list.first().map_or_else(Vec::new, |tier| listing::list(&*tier.store).unwrap_or_default())
+    /// The entries of the nearest tier that outlives the process, without payloads: at most so many, those that were used
+    /// last. None where it cannot be read.
+    pub fn entries(&self, most: usize) -> Vec<Listed> {
+        let Some(tier) = self.tiers.list.first() else { return Vec::new() };
+        listing::list_latest(&*tier.store, most).unwrap_or_default()
     }
 }
 

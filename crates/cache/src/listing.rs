@@ -45,7 +45,20 @@ fn entries(store: &dyn Store) -> io::Result<Vec<Stored>> {
 
 /// All entries that say what they are, in no order. Payloads are neither read nor checked.
 pub fn list(store: &dyn Store) -> io::Result<Vec<Listed>> {
-    let files = entries(store)?;
+    Ok(describe_all(store, &entries(store)?))
+}
+
+/// At most so many of them: those that were used last.
+pub fn list_latest(store: &dyn Store, most: usize) -> io::Result<Vec<Listed>> {
+    let mut files = entries(store)?;
+    if files.len() > most {
+        files.select_nth_unstable_by_key(most, |f| std::cmp::Reverse(f.modified));
+        files.truncate(most);
+    }
+    Ok(describe_all(store, &files))
+}
+
+fn describe_all(store: &dyn Store, files: &[Stored]) -> Vec<Listed> {
     let list = |files: &[Stored]| -> Vec<Listed> {
         let one = |file: &Stored| match describe(store, &file.name) {
             Ok(Some(Ok((hits, meta)))) => {
@@ -59,12 +72,11 @@ pub fn list(store: &dyn Store) -> io::Result<Vec<Listed>> {
     };
     // Of a remote store, most of the time is waiting.
     let at_once = if store.is_remote() { 16 } else { 1 };
-    let lists = std::thread::scope(|s| {
+    std::thread::scope(|s| {
         let part = files.len().div_ceil(at_once).max(1);
         let threads: Vec<_> = files.chunks(part).map(|part| s.spawn(|| list(part))).collect();
         threads.into_iter().flat_map(|t| t.join().unwrap_or_default()).collect()
-    });
-    Ok(lists)
+    })
 }
 
 /// The hits and the description of an entry.

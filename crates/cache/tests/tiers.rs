@@ -351,13 +351,30 @@ fn entries_say_how_their_keys_differ() {
         cache.get_or_make(&key(a, b), &numbered(i as u64)).unwrap();
     }
     let wanted = key("1", "9");
-    let entries = cache.entries();
+    let entries = cache.entries(usize::MAX);
     let mut near = entries.iter().filter(|e| e.meta.name == "number1");
     let differences = wanted.differences(&near.next().unwrap().meta.key);
     assert!(near.next().is_none());
     let [d] = &differences[..] else { panic!("{differences:?}") };
     let text = |c: Option<&oxitorch_cache::Component>| c.and_then(|c| c.text.clone()).unwrap();
     assert_eq!((d.name, text(d.ours), text(d.theirs)), ("b", "9".into(), "2".into()));
+}
+
+#[test]
+fn of_many_entries_those_used_last_are_listed() {
+    let dir = temporary();
+    let cache = open(dir.path());
+    (0..4).for_each(|n| _ = get(&cache, &numbered(n)));
+    let all = cache.entries(4);
+    let old = std::time::SystemTime::now() - Duration::from_secs(60);
+    for entry in all.iter().filter(|e| e.meta.name == "number1" || e.meta.name == "number2") {
+        let path = programs_folder(dir.path()).join(&entry.file);
+        fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
+    }
+    let mut names: Vec<String> = cache.entries(2).into_iter().map(|e| e.meta.name).collect();
+    names.sort();
+    assert_eq!((all.len(), names), (4, vec!["number0".to_owned(), "number3".to_owned()]));
+    assert!(cache.entries(0).is_empty());
 }
 
 #[test]

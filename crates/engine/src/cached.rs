@@ -71,7 +71,11 @@ pub(crate) struct Programs {
     closed: AtomicBool,
     /// Since 1970.
     started_ms: u64,
+    stored: OnceLock<Vec<cache::Listed>>,
 }
+
+/// Entries of the cache folder that a program is compared with: reading thousands more takes seconds.
+const MAX_COMPARED: usize = 2048;
 
 impl Programs {
     pub(crate) fn new(target: Target, options: &CacheOptions) -> Programs {
@@ -92,14 +96,17 @@ impl Programs {
             base: OnceLock::new(),
             closed: AtomicBool::new(false),
             started_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+            stored: OnceLock::new(),
         }
     }
 
-    /// The entries of the nearest cache folder that this process did not make.
-    pub(crate) fn stored(&self) -> Vec<cache::Listed> {
-        let mut entries = self.cache.entries();
-        entries.retain(|e| e.meta.created_ms < self.started_ms);
-        entries
+    /// The entries of the nearest cache folder that this process did not make, those used last.
+    pub(crate) fn stored(&self) -> &[cache::Listed] {
+        self.stored.get_or_init(|| {
+            let mut entries = self.cache.entries(MAX_COMPARED);
+            entries.retain(|e| e.meta.created_ms < self.started_ms);
+            entries
+        })
     }
 
     /// Compiles nothing any more and waits for no other process.

@@ -120,7 +120,7 @@ impl Explainer {
         let stored = compiler.stored();
         let whole = |entry: Entry| match entry {
             Entry::Played(text) => text,
-            Entry::Program(explanation, program) => match compiler.missed(&program, &stored) {
+            Entry::Program(explanation, program) => match compiler.missed(&program, stored) {
                 Some(missed) => format!("{explanation}\n  {missed}"),
                 None => explanation.to_string(),
             },

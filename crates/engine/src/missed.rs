@@ -29,8 +29,8 @@ impl Compiler {
         (!differences.is_empty()).then(|| text(&differences))
     }
 
-    /// The entries that were in the cache folder when the process started.
-    pub(crate) fn stored(&self) -> Vec<Listed> {
+    /// The entries that were in the cache folder when the process started, or many of them.
+    pub(crate) fn stored(&self) -> &[Listed] {
         self.programs().stored()
     }
 }

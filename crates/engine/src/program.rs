@@ -445,7 +445,7 @@ impl Compiler {
             Err(Error::runtime(format!("{}: the compiler thread panicked; please report this", program.name)))
         }));
         if self.prints.load(Relaxed)
-            && let Some(missed) = self.missed(program, &self.stored())
+            && let Some(missed) = self.missed(program, self.stored())
         {
             eprintln!("oxitorch: {}: {missed}", program.name);
         }
