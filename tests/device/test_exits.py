@@ -37,6 +37,25 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.3)
 """,
+    "daemon thread that starts the device": """
+import threading
+def work():
+    x = torch.ones(4, device="tpu")
+    while True:
+        x = x * 1.0
+started = threading.Event()
+threading.Thread(target=lambda: (started.set(), work()), daemon=True).start()
+started.wait()
+""",
+    "daemon thread that starts the device when the program has ended": """
+import atexit, threading, time
+def work():
+    time.sleep(0.3)
+    torch.ones(4, device="tpu")
+threading.Thread(target=work, daemon=True).start()
+atexit._run_exitfuncs()
+time.sleep(0.6)
+""",
     "daemon threads that wait for programs": """
 import threading, time
 def work(k):

@@ -23,6 +23,8 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+use std::time::Duration;
 
 /// The process's only engine and what belongs to it.
 pub(crate) struct State {
@@ -78,6 +80,10 @@ static STATE: OnceLock<State> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
 /// The seeds that devices are to have when they start, each of one device or of all; a later one is stronger.
 static SEEDS: Mutex<Vec<(Option<usize>, u64)>> = Mutex::new(Vec::new());
+/// The thread in which the process ends, once it does.
+static ENDING: OnceLock<ThreadId> = OnceLock::new();
+/// So long the end waits for a device that is being started: a plugin that starts while the process ends crashes.
+const LONGEST_START: Duration = Duration::from_secs(5);
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// A device that is not there, instead of what was registered, and the folder for what is asked of it.
 static PRETENDED: OnceLock<(AbsentDevice, PathBuf)> = OnceLock::new();
@@ -258,14 +264,36 @@ fn wanted(target: &Target, setup: &Setup) -> Result<TargetOptions, Error> {
     Ok(wanted)
 }
 
+/// The process ends: waits for a device that is being started, and from now on none is. What was started.
+pub(crate) fn end() -> Option<&'static State> {
+    ENDING.get_or_init(|| std::thread::current().id());
+    drop(STARTING.try_lock_for(LONGEST_START));
+    started()
+}
+
+/// An error if the process ends. A daemon thread that outlived its program does not hear of it in time, as with a device
+/// that was started ([`Engine::linger`]).
+fn check_not_ending() -> Result<(), Error> {
+    let Some(ending) = ENDING.get() else { return Ok(()) };
+    if *ending != std::thread::current().id() {
+        std::thread::sleep(LONGEST_START);
+    }
+    Err(Error::runtime("the interpreter is shutting down: the tpu device is closed"))
+}
+
 #[cold]
 fn start() -> Result<&'static State, Error> {
+    check_not_ending()?;
     let setup =
         SETUP.get().ok_or_else(|| Error::runtime("the tpu device was not registered: import oxitorch"))?;
     let shown = crate::client::cpu_devices(setup); // asks Python
-    let _starting = STARTING.lock();
+    let starting = STARTING.lock();
     if let Some(state) = STATE.get() {
         return Ok(state);
+    }
+    if ENDING.get().is_some() {
+        drop(starting);
+        check_not_ending()?;
     }
     let threads = crate::client::threads(setup);
     let target = match PRETENDED.get().map(|p| &p.0).or(setup.absent.as_ref()) {

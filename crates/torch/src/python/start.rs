@@ -101,15 +101,17 @@ pub(super) fn expect_processes(processes: usize) {
 /// Runs what is queued and ends the threads: registered with `atexit`.
 #[pyfunction]
 pub(super) fn shutdown(py: Python<'_>) {
-    if let (Some(s), false) = (state::started(), state::is_forked()) {
-        py.detach(|| {
-            if let Err(e) = state::write_capture() {
-                eprintln!("oxitorch: {e}");
-            }
-            s.engine.close();
-            crate::sites::let_backward_end();
-        });
+    if state::is_forked() {
+        return;
     }
+    py.detach(|| {
+        let Some(s) = state::end() else { return };
+        if let Err(e) = state::write_capture() {
+            eprintln!("oxitorch: {e}");
+        }
+        s.engine.close();
+        crate::sites::let_backward_end();
+    });
 }
 
 /// Starts the device as one of several processes that meet in this store: the process's number and how many there
