@@ -430,7 +430,10 @@ def _by_tensor(gm: GraphModule, node: Node) -> list[Node]:
     is_exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
     if node.target._overloadname != "Scalar" or in_place is None or not (is_number and is_exact):
         return []
-    kwargs = {"dtype": dtypes.pop(), "device": torch.device("cpu")}
+    dtype = dtypes.pop()
+    if not abs(node.args[1]) <= torch.finfo(dtype).max:  # of which no tensor can be made
+        return []
+    kwargs = {"dtype": dtype, "device": torch.device("cpu")}
     number = gm.graph.call_function(torch.ops.aten.scalar_tensor.default, node.args[1:], kwargs)
     return [number, gm.graph.call_function(in_place, (node.args[0], number))]
 

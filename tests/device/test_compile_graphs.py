@@ -245,6 +245,12 @@ def in_thirds(x, a, b):
     b.copy_(n[1])
 
 
+def beyond_what_fits(x, a, b):
+    n = torch._foreach_mul([a, b], 1e300)
+    a.copy_(n[0])
+    b.copy_(n[1])
+
+
 def crossed(x, a, b):
     n = torch._foreach_add([a, b], 1)
     a.copy_(n[1])
@@ -263,7 +269,7 @@ def one_twice(x, a, b):
 
 
 HOST_WRITES = [counted, one_after_the_other, also_given, also_written_elsewhere, also_on_the_device, before_and_after]
-HOST_WRITES += [of_another_dtype, lists, in_thirds, crossed, half_of_it, one_twice]
+HOST_WRITES += [of_another_dtype, lists, in_thirds, beyond_what_fits, crossed, half_of_it, one_twice]
 
 
 @pytest.mark.parametrize("f", HOST_WRITES)
