@@ -12,6 +12,7 @@ Dynamo is slow to import.
 import functools
 import operator
 import os
+from collections.abc import Callable
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -85,6 +86,9 @@ class _Graph:
         self._player = _Player(self._parts.device if self._parts else gm, of_backward)
         # If sizes vary.
         self._sized = SizedGraph.of(self._parts.device, self._player.run) if self._parts else None
+        # Whether all that the device takes are tensors, whatever the call.
+        arguments = [n for n in self._player.module.graph.nodes if n.op == "placeholder"]
+        self._takes_tensors = all(isinstance(n.meta.get("val"), torch.Tensor) for n in arguments)
         # What its first program is told to be for.
         self._remark = None if of_backward else recounted(gm)
 
@@ -115,7 +119,7 @@ class _Graph:
             results = self._sized.call(inputs)
             if results is not None:
                 return results
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        tensors = inputs if self._takes_tensors else [x for x in inputs if isinstance(x, torch.Tensor)]
         # The arguments that are no tensors, with their types: 1, 1.0 and True are different.
         kind = ()
         if len(tensors) != len(inputs):
@@ -232,10 +236,10 @@ class _Parts:
 
     def __init__(self):
         # Takes the arguments `host_inputs`, gives what the device and the outputs need.
-        self.host: GraphModule | None = None
+        self.host: Callable | None = None
         self.host_inputs: list[int] = []
         # Writes to arguments on the host; takes `host_inputs` and all that `host` gave, after everything else.
-        self.host_writes: GraphModule | None = None
+        self.host_writes: Callable | None = None
         # Takes the arguments `inputs`, these results of `host`, the graph's constants.
         self.device: GraphModule
         self.inputs: list[int] = []
@@ -271,6 +275,7 @@ def _split(gm: GraphModule) -> _Parts | None:
     on_device = [n for n in calls if n in moved or (n not in host and n not in writes)]
     used_by_device = {i for n in on_device for i in n.all_input_nodes}
     used = used_by_device.union(output.all_input_nodes)
+    writes = _in_place(gm, host, writes, {*output.all_input_nodes, *(used_by_device - moved)})
     used_on_host = {i for n in [*writes, output] for i in n.all_input_nodes} | (used_by_device - moved)
     on_host: list[Node] = []
     for n in reversed(calls):
@@ -281,11 +286,12 @@ def _split(gm: GraphModule) -> _Parts | None:
     taken = [n for n in arguments if n in host]
     given = [n for n in on_host if n in used or any(n in w.all_input_nodes for w in writes)]
     if on_host or writes:
-        parts.host = _module(gm, taken, on_host, given)
+        if on_host:
+            parts.host = _module(gm, taken, on_host, given).forward
         parts.host_inputs = [arguments.index(n) for n in taken]
         parts.from_host = [i for i, n in enumerate(given) if n in used_by_device and n not in moved]
     if writes:
-        parts.host_writes = _module(gm, [*taken, *given], writes, [])
+        parts.host_writes = _module(gm, [*taken, *given], writes, []).forward
     inputs = [n for n in arguments if n in used_by_device or n not in host]
     parts.inputs = [arguments.index(n) for n in inputs]
     inputs += [given[i] for i in parts.from_host]
@@ -354,16 +360,102 @@ def _host_part(sources: list[Node], calls: list[Node]):
     return host, writes
 
 
-# Arithmetic on 0-d tensors that the device does better than the host, where each operation costs Python's time.
 _ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "neg", "reciprocal", "sqrt", "rsqrt", "exp", "log")
 
 
+def _is_arithmetic(node: Node) -> bool:
+    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    return name.removeprefix("aten::").removeprefix("_foreach_") in _ARITHMETIC
+
+
+def _in_place(gm: GraphModule, host: set[Node], writes: list[Node], needed: set[Node]) -> list[Node]:
+    """The writes on the host, where arithmetic whose results nobody else needs is done in the arguments that it is
+    written to: a graph has `x.copy_(x + 1)` for `x.add_(1)`, and lists of an optimizer's step counts are long.
+    """
+    copies = {n.args[1]: n for n in writes if n.target is torch.ops.aten.copy_.default and len(n.args) == 2}
+    written = {i for n in writes for i in n.all_input_nodes[:1]}
+    # The copies that each operation stands for, and what it gives.
+    found = {n: own for n in gm.graph.nodes if n in host and (own := _written_by(n, copies, written))}
+    while found:
+        gone = {copy for own in found.values() for copy in own}
+        used = needed.union(*(n.all_input_nodes for n in writes if n not in gone))
+        for n in reversed(gm.graph.nodes):
+            if n in used and n in host and n not in found:
+                used.update(n.all_input_nodes)
+        wanted = [n for n, own in found.items() if n in used or any(copy.args[1] in used for copy in own)]
+        if not wanted:
+            break
+        for n in wanted:
+            del found[n]
+    added = []
+    for n, own in found.items():
+        with gm.graph.inserting_before(own[0]):
+            added += _by_tensor(gm, n) or [gm.graph.call_function(_written(n), n.args, n.kwargs)]
+    gone = {copy for own in found.values() for copy in own}
+    return [n for n in writes if n not in gone] + added
+
+
+def _written_by(node: Node, copies: dict[Node, Node], written: set[Node]) -> list[Node] | None:
+    """The copies that write all results of arithmetic on arguments to its own first operands, if there are such."""
+    if not _is_arithmetic(node) or _written(node) is None:
+        return None
+    first, *others = node.args
+    own = list(first) if isinstance(first, (list, tuple)) else [first]
+    results = {0: node}
+    if isinstance(first, (list, tuple)):
+        results = {n.args[1]: n for n in node.users if n.target is operator.getitem}
+    found = [copies.get(results.get(i)) for i in range(len(own))]
+    if len(set(own)) != len(own) or any(c is None or c.args[0] is not x for c, x in zip(found, own, strict=True)):
+        return None
+    if not all(_same_type(c.args[1], x) for c, x in zip(found, own, strict=True)):
+        return None
+    other = [i for x in (*others, *node.kwargs.values()) for i in _nodes(x)]
+    return None if any(i in written or i.op != "placeholder" for i in other) else found
+
+
+def _written(node: Node, overload: str = "") -> Callable | None:
+    """The operation in its first operand, if there is one."""
+    packet = getattr(torch.ops.aten, f"{node.target._schema.name.removeprefix('aten::')}_", None)
+    return getattr(packet, overload or node.target._overloadname, None)
+
+
+def _by_tensor(gm: GraphModule, node: Node) -> list[Node]:
+    """An operation on a list and a number, in its operands, with that number as a tensor, if that gives the same.
+    PyTorch would make one for each tensor of the list, which takes the host longer than to add it.
+    """
+    dtypes = {v.dtype for x in _nodes(node.args[0]) for v in _values(x)}
+    in_place = _written(node, "Tensor")
+    is_number = len(node.args) == 2 and type(node.args[1]) in (int, float) and not node.kwargs
+    # Of smaller dtypes the number is not rounded before.
+    is_exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
+    if node.target._overloadname != "Scalar" or in_place is None or not (is_number and is_exact):
+        return []
+    dtype = dtypes.pop()
+    if not abs(node.args[1]) <= torch.finfo(dtype).max:  # of which no tensor can be made
+        return []
+    kwargs = {"dtype": dtype, "device": torch.device("cpu")}
+    number = gm.graph.call_function(torch.ops.aten.scalar_tensor.default, node.args[1:], kwargs)
+    return [number, gm.graph.call_function(in_place, (node.args[0], number))]
+
+
+def _same_type(a: Node, b: Node) -> bool:
+    (a,), (b,) = _values(a), _values(b)
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def _nodes(x) -> list[Node]:
+    found: list[Node] = []
+    map_arg(x, found.append)
+    return found
+
+
 def _moved(on_device: list[Node], on_host: list[Node]) -> set[Node]:
-    """The nodes on the host that the device computes for itself: what optimizers make of their step counts."""
+    """The nodes on the host that the device computes for itself: what optimizers make of their step counts. It does
+    arithmetic on 0-d tensors better than the host, where each operation costs Python's time.
+    """
     movable: set[Node] = set()
     for n in on_host:
-        name = n.target._schema.name if isinstance(n.target, torch._ops.OpOverload) else ""
-        simple = name.removeprefix("aten::").removeprefix("_foreach_") in _ARITHMETIC
+        simple = _is_arithmetic(n)
         sources = [i for i in n.all_input_nodes if i not in movable]
         if (simple or n.target is operator.getitem) and all(i.op == "placeholder" for i in sources):
             values = [v for x in (n, *sources) for v in _values(x)]

@@ -194,6 +194,118 @@ def test_numbers_on_the_host():
     assert counts()["plays"] == 0
 
 
+def counted(x, a, b):
+    a += 1
+    b.mul_(2)
+
+
+def one_after_the_other(x, a, b):
+    a += b
+    b += 1
+
+
+def also_given(x, a, b):
+    n = a + 1
+    a.copy_(n)
+    return n
+
+
+def also_written_elsewhere(x, a, b):
+    n = a + 1
+    a.copy_(n)
+    b.copy_(n * 2)
+
+
+def also_on_the_device(x, a, b):
+    n = a * 2
+    a.copy_(n)
+    return x * n
+
+
+def before_and_after(x, a, b):
+    y = x * a
+    a += 1
+    return y + a
+
+
+def of_another_dtype(x, a, b):
+    a.copy_(a.double() * 1.5)
+    b.copy_((b > 1) + 1)
+
+
+def lists(x, a, b):
+    n = torch._foreach_add([a, b], 1)
+    a.copy_(n[0])
+    b.copy_(n[1])
+
+
+def in_thirds(x, a, b):
+    n = torch._foreach_mul([a, b], 1 / 3)
+    a.copy_(n[0])
+    b.copy_(n[1])
+
+
+def beyond_what_fits(x, a, b):
+    n = torch._foreach_mul([a, b], 1e300)
+    a.copy_(n[0])
+    b.copy_(n[1])
+
+
+def crossed(x, a, b):
+    n = torch._foreach_add([a, b], 1)
+    a.copy_(n[1])
+    b.copy_(n[0])
+
+
+def half_of_it(x, a, b):
+    n = torch._foreach_mul([a, b], 3)
+    a.copy_(n[0])
+    return n[1]
+
+
+def one_twice(x, a, b):
+    n = torch._foreach_add([a, a], 1)
+    a.copy_(n[1])
+
+
+HOST_WRITES = [counted, one_after_the_other, also_given, also_written_elsewhere, also_on_the_device, before_and_after]
+HOST_WRITES += [of_another_dtype, lists, in_thirds, beyond_what_fits, crossed, half_of_it, one_twice]
+
+
+@pytest.mark.parametrize("f", HOST_WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_writes_on_the_host(f, dtype):
+    def with_result(x, a, b):
+        found = f(x, a, b)
+        return x + 1 if found is None else found
+
+    g, x = compiled(with_result, fullgraph=True), torch.randn(3)
+    moved = to_device(x)
+    here, expected = ([torch.tensor(n, dtype=dtype) for n in (1.5, 2)] for _ in range(2))
+    for _ in range(3):
+        versions = [t._version for t in here]
+        torch.testing.assert_close(g(moved, *here).cpu(), with_result(x, *expected))
+        assert [t.item() for t in here] == [t.item() for t in expected]
+        changed = [t._version > v for t, v in zip(here, versions, strict=True)]
+        assert changed == [t._version > 0 for t in expected]
+
+
+def test_step_counts_are_moved_on_in_one_operation():
+    parameters = [nn.Parameter(torch.randn(2, device=DEVICE)) for _ in range(3)]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer = torch.optim.AdamW(parameters)
+    step = compiled(optimizer.step)
+    for _ in range(4):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    names = [e.name for e in profile.events()]
+    assert names.count("aten::_foreach_add_") == 1
+    assert not {"aten::copy_", "aten::_foreach_add"} & {*names}
+    assert [optimizer.state[p]["step"].item() for p in parameters] == [5, 5, 5]
+
+
 def test_indices_on_the_host():
     g = compiled(lambda x, i: x[i] * 2, fullgraph=True)
     x = torch.randn(5, 3)

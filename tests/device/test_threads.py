@@ -158,26 +158,28 @@ def test_threads_that_share_a_value_are_cut_between_its_uses():
 
 
 def penalty(model, x):
-    """A gradient of a gradient, whose graph autograd's thread made: one launch."""
+    """A gradient of a gradient, whose graph a backward made: one launch."""
     gradients = torch.autograd.grad(model(x).square().mean(), list(model.parameters()), create_graph=True)
     sum(g.square().sum() for g in gradients).backward()
 
 
 def recomputing(model, x):
-    """A forward that autograd's thread repeats, and its backward: a launch before and one after the barrier between."""
+    """A forward that a backward repeats, and its backward: a launch before and one after the barrier between."""
     checkpoint(model, x.requires_grad_(), use_reentrant=True).square().mean().backward()
 
 
+@pytest.mark.parametrize("in_autograds", [False, True], ids=["in its thread", "in autograd's"])
 @pytest.mark.parametrize(
     ("step", "launches"), [(penalty, 1), (recomputing, 2)], ids=lambda x: getattr(x, "__name__", "")
 )
-def test_a_backward_belongs_to_its_forward(step, launches):
+def test_a_backward_belongs_to_its_forward(step, launches, in_autograds):
     model, x = small_model(), torch.ones(4, 16, device=DEVICE)
     torch.tpu.synchronize()
     made = []
     for _ in range(3):
         before = torch.tpu.metrics()["launches"]
-        step(model, x)
+        with torch.autograd.set_multithreading_enabled(in_autograds):
+            step(model, x)
         torch.tpu.synchronize()
         made.append(torch.tpu.metrics()["launches"] - before)
         model.zero_grad()

@@ -213,9 +213,25 @@ pub(crate) fn grouped(ops: &Ops, places: &[Position]) -> (Vec<u32>, Vec<Position
 #[derive(Default)]
 struct Building {
     part: Part,
-    /// Operand codes of the whole in the part.
-    codes: FxHashMap<u32, u32>,
     results: Vec<u32>,
+}
+
+/// Operand codes of a window's values in the part that has taken them last: that part, and the code.
+struct Codes {
+    inputs: Vec<(u32, u32)>,
+    results: Vec<(u32, u32)>,
+}
+
+impl Codes {
+    fn new(whole: &Part) -> Codes {
+        let of_none = |values: usize| vec![(u32::MAX, 0); values];
+        Codes { inputs: of_none(whole.inputs.len()), results: of_none(whole.ops.results()) }
+    }
+
+    fn of(&mut self, code: u32) -> &mut (u32, u32) {
+        let at = (code & !PRODUCED) as usize;
+        if code & PRODUCED == 0 { &mut self.inputs[at] } else { &mut self.results[at] }
+    }
 }
 
 /// Cuts a window into so many parts, which are to be launched in their order; `part_of` says where each op goes, never
@@ -223,33 +239,40 @@ struct Building {
 pub(crate) fn parts(values: &Results<'_>, part_of: &[u32], count: usize) -> Vec<Part> {
     let whole = values.part;
     let mut uses = LastUses::new(whole, part_of);
+    let mut is_live = vec![false; whole.ops.results()];
+    whole.live.iter().for_each(|&i| is_live[i as usize] = true);
     let mut parts: Vec<Building> = (0..count).map(|_| Building::default()).collect();
-    for op in whole.ops.iter() {
+    // Part by part, so that a list is enough for where values are: windows that are cut have thousands of ops.
+    let mut codes = Codes::new(whole);
+    let mut ops: Vec<OpRef<'_>> = whole.ops.iter().collect();
+    ops.sort_by_key(|op| part_of[op.at]);
+    for op in ops {
         let number = part_of[op.at];
-        let Building { part, codes, results } = &mut parts[number as usize];
+        let Building { part, results } = &mut parts[number as usize];
         let mut operands: SmallVec<[u32; 6]> = SmallVec::new();
         for &code in op.operands {
-            let new = *codes.entry(code).or_insert(part.inputs.len() as u32);
-            if new as usize == part.inputs.len() && new & PRODUCED == 0 {
+            let place = codes.of(code);
+            if place.0 != number {
+                *place = (number, part.inputs.len() as u32);
                 let at = code & !PRODUCED;
                 // Whoever reads a result knows that there is one.
                 let (value, needed_after) = if code & PRODUCED == 0 {
                     (Some(whole.inputs[at as usize].clone()), whole.is_needed_later(at))
                 } else {
-                    (values.get(at), whole.live.binary_search(&at).is_ok())
+                    (values.get(at), is_live[at as usize])
                 };
                 part.inputs.extend(value);
                 part.needed_later.push(needed_after || *uses.of(code) > number);
             }
-            operands.push(new);
+            operands.push(place.1);
         }
         part.ops.push(&op, operands);
         for i in op.results().map(|i| i as u32) {
             let new = results.len() as u32;
             results.push(values.number(i));
-            codes.insert(PRODUCED | i, PRODUCED | new);
-            let is_wanted = *uses.of(PRODUCED | i) > number || whole.live.binary_search(&i).is_ok();
-            if let Some(value) = values.get(i).filter(|_| is_wanted) {
+            codes.results[i as usize] = (number, PRODUCED | new);
+            let is_wanted = *uses.of(PRODUCED | i) > number || is_live[i as usize];
+            if let Some(value) = is_wanted.then(|| values.get(i)).flatten() {
                 part.live.push(new);
                 part.outputs.push(value);
             }

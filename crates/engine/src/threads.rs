@@ -4,7 +4,6 @@ use crate::mark::Note;
 use crate::site::Site;
 use crate::value::Value;
 use rustc_hash::FxHashMap;
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -18,8 +17,6 @@ pub(crate) const CROWD: usize = 4;
 pub struct Caller {
     /// The number of a thread, not 0.
     pub thread: u64,
-    /// Whether it may be another one in the next call.
-    pub varies: bool,
     /// Whether it is in a backward, and computes a part of the forward again.
     pub recomputes: bool,
 }
@@ -44,34 +41,14 @@ pub(crate) fn settle() {
 
 /// For whom this thread records.
 pub(crate) fn here() -> Caller {
-    const UNKNOWN: u64 = 0;
-    thread_local! {
-        static HERE: Cell<u64> = const { Cell::new(UNKNOWN) };
-        static OWN: Cell<u64> = const { Cell::new(UNKNOWN) };
-    }
     static COUNT: AtomicU64 = AtomicU64::new(1 << 63);
-    let itself = |thread: u64| Caller { thread, varies: false, recomputes: false };
-    let known = HERE.get();
-    if known != UNKNOWN {
-        return itself(known);
+    thread_local! {
+        static OWN: u64 = COUNT.fetch_add(1, Relaxed);
     }
-    let Some(caller) = CALLER.get() else {
-        if OWN.get() == UNKNOWN {
-            OWN.set(COUNT.fetch_add(1, Relaxed));
-        }
-        return itself(OWN.get());
-    };
-    let caller = caller();
-    if !caller.varies {
-        HERE.set(caller.thread);
+    match CALLER.get() {
+        Some(caller) => caller(),
+        None => Caller { thread: OWN.with(|own| *own), recomputes: false },
     }
-    caller
-}
-
-/// For whom this thread records in this very call, though it may have told that this does not vary: while a function is
-/// traced, its backward runs in the thread that runs it.
-pub(crate) fn asked() -> Caller {
-    CALLER.get().map_or_else(here, |caller| caller())
 }
 
 /// A thread that records.

@@ -5,7 +5,7 @@
 //! a window ends for the thread that ends it: its ops are launched with what they need of the others', each thread's
 //! as programs of their own, and the rest stays recorded. Only who waits for the device launches all.
 //!
-//! The thread that autograd runs a backward in records for the thread whose forward that was.
+//! A thread that runs a backward records it for the thread whose forward that was.
 
 use crate::ending::Ending;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::ops::PRODUCED;
 use crate::part::{Part, Position, Results, grouped, parts};
 use crate::site::Site;
 use crate::stream::Stream;
-use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, asked, here};
+use crate::threads::{CROWD, MAX_IDLE, Thread, Turn, Whose, here};
 use crate::value::Value;
 use crate::window::Window;
 use oxitorch_capture::Reason;
@@ -31,8 +31,7 @@ impl Window {
         if !self.bodies.is_empty() {
             self.enter_body(here().thread);
         }
-        let is_watched = self.is_watched();
-        let caller = if is_watched { asked() } else { here() };
+        let caller = here();
         if self.thread.number != caller.thread {
             self.turn(caller.thread);
         }
@@ -43,7 +42,7 @@ impl Window {
             self.thread.recomputes = caller.recomputes;
             let begins = caller.recomputes && self.own_ops() > 0;
             self.thread.recompute_begins = begins;
-            self.thread.fence = (begins && is_watched).then(|| self.new_fence());
+            self.thread.fence = (begins && self.is_watched()).then(|| self.new_fence());
         }
     }
 

@@ -584,6 +584,16 @@ void settle(int32_t device) {
     // nothing to wait for.
   }
 }
+// A backward runs in the thread that asks for it, as on the CPU: it only records, so a thread of its own for each device is
+// no gain, and to wake that one up and to be woken by it costs more than what a small model records. A thread's flag says
+// so, from its first op on. Whoever sets that flag is stronger, and PyTorch sets it back where inference mode ends.
+void keep_backward_here(int64_t task) {
+  static thread_local bool is_said = false;
+  auto& state = c10::AutogradState::get_tls_state();
+  if (is_said || !state.get_multithreading_enabled() || task >= 0 || c10::InferenceMode::is_enabled()) return;
+  is_said = true;
+  state.set_multithreading_enabled(false);
+}
 const OxiShim kShim = {
     OXI_ABI_VERSION,
     [](void* g, int32_t device, uint64_t blocks, uint64_t* seed, uint64_t* offset) {
@@ -613,9 +623,15 @@ const OxiShim kShim = {
     },
     [](OxiCaller* caller) {
       static thread_local const uint64_t thread = at::RecordFunction::currentThreadId();
+      auto task = torch::autograd::get_current_graph_task_id();
+      keep_backward_here(task);
+      if (task < 0) {
+        *caller = {thread, task, 0, 0, 0};
+        return;
+      }
       auto node = torch::autograd::get_current_node();
       bool is_of_leaf = node && node->sequence_nr() == UINT64_MAX;
-      *caller = {thread, torch::autograd::get_current_graph_task_id(), node && !is_of_leaf ? node->thread_id() : 0,
+      *caller = {thread, task, node && !is_of_leaf ? node->thread_id() : 0,
                  c10::GradMode::is_enabled(), torch::autograd::get_current_graph_task_keep_graph()};
     },
     &settle,

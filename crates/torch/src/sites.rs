@@ -5,8 +5,9 @@
 //! Frame layouts are private to each Python version; they are checked against the public API at start, and a version that
 //! is not in the table (or does not check) uses the public API, under the GIL.
 //!
-//! Ops of a backward pass run in a thread without Python frames, or with a library's alone, where that has an
-//! `autograd.Function`. They are shown at the line of the forward op, found by the number of its autograd node.
+//! Ops of a backward pass are shown at the line of the forward op, found by the number of its autograd node. They run in a
+//! thread without Python frames, or behind the frames of who called `backward()`; these end with PyTorch's call of
+//! autograd's engine. Frames in front of it may be a library's, where that has an `autograd.Function`.
 
 use crate::abi::Shim;
 use crate::gil;
@@ -49,8 +50,27 @@ const SEQUENCES: usize = 1 << 16;
 #[derive(Default)]
 struct Table {
     by_hash: FxHashMap<u64, u32>,
-    /// `file:line in function` of the user's frame.
-    lines: Vec<Option<String>>,
+    lines: Vec<Line>,
+}
+
+/// The line of a stack.
+#[derive(Default)]
+struct Line {
+    /// `file:line in function` of the user's innermost frame.
+    text: Option<String>,
+    of: Of,
+}
+
+/// Whose frames a stack has, in front of autograd's engine if that is in it.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Of {
+    /// The user's.
+    User,
+    /// A library's alone.
+    #[default]
+    Library,
+    /// The engine's, in the thread of who called it.
+    Engine,
 }
 
 static TABLE: RwLock<Option<Table>> = RwLock::new(None);
@@ -183,17 +203,18 @@ pub(crate) fn here() -> Site {
 #[derive(Clone, Copy)]
 struct Place {
     site: Site,
-    /// Whether a frame of it is the user's.
-    is_user: bool,
+    of: Of,
 }
 
 impl Place {
-    const NONE: Place = Place { site: Site(0), is_user: false };
+    const NONE: Place = Place { site: Site(0), of: Of::Library };
 
-    /// The site of the op that runs there: that of its forward, if all frames are a library's and it is of a backward.
+    /// The site of the op that runs there: that of its forward, if it is of a backward and no frame is the user's.
     fn or_forward(self) -> Site {
-        let forward = if self.is_user { Site::default() } else { backward() };
-        if forward != Site::default() {
+        let forward = if self.of == Of::User { Site::default() } else { backward() };
+        // What the engine does itself has no line in a thread of its own either: one for all that it adds up would look like
+        // a loop that comes round.
+        if forward != Site::default() || self.of == Of::Engine {
             return forward;
         }
         remember(self.site);
@@ -227,7 +248,7 @@ fn known(hash: u64) -> Option<Place> {
     let table = TABLE.read();
     let table = table.as_ref()?;
     let site = *table.by_hash.get(&hash)?;
-    Some(Place { site: Site(site), is_user: table.lines[site as usize - 1].is_some() })
+    Some(Place { site: Site(site), of: table.lines[site as usize - 1].of })
 }
 
 /// Without a known frame layout: the innermost frame alone, by the public API.
@@ -248,11 +269,11 @@ fn slow(py: Python<'_>) -> Site {
 /// Gives a stack a number and looks its user line up.
 fn intern(py: Python<'_>, hash: u64) -> Place {
     let line = user_line(py);
-    let is_user = line.is_some();
-    Place { site: Site(number(hash, line)), is_user }
+    let of = line.of;
+    Place { site: Site(number(hash, line)), of }
 }
 
-fn number(hash: u64, line: Option<String>) -> u32 {
+fn number(hash: u64, line: Line) -> u32 {
     let mut table = TABLE.write();
     let table = table.get_or_insert_with(Table::default);
     if let Some(&id) = table.by_hash.get(&hash) {
@@ -264,28 +285,41 @@ fn number(hash: u64, line: Option<String>) -> u32 {
     id
 }
 
-/// `file:line in function` of the innermost frame that is not a library's. Keeps the code objects of the stack alive, so
-/// that their addresses go on to mean the same code.
-fn user_line(py: Python<'_>) -> Option<String> {
+/// The function by which PyTorch calls autograd's engine.
+const CALLS_ENGINE: &str = "_engine_run_backward";
+
+/// The line of the innermost frame that is not a library's. Keeps the code objects of the stack alive, so that their
+/// addresses go on to mean the same code.
+fn user_line(py: Python<'_>) -> Line {
     // SAFETY: the GIL is held; null without a frame.
     let top = unsafe { ffi::PyEval_GetFrame() };
     // SAFETY: a borrowed frame object, or null.
     let mut frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, top.cast()) };
-    let mut found = None;
+    let mut found = Line::default();
     for _ in 0..DEPTH {
         let Some(f) = frame else { break };
-        // An attribute of a frame cannot fail short of a broken interpreter; a site without a line is then the answer.
-        let code = f.getattr("f_code").ok()?;
-        let file: String = code.getattr("co_filename").and_then(|n| n.extract()).ok()?;
-        std::mem::forget(code.clone());
-        if found.is_none() && is_user(&file) {
+        let Ok((code, file, function)) = code_of(&f) else { return Line::default() };
+        std::mem::forget(code);
+        if found.text.is_none() && is_user(&file) {
             let line: usize = f.getattr("f_lineno").and_then(|n| n.extract()).unwrap_or(0);
-            let function: String = code.getattr("co_name").and_then(|n| n.extract()).unwrap_or_default();
-            found = Some(format!("{file}:{line} in {function}"));
+            found.text = Some(format!("{file}:{line} in {function}"));
+            if found.of == Of::Library {
+                found.of = Of::User;
+            }
+        } else if found.text.is_none() && function == CALLS_ENGINE {
+            found.of = Of::Engine;
         }
         frame = f.getattr("f_back").ok().filter(|b| !b.is_none());
     }
     found
+}
+
+/// A frame's code, with its file and its function. It cannot fail short of a broken interpreter; a site without a line is
+/// then the answer.
+fn code_of<'py>(frame: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, String, String)> {
+    let code = frame.getattr("f_code")?;
+    let (file, function) = (code.getattr("co_filename")?.extract()?, code.getattr("co_name")?.extract()?);
+    Ok((code, file, function))
 }
 
 fn is_user(file: &str) -> bool {
@@ -346,7 +380,7 @@ pub(crate) fn of_trace(trace: &str, of_backward: bool) -> u32 {
     let Some(line) = frames.next_back() else { return 0 };
     let mut hasher = FxHasher::default();
     line.hash(&mut hasher);
-    let id = number(hasher.finish() & !1, Some(line)); // hashes of stacks are odd
+    let id = number(hasher.finish() & !1, Line { text: Some(line), of: Of::User }); // hashes of stacks are odd
     if of_backward { id | OF_BACKWARD } else { id }
 }
 
@@ -371,15 +405,15 @@ fn backward() -> Site {
 }
 
 fn describe(site: Site) -> Option<String> {
-    look(site, Option::clone)
+    look(site, |line| line.text.clone())
 }
 
 /// Whether a site has a line that is no library's.
 fn has_line(site: Site) -> bool {
-    look(site, |line| line.as_ref().map(drop)).is_some()
+    look(site, |line| line.text.as_ref().map(drop)).is_some()
 }
 
-fn look<T>(site: Site, f: impl FnOnce(&Option<String>) -> Option<T>) -> Option<T> {
+fn look<T>(site: Site, f: impl FnOnce(&Line) -> Option<T>) -> Option<T> {
     let table = TABLE.read();
     f(table.as_ref()?.lines.get((site.0 & !OF_BACKWARD).checked_sub(1)? as usize)?)
 }

@@ -1,4 +1,5 @@
-//! For whom a thread records: itself, or, in autograd's threads, the thread that made the graph whose backward runs.
+//! For whom a thread records: itself, or in a backward the thread that made the graph. A backward runs in the thread that asks
+//! for it (`keep_backward_here` in the shim), or in one of autograd's, where a user has PyTorch do that.
 //!
 //! Autograd's thread says that a backward is done while it still holds the results and the node that it ran last, which may
 //! have tensors: a leaf, what a graph that is kept has saved. The thread that waited for it could find these visible or not.
@@ -40,6 +41,8 @@ thread_local! {
     static LAST: Cell<(abi::Caller, u64, bool)> = const { Cell::new((abi::Caller::NOBODY, 0, false)) };
     /// The latest backwards.
     static TASKS: RefCell<Vec<Task>> = const { RefCell::new(Vec::new()) };
+    /// Whether it is one of autograd's, which never do anything but run backwards; none before it records.
+    static IS_WORKER: Cell<Option<bool>> = const { Cell::new(None) };
     /// How many of [`EVER_UNSETTLED`] this thread has looked through.
     static SETTLED: Cell<u64> = const { Cell::new(0) };
 }
@@ -90,22 +93,26 @@ fn caller() -> Caller {
         // SAFETY: reads thread-locals of PyTorch.
         unsafe { (shim.caller)(&raw mut now) };
     }
+    let is_worker = IS_WORKER.get().unwrap_or_else(|| {
+        IS_WORKER.set(Some(now.task >= 0));
+        now.task >= 0
+    });
+    if now.task < 0 && !is_worker {
+        return Caller { thread: now.thread, recomputes: false };
+    }
     let (last, thread, recomputes) = LAST.get();
     if last == now {
-        return Caller { thread, varies: true, recomputes };
+        return Caller { thread, recomputes };
     }
-    if now.task < 0 && last.thread == 0 {
-        return Caller { thread: now.thread, varies: false, recomputes: false };
-    }
-    let (thread, recomputes) = served(&now);
+    let (thread, recomputes) = served(&now, is_worker);
     LAST.set((now, thread, recomputes));
-    Caller { thread, varies: true, recomputes }
+    Caller { thread, recomputes }
 }
 
-/// For whom a thread of autograd's records, and whether that is a part of a forward: gradients are wanted in a backward
+/// For whom a thread records a backward, and whether that is a part of a forward: gradients are wanted in a backward
 /// whose own results want none.
 #[cold]
-fn served(now: &abi::Caller) -> (u64, bool) {
+fn served(now: &abi::Caller, is_worker: bool) -> (u64, bool) {
     let mut workers = WORKERS.lock();
     let last_of = |thread: u64| workers.iter().find(|w| w.0 == thread).map(|w| w.1);
     let known = TASKS.with_borrow(|tasks| tasks.iter().find(|t| t.number == now.task).copied());
@@ -123,7 +130,7 @@ fn served(now: &abi::Caller) -> (u64, bool) {
             tasks.insert(0, Task { number: now.task, thread, grad });
         });
     }
-    if thread != now.thread {
+    if is_worker && thread != now.thread {
         workers.retain(|w| w.0 != now.thread);
         workers.push((now.thread, thread));
         unsettle(thread);
