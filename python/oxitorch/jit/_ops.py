@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from oxitorch import _flex
 from oxitorch._lines import is_library
 from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
@@ -220,7 +221,7 @@ class Ops(TorchDispatchMode):
             # What is in them is seen when they compute with it.
             self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
             return NotImplemented
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, torch._ops.HigherOrderOperator) and not _flex.is_flex(func):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         if any(map(is_sparse, taken)):
@@ -231,6 +232,9 @@ class Ops(TorchDispatchMode):
             args, kwargs = self._numbers.plain(func, args, kwargs, on_device)
         if any(isinstance(t, FakeTensor) for t in taken):
             return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
+        if _flex.is_flex(func):
+            with self:
+                return _flex.in_operations(func, *args, **kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
