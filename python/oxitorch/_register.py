@@ -11,6 +11,7 @@ import torch
 
 from oxitorch import (
     _activate,
+    _asserts,
     _decompose,
     _default_backend,
     _dlpack,
@@ -46,6 +47,7 @@ _HOOKS = (
     (_offload.install, False),
     (_flops.install, False),
     (_decompose.install, True),
+    (_asserts.install, True),
     (_loops.install, True),
     (_while_gradients.install, True),
     (_packed.install, True),

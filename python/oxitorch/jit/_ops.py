@@ -315,14 +315,28 @@ class Ops(TorchDispatchMode):
 
     def _moved(self, func, args: tuple, kwargs: dict) -> torch.Tensor | None:
         """A copy from the host that converts, done as one that moves and one that converts: PyTorch converts on the
-        host first, in memory that each call would have to fill. None if it is no such copy.
+        host first, in memory that each call would have to fill. And one of a part of a tensor, or of its elements in
+        another order or several times, which has memory of its own first, as a program takes whole tensors of the
+        host. None if it is no such copy.
         """
         to, source = (None, args[0]) if func is _TO_COPY else args[:2]
         if not isinstance(source, torch.Tensor):
             return None
         device = torch.device(kwargs.get("device") or source.device) if to is None else to.device
         dtype = kwargs.get("dtype") if to is None else to.dtype
-        if dtype in (None, source.dtype) or is_on_device(source) or device.type != "tpu":
+        if is_on_device(source) or device.type != "tpu":
+            return None
+        if not source.is_contiguous():
+            with self:
+                if to is not None:
+                    return func(to, source.contiguous(), *args[2:], **kwargs)
+                order = sorted(range(source.dim()), key=source.stride, reverse=True)
+                rows = source.permute(order)
+                if not rows.is_contiguous() or kwargs.get("memory_format") not in (None, torch.preserve_format):
+                    return func(source.contiguous(), **kwargs)
+                back = sorted(range(source.dim()), key=order.__getitem__)
+                return func(rows, **kwargs).permute(back)  # with the strides that it has there
+        if dtype in (None, source.dtype):
             return None
         with self:
             if to is None:
