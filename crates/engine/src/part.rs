@@ -355,7 +355,7 @@ impl Window {
             let stays = inst.only_asserts;
             (0..inst.outputs.len()).map(move |i| stays && i == 0)
         };
-        let stays = part.ops.insts.iter().flat_map(|inst| first_stays(inst));
+        let stays = part.ops.insts.iter().flat_map(first_stays);
         for (i, (value, stays)) in self.produced.iter_mut().zip(stays).enumerate() {
             if let Some(value) = value.take_if(|v| stays || v.is_visible()) {
                 part.live.push(i as u32);
