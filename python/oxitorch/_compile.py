@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from oxitorch import _activate, _fences, _loops, _steps
+from oxitorch import _activate, _fences, _flex, _loops, _steps
 from oxitorch._compile_sizes import SizedGraph
 from oxitorch._recipes import Recipes, watched
 from oxitorch.jit._pieces import recounted
@@ -178,6 +178,11 @@ class _Player(Interpreter):
         body = self._bodies.get(target)
         return super().get_attr(target, args, kwargs) if body is None else body.run
 
+    def output(self, target, args, kwargs):
+        # The lists of graphs are of a type of their own, and who runs a body may look at the type.
+        results = super().output(target, args, kwargs)
+        return list(results) if isinstance(results, list) else results
+
     def run_node(self, n):
         if n.op != "call_function":
             return super().run_node(n)
@@ -327,7 +332,7 @@ _WITH_ROWS = ("oxitorch", "torchvision")
 def _is_pure(gm: GraphModule, node: Node) -> bool:
     """Whether what a node does follows from its arguments alone, random numbers aside."""
     target = node.target
-    if _loops.is_control_flow(target):
+    if _loops.is_control_flow(target) or _flex.is_flex(target):
         bodies = [_attribute(gm, n) for n in node.all_input_nodes if n.op == "get_attr"]
         bodies = [body for body in bodies if isinstance(body, GraphModule)]
         return all(_is_pure(body, n) for body in bodies for n in body.graph.nodes if n.op == "call_function")

@@ -80,7 +80,27 @@ def binned_without_end(device):
     return torch.histogram(rows(device), 3, range=(0.0, float("inf"))).hist
 
 
+def asserted(device):
+    x = rows(device)
+    torch._assert_async(x[0, 0])
+    return x
+
+
+def asserted_in_words(device):
+    x = rows(device)
+    torch._assert_async((x > 0).all(), "some are not positive")
+    return x
+
+
+def asserted_functionally(device):
+    x = rows(device)
+    return torch.ops.aten._functional_assert_async.msg((x >= 1).all(), "some are not positive", x)
+
+
 CASES = [
+    asserted,
+    asserted_in_words,
+    asserted_functionally,
     embedded,
     picked,
     selected,
@@ -168,3 +188,58 @@ def test_what_is_right_is_no_error(fused):
     torch.bernoulli(torch.tensor([0.0, 1.0], device=DEVICE))
     torch.tpu.synchronize()
     assert picked.shape == (2, 5)
+
+
+WAYS = {"eager": lambda f: f, "compile": lambda f: torch.compile(f, backend="tpu"), "jit": lambda f: torch.tpu.jit(f)}
+
+
+def one_hot(x):
+    return F.one_hot(x, 4).float()  # in compiled graphs with two assertions
+
+
+def checked(x):
+    torch._assert_async((x >= 0).all(), "negative")  # nobody takes a result of it
+    torch._assert_async((x < 4).all(), "too large")
+    return x.float() * 2
+
+
+@pytest.mark.parametrize("f, way", [(one_hot, "compile"), *((checked, way) for way in WAYS)])
+def test_what_a_function_asserts_is_part_of_its_program(fused, f, way):
+    torch._dynamo.reset()
+    call, new = WAYS[way](f), NewGraphs()
+    for i in range(5):
+        result = call(torch.tensor([i % 4, 1, 0], device=DEVICE))
+        assert torch.equal(result.cpu(), f(torch.tensor([i % 4, 1, 0])))
+        graphs = new.take()
+        assert len(graphs) <= (1 if i < 3 else 0)
+    assert torch.tpu.metrics()["fallbacks"] == {}
+    call(torch.tensor([4, 1, 0], device=DEVICE))
+    with pytest.raises(RuntimeError, match="smaller than num_classes|too large"):
+        torch.tpu.synchronize()
+    assert torch.equal(call(torch.tensor([3, 1, 0], device=DEVICE)).cpu(), f(torch.tensor([3, 1, 0])))
+
+
+def test_a_window_that_only_asserts_is_launched(fused):
+    x = torch.ones(3, device=DEVICE)
+    torch._assert_async(x.sum() > 4, "four")
+    with pytest.raises(RuntimeError, match="four"):
+        torch.tpu.synchronize()
+    torch._assert_async(x.sum() > 2)
+    torch.tpu.synchronize()
+    for wrong in (x, x[:0]):
+        with pytest.raises(RuntimeError, match="Boolean value of Tensor with .* is ambiguous"):
+            torch._assert_async(wrong)
+
+
+def test_a_round_of_a_loop_asserts(fused):
+    from torch._higher_order_ops.scan import scan
+
+    def step(total, x):
+        torch._assert_async(total < 5, "more than five")
+        return total + x, total * 2
+
+    xs = torch.arange(4.0, device=DEVICE)
+    assert scan(step, torch.zeros((), device=DEVICE), xs)[0].item() == 6
+    scan(step, torch.zeros((), device=DEVICE), xs * 3)
+    with pytest.raises(RuntimeError, match="more than five"):
+        torch.tpu.synchronize()

@@ -296,3 +296,20 @@ def test_fallbacks_warn_once_with_the_line_and_are_counted():
     assert sum(counted.values()) - before >= 3 and any("_add_relu" in name for name in counted)
     ours = [w for w in caught if "_add_relu" in str(w.message)]
     assert len(ours) <= 1 and all(__file__ in str(w.message) for w in ours)
+
+
+LOWERED_FOR_OTHERS = {
+    "interpolation of bytes": lambda: F.interpolate(torch.ones(1, 1, 4, 4, dtype=torch.uint8).to(DEVICE), (2, 2), mode="bilinear"),
+    "logsumexp of complex numbers": lambda: torch.ones(3, dtype=torch.complex64).to(DEVICE).logsumexp(0),
+    "addr of bool": lambda: torch.addr(*(torch.ones(n, dtype=torch.bool).to(DEVICE) for n in ((2, 2), 2, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", LOWERED_FOR_OTHERS)
+def test_where_some_arguments_have_no_lowering_these_are_named(fused, why):
+    text = rf"aten::\S+ has no lowering for the tpu device for these arguments \({why}\), and OXITORCH_FALLBACK"
+    with torch.tpu.set_fallback("error"):
+        with pytest.raises(NotImplementedError, match=text):
+            LOWERED_FOR_OTHERS[why]()
+        with pytest.raises(NotImplementedError, match="aten::_add_relu.Tensor has no lowering for the tpu device, and"):
+            torch.ops.aten._add_relu(torch.eye(3, device=DEVICE), torch.eye(3, device=DEVICE))

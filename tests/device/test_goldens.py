@@ -41,6 +41,14 @@ def asserted(x, ok, message):
     return x.clone()
 
 
+@torch.library.impl("oxitorch::_assert", "CPU")
+def alone(ok, message):
+    """The referee for what is called for what it asserts."""
+    if not ok.all():
+        raise RuntimeError(message)
+    return ok.bool().all()
+
+
 @torch.library.impl("oxitorch::_solved", "CPU")
 def solved(x, info, message):
     """The referee for what a decomposition has found."""

@@ -344,3 +344,37 @@ def test_storages_that_always_have_one_value():
     before = torch.tpu.metrics()["compiles"]
     assert_close(f(x).cpu(), torch.full((3,), 4.0))
     assert f.traces == 1 and torch.tpu.metrics()["compiles"] == before
+
+
+PARTS = {
+    "transposed": lambda t: t.t(),
+    "of another order": lambda t: t.view(2, 3, 4).permute(2, 0, 1),
+    "expanded": lambda t: t[0].expand(5, -1),
+    "every other column": lambda t: t[:, ::2],
+    "channels last": lambda t: t.view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+}
+MOVES = {
+    "to": lambda t, device: t.to(device),
+    "to and converted": lambda t, device: t.to(device, torch.float64),
+    "contiguous": lambda t, device: t.to(device, memory_format=torch.contiguous_format),
+    "copied into": lambda t, device: torch.zeros(t.shape, device=device).copy_(t),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_tensors_of_the_host_are_moved(part, move):
+    """As prompts of PEFT are: numbers that a module has on the host, expanded for a batch."""
+
+    def calls(device, wrap):
+        held = torch.arange(24.0).view(6, 4)
+        f = wrap(lambda x: (MOVES[move](PARTS[part](held), device), x + MOVES[move](PARTS[part](held), device).sum()))
+        for i in range(4):
+            held += i
+            moved, total = f(torch.ones(2, device=device))
+            yield moved.cpu(), total.cpu(), moved.stride()
+
+    ways = calls(DEVICE, torch.tpu.jit), calls(DEVICE, lambda f: f), calls("cpu", lambda f: f)
+    for actual, eager, expected in zip(*ways, strict=True):
+        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+        assert actual[2] == eager[2]

@@ -131,6 +131,8 @@ pub struct Row {
     pub may_fail: bool,
     /// If its result is to be kept in another memory space than its operand.
     pub memory: Option<MemorySpace>,
+    /// Whether it is computed though nobody can see its result: who calls it wants what it asserts.
+    pub only_asserts: bool,
     /// Only other rows speak of it; there is no such overload.
     pub internal: bool,
 }
@@ -163,6 +165,7 @@ impl Row {
             products: false,
             may_fail: false,
             memory: None,
+            only_asserts: false,
             internal: false,
         }
     }
@@ -276,6 +279,11 @@ impl Row {
     /// The same for an op that does nothing but take its operand to this memory space.
     pub const fn kept_in(self, memory: MemorySpace) -> Row {
         Row { memory: Some(memory), ..self }
+    }
+
+    /// The same for an op that is called for what it asserts.
+    pub const fn only_asserts(self) -> Row {
+        Row { only_asserts: true, ..self }
     }
 
     /// The same for a row that is no overload.

@@ -202,6 +202,8 @@ pub(crate) struct Inst {
     plain: bool,
     /// Whether it is to come behind what is computed before it; see `fence.rs`.
     pub(crate) waits: bool,
+    /// Whether it is computed though nobody can see its results.
+    pub(crate) only_asserts: bool,
     pub(crate) outputs: SmallVec<[Option<Shared<Out>>; 1]>,
     /// Size of those.
     pub(crate) bytes: u64,

@@ -3,10 +3,11 @@
 use crate::counts;
 use crate::error::Error;
 use crate::executor::Asked;
-use crate::inst::Out;
+use crate::inst::{Inst, Out};
 use crate::known::Indices;
 use crate::mark::Note;
 use crate::ops::{OpRef, Ops, PRODUCED};
+use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::Token;
 use crate::value::{State, Value};
@@ -372,8 +373,14 @@ impl Window {
         let ops = std::mem::take(&mut self.ops);
         let mut part = Part { ops, options: self.thread.options, ..Part::default() };
         part.inputs = std::mem::take(&mut self.inputs);
-        for (i, value) in self.produced.iter_mut().enumerate() {
-            if let Some(value) = value.take_if(|v| v.is_visible()) {
+        // With one of its results an op stays.
+        let first_stays = |inst: &Shared<Inst>| {
+            let stays = inst.only_asserts;
+            (0..inst.outputs.len()).map(move |i| stays && i == 0)
+        };
+        let stays = part.ops.insts.iter().flat_map(first_stays);
+        for (i, (value, stays)) in self.produced.iter_mut().zip(stays).enumerate() {
+            if let Some(value) = value.take_if(|v| stays || v.is_visible()) {
                 part.live.push(i as u32);
                 part.outputs.push(value);
             }

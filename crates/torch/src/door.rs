@@ -102,6 +102,8 @@ thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
     /// Owns the sizes and strides of a call's only result.
     static LAST: Cell<Option<Meta>> = const { Cell::new(None) };
+    /// Why the call that was refused last has no lowering; who refused it goes to the CPU with it at once.
+    static NOT_LOWERED: Cell<Option<String>> = const { Cell::new(None) };
 }
 
 fn keep_message(text: &str) -> *const c_char {
@@ -340,7 +342,10 @@ unsafe extern "C" fn dispatch(
     let (op, reply, args) = unsafe { (&*op.cast::<Op>(), &mut *reply, slice(args, nargs as usize)) };
     match enter(|s| run(s, op, device, args, reply)) {
         Ok(()) => OK,
-        Err(Refusal::Fallback(_)) => FALLBACK,
+        Err(Refusal::Fallback(why)) => {
+            NOT_LOWERED.set(Some(why));
+            FALLBACK
+        }
         Err(Refusal::Error(e)) => {
             report(&mut reply.error, &e);
             ERROR
@@ -455,7 +460,7 @@ unsafe extern "C" fn fallback(name: *const c_char, warn: *mut *const c_char, err
     enter_code(error, |s| {
         // SAFETY: a C string from the shim.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        if let Some(text) = s.fall_back(&name, crate::sites::here())? {
+        if let Some(text) = s.fall_back(&name, NOT_LOWERED.take(), crate::sites::here())? {
             // SAFETY: the shim passes a place for the message.
             unsafe { *warn = keep_message(&text) };
         }

@@ -462,11 +462,18 @@ pub(crate) fn interruption(py: Python<'_>, message: String) -> PyErr {
 }
 
 impl State {
-    /// Counts an op that goes to the CPU, or forbids it; what to warn of, the first time.
-    pub(crate) fn fall_back(&self, name: &str, site: Site) -> Result<Option<String>, Error> {
+    /// Counts an op that goes to the CPU, or forbids it; what to warn of, the first time. `why`: what about its arguments
+    /// no lowering takes, if there is one for others.
+    pub(crate) fn fall_back(
+        &self,
+        name: &str,
+        why: Option<String>,
+        site: Site,
+    ) -> Result<Option<String>, Error> {
+        let why = why.map_or(String::new(), |why| format!(" for these arguments ({why})"));
         if self.refuse_fallback.load(Relaxed) {
             let message = format!(
-                "{name} has no lowering for the tpu device, and OXITORCH_FALLBACK=error forbids to run it on the CPU"
+                "{name} has no lowering for the tpu device{why}, and OXITORCH_FALLBACK=error forbids to run it on the CPU"
             );
             return Err(Error::new(ErrorKind::NotImplemented, message).at(site));
         }
@@ -476,7 +483,7 @@ impl State {
         }
         let place = Error::runtime("").at(site).message.trim().to_owned();
         Ok(Some(format!(
-            "{name} has no lowering for the tpu device and runs on the CPU ({}). Counted in \
+            "{name} has no lowering for the tpu device{why} and runs on the CPU ({}). Counted in \
              torch.tpu.metrics()[\"fallbacks\"]; OXITORCH_FALLBACK=error makes it an error",
             if place.is_empty() { "called from an unknown line" } else { &place }
         )))

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from oxitorch import _flex
 from oxitorch._lines import is_library
 from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
@@ -220,7 +221,7 @@ class Ops(TorchDispatchMode):
             # What is in them is seen when they compute with it.
             self.may_get_gradients(_tensors((args, tuple(kwargs.values()))))
             return NotImplemented
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, torch._ops.HigherOrderOperator) and not _flex.is_flex(func):
             args = tuple(self._body(x) if callable(x) and not isinstance(x, torch.Tensor) else x for x in args)
         taken = list(_tensors((args, tuple(kwargs.values()))))
         if any(map(is_sparse, taken)):
@@ -231,6 +232,9 @@ class Ops(TorchDispatchMode):
             args, kwargs = self._numbers.plain(func, args, kwargs, on_device)
         if any(isinstance(t, FakeTensor) for t in taken):
             return func(*args, **kwargs)  # PyTorch captures the body of a loop, and computes nothing
+        if _flex.is_flex(func):
+            with self:
+                return _flex.in_operations(func, *args, **kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
@@ -311,14 +315,28 @@ class Ops(TorchDispatchMode):
 
     def _moved(self, func, args: tuple, kwargs: dict) -> torch.Tensor | None:
         """A copy from the host that converts, done as one that moves and one that converts: PyTorch converts on the
-        host first, in memory that each call would have to fill. None if it is no such copy.
+        host first, in memory that each call would have to fill. And one of a part of a tensor, or of its elements in
+        another order or several times, which has memory of its own first, as a program takes whole tensors of the
+        host. None if it is no such copy.
         """
         to, source = (None, args[0]) if func is _TO_COPY else args[:2]
         if not isinstance(source, torch.Tensor):
             return None
         device = torch.device(kwargs.get("device") or source.device) if to is None else to.device
         dtype = kwargs.get("dtype") if to is None else to.dtype
-        if dtype in (None, source.dtype) or is_on_device(source) or device.type != "tpu":
+        if is_on_device(source) or device.type != "tpu":
+            return None
+        if not source.is_contiguous():
+            with self:
+                if to is not None:
+                    return func(to, source.contiguous(), *args[2:], **kwargs)
+                order = sorted(range(source.dim()), key=source.stride, reverse=True)
+                rows = source.permute(order)
+                if not rows.is_contiguous() or kwargs.get("memory_format") not in (None, torch.preserve_format):
+                    return func(source.contiguous(), **kwargs)
+                back = sorted(range(source.dim()), key=order.__getitem__)
+                return func(rows, **kwargs).permute(back)  # with the strides that it has there
+        if dtype in (None, source.dtype):
             return None
         with self:
             if to is None:

@@ -208,6 +208,11 @@ impl Instances {
             careful,
             plain: one && !careful && !identity && emitted.rng_blocks == 0,
             waits: matches!(&kind, Kind::Row { op, .. } if aten::row(*op).memory == Some(MemorySpace::Device)),
+            only_asserts: match &kind {
+                Kind::Row { op, .. } => aten::row(*op).only_asserts,
+                Kind::Control(control) => control.insts().any(|inst| inst.only_asserts),
+                _ => false,
+            },
             unused,
             unused_params,
             id: self.next,

@@ -82,5 +82,5 @@ pub(super) fn get_fallback(py: Python<'_>) -> PyResult<&'static str> {
 /// Counts an op that goes to the CPU; a warning if it is to be given.
 #[pyfunction]
 pub(super) fn fall_back(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
-    started(py)?.fall_back(name, sites::here()).map_err(|e| raise(py, e))
+    started(py)?.fall_back(name, None, sites::here()).map_err(|e| raise(py, e))
 }
