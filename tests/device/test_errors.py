@@ -267,6 +267,28 @@ def test_what_may_be_mixed():
         x.index_fill(0, torch.tensor([4]), 1.0).tolist()
 
 
+# The same operations, on lines of their own.
+SAME_OPS = [
+    lambda x, i: (x * 2)[i].exp() + 1,
+    lambda x, i: (x * 2)[i].exp() + 1,
+    lambda x, i: (x * 2)[i].exp() + 1,
+]
+
+
+def test_a_failed_check_names_the_line_that_ran_and_not_the_one_that_made_the_program(fused):
+    x, fine, beyond = ones(DEVICE, 5), ints(DEVICE, 0, 4), ints(DEVICE, 1, 5)
+    for f in SAME_OPS:
+        torch.tpu.synchronize()
+        f(x, fine).tolist()
+    torch.tpu.synchronize()
+    before = torch.tpu.metrics()["programs"]
+    for f in SAME_OPS:
+        with pytest.raises(IndexError, match="out of bounds") as error:
+            f(x, beyond).tolist()
+        assert names_the_line(error.value, f), error.value
+    assert torch.tpu.metrics()["programs"] == before
+
+
 # ---------------------------------------------------------------- processes
 
 

@@ -40,7 +40,7 @@ pub(crate) struct Launch {
     pub(crate) ends_step: bool,
     /// If other processes launch it too.
     pub(crate) agreement: Option<Arc<Agreement>>,
-    /// What it checks, where the program is for many sizes: its own messages name another one.
+    /// What it checks, where the program is for many sizes, whose messages name another one, or was made for other lines.
     pub(crate) checks: Option<Arc<[Check]>>,
     /// Marks in it, each with the share of the recorded ops that comes before.
     pub(crate) notes: Vec<(f64, Note)>,

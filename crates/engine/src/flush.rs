@@ -569,6 +569,10 @@ impl Stream {
         let mut asked = part.asked.take();
         let agreement = asked.as_mut().and_then(|a| a.agreement.take());
         let notes = std::mem::take(&mut part.notes);
+        let checks = match by_bound {
+            Some(by_bound) => Some(by_bound.checks),
+            None => program.checks_at(&part.ops.sites),
+        };
         let launch = Launch {
             program,
             inputs,
@@ -580,7 +584,7 @@ impl Stream {
             before,
             ends_step,
             agreement,
-            checks: by_bound.map(|by_bound| by_bound.checks),
+            checks,
             notes,
         };
         match asked {

@@ -88,7 +88,9 @@ pub(crate) struct Check {
     /// The error if it fails.
     pub(crate) kind: ErrorKind,
     pub(crate) message: String,
-    /// The Python line of its op.
+    /// Which op checks it.
+    pub(crate) op: u32,
+    /// The op's Python line.
     pub(crate) site: Site,
 }
 
@@ -159,15 +161,16 @@ impl Graph {
 
     /// What is checked in it.
     pub(crate) fn checks(&self) -> Vec<Check> {
-        let of = |(inst, &site): (&Shared<Inst>, &Site)| {
+        let of = |(op, (inst, &site)): (u32, (&Shared<Inst>, &Site))| {
             let check = move |(kind, message): &(ErrorKind, String)| Check {
                 kind: *kind,
                 message: message.clone(),
+                op,
                 site,
             };
             inst.checks.iter().map(check).collect::<Vec<_>>()
         };
-        self.ops.insts.iter().zip(&self.ops.sites).flat_map(of).collect()
+        (0..).zip(self.ops.insts.iter().zip(&self.ops.sites)).flat_map(of).collect()
     }
 
     /// The results that are kept in the memory of the host, by their places among the results. The devices of a mesh keep

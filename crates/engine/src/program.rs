@@ -6,6 +6,7 @@ use crate::effort::{Effort, FUSION_EMITTERS, Policy};
 use crate::error::Error;
 use crate::graph::{Check, Graph, Task};
 use crate::metrics::Metrics;
+use crate::site::Site;
 use crate::spread::Spread;
 use crate::target::Target;
 use oxitorch_cache as cache;
@@ -127,6 +128,13 @@ impl Program {
             executable: OnceLock::new(),
             task: OnceLock::new(),
         })
+    }
+
+    /// What it checks when its ops are of these lines, where they are not those of which it was made.
+    pub(crate) fn checks_at(&self, sites: &[Site]) -> Option<Arc<[Check]>> {
+        let at = |check: &Check| sites.get(check.op as usize).copied().unwrap_or(check.site);
+        let is_elsewhere = self.checks.iter().any(|check| at(check) != check.site);
+        is_elsewhere.then(|| self.checks.iter().map(|c| Check { site: at(c), ..c.clone() }).collect())
     }
 
     /// A program of no ops.

@@ -43,7 +43,7 @@ pub(super) struct Flight {
 pub(super) struct Checked {
     /// The number of the first that failed, or -1.
     pub(super) first: Buffers,
-    /// What it checked, if other messages than those of the program.
+    /// What it checked, if other messages or lines than those of the program.
     pub(super) checks: Option<Arc<[Check]>>,
     /// The Python line of a program of one op, which runs for other lines too.
     pub(super) site: Option<Site>,
