@@ -181,8 +181,10 @@ impl Accounts {
             self.split.step = Some(std::mem::take(&mut self.step));
             self.split.steps += 1;
         }
-        // Threads of the plugin tell of ends, and one may be late: what came before this program is not its time.
-        device.min(at.saturating_duration_since(start))
+        // Threads of the plugin tell of ends, and one may be late: then its time is accounted for already, and what came
+        // before the next program is not that one's time.
+        let own = at.saturating_duration_since(start);
+        if device.is_zero() { own } else { device.min(own) }
     }
 }
 
@@ -297,7 +299,7 @@ mod tests {
         t.starts(at(20), at(20), Before::default());
         // The first ended at 15, and the thread that says so is late.
         assert_eq!(t.ends(at(20), at(30), false), ms(10));
-        assert_eq!(t.ends(at(0), at(15), false), ms(0));
+        assert_eq!(t.ends(at(0), at(15), false), ms(15));
         assert_eq!(t.split().all.device, ms(30));
     }
 
