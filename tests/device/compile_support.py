@@ -19,6 +19,10 @@ def compiled(f, **options):
     return torch.compile(f, backend="tpu", **options)
 
 
+# A function as it is, in graphs, and as one program.
+WAYS = {"eager": lambda f: f, "compile": compiled, "jit": lambda f: torch.tpu.jit(f)}
+
+
 def pair(make):
     """The same module on the CPU and on the device."""
     on_cpu = make()

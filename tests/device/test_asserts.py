@@ -5,6 +5,7 @@ line of the operation. Nothing else is lost.
 import pytest
 import torch
 import torch.nn.functional as F
+from compile_support import WAYS
 from support import DEVICE, NewGraphs
 
 LONG = torch.tensor([0, 1, 9])
@@ -188,9 +189,6 @@ def test_what_is_right_is_no_error(fused):
     torch.bernoulli(torch.tensor([0.0, 1.0], device=DEVICE))
     torch.tpu.synchronize()
     assert picked.shape == (2, 5)
-
-
-WAYS = {"eager": lambda f: f, "compile": lambda f: torch.compile(f, backend="tpu"), "jit": lambda f: torch.tpu.jit(f)}
 
 
 def one_hot(x):

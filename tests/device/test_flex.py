@@ -2,21 +2,12 @@
 
 import pytest
 import torch
+from compile_support import WAYS, fresh_dynamo  # noqa: F401 (a fixture)
 from support import DEVICE, NewGraphs, assert_close
 from torch import nn
 from torch.nn.attention import flex_attention as flex
 
 LENGTH, BLOCK = 32, 16
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-WAYS = {"eager": lambda f: f, "compile": lambda f: torch.compile(f, backend="tpu"), "jit": lambda f: torch.tpu.jit(f)}
 
 
 def dense(q, k, v, score_mod, block_mask):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from jit_support import OPTIMIZERS, batches, compare, mlp
+from jit_support import OPTIMIZERS, batches, compare, mlp, training
 from support import DEVICE, assert_close, to_device
 from torch import nn
 
@@ -216,18 +216,7 @@ def test_weights_that_change():
 def test_the_state_of_an_optimizer_is_loaded():
     model, other = mlp().to(DEVICE), mlp()
     pairs = [(m, torch.optim.AdamW(m.parameters(), lr=0.01)) for m in (model, other)]
-
-    def step_of(model, optimizer):
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    f, g = torch.tpu.jit(step_of(*pairs[0])), step_of(*pairs[1])
+    f, g = torch.tpu.jit(training(*pairs[0])), training(*pairs[1])
     data = batches(8)
     for x, y in data[:4]:
         f(to_device(x), to_device(y))
@@ -243,8 +232,8 @@ def test_the_state_of_an_optimizer_is_loaded():
         assert_close(f(to_device(x), to_device(y)), g(x, y))
     # The step of eager mode goes on where the program was.
     x, y = data[0]
-    assert_close(step_of(*pairs[0])(to_device(x), to_device(y)), g(x, y))
-    assert_close(step_of(*pairs[0])(to_device(x), to_device(y)), g(x, y))
+    assert_close(training(*pairs[0])(to_device(x), to_device(y)), g(x, y))
+    assert_close(training(*pairs[0])(to_device(x), to_device(y)), g(x, y))
 
 
 def test_a_scaler_of_gradients():

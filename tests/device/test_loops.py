@@ -6,22 +6,13 @@ import re
 
 import pytest
 import torch
+from compile_support import WAYS, fresh_dynamo  # noqa: F401 (a fixture)
 from support import DEVICE, NewGraphs, assert_same, tensors, to_device
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import ScanAutogradImpl, scan
 from torch._higher_order_ops.while_loop import while_loop
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-WAYS = {"eager": lambda f: f, "compile": lambda f: torch.compile(f, backend="tpu"), "jit": lambda f: torch.tpu.jit(f)}
 
 
 def halved(n, x):

@@ -5,20 +5,12 @@ PyTorch's own are no referee: `test_what_pytorch_gives` says where they are othe
 
 import pytest
 import torch
+from compile_support import WAYS, fresh_dynamo  # noqa: F401 (a fixture)
 from oxitorch import _while_gradients
 from support import DEVICE, NewGraphs, assert_same, tensors, to_device
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-
-WAYS = {"eager": lambda f: f, "compile": lambda f: torch.compile(f, backend="tpu"), "jit": lambda f: torch.tpu.jit(f)}
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def close(actual, expected):

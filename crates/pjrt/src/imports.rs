@@ -61,7 +61,7 @@ struct Library {
 ///
 /// # Safety
 /// The function has the type that the library expects of the name, and both stay for ever.
-pub(crate) unsafe fn replace(inside: *const c_void, name: &CStr, function: *mut c_void) -> bool {
+pub unsafe fn replace(inside: *const c_void, name: &CStr, function: *mut c_void) -> bool {
     let mut library =
         Library { inside: inside as usize, base: 0, dynamic: std::ptr::null(), protected: (0, 0) };
     // SAFETY: `find` takes what `dl_iterate_phdr` gives it, and the library that outlives the call.

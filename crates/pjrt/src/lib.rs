@@ -78,6 +78,12 @@ pub use executable::{Executable, ExecuteArgs};
 pub use heap::trim_heap;
 pub use host_call::{HOST_CALL_NAME, HOST_CALL_TARGET, HostArg, HostCall, HostElement, HostResult};
 pub use host_threads::HostThreads;
+#[cfg(all(
+    target_os = "linux",
+    target_env = "gnu",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+pub use imports::replace as replace_import;
 pub use key_values::{KeyValueStore, Processes, StoreError};
 pub use named_value::{Attributes, NamedValue};
 pub use options::{CompileOptions, Format, OptionValue, Program};
