@@ -64,9 +64,10 @@ def linear(x, p):
 
 
 def attention(q, k, v):
-    """Of float32 in products, as nothing else takes that; of 16 bits by cuDNN. Shapes: batch, time, heads, size."""
+    """Causal attention; shapes are batch, time, heads, size. On GPUs cuDNN's, which takes floats of 16 bits alone."""
     if q.dtype != jnp.float32:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        cudnn = "cudnn" if jax.default_backend() == "gpu" else None
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=cudnn)
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     past = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
     scores = jnp.where(past, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -jnp.inf)

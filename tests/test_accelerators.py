@@ -46,6 +46,9 @@ backward("tpu")
 print("on the device:", seen.pop())
 backward("cpu", OnCuda)
 print("on CUDA:", seen.pop())
+edge = torch.autograd.graph.get_gradient_edge((torch.ones(3, requires_grad=True) * 2).sum())
+torch.autograd.backward([edge], [torch.ones(())])
+print("of an edge:", seen.pop())
 try:
     torch.autograd.grad(torch.ones(()).as_subclass(OnCuda), [torch.ones(())])
 except RuntimeError:
@@ -62,6 +65,7 @@ def test_the_accelerator_is_cuda_until_the_device_is_used_and_for_backwards_on_c
         "on the CPU": f"{theirs} False",
         "on the device": "tpu",
         "on CUDA": theirs,
+        "of an edge": "tpu",
         "after an error": f"{theirs} tpu",
     }
 

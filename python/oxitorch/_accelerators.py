@@ -26,7 +26,7 @@ def share() -> None:
 
     @functools.wraps(run)
     def of_its_accelerator(tensors, *args, **kwargs):
-        if not any(t.is_cuda for t in tensors if isinstance(t, torch.Tensor)):
+        if not any(map(_is_on_cuda, tensors)):
             return run(tensors, *args, **kwargs)
         if not shared:
             raise RuntimeError(
@@ -42,3 +42,9 @@ def share() -> None:
 
     # Both names are called.
     torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = of_its_accelerator
+
+
+def _is_on_cuda(root: torch.Tensor | torch.autograd.graph.GradientEdge) -> bool:
+    if isinstance(root, torch.Tensor):
+        return root.is_cuda
+    return root.node._input_metadata[root.output_nr].device.type == "cuda"

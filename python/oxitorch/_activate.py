@@ -102,15 +102,15 @@ def _start_core() -> None:
     config["on_start"] = _on_start
     config["child"] = _env.child
     _core.init(config)
-    atexit.register(_shut_down, _core.shutdown)
+    atexit.register(_shut_down)
 
 
-def _shut_down(core: Callable[[], None]) -> None:
-    core()
+def _shut_down() -> None:
+    _core.shutdown()
     # From here on operations hold up daemon threads (`Engine::linger`). One that is on its way back from the operation
     # before gets the time to come there: Python would end it in the middle of PyTorch's C++, and the process with it.
     # On a busy machine that takes a while, and one that computes by itself never comes.
-    daemons = [t.native_id for t in threading.enumerate() if t.daemon]
+    daemons = [t.native_id for t in threading.enumerate() if t.daemon and _core.is_started()]
     end = time.monotonic() + 1
     while daemons:
         time.sleep(0.05)

@@ -210,14 +210,15 @@ def runtime_libraries() -> list[str]:
 
     Some compilers link their own, statically. A process with two libstdc++ crashes when it prints a number.
     """
-    paths = []
-    for name in ("libstdc++.so.6", "libgcc_s.so.1"):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)  # which finds what is loaded, first
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        files = (line.split(maxsplit=5)[5] for line in maps if line.count("/"))
-        paths += [*{f for f in files if Path(f).name.startswith(name)}][:1]
-    return paths
+    names = ("libstdc++.so.6", "libgcc_s.so.1")
+    for name in names:
+        with contextlib.suppress(OSError):  # where PyTorch is of another library, nothing is given
+            ctypes.CDLL(name)  # finds what is loaded, first
+    found = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path("/", *line.partition("/")[2:])
+        found.update({name: str(path) for name in names if path.name.startswith(name) and path.exists()})
+    return [found[name] for name in names if name in found]
 
 
 def command(torch: Torch, compiler: list[str], folder: Path, target: Path) -> list[str]:

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from compile_support import WAYS
 from error_support import ints, names_the_line, ones
 from support import DEVICE, outcome
 
@@ -275,16 +276,20 @@ SAME_OPS = [
 ]
 
 
-def test_a_failed_check_names_the_line_that_ran_and_not_the_one_that_made_the_program(fused):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failed_check_names_the_line_that_ran_and_not_the_one_that_made_the_program(fused, way):
+    torch._dynamo.reset()
     x, fine, beyond = ones(DEVICE, 5), ints(DEVICE, 0, 4), ints(DEVICE, 1, 5)
-    for f in SAME_OPS:
-        torch.tpu.synchronize()
-        f(x, fine).tolist()
+    calls = [(f, WAYS[way](f)) for f in SAME_OPS]
+    for _ in range(3):
+        for _, call in calls:
+            torch.tpu.synchronize()
+            call(x, fine).tolist()
     torch.tpu.synchronize()
     before = torch.tpu.metrics()["programs"]
-    for f in SAME_OPS:
+    for f, call in calls:
         with pytest.raises(IndexError, match="out of bounds") as error:
-            f(x, beyond).tolist()
+            call(x, beyond).tolist()
         assert names_the_line(error.value, f), error.value
     assert torch.tpu.metrics()["programs"] == before
 

@@ -344,7 +344,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Launches what is known to be launched by a program, with other checks than those of the program if it is for many sizes.
+    /// Launches what is known to be launched by a program; with other checks than those of the program if it is for many
+    /// sizes, or of other lines.
     pub(crate) fn launch_known(
         &self,
         w: &mut Window,
@@ -571,7 +572,7 @@ impl Stream {
         let notes = std::mem::take(&mut part.notes);
         let checks = match by_bound {
             Some(by_bound) => Some(by_bound.checks),
-            None => program.checks_at(&part.ops.sites),
+            None => program.checks_at(&part.ops.sites, |site| site),
         };
         let launch = Launch {
             program,

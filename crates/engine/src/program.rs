@@ -131,8 +131,8 @@ impl Program {
     }
 
     /// What it checks when its ops are of these lines, where they are not those of which it was made.
-    pub(crate) fn checks_at(&self, sites: &[Site]) -> Option<Arc<[Check]>> {
-        let at = |check: &Check| sites.get(check.op as usize).copied().unwrap_or(check.site);
+    pub(crate) fn checks_at(&self, sites: &[Site], shown: impl Fn(Site) -> Site) -> Option<Arc<[Check]>> {
+        let at = |check: &Check| sites.get(check.op as usize).map_or(check.site, |&site| shown(site));
         let is_elsewhere = self.checks.iter().any(|check| at(check) != check.site);
         is_elsewhere.then(|| self.checks.iter().map(|c| Check { site: at(c), ..c.clone() }).collect())
     }

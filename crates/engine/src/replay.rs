@@ -505,7 +505,7 @@ impl Stream {
         let first = (call.line(shape.ops.sites[0]), shape.ops.len());
         let (numbers, checks) = match &shape.size {
             Some(size) => (&size.numbers, Some(size.checks.clone())),
-            None => (&numbers, None),
+            None => (&numbers, program.checks_at(&shape.ops.sites, |site| call.line(site))),
         };
         self.launch_known(w, inputs, outputs, first, (program, numbers, checks), ending);
         Ok(())

@@ -57,9 +57,10 @@ pub(super) fn section(facts: &Facts, packages: &Packages) -> Vec<Check> {
     found
         .map(|(library, package)| {
             let set = library.set.and_then(|words| Some((words, variable(ACCELERATE)?)));
-            let check = match variable(AUTOLOAD) == Some("0") {
-                _ if cuda && set.is_none() => on_cuda(library, &package.name),
-                left_out => check(library, &package.name, set, left_out),
+            let check = if cuda && set.is_none() {
+                on_cuda(library, &package.name)
+            } else {
+                check(library, &package.name, set, variable(AUTOLOAD) == Some("0"))
             };
             Check { found: format!("{}: {}", package.version, check.found), ..check }
         })
