@@ -3,6 +3,7 @@ process for each, in turns.
 
     python benches/workloads.py                       # all workloads, against PyTorch on the CPU
     python benches/workloads.py gpt resnet --rounds 5
+    python benches/workloads.py mlp --steps 20        # a loop of steps: the host runs ahead, and caches are warm
     python benches/workloads.py --mode fused,strict   # both modes; ratios are to the first
     python benches/workloads.py --mode jit --peer jax=PYTHON --peer xla=PYTHON --peer inductor
     python benches/workloads.py gpt --memory          # peak resident size of each process
@@ -119,12 +120,7 @@ def ops(device):
 
     add = compiled(add)
 
-    def step():
-        c = add(a)
-        wait(device)
-        return c.sum()
-
-    return step
+    return lambda: add(a)
 
 
 def chain(device):
@@ -139,12 +135,7 @@ def chain(device):
 
     run = compiled(run)
 
-    def step():
-        y = run(x)
-        wait(device)
-        return y.sum()
-
-    return step
+    return lambda: run(x)
 
 
 def training(make_model, make_batch, dtype=None):
@@ -171,14 +162,7 @@ def training(make_model, make_batch, dtype=None):
             optimizer.zero_grad(set_to_none=True)
             return loss.detach()
 
-        train = compiled(train) if COMPILED == "jit" else train
-
-        def step():
-            loss = train()
-            wait(device)
-            return loss
-
-        return step
+        return compiled(train) if COMPILED == "jit" else train
 
     return build
 
@@ -202,17 +186,20 @@ WORKLOADS = {
 ON_HARDWARE = ["gpt2"]
 
 
-def timed(step):
+def timed(step, device, steps=1):
+    """Seconds a step, of some that follow each other with one wait at the end, and the last result."""
     started = time.perf_counter()
-    result = step()
-    return time.perf_counter() - started, result
+    for _ in range(steps):
+        result = step()
+    wait(device)
+    return (time.perf_counter() - started) / steps, result
 
 
 # ---------------------------------------------------------------- the process that does the work
 
 
 def serve(backend: str, name: str):
-    """Makes a step for each line that comes in; one line of JSON for each goes out, the first step's at once."""
+    """Makes as many steps as a line that comes in says; a line of JSON for each goes out, the first step's at once."""
     global COMPILED
     torch.set_num_threads(2)
     device, _, mode = backend.partition(":")
@@ -226,15 +213,15 @@ def serve(backend: str, name: str):
         COMPILED = {"compile": "tpu", "jit": "jit"}.get(mode, "")
         torch.tpu.eager_mode = "fused" if COMPILED else mode
     step = WORKLOADS[name](device)
-    reply(*timed(step))
-    for _ in sys.stdin:
-        reply(*timed(step))
+    reply(*timed(step, device))
+    for line in sys.stdin:
+        reply(*timed(step, device, int(line)))
 
 
 def reply(seconds, result):
-    """Says how long the step took; reading the result is not part of it."""
+    """Says how long a step took; reading the result is not part of it."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"ms": seconds * 1e3, "result": float(result), "peak_mib": peak / 1024}), flush=True)
+    print(json.dumps({"ms": seconds * 1e3, "result": float(result.sum()), "peak_mib": peak / 1024}), flush=True)
 
 
 # ---------------------------------------------------------------- the process that compares
@@ -273,8 +260,8 @@ class Worker:
             raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
         return json.loads(line)
 
-    def step(self) -> dict:
-        self.process.stdin.write("\n")
+    def step(self, steps: int = 1) -> dict:
+        self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         return self.read()
 
@@ -283,9 +270,9 @@ class Worker:
         self.process.wait()
 
 
-def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int, on: str) -> dict:
-    """By backend: the first and the best step in milliseconds, the last result, the peak of the resident size. Those
-    beside ours are `on` the CPU or a GPU.
+def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int, steps: int, on: str) -> dict:
+    """By backend: the first and the best step in milliseconds, the last result, the peak of the resident size. A turn
+    has `steps`, and a step's time is their mean. Those beside ours are `on` the CPU or a GPU.
     """
     # The first step is to show what compiling takes.
     workers = {b: Worker(b, name, peers, on, OXITORCH_CACHE="off") for b in backends}
@@ -296,7 +283,7 @@ def measure(name: str, backends: list[str], peers: dict[str, str], rounds: int, 
             # OpenMP's threads look for work for a while after each step, and would take a core from the next process;
             # another one comes after them in each round.
             time.sleep(0.02)
-            step, row = worker.step(), out[backend]
+            step, row = worker.step(steps), out[backend]
             # The first rounds warm up: optimizers make their state in the second step.
             if i >= 3:
                 row["ms"] = min(row["ms"], step["ms"])
@@ -343,6 +330,12 @@ def main():
         "workload", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all but {', '.join(ON_HARDWARE)})"
     )
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=1,
+        help="steps in a turn, with one wait behind them, as in a training loop",
+    )
     parser.add_argument("--mode", default="fused", help="eager modes, compile or jit (default: fused)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="jax=..., xla=..., inductor")
     parser.add_argument("--on", choices=("cpu", "cuda"), default="cpu", help="where PyTorch, inductor and JAX run")
@@ -367,11 +360,12 @@ def main():
     backends = [*(f"tpu:{m}" for m in modes), args.on, *peers]
     if not args.json:
         gpu = f", {torch.cuda.get_device_name()}" if args.on == "cuda" else ""
-        print(f"torch {torch.__version__}, {os.cpu_count()} cores{gpu}; milliseconds, best of {args.rounds}\n")
+        turns = "" if args.steps == 1 else f" turns of {args.steps} steps"
+        print(f"torch {torch.__version__}, {os.cpu_count()} cores{gpu}; milliseconds, best of {args.rounds}{turns}\n")
         sizes = f" {'peak MiB':>9} {'ratio':>7}" if args.memory else ""
         print(f"{'workload':10} {'':12} {'step':>10} {'ratio':>8} {'first step':>11}{sizes}  result")
     for name in names:
-        rows = measure(name, backends, peers, args.rounds, args.on)
+        rows = measure(name, backends, peers, args.rounds, args.steps, args.on)
         if args.json:
             print(json.dumps({"workload": name, **rows}), flush=True)
         else:

@@ -194,8 +194,9 @@ impl Matrices {
     }
 }
 
-/// Rows or columns of which a part of a product has a multiple: the kernels take blocks of them.
-const PART: i64 = 48;
+/// Rows or columns of which a part of a product has a multiple: a vector of AVX-512. The kernels take blocks of 48, but
+/// parts of the same size matter more: of 512 rows two threads would get 288 and 224.
+const PART: i64 = 16;
 
 /// Elements of a matrix that takes long to transpose, and rows or columns of another, with which a product takes longer.
 /// Measured with Eigen's kernels for AVX-512.
