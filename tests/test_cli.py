@@ -87,9 +87,12 @@ def test_doctor_survives_a_plugin_that_aborts(python, tmp_path):
 
 
 def test_doctor_is_quick(python):
-    started = time.perf_counter()
+    # Of the processor, with a bound in time that a busy machine keeps, too.
+    used = lambda: sum(os.times()[2:4])  # noqa: E731
+    before, started = used(), time.perf_counter()
     python("", "-m", "oxitorch", "doctor")
-    assert time.perf_counter() - started < 10
+    assert used() - before < 10
+    assert time.perf_counter() - started < 60
 
 
 def test_env_lists_the_whole_table(python):

@@ -137,6 +137,10 @@ CONVOLUTIONS = {
     "2d dilated": ((8, 16, 32, 32), (32, 16, 3, 3), {"dilation": (2, 3)}),
     "2d grouped": ((8, 32, 32, 32), (64, 8, 3, 3), {"groups": 4, "padding": (0, 1)}),
     "2d depthwise": ((8, 64, 64, 64), (64, 1, 5, 5), {"groups": 64, "padding": 2}),
+    # Few operations, but XLA's compiler for CPUs makes dense convolutions of groups: 64 times as many.
+    "2d depthwise, small": ((4, 64, 8, 8), (64, 1, 5, 5), {"groups": 64, "padding": 2}),
+    "1d grouped, small": ((4, 64, 100), (64, 4, 5), {"groups": 16}),
+    "2d transposed depthwise, small": ((4, 64, 8, 8), (64, 1, 4, 4), {"transposed": True, "stride": 2, "groups": 64}),
     "2d pointwise": ((8, 64, 32, 32), (64, 64, 1, 1), {}),
     "3d": ((2, 8, 16, 16, 16), (16, 8, 3, 3, 3), {"padding": 1}),
     "1d transposed": ((8, 32, 500), (32, 32, 4), {"transposed": True, "stride": 2}),
