@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from compile_support import fresh_dynamo  # noqa: F401 (a fixture)
 from support import DEVICE, assert_close, to_device
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -226,6 +227,28 @@ LISTS = {
     "a range of arguments": (lambda x, a: torch.histogram(x, 4, range=(-a, a))[0], [1.0, 0.5, 1.5]),
     "ranges": (lambda x, _: torch.histogramdd(x.flatten(0, 1), [2, 2, 1, 3], range=[-1.0, 1.0] * 4)[0], [0, 0]),
 }
+
+
+# Lengths that are tensors of the host, as scripts have them: made in the function, found by it, arguments of it.
+HELD = tuple(map(torch.tensor, BOTH))
+LENGTHS = {
+    "made": lambda x, _: ctc_gradient(x, tuple(map(torch.tensor, BOTH))),
+    "found": lambda x, _: ctc_gradient(x, HELD),
+    "arguments": ctc_gradient,
+    "no gradient": torch.no_grad()(lambda x, lengths: ctc(x, lengths, "mean")),
+}
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("compiled", [False, True], ids=["jit", "compile"])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_that_are_tensors_of_the_host(name, compiled):
+    f = LENGTHS[name]
+    g = torch.compile(f, backend="tpu") if compiled else torch.tpu.jit(f)
+    for i, lengths in enumerate([BOTH, ((6, 6), (4, 1)), BOTH]):
+        x = torch.linspace(-2, 2, 48).reshape(6, 2, 4).roll(i, 0)
+        lengths = tuple(map(torch.tensor, lengths))
+        assert_close(g(to_device(x), lengths), f(x, lengths))
 
 
 @pytest.mark.parametrize("name", LISTS)
