@@ -294,6 +294,7 @@ def text(origin: str, results: Results) -> str:
         f"Behind `{FIRST_SAMPLE}` are the classes of a file that go through PyTorch's database of operations; "
         "each test has the first sample of its operation alone, by PyTorch's own switch "
         "(`PYTORCH_OPINFO_SAMPLE_INPUT_INDEX`), and is not counted in all.",
+        "The switch does not reach its database of modules: tests of `TestEagerFusionModuleInfo` have all samples.",
         "There XLA compiles with its least effort, and what fails so is repeated with all effort.",
         "Where files are older than torch, some ask for what it has no more, and pass nowhere; "
         "what is read otherwise there is in `tests/pytorch_tests` (`processes.py`, `placed.py`).",
