@@ -652,6 +652,9 @@ impl Stream {
             && let Some((by, is_new)) = self.by_read_sizes(w, part, cut)?
         {
             self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
+            if !is_new {
+                w.lines.is_known(w.site); // new are its sizes alone
+            }
             return Ok(Chosen::by_bound(by, is_new, &part.ops.offsets));
         }
         let known = w.programs.get_mut(&w.key);
