@@ -161,3 +161,31 @@ def test_a_size_that_is_by_chance_one_that_was_read_has_its_own_program(fused):
     made = torch.tpu.metrics()["programs"] - before
     assert made >= len(sizes), "one of its own for each size"
     assert "follow from values" not in torch.tpu.explain(made)
+
+
+def test_experts_that_take_what_a_router_gives_them():
+    """Each round has other sizes, and so a window that is new; one that a program for many sizes serves is none."""
+
+    def losses(device):
+        torch.manual_seed(0)
+        gate, experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        model = nn.ModuleList([gate, experts]).to(device)
+        opt = torch.optim.SGD(model.parameters(), 0.01)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(14):
+            x = torch.randn(64, 6, generator=generator).to(device)
+            weights, chosen = F.softmax(gate(x), -1).topk(2, -1)
+            out, masks = torch.zeros_like(x), F.one_hot(chosen, 4).permute(2, 1, 0)
+            for mask, expert in zip(masks, experts, strict=True):
+                place, token = torch.where(mask)
+                out.index_add_(0, token, torch.tanh(expert(x[token])) * weights[token, place, None])
+            loss = out.square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            yield loss.item(), torch.tpu.metrics()["programs"]
+
+    (want, _), (got, programs) = (zip(*losses(device), strict=True) for device in ("cpu", DEVICE))
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
+    made = programs[-1] - programs[8]
+    assert made <= 5, f"{made} programs from the tenth round on\n{torch.tpu.explain(made)}"

@@ -241,3 +241,84 @@ def test_the_program_can_be_looked_at():
     before = model.state
     assert "stablehlo" in f.lower(x).as_text()
     assert model.state is before
+
+
+class Counting(nn.Module):
+    """Counts its calls in a number, as metrics do, and leaves another tensor under a name in each."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("total", torch.zeros(width))
+
+    def forward(self, x):
+        self.calls += 1
+        self.total = self.total + x.detach().sum(0)
+        return self.total.sum()
+
+
+def counting(width):
+    return Counting(width).to(DEVICE)
+
+
+def counting_in_training(width, optimizer=torch.optim.Adam, counts=True):
+    layer, seen = nn.Linear(width, width).to(DEVICE), Counting(width).to(DEVICE)
+    opt = optimizer(layer.parameters())
+
+    def step(x):
+        opt.zero_grad()
+        y = layer(x)
+        loss = y.square().sum()
+        if counts:
+            seen(y)
+        else:
+            seen.total = seen.total * 0.9 + y.detach().sum(0)
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    return step
+
+
+def counting_with_the_number(width):
+    state = {"n": 0, "mean": torch.zeros(width, device=DEVICE)}
+
+    def step(x):
+        state["n"] += 1
+        state["mean"] = state["mean"] + (x.sum(0) - state["mean"]) / (state["n"] + 0.25)
+        return state["mean"].sum()
+
+    return step
+
+
+def other_memory(width):
+    p, state = nn.Parameter(torch.zeros(width, device=DEVICE)), {"n": 0}
+
+    def step(x):
+        state["n"] += 1
+        p.data = p.data * 0.5 + x.sum(0)
+        return p.detach().sum()
+
+    return step
+
+
+SETTLED = {
+    "a count and a buffer": counting,
+    "a count and a buffer in training": counting_in_training,
+    "a buffer in training": functools.partial(counting_in_training, counts=False),
+    "a state that is another tensor each time": functools.partial(counting_in_training, optimizer=Momentum),
+    "a count that is computed with": counting_with_the_number,
+    "the memory of a parameter": other_memory,
+}
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_no_call_makes_a_program_after_the_second(name):
+    width = 21 + list(SETTLED).index(name)  # else what one makes is there for the next
+    step = torch.tpu.jit(SETTLED[name](width))
+    counts = []
+    for _ in range(8):
+        step(torch.ones(4, width).to(DEVICE))
+        torch.tpu.synchronize()
+        counts.append(torch.tpu.metrics()["programs"])
+    assert counts[1] == counts[-1], f"programs after each call: {counts}\n{torch.tpu.explain()}"

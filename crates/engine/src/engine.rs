@@ -343,6 +343,11 @@ impl Engine {
         self.streams.iter().try_for_each(|s| s.cut(reason, site))
     }
 
+    /// What a function recorded that was noted is launched; see [`Stream::launch_noted`].
+    pub fn launch_noted(&self, site: Site) -> Result<()> {
+        self.streams.iter().try_for_each(|s| s.launch_noted(site))
+    }
+
     /// An optimizer, which is told from others by its number, has made its step: what was recorded on every device is
     /// launched. If the script may drop the gradients that happens once it has, or before whatever else it does; then they
     /// are no results of the step's program. `did`: it has done that before. Gives whether it waits for that.

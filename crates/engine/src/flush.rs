@@ -200,6 +200,12 @@ impl Stream {
         if w.in_body() {
             return w.leave("what it recorded to be launched");
         }
+        if let Some(reason) = w.thread.noted_waits.take() {
+            return match w.others.ops {
+                0 => self.flush_whole(w, reason, |_| drop),
+                _ => self.flush_now(w, whose, reason.into()),
+            };
+        }
         if !std::mem::take(&mut w.thread.step_waits) {
             return self.flush_now(w, whose, ending);
         }
@@ -629,7 +635,7 @@ impl Stream {
             offsets: &part.ops.offsets,
             max_fixed: if cut.ending.reason == Reason::Mode { family::MAX_FIXED_OF_ONE_OP } else { 1 },
             may_lend: cut.may_lend && cut.ending.reason != Reason::Mode && self.compiles(),
-            ends_round: matches!(cut.ending.reason, Reason::Step | Reason::Loop),
+            ends_round: matches!(cut.ending.reason, Reason::Step | Reason::Loop | Reason::Jit),
         };
         let mut known = w.programs.get_mut(&w.key);
         let places = match known.as_mut().map(|k| k.choose(&wanted)) {
@@ -646,6 +652,9 @@ impl Stream {
             && let Some((by, is_new)) = self.by_read_sizes(w, part, cut)?
         {
             self.metrics().window_hits.fetch_add(u64::from(!is_new), Relaxed);
+            if !is_new {
+                w.lines.is_known(w.site); // new are its sizes alone
+            }
             return Ok(Chosen::by_bound(by, is_new, &part.ops.offsets));
         }
         let known = w.programs.get_mut(&w.key);
@@ -714,7 +723,8 @@ impl Stream {
 
     /// Launches a step that waits for the script to drop its gradients.
     pub(crate) fn end_step(&self, w: &mut Window) -> Result<()> {
-        if w.thread.step_waits { self.flush(w, Reason::Step) } else { Ok(()) }
+        let waits = w.thread.step_waits || w.thread.noted_waits.is_some();
+        if waits { self.flush(w, Reason::Step) } else { Ok(()) }
     }
 
     /// Before an op of this line is recorded: the window has the thread's compiler options. In fused mode, what was recorded

@@ -207,7 +207,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) max_fixed: usize,
     /// Whether another program may stand in.
     pub(crate) may_lend: bool,
-    /// Whether the launch ends a round of a loop, as an optimizer's step does.
+    /// Whether the launch ends a round of a loop, as an optimizer's step and a call of a function do.
     pub(crate) ends_round: bool,
 }
 

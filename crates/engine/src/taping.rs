@@ -405,7 +405,8 @@ impl Stream {
     }
 
     /// The function was run with these arguments, those that came later included; tensors behind them it made and
-    /// writes anew in each call. Launches what it recorded, as one program, unless nothing comes of it.
+    /// writes anew in each call. What it recorded is launched, unless nothing comes of it; where it is one program, by
+    /// [`Stream::launch_noted`].
     pub fn traced(
         &self,
         args: &[TensorRef<'_>],
@@ -445,19 +446,26 @@ impl Stream {
                 Traced::Refused(why, Site::default())
             }
         };
-        if dry {
-            undone.into_iter().for_each(|(slot, before)| slot.bind(before));
-        } else if matches!(traced, Traced::Function(_)) && w.others.ops == 0 {
+        let reason = if step { Reason::Step } else { Reason::Jit };
+        match &traced {
+            _ if dry => undone.into_iter().for_each(|(slot, before)| slot.bind(before)),
             // The program that later calls launch.
-            self.flush_whole(&mut w, if step { Reason::Step } else { Reason::Jit }, |_| drop)?;
-        } else {
-            self.flush(&mut w, Reason::Jit)?;
+            Traced::Function(recipe) if recipe.between.is_empty() => w.thread.noted_waits = Some(reason),
+            Traced::Function(_) if w.others.ops == 0 => self.flush_whole(&mut w, reason, |_| drop)?,
+            _ => self.flush(&mut w, Reason::Jit)?,
         }
         drop(w);
         if let (Traced::Function(recipe), false) = (&traced, dry) {
             self.prepare_later(recipe, switches)?;
         }
         Ok(traced)
+    }
+
+    /// Python has let go of what it held for a function that was noted: launches what that recorded, if it is one program
+    /// and not launched yet.
+    pub fn launch_noted(&self, site: Site) -> Result<()> {
+        let mut w = self.lock(site);
+        if w.thread.noted_waits.is_some() { self.flush(&mut w, Reason::Jit) } else { Ok(()) }
     }
 
     /// While a function is traced, its variables keep tensors past a collective that later calls let go of: what these

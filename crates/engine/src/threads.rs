@@ -3,6 +3,7 @@
 use crate::mark::Note;
 use crate::site::Site;
 use crate::value::Value;
+use oxitorch_capture::Reason;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -77,6 +78,9 @@ pub(crate) struct Thread {
     /// Whether an optimizer has made its step, and the window ends once the script has dropped the gradients, or before
     /// whatever else it does.
     pub(crate) step_waits: bool,
+    /// A function that is one program was noted: what it recorded is launched as such once Python has let go of what it
+    /// held for it, or before whatever else the thread does, as later calls launch it.
+    pub(crate) noted_waits: Option<Reason>,
     /// Number of the compiler options that its ops are to be compiled with.
     pub(crate) options: u32,
     /// Marks in the window, each with how many of its ops come before.

@@ -22,6 +22,7 @@ fn traced(
     let outputs = function();
     let refs: Vec<TensorRef<'_>> = outputs.iter().map(Tensor::by_ref).collect();
     let traced = rig.stream().traced(args, &refs, &switches, ends).unwrap();
+    rig.stream().launch_noted(rig.site()).unwrap();
     (outputs, traced)
 }
 

@@ -55,8 +55,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::traced::{
-        bounded, forget_graph, keep_defined, new_graph, no_decomposition, numbered, play_site, prepare,
-        replay, site_here, site_of_trace, tensor_place, unwatch,
+        bounded, forget_graph, keep_defined, launch_noted, new_graph, no_decomposition, numbered, play_site,
+        prepare, replay, site_here, site_of_trace, tensor_place, unwatch,
     };
     #[pymodule_export]
     use super::watching::{

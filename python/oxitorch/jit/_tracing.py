@@ -194,14 +194,17 @@ class Tracer:
                 torch.ops.oxitorch._untrace(self._ops.inputs)
                 self._restore()
                 self._undo(self._stepped, zip(known, begins, strict=True))
+            # What the function has put others in place of is seen by nobody then, as in later calls: what it recorded
+            # is the program that these launch.
+            del begins
             self._let_go()
+            _activate.core().launch_noted()
 
     def _undo(self, states: dict[int, tuple], grads: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Puts back what Python holds of optimizers and of gradients, where what the function computed is undone."""
         self._groups.restore(everything=True)
         for optimizer, before in states.values():
-            optimizer.state.clear()
-            optimizer.state.update(before)
+            _put_back(optimizer, before)
         grads = list(grads)
         known = {id(p) for p, _ in grads}
         for t in self._ops.leaves():
@@ -264,8 +267,7 @@ class Tracer:
             for p, g in grads.values():
                 p.grad = g
             for optimizer, before in states.values():
-                optimizer.state.clear()
-                optimizer.state.update(before)
+                _put_back(optimizer, before)
             torch.tpu.set_rng_state(random, device)
             core.cut("jit")
         if not any(isinstance(step, int) for step in steps):
@@ -309,6 +311,7 @@ class Tracer:
     def _let_go(self) -> None:
         """Of the tensors of a run that has ended: a circle of references may hold it for a while."""
         self._holders = self._numbers = None
+        self._stepped = {}
         self._ops.let_go()
 
     def _run_dry(self, args, kwargs) -> tuple[int, int, str]:
@@ -506,7 +509,7 @@ class Tracer:
         with _disable_current_modes():
             before = self._stepped if self._states is None else self._states
             if id(optimizer) not in before:
-                before[id(optimizer)] = optimizer, {p: dict(state) for p, state in optimizer.state.items()}
+                before[id(optimizer)] = optimizer, {p: (state, dict(state)) for p, state in optimizer.state.items()}
             stepped = self._optimizers.setdefault(id(optimizer), Stepped(optimizer))
             # Made while no operation is seen, perhaps where another tensor was before.
             self._stepping.append(stepped)
@@ -685,6 +688,15 @@ _REFUSED_HINTS = {
     "a collective": "the body of a loop has none, nor has a mesh of devices of this process: jit what is between them",
 }
 _MAX_DRY_RUNS = 4
+
+
+def _put_back(optimizer: torch.optim.Optimizer, before: dict[torch.Tensor, tuple[dict, dict]]) -> None:
+    """Gives an optimizer the state that it had: the dicts that it was in, with what was in them."""
+    optimizer.state.clear()
+    for p, (state, items) in before.items():
+        state.clear()
+        state.update(items)
+        optimizer.state[p] = state
 
 
 def _make_anew(optimizer: torch.optim.Optimizer) -> None:

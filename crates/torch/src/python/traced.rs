@@ -109,6 +109,14 @@ pub(super) fn forget_graph(graph: i64) {
     }
 }
 
+/// What this thread held for a function that was traced is let go: what that recorded is launched.
+#[pyfunction]
+pub(super) fn launch_noted(py: Python<'_>) -> PyResult<()> {
+    let s = started(py)?;
+    let site = sites::here();
+    py.detach(|| s.engine.launch_noted(site)).map_err(|e| raise(py, e))
+}
+
 /// This thread plays no compiled graph any more.
 #[pyfunction]
 pub(super) fn unwatch(py: Python<'_>) -> PyResult<()> {
