@@ -163,7 +163,7 @@ def test_a_size_that_is_by_chance_one_that_was_read_has_its_own_program(fused):
     assert "follow from values" not in torch.tpu.explain(made)
 
 
-def test_experts_that_take_what_a_router_gives_them():
+def test_experts_that_take_what_a_router_gives_them(fused):
     """Each round has other sizes, and so a window that is new; one that a program for many sizes serves is none."""
 
     def losses(device):
