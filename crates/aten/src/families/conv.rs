@@ -88,8 +88,8 @@ impl Geometry {
         (0..input.len()).map(size).collect()
     }
 
-    /// Whether the library computes it: what it reads for each element that the weight is multiplied with. XLA's compiler
-    /// for CPUs takes groups for one dense convolution, in which most of the weight is zeros: that is what a call spares.
+    /// Whether the library computes it. `moved` is what each element of the weight is multiplied with. XLA's compiler for
+    /// CPUs makes one dense convolution of groups, with zeros for most of the weight: its operations are what a call spares.
     fn is_for_library(&self, c: &Ctx, moved: &[i64], w: Value) -> bool {
         let positions: i64 = moved[0] * moved[2..].iter().product::<i64>();
         let dense = c.numel(w).saturating_mul(self.groups);
