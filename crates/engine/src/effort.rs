@@ -95,6 +95,21 @@ impl Policy {
 /// XLA's newer way to generate code for fused loops: makes faster code, and takes longer from a few ops on.
 pub(crate) const FUSION_EMITTERS: &str = "xla_cpu_use_fusion_emitters";
 
+/// Whether a program gains nothing by that: one of so few ops compiles in half of the time without, and what it computes is
+/// little. The older way has no vectors where a result is written over its operand.
+pub(crate) fn is_small(graph: &Graph) -> bool {
+    graph.ops.len() <= SMALL && bytes(graph) <= LITTLE
+}
+
+/// How many ops, and bytes of results.
+const SMALL: usize = 4;
+const LITTLE: u64 = 1 << 14;
+
+/// What all ops give.
+fn bytes(graph: &Graph) -> u64 {
+    graph.ops.insts.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes))
+}
+
 /// Into how many parts XLA cuts a program to make machine code of them in the threads that programs run in. Each part
 /// costs some time for itself, and the code is the same.
 pub(crate) const SPLIT_COUNT: &str = "xla_cpu_parallel_codegen_split_count";
@@ -124,10 +139,7 @@ fn saves(platform: Platform, graph: &Graph) -> bool {
         return false;
     }
     match platform {
-        Platform::Cpu => {
-            let bytes = graph.ops.insts.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes));
-            bytes / BYTES_PER_OP < ops as u64
-        }
+        Platform::Cpu => bytes(graph) / BYTES_PER_OP < ops as u64,
         // Programs take from seconds to minutes there.
         Platform::Tpu => true,
         Platform::Cuda => false,

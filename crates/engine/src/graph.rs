@@ -277,7 +277,7 @@ impl Graph {
     }
 
     /// If the compiler splits it over several devices.
-    fn split(&self) -> Option<&Spread> {
+    pub(crate) fn split(&self) -> Option<&Spread> {
         self.spread.as_deref().filter(|s| s.how == How::Partitions)
     }
 
@@ -289,7 +289,7 @@ impl Graph {
         b.order_by_values(platform == pjrt::Platform::Cpu);
         b.keep_memory_order(platform == pjrt::Platform::Cpu);
         // Slices of a tensor that is split over devices are on some of them.
-        b.reduce_by_slices(platform == pjrt::Platform::Cpu && self.split().is_none());
+        b.vectorize_reductions(platform == pjrt::Platform::Cpu && self.split().is_none());
         b.prefer_channels_last(
             platform == pjrt::Platform::Cpu && images::stay_within(&self.ops, &self.inputs, &self.live),
         );

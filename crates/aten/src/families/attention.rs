@@ -384,7 +384,7 @@ fn attend(
     drop: impl FnOnce(Value) -> Value,
 ) -> Result<[Value; 2]> {
     let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
-    let highest = c.reduce_max(scores, &[3]);
+    let highest = c.reduce_max_of_numbers(scores, &[3]);
     let infinite = c.eq(highest, c.like(highest, f64::NEG_INFINITY));
     let highest = c.select(infinite, c.zeros_like(highest), highest);
     let exp = c.exponential(c.subtract(scores, a.by_row(c, highest)));

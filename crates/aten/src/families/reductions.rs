@@ -433,7 +433,7 @@ fn logsumexp(c: &Ctx, x: Tensor, dims: Dims, keep: bool) -> Result<Value> {
     let dims = c.dims(&dims, x.rank)?;
     let shape = c.shape(x.value);
     let wide = c.to(x.value, opmath(out));
-    let max = c.reduce_max(wide, &dims);
+    let max = c.reduce_max_of_numbers(wide, &dims);
     // An infinite maximum would make inf - inf; shifting by 0 keeps the infinity.
     let shift = c.select(c.is_finite(max), max, c.zeros_like(max));
     let sum = c.reduce_sum(c.exponential(c.subtract(wide, spread(c, shift, &shape, &dims))), &dims);

@@ -42,7 +42,7 @@ fn result_dtype(c: &Ctx, kernel: &str, x: Tensor, dims: &[i64], half_to_float: b
 
 /// `x` minus its maximum over `dims`, so that the exponential cannot overflow.
 fn shifted(c: &Ctx, x: Value, dims: &[i64]) -> Value {
-    c.subtract(x, spread(c, c.reduce_max(x, dims), &c.shape(x), dims))
+    c.subtract(x, spread(c, c.reduce_max_of_numbers(x, dims), &c.shape(x), dims))
 }
 
 /// Softmax of a float tensor in its own dtype.
@@ -62,7 +62,7 @@ fn log_softmax(c: &Ctx, x: Tensor, dim: i64, half_to_float: bool) -> Result<Valu
     let dtype = result_dtype(c, "log_softmax", x, &dims, half_to_float)?;
     let x = c.to(x.value, opmath(dtype));
     let along = |by_row: Value| spread(c, by_row, &c.shape(x), &dims);
-    let highest = c.reduce_max(x, &dims);
+    let highest = c.reduce_max_of_numbers(x, &dims);
     let below = c.subtract(x, along(highest));
     let log_sum = c.log(c.reduce_sum(c.exponential(below), &dims));
     // The compiler would keep the difference instead of `x`; this it makes again for each who reads it. Not with the sum of

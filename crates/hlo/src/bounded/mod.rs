@@ -41,7 +41,7 @@ pub struct Bounded {
 pub struct Outline {
     module: Module,
     deferred: Vec<Lower>,
-    reduces_by_slices: bool,
+    vectorizes_reductions: bool,
 }
 
 impl std::fmt::Debug for Outline {
@@ -113,8 +113,8 @@ impl Outline {
     /// # Errors
     /// As [`Builder::finish`].
     pub fn finish(b: Builder, outputs: &[Value]) -> Result<Outline, Error> {
-        let (deferred, reduces_by_slices) = (b.take_deferred(), b.reduces_by_slices());
-        Ok(Outline { module: b.finish(outputs)?, deferred, reduces_by_slices })
+        let (deferred, vectorizes_reductions) = (b.take_deferred(), b.vectorizes_reductions());
+        Ok(Outline { module: b.finish(outputs)?, deferred, vectorizes_reductions })
     }
 
     /// The module of which this is the one for the bound: for the size of the sample and all others, as far as these two
@@ -188,7 +188,7 @@ impl Outline {
         }
         let b = Builder::new();
         b.set_name(&own.name);
-        b.reduce_by_slices(self.reduces_by_slices);
+        b.vectorize_reductions(self.vectorizes_reductions);
         let mut bounding = Bounding {
             bound,
             sample,

@@ -654,9 +654,10 @@ impl Bounding<'_> {
         operands.extend(starts.iter().map(|x| x.v));
         if let (Op::Reduce(dims), [x, start], Some(op)) =
             (&pair.p.op, &operands[..], self.only_op(pair.p.regions[0]))
-            && let Some(made) = self.b.reduced_by_slices(op, *x, *start, dims)
+            && self.b.vectorizes_reductions()
+            && self.ignores_start(pair.p.regions[0], &pair.p.operands[1..])
         {
-            return Ok(vec![made]);
+            return Ok(vec![self.b.reduce_with(op, *x, *start, dims)]);
         }
         let region = self.region(pair.p.regions[0], pair.s.regions[0])?;
         Ok(self.b.copied(pair.p.op.clone(), &operands, &[], &[region]))

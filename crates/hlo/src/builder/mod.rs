@@ -65,7 +65,7 @@ struct Inner {
     keeps_memory_order: bool,
     prefers_channels_last: bool,
     /// Whether a reduction over all but the last dimensions adds up slices.
-    reduces_by_slices: bool,
+    vectorizes_reductions: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -114,7 +114,7 @@ impl Builder {
             orders_by_values,
             keeps_memory_order: false,
             prefers_channels_last: false,
-            reduces_by_slices: false,
+            vectorizes_reductions: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),

@@ -80,17 +80,39 @@ impl Builder {
 
     /// Reduces `x` over `dims` with an elementwise op, from the scalar `init`. No `dims` returns `x`.
     pub fn reduce_with(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Value {
+        self.reduce_in_order(op, x, init, dims, true)
+    }
+
+    /// Maximum over `dims`; where there is a NaN, it may be any number. For what becomes NaN all the same, as a softmax does.
+    pub fn reduce_max_of_numbers(&self, x: Value, dims: &[i64]) -> Value {
+        self.reduce_in_order(Binary::Maximum, x, self.min_value(self.dtype(x)), dims, false)
+    }
+
+    /// In the order of memory, and in the form that is best for the compiler.
+    fn reduce_in_order(&self, op: Binary, x: Value, init: Value, dims: &[i64], keeps_nan: bool) -> Value {
+        let rank = self.shape(x).len() as i64;
         if dims.is_empty() {
             return x;
         }
         if let Some((dims, xs, order)) = self.reduced_before(dims, &[x]) {
-            return self.transpose(self.reduce_with(op, xs[0], init, &dims), &order);
+            return self.transpose(self.reduce_in_order(op, xs[0], init, &dims, keeps_nan), &order);
         }
-        if let Some(y) = self.reduced_by_slices(op, x, init, dims) {
-            return y;
+        let plain = |x: Value, dims: &[i64], region| {
+            self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
+        };
+        let vectorizes = self.vectorizes_reductions() && !self.is_outline();
+        if !vectorizes || !dims.iter().all(|d| (0..rank).contains(d)) {
+            return plain(x, dims, self.binary_reducer(op, x));
         }
-        let region = self.binary_reducer(op, x);
-        self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
+        let is_library_extreme = || op == Binary::Maximum && !keeps_nan && self.is_library_reduced(x, dims);
+        if self.is_library_summed(op, x, dims) || is_library_extreme() {
+            return plain(x, dims, self.binary_reducer(op, x));
+        }
+        let (merged, over) = self.merged(x, dims);
+        let is_better =
+            self.is_vectorized(merged) || over.len() < dims.len() && self.is_exact_by_slices(merged, &over);
+        let by_slices = is_better.then(|| self.reduced_by_slices(op, merged, init, &over)).flatten();
+        by_slices.unwrap_or_else(|| plain(x, dims, self.reduce_region(op, x)))
     }
 
     pub(super) fn reduced(&self, xs: &[Value], init: &[Value], dims: &[i64], region: BlockId) -> Vec<Value> {
@@ -191,7 +213,7 @@ impl Builder {
         }
     }
 
-    /// The same in two reductions of slices, if they are to be: the extreme, and the first position where it is.
+    /// The same in two reductions that are vectorized, if they are to be: the extreme, and the first position where it is.
     fn first_extreme(
         &self,
         x: Value,
@@ -200,8 +222,11 @@ impl Builder {
         dim: i64,
         largest: bool,
     ) -> Option<(Value, Value)> {
+        if !self.is_vectorized(x) {
+            return None;
+        }
         let op = if largest { Binary::Maximum } else { Binary::Minimum };
-        let value = self.reduced_by_slices(op, x, start, &[dim])?;
+        let value = self.reduce_with(op, x, start, &[dim]);
         let shape = self.shape(x);
         let others: Vec<i64> = (0..shape.len() as i64).filter(|&d| d != dim).collect();
         let everywhere = self.broadcast_in_dim(value, &shape, &others);

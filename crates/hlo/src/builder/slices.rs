@@ -1,19 +1,21 @@
-//! Reductions as elementwise ops on slices.
+//! Reductions for compilers that go from number to number.
 //!
 //! XLA's compiler for CPUs computes each result of a reduction by itself, one number after another: down a column, a row
 //! apart, where the last dimension stays, as in the gradient of a bias; and along a row each waits for the one before. The sum
 //! of the first and the second half, and so on, goes through memory with a vector at a time; and as it adds in pairs, its
 //! rounding is no worse.
+//!
+//! What is left when the slices are few is a reduction, and never an elementwise op: XLA would compute that anew for each
+//! element of what it is spread over.
+//!
+//! Rows of float32 are reduced by a library that XLA brings along, if its operand is in memory.
 
 use super::Builder;
-use crate::ir::{Binary, Value};
-use crate::types::DType;
+use crate::ir::{Binary, BlockId, Op, Value};
+use crate::types::{DType, Dims, TensorType};
 
 /// Into how many slices a dimension is cut at a time. What is computed in the reduction's loop is there so many times.
 const SLICES: i64 = 8;
-
-/// So few are taken at once.
-const AT_ONCE: i64 = 2 * SLICES;
 
 /// How many elements have to lie side by side in a slice.
 const WIDTH: i64 = 8;
@@ -21,95 +23,157 @@ const WIDTH: i64 = 8;
 /// From how many elements on it is worth a loop for each time that a dimension is cut.
 const LEAST: i64 = 1 << 14;
 
+/// From how many elements on a sum over several dimensions, one number after another, has lost digits.
+const LONG: i64 = 1 << 8;
+
 /// From how many elements on what slices give, an eighth of them, is too much memory for it.
 const MOST: i64 = 1 << 28;
 
 /// With how few elements it is not cut once more.
 const FEW: i64 = 1 << 12;
 
+/// How long a row has to be for slices where the compiler goes through a short one with vectors.
+const SHORT: i64 = 256;
+
+/// How many numbers the library adds up at most: it has few sums at a time, and a long one has lost digits.
+const LIBRARY_MOST: i64 = 1 << 13;
+
+/// From how many elements on XLA gives a reduction to its library.
+const LIBRARY_LEAST: i64 = 1 << 15;
+
 impl Builder {
-    /// Whether large reductions are made of slices: see the module's text. For compilers that go from number to number.
-    pub fn reduce_by_slices(&self, on: bool) {
-        self.inner.borrow_mut().reduces_by_slices = on;
+    /// Whether reductions are for compilers that go from number to number: see the module's text. Then the library of XLA
+    /// that takes reductions may be on, which loses NaN in a maximum and a minimum.
+    pub fn vectorize_reductions(&self, on: bool) {
+        self.inner.borrow_mut().vectorizes_reductions = on;
     }
 
-    pub(crate) fn reduces_by_slices(&self) -> bool {
-        self.inner.borrow().reduces_by_slices
+    pub(crate) fn vectorizes_reductions(&self) -> bool {
+        self.inner.borrow().vectorizes_reductions
     }
 
-    /// The reduction of `x` over `dims` from the scalar `init`, which changes nothing, if that is better done so.
-    pub(crate) fn reduced_by_slices(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Option<Value> {
+    /// Whether this one is, which is of such a size that its form makes a difference.
+    pub(super) fn is_vectorized(&self, x: Value) -> bool {
+        self.vectorizes_reductions() && !self.is_outline() && (LEAST..MOST).contains(&self.numel(x))
+    }
+
+    /// Whether so many numbers are reduced that several dimensions which became one have to be of slices. XLA adds the numbers
+    /// of a long dimension in groups, those of several short ones one after another, with all their rounding; and it has a
+    /// reduction take what was there before a reshape.
+    pub(super) fn is_exact_by_slices(&self, x: Value, dims: &[i64]) -> bool {
         let shape = self.shape(x);
-        let valid = dims.iter().all(|&d| d >= 0 && d < shape.len() as i64);
-        let can = self.reduces_by_slices() && !self.is_outline() && valid && is_any_order(op);
-        if !can || self.dtype(x) == DType::Pred || !(LEAST..MOST).contains(&self.numel(x)) {
+        self.dtype(x).is_float() && dims.iter().map(|&d| shape[d as usize]).product::<i64>() >= LONG
+    }
+
+    /// With the dimensions that are reduced and lie side by side as one.
+    pub(super) fn merged(&self, x: Value, dims: &[i64]) -> (Value, Dims) {
+        let shape = self.shape(x);
+        let is_reduced = |d: usize| dims.contains(&(d as i64));
+        let (mut merged, mut reduced) = (Dims::new(), Dims::new());
+        for d in 0..shape.len() {
+            match merged.last_mut() {
+                Some(size) if d > 0 && is_reduced(d - 1) && is_reduced(d) => *size *= shape[d],
+                _ => {
+                    if is_reduced(d) {
+                        reduced.push(merged.len() as i64);
+                    }
+                    merged.push(shape[d]);
+                }
+            }
+        }
+        (self.reshape(x, &merged), reduced)
+    }
+
+    /// Whether XLA's library reduces `x` over these dimensions, along rows. It does not take what XLA computes best in the
+    /// reduction's own loop.
+    pub(super) fn is_library_reduced(&self, x: Value, dims: &[i64]) -> bool {
+        let shape = self.shape(x);
+        let last = shape.iter().rposition(|&size| size > 1);
+        let along_rows = last.is_some_and(|last| dims.contains(&(last as i64)));
+        let inner = self.inner.borrow();
+        let fuses = matches!(
+            inner.made_by(x),
+            Some((
+                Op::Binary(Binary::Multiply)
+                    | Op::Reshape
+                    | Op::BroadcastInDim(_)
+                    | Op::Slice(_)
+                    | Op::Concatenate(_)
+                    | Op::Convert,
+                _
+            ))
+        );
+        drop(inner);
+        along_rows && !fuses && self.dtype(x) == DType::F32 && self.numel(x) >= LIBRARY_LEAST
+    }
+
+    /// The reduction of `x` over `dims` from the scalar `init`, which changes nothing, if slices are better. They do not become
+    /// narrower than a vector, and what they give is reduced as it is.
+    pub(super) fn reduced_by_slices(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Option<Value> {
+        if !is_any_order(op) || self.dtype(x) == DType::Pred {
             return None;
         }
-        let last = *dims.iter().max()? as usize;
-        let side_by_side = shape[last + 1..].iter().product::<i64>();
-        let many = dims.iter().map(|&d| shape[d as usize]).product::<i64>();
-        if side_by_side >= WIDTH && many >= SLICES {
-            return Some(self.down_columns(op, x, init, dims));
-        }
-        self.along_rows(op, x, init, dims)
-    }
-
-    /// Where what is left lies side by side.
-    fn down_columns(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Value {
-        let shape = self.shape(x);
-        let left = (0..shape.len()).filter(|&d| !dims.contains(&(d as i64)));
-        let left: Vec<i64> = left.map(|d| shape[d]).collect();
-        let mut y = x;
-        for &d in dims {
-            let mut rest: Vec<Value> = Vec::new();
-            while self.dim(y, d as usize) > AT_ONCE {
-                let (slices, more) = self.cut(y, d);
-                rest.extend(more.into_iter().flat_map(|more| self.each(more, d)));
-                y = self.in_pairs(op, slices).unwrap_or(y);
-            }
-            y = self.in_pairs(op, self.each(y, d).into_iter().chain(rest).collect()).unwrap_or(y);
-        }
-        let y = self.reshape(y, &left);
-        self.binary(op, y, self.full(init, &left))
-    }
-
-    /// Where nothing is left side by side: the slices do not become narrower than a vector, and what they give is reduced as
-    /// it is.
-    fn along_rows(&self, op: Binary, x: Value, init: Value, dims: &[i64]) -> Option<Value> {
         let shape = self.shape(x);
         let inner = |d: i64| shape[d as usize + 1..].iter().product::<i64>();
-        let goes = |size: i64, d: i64| size >= 2 * SLICES && size / SLICES * inner(d) >= WIDTH;
+        let is_column = |d: i64| inner(d) >= WIDTH;
+        let shortest = |d: i64| if self.is_choice(op, x) && !is_column(d) { SHORT } else { 2 * SLICES };
+        let goes = |size: i64, d: i64| size >= shortest(d) && size / SLICES * inner(d) >= WIDTH;
         let can = dims.iter().copied().filter(|&d| goes(shape[d as usize], d));
         let d = can.max_by_key(|&d| (shape[d as usize], -d))?; // what it gives is least
-        let reduced = |y: Value| {
-            let region = self.binary_reducer(op, y);
-            self.reduced(&[y], &[init], dims, region).first().copied()
-        };
+        let reduced =
+            |y: Value| self.reduced(&[y], &[init], dims, self.reduce_region(op, y)).first().copied();
         let (mut y, mut found) = (x, None);
-        while goes(self.dim(y, d as usize), d) && (y == x || self.numel(y) > FEW) {
-            let (slices, more) = self.cut(y, d);
+        let mut cut = |y: Value, slices: i64| {
+            let (slices, more) = self.cut(y, d, slices);
             if let Some(more) = more {
                 let more = reduced(more)?;
                 found = Some(found.map_or(more, |found| self.binary(op, found, more)));
             }
-            y = self.in_pairs(op, slices)?;
+            self.in_pairs(op, slices)
+        };
+        let more = |y: Value| y == x || is_column(d) || self.numel(y) > FEW;
+        while goes(self.dim(y, d as usize), d) && more(y) && !self.is_library_summed(op, y, dims) {
+            y = cut(y, SLICES)?;
+        }
+        // Down a column, what has to be a loop over rows is one over two or three, and so over vectors of them.
+        if is_column(d) && self.dim(y, d as usize) > 3 {
+            y = cut(y, self.dim(y, d as usize) / 2)?;
         }
         let y = reduced(y)?;
         Some(found.map_or(y, |found| self.binary(op, y, found)))
     }
 
-    /// Slices of one size along a dimension, and what is left behind them.
-    fn cut(&self, x: Value, dim: i64) -> (Vec<Value>, Option<Value>) {
-        let size = self.dim(x, dim as usize);
-        let step = size / SLICES;
-        let slice = |i: i64| self.slice_dim(x, dim, i * step, (i + 1) * step, 1);
-        let more = (size > SLICES * step).then(|| self.slice_dim(x, dim, SLICES * step, size, 1));
-        ((0..SLICES).map(slice).collect(), more)
+    /// Whether the library adds these up, without too many numbers in one sum.
+    pub(super) fn is_library_summed(&self, op: Binary, x: Value, dims: &[i64]) -> bool {
+        let count = || dims.iter().map(|&d| self.dim(x, d as usize)).product::<i64>();
+        op == Binary::Add && self.is_library_reduced(x, dims) && count() <= LIBRARY_MOST
     }
 
-    /// Slices of size 1.
-    fn each(&self, x: Value, dim: i64) -> Vec<Value> {
-        (0..self.dim(x, dim as usize)).map(|i| self.slice_dim(x, dim, i, i + 1, 1)).collect()
+    /// Whether a reduction is by comparing and choosing. A maximum and a minimum that XLA's library does not know keep NaN;
+    /// and they are half of the instructions so.
+    fn is_choice(&self, op: Binary, x: Value) -> bool {
+        matches!(op, Binary::Maximum | Binary::Minimum) && self.dtype(x).is_float()
+    }
+
+    /// What a reduction does with two numbers.
+    pub(super) fn reduce_region(&self, op: Binary, x: Value) -> BlockId {
+        if !self.is_choice(op, x) {
+            return self.binary_reducer(op, x);
+        }
+        let scalar = TensorType::scalar(self.dtype(x));
+        self.region([scalar.clone(), scalar], false, |a| {
+            let better = if op == Binary::Maximum { self.gt(a[0], a[1]) } else { self.lt(a[0], a[1]) };
+            [self.select(self.or(better, self.is_nan(a[0])), a[0], a[1])]
+        })
+    }
+
+    /// So many slices of one size along a dimension, and what is left behind them.
+    fn cut(&self, x: Value, dim: i64, slices: i64) -> (Vec<Value>, Option<Value>) {
+        let size = self.dim(x, dim as usize);
+        let step = size / slices;
+        let slice = |i: i64| self.slice_dim(x, dim, i * step, (i + 1) * step, 1);
+        let more = (size > slices * step).then(|| self.slice_dim(x, dim, slices * step, size, 1));
+        ((0..slices).map(slice).collect(), more)
     }
 
     /// All of these, neighbours first.

@@ -199,7 +199,7 @@ fn reductions_by_slices_give_the_same() {
         let inputs = [f32s(shape, &x), f32s(shape, &ones)];
         let run_with = |by_slices: bool| {
             let out = run(&inputs, |b, v| {
-                b.reduce_by_slices(by_slices);
+                b.vectorize_reductions(by_slices);
                 vec![
                     b.reduce_sum(v[0], dims),
                     b.reduce_prod(v[1], dims),
@@ -220,7 +220,7 @@ fn reductions_by_slices_give_the_same() {
 fn only_large_reductions_are_of_slices() {
     let reductions = |shape: &[i64], dims: &[i64]| {
         let b = Builder::new();
-        b.reduce_by_slices(true);
+        b.vectorize_reductions(true);
         let x = b.param(TensorType::new(DType::F32, shape));
         let y = b.reduce_sum(x, dims);
         let text = b.finish(&[y]).unwrap().to_text();
