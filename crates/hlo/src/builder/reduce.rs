@@ -108,11 +108,11 @@ impl Builder {
         if self.is_library_summed(op, x, dims) || is_library_extreme() {
             return plain(x, dims, self.binary_reducer(op, x));
         }
-        let (merged, over) = self.merged(x, dims);
-        let is_better =
-            self.is_vectorized(merged) || over.len() < dims.len() && self.is_exact_by_slices(merged, &over);
-        let by_slices = is_better.then(|| self.reduced_by_slices(op, merged, init, &over)).flatten();
-        by_slices.unwrap_or_else(|| plain(x, dims, self.reduce_region(op, x)))
+        let merged = self.merged(x, dims);
+        let is_better = merged.is_some() || self.is_vectorized(x);
+        let (x, dims) = merged.unwrap_or_else(|| (x, Dims::from_slice(dims)));
+        let by_slices = is_better.then(|| self.reduced_by_slices(op, x, init, &dims)).flatten();
+        by_slices.unwrap_or_else(|| plain(x, &dims, self.reduce_region(op, x)))
     }
 
     pub(super) fn reduced(&self, xs: &[Value], init: &[Value], dims: &[i64], region: BlockId) -> Vec<Value> {

@@ -23,7 +23,10 @@ const WIDTH: i64 = 8;
 /// From how many elements on it is worth a loop for each time that a dimension is cut.
 const LEAST: i64 = 1 << 14;
 
-/// From how many elements on a sum over several dimensions, one number after another, has lost digits.
+/// In groups of how many XLA adds the numbers of a longer dimension.
+const GROUP: i64 = 32;
+
+/// How many numbers that are added one after another have lost digits.
 const LONG: i64 = 1 << 8;
 
 /// From how many elements on what slices give, an eighth of them, is too much memory for it.
@@ -57,31 +60,27 @@ impl Builder {
         self.vectorizes_reductions() && !self.is_outline() && (LEAST..MOST).contains(&self.numel(x))
     }
 
-    /// Whether so many numbers are reduced that several dimensions which became one have to be of slices. XLA adds the numbers
-    /// of a long dimension in groups, those of several short ones one after another, with all their rounding; and it has a
-    /// reduction take what was there before a reshape.
-    pub(super) fn is_exact_by_slices(&self, x: Value, dims: &[i64]) -> bool {
+    /// With the short dimensions that are reduced and lie side by side as one, if that is better: XLA adds the numbers of a long
+    /// dimension in groups, and those of several short ones one after another, with all their rounding.
+    pub(super) fn merged(&self, x: Value, dims: &[i64]) -> Option<(Value, Dims)> {
         let shape = self.shape(x);
-        self.dtype(x).is_float() && dims.iter().map(|&d| shape[d as usize]).product::<i64>() >= LONG
-    }
-
-    /// With the dimensions that are reduced and lie side by side as one.
-    pub(super) fn merged(&self, x: Value, dims: &[i64]) -> (Value, Dims) {
-        let shape = self.shape(x);
+        let sizes = || dims.iter().map(|&d| shape[d as usize]);
+        let loses = sizes().product::<i64>() >= LONG && sizes().all(|size| size <= GROUP);
         let is_reduced = |d: usize| dims.contains(&(d as i64));
         let (mut merged, mut reduced) = (Dims::new(), Dims::new());
-        for d in 0..shape.len() {
+        for (d, &size) in shape.iter().enumerate() {
             match merged.last_mut() {
-                Some(size) if d > 0 && is_reduced(d - 1) && is_reduced(d) => *size *= shape[d],
+                Some(before) if is_reduced(d - 1) && is_reduced(d) => *before *= size,
                 _ => {
                     if is_reduced(d) {
                         reduced.push(merged.len() as i64);
                     }
-                    merged.push(shape[d]);
+                    merged.push(size);
                 }
             }
         }
-        (self.reshape(x, &merged), reduced)
+        let can = loses && self.dtype(x).is_float() && reduced.len() < dims.len();
+        can.then(|| (self.reshape(x, &merged), reduced))
     }
 
     /// Whether XLA's library reduces `x` over these dimensions, along rows. It does not take what XLA computes best in the
@@ -113,17 +112,21 @@ impl Builder {
         if !is_any_order(op) || self.dtype(x) == DType::Pred {
             return None;
         }
-        let shape = self.shape(x);
-        let inner = |d: i64| shape[d as usize + 1..].iter().product::<i64>();
-        let is_column = |d: i64| inner(d) >= WIDTH;
-        let shortest = |d: i64| if self.is_choice(op, x) && !is_column(d) { SHORT } else { 2 * SLICES };
-        let goes = |size: i64, d: i64| size >= shortest(d) && size / SLICES * inner(d) >= WIDTH;
-        let can = dims.iter().copied().filter(|&d| goes(shape[d as usize], d));
-        let d = can.max_by_key(|&d| (shape[d as usize], -d))?; // what it gives is least
+        let inner = |y: Value, d: i64| self.shape(y)[d as usize + 1..].iter().product::<i64>();
+        let size = |y: Value, d: i64| self.dim(y, d as usize);
+        let is_column = |y: Value, d: i64| inner(y, d) >= WIDTH;
+        let goes = |y: Value, d: i64| {
+            let shortest = if self.is_choice(op, x) && !is_column(y, d) { SHORT } else { 2 * SLICES };
+            let more = y == x || is_column(y, d) || self.numel(y) > FEW;
+            more && size(y, d) >= shortest && size(y, d) / SLICES * inner(y, d) >= WIDTH
+        };
+        // What the longest gives is least.
+        let longest =
+            |y: Value| dims.iter().copied().filter(|&d| goes(y, d)).max_by_key(|&d| (size(y, d), -d));
         let reduced =
             |y: Value| self.reduced(&[y], &[init], dims, self.reduce_region(op, y)).first().copied();
         let (mut y, mut found) = (x, None);
-        let mut cut = |y: Value, slices: i64| {
+        let mut cut = |y: Value, d: i64, slices: i64| {
             let (slices, more) = self.cut(y, d, slices);
             if let Some(more) = more {
                 let more = reduced(more)?;
@@ -131,13 +134,18 @@ impl Builder {
             }
             self.in_pairs(op, slices)
         };
-        let more = |y: Value| y == x || is_column(d) || self.numel(y) > FEW;
-        while goes(self.dim(y, d as usize), d) && more(y) && !self.is_library_summed(op, y, dims) {
-            y = cut(y, SLICES)?;
+        longest(y)?;
+        while !self.is_library_summed(op, y, dims)
+            && let Some(d) = longest(y)
+        {
+            y = cut(y, d, SLICES)?;
         }
         // Down a column, what has to be a loop over rows is one over two or three, and so over vectors of them.
-        if is_column(d) && self.dim(y, d as usize) > 3 {
-            y = cut(y, self.dim(y, d as usize) / 2)?;
+        if let [d] = *dims
+            && is_column(y, d)
+            && size(y, d) > 3
+        {
+            y = cut(y, d, size(y, d) / 2)?;
         }
         let y = reduced(y)?;
         Some(found.map_or(y, |found| self.binary(op, y, found)))
