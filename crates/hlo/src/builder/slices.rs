@@ -141,11 +141,10 @@ impl Builder {
             y = cut(y, d, SLICES)?;
         }
         // Down a column, what has to be a loop over rows is one over two or three, and so over vectors of them.
-        if let [d] = *dims
-            && is_column(y, d)
-            && size(y, d) > 3
-        {
-            y = cut(y, d, size(y, d) / 2)?;
+        for &d in dims {
+            if is_column(y, d) && size(y, d) > 3 {
+                y = cut(y, d, size(y, d) / 2)?;
+            }
         }
         let y = reduced(y)?;
         Some(found.map_or(y, |found| self.binary(op, y, found)))
