@@ -218,3 +218,40 @@ def test_large_reductions_see_a_nan_and_the_first_of_equals(shape):
                 got, wanted = given.to(DEVICE).max(d), given.max(d)
                 assert_same(got.values, wanted.values, "max")
                 assert_same(got.indices, wanted.indices, "its place")
+
+
+def test_a_row_with_a_nan_keeps_it():
+    """XLA's library for reductions loses a NaN in a maximum and a minimum, so it is given none but those of a softmax."""
+    x = torch.randn(1024, 64)
+    x[3, 5], x[7], x[9, :3] = float("nan"), float("nan"), -float("inf")
+    x[11] = -float("inf")
+    x[13, 1] = float("inf")
+    for given in (x, x.t(), x.view(1024, 8, 8), x.double(), x.bfloat16()):
+        for f in (
+            lambda t: t.amax(-1), lambda t: t.amin(-1), lambda t: t.amax(), lambda t: t.amin(0), lambda t: t.max(-1)[0],
+            lambda t: t.argmax(-1), lambda t: (t + 1).amax(-1), lambda t: torch.aminmax(t, dim=-1)[0],
+            lambda t: t.softmax(-1), lambda t: t.log_softmax(-1), lambda t: t.logsumexp(-1), lambda t: t.softmax(0),
+            lambda t: t.sum(-1), lambda t: t.norm(p=float("inf"), dim=-1) if t.is_floating_point() else t,
+        ):  # fmt: skip
+            got, wanted = f(given.to(DEVICE)).cpu(), f(given)
+            torch.testing.assert_close(
+                got, wanted, equal_nan=True, rtol=2e-2 if given.dtype == torch.bfloat16 else 2e-6, atol=1e-5
+            )
+
+
+SUMS = [
+    ((4, 3, 32, 32), None), ((4, 3, 32, 32), (0, 2, 3)), ((4, 3, 32, 32), (1, 2, 3)), ((8, 8, 8, 8, 8), None), ((8, 8, 8, 8, 8), (1, 3, 4)),
+    ((2,) * 14, tuple(range(13))), ((16, 3, 7, 7, 30), (1, 2, 3, 4)), ((3, 16, 16, 16), (0, 1, 2)), ((100, 30, 30), None),
+    ((30, 30, 100), (1, 2)), ((64, 64), None), ((20, 20, 20, 20), (1, 2, 3)), ((1 << 20,), None), ((16, 50257), (1,)),
+    ((4096, 50), (0,)), ((8, 16, 56, 56), (0, 2, 3)), ((16, 3, 64, 64), (1, 2, 3)), ((40, 20, 20), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, dims", SUMS, ids=str)
+def test_a_long_sum_has_lost_few_digits(shape, dims):
+    """Against float64, in units of 2**-24 of the sum: numbers that are added one after another lose as many as there are."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+    for f in (lambda t: t.sum(dims), lambda t: t.mean(dims), lambda t: (t * t).sum(dims), lambda t: t.exp().sum(dims)):
+        wanted = f(x.double())
+        lost = ((f(x.to(DEVICE)).cpu().double() - wanted).abs() / wanted).max().item() * 2**24
+        assert lost < 16, lost
