@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
@@ -395,7 +396,7 @@ def _in_place(gm: GraphModule, host: set[Node], writes: list[Node], needed: set[
     added = []
     for n, own in found.items():
         with gm.graph.inserting_before(own[0]):
-            added += _by_tensor(gm, n) or [gm.graph.call_function(_written(n), n.args, n.kwargs)]
+            added.append(_by_tensor(gm, n) or gm.graph.call_function(_written(n), n.args, n.kwargs))
     gone = {copy for own in found.values() for copy in own}
     return [n for n in writes if n not in gone] + added
 
@@ -424,7 +425,7 @@ def _written(node: Node, overload: str = "") -> Callable | None:
     return getattr(packet, overload or node.target._overloadname, None)
 
 
-def _by_tensor(gm: GraphModule, node: Node) -> list[Node]:
+def _by_tensor(gm: GraphModule, node: Node) -> Node | None:
     """An operation on a list and a number, in its operands, with that number as a tensor, if that gives the same.
     PyTorch would make one for each tensor of the list, which takes the host longer than to add it.
     """
@@ -434,13 +435,16 @@ def _by_tensor(gm: GraphModule, node: Node) -> list[Node]:
     # Of smaller dtypes the number is not rounded before.
     is_exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
     if node.target._overloadname != "Scalar" or in_place is None or not (is_number and is_exact):
-        return []
+        return None
     dtype = dtypes.pop()
     if not abs(node.args[1]) <= torch.finfo(dtype).max:  # of which no tensor can be made
-        return []
-    kwargs = {"dtype": dtype, "device": torch.device("cpu")}
-    number = gm.graph.call_function(torch.ops.aten.scalar_tensor.default, node.args[1:], kwargs)
-    return [number, gm.graph.call_function(in_place, (node.args[0], number))]
+        return None
+    # One for all calls.
+    with unset_fake_temporarily():
+        number = torch.tensor(node.args[1], dtype=dtype, device="cpu")
+    name = f"_number_of_{node.name}"
+    gm.register_buffer(name, number)
+    return gm.graph.call_function(in_place, (node.args[0], gm.graph.get_attr(name)))
 
 
 def _same_type(a: Node, b: Node) -> bool:
