@@ -24,7 +24,7 @@ pub mod word {
     pub const NONE: i64 = 0;
     /// Operand, number of dimensions, sizes, strides, offset.
     pub const TENSOR: i64 = 1;
-    /// A 0-d operand, of which the value is taken.
+    /// A 0-d operand, float64 or int64, of which the value is taken.
     pub const NUMBER: i64 = 2;
     /// The integer.
     pub const INT: i64 = 3;
@@ -54,6 +54,7 @@ pub mod word {
 const WORTH: i64 = 1 << 23;
 
 /// An argument of a call.
+#[derive(Clone, Copy)]
 pub enum Item<'a> {
     /// Nothing.
     None,
@@ -63,7 +64,7 @@ pub enum Item<'a> {
     Rows(Value),
     /// An image, channels last.
     ChannelsLast(Value),
-    /// A number that the program is given.
+    /// A number that the program is given, a float64 or an int64.
     Number(Value),
     /// An integer attribute.
     Int(i64),
@@ -87,6 +88,14 @@ pub struct Parts<'a> {
     pub results: &'a [i64],
     /// Each part has a multiple of so many elements, where it is not the last.
     pub step: i64,
+}
+
+/// The dimension of a tensor of this shape, other than `dim`, by which a call that goes along `dim` is cut in parts: the
+/// first of those with enough elements for many threads, or else the largest.
+pub fn beside(shape: &[i64], dim: usize) -> Option<usize> {
+    const MANY: i64 = 64;
+    let size = |&d: &usize| (shape[d].min(MANY), std::cmp::Reverse(d));
+    (0..shape.len()).filter(|&d| d != dim).max_by_key(size)
 }
 
 /// A result of a call: a dense tensor of this type, whose dimensions lie in memory in this order, slowest first.
@@ -145,7 +154,8 @@ pub fn channels_last(rank: usize) -> Dims {
     [0].into_iter().chain(2..rank as i64).chain([1]).collect()
 }
 
-fn inverse(order: &Dims) -> Dims {
+/// What puts dimensions in this order back.
+pub fn inverse(order: &Dims) -> Dims {
     let mut back: Dims = order.clone();
     for (i, &d) in order.iter().enumerate() {
         back[d as usize] = i as i64;

@@ -435,6 +435,5 @@ fn adaptive_max_pool_backward<const N: usize>(
         return Err(runtime(format!("expected dtype {want} for `grad_output` but got dtype {got}")));
     }
     let wide = c.to(grad.value, opmath(x.dtype));
-    let index = c.to(indices.value, index_dtype(shape[lead..].iter().product()));
-    Ok(c.to(scatter_plane(c, wide, index, &shape, lead, true), x.dtype))
+    Ok(c.to(scatter_plane(c, wide, indices.value, &shape, lead, true), x.dtype))
 }

@@ -1,12 +1,13 @@
 //! Running sums and the like.
 //!
 //! Sums and products are windows that reach back to the start: XLA rewrites such windows into scans of linear work.
-//! Scans with indices double their reach in every step.
+//! Scans with indices double their reach in every step, where PyTorch's own kernels are not there.
 
 use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath};
 use crate::error::{Result, index, not_implemented};
+use crate::library::{Item, Outcome, Parts, beside};
 use crate::op;
 use crate::out::OutDtype;
 use crate::row::Row;
@@ -80,6 +81,23 @@ fn scan(
     xs
 }
 
+/// Elements from which PyTorch's own kernel is worth a call.
+const WORTH_A_CALL: i64 = 1 << 10;
+
+/// A scan by PyTorch's own kernel, which goes through the elements once: results of these types.
+fn library_scan(c: &Ctx, op: &str, x: Value, dim: usize, types: &[TensorType]) -> Option<Vec<Value>> {
+    let known = matches!(c.dtype(x), DType::F32 | DType::F64 | DType::S32 | DType::S64);
+    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL {
+        return None;
+    }
+    let results: Vec<_> = types.iter().map(|ty| Some(Outcome::row_major(ty.clone()))).collect();
+    let cut = beside(&c.shape(x), dim).map(|d| d as i64);
+    let args = [cut.unwrap_or(-1), -1];
+    let parts = Parts { args: &args, results: &vec![args[0]; types.len()], step: 1 };
+    let args = [Item::Tensor(x), Item::Int(dim as i64)];
+    c.call_library_in_parts(op, &args, &results, cut.map(|_| &parts)).into_iter().collect()
+}
+
 /// Running maximum or minimum, with the last position that holds it; a NaN stays.
 fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value)> {
     let kernel = if largest { "cummax_cpu" } else { "cummin_cpu" };
@@ -92,6 +110,10 @@ fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value
     }
     let dim = c.dim(dim, x.rank)?;
     let types = [c.ty(x.value), c.ty(x.value).with_dtype(DType::S64)];
+    let op = if largest { "cummax.out" } else { "cummin.out" };
+    if let Some(found) = library_scan(c, op, x.value, dim, &types) {
+        return Ok((found[0], found[1]));
+    }
     let found = along(c, x.value, dim, &types, move |c, x| running_extremes(c, x, dim, largest).to_vec());
     Ok((found[0], found[1]))
 }
@@ -152,6 +174,9 @@ fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
         return Ok(x.value);
     }
     let wide = c.to(x.value, opmath(x.dtype));
+    if let Some(found) = library_scan(c, "_logcumsumexp.out", wide, dim, &[c.ty(wide)]) {
+        return Ok(c.to(found[0], x.dtype));
+    }
     let out = along(c, wide, dim, &[c.ty(wide)], move |c, wide| {
         let fills = [c.min_value(c.dtype(wide))];
         scan(c, vec![wide], &fills, dim, |old, new| {
