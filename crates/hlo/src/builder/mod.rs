@@ -66,6 +66,8 @@ struct Inner {
     prefers_channels_last: bool,
     /// Whether a reduction over all but the last dimensions adds up slices.
     reduces_by_slices: bool,
+    /// See [`Builder::expand_log_plus_one`].
+    expands_log_plus_one: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -115,6 +117,7 @@ impl Builder {
             keeps_memory_order: false,
             prefers_channels_last: false,
             reduces_by_slices: false,
+            expands_log_plus_one: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),
