@@ -1,6 +1,6 @@
 use super::philox;
 use super::cumulative::library_scan;
-use super::sorting::library_sort;
+use super::sorting::{library_sort, lower_bound};
 use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::domain;
@@ -428,6 +428,10 @@ fn with_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
     let total = c.slice_dim(sums, 1, classes - 1, classes, 1);
     let total = c.broadcast_in_dim(total, &[rows, samples], &[0, 1]);
     let share = c.multiply(uniform(c, rng, dtype, &[rows, samples]), total);
+    if c.config.target.library {
+        let index = c.to(lower_bound(c, sums, share, true), DType::S64);
+        return c.minimum(index, c.like(index, (classes - 1) as f64));
+    }
     let all = [rows, samples, classes];
     let below = c.le(c.broadcast_in_dim(sums, &all, &[0, 2]), c.broadcast_in_dim(share, &all, &[0, 1]));
     let index = c.reduce_sum(c.convert(below, DType::S64), &[2]);
