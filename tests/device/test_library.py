@@ -32,10 +32,10 @@ def same(f, *args, times=1, **tolerance):
 
 
 def gradients(f, *args):
-    """Result and gradients of the sum of its sine, which is another gradient for each element."""
+    """Result and gradients of a sum that has another gradient for each element."""
     args = [a.detach().clone(memory_format=torch.preserve_format).requires_grad_() for a in args]
     y = f(*args)
-    y.sin().sum().backward()
+    F.softsign(y).sum().backward()
     return [y, *(a.grad for a in args)]
 
 
@@ -181,7 +181,7 @@ def test_only_the_gradients_that_are_wanted(wanted):
     def some(*args):
         args = [a.detach().requires_grad_(w) for a, w in zip(args, wanted, strict=True)]
         y = f(*args)
-        y.sin().sum().backward()
+        F.softsign(y).sum().backward()
         return [a.grad for a in args if a.grad is not None]
 
     same(some, *args, times=2, rtol=1e-4, atol=2e-3)
@@ -266,6 +266,199 @@ def test_attention_of_columns():
     # The last dimension is not dense, which the kernel needs: it is copied.
     qkv = [randn(2, 4, 64, 128).mT for _ in range(3)]
     same(F.scaled_dot_product_attention, *qkv, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- elements one by one
+
+# No subnormal numbers: XLA's threads take them for zero, whoever computes there.
+ODD = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, torch.inf, -torch.inf, torch.nan, 3e38, 1e-20])
+
+
+def odd(*shape, dtype=torch.float32):
+    """Numbers some of which are NaN, infinite, very large or small, or equal."""
+    x = randn(*shape, dtype=dtype)
+    places = torch.randint(x.numel(), (x.numel() // 20,))
+    x.view(-1)[places] = ODD.to(dtype)[torch.randint(len(ODD), places.shape)]
+    return x
+
+
+FUNCTIONS = {
+    **{
+        name: getattr(torch, name)
+        for name in ["acos", "asin", "atan", "cos", "digamma", "erfinv", "lgamma", "sin", "tan", "atan2", "pow"]
+    },
+    "floor_divide": torch.floor_divide,
+    "div floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "number to a power": lambda x, y: 1.7**x,
+    "power of a number": lambda x, y: x**1.7,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_numbers(name, dtype):
+    f = FUNCTIONS[name]
+    binary = name in ("atan2", "pow") or " " in name or "_" in name
+    g = f if binary else lambda x, y: f(x)
+    x, y = odd(96, 200, dtype=dtype), odd(200, dtype=dtype)
+    same(g, x, y)
+    same(g, x.t(), y[:96].expand(200, 96))
+    same(g, odd(4, 8, 20, 30, dtype=dtype).to(memory_format=torch.channels_last), y[:30])
+
+
+SCANS = ["cummax", "cummin", "logcumsumexp", "cumsum", "cumprod"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("name", SCANS)
+def test_scans(name, dtype):
+    if dtype == torch.int64 and name == "logcumsumexp":
+        pytest.skip("PyTorch has none of integers")
+    for shape in [(40, 50), (5000,), (3, 20, 40), (2, 1, 2000)]:
+        x = torch.randint(9, shape) if dtype == torch.int64 else odd(*shape, dtype=dtype)
+        for dim in range(len(shape)):
+            along_rows = dim + 1 == len(shape) or not name.startswith(("cumsum", "cumprod"))
+            done = getattr(torch, name)
+            # A program of ours adds up in parts, which give another NaN or infinity where both are there.
+            if along_rows:
+                same(lambda x, done=done, dim=dim: done(x, dim), x)
+    x = odd(300, 40, dtype=torch.float64).t() if dtype == torch.float64 else torch.randint(9, (40, 300)).to(dtype)
+    same(lambda x: getattr(torch, name)(x, 1), x)
+
+
+PICKS = {
+    "kthvalue": lambda x, dim, keep: torch.kthvalue(x, 7, dim, keep),
+    "median": lambda x, dim, keep: torch.median(x, dim, keep),
+    "nanmedian": lambda x, dim, keep: torch.nanmedian(x, dim, keep),
+    "mode": lambda x, dim, keep: torch.mode(x, dim, keep),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
+@pytest.mark.parametrize("name", PICKS)
+def test_order_statistics(name, dtype):
+    for shape in [(40, 50), (5000,), (9, 20, 30), (1, 8, 2000)]:
+        x = torch.randint(99, shape).to(dtype) if dtype == torch.int32 else odd(*shape, dtype=dtype)
+        for dim in range(len(shape)):
+            if shape[dim] >= 7:
+                keep = dim % 2 == 0
+                same(lambda x, dim=dim, keep=keep: PICKS[name](x, dim, keep)[0], x)
+                # Which of several equal ones it is, is the kernel's to say; that it is one of them, is not.
+                values, index = PICKS[name](x.to(DEVICE), dim, True)
+                assert_same(values, x.gather(dim, index.cpu()), "where it is")
+    same(torch.median, odd(3, 2000))
+    same(torch.nanmedian, odd(3, 2000))
+
+
+def test_the_place_of_an_order_statistic_is_no_constant():
+    x = randn(40, 300)
+    for k in (1, 5, 77, 300, 12):
+        same(lambda x, k=k: torch.kthvalue(x, k, 1), x)
+
+
+POOLS = {
+    "2d": (F.max_pool2d, (2, 6, 21, 30), (3, 2, 1)),
+    "2d, windows that overlap much": (F.max_pool2d, (2, 6, 21, 30), (5, 1, 2)),
+    "2d, dilated": (F.max_pool2d, (2, 6, 21, 30), (3, 2, 1, 2)),
+    "2d, no batch": (F.max_pool2d, (6, 50, 60), (3, 2)),
+    "3d": (F.max_pool3d, (2, 4, 9, 20, 22), (3, 2)),
+    "adaptive 2d": (F.adaptive_max_pool2d, (2, 6, 21, 30), (5,)),
+    "adaptive 2d, even": (F.adaptive_max_pool2d, (3, 6, 21, 30), ((7, 10),)),
+    "adaptive 3d": (F.adaptive_max_pool3d, (2, 4, 9, 20, 22), (4,)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "channels last"])
+@pytest.mark.parametrize("case", POOLS)
+def test_maxima_of_windows_and_their_gradients(case, last):
+    pool, shape, arguments = POOLS[case]
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    x = randn(*shape)
+    if last and len(shape) == 3:
+        pytest.skip("an image without a batch has no such format")
+    x = x.to(memory_format=formats[len(shape)]) if last else x
+    expected = gradients(lambda x: pool(x, *arguments), x)
+    found = gradients(lambda x: pool(x, *arguments), x.to(DEVICE))
+    for f, e in zip(found, expected, strict=True):
+        assert_same(f, e, rtol=1e-5, atol=1e-5)
+
+
+def test_indices_of_maxima_that_are_nowhere():
+    """PyTorch's kernel writes where an index says; a program leaves out what is in no plane."""
+    x, y = randn(2, 4, 40, 40).to(DEVICE), torch.ones(2, 4, 19, 19, device=DEVICE)
+    index = torch.full((2, 4, 19, 19), 10**12, device=DEVICE)
+    index[..., 0, 0], index[..., 0, 1] = -7, 5
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    got = backward(y, x, [3, 3], [2, 2], [0, 0], [1, 1], False, index)
+    assert got.sum().item() == 8 and (got.flatten(2)[..., 5] == 1).all()
+
+
+def test_sums_by_an_index():
+    x, updates = randn(60, 70, 30), randn(60, 90, 30)
+    for dim, size in ((0, 60), (1, 70), (2, 30)):
+        x_updates = updates.transpose(1, dim).contiguous()[:60] if dim else updates
+        index = torch.randint(size, x_updates.shape)
+        fits = [slice(0, x.shape[d]) if d != dim else slice(None) for d in range(3)]
+        index, source = index[fits], x_updates[fits]
+        for ours in (
+            lambda x, i, s, dim=dim: x.scatter_add(dim, i, s),
+            lambda x, i, s, dim=dim: x[:0].new_zeros(x.shape).scatter_add(dim, i, s),
+        ):
+            same(ours, x, index, source, times=0, rtol=1e-5, atol=1e-4)
+        rows = torch.randint(size, (200,))
+        shape = [*x.shape]
+        shape[dim] = 200
+        same(lambda x, i, s, dim=dim: x.index_add(dim, i, s), x, rows, randn(*shape), times=0, rtol=1e-5, atol=1e-4)
+    table = randn(50, 64)
+    same(
+        lambda t, i: gradients(lambda t: F.embedding(i, t, padding_idx=3), t),
+        table,
+        torch.randint(50, (300,)),
+        times=0,
+        rtol=1e-5,
+        atol=1e-4,
+    )
+    double = randn(500, 20, dtype=torch.float64)
+    same(lambda t, i: gradients(lambda t: t.gather(0, i), t), double, torch.randint(500, (400, 20)), times=0)
+
+
+def test_cholesky_factors():
+    for shape in [(6, 6), (5, 20, 20), (2, 3, 9, 9), (1, 1)]:
+        for dtype in (torch.float32, torch.float64, torch.complex64):
+            x = randn(*shape, dtype=dtype)
+            x = x @ x.mH + shape[-1] * torch.eye(shape[-1], dtype=dtype)
+            for upper in (False, True):
+                same(lambda x, upper=upper: torch.linalg.cholesky(x, upper=upper), x, rtol=1e-4, atol=1e-4)
+    broken = torch.eye(5).repeat(3, 1, 1)
+    broken[1, 3, 3] = -1.0
+    assert torch.linalg.cholesky_ex(broken.to(DEVICE)).info.tolist() == [0, 4, 0]
+    with pytest.raises(torch.linalg.LinAlgError, match="minor of order 4"):
+        torch.linalg.cholesky(broken.to(DEVICE)).cpu()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+def test_products_with_few_rows(rows):
+    """Of a layer whose weight lies the other way round, which a compiler would turn for each of them."""
+    x, w = randn(rows, 300), randn(260, 300)
+    same(F.linear, x, w, times=int(rows > 1), rtol=1e-5, atol=1e-4)
+    same(lambda w, v: w.t() @ v, w, randn(260), rtol=1e-5, atol=1e-4)
+
+
+def test_samples():
+    weights = torch.rand(3, 5000)
+    weights[:, ::3] = 0
+    for replacement in (False, True):
+        for samples in (1, 40, 1000):
+            index = torch.multinomial(weights.to(DEVICE), samples, replacement).cpu()
+            assert (weights.gather(1, index) > 0).all()
+            assert replacement or all(len({*row.tolist()}) == samples for row in index)
+    share = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    for replacement, samples in ((True, 40_000), (False, 1)):
+        given = share if replacement else share.expand(40_000, 4)
+        found = torch.multinomial(given.to(DEVICE), samples, replacement).flatten().cpu().bincount(minlength=4) / 40_000
+        assert (found - share).abs().max() < 0.01
+    order = torch.randperm(5000, device=DEVICE)
+    assert_same(order.sort()[0], torch.arange(5000))
 
 
 # ---------------------------------------------------------------- how they run

@@ -24,7 +24,7 @@ pub mod word {
     pub const NONE: i64 = 0;
     /// Operand, number of dimensions, sizes, strides, offset.
     pub const TENSOR: i64 = 1;
-    /// A 0-d operand, of which the value is taken.
+    /// A 0-d operand, float64 or int64, of which the value is taken.
     pub const NUMBER: i64 = 2;
     /// The integer.
     pub const INT: i64 = 3;
@@ -53,7 +53,11 @@ pub mod word {
 /// what it reads and writes cannot be fused with what is around it.
 const WORTH: i64 = 1 << 23;
 
+/// Elements from which a function of each is worth a call.
+const WORTH_ELEMENTS: i64 = 1 << 14;
+
 /// An argument of a call.
+#[derive(Clone, Copy)]
 pub enum Item<'a> {
     /// Nothing.
     None,
@@ -63,7 +67,7 @@ pub enum Item<'a> {
     Rows(Value),
     /// An image, channels last.
     ChannelsLast(Value),
-    /// A number that the program is given.
+    /// A number that the program is given, a float64 or an int64.
     Number(Value),
     /// An integer attribute.
     Int(i64),
@@ -87,6 +91,18 @@ pub struct Parts<'a> {
     pub results: &'a [i64],
     /// Each part has a multiple of so many elements, where it is not the last.
     pub step: i64,
+}
+
+/// The dimension of a tensor of this shape by which a call is cut in parts: the first of those with enough elements for
+/// many threads, or else the largest.
+fn widest(shape: &[i64], dims: impl Iterator<Item = usize>) -> Option<usize> {
+    const MANY: i64 = 64;
+    dims.max_by_key(|&d| (shape[d].min(MANY), std::cmp::Reverse(d)))
+}
+
+/// The same where the call goes along `dim`.
+pub fn beside(shape: &[i64], dim: usize) -> Option<usize> {
+    widest(shape, (0..shape.len()).filter(|&d| d != dim))
 }
 
 /// A result of a call: a dense tensor of this type, whose dimensions lie in memory in this order, slowest first.
@@ -145,7 +161,8 @@ pub fn channels_last(rank: usize) -> Dims {
     [0].into_iter().chain(2..rank as i64).chain([1]).collect()
 }
 
-fn inverse(order: &Dims) -> Dims {
+/// What puts dimensions in this order back.
+pub fn inverse(order: &Dims) -> Dims {
     let mut back: Dims = order.clone();
     for (i, &d) in order.iter().enumerate() {
         back[d as usize] = i as i64;
@@ -190,6 +207,27 @@ impl Ctx<'_> {
         self.config.target.library
             && matches!(dtype, DType::F32 | DType::F64)
             && self.matmul_precision() == MatmulPrecision::Highest
+    }
+
+    /// A function of each element, of operands of one type, by an ATen overload that writes to what it is given; `more` are
+    /// its further arguments. Nothing where that is not worth it.
+    pub fn call_pointwise(&self, op: &str, operands: &[Value], more: &[Item<'_>]) -> Option<Value> {
+        let ty = self.ty(*operands.first()?);
+        let known = matches!(ty.dtype, DType::F32 | DType::F64);
+        if !self.config.target.library
+            || self.is_outline()
+            || !known
+            || self.numel(operands[0]) < WORTH_ELEMENTS
+        {
+            return None;
+        }
+        let result = Outcome::like(self, ty.clone(), operands);
+        let cut = widest(&ty.shape, 0..ty.shape.len())? as i64;
+        let args: Vec<_> = operands.iter().map(|&v| Item::Tensor(v)).chain(more.iter().copied()).collect();
+        let cuts: Vec<i64> =
+            (0..args.len()).map(|i| if i < operands.len() { cut } else { word::WHOLE }).collect();
+        let parts = Parts { args: &cuts, results: &[cut], step: 1 };
+        self.call_library_in_parts(op, &args, &[Some(result)], Some(&parts)).first().copied()?
     }
 
     /// Calls an ATen overload on the host. The caller has checked everything that the lowering checks.

@@ -136,9 +136,9 @@ fn deliver(row: &Row, c: &Ctx, v: Value, dest: &Dest) -> Result<Value> {
 
 fn run(row: &Row, c: &Ctx, args: &[Arg]) -> Result<Vec<Option<Value>>> {
     match (&row.rule, args) {
-        (Rule::Unary(p, f), [x]) => unary(c, *p, *f, Tensor::from_arg(c, x)?).into_outputs(),
+        (Rule::Unary(p, f), [x]) => unary(c, *p, row.library, *f, Tensor::from_arg(c, x)?).into_outputs(),
         (Rule::Binary(p, f), [x, y]) => {
-            binary(c, *p, *f, Tensor::from_arg(c, x)?, Tensor::from_arg(c, y)?).into_outputs()
+            binary(c, *p, row.library, *f, Tensor::from_arg(c, x)?, Tensor::from_arg(c, y)?).into_outputs()
         }
         (Rule::Compare(dir), [x, y]) => {
             compare(c, *dir, Tensor::from_arg(c, x)?, Tensor::from_arg(c, y)?).into_outputs()

@@ -7,25 +7,31 @@ use crate::error::{self, Result};
 use crate::promote::Promote;
 use oxitorch_hlo::{Builder, DType, Direction, Value};
 
-/// One operand: converted by the promotion kind, computed, converted back.
-pub fn unary(c: &Ctx, p: Promote, f: fn(&Builder, Value) -> Value, x: Tensor) -> Result<Value> {
+/// One operand: converted by the promotion kind, computed (if it is large by an overload of the library, if there is one),
+/// converted back.
+pub fn unary(
+    c: &Ctx,
+    p: Promote,
+    library: Option<&str>,
+    f: fn(&Builder, Value) -> Value,
+    x: Tensor,
+) -> Result<Value> {
+    let f = |x: Value| library.and_then(|op| c.call_pointwise(op, &[x], &[])).unwrap_or_else(|| f(c, x));
     Ok(match p {
-        Promote::Same => f(c, x.value),
-        Promote::Opmath => c.in_opmath(x.value, |x| f(c, x)),
-        Promote::Float => {
-            let x = c.to(x.value, c.float_of(x.dtype));
-            c.in_opmath(x, |x| f(c, x))
-        }
+        Promote::Same => f(x.value),
+        Promote::Opmath => c.in_opmath(x.value, f),
+        Promote::Float => c.in_opmath(c.to(x.value, c.float_of(x.dtype)), f),
         Promote::KeepInt if x.dtype == DType::Pred => return Err(error::not_implemented(c.op, x.dtype)),
         Promote::KeepInt if category(x.dtype) == Category::Int => x.value,
-        Promote::KeepInt => c.in_opmath(x.value, |x| f(c, x)),
+        Promote::KeepInt => c.in_opmath(x.value, f),
     })
 }
 
-/// Two operands: promoted, broadcast, computed in opmath where the dtype is a reduced float.
+/// Two operands: promoted, broadcast, computed in opmath where the dtype is a reduced float; by the library as one.
 pub fn binary(
     c: &Ctx,
     p: Promote,
+    library: Option<&str>,
     f: fn(&Builder, Value, Value) -> Value,
     x: Tensor,
     y: Tensor,
@@ -36,7 +42,8 @@ pub fn binary(
     };
     let compute = if p == Promote::Same { dtype } else { dtype::opmath(dtype) };
     let [a, b] = c.align([x.value, y.value], compute)?;
-    Ok(c.to(f(c, a, b), dtype))
+    let called = library.and_then(|op| c.call_pointwise(op, &[a, b], &[]));
+    Ok(c.to(called.unwrap_or_else(|| f(c, a, b)), dtype))
 }
 
 /// A comparison in the promoted dtype.

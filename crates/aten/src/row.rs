@@ -127,6 +127,9 @@ pub struct Row {
     pub takes_host_tensor: bool,
     /// Whether it has products that follow `torch.set_float32_matmul_precision`.
     pub products: bool,
+    /// The overload of torch's own kernel that a program calls for large tensors: where the compiler for processors has no
+    /// vector code for a function of numbers.
+    pub library: Option<&'static str>,
     /// Whether torch's kernel, where a program calls it, may find no solution.
     pub may_fail: bool,
     /// If its result is to be kept in another memory space than its operand.
@@ -163,6 +166,7 @@ impl Row {
             moves: false,
             takes_host_tensor: false,
             products: false,
+            library: None,
             may_fail: false,
             memory: None,
             only_asserts: false,
@@ -269,6 +273,11 @@ impl Row {
     /// The same for an op whose matrix products or convolutions follow the precision that the user asked for.
     pub const fn products(self) -> Row {
         Row { products: true, ..self }
+    }
+
+    /// See [`Row::library`].
+    pub const fn library(self, overload: &'static str) -> Row {
+        Row { library: Some(overload), ..self }
     }
 
     /// The same for an op of which torch's kernel may find no solution.

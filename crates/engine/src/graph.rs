@@ -288,6 +288,7 @@ impl Graph {
         b.keep_writes_apart(platform == pjrt::Platform::Cpu);
         b.order_by_values(platform == pjrt::Platform::Cpu);
         b.keep_memory_order(platform == pjrt::Platform::Cpu);
+        b.expand_log_plus_one(platform == pjrt::Platform::Cpu);
         // Slices of a tensor that is split over devices are on some of them.
         b.vectorize_reductions(platform == pjrt::Platform::Cpu && self.split().is_none());
         b.prefer_channels_last(

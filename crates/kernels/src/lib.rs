@@ -2,6 +2,7 @@
 //! plugin, which the lowerings of `oxitorch_aten` name.
 
 mod channels;
+mod scatter;
 mod spmm;
 
 use oxitorch_pjrt as pjrt;
@@ -12,6 +13,7 @@ use oxitorch_pjrt as pjrt;
 /// If the plugin does not take host functions.
 pub fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     channels::register(plugin)?;
+    scatter::register(plugin)?;
     spmm::register(plugin)
 }
 

@@ -258,6 +258,14 @@ impl Item<'_> {
     }
 }
 
+/// The number that an operand is.
+fn number(arg: &HostArg<'_>) -> Option<Item<'static>> {
+    match arg.values::<i64>() {
+        Some(whole) => Some(Item::Word(tag::INT, *whole.first()?)),
+        None => Some(Item::Double(*arg.values::<f64>()?.first()?)),
+    }
+}
+
 /// Reads the words of a call, one after another; `None` where they make no sense.
 struct Reader<'a> {
     words: &'a [i64],
@@ -306,7 +314,7 @@ impl<'a> Reader<'a> {
                 word::RESULTS => return Some(args),
                 word::NONE => Item::Word(tag::NONE, 0),
                 word::TENSOR => Item::Tensor(self.tensor(buffers)?),
-                word::NUMBER => Item::Double(*values.get(self.count()?)?.values::<f64>()?.first()?),
+                word::NUMBER => number(values.get(self.count()?)?)?,
                 word::INT => Item::Word(tag::INT, self.word()?),
                 word::FLOAT => Item::Double(f64::from_bits(self.word()? as u64)),
                 word::BOOL => Item::Word(tag::BOOL, self.word()?),

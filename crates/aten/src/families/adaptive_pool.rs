@@ -7,6 +7,7 @@ use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
+use crate::library::{Item, Outcome, Parts, word};
 use crate::out::OutDtype;
 use crate::row::Row;
 use crate::{Layout, op};
@@ -297,6 +298,9 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
     if category(x.dtype) != Category::Float {
         return Err(not_implemented(if N == 2 { op } else { "adaptive_max_pool3d_cpu" }, x.dtype));
     }
+    if let Some(found) = library_maxima(c, x.value, &size) {
+        return Ok(found);
+    }
     let sizes = c.shape(x.value);
     let letters: String = ('a'..='w').take(lead).collect();
     let [from, to] = ["xyz", "rst"].map(|all| format!("{letters}{}", &all[..N]));
@@ -321,6 +325,27 @@ fn adaptive_max_pool<const N: usize>(c: &Ctx, x: Tensor, output_size: Dims) -> R
         Some(&[best, at]) => (best, at),
         _ => maxima(c, x.value, lead, size),
     })
+}
+
+/// Elements from which PyTorch's own kernel is worth a call.
+const WORTH_A_CALL: i64 = 1 << 12;
+
+/// The largest elements of the windows and their positions by PyTorch's own kernel.
+fn library_maxima(c: &Ctx, x: Value, size: &[i64]) -> Option<(Value, Value)> {
+    let known = matches!(c.dtype(x), DType::F32 | DType::F64);
+    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL || size.contains(&0) {
+        return None;
+    }
+    let op = if size.len() == 2 { "adaptive_max_pool2d.out" } else { "adaptive_max_pool3d.out" };
+    let shape = c.shape(x);
+    let out: Dims = shape[..shape.len() - size.len()].iter().chain(size).copied().collect();
+    let results = [c.dtype(x), DType::S64].map(|t| Some(Outcome::like(c, TensorType::new(t, out.clone()), &[x])));
+    let args = [Item::Tensor(x), Item::Ints(size)];
+    let parts = Parts { args: &[0, word::WHOLE], results: &[0, 0], step: 1 };
+    match c.call_library_in_parts(op, &args, &results, Some(&parts))[..] {
+        [Some(values), Some(index)] => Some((values, index)),
+        _ => None,
+    }
 }
 
 /// The largest elements of the windows and their positions, of the last dimensions from `lead` on.
@@ -435,6 +460,5 @@ fn adaptive_max_pool_backward<const N: usize>(
         return Err(runtime(format!("expected dtype {want} for `grad_output` but got dtype {got}")));
     }
     let wide = c.to(grad.value, opmath(x.dtype));
-    let index = c.to(indices.value, index_dtype(shape[lead..].iter().product()));
-    Ok(c.to(scatter_plane(c, wide, index, &shape, lead, true), x.dtype))
+    Ok(c.to(scatter_plane(c, wide, indices.value, &shape, lead, true), x.dtype))
 }

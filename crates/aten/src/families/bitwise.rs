@@ -28,7 +28,7 @@ pub static ROWS: &[Row] = &[
 
 fn left(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
     // A negative shift reads as a huge one, so it gives 0 too.
-    run_binary(c, Same, Builder::shift_left, x, y)
+    run_binary(c, Same, None, Builder::shift_left, x, y)
 }
 
 fn right(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
@@ -37,5 +37,5 @@ fn right(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
     } else {
         Builder::shift_right_logical
     };
-    run_binary(c, Same, f, x, y)
+    run_binary(c, Same, None, f, x, y)
 }

@@ -1,12 +1,13 @@
 //! Running sums and the like.
 //!
 //! Sums and products are windows that reach back to the start: XLA rewrites such windows into scans of linear work.
-//! Scans with indices double their reach in every step.
+//! Scans with indices double their reach in every step, where PyTorch's own kernels are not there.
 
 use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath};
 use crate::error::{Result, index, not_implemented};
+use crate::library::{Item, Outcome, Parts, beside, word};
 use crate::op;
 use crate::out::OutDtype;
 use crate::row::Row;
@@ -29,10 +30,11 @@ struct Fold {
     op: Binary,
     identity: f64,
     kernel: &'static str,
+    overload: &'static str,
 }
 
-static SUM: Fold = Fold { op: Binary::Add, identity: 0.0, kernel: "cumsum_out_cpu" };
-static PROD: Fold = Fold { op: Binary::Multiply, identity: 1.0, kernel: "cumprod_out_cpu" };
+static SUM: Fold = Fold { op: Binary::Add, identity: 0.0, kernel: "cumsum_out_cpu", overload: "cumsum.out" };
+static PROD: Fold = Fold { op: Binary::Multiply, identity: 1.0, kernel: "cumprod_out_cpu", overload: "cumprod.out" };
 
 /// `x[0] op ... op x[i]` for every `i` along `dim`, in the dtype of `x`.
 pub(super) fn prefix(c: &Ctx, op: Binary, x: Value, identity: Value, dim: usize) -> Value {
@@ -57,6 +59,12 @@ fn running(c: &Ctx, fold: &Fold, x: Tensor, dim: i64, dtype: Option<DType>) -> R
     if x.rank == 0 {
         return Ok(c.to(wide, out));
     }
+    // Along other dimensions than the last one PyTorch's kernels go from row to row for each element.
+    let args = [Item::Int(dim as i64), Item::None];
+    let called = (dim + 1 == x.rank).then(|| library_scan(c, fold.overload, wide, &args, dim, &[c.ty(wide)]));
+    if let Some(sums) = called.flatten() {
+        return Ok(c.to(sums[0], out));
+    }
     Ok(c.to(prefix(c, fold.op, wide, c.scalar_like(wide, fold.identity), dim), out))
 }
 
@@ -80,6 +88,31 @@ fn scan(
     xs
 }
 
+/// Elements from which PyTorch's own kernel is worth a call.
+const WORTH_A_CALL: i64 = 1 << 10;
+
+/// A scan by PyTorch's own kernel, which goes through the elements once: results of these types. `more` are its arguments
+/// but for the tensor.
+pub(super) fn library_scan(
+    c: &Ctx,
+    op: &str,
+    x: Value,
+    more: &[Item<'_>],
+    dim: usize,
+    types: &[TensorType],
+) -> Option<Vec<Value>> {
+    let known = matches!(c.dtype(x), DType::F32 | DType::F64 | DType::S32 | DType::S64);
+    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL {
+        return None;
+    }
+    let results: Vec<_> = types.iter().map(|ty| Some(Outcome::row_major(ty.clone()))).collect();
+    let cut = beside(&c.shape(x), dim).map(|d| d as i64);
+    let args = [&[Item::Tensor(x)], more].concat();
+    let cuts: Vec<i64> = cut.into_iter().chain(more.iter().map(|_| word::WHOLE)).collect();
+    let parts = Parts { args: &cuts, results: &vec![cut.unwrap_or(word::WHOLE); types.len()], step: 1 };
+    c.call_library_in_parts(op, &args, &results, cut.map(|_| &parts)).into_iter().collect()
+}
+
 /// Running maximum or minimum, with the last position that holds it; a NaN stays.
 fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value)> {
     let kernel = if largest { "cummax_cpu" } else { "cummin_cpu" };
@@ -92,6 +125,10 @@ fn extremes(c: &Ctx, x: Tensor, dim: i64, largest: bool) -> Result<(Value, Value
     }
     let dim = c.dim(dim, x.rank)?;
     let types = [c.ty(x.value), c.ty(x.value).with_dtype(DType::S64)];
+    let op = if largest { "cummax.out" } else { "cummin.out" };
+    if let Some(found) = library_scan(c, op, x.value, &[Item::Int(dim as i64)], dim, &types) {
+        return Ok((found[0], found[1]));
+    }
     let found = along(c, x.value, dim, &types, move |c, x| running_extremes(c, x, dim, largest).to_vec());
     Ok((found[0], found[1]))
 }
@@ -152,6 +189,10 @@ fn logcumsumexp(c: &Ctx, x: Tensor, dim: i64) -> Result<Value> {
         return Ok(x.value);
     }
     let wide = c.to(x.value, opmath(x.dtype));
+    let args = [Item::Int(dim as i64)];
+    if let Some(found) = library_scan(c, "_logcumsumexp.out", wide, &args, dim, &[c.ty(wide)]) {
+        return Ok(c.to(found[0], x.dtype));
+    }
     let out = along(c, wide, dim, &[c.ty(wide)], move |c, wide| {
         let fills = [c.min_value(c.dtype(wide))];
         scan(c, vec![wide], &fills, dim, |old, new| {

@@ -179,6 +179,6 @@ fn backward<const N: usize>(
     }
     same_shape(&out, &c.shape(indices))?;
     let wide = c.to(grad.value, opmath(grad.dtype));
-    let sum = scatter_plane(c, wide, c.to(indices, DType::S32), &c.shape(x.value), f.lead.len(), true);
+    let sum = scatter_plane(c, wide, indices, &c.shape(x.value), f.lead.len(), true);
     Ok(c.to(sum, grad.dtype))
 }

@@ -3,6 +3,7 @@ use crate::args::{Arg, ParamKind, Tensor};
 use crate::context::{Ctx, broadcast_shapes};
 use crate::dtype::scalar_name;
 use crate::error::{Error, Result, not_implemented, runtime, unsupported};
+use crate::library::{Item, Outcome, Parts, word};
 use crate::out::OutStrides;
 use crate::params::FromArg;
 use crate::row::Row;
@@ -142,6 +143,9 @@ fn cholesky_ex(c: &Ctx, x: Value, upper: bool, check_errors: bool) -> Result<(Va
     if c.numel(x) == 0 {
         return Ok((x, zeros(c, DType::S32, &m.batch)));
     }
+    if c.config.target.library {
+        return library_cholesky(c, x, &m, upper);
+    }
     let factor = c.cholesky(x, !upper);
     let broken = c.is_nan(c.real(diagonal(c, factor)));
     let info = c.if_(
@@ -150,6 +154,21 @@ fn cholesky_ex(c: &Ctx, x: Value, upper: bool, check_errors: bool) -> Result<(Va
         |_| vec![zeros(c, DType::S32, &m.batch)],
     );
     Ok((triangle(c, factor, upper), info[0]))
+}
+
+/// The same by LAPACK, matrix after matrix.
+fn library_cholesky(c: &Ctx, x: Value, m: &Matrix, upper: bool) -> Result<(Value, Value)> {
+    let count = m.batch.iter().product();
+    let shape = [count, m.rows, m.rows];
+    let factor = Outcome::column_major(TensorType::new(c.dtype(x), shape.as_slice()));
+    let info = Outcome::row_major(TensorType::new(DType::S32, [count].as_slice()));
+    let args = [Item::Tensor(c.reshape(x, &shape)), Item::Bool(upper), Item::Bool(false)];
+    let parts = Parts { args: &[0, word::WHOLE, word::WHOLE], results: &[0, 0], step: 1 };
+    let results = [Some(factor), Some(info)];
+    match c.call_library_in_parts("linalg_cholesky_ex.L", &args, &results, Some(&parts))[..] {
+        [Some(factor), Some(info)] => Ok((c.reshape(factor, &c.shape(x)), c.reshape(info, &m.batch))),
+        _ => Err(runtime("linalg.cholesky: no factor")),
+    }
 }
 
 /// The order of the first leading minor that is not positive, or 0; XLA only says that there is one.

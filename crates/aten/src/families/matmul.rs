@@ -183,7 +183,8 @@ impl Matrices {
         operands.into_iter().zip(&self.orders).zip(sides).any(|((x, order), ([rows, columns], others))| {
             let transposed = c.transpose(x, order);
             let stride = c.strided(transposed).strides.last().copied();
-            rows * columns > LARGE && others < FEW && stride.is_some_and(|s| s != 1)
+            let large = if self.count == 1 { LARGE } else { LARGE_OF_BATCH };
+            rows * columns >= large && others < FEW && stride.is_some_and(|s| s != 1)
         })
     }
 
@@ -198,9 +199,10 @@ impl Matrices {
 /// parts of the same size matter more: of 512 rows two threads would get 288 and 224.
 const PART: i64 = 16;
 
-/// Elements of a matrix that takes long to transpose, and rows or columns of another, with which a product takes longer.
-/// Measured with Eigen's kernels for AVX-512.
-const LARGE: i64 = 1 << 19;
+/// Elements of a matrix that takes longer to transpose than a call does, the same of matrices of a batch, and rows or columns
+/// of another, with which a product takes longer. Measured with Eigen's kernels for AVX-512.
+const LARGE: i64 = 1 << 16;
+const LARGE_OF_BATCH: i64 = 1 << 19;
 const FEW: i64 = 384;
 
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
@@ -208,10 +210,13 @@ fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value>
     let p = Matrices::of(c, l, r, dims);
     let operations = [p.count, p.m, p.k, p.n].iter().fold(2i64, |all, &n| all.saturating_mul(n));
     let dtype = c.dtype(l);
-    if c.dtype(r) != dtype || p.has_vector() || !c.is_for_library(dtype, operations) {
+    if c.dtype(r) != dtype || c.is_outline() || !c.may_be_for_library(dtype) {
         return None;
     }
-    if c.config.target.own_products && dtype == DType::F32 && !p.transposes_much(c, [l, r]) {
+    let transposes = p.transposes_much(c, [l, r]);
+    // Of products with a vector, the compiler has no good code for those of a matrix that is the other way round.
+    let worth = if p.has_vector() { p.n == 1 && transposes } else { transposes || c.is_for_library(dtype, operations) };
+    if !worth || c.config.target.own_products && dtype == DType::F32 && !transposes {
         return None;
     }
     let a = c.reshape(c.transpose(l, &p.orders[0]), &p.shape(p.m, p.k));

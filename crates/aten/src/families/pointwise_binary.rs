@@ -4,6 +4,7 @@ use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, opmath};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime, unsupported};
+use crate::library::Item;
 use crate::numbers::Numbers;
 use crate::out::OutDtype;
 use crate::pointwise::binary as run_binary;
@@ -47,7 +48,7 @@ pub static ROWS: &[Row] = &[
     pointwise!("pow.Tensor_Tensor", pow).dtypes(domain::no_bool),
     pointwise!("pow.Tensor_Scalar", pow_scalar).check_numbers(check_power),
     op!("pow.Scalar", |c: &Ctx, x: Scalar, y: Tensor| pow(c, x.tensor(), y)),
-    binary("atan2", Float, Builder::atan2).dtypes(domain::ordered),
+    binary("atan2", Float, Builder::atan2).dtypes(domain::ordered).library("atan2.out"),
     binary("copysign.Tensor", Float, copysign).dtypes(domain::ordered),
     binary("fmax", Same, |b, x, y| ignoring_nan(b, x, y, Builder::maximum)).dtypes(domain::comparable),
     binary("fmin", Same, |b, x, y| ignoring_nan(b, x, y, Builder::minimum)).dtypes(domain::comparable),
@@ -165,9 +166,9 @@ fn div(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
 }
 
 fn div_mode(c: &Ctx, x: Tensor, y: Tensor, mode: Option<String>) -> Result<Value> {
-    let f: fn(&Builder, Value, Value) -> Value = match mode.as_deref() {
+    match mode.as_deref() {
         None => return div(c, x, y),
-        Some("floor") => div_floor,
+        Some("floor") => {}
         Some("trunc") => {
             check_zero(c, x, y)?;
             return div_trunc(c, x, y);
@@ -177,9 +178,16 @@ fn div_mode(c: &Ctx, x: Tensor, y: Tensor, mode: Option<String>) -> Result<Value
                 "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{other}'"
             )));
         }
-    };
+    }
     check_zero(c, x, y)?;
-    run_binary(c, Opmath, f, x, y)
+    let dtype = c.result_type(&[x, y])?;
+    if dtype.is_float() {
+        let [a, b] = c.align([x.value, y.value], opmath(dtype))?;
+        if let Some(quotient) = c.call_pointwise("div.out_mode", &[a, b], &[Item::Str("floor")]) {
+            return Ok(c.to(quotient, dtype));
+        }
+    }
+    run_binary(c, Opmath, None, div_floor, x, y)
 }
 
 /// What PyTorch says about an integer divided by zero. Where only the device knows the divisor, and does not check it, the
@@ -271,6 +279,8 @@ fn remainder(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
     run_binary(
         c,
         Opmath,
+        // PyTorch's vector code loses remainders of quotients that overflow, so they are not left to it.
+        None,
         |b, x, y| {
             let rem = b.remainder(x, y);
             let off = b.and(b.ne(rem, b.zeros_like(rem)), signs_differ(b, rem, y));
@@ -283,7 +293,7 @@ fn remainder(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
 
 fn fmod(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
     check_zero(c, x, y)?;
-    run_binary(c, Opmath, Builder::remainder, x, y)
+    run_binary(c, Opmath, None, Builder::remainder, x, y)
 }
 
 /// `|x|` with the sign bit of `y`.
@@ -341,7 +351,7 @@ fn log_sum(
     f: fn(&Builder, Value, Value) -> Value,
 ) -> Result<Value> {
     match category(c.result_type(&[x, y])?) {
-        Category::Float => run_binary(c, Opmath, f, x, y),
+        Category::Float => run_binary(c, Opmath, None, f, x, y),
         Category::Complex => Err(unsupported(format!("{} of complex numbers", c.op))),
         _ => Err(not_implemented(kernel, c.result_type(&[x, y])?)),
     }
@@ -433,7 +443,9 @@ fn pow(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
         return Ok(int_pow(c, a, b));
     }
     let high = opmath(dtype);
-    let y = c.power(c.to(a, high), c.to(b, high));
+    let [wide, exponent] = [a, b].map(|v| c.to(v, high));
+    let called = c.call_pointwise("pow.Tensor_Tensor_out", &[wide, exponent], &[]);
+    let y = called.unwrap_or_else(|| c.power(wide, exponent));
     if !dtype.is_complex() {
         return Ok(c.to(y, dtype));
     }

@@ -4,10 +4,12 @@
 //! Indices are positions in the flattened input plane, as torch gives them.
 
 use super::reductions::index_dtype;
+use super::scatter::add_by_host;
 use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, in_32_bits, not_implemented, runtime};
+use crate::library::{channels_last, inverse, is_channels_last};
 use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value, Window};
@@ -418,13 +420,17 @@ fn max_pool_backward<const N: usize>(
     pool.check_grad(c, grad.value)?;
     pool.check_grad(c, indices.value)?;
     let wide = c.to(grad.value, opmath(x.dtype));
-    let index = c.to(indices.value, index_dtype(pool.plane()));
     let overlap = |a: &Axis| (a.kernel + a.stride - 1) / a.stride;
     let windows: i64 = pool.axes.iter().map(overlap).product();
-    let out = if pool.axes.iter().all(|a| a.dilation == 1) && windows <= GATHERED_WINDOWS {
-        pool.gather_grad(c, wide, index, pool.axes.map(|a| overlap(&a)))
-    } else {
-        scatter_plane(c, wide, index, &pool.shape, pool.lead, true)
+    let gathered = pool.axes.iter().all(|a| a.dilation == 1) && windows <= GATHERED_WINDOWS;
+    let by_host = || add_to_planes(c, wide, indices.value, &pool.shape, pool.lead);
+    let out = match if windows > 1 { by_host() } else { None } {
+        Some(out) => out,
+        None if gathered => {
+            let index = c.to(indices.value, index_dtype(pool.plane()));
+            pool.gather_grad(c, wide, index, pool.axes.map(|a| overlap(&a)))
+        }
+        None => scatter_plane(c, wide, indices.value, &pool.shape, pool.lead, true),
     };
     Ok(c.to(out, x.dtype))
 }
@@ -478,6 +484,25 @@ pub(super) fn repeat(c: &Ctx, x: Value, dim: usize, n: i64) -> Value {
     c.reshape(x, &shape)
 }
 
+/// Values summed up in zero planes of the given shape, at flat indices into each plane; if the host does it.
+fn add_to_planes(c: &Ctx, values: Value, index: Value, shape: &[i64], lead: usize) -> Option<Value> {
+    let plane: i64 = shape[lead..].iter().product();
+    let points: i64 = c.shape(values)[lead..].iter().product();
+    if lead == 2 && is_channels_last(c, values) {
+        let (n, channels) = (shape[0], shape[1]);
+        let last = channels_last(shape.len());
+        let flat = |v: Value| c.reshape(c.transpose(v, &last), &[n, points, channels]);
+        let zeros = c.constant(TensorType::new(c.dtype(values), [n, plane, channels].as_slice()), 0.0);
+        let sum = add_by_host(c, zeros, flat(index), flat(values))?;
+        let image: Dims = last.iter().map(|&d| shape[d as usize]).collect();
+        return Some(c.transpose(c.reshape(sum, &image), &inverse(&last)));
+    }
+    let batch: i64 = shape[..lead].iter().product();
+    let flat = |v: Value| c.reshape(v, &[batch, points, 1]);
+    let zeros = c.constant(TensorType::new(c.dtype(values), [batch, plane, 1].as_slice()), 0.0);
+    add_by_host(c, zeros, flat(index), flat(values)).map(|sum| c.reshape(sum, shape))
+}
+
 /// Writes (or with `add` sums) values into zero planes of the given shape, at flat indices into each plane.
 pub(super) fn scatter_plane(
     c: &Ctx,
@@ -487,9 +512,13 @@ pub(super) fn scatter_plane(
     lead: usize,
     add: bool,
 ) -> Value {
+    if add && let Some(sum) = add_to_planes(c, values, index, shape, lead) {
+        return sum;
+    }
     let batch: i64 = shape[..lead].iter().product();
     let plane: i64 = shape[lead..].iter().product();
     let points: i64 = c.shape(values)[lead..].iter().product();
+    let index = c.to(index, index_dtype(plane));
     let zeros = c.constant(TensorType::new(c.dtype(values), [batch, plane].as_slice()), 0.0);
     let dims = ScatterDims {
         inserted_window_dims: Dims::from_slice(&[1]),
@@ -673,6 +702,5 @@ fn max_unpool<const N: usize>(c: &Ctx, x: Tensor, indices: Tensor, size: &[i64])
         c.all(c.and(c.ge(indices.value, c.zeros_like(indices.value)), c.lt(indices.value, end)))
     });
     let out: Dims = shape[..lead].iter().copied().chain(size.iter().copied()).collect();
-    let index = c.to(indices.value, index_dtype(plane));
-    Ok(scatter_plane(c, x.value, index, &out, lead, false))
+    Ok(scatter_plane(c, x.value, indices.value, &out, lead, false))
 }

@@ -1,9 +1,12 @@
 use super::philox;
+use super::cumulative::library_scan;
+use super::sorting::{library_sort, lower_bound};
 use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::{Category, category, cpp_name, opmath, scalar_name};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
+use crate::library::Item;
 use crate::numbers::{Numbers, finite_max, int_range, show};
 use crate::out::OutDtype;
 use crate::row::Row;
@@ -364,6 +367,11 @@ fn randperm(c: &Ctx, n: i64, rng: Rng, dtype: Option<DType>) -> Result<Value> {
         return Err(runtime(format!("Trying to create tensor with negative dimension {n}: [{n}]")));
     }
     let keys = bits(c, rng, DType::U64, &[n]);
+    // The library sorts signed integers: the same order with the first bit the other way round.
+    let signed = c.bitcast_convert(c.xor(keys, c.full(c.scalar_i64(DType::U64, i64::MIN), &[n])), DType::S64);
+    if let Some((_, index)) = library_sort(c, signed, 0, false) {
+        return Ok(c.to(index, dtype.unwrap_or(DType::S64)));
+    }
     let i = c.iota(TensorType::new(DType::S64, [n].as_slice()), 0);
     let sorted = c.sort(&[keys, i], 0, true, |b, x, y| b.lt(x[0], y[0]));
     Ok(c.to(sorted[1], dtype.unwrap_or(DType::S64)))
@@ -416,16 +424,30 @@ fn check_weights(c: &Ctx, w: Value) {
 fn with_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
     let (rows, classes) = (c.shape(w)[0], c.shape(w)[1]);
     let dtype = c.dtype(w);
-    let i = TensorType::new(DType::S32, [classes, classes].as_slice());
-    let upto = c.convert(c.le(c.iota(i.clone(), 0), c.iota(i, 1)), dtype);
-    let sums = c.matmul(w, upto, oxitorch_hlo::Precision::Highest, None);
+    let sums = running_sums(c, w);
     let total = c.slice_dim(sums, 1, classes - 1, classes, 1);
     let total = c.broadcast_in_dim(total, &[rows, samples], &[0, 1]);
     let share = c.multiply(uniform(c, rng, dtype, &[rows, samples]), total);
+    if c.config.target.library {
+        let index = c.to(lower_bound(c, sums, share, true), DType::S64);
+        return c.minimum(index, c.like(index, (classes - 1) as f64));
+    }
     let all = [rows, samples, classes];
     let below = c.le(c.broadcast_in_dim(sums, &all, &[0, 2]), c.broadcast_in_dim(share, &all, &[0, 1]));
     let index = c.reduce_sum(c.convert(below, DType::S64), &[2]);
     c.minimum(index, c.like(index, (classes - 1) as f64))
+}
+
+/// Each class's sum of weights up to its own; those of a class without weight are equal to the sums before, so that it is
+/// never picked.
+fn running_sums(c: &Ctx, w: Value) -> Value {
+    if let Some(sums) = library_scan(c, "cumsum.out", w, &[Item::Int(1), Item::None], 1, &[c.ty(w)]) {
+        return sums[0];
+    }
+    let classes = c.shape(w)[1];
+    let i = TensorType::new(DType::S32, [classes, classes].as_slice());
+    let upto = c.convert(c.le(c.iota(i.clone(), 0), c.iota(i, 1)), c.dtype(w));
+    c.matmul(w, upto, oxitorch_hlo::Precision::Highest, None)
 }
 
 /// The largest of weight over exponential noise are a sample without replacement.
@@ -433,6 +455,10 @@ fn without_replacement(c: &Ctx, w: Value, samples: i64, rng: Rng) -> Value {
     let shape = c.shape(w);
     let noise = exponential(c, rng, c.dtype(w), &shape);
     let key = c.divide(w, noise);
+    if c.dtype(key) == DType::F32 {
+        let (_, index) = c.top_k(key, samples);
+        return c.convert(index, DType::S64);
+    }
     let i = c.iota(TensorType::new(DType::S64, shape), 1);
     let sorted = c.sort(&[key, i], 1, true, |b, x, y| b.gt(x[0], y[0]));
     c.slice_dim(sorted[1], 1, 0, samples, 1)

@@ -3,9 +3,10 @@ use crate::args::{Alpha, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
+use crate::library::TARGET;
 use crate::row::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{Binary, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
+use oxitorch_hlo::{Binary, CustomCall, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
 
 const EXPANDED: &str = "Use of index_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this \
      operation. This also applies to advanced indexing e.g. tensor[mask] = scalar";
@@ -63,6 +64,44 @@ fn scatter_flagged(
     out[0]
 }
 
+/// The host function that adds up elements where an index says. Its operands are the index, the elements, and what they
+/// are added to, unless that is zeros.
+pub const SCATTER_ADD: &str = "scatter_add";
+
+/// Elements from which a call is worth what it costs.
+const WORTH_A_CALL: i64 = 1 << 12;
+/// What is there before is copied, and compiled code adds to it in place: it may be so many times the elements.
+const MOST_COPIED: i64 = 4;
+
+/// Adds elements \[outer, m, inner\] to `x` \[outer, n, inner\] along the middle, where an index
+/// \[rows, m, inner or 1\] says, each row of which is of `outer / rows` places; if the host does it.
+pub(super) fn add_by_host(c: &Ctx, x: Value, index: Value, updates: Value) -> Option<Value> {
+    let ty = c.ty(x);
+    let known = matches!(ty.dtype, DType::F32 | DType::F64) && matches!(c.dtype(index), DType::S32 | DType::S64);
+    let count = c.numel(updates);
+    let zeros = c.is_zeros(x);
+    let cheap = zeros || c.numel(x) <= count.saturating_mul(MOST_COPIED);
+    if !c.config.target.library || c.is_outline() || !known || !cheap || count < WORTH_A_CALL {
+        return None;
+    }
+    let operands = [index, updates, x];
+    let operands = if zeros { &operands[..2] } else { &operands };
+    let config = format!("fn = \"{SCATTER_ADD}\"");
+    let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
+    c.custom_call(operands, &[ty], call).first().copied()
+}
+
+/// The same along `dim`, with an index of the rank of `x` or a vector.
+fn add_along(c: &Ctx, x: Value, dim: usize, index: Value, updates: Value) -> Option<Value> {
+    let flat = |v: Value| {
+        let shape = c.shape(v);
+        let sizes = [&shape[..dim], &shape[dim..=dim], &shape[dim + 1..]].map(|part| part.iter().product::<i64>());
+        c.reshape(v, &sizes)
+    };
+    let index = if c.rank(index) == 1 { c.reshape(index, &[1, c.numel(index), 1]) } else { flat(index) };
+    add_by_host(c, flat(x), index, flat(updates)).map(|sum| c.reshape(sum, &c.shape(x)))
+}
+
 /// Dimension numbers for updates of whole rows along `dim`, one for each entry of an index vector.
 fn rows_dims(dim: usize, rank: usize) -> ScatterDims {
     let dim = dim as i64;
@@ -87,7 +126,8 @@ pub(super) fn scatter_rows(
     if c.numel(updates) == 0 {
         return x;
     }
-    scatter_with(c, x, index, updates, &rows_dims(dim, c.rank(x)), how)
+    let sum = if how == Some(Binary::Add) { add_along(c, x, dim, index, updates) } else { None };
+    sum.unwrap_or_else(|| scatter_with(c, x, index, updates, &rows_dims(dim, c.rank(x)), how))
 }
 
 /// Elements of a vector to places of another, each to its own: no two of `index` are equal, so that no compiler has to care
@@ -128,7 +168,8 @@ fn scatter_elements(c: &Ctx, x: Value, dim: usize, index: Value, updates: Value,
     limit[dim] = shape[dim];
     let ones = Dims::from_elem(1, shape.len());
     let part = c.slice(x, &Dims::from_elem(0, shape.len()), &limit, &ones);
-    let done = scatter_with(c, part, index, updates, &dims, how);
+    let sum = if how == Some(Binary::Add) { add_along(c, part, dim, index, updates) } else { None };
+    let done = sum.unwrap_or_else(|| scatter_with(c, part, index, updates, &dims, how));
     // What is all of it at one size may be a part at another.
     if limit == shape && !c.is_outline() {
         return done;

@@ -6,10 +6,10 @@ use crate::args::{Arg, Offset, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
-use crate::library::{Item, Outcome, Parts};
+use crate::library::{Item, Outcome, Parts, beside};
 use crate::op;
 use crate::row::{Layout, Row};
-use oxitorch_hlo::{Axes, Binary, DType, TensorType, Value};
+use oxitorch_hlo::{Axes, Binary, DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -42,14 +42,51 @@ pub static ROWS: &[Row] = &[
 /// Elements from which PyTorch's own sort is worth a call: compiled code takes eight times as long for each.
 const WORTH_A_CALL: i64 = 1 << 10;
 
+fn is_for_library(c: &Ctx, x: Value) -> bool {
+    let known = matches!(c.dtype(x), DType::F32 | DType::F64 | DType::S32 | DType::S64);
+    c.config.target.library && !c.is_outline() && known && c.numel(x) >= WORTH_A_CALL
+}
+
+/// One element of each row along `dim` and its position (int64), by PyTorch's own kernel, which does not sort the others.
+/// `args` are what it takes before the dimension.
+fn library_pick(
+    c: &Ctx,
+    op: &str,
+    x: Value,
+    args: &[Item<'_>],
+    dim: usize,
+    keep: bool,
+) -> Option<(Value, Value)> {
+    if !is_for_library(c, x) || args.len() > 1 {
+        return None;
+    }
+    // Rows one after another in memory: the kernels copy them, or step from row to row for each element.
+    let last = c.rank(x) - 1;
+    let order: Dims = (0..=last as i64).filter(|&d| d != dim as i64).chain([dim as i64]).collect();
+    let rows = c.transpose(x, &order);
+    let shape = c.shape(rows);
+    let ty = TensorType::new(c.dtype(x), &shape[..last]);
+    let results = [ty.clone(), ty.with_dtype(DType::S64)].map(|ty| Some(Outcome::row_major(ty)));
+    let mut all = vec![Item::Tensor(rows)];
+    all.extend_from_slice(args);
+    all.extend([Item::Int(last as i64), Item::Bool(false)]);
+    let cut = beside(&shape, last).map(|d| d as i64);
+    let cuts: Vec<i64> = cut.into_iter().chain([-1; 4]).take(all.len()).collect();
+    let parts = Parts { args: &cuts, results: &[cuts[0]; 2], step: 1 };
+    let found = c.call_library_in_parts(op, &all, &results, cut.map(|_| &parts));
+    let [Some(values), Some(index)] = found[..] else { return None };
+    let dims = [dim as i64];
+    let kept = |v| keep_dims(c, v, &c.shape(x), &dims, keep);
+    Some((kept(values), kept(index)))
+}
+
 /// Values along `dim` in order and the positions (int64) that they came from, by PyTorch's own kernel. Stable; NaN is the
 /// largest.
 pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> Option<(Value, Value)> {
-    let (ty, numel) = (c.ty(x), c.numel(x));
-    let known = matches!(ty.dtype, DType::F32 | DType::F64 | DType::S32 | DType::S64);
-    if !c.config.target.library || c.is_outline() || !known || numel < WORTH_A_CALL {
+    if !is_for_library(c, x) {
         return None;
     }
+    let ty = c.ty(x);
     let index = TensorType::new(DType::S64, ty.shape.clone());
     let args = [Item::Tensor(x), Item::Bool(true), Item::Int(dim as i64), Item::Bool(descending)];
     let results = [ty, index].map(|ty| Some(Outcome::row_major(ty)));
@@ -185,6 +222,17 @@ fn kthvalue(c: &Ctx, x: Tensor, k: Offset, dim: i64, keep: bool) -> Result<(Valu
     if x.rank == 0 {
         return Ok((x.value, c.scalar_i64(DType::S64, 0)));
     }
+    // It counts from one.
+    let number = match k {
+        Offset::Known(k) => Item::Int(k + 1),
+        Offset::Given(k) => {
+            let k = c.to(k, DType::S64);
+            Item::Number(c.add(k, c.ones_like(k)))
+        }
+    };
+    if let Some(found) = library_pick(c, "kthvalue.values", x.value, &[number], dim, keep) {
+        return Ok(found);
+    }
     let (values, index) = sort_with_index(c, x.value, dim, false);
     let at = |v: Value| {
         let one = match k {
@@ -202,6 +250,10 @@ fn kthvalue(c: &Ctx, x: Tensor, k: Offset, dim: i64, keep: bool) -> Result<(Valu
 
 /// The lower median along `dim`. NaNs are skipped, or else the first of them is the median.
 fn median_along(c: &Ctx, x: Value, dim: usize, keep: bool, skip_nan: bool) -> (Value, Value) {
+    let op = if skip_nan { "nanmedian.dim_values" } else { "median.dim_values" };
+    if let Some(found) = library_pick(c, op, x, &[], dim, keep) {
+        return found;
+    }
     let shape = c.shape(x);
     let n = shape[dim];
     let dims = [dim as i64];
@@ -255,6 +307,9 @@ fn mode(c: &Ctx, x: Tensor, dim: i64, keep: bool) -> Result<(Value, Value)> {
     require_nonempty(c, "mode()", x.value, &[dim as i64])?;
     if x.dtype.is_complex() {
         return Err(not_implemented("mode_cpu", x.dtype));
+    }
+    if let Some(found) = library_pick(c, "mode.values", x.value, &[], dim, keep) {
+        return Ok(found);
     }
     let shape = c.shape(x.value);
     let (values, index) = sort_with_index(c, x.value, dim, false);

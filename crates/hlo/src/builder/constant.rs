@@ -244,6 +244,11 @@ pub(crate) fn decode_f8(code: u8, exponent: u32) -> f64 {
 }
 
 impl Builder {
+    /// Whether `v` is a constant that is zero everywhere, as far as it is seen (for choosing a cheaper lowering).
+    pub fn is_zeros(&self, v: Value) -> bool {
+        self.constant_bytes(v).is_some_and(|bytes| bytes.iter().all(|&b| b == 0))
+    }
+
     /// The value of an integer or `Pred` splat constant, if `v` is one (for choosing a cheaper lowering).
     pub fn constant_i64(&self, v: Value) -> Option<i64> {
         self.inner.borrow().arena.constant_i64(v)

@@ -49,8 +49,6 @@ unary_methods! {
     is_finite IsFinite
     /// `stablehlo.log`: natural logarithm of floats and complex.
     log Log
-    /// `stablehlo.log_plus_one`: log(1 + x), accurate near 0.
-    log_plus_one LogPlusOne
     /// `stablehlo.logistic`: 1 / (1 + e^-x) of floats and complex.
     logistic Logistic
     /// `stablehlo.negate`: -x; unsigned integers wrap.
@@ -127,6 +125,31 @@ impl Builder {
             }
             _ => self.op(Op::Binary(op), &[lhs, rhs]),
         }
+    }
+
+    /// `stablehlo.log_plus_one`: log(1 + x), accurate near 0.
+    pub fn log_plus_one(&self, x: Value) -> Value {
+        if self.dtype(x) != DType::F32 || !self.inner.borrow().expands_log_plus_one {
+            return self.unary(Unary::LogPlusOne, x);
+        }
+        // What 1 + x is rounded by is in the logarithm and in the difference alike. W. Kahan, in the manual of the HP-15C
+        // (1982); D. Goldberg, "What every computer scientist should know about floating-point arithmetic" (1991),
+        // theorem 4. The maximum changes nothing that has a logarithm: without it XLA would take (1 + x) - 1 for x.
+        let one = self.full_like(x, 1.0);
+        let sum = self.maximum(self.add(one, x), self.full_like(x, -1.0));
+        let difference = self.subtract(sum, one);
+        let log = self.multiply(self.log(sum), self.divide(x, difference));
+        let as_it_is = self.or(
+            self.compare(difference, self.zeros_like(x), Direction::Eq),
+            self.compare(x, self.full_like(x, f64::INFINITY), Direction::Eq),
+        );
+        self.select(as_it_is, x, log)
+    }
+
+    /// Whether [`Builder::log_plus_one`] of float32 is made of a logarithm: for compilers that have vector code for that
+    /// alone.
+    pub fn expand_log_plus_one(&self, on: bool) {
+        self.inner.borrow_mut().expands_log_plus_one = on;
     }
 
     /// `stablehlo.real`: the real part; a real operand is returned as it is.

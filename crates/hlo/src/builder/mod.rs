@@ -64,8 +64,10 @@ struct Inner {
     /// Whether ops that follow the transpose of a channels-last tensor go before it.
     keeps_memory_order: bool,
     prefers_channels_last: bool,
-    /// Whether a reduction over all but the last dimensions adds up slices.
+    /// See [`Builder::vectorize_reductions`].
     vectorizes_reductions: bool,
+    /// See [`Builder::expand_log_plus_one`].
+    expands_log_plus_one: bool,
     has_host_memory: bool,
     /// Whether a module for other sizes is to be made of this one.
     is_outline: bool,
@@ -115,6 +117,7 @@ impl Builder {
             keeps_memory_order: false,
             prefers_channels_last: false,
             vectorizes_reductions: false,
+            expands_log_plus_one: false,
             has_host_memory: false,
             is_outline: false,
             deferred: Vec::new(),
