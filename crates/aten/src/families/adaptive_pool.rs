@@ -333,13 +333,15 @@ const WORTH_A_CALL: i64 = 1 << 12;
 /// The largest elements of the windows and their positions by PyTorch's own kernel.
 fn library_maxima(c: &Ctx, x: Value, size: &[i64]) -> Option<(Value, Value)> {
     let known = matches!(c.dtype(x), DType::F32 | DType::F64);
-    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL || size.contains(&0) {
+    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL || size.contains(&0)
+    {
         return None;
     }
     let op = if size.len() == 2 { "adaptive_max_pool2d.out" } else { "adaptive_max_pool3d.out" };
     let shape = c.shape(x);
     let out: Dims = shape[..shape.len() - size.len()].iter().chain(size).copied().collect();
-    let results = [c.dtype(x), DType::S64].map(|t| Some(Outcome::like(c, TensorType::new(t, out.clone()), &[x])));
+    let results =
+        [c.dtype(x), DType::S64].map(|t| Some(Outcome::like(c, TensorType::new(t, out.clone()), &[x])));
     let args = [Item::Tensor(x), Item::Ints(size)];
     let parts = Parts { args: &[0, word::WHOLE], results: &[0, 0], step: 1 };
     match c.call_library_in_parts(op, &args, &results, Some(&parts))[..] {

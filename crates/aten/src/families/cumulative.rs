@@ -34,7 +34,8 @@ struct Fold {
 }
 
 static SUM: Fold = Fold { op: Binary::Add, identity: 0.0, kernel: "cumsum_out_cpu", overload: "cumsum.out" };
-static PROD: Fold = Fold { op: Binary::Multiply, identity: 1.0, kernel: "cumprod_out_cpu", overload: "cumprod.out" };
+static PROD: Fold =
+    Fold { op: Binary::Multiply, identity: 1.0, kernel: "cumprod_out_cpu", overload: "cumprod.out" };
 
 /// `x[0] op ... op x[i]` for every `i` along `dim`, in the dtype of `x`.
 pub(super) fn prefix(c: &Ctx, op: Binary, x: Value, identity: Value, dim: usize) -> Value {

@@ -215,7 +215,11 @@ fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value>
     }
     let transposes = p.transposes_much(c, [l, r]);
     // Of products with a vector, the compiler has no good code for those of a matrix that is the other way round.
-    let worth = if p.has_vector() { p.n == 1 && transposes } else { transposes || c.is_for_library(dtype, operations) };
+    let worth = if p.has_vector() {
+        p.n == 1 && transposes
+    } else {
+        transposes || c.is_for_library(dtype, operations)
+    };
     if !worth || c.config.target.own_products && dtype == DType::F32 && !transposes {
         return None;
     }

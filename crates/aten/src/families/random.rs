@@ -1,5 +1,5 @@
-use super::philox;
 use super::cumulative::library_scan;
+use super::philox;
 use super::sorting::{library_sort, lower_bound};
 use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::context::Ctx;

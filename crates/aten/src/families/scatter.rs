@@ -77,7 +77,8 @@ const MOST_COPIED: i64 = 4;
 /// \[rows, m, inner or 1\] says, each row of which is of `outer / rows` places; if the host does it.
 pub(super) fn add_by_host(c: &Ctx, x: Value, index: Value, updates: Value) -> Option<Value> {
     let ty = c.ty(x);
-    let known = matches!(ty.dtype, DType::F32 | DType::F64) && matches!(c.dtype(index), DType::S32 | DType::S64);
+    let known =
+        matches!(ty.dtype, DType::F32 | DType::F64) && matches!(c.dtype(index), DType::S32 | DType::S64);
     let count = c.numel(updates);
     let zeros = c.is_zeros(x);
     let cheap = zeros || c.numel(x) <= count.saturating_mul(MOST_COPIED);
@@ -95,7 +96,8 @@ pub(super) fn add_by_host(c: &Ctx, x: Value, index: Value, updates: Value) -> Op
 fn add_along(c: &Ctx, x: Value, dim: usize, index: Value, updates: Value) -> Option<Value> {
     let flat = |v: Value| {
         let shape = c.shape(v);
-        let sizes = [&shape[..dim], &shape[dim..=dim], &shape[dim + 1..]].map(|part| part.iter().product::<i64>());
+        let sizes =
+            [&shape[..dim], &shape[dim..=dim], &shape[dim + 1..]].map(|part| part.iter().product::<i64>());
         c.reshape(v, &sizes)
     };
     let index = if c.rank(index) == 1 { c.reshape(index, &[1, c.numel(index), 1]) } else { flat(index) };
