@@ -81,7 +81,6 @@ DEVIATIONS = {
     "_grouped_mm bf16[3,4,6] bf16[6,8] i32[3]@<5 none bfloat16": "offsets that do not grow",
     "max_pool2d_with_indices_backward f32[1,1,2,2] f32[1,1,4,4] [2] [2] [0] [1] false i64[1,1,2,2]@<16": "indices that no pooling gives",
     "batch_norm_update_stats bf16[2,3] none none 0.1": "statistics of 16 bits; they are float32, as CUDA's",
-    "linalg_cholesky_ex f32[3,3] false false": "not positive definite: what is left in the result is undefined",
     "log_sigmoid_backward f32[4] f32[4] f32[0]": "the CPU needs the buffer of its forward",
     "glu_backward_jvp f32[4,6] f32[4,3] f32[4,6] f32[4,3] f32[4,6] -1": "a gradient that no glu gives",
     "_log_softmax_backward_data f32[2,3] f32[2,3]@unit 1 float16": "CUDA's half to float form",
@@ -135,6 +134,11 @@ FIRST_RESULT_ONLY = {
 }
 # Whose lowerings are run, if not those of the platform; what other algorithms find may have other signs.
 LOWER_FOR = os.environ.get("OXITORCH_LOWER_FOR")
+# Where no kernel of PyTorch's is called.
+if LOWER_FOR:
+    DEVIATIONS["linalg_cholesky_ex f32[3,3] false false"] = (
+        "not positive definite: what is left in the result is undefined"
+    )
 OF_ANY_SIGN = re.compile(r"_linalg_eigh|_linalg_svd")
 # What the platform's compiler has not: it runs on the CPU.
 WITHOUT = {"tpu": re.compile(r"_fft_\w+ .*(f64|c128)\[|hash_tensor (f|bf)")}.get(LOWER_FOR)
