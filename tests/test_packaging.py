@@ -288,7 +288,7 @@ def test_the_published_wheel_has_a_shim_for_each_torch_that_is_supported(release
 
 
 def test_what_old_systems_have_not_is_found(release_wheel, monkeypatch):
-    """In a library that is for them; the shim's versions are those of the compiler here, and `make release-wheel` asks."""
+    """In a library that is for them. The shim's are those of the compiler here, and `make release-wheel` asks."""
     library = _shim.find_torch().root / "lib" / "libc10.so"
     assert release_wheel.too_new(library) == []
     monkeypatch.setitem(release_wheel.OLDEST, "GLIBC", (2, 2, 4))
