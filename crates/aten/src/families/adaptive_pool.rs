@@ -340,8 +340,12 @@ fn library_maxima(c: &Ctx, x: Value, size: &[i64]) -> Option<(Value, Value)> {
     let op = if size.len() == 2 { "adaptive_max_pool2d.out" } else { "adaptive_max_pool3d.out" };
     let shape = c.shape(x);
     let out: Dims = shape[..shape.len() - size.len()].iter().chain(size).copied().collect();
-    let results =
-        [c.dtype(x), DType::S64].map(|t| Some(Outcome::like(c, TensorType::new(t, out.clone()), &[x])));
+    let outcome = |dtype: DType| {
+        let ty = TensorType::new(dtype, out.clone());
+        // The kernel of volumes writes rows, whatever it is given.
+        if size.len() == 2 { Outcome::like(c, ty, &[x]) } else { Outcome::row_major(ty) }
+    };
+    let results = [c.dtype(x), DType::S64].map(|dtype| Some(outcome(dtype)));
     let args = [Item::Tensor(x), Item::Ints(size)];
     let parts = Parts { args: &[0, word::WHOLE], results: &[0, 0], step: 1 };
     match c.call_library_in_parts(op, &args, &results, Some(&parts))[..] {
