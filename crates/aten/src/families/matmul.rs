@@ -183,8 +183,10 @@ impl Matrices {
         operands.into_iter().zip(&self.orders).zip(sides).any(|((x, order), ([rows, columns], others))| {
             let transposed = c.transpose(x, order);
             let stride = c.strided(transposed).strides.last().copied();
-            let large = if self.count == 1 { LARGE } else { LARGE_OF_BATCH };
-            rows * columns >= large && others < FEW && stride.is_some_and(|s| s != 1)
+            let size = rows * columns;
+            let is_long =
+                size >= VERY_LARGE && others < FEW || self.count == 1 && size >= LARGE && others <= VERY_FEW;
+            is_long && stride.is_some_and(|s| s != 1)
         })
     }
 
@@ -199,11 +201,12 @@ impl Matrices {
 /// parts of the same size matter more: of 512 rows two threads would get 288 and 224.
 const PART: i64 = 16;
 
-/// Elements of a matrix that takes longer to transpose than a call does, the same of matrices of a batch, and rows or columns
-/// of another, with which a product takes longer. Measured with Eigen's kernels for AVX-512.
-const LARGE: i64 = 1 << 16;
-const LARGE_OF_BATCH: i64 = 1 << 19;
+/// Elements of a matrix that takes longer to transpose than a call does, and rows or columns of another, with which a product
+/// takes longer; and the same where the other is all but a vector. Measured with Eigen's kernels for AVX-512.
+const VERY_LARGE: i64 = 1 << 19;
 const FEW: i64 = 384;
+const LARGE: i64 = 1 << 16;
+const VERY_FEW: i64 = 32;
 
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
 fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {
