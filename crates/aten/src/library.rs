@@ -56,6 +56,11 @@ const WORTH: i64 = 1 << 23;
 /// Elements from which a function of each is worth a call.
 const WORTH_ELEMENTS: i64 = 1 << 14;
 
+/// What kernels of functions take.
+pub const FLOATS: [DType; 2] = [DType::F32, DType::F64];
+/// What kernels that compare or add up take.
+pub const NUMBERS: [DType; 4] = [DType::F32, DType::F64, DType::S32, DType::S64];
+
 /// An argument of a call.
 #[derive(Clone, Copy)]
 pub enum Item<'a> {
@@ -209,18 +214,21 @@ impl Ctx<'_> {
             && self.matmul_precision() == MatmulPrecision::Highest
     }
 
+    /// Whether a kernel of the host takes `x`, which has one of these types, and so many elements that a call is worth what it
+    /// costs.
+    pub fn is_worth_a_call(&self, x: Value, types: &[DType], elements: i64) -> bool {
+        let can = self.config.target.library && !self.is_outline();
+        can && types.contains(&self.dtype(x)) && self.numel(x) >= elements
+    }
+
     /// A function of each element, of operands of one type, by an ATen overload that writes to what it is given; `more` are
     /// its further arguments. Nothing where that is not worth it.
     pub fn call_pointwise(&self, op: &str, operands: &[Value], more: &[Item<'_>]) -> Option<Value> {
-        let ty = self.ty(*operands.first()?);
-        let known = matches!(ty.dtype, DType::F32 | DType::F64);
-        if !self.config.target.library
-            || self.is_outline()
-            || !known
-            || self.numel(operands[0]) < WORTH_ELEMENTS
-        {
+        let first = *operands.first()?;
+        if !self.is_worth_a_call(first, &FLOATS, WORTH_ELEMENTS) {
             return None;
         }
+        let ty = self.ty(first);
         let result = Outcome::like(self, ty.clone(), operands);
         let cut = widest(&ty.shape, 0..ty.shape.len())? as i64;
         let args: Vec<_> = operands.iter().map(|&v| Item::Tensor(v)).chain(more.iter().copied()).collect();

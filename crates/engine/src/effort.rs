@@ -95,8 +95,8 @@ impl Policy {
 /// XLA's newer way to generate code for fused loops: makes faster code, and takes longer from a few ops on.
 pub(crate) const FUSION_EMITTERS: &str = "xla_cpu_use_fusion_emitters";
 
-/// Whether a program gains nothing by that: one of so few ops compiles in half of the time without, and what it computes is
-/// little. The older way has no vectors where a result is written over its operand.
+/// Whether the older way is better for a program. One of few ops compiles in half of the time so, and runs as fast, but for
+/// results that are written over their operands: there the older way has no vectors, so they have to be small.
 pub(crate) fn is_small(graph: &Graph) -> bool {
     graph.ops.len() <= SMALL && bytes(graph) <= LITTLE
 }

@@ -7,7 +7,7 @@ use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, category, opmath, scalar_name};
 use crate::error::{Result, not_implemented, runtime};
-use crate::library::{Item, Outcome, Parts, word};
+use crate::library::{FLOATS, Item, Outcome, Parts, word};
 use crate::out::OutDtype;
 use crate::row::Row;
 use crate::{Layout, op};
@@ -332,9 +332,7 @@ const WORTH_A_CALL: i64 = 1 << 12;
 
 /// The largest elements of the windows and their positions by PyTorch's own kernel.
 fn library_maxima(c: &Ctx, x: Value, size: &[i64]) -> Option<(Value, Value)> {
-    let known = matches!(c.dtype(x), DType::F32 | DType::F64);
-    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL || size.contains(&0)
-    {
+    if !c.is_worth_a_call(x, &FLOATS, WORTH_A_CALL) || size.contains(&0) {
         return None;
     }
     let op = if size.len() == 2 { "adaptive_max_pool2d.out" } else { "adaptive_max_pool3d.out" };

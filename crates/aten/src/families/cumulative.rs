@@ -7,7 +7,7 @@ use crate::args::Tensor;
 use crate::context::Ctx;
 use crate::dtype::{Category, acc_type, category, opmath};
 use crate::error::{Result, index, not_implemented};
-use crate::library::{Item, Outcome, Parts, beside, word};
+use crate::library::{Item, NUMBERS, Outcome, Parts, beside, word};
 use crate::op;
 use crate::out::OutDtype;
 use crate::row::Row;
@@ -102,8 +102,7 @@ pub(super) fn library_scan(
     dim: usize,
     types: &[TensorType],
 ) -> Option<Vec<Value>> {
-    let known = matches!(c.dtype(x), DType::F32 | DType::F64 | DType::S32 | DType::S64);
-    if !c.config.target.library || c.is_outline() || !known || c.numel(x) < WORTH_A_CALL {
+    if !c.is_worth_a_call(x, &NUMBERS, WORTH_A_CALL) {
         return None;
     }
     let results: Vec<_> = types.iter().map(|ty| Some(Outcome::row_major(ty.clone()))).collect();

@@ -3,7 +3,7 @@ use crate::args::{Alpha, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::dtype::{scalar_name, shape_text};
 use crate::error::{ErrorKind, Result, index as index_error, runtime};
-use crate::library::TARGET;
+use crate::library::{FLOATS, TARGET};
 use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Binary, CustomCall, DType, Dims, ScatterDims, ScatterFlags, TensorType, Value};
@@ -76,20 +76,17 @@ const MOST_COPIED: i64 = 4;
 /// Adds elements \[outer, m, inner\] to `x` \[outer, n, inner\] along the middle, where an index
 /// \[rows, m, inner or 1\] says, each row of which is of `outer / rows` places; if the host does it.
 pub(super) fn add_by_host(c: &Ctx, x: Value, index: Value, updates: Value) -> Option<Value> {
-    let ty = c.ty(x);
-    let known =
-        matches!(ty.dtype, DType::F32 | DType::F64) && matches!(c.dtype(index), DType::S32 | DType::S64);
-    let count = c.numel(updates);
     let zeros = c.is_zeros(x);
-    let cheap = zeros || c.numel(x) <= count.saturating_mul(MOST_COPIED);
-    if !c.config.target.library || c.is_outline() || !known || !cheap || count < WORTH_A_CALL {
+    let cheap = zeros || c.numel(x) <= c.numel(updates).saturating_mul(MOST_COPIED);
+    let known = matches!(c.dtype(index), DType::S32 | DType::S64);
+    if !known || !cheap || !c.is_worth_a_call(updates, &FLOATS, WORTH_A_CALL) {
         return None;
     }
     let operands = [index, updates, x];
     let operands = if zeros { &operands[..2] } else { &operands };
     let config = format!("fn = \"{SCATTER_ADD}\"");
     let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
-    c.custom_call(operands, &[ty], call).first().copied()
+    c.custom_call(operands, &[c.ty(x)], call).first().copied()
 }
 
 /// The same along `dim`, with an index of the rank of `x` or a vector.

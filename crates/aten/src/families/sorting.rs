@@ -6,7 +6,7 @@ use crate::args::{Arg, Offset, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::dtype::{opmath, scalar_name};
 use crate::error::{Error, ErrorKind, Result, not_implemented, runtime};
-use crate::library::{Item, Outcome, Parts, beside};
+use crate::library::{Item, NUMBERS, Outcome, Parts, beside, word};
 use crate::op;
 use crate::row::{Layout, Row};
 use oxitorch_hlo::{Axes, Binary, DType, Dims, TensorType, Value};
@@ -43,8 +43,7 @@ pub static ROWS: &[Row] = &[
 const WORTH_A_CALL: i64 = 1 << 10;
 
 fn is_for_library(c: &Ctx, x: Value) -> bool {
-    let known = matches!(c.dtype(x), DType::F32 | DType::F64 | DType::S32 | DType::S64);
-    c.config.target.library && !c.is_outline() && known && c.numel(x) >= WORTH_A_CALL
+    c.is_worth_a_call(x, &NUMBERS, WORTH_A_CALL)
 }
 
 /// One element of each row along `dim` and its position (int64), by PyTorch's own kernel, which does not sort the others.
@@ -71,7 +70,7 @@ fn library_pick(
     all.extend_from_slice(args);
     all.extend([Item::Int(last as i64), Item::Bool(false)]);
     let cut = beside(&shape, last).map(|d| d as i64);
-    let cuts: Vec<i64> = cut.into_iter().chain([-1; 4]).take(all.len()).collect();
+    let cuts: Vec<i64> = cut.into_iter().chain([word::WHOLE; 4]).take(all.len()).collect();
     let parts = Parts { args: &cuts, results: &[cuts[0]; 2], step: 1 };
     let found = c.call_library_in_parts(op, &all, &results, cut.map(|_| &parts));
     let [Some(values), Some(index)] = found[..] else { return None };

@@ -100,8 +100,7 @@ impl Builder {
         let plain = |x: Value, dims: &[i64], region| {
             self.reduced(&[x], &[init], dims, region).first().copied().unwrap_or(x)
         };
-        let vectorizes = self.vectorizes_reductions() && !self.is_outline();
-        if !vectorizes || !dims.iter().all(|d| (0..rank).contains(d)) {
+        if !self.has_forms() || !dims.iter().all(|d| (0..rank).contains(d)) {
             return plain(x, dims, self.binary_reducer(op, x));
         }
         let is_library_extreme = || op == Binary::Maximum && !keeps_nan && self.is_library_reduced(x, dims);

@@ -57,12 +57,20 @@ impl Builder {
 
     /// Whether this one is, which is of such a size that its form makes a difference.
     pub(super) fn is_vectorized(&self, x: Value) -> bool {
-        self.vectorizes_reductions() && !self.is_outline() && (LEAST..MOST).contains(&self.numel(x))
+        self.has_forms() && (LEAST..MOST).contains(&self.numel(x))
+    }
+
+    /// Whether there is a choice of forms. In an outline it is made later, for what becomes of it.
+    pub(super) fn has_forms(&self) -> bool {
+        self.vectorizes_reductions() && !self.is_outline()
     }
 
     /// With the short dimensions that are reduced and lie side by side as one, if that is better: XLA adds the numbers of a long
     /// dimension in groups, and those of several short ones one after another, with all their rounding.
     pub(super) fn merged(&self, x: Value, dims: &[i64]) -> Option<(Value, Dims)> {
+        if self.numel(x) < LONG || !self.dtype(x).is_float() {
+            return None;
+        }
         let shape = self.shape(x);
         let sizes = || dims.iter().map(|&d| shape[d as usize]);
         let loses = sizes().product::<i64>() >= LONG && sizes().all(|size| size <= GROUP);
@@ -79,8 +87,7 @@ impl Builder {
                 }
             }
         }
-        let can = loses && self.dtype(x).is_float() && reduced.len() < dims.len();
-        can.then(|| (self.reshape(x, &merged), reduced))
+        (loses && reduced.len() < dims.len()).then(|| (self.reshape(x, &merged), reduced))
     }
 
     /// Whether XLA's library reduces `x` over these dimensions, along rows. It does not take what XLA computes best in the
