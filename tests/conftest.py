@@ -23,6 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What children take over: the run's cache, and how a GPU is shared by processes that run at the same time.
+OF_THE_MACHINE = ("OXITORCH_CACHE_DIR", "OXITORCH_CUDA_MEMORY_FRACTION", "OXITORCH_CUDA_PREALLOCATE")
+
+
 def cache_folder(folder: Path, shims: Path) -> str:
     """Makes a cache folder without programs; shims, which take half a minute to build, are those of another one."""
     shims.mkdir(parents=True, exist_ok=True)
@@ -57,7 +61,7 @@ def pytest_addoption(parser):
 def child_environment(**changes: str | None) -> dict[str, str]:
     """The environment without the settings of whoever runs the tests; None removes a variable."""
     own = ("OXITORCH_", "TORCH_DEVICE_BACKEND")
-    env = {k: v for k, v in os.environ.items() if k == "OXITORCH_CACHE_DIR" or not k.startswith(own)}
+    env = {k: v for k, v in os.environ.items() if k in OF_THE_MACHINE or not k.startswith(own)}
     env.pop("CXX", None)
     for name, value in changes.items():
         env.pop(name, None)
@@ -66,7 +70,7 @@ def child_environment(**changes: str | None) -> dict[str, str]:
     return env
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment():
     """`environment(NAME="value")` is what a child gets; see `child_environment`."""
     return child_environment

@@ -73,17 +73,16 @@ def clean_device(request):
 
 
 @pytest.fixture(scope="session")
-def start_python():
+def start_python(environment):
     """As `python`, for fixtures of wider scope; a process that does not end in time has the return code None."""
 
     def run(code: str, *args: str, timeout: float, **env: str):
-        kept = {k: v for k, v in os.environ.items() if k == "OXITORCH_CACHE_DIR" or not k.startswith("OXITORCH_")}
         with subprocess.Popen(
             [sys.executable, "-c", code, *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**kept, **env},
+            env=environment(**env),
             cwd="/",
         ) as child:
             try:
