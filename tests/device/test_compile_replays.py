@@ -17,8 +17,8 @@ def test_other_switches_are_other_programs():
     x = torch.randn(8, 8)
     moved = to_device(x)
     assert_close(g(moved, moved), x @ x)
-    with torch.tpu.set_precision("default"):
-        assert_close(g(moved, moved), x @ x)
+    with torch.tpu.set_precision("default"):  # on GPUs, TF32
+        torch.testing.assert_close(g(moved, moved).cpu(), x @ x, rtol=1e-2, atol=1e-2)
     assert_close(g(moved, moved), x @ x)
 
 

@@ -13,7 +13,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-pytestmark = pytest.mark.usefixtures("fused")
+pytestmark = [
+    pytest.mark.usefixtures("fused"),
+    pytest.mark.skipif(torch.tpu.platform() == "cuda", reason="there is also each kernel of the programs"),
+]
 
 
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
