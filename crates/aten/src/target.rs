@@ -37,6 +37,10 @@ target_options! {
     /// Whether the backward of attention makes the scores again. Otherwise the compiler sees that they are those of the
     /// forward and keeps these, all of them, until then.
     recompute_scores,
+    /// Whether attention is computed for some queries after others where the scores of all would take much memory.
+    attention_in_blocks,
+    /// Whether those are few enough for memory on the chip: where the compiler keeps there what fits.
+    scores_on_chip,
     /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
     /// adds up in float32 all the same, and a compiler that then fuses more.
     bf16_dot_results,
@@ -66,6 +70,8 @@ impl TargetOptions {
     /// XLA's for NVIDIA GPUs, where cuBLAS does products.
     pub const CUDA: TargetOptions = TargetOptions {
         dots_in_16_bits: true,
+        recompute_scores: true,
+        attention_in_blocks: true,
         top_k_without_nan: true,
         float_convolutions: true,
         int8_in_fours: true,
@@ -78,6 +84,8 @@ impl TargetOptions {
         gather_by_mask: true,
         keep_row_dims: true,
         recompute_scores: true,
+        attention_in_blocks: true,
+        scores_on_chip: true,
         bf16_dot_results: true,
         int64_as_pairs: true,
         top_k_without_nan: true,

@@ -9,7 +9,7 @@ use crate::library::{Item, Outcome, Parts};
 use crate::op;
 use crate::params::FromArg;
 use crate::row::{Layout, Row};
-use oxitorch_hlo::{Axes, DType, Dims, DotDims, TensorType, Value};
+use oxitorch_hlo::{Axes, Builder, DType, Dims, DotDims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -59,7 +59,19 @@ struct Attention {
     dtype: DType,
     /// What scores and probabilities are computed in.
     acc: DType,
+    /// Of a block of the queries, where it starts: a 0-d S32, and how many there are in all.
+    block: Option<(Value, i64)>,
 }
+
+/// Bytes of scores above which queries are taken in blocks, and those of a block, about.
+const MUCH: [i64; 2] = [1 << 30, 256 << 20];
+
+/// The same where a block is to stay on the chip. The compiler's estimate of a step of GPT-2 (eight sequences of 1,024) is
+/// 110 ms on a v5e with all scores at once and 76 ms in these blocks.
+const MUCH_ON_CHIP: [i64; 2] = [64 << 20, 64 << 20];
+
+/// Queries in a block at least, and what their number is a multiple of: the rows that hardware multiplies at once.
+const BLOCK_ROWS: i64 = 128;
 
 impl Attention {
     fn new(c: &Ctx, q: Value, k: Value, v: Value) -> Result<Attention> {
@@ -91,6 +103,7 @@ impl Attention {
             value_width,
             dtype,
             acc: accumulator(dtype),
+            block: None,
         })
     }
 
@@ -117,11 +130,16 @@ impl Attention {
         self.heads == self.key_heads && self.width == self.value_width
     }
 
-    /// What its dimensions are where the tensors that it takes, and those that it gives, have so many: batch, heads, the
-    /// places of queries and keys, and the width. What keys are in use is not seen from zeros.
+    /// Whether how it is computed is left open in an outline.
+    fn may_be_deferred(&self, c: &Ctx) -> bool {
+        c.config.target.attention_in_blocks || self.is_known() && c.may_be_for_library(self.dtype)
+    }
+
+    /// What its dimensions are where the tensors that it takes, and those that it gives, have so many: batch, heads, those of
+    /// keys, the places of queries and keys, and the widths. What keys are in use is not seen from zeros.
     fn axes(operands: &[&str], results: &[&str]) -> Axes {
         let owned = |list: &[&str]| list.iter().map(|&s| s.to_owned()).collect();
-        let (mixed, first, used) = ("qke".to_owned(), "qk".to_owned(), "qk".to_owned());
+        let (mixed, first, used) = ("qkef".to_owned(), "qk".to_owned(), "qk".to_owned());
         Axes { operands: owned(operands), results: owned(results), mixed, first, used, ..Axes::default() }
     }
 
@@ -224,14 +242,81 @@ impl Attention {
         }
         if causal {
             let ty = TensorType::new(DType::S32, shape.as_slice());
-            let past = c.ge(c.iota(ty.clone(), 2), c.iota(ty, 3));
+            let query = match self.block {
+                Some((start, _)) => c.add(c.iota(ty.clone(), 2), c.full(start, &shape)),
+                None => c.iota(ty.clone(), 2),
+            };
+            let past = c.ge(query, c.iota(ty, 3));
             s = c.select(past, s, c.full(c.scalar_f64(self.acc, f64::NEG_INFINITY), &shape));
         }
         Ok(s)
     }
 
+    /// How many queries are taken at once, if not all.
+    fn rows_of_a_block(&self, c: &Ctx) -> Option<i64> {
+        let target = &c.config.target;
+        let [much, block] = if target.scores_on_chip { MUCH_ON_CHIP } else { MUCH };
+        let row = self.batch * self.heads * self.keys * self.acc.size_bytes() as i64;
+        // What is recorded once for all sizes has no loop whose length follows from one of them.
+        if !target.attention_in_blocks || c.is_outline() || self.queries.saturating_mul(row) <= much {
+            return None;
+        }
+        let most = (block / row).max(BLOCK_ROWS);
+        let rows = div_ceil(div_ceil(self.queries, div_ceil(self.queries, most)), BLOCK_ROWS) * BLOCK_ROWS;
+        (rows < self.queries).then_some(rows)
+    }
+
     fn by_row(&self, c: &Ctx, x: Value) -> Value {
         c.broadcast_in_dim(x, &self.scores_shape(), &[0, 1, 2])
+    }
+
+    /// Zeros behind dimension `dim` of a tensor that has it by query, so that it is blocks of so many rows.
+    fn padded(&self, c: &Ctx, x: Value, dim: i64, rows: i64) -> Value {
+        let more = div_ceil(self.queries, rows) * rows - self.queries;
+        if more == 0 { x } else { c.pad_dim(x, c.scalar_f64(c.dtype(x), 0.0), dim, 0, more) }
+    }
+
+    /// A bias in the same way, if it differs by query.
+    fn padded_bias(&self, c: &Ctx, bias: Option<Value>, rows: i64) -> Option<(Value, bool)> {
+        let bias = bias?;
+        let dim = c.rank(bias) as i64 - 2;
+        let by_query = dim >= 0 && c.shape(bias)[dim as usize] == self.queries;
+        Some((if by_query { self.padded(c, bias, dim, rows) } else { bias }, by_query))
+    }
+
+    /// What a block of queries has of such a tensor.
+    fn part(&self, c: &Ctx, x: Value, dim: i64, start: Value) -> Value {
+        let mut shape = c.shape(x);
+        shape[dim as usize] = self.queries;
+        c.dynamic_slice(x, &starts(c, x, dim, start), &shape)
+    }
+
+    fn part_of_bias(&self, c: &Ctx, bias: Option<(Value, bool)>, start: Value) -> Option<Value> {
+        let (bias, by_query) = bias?;
+        Some(if by_query { self.part(c, bias, c.rank(bias) as i64 - 2, start) } else { bias })
+    }
+
+    /// Takes the queries in blocks of so many rows: `each` gets the attention of one, where it starts, and the values that
+    /// the block before has left, and leaves them for the next.
+    fn in_blocks(
+        &self,
+        c: &Ctx,
+        rows: i64,
+        inits: &[Value],
+        each: impl FnOnce(&Attention, Value, &[Value]) -> Result<Vec<Value>>,
+    ) -> Result<Vec<Value>> {
+        let number = |n: i64| c.scalar_i64(DType::S32, n);
+        let mut failed = Ok(());
+        let body = |_: &Builder, i: Value, held: &[Value]| {
+            let start = c.multiply(i, number(rows));
+            let block = Attention { queries: rows, block: Some((start, self.queries)), ..*self };
+            each(&block, start, held).unwrap_or_else(|e| {
+                failed = Err(e);
+                held.to_vec()
+            })
+        };
+        let made = c.for_loop(number(0), number(div_ceil(self.queries, rows)), inits, body);
+        failed.map(|()| made)
     }
 
     /// Philox blocks that [`Attention::dropout`] takes.
@@ -242,8 +327,14 @@ impl Attention {
     /// What dropout multiplies the probabilities with: 0, or 1 / (1 - p).
     fn dropout(&self, c: &Ctx, state: Value, p: Scalar) -> Value {
         let shape = self.scores_shape();
-        let ty = TensorType::new(DType::U32, shape.as_slice());
-        let random = philox::bits(c, state, &ty);
+        let (start, queries) = self.block.unzip();
+        let whole = [self.batch, self.heads, queries.unwrap_or(self.queries), self.keys];
+        let mut place = philox::place(c, &shape, &whole);
+        if let Some(start) = start {
+            let first = c.multiply(c.to(start, c.dtype(place)), c.scalar_i64(c.dtype(place), self.keys));
+            place = c.add(place, c.full(first, &shape));
+        }
+        let random = philox::bits_at(c, state, DType::U32, place);
         let p = c.number(p, DType::F64);
         let number = |x: f64| c.scalar_f64(DType::F64, x);
         let most = f64::from(u32::MAX);
@@ -278,9 +369,13 @@ fn forward(
     let state = c.bitcast_convert(rng.0, DType::S64);
     let word = |i: i64| c.index_dim(state, 0, i);
     let scale = scale.map(|s| c.number(s, DType::F64));
-    let drop = |p: Value| match dropout {
-        Rate::Of(rate) => c.multiply(p, a.dropout(c, c.rng_take(rng, a.dropout_blocks()), rate)),
-        Rate::Zero => p,
+    let drawn = match dropout {
+        Rate::Of(rate) => Some((c.rng_take(rng, a.dropout_blocks()), rate)),
+        Rate::Zero => None,
+    };
+    let drop = |a: &Attention, p: Value| match drawn {
+        Some((state, rate)) => c.multiply(p, a.dropout(c, state, rate)),
+        None => p,
     };
     let plain = bias.is_none() && matches!(dropout, Rate::Zero);
     let deferred = plain.then(|| deferred_forward(c, &a, [q, k, v], causal, scale)).flatten();
@@ -335,7 +430,7 @@ fn for_cpu(
     };
     let [output, logsumexp] = match library {
         Some(found) => found,
-        None => attend(c, &a, [q, k, v], mask, causal, scale, |p| p)?,
+        None => attend(c, &a, [q, k, v], mask, causal, scale, |_, p| p)?,
     };
     Ok((output, logsumexp))
 }
@@ -357,7 +452,8 @@ fn for_cpu_backward(
     let a = checked_for_cpu(c, [q, k, v], dropout, mask)?;
     a.check_results(c, [grad, out, logsumexp])?;
     let scale = scale.map(|s| c.number(s, DType::F64));
-    let [dq, dk, dv, _] = gradients(c, &a, [grad, q, k, v, out, logsumexp], mask, causal, scale, || None)?;
+    let tensors = [grad, q, k, v, out, logsumexp];
+    let ([dq, dk, dv], _) = gradients(c, &a, tensors, mask, causal, scale, false, |_| None)?;
     Ok((dq, dk, dv))
 }
 
@@ -381,7 +477,32 @@ fn attend(
     bias: Option<Value>,
     causal: bool,
     scale: Option<Value>,
-    drop: impl FnOnce(Value) -> Value,
+    drop: impl FnOnce(&Attention, Value) -> Value,
+) -> Result<[Value; 2]> {
+    let Some(rows) = a.rows_of_a_block(c) else {
+        return attend_at_once(c, a, [q, k, v], bias, causal, scale, drop);
+    };
+    let (q, bias) = (a.padded(c, q, 2, rows), a.padded_bias(c, bias, rows));
+    let shape = [a.batch, a.heads, c.shape(q)[2], a.value_width];
+    let zeros = |dtype, shape: &[i64]| c.full(c.scalar_f64(dtype, 0.0), shape);
+    let inits = [zeros(a.dtype, &shape), zeros(a.acc, &shape[..3])];
+    let made = a.in_blocks(c, rows, &inits, |a, start, held| {
+        let (q, bias) = (a.part(c, q, 2, start), a.part_of_bias(c, bias, start));
+        let made = attend_at_once(c, a, [q, k, v], bias, causal, scale, drop)?;
+        let put = |(&x, y)| c.dynamic_update_slice(x, y, &starts(c, x, 2, start));
+        Ok(held.iter().zip(made).map(put).collect())
+    })?;
+    Ok([0, 1].map(|i| c.slice_dim(made[i], 2, 0, a.queries, 1)))
+}
+
+fn attend_at_once(
+    c: &Ctx,
+    a: &Attention,
+    [q, k, v]: [Value; 3],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+    drop: impl FnOnce(&Attention, Value) -> Value,
 ) -> Result<[Value; 2]> {
     let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
     let highest = c.reduce_max_of_numbers(scores, &[3]);
@@ -391,7 +512,7 @@ fn attend(
     let sum = c.reduce_sum(exp, &[3]);
     let empty = c.eq(sum, c.zeros_like(sum));
     let divisor = c.select(empty, c.ones_like(sum), sum);
-    let p = drop(c.divide(exp, a.by_row(c, divisor)));
+    let p = drop(a, c.divide(exp, a.by_row(c, divisor)));
     let output = c.to(a.times(c, p, v), a.dtype);
     // An infinite logsumexp turns every probability of an empty row into zero again in the backward.
     let logsumexp = c.add(c.log(divisor), highest);
@@ -419,24 +540,24 @@ fn deferred_forward(
     causal: bool,
     scale: Option<Value>,
 ) -> Option<[Value; 2]> {
-    if !a.is_known() || !c.may_be_for_library(a.dtype) {
+    if !a.may_be_deferred(c) {
         return None;
     }
     let axes =
-        Attention::axes(&["bhqe", "bhke", "bhke", ""][..3 + usize::from(scale.is_some())], &["bhqe", "bhq"]);
+        Attention::axes(&["bhqe", "bgke", "bgkf", ""][..3 + usize::from(scale.is_some())], &["bhqf", "bhq"]);
     let operands: Vec<Value> = [q, k, v].into_iter().chain(scale).collect();
-    let rows = TensorType::new(a.acc, vec![a.batch, a.heads, a.queries]);
+    let shape = [a.batch, a.heads, a.queries, a.value_width];
+    let results = [TensorType::new(a.dtype, shape.as_slice()), TensorType::new(a.acc, &shape[..3])];
     let lower = move |c: &Ctx, x: &[Value], used: &[Option<Value>]| {
         let (qkv, scale) = ([x[0], x[1], x[2]], x.get(3).copied());
         let a = Attention::new(c, x[0], x[1], x[2])?;
         let bias = unused_keys(c, &a, used, causal);
         match attend_by_library(c, &a, qkv, bias, causal, scale) {
             Some(made) => Ok(made.into()),
-            None => attend(c, &a, qkv, bias, causal, scale, |p| p).map(Into::into),
+            None => attend(c, &a, qkv, bias, causal, scale, |_, p| p).map(Into::into),
         }
     };
-    let made =
-        c.deferred(format!("attention, causal: {causal}"), &operands, &[c.ty(q), rows], axes, lower)?;
+    let made = c.deferred(format!("attention, causal: {causal}"), &operands, &results, axes, lower)?;
     made.try_into().ok()
 }
 
@@ -482,19 +603,18 @@ fn backward(
         (Rate::Of(rate), Some(seed), Some(offset)) => Some((seed, offset, rate)),
         _ => return Err(runtime("the backward of attention with dropout needs its seed and offset")),
     };
-    let factor = || {
-        drawn.map(|(seed, offset, rate)| {
-            let words = [seed, offset].map(|w| c.reshape(w, &[1]));
-            let state = c.bitcast_convert(c.concatenate(&words, 0), DType::U64);
-            a.dropout(c, state, rate)
-        })
-    };
-    let [dq, dk, dv, ds] = gradients(c, &a, tensors, bias.0, causal, scale, factor)?;
+    let drawn = drawn.map(|(seed, offset, rate)| {
+        let words = [seed, offset].map(|w| c.reshape(w, &[1]));
+        (c.bitcast_convert(c.concatenate(&words, 0), DType::U64), rate)
+    });
+    let factor = |a: &Attention| drawn.map(|(state, rate)| a.dropout(c, state, rate));
+    let whole = want_bias && bias.0.is_some();
+    let ([dq, dk, dv], ds) = gradients(c, &a, tensors, bias.0, causal, scale, whole, factor)?;
     Ok(vec![
         Some(dq).filter(|_| want_q),
         Some(dk).filter(|_| want_k),
         Some(dv).filter(|_| want_v),
-        bias.0.filter(|_| want_bias).map(|b| c.to(sum_to(c, ds, &c.shape(b)), c.dtype(b))),
+        bias.0.zip(ds).filter(|_| whole).map(|(b, ds)| c.to(sum_to(c, ds, &c.shape(b)), c.dtype(b))),
     ])
 }
 
@@ -510,8 +630,9 @@ fn gradients_by_library(
     a.is_for_library(c).then(|| a.library_backward(c, tensors, bias, causal, scale))
 }
 
-/// The gradients of query, key, value, and of the scores before they were scaled. `factor` gives what dropout multiplied
-/// with.
+/// The gradients of query, key, value, and, if all are wanted as a `whole`, of the scores before they were scaled. `factor`
+/// gives what dropout multiplied with.
+#[allow(clippy::too_many_arguments)]
 fn gradients(
     c: &Ctx,
     a: &Attention,
@@ -519,17 +640,49 @@ fn gradients(
     bias: Option<Value>,
     causal: bool,
     scale: Option<Value>,
-    factor: impl FnOnce() -> Option<Value>,
-) -> Result<[Value; 4]> {
+    whole: bool,
+    factor: impl FnOnce(&Attention) -> Option<Value>,
+) -> Result<([Value; 3], Option<Value>)> {
     // The barrier lets the scores be computed only once the gradient is there, so that none are kept from the forward.
     let [grad, k] = match c.config.target.recompute_scores {
         true => c.optimization_barrier(&[grad, k]).try_into().unwrap_or([grad, k]),
         false => [grad, k],
     };
+    let round = |x: Value| c.to(x, a.dtype);
+    let Some(rows) = a.rows_of_a_block(c).filter(|_| !whole) else {
+        let [dq, dk, dv, ds] =
+            gradients_at_once(c, a, [grad, q, k, v, out, logsumexp], bias, causal, scale, factor)?;
+        return Ok(([dq, dk, dv].map(round), Some(ds)));
+    };
+    let by_query = [grad, q, out, logsumexp].map(|x| a.padded(c, x, 2, rows));
+    let bias = a.padded_bias(c, bias, rows);
+    let zeros = |dtype, like: Value| c.full(c.scalar_f64(dtype, 0.0), &c.shape(like));
+    let inits = [zeros(a.dtype, by_query[1]), zeros(a.acc, k), zeros(a.acc, v)];
+    let made = a.in_blocks(c, rows, &inits, |a, start, held| {
+        let [grad, q, out, logsumexp] = by_query.map(|x| a.part(c, x, 2, start));
+        let (tensors, bias) = ([grad, q, k, v, out, logsumexp], a.part_of_bias(c, bias, start));
+        let [dq, dk, dv, _] = gradients_at_once(c, a, tensors, bias, causal, scale, factor)?;
+        let dq = c.dynamic_update_slice(held[0], round(dq), &starts(c, held[0], 2, start));
+        Ok(vec![dq, c.add(held[1], c.to(dk, a.acc)), c.add(held[2], c.to(dv, a.acc))])
+    })?;
+    let dq = c.slice_dim(made[0], 2, 0, a.queries, 1);
+    Ok(([dq, round(made[1]), round(made[2])], None))
+}
+
+/// As [`gradients`], not rounded to the dtype of the inputs.
+fn gradients_at_once(
+    c: &Ctx,
+    a: &Attention,
+    [grad, q, k, v, out, logsumexp]: [Value; 6],
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+    factor: impl FnOnce(&Attention) -> Option<Value>,
+) -> Result<[Value; 4]> {
     let scale = a.scale(c, scale);
     let scores = a.scores(c, [q, k], bias, causal, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
-    let factor = factor();
+    let factor = factor(a);
     let dropped = |x: Value| factor.map_or(x, |f| c.multiply(x, f));
     let grad = c.to(grad, a.dtype);
     // sum(p * dp) by row is the same as sum(out * grad), which is smaller.
@@ -538,13 +691,7 @@ fn gradients(
     let dp = dropped(a.times_transposed(c, grad, v));
     let ds = c.multiply(p, c.subtract(dp, mean));
     let scaled = c.multiply(ds, c.full(scale, &a.scores_shape()));
-    let round = |x: Value| c.to(x, a.dtype);
-    Ok([
-        round(a.times(c, scaled, k)),
-        round(a.transposed_times(c, scaled, q)),
-        round(a.transposed_times(c, dropped(p), grad)),
-        ds,
-    ])
+    Ok([a.times(c, scaled, k), a.transposed_times(c, scaled, q), a.transposed_times(c, dropped(p), grad), ds])
 }
 
 /// The backward, left open in an outline if the library may do it.
@@ -555,11 +702,11 @@ fn deferred_backward(
     causal: bool,
     scale: Option<Value>,
 ) -> Option<Vec<Option<Value>>> {
-    if !a.is_known() || !c.may_be_for_library(a.dtype) {
+    if !a.may_be_deferred(c) {
         return None;
     }
-    let labels = ["bhqe", "bhqe", "bhke", "bhke", "bhqe", "bhq", ""];
-    let axes = Attention::axes(&labels[..6 + usize::from(scale.is_some())], &["bhqe", "bhke", "bhke"]);
+    let labels = ["bhqf", "bhqe", "bgke", "bgkf", "bhqf", "bhq", ""];
+    let axes = Attention::axes(&labels[..6 + usize::from(scale.is_some())], &["bhqe", "bgke", "bgkf"]);
     let operands: Vec<Value> = tensors.into_iter().chain(scale).collect();
     let types = [tensors[1], tensors[2], tensors[3]].map(|x| c.ty(x));
     let lower = move |c: &Ctx, x: &[Value], used: &[Option<Value>]| {
@@ -570,12 +717,24 @@ fn deferred_backward(
         let (tensors, bias) = ([grad, q, k, v, out, logsumexp], unused_keys(c, &a, used, causal));
         match gradients_by_library(c, &a, tensors, bias, causal, scale) {
             Some(made) => Ok(made.into_iter().flatten().collect()),
-            None => gradients(c, &a, tensors, bias, causal, scale, || None).map(|made| made[..3].into()),
+            None => {
+                let none = |_: &Attention| None;
+                gradients(c, &a, tensors, bias, causal, scale, false, none).map(|(made, _)| made.into())
+            }
         }
     };
     let name = format!("backward of attention, causal: {causal}");
     let made = c.deferred(name, &operands, &types, axes, lower)?;
     Some(made.into_iter().map(Some).collect())
+}
+
+fn div_ceil(x: i64, y: i64) -> i64 {
+    (x + y - 1) / y
+}
+
+/// The start of a slice that begins at `start` of one dimension.
+fn starts(c: &Ctx, x: Value, dim: i64, start: Value) -> Vec<Value> {
+    (0..c.rank(x) as i64).map(|d| if d == dim { start } else { c.scalar_i64(DType::S32, 0) }).collect()
 }
 
 /// Sums over the dimensions that `shape` was expanded in.

@@ -23,9 +23,13 @@ pub(super) fn blocks(ty: &TensorType) -> u64 {
 /// element computes its own block and takes one word of it, so that no array is made at all: XLA fuses it into what wants the
 /// number. It is the faster way on CPUs as well, where XLA computes the block once for each word anyway.
 pub(super) fn bits(b: &Builder, state: Value, ty: &TensorType) -> Value {
-    let shape = ty.shape.as_slice();
-    let per_block = 128 / i64::from(ty.dtype.bits());
-    let place = place(b, shape);
+    bits_at(b, state, ty.dtype, place(b, &ty.shape, &ty.shape))
+}
+
+/// The random bits of elements at these places.
+pub(super) fn bits_at(b: &Builder, state: Value, dtype: DType, place: Value) -> Value {
+    let shape = &b.shape(place);
+    let per_block = 128 / i64::from(dtype.bits());
     let scalar = |x: i64| b.scalar_i64(b.dtype(place), x);
     let full = |x: Value| b.full(x, shape);
     let block = b.shift_right_logical(place, full(scalar(i64::from(per_block.ilog2()))));
@@ -52,9 +56,10 @@ pub(super) fn after(b: &Builder, state: Value, ty: &TensorType) -> Value {
     b.add(state, b.vector_i64(DType::U64, &[0, blocks(ty) as i64]))
 }
 
-/// The place of each element in row-major order.
-fn place(b: &Builder, shape: &[i64]) -> Value {
-    let wide = shape.iter().product::<i64>() > i64::from(u32::MAX);
+/// The place of each element in row-major order: of those of an array of this shape at the start of one of the shape
+/// `whole`.
+pub(super) fn place(b: &Builder, shape: &[i64], whole: &[i64]) -> Value {
+    let wide = whole.iter().product::<i64>() > i64::from(u32::MAX);
     let ty = TensorType::new(if wide { DType::U64 } else { DType::U32 }, shape);
     let mut stride = 1;
     let mut place = None;
@@ -65,7 +70,7 @@ fn place(b: &Builder, shape: &[i64]) -> Value {
                 if stride == 1 { i } else { b.multiply(i, b.full(b.scalar_i64(ty.dtype, stride), shape)) };
             place = Some(place.map_or(i, |p| b.add(i, p)));
         }
-        stride *= size;
+        stride *= whole[dim];
     }
     place.unwrap_or_else(|| b.full(b.scalar_i64(ty.dtype, 0), shape))
 }
