@@ -77,3 +77,21 @@ def test_out_of_memory_names_what_is_too_large(preflight):
     assert "train.py:7" in largest["line"] and largest["bytes"] == 2**34 and "T(8,128)" in largest["layout"]
     assert product["memory_bytes"]["peak"] >= 2**34 and product["need_bytes"] > judged["limit_bytes"]
     assert "float32[65536, 65536]" in done.stdout and "train.py:7" in done.stdout
+
+
+ATTENTION = """
+import torch
+import torch.nn.functional as F
+
+q, k, v = (torch.zeros(1, 8, 8192, 64, dtype=torch.bfloat16).to("tpu").requires_grad_() for _ in range(3))
+y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+torch.autograd.grad(y.sum(), (q, k, v))
+print(torch.tpu.metrics()["launches"])
+"""
+
+
+@pytest.mark.parametrize("name", ["v5e-1", "cuda:h200"])
+def test_attention_takes_no_memory_for_all_scores(preflight, cuda_plugin, name):
+    judged, _ = preflight(ATTENTION, "--slice", name)
+    # The scores of all queries are 2 GiB, and a backward has two such tensors.
+    assert judged["verdict"] == "fits" and judged["need_bytes"] < 1 << 30

@@ -39,8 +39,6 @@ target_options! {
     recompute_scores,
     /// Whether attention is computed for some queries after others where the scores of all would take much memory.
     attention_in_blocks,
-    /// Whether those are few enough for memory on the chip: where the compiler keeps there what fits.
-    scores_on_chip,
     /// Whether a product that is rounded at once to the bfloat16 of its operands is one with such results: for hardware that
     /// adds up in float32 all the same, and a compiler that then fuses more.
     bf16_dot_results,
@@ -85,7 +83,6 @@ impl TargetOptions {
         keep_row_dims: true,
         recompute_scores: true,
         attention_in_blocks: true,
-        scores_on_chip: true,
         bf16_dot_results: true,
         int64_as_pairs: true,
         top_k_without_nan: true,

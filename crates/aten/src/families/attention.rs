@@ -63,12 +63,11 @@ struct Attention {
     block: Option<(Value, i64)>,
 }
 
-/// Bytes of scores above which queries are taken in blocks, and those of a block, about.
-const MUCH: [i64; 2] = [1 << 30, 256 << 20];
+/// Bytes of scores on a device above which queries are taken in blocks.
+const MUCH: i64 = 512 << 20;
 
-/// The same where a block is to stay on the chip. The compiler's estimate of a step of GPT-2 (eight sequences of 1,024) is
-/// 110 ms on a v5e with all scores at once and 76 ms in these blocks.
-const MUCH_ON_CHIP: [i64; 2] = [64 << 20, 64 << 20];
+/// Those of a block, about.
+const BLOCK: i64 = 256 << 20;
 
 /// Queries in a block at least, and what their number is a multiple of: the rows that hardware multiplies at once.
 const BLOCK_ROWS: i64 = 128;
@@ -254,14 +253,15 @@ impl Attention {
 
     /// How many queries are taken at once, if not all.
     fn rows_of_a_block(&self, c: &Ctx) -> Option<i64> {
-        let target = &c.config.target;
-        let [much, block] = if target.scores_on_chip { MUCH_ON_CHIP } else { MUCH };
-        let row = self.batch * self.heads * self.keys * self.acc.size_bytes() as i64;
+        let sizes = [self.batch, self.heads, self.keys];
+        let row = sizes.iter().fold(self.acc.size_bytes() as i64, |all, &n| all.saturating_mul(n));
         // What is recorded once for all sizes has no loop whose length follows from one of them.
-        if !target.attention_in_blocks || c.is_outline() || self.queries.saturating_mul(row) <= much {
+        let at_once = !c.config.target.attention_in_blocks || c.is_outline();
+        if at_once || self.queries.saturating_mul(row) / c.devices() <= MUCH {
             return None;
         }
-        let most = (block / row).max(BLOCK_ROWS);
+        // What is split over devices is so by batch and heads.
+        let most = (BLOCK.saturating_mul(c.devices()) / row).max(BLOCK_ROWS);
         let rows = div_ceil(div_ceil(self.queries, div_ceil(self.queries, most)), BLOCK_ROWS) * BLOCK_ROWS;
         (rows < self.queries).then_some(rows)
     }

@@ -47,6 +47,11 @@ impl Builder {
         self.inner.borrow_mut().arena.mesh = Some(mesh.clone());
     }
 
+    /// How many devices the compiler splits the program over.
+    pub fn devices(&self) -> i64 {
+        self.inner.borrow().arena.mesh.as_ref().map_or(1, |mesh| mesh.devices() as i64)
+    }
+
     /// `sdy.sharding_constraint`: the value, cut so.
     pub fn sharding_constraint(&self, x: Value, sharding: &Arc<Sharding>) -> Value {
         let fits = self.inner.borrow().arena.check_sharding(sharding, &self.ty(x));
