@@ -38,14 +38,14 @@ QUICK = "causal, and shared keys"
 
 
 def operands(name):
-    (b, h, hk, l, s, d, dv), kind, causal, p = CASES[name]
+    (b, h, hk, queries, keys, d, dv), kind, causal, p = CASES[name]
     g = torch.Generator().manual_seed(len(name))
-    q, k, v = (torch.randn(shape, generator=g) for shape in ((b, h, l, d), (b, hk, s, d), (b, hk, s, dv)))
+    q, k, v = (torch.randn(shape, generator=g) for shape in ((b, h, queries, d), (b, hk, keys, d), (b, hk, keys, dv)))
     mask = {
         None: lambda: None,
-        "float": lambda: torch.randn(l, s, generator=g),
-        "keys": lambda: torch.rand(b, 1, 1, s, generator=g) > 0.3,
-        "rows": lambda: (torch.rand(l, 1, generator=g) > 0.3).expand(l, s),
+        "float": lambda: torch.randn(queries, keys, generator=g),
+        "keys": lambda: torch.rand(b, 1, 1, keys, generator=g) > 0.3,
+        "rows": lambda: (torch.rand(queries, 1, generator=g) > 0.3).expand(queries, keys),
     }[kind]()
     return (q, k, v), mask, causal, p, h != hk
 
