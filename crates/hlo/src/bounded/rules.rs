@@ -299,7 +299,9 @@ impl Bounding<'_> {
         };
         let made = Laid { v, layout: (0..rank).map(of).collect() };
         let large = self.b.numel(x.v) > MOST_MASKED * self.b.numel(v);
-        if !moved && !large && (0..rank).all(|d| is_whole(d) || !x.layout[d].varies()) {
+        // What a size is cut from has places in use that the slice has not.
+        let is_firm = |d: usize| !x.layout[d].varies() && !made.layout[d].varies();
+        if !moved && !large && (0..rank).all(|d| is_whole(d) || is_firm(d)) {
             self.is_view(&made, &x, Op::Slice(Box::new(a.clone())));
         }
         Ok(made)
