@@ -26,6 +26,12 @@ const MOST_BOUNDS: usize = 64;
 const MOST_PROGRAMS: usize = 16;
 /// A bound is at most so many times a number of a sequence.
 const MOST_TIMES: i64 = 4;
+/// A sequence of one model that is of this many sizes, or more, has sizes that vary.
+const VARIES_FROM: usize = 3;
+/// The same of a short one, of whatever model, in which sizes of floats differ: to compile it takes little, and pads nothing.
+const SHORT_VARIES_FROM: usize = 5;
+/// The same of one that trains: batches of a few sizes are to have the fastest form.
+const TRAINING_VARIES_FROM: usize = 9;
 /// After so many sequences in a row without a program for all sizes nobody looks for one.
 const MOST_FAILED: u32 = 8;
 
@@ -57,6 +63,8 @@ pub(crate) struct Recorded {
     pub(crate) offsets: Vec<i64>,
     /// Which of the first numbers are sizes of inputs that hold floats.
     floats: Vec<bool>,
+    /// Which of them are sizes of inputs that it overwrites.
+    overwritten: Vec<bool>,
     /// Where the values of its inputs are: what a model has in common with itself.
     inputs: Vec<usize>,
 }
@@ -64,9 +72,9 @@ pub(crate) struct Recorded {
 /// Where the sizes of a sequence are known from.
 #[derive(Clone, Copy)]
 pub(crate) enum SizeSource<'a> {
-    /// They were seen to vary: it is one of three sizes at least that a model was given. A short sequence need not be of one
-    /// model, but no size of floats may vary.
-    Seen { is_short: bool },
+    /// They were seen to vary: it is one of some sizes at least that a model was given. A short sequence need not be of one
+    /// model.
+    Seen { is_short: bool, trains: bool },
     /// The host has read these of values.
     Read(&'a [Count]),
 }
@@ -216,14 +224,14 @@ impl Form {
         let compared = |s: &Recorded| Compared::new(&s.numbers, &own.numbers);
         let numbered = self.samples.iter().enumerate();
         let (at, sizes, related): (_, _, Vec<&Recorded>) = match source {
-            SizeSource::Seen { is_short } => {
-                let related: Vec<_> = numbered.filter(|(_, s)| s.is_related(own, is_short)).collect();
+            SizeSource::Seen { is_short, trains } => {
+                let related = self.varying(own, is_short, trains)?;
                 let sizes = |&(at, s): &(usize, &Recorded)| {
                     let compared = compared(s);
                     Some((at, seen::sizes(&compared)?, compared.pairs.len()))
                 };
-                let found = related.iter().filter(|_| related.len() > 1).filter_map(sizes);
-                let (at, sizes, _) = found.min_by_key(|(_, _, different)| *different)?;
+                let (at, sizes, _) =
+                    related.iter().filter_map(sizes).min_by_key(|(_, _, different)| *different)?;
                 (at, sizes, related.into_iter().map(|(_, s)| s).collect())
             }
             SizeSource::Read(counts) => {
@@ -234,6 +242,20 @@ impl Form {
         };
         let constants = self.constants(own, &related);
         Some(Differs { other: self.samples[at].numbers.clone(), sizes, constants })
+    }
+
+    /// The sequences of which a sequence is another size, if there are enough of them.
+    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> Option<Vec<(usize, &Recorded)>> {
+        let all = || self.samples.iter().enumerate();
+        let least = if trains { TRAINING_VARIES_FROM } else { VARIES_FROM } - 1;
+        let is_small = is_short && !trains;
+        let is_related =
+            |s: &Recorded| s.is_of_same_model(own) || (is_small && s.is_same_in(own, &own.floats));
+        let related: Vec<_> = all().filter(|(_, s)| is_related(s)).collect();
+        if related.len() >= least {
+            return Some(related);
+        }
+        (is_small && self.samples.len() >= SHORT_VARIES_FROM - 1).then(|| all().collect())
     }
 
     /// The offsets of a sequence that are those of others. Where programs were made with some as constants that differ now,
@@ -250,6 +272,7 @@ impl Recorded {
     pub(crate) fn of(
         ops: &Ops,
         inputs: &[Arc<Value>],
+        donated: &[u32],
         (live, options): (&[u32], u32),
     ) -> (Box<[u32]>, Recorded) {
         let mut key = vec![options, live.len() as u32, inputs.len() as u32];
@@ -266,21 +289,29 @@ impl Recorded {
             key.extend_from_slice(op.operands);
             numbers.extend(own);
         }
-        let is_float = |v: &Arc<Value>| v.ty.dtype.is_float() || v.ty.dtype.is_complex();
-        let floats = inputs.iter().flat_map(|v| v.ty.shape.iter().map(move |_| is_float(v))).collect();
+        let of_sizes = |of: &dyn Fn(usize, &Value) -> bool| -> Vec<bool> {
+            let each = inputs.iter().enumerate();
+            each.flat_map(|(i, v)| std::iter::repeat_n(of(i, v), v.ty.shape.len())).collect()
+        };
+        let floats = of_sizes(&|_, v| v.ty.dtype.is_float() || v.ty.dtype.is_complex());
+        let overwritten = of_sizes(&|i, _| donated.contains(&(i as u32)));
         // Numbers are shared by all.
         let place = |v: &Arc<Value>| if v.ty.shape.is_empty() { 0 } else { Arc::as_ptr(v) as usize };
         let inputs = inputs.iter().map(place).collect();
-        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, inputs })
+        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, overwritten, inputs })
     }
 
-    /// Whether another sequence is of the same model, or, of short ones, differs in no size of floats.
-    fn is_related(&self, own: &Recorded, is_short: bool) -> bool {
-        if is_short {
-            let mut sizes = own.floats.iter().zip(self.numbers.iter().zip(&own.numbers));
-            return sizes.all(|(is_float, (a, b))| !is_float || a == b);
-        }
-        self.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0)
+    /// Whether another sequence is of the same model: it takes a tensor that this one takes, or overwrites as many of the same
+    /// sizes, as a step of training does.
+    fn is_of_same_model(&self, own: &Recorded) -> bool {
+        let shares = self.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0);
+        shares || (own.overwritten.contains(&true) && self.is_same_in(own, &own.overwritten))
+    }
+
+    /// Whether it has the same sizes where this is so.
+    fn is_same_in(&self, own: &Recorded, which: &[bool]) -> bool {
+        let mut sizes = which.iter().zip(self.numbers.iter().zip(&own.numbers));
+        sizes.all(|(is_asked, (a, b))| !is_asked || a == b)
     }
 }
 
@@ -293,13 +324,14 @@ mod tests {
             numbers: vec![n, 8],
             offsets: vec![at, 0],
             floats: vec![true, false],
+            overwritten: vec![false, false],
             inputs: vec![model, 0, n as usize],
         }
     }
 
     #[test]
     fn the_third_size_varies() {
-        let seen = |is_short| SizeSource::Seen { is_short };
+        let seen = |is_short| SizeSource::Seen { is_short, trains: false };
         let mut form = Form::default();
         let mut is_new = |n, model| {
             let own = recorded(n, model, n);
@@ -314,10 +346,10 @@ mod tests {
         let numbers = differs.sizes[0].numbers(&differs.other, &own.numbers);
         assert_eq!(numbers, Some(vec![16, 8]));
         assert_eq!(*differs.constants, [None, Some(0)], "the other offset is a constant");
-        assert!(
-            form.differs(&recorded(9, 1, 9), seen(true)).is_none(),
-            "it is short, and computes with floats"
-        );
+        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_none(), "it is short, and of no model");
+        form.remember(&own);
+        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_some(), "the fifth");
+        assert!(form.differs(&recorded(9, 3, 9), seen(false)).is_none(), "it is of another model");
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl<'a> Cut<'a> {
 
     /// Whether a window ends so where a program for many sizes may serve it, or whether that was asked of its whole.
     pub(crate) fn ends_any_size(&self) -> bool {
-        let ends = [Reason::Read, Reason::Wait, Reason::Loop, Reason::Jit];
+        let ends = [Reason::Read, Reason::Wait, Reason::Step, Reason::Loop, Reason::Jit];
         self.may_vary && (self.is_part || ends.contains(&self.ending.reason))
     }
 
@@ -450,7 +450,7 @@ impl Stream {
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
         // What repeats varies in how often; it has a program for some powers of two.
-        let may_vary = !repeats && self.parts_may_vary(whole, cut);
+        let may_vary = !repeats && self.parts_may_vary(cut);
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
         let last = count.saturating_sub(1);

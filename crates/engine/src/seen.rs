@@ -3,26 +3,48 @@
 //! Nobody said that one of the numbers that differ is a size. So all of them have to follow from one.
 
 use crate::sizes::{Compared, Size, Sizes};
+use rustc_hash::FxHashSet;
+use std::cmp::Reverse;
 
 /// Numbers of a sequence that may differ from another's by size, at most so many different ones.
 const MOST_DIFFERENT: usize = 64;
 /// No bound is less.
 pub(crate) const LEAST_BOUND: i64 = 16;
+/// Sizes of what is cut that are tried as bounds.
+const MOST_WITHIN: usize = 4;
 
 /// The size by which a sequence differs from another one, with the bounds for it, the best first; none if no single size can
 /// be the reason.
-pub(crate) fn sizes(Compared { pairs, .. }: &Compared) -> Option<Vec<Sizes>> {
+pub(crate) fn sizes(Compared { pairs, same }: &Compared) -> Option<Vec<Sizes>> {
     if pairs.len() > MOST_DIFFERENT {
         return None;
     }
     let least = pairs.iter().map(step).min_by_key(|d| d.abs())?;
     // What a size leaves of a whole changes by as much: the one that comes first is the size, which inputs have.
-    let found: Vec<Sizes> = [least, -least].into_iter().flat_map(|step| sizes_by(step, pairs)).collect();
+    let mut found: Vec<Sizes> =
+        [least, -least].into_iter().flat_map(|step| sizes_by(step, pairs, same)).collect();
+    found.extend(both_parts(least, pairs, same));
     (!found.is_empty()).then_some(found)
 }
 
+/// The two sizes that a whole is cut into, each with a bound of its own, where one gets as much larger as the other smaller.
+fn both_parts(least: i64, pairs: &[(i64, i64)], same: &FxHashSet<i64>) -> Option<Sizes> {
+    let largest = |by: i64| pairs.iter().copied().filter(|p| step(p) == by).max_by_key(|p| p.1);
+    let (first, second) = (largest(least)?, largest(-least)?);
+    let whole = first.1 + second.1;
+    if !same.contains(&whole) || [first, second].iter().any(|p| p.0 < 2 || p.1 < 2) {
+        return None;
+    }
+    let size = |(other, own): (i64, i64)| Size { other, own, bound: bound(own + 1).min(whole - 1) };
+    // Bounds that differ say which number is which.
+    let (first, mut second) = (size(first), size(second));
+    second.bound -= i64::from(second.bound == first.bound);
+    let sizes = Sizes::new(vec![first, second], pairs, false);
+    pairs.iter().all(|&pair| sizes.at_bound(pair).is_some()).then_some(sizes)
+}
+
 /// The same for a size that differs by so much.
-fn sizes_by(least: i64, pairs: &[(i64, i64)]) -> Vec<Sizes> {
+fn sizes_by(least: i64, pairs: &[(i64, i64)], same: &FxHashSet<i64>) -> Vec<Sizes> {
     let size = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1);
     let Some((other, own)) = size else { return Vec::new() };
     let left = || pairs.iter().filter(|p| step(p) == -least).map(|p| p.1).min();
@@ -37,6 +59,10 @@ fn sizes_by(least: i64, pairs: &[(i64, i64)]) -> Vec<Sizes> {
     // of two leaves nothing of a whole, the bound is what leaves one.
     let mut bounds = vec![bound(own), bound(own + 1)];
     bounds.extend(left().map(|left| own + left - 1));
+    // A part of a tensor is less than the whole, which is not cut.
+    let mut within: Vec<i64> = same.iter().map(|n| n - 1).filter(|n| (own..bounds[1]).contains(n)).collect();
+    within.sort_unstable_by_key(|&n| Reverse(n));
+    bounds.extend(within.into_iter().take(MOST_WITHIN));
     bounds.dedup();
     bounds.into_iter().map(for_bound).filter(follows).collect()
 }

@@ -23,8 +23,7 @@ use oxitorch_pjrt::Platform;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Shorter windows in which sizes of floats vary are compiled for each: that takes little, and pads nothing. The bookkeeping
-/// of tokens and masks is short.
+/// Shorter windows are of no model.
 const LEAST: usize = 16;
 const DEPENDS: &str = "what is computed depends on the size";
 const MANY: &str = "there are many such sizes";
@@ -44,7 +43,7 @@ impl Stream {
             Some(by) => (by, false),
             None if has_own || !self.may_vary(part, cut) => return Ok(false),
             None => {
-                let source = SizeSource::Seen { is_short: part.ops.len() < LEAST };
+                let source = SizeSource::Seen { is_short: part.ops.len() < LEAST, trains: trains(part) };
                 match self.by_bound(w, part, source, cut).inspect_err(|e| part.fail(e))? {
                     Some(made) => made,
                     None => return Ok(false),
@@ -78,21 +77,18 @@ impl Stream {
         }
     }
 
-    /// Whether a window may be one for many sizes. Those of training are not: who trains has batches of a few sizes, and
-    /// wants each in the fastest form. Nor are those of devices whose memory is not the host's, where padding would go by
-    /// way of the host.
+    /// Whether a window may be one for many sizes. Those of devices whose memory is not the host's are not: padding would go
+    /// by way of the host there.
     fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
-        part.ops.len() > 1 && !part.ops.have_own_sizes() && self.parts_may_vary(part, cut)
+        !part.ops.have_own_sizes() && self.parts_may_vary(cut)
     }
 
     /// The same of its parts, as far as it depends on all of it.
-    pub(crate) fn parts_may_vary(&self, whole: &Part, cut: Cut<'_>) -> bool {
-        let trains = || whole.ops.insts.iter().any(|inst| inst.name().contains("backward"));
+    pub(crate) fn parts_may_vary(&self, cut: Cut<'_>) -> bool {
         cut.ends_any_size()
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
-            && !trains()
     }
 
     /// The program for all sizes up to a bound of a window of which none is known, and whether it is a new one.
@@ -103,7 +99,7 @@ impl Stream {
         source: SizeSource<'_>,
         cut: Cut<'_>,
     ) -> Result<Option<(ByBound, bool)>> {
-        let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
+        let (key, own) = Recorded::of(&part.ops, &part.inputs, &part.donated(), (&part.live, part.options));
         let form = w.alike.form(&key);
         if form.is_refused() {
             return Ok(None);
@@ -238,6 +234,11 @@ impl Stream {
         let (live, results) = (part.live.clone(), graph.results().into());
         Ok(Ok((ByBound { live, donated, constants, program, numbers, checks, inputs, results }, is_new)))
     }
+}
+
+/// Whether gradients are computed. Who trains has batches of a few sizes as a rule, and wants each in the fastest form.
+fn trains(part: &Part) -> bool {
+    part.ops.insts.iter().any(|inst| inst.name().contains("backward"))
 }
 
 /// The inputs that a program may overwrite, of which a copy would take long: for others it is worth no program of its own.

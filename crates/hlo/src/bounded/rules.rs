@@ -189,7 +189,7 @@ impl Bounding<'_> {
             (Op::Sort { dimension, is_stable }, _) if p.op == s.op => {
                 self.sort(pair, args, *dimension as usize, *is_stable)
             }
-            (Op::TopK(_), Op::TopK(_)) if args[0].layout.last().is_some_and(Dim::varies) => {
+            (Op::TopK(_), Op::TopK(_)) if p.op != s.op || args[0].layout.last().is_some_and(Dim::varies) => {
                 let last = args[0].layout.len() - 1;
                 let mut x = self.prefixed(args[0].clone(), |d| d == last)?;
                 // Of equal elements the first ones are taken, and of as many as there are, if that is fewer, the largest.
