@@ -6,8 +6,8 @@ use crate::graph::Graph;
 use crate::known::{Indices, are_among};
 use crate::ops::Ops;
 use crate::program::Program;
-use crate::seen::{self, LEAST_BOUND};
-use crate::sizes::{Compared, Sizes};
+use crate::seen;
+use crate::sizes::{Compared, LEAST_BOUND, Sizes};
 use crate::value::Value;
 use oxitorch_hlo::Outline;
 use rustc_hash::FxHashMap;
@@ -228,7 +228,7 @@ impl Form {
                 let related = self.varying(own, is_short, trains)?;
                 let sizes = |&(at, s): &(usize, &Recorded)| {
                     let compared = compared(s);
-                    Some((at, seen::sizes(&compared)?, compared.pairs.len()))
+                    Some((at, seen::sizes(&compared, trains)?, compared.pairs.len()))
                 };
                 let (at, sizes, _) =
                     related.iter().filter_map(sizes).min_by_key(|(_, _, different)| *different)?;

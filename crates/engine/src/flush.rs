@@ -449,9 +449,9 @@ impl Stream {
         };
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
-        // What repeats varies in how often; it has a program for some powers of two.
-        let may_vary = !repeats && self.parts_may_vary(cut);
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
+        // What repeats varies in how often; it has a program for some powers of two. Single ops vary in their sizes.
+        let may_vary = (!repeats || count == part_of.len()) && self.parts_may_vary(cut);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
         let last = count.saturating_sub(1);
         let mut failed = None;

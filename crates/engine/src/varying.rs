@@ -104,7 +104,9 @@ impl Stream {
         if form.is_refused() {
             return Ok(None);
         }
-        let least = matches!(source, SizeSource::Seen { .. }).then(|| form.least(&own)).flatten();
+        // Where gradients are computed, what is beyond the size costs more than a program.
+        let takes_any = matches!(source, SizeSource::Seen { trains: false, .. });
+        let least = takes_any.then(|| form.least(&own)).flatten();
         let differs = if least.is_none() { form.differs(&own, source) } else { None };
         let at = match (least, &differs) {
             (Some(at), _) => Ok(Some(at)),
