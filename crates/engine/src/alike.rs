@@ -219,43 +219,46 @@ impl Form {
         self.samples.push_back(own.clone());
     }
 
-    /// By which sizes a sequence differs from one that is remembered, if these are known from there.
-    pub(crate) fn differs(&self, own: &Recorded, source: SizeSource<'_>) -> Option<Differs> {
+    /// By which sizes a sequence differs from those that are remembered, as far as these are known from there; the one that
+    /// differs least first.
+    pub(crate) fn differs(&self, own: &Recorded, source: SizeSource<'_>) -> Vec<Differs> {
         let compared = |s: &Recorded| Compared::new(&s.numbers, &own.numbers);
-        let numbered = self.samples.iter().enumerate();
-        let (at, sizes, related): (_, _, Vec<&Recorded>) = match source {
+        match source {
             SizeSource::Seen { is_short, trains } => {
-                let related = self.varying(own, is_short, trains)?;
-                let sizes = |&(at, s): &(usize, &Recorded)| {
+                let related = self.varying(own, is_short, trains).unwrap_or_default();
+                let constants = self.constants(own, &related);
+                let differs = |s: &&Recorded| {
                     let compared = compared(s);
-                    Some((at, seen::sizes(&compared, trains)?, compared.pairs.len()))
+                    let (other, constants) = (s.numbers.clone(), constants.clone());
+                    let sizes = seen::sizes(&compared, trains)?;
+                    Some((compared.pairs.len(), Differs { other, sizes, constants }))
                 };
-                let (at, sizes, _) =
-                    related.iter().filter_map(sizes).min_by_key(|(_, _, different)| *different)?;
-                (at, sizes, related.into_iter().map(|(_, s)| s).collect())
+                let mut found: Vec<_> = related.iter().filter_map(differs).collect();
+                found.sort_by_key(|(different, _)| *different);
+                found.into_iter().map(|(_, differs)| differs).collect()
             }
             SizeSource::Read(counts) => {
-                let (at, sizes) =
-                    numbered.filter_map(|(at, s)| Some((at, counts::sizes(counts, &compared(s))?))).next()?;
-                (at, sizes, vec![&self.samples[at]])
+                let differs = |s: &Recorded| {
+                    let sizes = counts::sizes(counts, &compared(s))?;
+                    let constants = self.constants(own, &[s]);
+                    Some(Differs { other: s.numbers.clone(), sizes, constants })
+                };
+                self.samples.iter().find_map(differs).into_iter().collect()
             }
-        };
-        let constants = self.constants(own, &related);
-        Some(Differs { other: self.samples[at].numbers.clone(), sizes, constants })
+        }
     }
 
     /// The sequences of which a sequence is another size, if there are enough of them.
-    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> Option<Vec<(usize, &Recorded)>> {
-        let all = || self.samples.iter().enumerate();
+    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> Option<Vec<&Recorded>> {
         let least = if trains { TRAINING_VARIES_FROM } else { VARIES_FROM } - 1;
         let is_small = is_short && !trains;
         let is_related =
             |s: &Recorded| s.is_of_same_model(own) || (is_small && s.is_same_in(own, &own.floats));
-        let related: Vec<_> = all().filter(|(_, s)| is_related(s)).collect();
+        let related: Vec<_> = self.samples.iter().filter(|s| is_related(s)).collect();
         if related.len() >= least {
             return Some(related);
         }
-        (is_small && self.samples.len() >= SHORT_VARIES_FROM - 1).then(|| all().collect())
+        (is_small && self.samples.len() >= SHORT_VARIES_FROM - 1).then(|| self.samples.iter().collect())
     }
 
     /// The offsets of a sequence that are those of others. Where programs were made with some as constants that differ now,
@@ -335,21 +338,21 @@ mod tests {
         let mut form = Form::default();
         let mut is_new = |n, model| {
             let own = recorded(n, model, n);
-            let is_new = form.differs(&own, seen(false)).is_none();
+            let is_new = form.differs(&own, seen(false)).is_empty();
             form.remember(&own);
             is_new
         };
         assert!(is_new(5, 1) && is_new(6, 1));
         assert!(is_new(7, 2), "of another model");
         let own = recorded(8, 1, 8);
-        let differs = form.differs(&own, seen(false)).expect("the third");
+        let differs = &form.differs(&own, seen(false))[0];
         let numbers = differs.sizes[0].numbers(&differs.other, &own.numbers);
         assert_eq!(numbers, Some(vec![16, 8]));
         assert_eq!(*differs.constants, [None, Some(0)], "the other offset is a constant");
-        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_none(), "it is short, and of no model");
+        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_empty(), "it is short, and of no model");
         form.remember(&own);
-        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_some(), "the fifth");
-        assert!(form.differs(&recorded(9, 3, 9), seen(false)).is_none(), "it is of another model");
+        assert!(!form.differs(&recorded(9, 3, 9), seen(true)).is_empty(), "the fifth");
+        assert!(form.differs(&recorded(9, 3, 9), seen(false)).is_empty(), "it is of another model");
     }
 
     #[test]
@@ -359,11 +362,11 @@ mod tests {
         let mut form = Form::default();
         form.remember(&recorded(5, 1, 0));
         let own = recorded(6, 2, 0);
-        let differs = form.differs(&own, read).expect("of whatever model");
+        let differs = &form.differs(&own, read)[0]; // of whatever model
         assert_eq!((&differs.other[..], &*differs.constants), (&[5, 8][..], &[Some(0), Some(0)][..]));
-        assert!(form.differs(&recorded(7, 1, 0), read).is_none(), "it was not read");
+        assert!(form.differs(&recorded(7, 1, 0), read).is_empty(), "it was not read");
         form.failed(&own);
-        let differs = form.differs(&recorded(9, 1, 0), read).expect("it was read");
+        let differs = &form.differs(&recorded(9, 1, 0), read)[0];
         assert_eq!(differs.other, [6, 8], "the one before was of no use");
     }
 }

@@ -107,11 +107,12 @@ impl Stream {
         // Where gradients are computed, what is beyond the size costs more than a program.
         let takes_any = matches!(source, SizeSource::Seen { trains: false, .. });
         let least = takes_any.then(|| form.least(&own)).flatten();
-        let differs = if least.is_none() { form.differs(&own, source) } else { None };
-        let at = match (least, &differs) {
-            (Some(at), _) => Ok(Some(at)),
-            (None, Some(differs)) => self.bound_of(&mut w.instances, form, part, &own, differs),
-            (None, None) => Ok(None),
+        let at = match least {
+            Some(at) => Ok(Some(at)),
+            None => {
+                let differs = form.differs(&own, source);
+                self.bound_of(&mut w.instances, form, part, &own, &differs)
+            }
         };
         let made = match at {
             Ok(Some(at)) => self.made_by_bound(w, part, (&key, &own, at), source, cut)?,
@@ -136,29 +137,30 @@ impl Stream {
         }
     }
 
-    /// The bound for a window that differs so, among those of its form. None if it is as large as its sizes can be, or why
-    /// it is nothing at a bound.
+    /// The bound for a window that differs so from others, among those of its form. None if it differs from none by sizes, or
+    /// is as large as these can be; or why it is nothing at a bound.
     fn bound_of(
         &self,
         instances: &mut Instances,
         form: &mut Form,
         part: &Part,
         own: &Recorded,
-        differs: &Differs,
+        differs: &[Differs],
     ) -> Made<Option<usize>> {
-        let numbers = |s| Some((s, Sizes::numbers(s, &differs.other, &own.numbers)?));
-        let all: Vec<(&Sizes, Vec<i64>)> = differs.sizes.iter().filter_map(numbers).collect();
-        let known = |(_, numbers): &(_, Vec<i64>)| form.known(numbers, &own.offsets);
+        let sizes = differs.iter().flat_map(|d: &Differs| d.sizes.iter().map(move |s| (d, s)));
+        let all: Vec<(&Differs, &Sizes, Vec<i64>)> =
+            sizes.filter_map(|(d, s)| Some((d, s, s.numbers(&d.other, &own.numbers)?))).collect();
+        let known = |(_, _, numbers): &(_, _, Vec<i64>)| form.known(numbers, &own.offsets);
         if let Some(at) = all.iter().filter_map(known).find(|&at| holds(&form.bounds[at].graph, part)) {
             return Ok(Some(at));
         }
-        if !differs.sizes.iter().any(Sizes::are_less) {
+        if !all.iter().any(|(_, sizes, _)| sizes.are_less()) {
             return Ok(None);
         }
         if form.is_full() {
             return Err(MANY.into());
         }
-        for (sizes, numbers) in all.into_iter().filter(|(sizes, _)| sizes.are_less()) {
+        for (differs, sizes, numbers) in all.into_iter().filter(|(_, sizes, _)| sizes.are_less()) {
             let Some(graph) = at_bound(instances, part, &numbers, &differs.constants) else { continue };
             let outline = graph.outline(self.target().platform()).map_err(|e| e.message.to_string())?;
             let (constants, bounds) = (differs.constants.clone(), sizes.bounds().collect());
