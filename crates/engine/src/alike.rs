@@ -32,8 +32,9 @@ const VARIES_FROM: usize = 3;
 const SHORT_VARIES_FROM: usize = 5;
 /// The same of one that trains: batches of a few sizes are to have the fastest form.
 const TRAINING_VARIES_FROM: usize = 9;
-/// After so many sequences in a row without a program for all sizes nobody looks for one.
+/// After so many sequences in a row without a program for all sizes one is looked for rarely.
 const MOST_FAILED: u32 = 8;
+const RARELY: u32 = 32;
 
 /// What is known of sequences of ops, by what they are without their numbers.
 #[derive(Debug, Default)]
@@ -183,9 +184,11 @@ impl Form {
         self.samples.push_front(own.clone());
     }
 
-    /// Whether it is not worth to look for one.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.failed >= MOST_FAILED
+    /// Whether it is not worth to look for one this time. Short sequences of one form may have nothing else in common.
+    pub(crate) fn is_refused(&mut self) -> bool {
+        let is_refused = self.failed >= MOST_FAILED && !self.failed.is_multiple_of(RARELY);
+        self.failed += u32::from(is_refused);
+        is_refused
     }
 
     /// Whether it has as many bounds as it may have.
@@ -225,12 +228,12 @@ impl Form {
         let compared = |s: &Recorded| Compared::new(&s.numbers, &own.numbers);
         match source {
             SizeSource::Seen { is_short, trains } => {
-                let related = self.varying(own, is_short, trains).unwrap_or_default();
+                let (related, are_of_one_model) = self.varying(own, is_short, trains);
                 let constants = self.constants(own, &related);
                 let differs = |s: &&Recorded| {
                     let compared = compared(s);
                     let (other, constants) = (s.numbers.clone(), constants.clone());
-                    let sizes = seen::sizes(&compared, trains)?;
+                    let sizes = seen::sizes(&compared, trains, are_of_one_model)?;
                     Some((compared.pairs.len(), Differs { other, sizes, constants }))
                 };
                 let mut found: Vec<_> = related.iter().filter_map(differs).collect();
@@ -248,17 +251,18 @@ impl Form {
         }
     }
 
-    /// The sequences of which a sequence is another size, if there are enough of them.
-    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> Option<Vec<&Recorded>> {
-        let least = if trains { TRAINING_VARIES_FROM } else { VARIES_FROM } - 1;
+    /// The sequences of which a sequence is another size, if there are enough of them, and whether they are of one model.
+    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> (Vec<&Recorded>, bool) {
         let is_small = is_short && !trains;
         let is_related =
             |s: &Recorded| s.is_of_same_model(own) || (is_small && s.is_same_in(own, &own.floats));
         let related: Vec<_> = self.samples.iter().filter(|s| is_related(s)).collect();
-        if related.len() >= least {
-            return Some(related);
+        let least = if trains { TRAINING_VARIES_FROM } else { VARIES_FROM };
+        if related.len() + 1 >= least {
+            return (related, true);
         }
-        (is_small && self.samples.len() >= SHORT_VARIES_FROM - 1).then(|| self.samples.iter().collect())
+        let varies = is_small && self.samples.len() + 1 >= SHORT_VARIES_FROM;
+        (if varies { self.samples.iter().collect() } else { Vec::new() }, false)
     }
 
     /// The offsets of a sequence that are those of others. Where programs were made with some as constants that differ now,

@@ -16,7 +16,11 @@ const MOST_VARYING: usize = 4;
 
 /// The size by which a sequence differs from another one, with the bounds for it, the best first; or the sizes, if there has
 /// to be more than one. None if no few sizes can be the reason.
-pub(crate) fn sizes(Compared { pairs, same }: &Compared, trains: bool) -> Option<Vec<Sizes>> {
+pub(crate) fn sizes(
+    Compared { pairs, same }: &Compared,
+    trains: bool,
+    may_be_several: bool,
+) -> Option<Vec<Sizes>> {
     if pairs.len() > MOST_DIFFERENT {
         return None;
     }
@@ -26,7 +30,7 @@ pub(crate) fn sizes(Compared { pairs, same }: &Compared, trains: bool) -> Option
     let mut found: Vec<Sizes> =
         [least, -least].into_iter().flat_map(|step| sizes_by(step, pairs, same, bound)).collect();
     found.extend(both_parts(least, pairs, same, bound));
-    if found.is_empty() {
+    if found.is_empty() && may_be_several {
         found.extend(several(pairs, bound));
     }
     (!found.is_empty()).then_some(found)
@@ -110,7 +114,7 @@ mod tests {
 
     /// The numbers of a sequence at its bounds, from those of another one and its own.
     fn at_bounds(other: &[i64], own: &[i64]) -> Option<Vec<Vec<i64>>> {
-        sizes(&Compared::new(other, own), false)?.iter().map(|s| s.numbers(other, own)).collect()
+        sizes(&Compared::new(other, own), false, true)?.iter().map(|s| s.numbers(other, own)).collect()
     }
 
     #[test]

@@ -17,14 +17,16 @@ use crate::part::Part;
 use crate::site::describe;
 use crate::sizes::Sizes;
 use crate::stream::Stream;
+use crate::view::Shape;
 use crate::window::Window;
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt::Platform;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Shorter windows are of no model.
+/// Shorter windows need be of no model, if nothing large has to be padded for them: else a program for each size takes less.
 const LEAST: usize = 16;
+const MOST_PADDED: u64 = 1 << 20;
 const DEPENDS: &str = "what is computed depends on the size";
 const MANY: &str = "there are many such sizes";
 
@@ -43,7 +45,7 @@ impl Stream {
             Some(by) => (by, false),
             None if has_own || !self.may_vary(part, cut) => return Ok(false),
             None => {
-                let source = SizeSource::Seen { is_short: part.ops.len() < LEAST, trains: trains(part) };
+                let source = SizeSource::Seen { is_short: is_short(part), trains: trains(part) };
                 match self.by_bound(w, part, source, cut).inspect_err(|e| part.fail(e))? {
                     Some(made) => made,
                     None => return Ok(false),
@@ -240,6 +242,10 @@ impl Stream {
     }
 }
 
+fn is_short(part: &Part) -> bool {
+    part.ops.len() < LEAST && part.inputs.iter().all(|v| v.bytes() <= MOST_PADDED)
+}
+
 /// Whether gradients are computed. Who trains has batches of a few sizes as a rule, and wants each in the fastest form.
 fn trains(part: &Part) -> bool {
     part.ops.insts.iter().any(|inst| inst.name().contains("backward"))
@@ -279,6 +285,7 @@ fn at_bound(
         let fits = inst.operands.len() == op.operands.len()
             && inst.operands.iter().zip(op.operands).all(|(ty, code)| of(code) == Some(ty))
             && inst.offsets == op.offsets.len()
+            && inst.kind.shape().map(Shape::is_box) == op.inst.kind.shape().map(Shape::is_box)
             && inst.outputs.len() == op.inst.outputs.len()
             && inst.is_identity() == op.inst.is_identity();
         let alike = inst.results().zip(op.inst.results()).all(|(a, b)| match (a, b) {
