@@ -175,9 +175,6 @@ impl Form {
     /// There can be none for a sequence that differs so.
     pub(crate) fn failed(&mut self, own: &Recorded) {
         self.failed += 1;
-        if !self.bounds.is_empty() {
-            return;
-        }
         // The next one is compared with this one first: the other one may have been of no element, or of one.
         self.samples.retain(|s| s.numbers != own.numbers);
         self.samples.truncate(MOST_SAMPLES - 1);
