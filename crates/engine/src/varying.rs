@@ -220,10 +220,11 @@ impl Stream {
         let program = match (known, below) {
             (Some(program), _) => program,
             (None, Some(below)) if !bound.is_full() => {
-                if matches!(source, SizeSource::Read(_)) {
-                    let below = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
-                    self.explainer.remark(format!("for all sizes below {below} that follow from values"));
-                }
+                let bounds = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
+                self.explainer.remark(match source {
+                    SizeSource::Read(_) => format!("for all sizes below {bounds} that follow from values"),
+                    SizeSource::Seen { .. } => format!("for all sizes up to {bounds}, as they vary"),
+                });
                 let (ended, varies) = (Some(cut.ending.at(w.site)), cut.varies());
                 let program = self.begin_program(Graph {
                     donated: overwrites.iter().copied().collect(),
