@@ -102,7 +102,7 @@ def training_on_images(device):
     return trained(lambda n: model(normal(device, 2, 3, n + 6, n + 6)).square().mean(), model)
 
 
-@idiom(TRAINED + 8, slow)
+@idiom(TRAINED + 6, slow)
 def training_on_pairs_of_lengths(device):
     token, model = nn.Embedding(50, 8).to(device), nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = model.to(device)

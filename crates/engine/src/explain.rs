@@ -26,6 +26,8 @@ struct Known {
     number: u64,
     insts: Vec<Shared<Inst>>,
     sites: Vec<Site>,
+    /// The lines of its ops: a site is a whole stack, and so another one at each depth of a recursion.
+    lines: Vec<u32>,
     live: Vec<u32>,
     donated: usize,
     /// Offsets that it is given.
@@ -73,9 +75,33 @@ enum Entry {
     Played(String),
 }
 
+/// Numbers of lines.
+#[derive(Default)]
+struct Lines {
+    of: FxHashMap<Site, u32>,
+    by_text: FxHashMap<Option<String>, u32>,
+}
+
+impl Lines {
+    /// Sites that are remembered.
+    const MOST: usize = 1 << 16;
+
+    fn of(&mut self, site: Site) -> u32 {
+        if self.of.len() >= Lines::MOST {
+            *self = Lines::default(); // programs before this one are like no other then
+        }
+        let Lines { of, by_text } = self;
+        *of.entry(site).or_insert_with(|| {
+            let new = by_text.len() as u32;
+            *by_text.entry(describe(site)).or_insert(new)
+        })
+    }
+}
+
 /// The programs of a process and why each was made.
 pub(crate) struct Explainer {
     bounds: Bounds,
+    lines: Mutex<Lines>,
     known: Mutex<VecDeque<Known>>,
     explanations: Mutex<VecDeque<Entry>>,
     programs: AtomicU64,
@@ -93,6 +119,7 @@ impl Explainer {
     pub(crate) fn new(bounds: Bounds) -> Explainer {
         Explainer {
             bounds,
+            lines: Mutex::default(),
             known: Mutex::default(),
             explanations: Mutex::default(),
             programs: AtomicU64::new(0),
@@ -181,15 +208,18 @@ impl Explainer {
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
+        let mut lines = self.lines.lock();
         let new = Known {
             number,
             insts: graph.ops.insts.clone(),
             sites: graph.ops.sites.clone(),
+            lines: graph.ops.sites.iter().map(|&site| lines.of(site)).collect(),
             live: graph.live.to_vec(),
             donated: graph.donated.len(),
             given: graph.given.clone(),
             options: graph.options,
         };
+        drop(lines);
         let mut known = self.known.lock();
         let mut explanation = Explanation {
             number,
@@ -340,10 +370,10 @@ impl Alignment {
 }
 
 /// How often each op of a line is in a program.
-fn rounds(k: &Known) -> FxHashMap<(&'static str, Site), usize> {
+fn rounds(k: &Known) -> FxHashMap<(&'static str, u32), usize> {
     let mut rounds = FxHashMap::default();
-    for (inst, &site) in k.insts.iter().zip(&k.sites) {
-        *rounds.entry((inst.name(), site)).or_default() += 1;
+    for (inst, &line) in k.insts.iter().zip(&k.lines) {
+        *rounds.entry((inst.name(), line)).or_default() += 1;
     }
     rounds
 }
@@ -434,11 +464,11 @@ fn other_rounds(old: &Known, new: &Known) -> Option<String> {
     if before.len() != own.len() || !own.keys().all(|op| before.contains_key(op)) {
         return None;
     }
-    let ops = || new.insts.iter().zip(&new.sites).map(|(inst, &site)| (inst.name(), site));
-    let op = ops().max_by_key(|op| own[op].abs_diff(before[op]))?;
+    let op = |i: usize| (new.insts[i].name(), new.lines[i]);
+    let at = (0..new.insts.len()).max_by_key(|&i| own[&op(i)].abs_diff(before[&op(i)]))?;
     let times = |n: usize| if n == 1 { "once".to_owned() } else { format!("{n} times") };
-    let (now, then) = (own[&op], before[&op]);
-    (now != then).then(|| format!("{} at {} runs {}, ran {}", op.0, line(op.1), times(now), times(then)))
+    let (now, then) = (own[&op(at)], before[&op(at)]);
+    (now != then).then(|| format!("{} runs {}, ran {}", op_at(new, at), times(now), times(then)))
 }
 
 fn op_at(k: &Known, i: usize) -> String {

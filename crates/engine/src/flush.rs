@@ -437,6 +437,7 @@ impl Stream {
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
         if self.launch_by_bound(w, whole, cut)? {
+            w.lines.is_known(w.site); // new are its sizes alone
             return Ok(());
         }
         let cuts = match w.programs.get_mut(&w.key).filter(|known| known.has_programs()) {
