@@ -429,7 +429,8 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
             e.differences.push(format!("{which} ends before {}", op_at(long, aligned.start)));
             e.note(Cause::Cut);
         } else {
-            for (what, k, ops) in [(("comes in", "come in"), new, come), (("is gone", "are gone"), old, gone)] {
+            for (what, k, ops) in [(("comes in", "come in"), new, come), (("is gone", "are gone"), old, gone)]
+            {
                 if !ops.is_empty() {
                     let what = if ops.len() == 1 { what.0 } else { what.1 };
                     let n = count(ops.len(), "op");

@@ -75,12 +75,7 @@ fn several(pairs: &[(i64, i64)], bound: fn(i64) -> i64) -> Option<Sizes> {
 }
 
 /// The same for a size that differs by so much.
-fn sizes_by(
-    least: i64,
-    pairs: &[(i64, i64)],
-    same: &FxHashSet<i64>,
-    bound: fn(i64) -> i64,
-) -> Vec<Sizes> {
+fn sizes_by(least: i64, pairs: &[(i64, i64)], same: &FxHashSet<i64>, bound: fn(i64) -> i64) -> Vec<Sizes> {
     let size = pairs.iter().copied().filter(|p| step(p) == least).max_by_key(|p| p.1);
     let Some((other, own)) = size else { return Vec::new() };
     let left = || pairs.iter().filter(|p| step(p) == -least).map(|p| p.1).min();
@@ -146,7 +141,8 @@ mod tests {
     fn what_follows_from_no_single_size_is_refused() {
         assert_eq!(at_bounds(&[1, 20], &[2, 21]), None, "a size of one is broadcast");
         assert_eq!(at_bounds(&[20, 16], &[20, 16]), None, "nothing varies");
-        let (other, own): (Vec<i64>, Vec<i64>) = [(3, 5), (7, 13), (11, 29), (9, 32), (8, 21)].into_iter().unzip();
+        let (other, own): (Vec<i64>, Vec<i64>) =
+            [(3, 5), (7, 13), (11, 29), (9, 32), (8, 21)].into_iter().unzip();
         assert_eq!(at_bounds(&other, &own), None, "five sizes");
     }
 
