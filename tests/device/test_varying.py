@@ -3,6 +3,7 @@ and not for each size."""
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def tokens(device, *size):
 
 
 def mlp(device, *widths):
-    layers = [layer for a, b in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(a, b), nn.Tanh())]
+    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
     return nn.Sequential(*layers[:-1]).to(device)
 
 
