@@ -150,3 +150,40 @@ def test_explanations_as_they_come(python):
 def test_a_bound_for_a_process(python):
     done = python(CODE, OXITORCH_MAX_GRAPHS="1", check=False)
     assert done.returncode == 1 and "max_graphs allows no more programs" in done.stderr
+
+
+def test_a_recursion():
+    """Its ops lie in another order at each depth, and their sizes follow from it."""
+
+    def halves(x):
+        if len(x) < 2:
+            return x.tanh()
+        left, right = halves(x[: len(x) // 2]), halves(x[len(x) // 2 :])
+        return torch.cat([right, left]) * 2  # joined
+
+    for n in (4, 11):
+        halves(torch.randn(n).to(DEVICE)).cpu()
+    text = torch.tpu.explain(last=1)
+    assert "runs 10 times, ran 3 times" in text and line_of("# joined") in text, text
+    assert "for the first time" not in text and "a loop or recursion in Python" in text
+
+
+def test_a_loop_of_other_rounds():
+    def rounds(n):
+        x = torch.ones(3, device=DEVICE)
+        for i in range(n):
+            x = torch.tanh(x + i)  # a round
+        return x.cpu()
+
+    rounds(3), rounds(7)
+    text = torch.tpu.explain(last=1)
+    assert f"tanh at {line_of('# a round')} in rounds runs 7 times, ran 3 times" in text, text
+    assert "while_loop" in text
+
+
+def test_a_size_that_varies():
+    x = torch.randn(41, 3, device=DEVICE)
+    for n in (5, 6, 9, 20):
+        (x[:n].sinh() * 3).cpu()
+    text = torch.tpu.explain(last=1)
+    assert "for all sizes up to 32, as they vary" in text and "hint" not in text, text

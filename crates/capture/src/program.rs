@@ -201,6 +201,8 @@ pub enum Cause {
     Attribute,
     /// Other operations came.
     Ops,
+    /// The same lines run more often, or less: a loop or a recursion.
+    Rounds,
     /// It ends elsewhere.
     Cut,
     /// Other results can be seen.

@@ -6,8 +6,8 @@ use crate::graph::Graph;
 use crate::known::{Indices, are_among};
 use crate::ops::Ops;
 use crate::program::Program;
-use crate::seen::{self, LEAST_BOUND};
-use crate::sizes::{Compared, Sizes};
+use crate::seen;
+use crate::sizes::{Compared, LEAST_BOUND, Sizes};
 use crate::value::Value;
 use oxitorch_hlo::Outline;
 use rustc_hash::FxHashMap;
@@ -26,8 +26,15 @@ const MOST_BOUNDS: usize = 64;
 const MOST_PROGRAMS: usize = 16;
 /// A bound is at most so many times a number of a sequence.
 const MOST_TIMES: i64 = 4;
-/// After so many sequences in a row without a program for all sizes nobody looks for one.
+/// A sequence of one model that is of this many sizes, or more, has sizes that vary.
+const VARIES_FROM: usize = 3;
+/// The same of a short one, of whatever model, in which sizes of floats differ: to compile it takes little, and pads nothing.
+const SHORT_VARIES_FROM: usize = 5;
+/// The same of one that trains: batches of a few sizes are to have the fastest form.
+const TRAINING_VARIES_FROM: usize = 9;
+/// After so many sequences in a row without a program for all sizes one is looked for rarely.
 const MOST_FAILED: u32 = 8;
+const RARELY: u32 = 32;
 
 /// What is known of sequences of ops, by what they are without their numbers.
 #[derive(Debug, Default)]
@@ -57,6 +64,8 @@ pub(crate) struct Recorded {
     pub(crate) offsets: Vec<i64>,
     /// Which of the first numbers are sizes of inputs that hold floats.
     floats: Vec<bool>,
+    /// Which of them are sizes of inputs that it overwrites.
+    overwritten: Vec<bool>,
     /// Where the values of its inputs are: what a model has in common with itself.
     inputs: Vec<usize>,
 }
@@ -64,9 +73,9 @@ pub(crate) struct Recorded {
 /// Where the sizes of a sequence are known from.
 #[derive(Clone, Copy)]
 pub(crate) enum SizeSource<'a> {
-    /// They were seen to vary: it is one of three sizes at least that a model was given. A short sequence need not be of one
-    /// model, but no size of floats may vary.
-    Seen { is_short: bool },
+    /// They were seen to vary: it is one of some sizes at least that a model was given. A short sequence need not be of one
+    /// model.
+    Seen { is_short: bool, trains: bool },
     /// The host has read these of values.
     Read(&'a [Count]),
 }
@@ -166,18 +175,17 @@ impl Form {
     /// There can be none for a sequence that differs so.
     pub(crate) fn failed(&mut self, own: &Recorded) {
         self.failed += 1;
-        if !self.bounds.is_empty() {
-            return;
-        }
         // The next one is compared with this one first: the other one may have been of no element, or of one.
         self.samples.retain(|s| s.numbers != own.numbers);
         self.samples.truncate(MOST_SAMPLES - 1);
         self.samples.push_front(own.clone());
     }
 
-    /// Whether it is not worth to look for one.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.failed >= MOST_FAILED
+    /// Whether it is not worth to look for one this time. Short sequences of one form may have nothing else in common.
+    pub(crate) fn is_refused(&mut self) -> bool {
+        let is_refused = self.failed >= MOST_FAILED && !self.failed.is_multiple_of(RARELY);
+        self.failed += u32::from(is_refused);
+        is_refused
     }
 
     /// Whether it has as many bounds as it may have.
@@ -211,29 +219,47 @@ impl Form {
         self.samples.push_back(own.clone());
     }
 
-    /// By which sizes a sequence differs from one that is remembered, if these are known from there.
-    pub(crate) fn differs(&self, own: &Recorded, source: SizeSource<'_>) -> Option<Differs> {
+    /// By which sizes a sequence differs from those that are remembered, as far as these are known from there; the one that
+    /// differs least first.
+    pub(crate) fn differs(&self, own: &Recorded, source: SizeSource<'_>) -> Vec<Differs> {
         let compared = |s: &Recorded| Compared::new(&s.numbers, &own.numbers);
-        let numbered = self.samples.iter().enumerate();
-        let (at, sizes, related): (_, _, Vec<&Recorded>) = match source {
-            SizeSource::Seen { is_short } => {
-                let related: Vec<_> = numbered.filter(|(_, s)| s.is_related(own, is_short)).collect();
-                let sizes = |&(at, s): &(usize, &Recorded)| {
+        match source {
+            SizeSource::Seen { is_short, trains } => {
+                let (related, are_of_one_model) = self.varying(own, is_short, trains);
+                let constants = self.constants(own, &related);
+                let differs = |s: &&Recorded| {
                     let compared = compared(s);
-                    Some((at, seen::sizes(&compared)?, compared.pairs.len()))
+                    let (other, constants) = (s.numbers.clone(), constants.clone());
+                    let sizes = seen::sizes(&compared, trains, are_of_one_model)?;
+                    Some((compared.pairs.len(), Differs { other, sizes, constants }))
                 };
-                let found = related.iter().filter(|_| related.len() > 1).filter_map(sizes);
-                let (at, sizes, _) = found.min_by_key(|(_, _, different)| *different)?;
-                (at, sizes, related.into_iter().map(|(_, s)| s).collect())
+                let mut found: Vec<_> = related.iter().filter_map(differs).collect();
+                found.sort_by_key(|(different, _)| *different);
+                found.into_iter().map(|(_, differs)| differs).collect()
             }
             SizeSource::Read(counts) => {
-                let (at, sizes) =
-                    numbered.filter_map(|(at, s)| Some((at, counts::sizes(counts, &compared(s))?))).next()?;
-                (at, sizes, vec![&self.samples[at]])
+                let differs = |s: &Recorded| {
+                    let sizes = counts::sizes(counts, &compared(s))?;
+                    let constants = self.constants(own, &[s]);
+                    Some(Differs { other: s.numbers.clone(), sizes, constants })
+                };
+                self.samples.iter().find_map(differs).into_iter().collect()
             }
-        };
-        let constants = self.constants(own, &related);
-        Some(Differs { other: self.samples[at].numbers.clone(), sizes, constants })
+        }
+    }
+
+    /// The sequences of which a sequence is another size, if there are enough of them, and whether they are of one model.
+    fn varying(&self, own: &Recorded, is_short: bool, trains: bool) -> (Vec<&Recorded>, bool) {
+        let is_small = is_short && !trains;
+        let is_related =
+            |s: &Recorded| s.is_of_same_model(own) || (is_small && s.is_same_in(own, &own.floats));
+        let related: Vec<_> = self.samples.iter().filter(|s| is_related(s)).collect();
+        let least = if trains { TRAINING_VARIES_FROM } else { VARIES_FROM };
+        if related.len() + 1 >= least {
+            return (related, true);
+        }
+        let varies = is_small && self.samples.len() + 1 >= SHORT_VARIES_FROM;
+        (if varies { self.samples.iter().collect() } else { Vec::new() }, false)
     }
 
     /// The offsets of a sequence that are those of others. Where programs were made with some as constants that differ now,
@@ -250,6 +276,7 @@ impl Recorded {
     pub(crate) fn of(
         ops: &Ops,
         inputs: &[Arc<Value>],
+        donated: &[u32],
         (live, options): (&[u32], u32),
     ) -> (Box<[u32]>, Recorded) {
         let mut key = vec![options, live.len() as u32, inputs.len() as u32];
@@ -266,21 +293,29 @@ impl Recorded {
             key.extend_from_slice(op.operands);
             numbers.extend(own);
         }
-        let is_float = |v: &Arc<Value>| v.ty.dtype.is_float() || v.ty.dtype.is_complex();
-        let floats = inputs.iter().flat_map(|v| v.ty.shape.iter().map(move |_| is_float(v))).collect();
+        let of_sizes = |of: &dyn Fn(usize, &Value) -> bool| -> Vec<bool> {
+            let each = inputs.iter().enumerate();
+            each.flat_map(|(i, v)| std::iter::repeat_n(of(i, v), v.ty.shape.len())).collect()
+        };
+        let floats = of_sizes(&|_, v| v.ty.dtype.is_float() || v.ty.dtype.is_complex());
+        let overwritten = of_sizes(&|i, _| donated.contains(&(i as u32)));
         // Numbers are shared by all.
         let place = |v: &Arc<Value>| if v.ty.shape.is_empty() { 0 } else { Arc::as_ptr(v) as usize };
         let inputs = inputs.iter().map(place).collect();
-        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, inputs })
+        (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, overwritten, inputs })
     }
 
-    /// Whether another sequence is of the same model, or, of short ones, differs in no size of floats.
-    fn is_related(&self, own: &Recorded, is_short: bool) -> bool {
-        if is_short {
-            let mut sizes = own.floats.iter().zip(self.numbers.iter().zip(&own.numbers));
-            return sizes.all(|(is_float, (a, b))| !is_float || a == b);
-        }
-        self.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0)
+    /// Whether another sequence is of the same model: it takes a tensor that this one takes, or overwrites as many of the same
+    /// sizes, as a step of training does.
+    fn is_of_same_model(&self, own: &Recorded) -> bool {
+        let shares = self.inputs.iter().zip(&own.inputs).any(|(a, b)| a == b && *a != 0);
+        shares || (own.overwritten.contains(&true) && self.is_same_in(own, &own.overwritten))
+    }
+
+    /// Whether it has the same sizes where this is so.
+    fn is_same_in(&self, own: &Recorded, which: &[bool]) -> bool {
+        let mut sizes = which.iter().zip(self.numbers.iter().zip(&own.numbers));
+        sizes.all(|(is_asked, (a, b))| !is_asked || a == b)
     }
 }
 
@@ -293,31 +328,32 @@ mod tests {
             numbers: vec![n, 8],
             offsets: vec![at, 0],
             floats: vec![true, false],
+            overwritten: vec![false, false],
             inputs: vec![model, 0, n as usize],
         }
     }
 
     #[test]
     fn the_third_size_varies() {
-        let seen = |is_short| SizeSource::Seen { is_short };
+        let seen = |is_short| SizeSource::Seen { is_short, trains: false };
         let mut form = Form::default();
         let mut is_new = |n, model| {
             let own = recorded(n, model, n);
-            let is_new = form.differs(&own, seen(false)).is_none();
+            let is_new = form.differs(&own, seen(false)).is_empty();
             form.remember(&own);
             is_new
         };
         assert!(is_new(5, 1) && is_new(6, 1));
         assert!(is_new(7, 2), "of another model");
         let own = recorded(8, 1, 8);
-        let differs = form.differs(&own, seen(false)).expect("the third");
+        let differs = &form.differs(&own, seen(false))[0];
         let numbers = differs.sizes[0].numbers(&differs.other, &own.numbers);
         assert_eq!(numbers, Some(vec![16, 8]));
         assert_eq!(*differs.constants, [None, Some(0)], "the other offset is a constant");
-        assert!(
-            form.differs(&recorded(9, 1, 9), seen(true)).is_none(),
-            "it is short, and computes with floats"
-        );
+        assert!(form.differs(&recorded(9, 3, 9), seen(true)).is_empty(), "it is short, and of no model");
+        form.remember(&own);
+        assert!(!form.differs(&recorded(9, 3, 9), seen(true)).is_empty(), "the fifth");
+        assert!(form.differs(&recorded(9, 3, 9), seen(false)).is_empty(), "it is of another model");
     }
 
     #[test]
@@ -327,11 +363,11 @@ mod tests {
         let mut form = Form::default();
         form.remember(&recorded(5, 1, 0));
         let own = recorded(6, 2, 0);
-        let differs = form.differs(&own, read).expect("of whatever model");
+        let differs = &form.differs(&own, read)[0]; // of whatever model
         assert_eq!((&differs.other[..], &*differs.constants), (&[5, 8][..], &[Some(0), Some(0)][..]));
-        assert!(form.differs(&recorded(7, 1, 0), read).is_none(), "it was not read");
+        assert!(form.differs(&recorded(7, 1, 0), read).is_empty(), "it was not read");
         form.failed(&own);
-        let differs = form.differs(&recorded(9, 1, 0), read).expect("it was read");
+        let differs = &form.differs(&recorded(9, 1, 0), read)[0];
         assert_eq!(differs.other, [6, 8], "the one before was of no use");
     }
 }

@@ -3,8 +3,7 @@
 
 use crate::inst::Kind;
 use crate::ops::Ops;
-use crate::seen::LEAST_BOUND;
-use crate::sizes::{Compared, Size, Sizes};
+use crate::sizes::{Compared, Size, Sizes, fine_bound_for};
 use crate::value::Value;
 use crate::view::Shape;
 use oxitorch_aten as aten;
@@ -20,9 +19,6 @@ const COUNTS: usize = 32;
 const MOST_VARYING: usize = 4;
 /// Sizes around a part of a tensor that are tried as bounds.
 const MOST_WITHIN: usize = 4;
-/// Beyond this one there are four bounds from one power of two to the next: what is computed beyond the count costs more than
-/// a program.
-const FINE: i64 = 128;
 
 /// A size that followed from values, and the largest that it could have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +125,7 @@ pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Op
     let size = |(i, &((other, n), most)): (i64, &((i64, i64), i64))| Size {
         other,
         own: n,
-        bound: (bound_for(n) + i).min(most.max(n)),
+        bound: (fine_bound_for(n + 1) + i).min(most.max(n)),
     };
     let all: Vec<Size> = (0..).zip(firm).map(size).collect();
     if all.is_empty() || all.len() > MOST_VARYING {
@@ -142,12 +138,6 @@ pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Op
     let part = |most: i64| widest.within(most, pairs).filter(Sizes::are_less);
     let parts: Vec<Sizes> = around.into_iter().filter_map(part).take(MOST_WITHIN).collect();
     Some(std::iter::once(widest).chain(parts).collect())
-}
-
-/// The bound that is more than so many.
-fn bound_for(count: i64) -> i64 {
-    let power = (count as u64 + 1).next_power_of_two() as i64;
-    if power <= FINE { power.max(LEAST_BOUND) } else { (count / (power / 8) + 1) * (power / 8) }
 }
 
 #[cfg(test)]
@@ -176,20 +166,6 @@ mod tests {
         );
         assert_eq!(bounds(&counts, &[(10, 18), (5, 9)]), Some(vec![16]), "one, and twice that");
         assert_eq!(bounds(&counts, &[(5, 8)]), None, "no count");
-    }
-
-    #[test]
-    fn bounds_are_few() {
-        let bounds = |counts: std::ops::Range<i64>| {
-            let mut bounds: Vec<i64> = counts.map(bound_for).collect();
-            bounds.dedup();
-            bounds
-        };
-        assert_eq!(
-            bounds(0..1024),
-            [16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
-        );
-        assert!((0..5000).all(|n| bound_for(n) > n));
     }
 
     #[test]

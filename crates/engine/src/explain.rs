@@ -11,6 +11,7 @@ use oxitorch_capture::Reason;
 use oxitorch_capture::{Cause, Why};
 use oxitorch_hlo::TensorType;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ struct Known {
     number: u64,
     insts: Vec<Shared<Inst>>,
     sites: Vec<Site>,
+    /// The lines of its ops: a site is a whole stack, and so another one at each depth of a recursion.
+    lines: Vec<u32>,
     live: Vec<u32>,
     donated: usize,
     /// Offsets that it is given.
@@ -72,9 +75,33 @@ enum Entry {
     Played(String),
 }
 
+/// Numbers of lines.
+#[derive(Default)]
+struct Lines {
+    of: FxHashMap<Site, u32>,
+    by_text: FxHashMap<Option<String>, u32>,
+}
+
+impl Lines {
+    /// Sites that are remembered.
+    const MOST: usize = 1 << 16;
+
+    fn of(&mut self, site: Site) -> u32 {
+        if self.of.len() >= Lines::MOST {
+            *self = Lines::default(); // programs before this one are like no other then
+        }
+        let Lines { of, by_text } = self;
+        *of.entry(site).or_insert_with(|| {
+            let new = by_text.len() as u32;
+            *by_text.entry(describe(site)).or_insert(new)
+        })
+    }
+}
+
 /// The programs of a process and why each was made.
 pub(crate) struct Explainer {
     bounds: Bounds,
+    lines: Mutex<Lines>,
     known: Mutex<VecDeque<Known>>,
     explanations: Mutex<VecDeque<Entry>>,
     programs: AtomicU64,
@@ -92,6 +119,7 @@ impl Explainer {
     pub(crate) fn new(bounds: Bounds) -> Explainer {
         Explainer {
             bounds,
+            lines: Mutex::default(),
             known: Mutex::default(),
             explanations: Mutex::default(),
             programs: AtomicU64::new(0),
@@ -180,15 +208,18 @@ impl Explainer {
     /// Notes a new program; the text is an error if it is one too many.
     pub(crate) fn explain(&self, graph: &Graph, program: &Arc<Program>) -> Result<(), String> {
         let number = self.programs.fetch_add(1, Relaxed) + 1;
+        let mut lines = self.lines.lock();
         let new = Known {
             number,
             insts: graph.ops.insts.clone(),
             sites: graph.ops.sites.clone(),
+            lines: graph.ops.sites.iter().map(|&site| lines.of(site)).collect(),
             live: graph.live.to_vec(),
             donated: graph.donated.len(),
             given: graph.given.clone(),
             options: graph.options,
         };
+        drop(lines);
         let mut known = self.known.lock();
         let mut explanation = Explanation {
             number,
@@ -265,13 +296,16 @@ impl Display for Explanation {
 fn hint(cause: Cause) -> Option<&'static str> {
     Some(match cause {
         Cause::Size => {
-            "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes"
+            "a size changed: for a short last batch use drop_last=True, else pad to a few fixed sizes (torch.tpu.bucketing), or use torch.tpu.jit(dynamic=)"
         }
         Cause::Dtype => "a dtype changed: convert where the data comes in, or check autocast",
         Cause::Attribute => {
             "the argument shapes the program, so each value is a program of its own: keep it fixed, or pass a tensor"
         }
         Cause::Ops => "the code took another way; both stay compiled",
+        Cause::Rounds => {
+            "a loop or recursion in Python is as many ops as it has rounds: keep their number fixed, or make it one op (vmap; scan or while_loop of torch._higher_order_ops)"
+        }
         Cause::Cut => "reads and waits cut the stream: do them at the same place in every round",
         Cause::Visible => {
             "a variable keeps a value of another round alive, or no longer does; this settles after a round"
@@ -335,7 +369,29 @@ impl Alignment {
     }
 }
 
-/// The known program that has most in common, if that is half of it.
+/// How often each op of a line is in a program.
+fn rounds(k: &Known) -> FxHashMap<(&'static str, u32), usize> {
+    let mut rounds = FxHashMap::default();
+    for (inst, &line) in k.insts.iter().zip(&k.lines) {
+        *rounds.entry((inst.name(), line)).or_default() += 1;
+    }
+    rounds
+}
+
+/// The known program of the same lines of which as many ops as possible are there as often: what a recursion records lies in
+/// another order at each depth.
+fn of_same_lines<'k>(known: &'k VecDeque<Known>, new: &Known) -> Option<&'k Known> {
+    let own = rounds(new);
+    let near = |old: &'k Known| {
+        let before = rounds(old);
+        let is_same = own.len() == before.len() && own.keys().all(|op| before.contains_key(op));
+        let apart = || own.iter().map(|(op, n)| n.abs_diff(before[op])).sum::<usize>();
+        is_same.then(|| (apart(), old))
+    };
+    known.iter().rev().filter_map(near).min_by_key(|(apart, _)| *apart).map(|(_, old)| old)
+}
+
+/// The known program that has most in common, if that is half of it; else one of the same lines.
 fn nearest<'k>(known: &'k VecDeque<Known>, new: &Known) -> Option<&'k Known> {
     let likeness = |old: &Known| {
         let aligned = Alignment::of(old, new);
@@ -345,7 +401,8 @@ fn nearest<'k>(known: &'k VecDeque<Known>, new: &Known) -> Option<&'k Known> {
         points + usize::from(old.sites.first() == new.sites.first())
     };
     let (points, best) = known.iter().map(|old| (likeness(old), old)).max_by_key(|(points, _)| *points)?;
-    (points >= 2 * new.insts.len().min(best.insts.len())).then_some(best)
+    let is_alike = points >= 2 * new.insts.len().min(best.insts.len());
+    if is_alike { Some(best) } else { of_same_lines(known, new) }
 }
 
 fn compare(old: &Known, new: &Known, e: &mut Explanation) {
@@ -364,13 +421,18 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
     let between = |k: &Known| aligned.start..k.insts.len() - aligned.end;
     let (gone, come) = (between(old), between(new));
     if !gone.is_empty() || !come.is_empty() {
-        if aligned.end == 0 && (gone.is_empty() || come.is_empty()) {
+        if let Some(text) = other_rounds(old, new) {
+            e.differences.push(text);
+            e.cause = Cause::Rounds; // the sizes of a recursion follow from its depth
+        } else if aligned.end == 0 && (gone.is_empty() || come.is_empty()) {
             let (which, long) = if come.is_empty() { ("this one", old) } else { ("the old one", new) };
             e.differences.push(format!("{which} ends before {}", op_at(long, aligned.start)));
             e.note(Cause::Cut);
         } else {
-            for (what, k, ops) in [("come in", new, come), ("are gone", old, gone)] {
+            for (what, k, ops) in [(("comes in", "come in"), new, come), (("is gone", "are gone"), old, gone)]
+            {
                 if !ops.is_empty() {
+                    let what = if ops.len() == 1 { what.0 } else { what.1 };
                     let n = count(ops.len(), "op");
                     e.differences.push(format!("{n} {what}, the first is {}", op_at(k, ops.start)));
                 }
@@ -395,6 +457,19 @@ fn compare(old: &Known, new: &Known, e: &mut Explanation) {
         e.differences.push("the compiler options differ".to_owned());
         e.note(Cause::Options);
     }
+}
+
+/// What is said of two programs that differ in how often their lines run.
+fn other_rounds(old: &Known, new: &Known) -> Option<String> {
+    let (before, own) = (rounds(old), rounds(new));
+    if before.len() != own.len() || !own.keys().all(|op| before.contains_key(op)) {
+        return None;
+    }
+    let op = |i: usize| (new.insts[i].name(), new.lines[i]);
+    let at = (0..new.insts.len()).max_by_key(|&i| own[&op(i)].abs_diff(before[&op(i)]))?;
+    let times = |n: usize| if n == 1 { "once".to_owned() } else { format!("{n} times") };
+    let (now, then) = (own[&op(at)], before[&op(at)]);
+    (now != then).then(|| format!("{} runs {}, ran {}", op_at(new, at), times(now), times(then)))
 }
 
 fn op_at(k: &Known, i: usize) -> String {

@@ -153,7 +153,7 @@ impl<'a> Cut<'a> {
 
     /// Whether a window ends so where a program for many sizes may serve it, or whether that was asked of its whole.
     pub(crate) fn ends_any_size(&self) -> bool {
-        let ends = [Reason::Read, Reason::Wait, Reason::Loop, Reason::Jit];
+        let ends = [Reason::Read, Reason::Wait, Reason::Step, Reason::Loop, Reason::Jit];
         self.may_vary && (self.is_part || ends.contains(&self.ending.reason))
     }
 
@@ -437,6 +437,7 @@ impl Stream {
         w.set_key(whole, self.devices.is_some());
         let deterministic = self.compiler.policy.is_deterministic();
         if self.launch_by_bound(w, whole, cut)? {
+            w.lines.is_known(w.site); // new are its sizes alone
             return Ok(());
         }
         let cuts = match w.programs.get_mut(&w.key).filter(|known| known.has_programs()) {
@@ -449,9 +450,9 @@ impl Stream {
         };
         let Some((part_of, repeats)) = cuts else { return self.launch_part(w, whole, cut).map(drop) };
         self.count_split(w, whole, cut).inspect_err(|e| whole.fail(e))?;
-        // What repeats varies in how often; it has a program for some powers of two.
-        let may_vary = !repeats && self.parts_may_vary(whole, cut);
         let count = part_of.iter().max().map_or(0, |last| *last as usize + 1);
+        // What repeats varies in how often; it has a program for some powers of two. Single ops vary in their sizes.
+        let may_vary = (!repeats || count == part_of.len()) && self.parts_may_vary(cut);
         let mut parts = parts(&Results { part: whole, produced }, &part_of, count);
         let last = count.saturating_sub(1);
         let mut failed = None;

@@ -7,6 +7,24 @@
 
 use rustc_hash::FxHashSet;
 
+/// No bound is less.
+pub(crate) const LEAST_BOUND: i64 = 16;
+/// Beyond this one there are four fine bounds from one power of two to the next.
+const FINE: i64 = 128;
+
+/// The least power of two that is as much as this.
+pub(crate) fn bound_for(size: i64) -> i64 {
+    (size.max(LEAST_BOUND) as u64).next_power_of_two() as i64
+}
+
+/// A bound that is as much as this, for what computes gradients: what is computed beyond a size costs more there than a
+/// program.
+pub(crate) fn fine_bound_for(size: i64) -> i64 {
+    let power = bound_for(size);
+    let step = if power <= FINE { power } else { power / 8 };
+    (size.max(1) as u64).next_multiple_of(step as u64) as i64
+}
+
 /// A size in another sequence and in the own one, and the bound for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
@@ -143,6 +161,15 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bounds_are_few() {
+        let mut bounds: Vec<i64> = (0..1024).map(fine_bound_for).collect();
+        bounds.dedup();
+        let expected = [16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024];
+        assert_eq!(bounds, expected);
+        assert!((0..5000).all(|n| fine_bound_for(n) >= n && bound_for(n) >= fine_bound_for(n)));
+    }
 
     fn size(other: i64, own: i64, bound: i64) -> Size {
         Size { other, own, bound }

@@ -17,15 +17,16 @@ use crate::part::Part;
 use crate::site::describe;
 use crate::sizes::Sizes;
 use crate::stream::Stream;
+use crate::view::Shape;
 use crate::window::Window;
 use oxitorch_hlo::TensorType;
 use oxitorch_pjrt::Platform;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Shorter windows in which sizes of floats vary are compiled for each: that takes little, and pads nothing. The bookkeeping
-/// of tokens and masks is short.
+/// Shorter windows need be of no model, if nothing large has to be padded for them: else a program for each size takes less.
 const LEAST: usize = 16;
+const MOST_PADDED: u64 = 1 << 20;
 const DEPENDS: &str = "what is computed depends on the size";
 const MANY: &str = "there are many such sizes";
 
@@ -44,7 +45,7 @@ impl Stream {
             Some(by) => (by, false),
             None if has_own || !self.may_vary(part, cut) => return Ok(false),
             None => {
-                let source = SizeSource::Seen { is_short: part.ops.len() < LEAST };
+                let source = SizeSource::Seen { is_short: is_short(part), trains: trains(part) };
                 match self.by_bound(w, part, source, cut).inspect_err(|e| part.fail(e))? {
                     Some(made) => made,
                     None => return Ok(false),
@@ -78,21 +79,18 @@ impl Stream {
         }
     }
 
-    /// Whether a window may be one for many sizes. Those of training are not: who trains has batches of a few sizes, and
-    /// wants each in the fastest form. Nor are those of devices whose memory is not the host's, where padding would go by
-    /// way of the host.
+    /// Whether a window may be one for many sizes. Those of devices whose memory is not the host's are not: padding would go
+    /// by way of the host there.
     fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
-        part.ops.len() > 1 && !part.ops.have_own_sizes() && self.parts_may_vary(part, cut)
+        !part.ops.have_own_sizes() && self.parts_may_vary(cut)
     }
 
     /// The same of its parts, as far as it depends on all of it.
-    pub(crate) fn parts_may_vary(&self, whole: &Part, cut: Cut<'_>) -> bool {
-        let trains = || whole.ops.insts.iter().any(|inst| inst.name().contains("backward"));
+    pub(crate) fn parts_may_vary(&self, cut: Cut<'_>) -> bool {
         cut.ends_any_size()
             && self.compiles()
             && self.devices.is_none()
             && self.target().platform() == Platform::Cpu
-            && !trains()
     }
 
     /// The program for all sizes up to a bound of a window of which none is known, and whether it is a new one.
@@ -103,17 +101,20 @@ impl Stream {
         source: SizeSource<'_>,
         cut: Cut<'_>,
     ) -> Result<Option<(ByBound, bool)>> {
-        let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
+        let (key, own) = Recorded::of(&part.ops, &part.inputs, &part.donated(), (&part.live, part.options));
         let form = w.alike.form(&key);
         if form.is_refused() {
             return Ok(None);
         }
-        let least = matches!(source, SizeSource::Seen { .. }).then(|| form.least(&own)).flatten();
-        let differs = if least.is_none() { form.differs(&own, source) } else { None };
-        let at = match (least, &differs) {
-            (Some(at), _) => Ok(Some(at)),
-            (None, Some(differs)) => self.bound_of(&mut w.instances, form, part, &own, differs),
-            (None, None) => Ok(None),
+        // Where gradients are computed, what is beyond the size costs more than a program.
+        let takes_any = matches!(source, SizeSource::Seen { trains: false, .. });
+        let least = takes_any.then(|| form.least(&own)).flatten();
+        let at = match least {
+            Some(at) => Ok(Some(at)),
+            None => {
+                let differs = form.differs(&own, source);
+                self.bound_of(&mut w.instances, form, part, &own, &differs)
+            }
         };
         let made = match at {
             Ok(Some(at)) => self.made_by_bound(w, part, (&key, &own, at), source, cut)?,
@@ -138,29 +139,30 @@ impl Stream {
         }
     }
 
-    /// The bound for a window that differs so, among those of its form. None if it is as large as its sizes can be, or why
-    /// it is nothing at a bound.
+    /// The bound for a window that differs so from others, among those of its form. None if it differs from none by sizes, or
+    /// is as large as these can be; or why it is nothing at a bound.
     fn bound_of(
         &self,
         instances: &mut Instances,
         form: &mut Form,
         part: &Part,
         own: &Recorded,
-        differs: &Differs,
+        differs: &[Differs],
     ) -> Made<Option<usize>> {
-        let numbers = |s| Some((s, Sizes::numbers(s, &differs.other, &own.numbers)?));
-        let all: Vec<(&Sizes, Vec<i64>)> = differs.sizes.iter().filter_map(numbers).collect();
-        let known = |(_, numbers): &(_, Vec<i64>)| form.known(numbers, &own.offsets);
+        let sizes = differs.iter().flat_map(|d: &Differs| d.sizes.iter().map(move |s| (d, s)));
+        let all: Vec<(&Differs, &Sizes, Vec<i64>)> =
+            sizes.filter_map(|(d, s)| Some((d, s, s.numbers(&d.other, &own.numbers)?))).collect();
+        let known = |(_, _, numbers): &(_, _, Vec<i64>)| form.known(numbers, &own.offsets);
         if let Some(at) = all.iter().filter_map(known).find(|&at| holds(&form.bounds[at].graph, part)) {
             return Ok(Some(at));
         }
-        if !differs.sizes.iter().any(Sizes::are_less) {
+        if !all.iter().any(|(_, sizes, _)| sizes.are_less()) {
             return Ok(None);
         }
         if form.is_full() {
             return Err(MANY.into());
         }
-        for (sizes, numbers) in all.into_iter().filter(|(sizes, _)| sizes.are_less()) {
+        for (differs, sizes, numbers) in all.into_iter().filter(|(_, sizes, _)| sizes.are_less()) {
             let Some(graph) = at_bound(instances, part, &numbers, &differs.constants) else { continue };
             let outline = graph.outline(self.target().platform()).map_err(|e| e.message.to_string())?;
             let (constants, bounds) = (differs.constants.clone(), sizes.bounds().collect());
@@ -218,10 +220,11 @@ impl Stream {
         let program = match (known, below) {
             (Some(program), _) => program,
             (None, Some(below)) if !bound.is_full() => {
-                if matches!(source, SizeSource::Read(_)) {
-                    let below = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
-                    self.explainer.remark(format!("for all sizes below {below} that follow from values"));
-                }
+                let bounds = bound.bounds.iter().map(i64::to_string).collect::<Vec<_>>().join(" and ");
+                self.explainer.remark(match source {
+                    SizeSource::Read(_) => format!("for all sizes below {bounds} that follow from values"),
+                    SizeSource::Seen { .. } => format!("for all sizes up to {bounds}, as they vary"),
+                });
                 let (ended, varies) = (Some(cut.ending.at(w.site)), cut.varies());
                 let program = self.begin_program(Graph {
                     donated: overwrites.iter().copied().collect(),
@@ -238,6 +241,15 @@ impl Stream {
         let (live, results) = (part.live.clone(), graph.results().into());
         Ok(Ok((ByBound { live, donated, constants, program, numbers, checks, inputs, results }, is_new)))
     }
+}
+
+fn is_short(part: &Part) -> bool {
+    part.ops.len() < LEAST && part.inputs.iter().all(|v| v.bytes() <= MOST_PADDED)
+}
+
+/// Whether gradients are computed. Who trains has batches of a few sizes as a rule, and wants each in the fastest form.
+fn trains(part: &Part) -> bool {
+    part.ops.insts.iter().any(|inst| inst.name().contains("backward"))
 }
 
 /// The inputs that a program may overwrite, of which a copy would take long: for others it is worth no program of its own.
@@ -274,6 +286,7 @@ fn at_bound(
         let fits = inst.operands.len() == op.operands.len()
             && inst.operands.iter().zip(op.operands).all(|(ty, code)| of(code) == Some(ty))
             && inst.offsets == op.offsets.len()
+            && inst.kind.shape().map(Shape::is_box) == op.inst.kind.shape().map(Shape::is_box)
             && inst.outputs.len() == op.inst.outputs.len()
             && inst.is_identity() == op.inst.is_identity();
         let alike = inst.results().zip(op.inst.results()).all(|(a, b)| match (a, b) {

@@ -159,6 +159,11 @@ impl Shape {
         &self.at_zero.strides
     }
 
+    /// Whether it is a box of a grid.
+    pub(crate) fn is_box(&self) -> bool {
+        self.grid.is_some()
+    }
+
     /// How many offsets say where it begins.
     pub(crate) fn offsets(&self) -> usize {
         match &self.grid {

@@ -189,7 +189,7 @@ impl Bounding<'_> {
             (Op::Sort { dimension, is_stable }, _) if p.op == s.op => {
                 self.sort(pair, args, *dimension as usize, *is_stable)
             }
-            (Op::TopK(_), Op::TopK(_)) if args[0].layout.last().is_some_and(Dim::varies) => {
+            (Op::TopK(_), Op::TopK(_)) if p.op != s.op || args[0].layout.last().is_some_and(Dim::varies) => {
                 let last = args[0].layout.len() - 1;
                 let mut x = self.prefixed(args[0].clone(), |d| d == last)?;
                 // Of equal elements the first ones are taken, and of as many as there are, if that is fewer, the largest.
@@ -299,7 +299,9 @@ impl Bounding<'_> {
         };
         let made = Laid { v, layout: (0..rank).map(of).collect() };
         let large = self.b.numel(x.v) > MOST_MASKED * self.b.numel(v);
-        if !moved && !large && (0..rank).all(|d| is_whole(d) || !x.layout[d].varies()) {
+        // What a size is cut from has places in use that the slice has not.
+        let is_firm = |d: usize| !x.layout[d].varies() && !made.layout[d].varies();
+        if !moved && !large && (0..rank).all(|d| is_whole(d) || is_firm(d)) {
             self.is_view(&made, &x, Op::Slice(Box::new(a.clone())));
         }
         Ok(made)
