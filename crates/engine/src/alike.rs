@@ -1,10 +1,11 @@
 //! Sequences of ops that are alike but for their sizes: which ones were recorded before, what is known of the sizes by which
 //! a new one differs from them, and at which bounds there are programs for all sizes.
 
-use crate::counts::{self, Count};
+use crate::counts;
 use crate::graph::Graph;
 use crate::known::{Indices, are_among};
 use crate::ops::Ops;
+use crate::origin::Count;
 use crate::program::Program;
 use crate::seen::{self, LEAST_BOUND};
 use crate::sizes::{Compared, Sizes};
@@ -22,6 +23,10 @@ const MOST_FORMS: usize = 256;
 const MOST_SAMPLES: usize = 8;
 /// Bounds of a form; what makes more varies in too many ways.
 const MOST_BOUNDS: usize = 64;
+/// Bounds of a form in which several sizes vary, and sizes that none of its programs could be for, after which its sequences
+/// are cut.
+const MANY_BOUNDS: usize = 4;
+const MANY_FAILED: u32 = 2;
 /// Programs of a form for one bound: one, and those of sizes that are by chance what another number is.
 const MOST_PROGRAMS: usize = 16;
 /// A bound is at most so many times a number of a sequence.
@@ -180,6 +185,11 @@ impl Form {
         self.failed >= MOST_FAILED
     }
 
+    /// Whether so many of its sequences were compiled that others had better be cut into parts of one size each.
+    pub(crate) fn varies_much(&self) -> bool {
+        self.bounds.len() >= MANY_BOUNDS || self.failed >= MANY_FAILED
+    }
+
     /// Whether it has as many bounds as it may have.
     pub(crate) fn is_full(&self) -> bool {
         self.bounds.len() >= MOST_BOUNDS
@@ -287,6 +297,7 @@ impl Recorded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::Origin;
 
     fn recorded(n: i64, model: usize, at: i64) -> Recorded {
         Recorded {
@@ -322,7 +333,8 @@ mod tests {
 
     #[test]
     fn the_second_size_that_was_read_varies() {
-        let counts = [Count::new(6, 100), Count::new(9, 100)];
+        let count = |size| Count { size, most: 100, origin: Origin(size as u64) };
+        let counts = [count(6), count(9)];
         let read = SizeSource::Read(&counts);
         let mut form = Form::default();
         form.remember(&recorded(5, 1, 0));

@@ -1,59 +1,46 @@
 //! Sizes that followed from values, as the number of elements that a mask selects, and numbers that the host has read and
 //! to which something was cut: a source of sizes.
 
-use crate::inst::Kind;
-use crate::ops::Ops;
+use crate::origin::{Count, Found, Origin, add};
 use crate::seen::LEAST_BOUND;
 use crate::sizes::{Compared, Size, Sizes};
-use crate::value::Value;
 use crate::view::Shape;
-use oxitorch_aten as aten;
-use oxitorch_hlo::TensorType;
-use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// Counts that are remembered.
 const COUNTS: usize = 32;
-/// Counts of a sequence that may vary on their own.
-const MOST_VARYING: usize = 4;
+/// Counts of a sequence that have bounds of their own. More have one together: what is computed beyond them costs less than
+/// a program for each combination.
+pub(crate) const MOST_VARYING: usize = 4;
 /// Sizes around a part of a tensor that are tried as bounds.
 const MOST_WITHIN: usize = 4;
 /// Beyond this one there are four bounds from one power of two to the next: what is computed beyond the count costs more than
 /// a program.
 const FINE: i64 = 128;
 
-/// A size that followed from values, and the largest that it could have been.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Count {
-    size: i64,
-    most: i64,
-}
-
-impl Count {
-    pub(crate) fn new(size: i64, most: i64) -> Count {
-        Count { size, most }
-    }
-}
-
-/// Some of them.
-pub(crate) type Found = SmallVec<[Count; 2]>;
-
 /// The latest sizes that followed from values.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     known: VecDeque<Count>,
+    /// How many there were.
+    read: u64,
     /// Numbers that the host has read, each of which may be a size of what is recorded next.
     numbers: VecDeque<i64>,
 }
 
 impl Counts {
+    /// Whether none is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.numbers.is_empty()
+    }
+
     /// The host has read such a size.
     pub(crate) fn add(&mut self, size: i64, most: i64) {
+        self.read += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count::new(size, most));
+        self.known.push_front(Count { size, most, origin: Origin(self.read) });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
@@ -64,55 +51,28 @@ impl Counts {
         }
     }
 
-    /// The sizes of ops that followed from values: those that some of them make or cut something to, and those of inputs that
-    /// were made so. That another size is by chance the same as one that was read means nothing.
-    pub(crate) fn of(&mut self, ops: &Ops, inputs: &[Arc<Value>]) -> Found {
-        let mut found = Found::new();
-        if self.known.is_empty() && self.numbers.is_empty() {
-            return found;
-        }
-        for input in inputs.iter().filter(|input| input.has_read_size()) {
-            self.find(&input.ty.shape, &mut found);
-        }
-        for inst in &ops.insts {
-            match &inst.kind {
-                Kind::Row { op, .. } if aten::row(*op).sized_by.is_some() => {
-                    inst.results().flatten().for_each(|out| self.find(&out.ty.shape, &mut found));
-                }
-                Kind::Read { shape, .. } => self.find_cut(shape, &mut found),
-                _ => {}
-            }
-        }
-        found
-    }
-
     /// Finds those of these sizes that were read.
-    fn find(&self, sizes: &[i64], found: &mut Found) {
-        for count in sizes.iter().filter_map(|&n| self.known.iter().find(|c| c.size == n)) {
-            if !found.contains(count) {
-                found.push(*count);
-            }
-        }
+    pub(crate) fn find(&self, sizes: &[i64], found: &mut Found) {
+        let known = |n: &i64| self.known.iter().find(|c| c.size == *n);
+        sizes.iter().filter_map(known).for_each(|c| add(found, *c));
     }
 
     /// Finds the sizes and numbers to which a tensor was cut.
-    fn find_cut(&mut self, shape: &Shape, found: &mut Found) {
+    pub(crate) fn find_cut(&mut self, shape: &Shape, found: &mut Found) {
         for (n, most) in shape.cuts() {
             if self.numbers.contains(&n) {
-                self.add(n, most);
+                match self.known.iter_mut().find(|c| c.size == n) {
+                    Some(known) => known.most = most,
+                    None => self.add(n, most),
+                }
             }
             self.find(&[n], found);
         }
     }
 }
 
-/// Whether a tensor is of such a size.
-pub(crate) fn are_in(counts: &[Count], ty: &TensorType) -> bool {
-    ty.shape.iter().any(|&n| counts.iter().any(|c| c.size == n))
-}
-
 /// The sizes, all of which followed from values, by which a sequence differs from another one, with the bounds for them, the
-/// best first. None if none of these differs, or too many do.
+/// best first. None if none of these differs.
 pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Option<Vec<Sizes>> {
     let most = |size: i64| counts.iter().find(|c| c.size == size).map(|c| c.most);
     let own: Vec<((i64, i64), i64)> = pairs.iter().filter_map(|&pair| Some((pair, most(pair.1)?))).collect();
@@ -124,15 +84,16 @@ pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Op
         let is_rest = |a: i64, b: i64| own.iter().any(|(pair, _)| *pair == (other - a, n - b));
         own.iter().any(|&((a, b), _)| a > 0 && b > 0 && is_rest(a, b))
     };
-    let firm = own.iter().filter(|(pair, _)| !is_multiple(*pair) && !is_sum(*pair));
+    let firm = || own.iter().filter(|(pair, _)| !is_multiple(*pair) && !is_sum(*pair));
+    let together = if firm().count() > MOST_VARYING { firm().map(|((_, n), _)| *n).max() } else { None };
     // Bounds that differ say which number is which, where counts are equal by chance.
     let size = |(i, &((other, n), most)): (i64, &((i64, i64), i64))| Size {
         other,
         own: n,
-        bound: (bound_for(n) + i).min(most.max(n)),
+        bound: (bound_for(together.unwrap_or(n)) + i).min(most.max(n)),
     };
-    let all: Vec<Size> = (0..).zip(firm).map(size).collect();
-    if all.is_empty() || all.len() > MOST_VARYING {
+    let all: Vec<Size> = (0..).zip(firm()).map(size).collect();
+    if all.is_empty() {
         return None;
     }
     let widest = Sizes::new(all, pairs, true);
@@ -155,7 +116,7 @@ mod tests {
     use super::*;
 
     fn counts(all: &[(i64, i64)]) -> Vec<Count> {
-        all.iter().map(|&(size, most)| Count::new(size, most)).collect()
+        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n) }).collect()
     }
 
     /// The bounds for numbers that differ so.

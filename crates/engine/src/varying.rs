@@ -5,6 +5,7 @@
 //! what comes out is cut by the launch thread, so that all tensors have their own sizes.
 
 use crate::alike::{Below, Bound, Differs, Form, Recorded, SizeSource};
+use crate::counts::MOST_VARYING;
 use crate::error::Result;
 use crate::executor::SMALL;
 use crate::family::Numbers;
@@ -76,6 +77,30 @@ impl Stream {
             Some(known) => Ok(Some((known, false))),
             None => self.by_bound(w, part, SizeSource::Read(&part.read), cut),
         }
+    }
+
+    /// The part of each op of a window in which several sizes followed from values, if ops that work with others are to be
+    /// other parts: a program for each bound of each size is less than one for each combination of bounds.
+    pub(crate) fn parts_by_size(&self, w: &mut Window, part: &Part) -> Option<Vec<u32>> {
+        if part.read.len() < 2 || self.devices.is_some() || part.asked.is_some() || part.ops.have_own_sizes() {
+            return None;
+        }
+        if part.read.len() <= MOST_VARYING && !self.is_one_too_many(w, part) {
+            return None;
+        }
+        w.counts.follow(&part.ops, &part.inputs).parts(&part.ops)
+    }
+
+    /// Whether a window would be one more of its form, which has programs for some combinations of sizes.
+    fn is_one_too_many(&self, w: &mut Window, part: &Part) -> bool {
+        let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
+        let form = w.alike.form(&key);
+        let known = || {
+            let Differs { other, sizes, .. } = form.differs(&own, SizeSource::Read(&part.read))?;
+            let mut bounds = sizes.iter().filter_map(|s| s.numbers(&other, &own.numbers));
+            bounds.find_map(|numbers| form.known(&numbers, &own.offsets))
+        };
+        form.varies_much() && known().is_none()
     }
 
     /// Whether a window may be one for many sizes. Those of training are not: who trains has batches of a few sizes, and

@@ -3,7 +3,7 @@
 use crate::alike::Alike;
 use crate::body::{Captured, Recorded};
 use crate::config::Limits;
-use crate::counts::{self, Counts};
+use crate::counts::Counts;
 use crate::error::{Error, Refusal, Result};
 use crate::events::Stamp;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out};
@@ -266,18 +266,6 @@ impl Window {
     /// Whether an op that was not launched yet has or makes a value.
     pub(crate) fn is_known(&self, value: &Value) -> bool {
         self.known_code(value).is_some()
-    }
-
-    /// The sizes that followed from values in ops with these inputs and results; these are of such sizes from now on, too.
-    pub(crate) fn read_sizes(
-        &mut self,
-        ops: &Ops,
-        inputs: &[Arc<Value>],
-        results: &[Arc<Value>],
-    ) -> counts::Found {
-        let read = self.counts.of(ops, inputs);
-        results.iter().filter(|v| counts::are_in(&read, &v.ty)).for_each(|v| v.set_read_size());
-        read
     }
 
     /// The operand code of a value, if it is in this window.
