@@ -50,6 +50,8 @@ pub(crate) struct Form {
     pub(crate) bounds: Vec<Bound>,
     /// Sizes in a row that none of its programs could be for.
     failed: u32,
+    /// The most sizes of a sequence that were known to vary.
+    sizes: usize,
     /// When it was looked for last.
     used: u64,
 }
@@ -180,8 +182,11 @@ impl Form {
         self.samples.push_front(own.clone());
     }
 
-    /// Whether it is not worth to look for one.
-    pub(crate) fn is_refused(&self) -> bool {
+    /// Whether it is not worth to look for one in which so many sizes are known to vary; if these are more than before, it is.
+    pub(crate) fn is_refused(&mut self, sizes: usize) -> bool {
+        if sizes > self.sizes {
+            (self.sizes, self.failed) = (sizes, 0);
+        }
         self.failed >= MOST_FAILED
     }
 

@@ -1,10 +1,13 @@
 //! Sizes that followed from values, as the number of elements that a mask selects, and numbers that the host has read and
 //! to which something was cut: a source of sizes.
 
-use crate::origin::{Count, Found, Origin, add};
+use crate::origin::{Along, Count, Found, Origin, Sized, add};
 use crate::seen::LEAST_BOUND;
+use crate::site::Site;
 use crate::sizes::{Compared, Size, Sizes};
 use crate::view::Shape;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
@@ -15,16 +18,31 @@ const COUNTS: usize = 32;
 pub(crate) const MOST_VARYING: usize = 4;
 /// Sizes around a part of a tensor that are tried as bounds.
 const MOST_WITHIN: usize = 4;
+/// More sizes than this of what a line copies from the host are many, and of so many dimensions of lines they are remembered.
+const FEW_COPIED: usize = 8;
+const MOST_COPIED: usize = 256;
 /// Beyond this one there are four bounds from one power of two to the next: what is computed beyond the count costs more than
 /// a program.
 const FINE: i64 = 128;
+
+/// The sizes of a dimension of what a line copies.
+#[derive(Debug, Default)]
+struct Copied {
+    sizes: SmallVec<[i64; 8]>,
+    /// The window in which the last one came.
+    window: u32,
+}
 
 /// The latest sizes that followed from values.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     known: VecDeque<Count>,
-    /// How many there were.
-    read: u64,
+    /// How many there were, with those of copies.
+    all: u64,
+    /// The sizes of what lines copied from the host, of a dimension each, until they are many.
+    copied: FxHashMap<(Site, usize, usize), Copied>,
+    /// The latest sizes of copies that are many.
+    many: VecDeque<Count>,
     /// Numbers that the host has read, each of which may be a size of what is recorded next.
     numbers: VecDeque<i64>,
 }
@@ -32,15 +50,48 @@ pub(crate) struct Counts {
 impl Counts {
     /// Whether none is known.
     pub(crate) fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.numbers.is_empty()
+        self.known.is_empty() && self.numbers.is_empty() && self.many.is_empty()
+    }
+
+    /// A line copies a tensor of this shape from the host. Gives the sizes of it that are other ones so often that they are
+    /// sizes like those that are read, as the number of objects in an image is; batches have a few. What is copied within one
+    /// window counts once, as a line may copy a model.
+    pub(crate) fn copied(&mut self, line: Site, shape: &[i64], window: u32) -> Sized {
+        if self.copied.len() >= MOST_COPIED {
+            self.copied.clear();
+        }
+        let mut found = Sized::new();
+        for (at, &size) in shape.iter().enumerate() {
+            let seen = self.copied.entry((line, shape.len(), at)).or_default();
+            if seen.window != window && seen.sizes.len() <= FEW_COPIED && !seen.sizes.contains(&size) {
+                seen.sizes.push(size);
+                seen.window = window;
+            }
+            if seen.sizes.len() > FEW_COPIED {
+                found.push(Along { at: at as u32, count: self.count_of_copy(size) });
+            }
+        }
+        found
+    }
+
+    /// Several tensors of one sample have the same sizes.
+    fn count_of_copy(&mut self, size: i64) -> Count {
+        if let Some(known) = self.many.iter().find(|c| c.size == size) {
+            return *known;
+        }
+        self.all += 1;
+        let count = Count { size, most: i64::MAX, origin: Origin(self.all) };
+        self.many.truncate(COUNTS - 1);
+        self.many.push_front(count);
+        count
     }
 
     /// The host has read such a size.
     pub(crate) fn add(&mut self, size: i64, most: i64) {
-        self.read += 1;
+        self.all += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count { size, most, origin: Origin(self.read) });
+        self.known.push_front(Count { size, most, origin: Origin(self.all) });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.

@@ -660,7 +660,6 @@ impl Stream {
         let known = w.programs.get_mut(&w.key);
         let along = if places.is_empty() { Vec::new() } else { part.ops.along() };
         let given = known.unwrap_or(&mut Known::default()).given(&wanted, &places, &along);
-        if std::env::var("DBG").is_ok() { eprintln!("NEW {} read {:?} own_sizes {} refused {:?}", part.ops.iter().map(|o| format!("{}{:?}->{:?}", o.inst.name(), o.inst.operands.iter().map(|t| t.shape.to_vec()).collect::<Vec<_>>(), o.inst.results().flatten().map(|o| o.stored.shape.to_vec()).collect::<Vec<_>>())).collect::<Vec<_>>().join(" ; ").chars().take(900).collect::<String>(), part.read.iter().map(|c| (c.size, c.origin.0 % 1000)).collect::<Vec<_>>(), part.ops.have_own_sizes(), part.inputs.iter().map(|v| (v.ty.shape.to_vec(), v.counts().len())).collect::<Vec<_>>()); }
         let program = self.make(w, part, donated, &given, cut)?;
         if !matches!(cut.ending.reason, Reason::Mode | Reason::Collective) {
             w.sequences.add(part.tokens(), cut.is_part);

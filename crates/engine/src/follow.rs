@@ -1,7 +1,7 @@
 //! Where sizes that followed from values go in a sequence of ops: which ops work with which of them.
 
 use crate::counts::Counts;
-use crate::inst::{Inst, Kind};
+use crate::inst::Kind;
 use crate::ops::{OpRef, Ops, PRODUCED};
 use crate::origin::{Along, Count, Found, Origin, Sized, add};
 use crate::part::Part;
@@ -59,15 +59,22 @@ impl Counts {
     /// chance the same as one that was read means nothing.
     pub(crate) fn follow(&mut self, ops: &Ops, inputs: &[Arc<Value>]) -> Followed {
         let mut followed = Followed::default();
-        let begins = |inst: &Inst| match &inst.kind {
-            Kind::Row { op, .. } => aten::row(*op).sized_by.is_some(),
-            Kind::Read { .. } => true,
-            _ => false,
-        };
-        if self.is_empty() || !(inputs.iter().any(|v| v.has_counts()) || ops.insts.iter().any(|i| begins(i))) {
+        if self.is_empty() {
             return followed;
         }
         inputs.iter().flat_map(|v| v.counts()).for_each(|s| add(&mut followed.found, s.count));
+        for inst in &ops.insts {
+            match &inst.kind {
+                Kind::Row { op, .. } if aten::row(*op).sized_by.is_some() => {
+                    inst.results().flatten().for_each(|out| self.find(&out.stored.shape, &mut followed.found));
+                }
+                Kind::Read { shape, .. } => self.find_cut(shape, &mut followed.found),
+                _ => {}
+            }
+        }
+        if followed.found.is_empty() {
+            return followed;
+        }
         for op in ops.iter() {
             let of = |&code: &u32| match code & PRODUCED {
                 0 => inputs[code as usize].counts(),
@@ -84,13 +91,13 @@ impl Counts {
                     results().for_each(|ty| self.find(&ty.shape, &mut made));
                 }
                 Kind::Read { shape, .. } => self.find_cut(shape, &mut made),
-                // Places along a size (`randperm`, `arange`) come of no tensor.
-                _ if op.operands.is_empty() => {
-                    let sizes = results().filter(|ty| ty.shape.len() == 1).map(|ty| ty.shape[0]);
-                    let known = |n| followed.found.iter().find(|c| c.size == n).copied();
-                    sizes.filter_map(known).for_each(|c| add(&mut made, c));
-                }
                 _ => {}
+            }
+            if with.is_empty() && made.is_empty() {
+                let has = |n: &i64| operands.iter().any(|(operand, _)| operand.shape.contains(n));
+                let known = |n: i64| followed.found.iter().find(|c| c.size == n).copied();
+                let named = named_sizes(&op.inst.kind, results());
+                named.into_iter().filter(|n| !has(n)).filter_map(known).for_each(|c| add(&mut made, c));
             }
             let mut sizes: Vec<Sized> = op
                 .inst
@@ -167,6 +174,15 @@ fn sizes_of(
         own.extend(new.map(|(at, size)| Along { at, count: joint(size) }));
     }
     own
+}
+
+/// The sizes of a result that come of no tensor: of places along a size (`randperm`, `arange`), and of what is expanded to it.
+fn named_sizes<'a>(kind: &Kind, results: impl Iterator<Item = &'a TensorType>) -> Vec<i64> {
+    if let Kind::Read { shape, .. } = kind {
+        let View { sizes, strides, .. } = shape.at_zero();
+        return sizes.iter().zip(strides).filter(|(_, stride)| **stride == 0).map(|(&n, _)| n).collect();
+    }
+    results.filter(|ty| ty.shape.len() == 1).map(|ty| ty.shape[0]).collect()
 }
 
 /// The sizes of a view of a tensor: of the dimensions that are those of the tensor.

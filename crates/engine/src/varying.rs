@@ -130,7 +130,8 @@ impl Stream {
     ) -> Result<Option<(ByBound, bool)>> {
         let (key, own) = Recorded::of(&part.ops, &part.inputs, (&part.live, part.options));
         let form = w.alike.form(&key);
-        if form.is_refused() {
+        let sizes = if let SizeSource::Read(counts) = source { counts.len() } else { 0 };
+        if form.is_refused(sizes) {
             return Ok(None);
         }
         let least = matches!(source, SizeSource::Seen { .. }).then(|| form.least(&own)).flatten();

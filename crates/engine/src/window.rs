@@ -9,6 +9,7 @@ use crate::events::Stamp;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out};
 use crate::known::Programs;
 use crate::ops::{Ops, PRODUCED};
+use crate::origin::Sized;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::{Lines, Sequences};
@@ -266,6 +267,11 @@ impl Window {
     /// Whether an op that was not launched yet has or makes a value.
     pub(crate) fn is_known(&self, value: &Value) -> bool {
         self.known_code(value).is_some()
+    }
+
+    /// The sizes of what a line copies from the host that are other ones in most copies.
+    pub(crate) fn sizes_of_copy(&mut self, line: Site, shape: &[i64]) -> Sized {
+        self.counts.copied(line, shape, self.epoch)
     }
 
     /// The operand code of a value, if it is in this window.
