@@ -4,14 +4,16 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from oxitorch import _flex
+from oxitorch import _ctc, _flex
 from oxitorch._lines import is_library
+from oxitorch.jit._checks import check_here
 from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Given
@@ -235,6 +237,10 @@ class Ops(TorchDispatchMode):
         if _flex.is_flex(func):
             with self:
                 return _flex.in_operations(func, *args, **kwargs)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return _ctc.ctc_loss(*args, **kwargs) if func is _ctc.CTC else func.decompose(*args, **kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
@@ -256,6 +262,10 @@ class Ops(TorchDispatchMode):
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if func in _READS and taken[0].dtype is torch.bool and _is_validation():
                 return True
+            if func in _READS and taken[0].dtype is torch.bool and (check := check_here()) is not None:
+                with self:
+                    torch._assert_async(taken[0] != check.raises_if, check.message)
+                return not check.raises_if
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
                 seeks_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
                 self.fail("reads a value on the host", _ANOMALY_HINT if seeks_nan else _READ_HINT)
@@ -636,6 +646,15 @@ def _is_validation() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@lru_cache(4096)
+def _is_composite(func) -> bool:
+    """Whether PyTorch makes an operation of others, and the device has no kernel for it."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "PrivateUse1")
 
 
 def _is_drawn(func) -> bool:
