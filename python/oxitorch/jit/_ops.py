@@ -18,7 +18,7 @@ from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Given
 from oxitorch.jit._packs import PACK, Packs
-from oxitorch.jit._parallel import is_of_processes, is_wrapped, plain
+from oxitorch.jit._parallel import apart, is_of_processes, is_wrapped, plain
 from oxitorch.jit._pieces import HINTS, Pieces
 from oxitorch.jit._values import Values
 
@@ -249,6 +249,8 @@ class Ops(TorchDispatchMode):
             return moved
         if func is PACK and reads and not self._is_constant(taken[1]):
             return self.packs.pack(*args)
+        if func is _OBSERVES and reads:
+            _give_size(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
             self.forget(taken)
             for t in taken:
@@ -596,6 +598,7 @@ _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
 _DISTRIBUTION = torch.distributions.distribution.__file__
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
+_OBSERVES = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
 _ANOMALY_HINT = (
@@ -646,6 +649,20 @@ def _is_validation() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _give_size(
+    x: torch.Tensor, _observes, _quantizes, low, high, scale, zero, _rate, _least, _most, axis: int, by_channel=False, *_
+) -> None:
+    """The first call of what observes channels gives its state their number. It has it before the function is noted, as a
+    function whose state has another size in its first call would be noted twice.
+    """
+    if not by_channel or low.numel():
+        return
+    n = x.shape[axis]
+    with apart(), torch.no_grad():
+        for state, first in (low, torch.inf), (high, -torch.inf), (scale, 1), (zero, 0):
+            state.resize_(n).fill_(first)
 
 
 @lru_cache(4096)
