@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from oxitorch import _ctc, _flex
 from oxitorch._lines import is_library
+from oxitorch._solved import says_unsolved
 from oxitorch.jit._checks import check_here
 from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
@@ -429,7 +430,7 @@ class Ops(TorchDispatchMode):
         found = [t for ref in refs if (t := ref()) is not None]
         if of != storage(info) or not found:
             self.fail(f"asks on the host whether {name} has found anything", _READ_HINT)
-        is_linalg, text = _says_unsolved(name)
+        is_linalg, text = says_unsolved(name)
         with self, torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(found)):
             for t in found:
                 if is_linalg:
@@ -557,20 +558,6 @@ _DECOMPOSITIONS = {
     torch.ops.aten.linalg_lu_factor_ex.default: "torch.linalg.lu_factor_ex",
     torch.ops.aten.linalg_ldl_factor_ex.default: "torch.linalg.ldl_factor_ex",
 }
-# By a part of the name, in PyTorch's order.
-_UNSOLVED = (
-    ("inv", True, "The inversion could not be completed because the input matrix is singular."),
-    ("solve", True, "The solver failed because the input matrix is singular."),
-    ("cholesky", True, "The factorization could not be completed because the input is not positive-definite."),
-    (
-        "lu_factor",
-        False,
-        "A diagonal element of U is zero and using it on lu_solve would result in a division by zero. "
-        "If you still want to perform the factorization, consider calling linalg.lu(A, pivot) or "
-        "linalg.lu_factor_ex(A, pivot)",
-    ),
-    ("", False, "The factorization could not be completed."),
-)
 
 _INVERSES = {torch.istft, torch.Tensor.istft}
 _NO_INVERSE = "istft(): the windows that overlap add up to less than 1e-11 somewhere, where there is no inverse"
@@ -630,11 +617,6 @@ def _unchecked(func, args: tuple, kwargs: dict) -> tuple[bool, tuple, dict]:
     if place < len(args):
         return args[place], (*args[:place], False, *args[place + 1 :]), kwargs
     return kwargs.get("check_errors", False), args, {**kwargs, "check_errors": False}
-
-
-def _says_unsolved(name: str) -> tuple[bool, str]:
-    """PyTorch's words for a decomposition that was not found, but for the place, and whether it is a `LinAlgError`."""
-    return next((is_linalg, f"{name}: {text}") for part, is_linalg, text in _UNSOLVED if part in name)
 
 
 def _has_fractions(t: torch.Tensor) -> bool:
