@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_second_size_that_was_read_varies() {
-        let count = |size| Count { size, most: 100, origin: Origin(size as u64) };
+        let count = |size| Count { size, most: 100, origin: Origin(size as u64), is_cut: false };
         let counts = [count(6), count(9)];
         let read = SizeSource::Read(&counts);
         let mut form = Form::default();

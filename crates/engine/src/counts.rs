@@ -80,7 +80,7 @@ impl Counts {
             return *known;
         }
         self.all += 1;
-        let count = Count { size, most: i64::MAX, origin: Origin(self.all) };
+        let count = Count { size, most: i64::MAX, origin: Origin(self.all), is_cut: false };
         self.many.truncate(COUNTS - 1);
         self.many.push_front(count);
         count
@@ -91,7 +91,7 @@ impl Counts {
         self.all += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count { size, most, origin: Origin(self.all) });
+        self.known.push_front(Count { size, most, origin: Origin(self.all), is_cut: false });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
@@ -117,7 +117,8 @@ impl Counts {
                     None => self.add(n, most),
                 }
             }
-            self.find(&[n], found);
+            let known = self.known.iter().find(|c| c.size == n);
+            known.into_iter().for_each(|c| add(found, Count { is_cut: true, ..*c }));
         }
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     fn counts(all: &[(i64, i64)]) -> Vec<Count> {
-        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n) }).collect()
+        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n), is_cut: false }).collect()
     }
 
     /// The bounds for numbers that differ so.

@@ -167,10 +167,10 @@ fn sizes_of(
         let carried = || with.iter().find(|c| c.size == n && is_along(at, c, operands));
         own.extend(made.or_else(carried).map(|&count| Along { at, count }));
     }
-    if own.is_empty() && !with.is_empty() && !operands.is_empty() {
+    if own.is_empty() && !operands.is_empty() && with.iter().any(|c| !c.is_cut) {
         let is_new = |n: i64| n > 1 && !operands.iter().any(|(operand, _)| operand.shape.contains(&n));
         let new = (0..).zip(&ty.shape).find(|(_, n)| is_new(**n));
-        let joint = |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with) };
+        let joint = |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with), is_cut: false };
         own.extend(new.map(|(at, size)| Along { at, count: joint(size) }));
     }
     own

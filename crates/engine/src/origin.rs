@@ -13,6 +13,8 @@ pub(crate) struct Count {
     pub(crate) size: i64,
     pub(crate) most: i64,
     pub(crate) origin: Origin,
+    /// Whether all that is known is that something was cut to this number, which others may be by chance.
+    pub(crate) is_cut: bool,
 }
 
 /// Some of them, each origin once.
