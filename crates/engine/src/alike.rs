@@ -302,7 +302,7 @@ impl Recorded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::origin::Origin;
+    use crate::origin::{How, Origin};
 
     fn recorded(n: i64, model: usize, at: i64) -> Recorded {
         Recorded {
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_second_size_that_was_read_varies() {
-        let count = |size| Count { size, most: 100, origin: Origin(size as u64), is_cut: false };
+        let count = |size| Count { size, most: 100, origin: Origin(size as u64), how: How::Made };
         let counts = [count(6), count(9)];
         let read = SizeSource::Read(&counts);
         let mut form = Form::default();

@@ -1,7 +1,7 @@
 //! Sizes that followed from values, as the number of elements that a mask selects, and numbers that the host has read and
 //! to which something was cut: a source of sizes.
 
-use crate::origin::{Along, Count, Found, Origin, Sized, add};
+use crate::origin::{Along, Count, Found, How, Origin, Sized, add};
 use crate::seen::LEAST_BOUND;
 use crate::site::Site;
 use crate::sizes::{Compared, Size, Sizes};
@@ -80,7 +80,7 @@ impl Counts {
             return *known;
         }
         self.all += 1;
-        let count = Count { size, most: i64::MAX, origin: Origin(self.all), is_cut: false };
+        let count = Count { size, most: i64::MAX, origin: Origin(self.all), how: How::Made };
         self.many.truncate(COUNTS - 1);
         self.many.push_front(count);
         count
@@ -91,7 +91,7 @@ impl Counts {
         self.all += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count { size, most, origin: Origin(self.all), is_cut: false });
+        self.known.push_front(Count { size, most, origin: Origin(self.all), how: How::Made });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
@@ -118,7 +118,7 @@ impl Counts {
                 }
             }
             let known = self.known.iter().find(|c| c.size == n);
-            known.into_iter().for_each(|c| add(found, Count { is_cut: true, ..*c }));
+            known.into_iter().for_each(|c| add(found, Count { how: How::Cut, ..*c }));
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn counts(all: &[(i64, i64)]) -> Vec<Count> {
-        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n), is_cut: false }).collect()
+        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n), how: How::Made }).collect()
     }
 
     /// The bounds for numbers that differ so.

@@ -3,7 +3,7 @@
 use crate::counts::Counts;
 use crate::inst::Kind;
 use crate::ops::{OpRef, Ops, PRODUCED};
-use crate::origin::{Along, Count, Found, Origin, Sized, add};
+use crate::origin::{Along, Count, Found, How, Origin, Sized, add};
 use crate::part::Part;
 use crate::strided::row_major;
 use crate::value::Value;
@@ -167,10 +167,10 @@ fn sizes_of(
         let carried = || with.iter().find(|c| c.size == n && is_along(at, c, operands));
         own.extend(made.or_else(carried).map(|&count| Along { at, count }));
     }
-    if own.is_empty() && !operands.is_empty() && with.iter().any(|c| !c.is_cut) {
+    if own.is_empty() && !operands.is_empty() && with.iter().any(|c| c.how != How::Cut) {
         let is_new = |n: i64| n > 1 && !operands.iter().any(|(operand, _)| operand.shape.contains(&n));
         let new = (0..).zip(&ty.shape).find(|(_, n)| is_new(**n));
-        let joint = |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with), is_cut: false };
+        let joint = |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with), how: How::Follows };
         own.extend(new.map(|(at, size)| Along { at, count: joint(size) }));
     }
     own

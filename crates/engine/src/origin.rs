@@ -13,8 +13,18 @@ pub(crate) struct Count {
     pub(crate) size: i64,
     pub(crate) most: i64,
     pub(crate) origin: Origin,
-    /// Whether all that is known is that something was cut to this number, which others may be by chance.
-    pub(crate) is_cut: bool,
+    pub(crate) how: How,
+}
+
+/// How a size is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Something was made to it.
+    Made,
+    /// Something was cut to this number, which others may be by chance.
+    Cut,
+    /// It follows from others.
+    Follows,
 }
 
 /// Some of them, each origin once.

@@ -144,11 +144,6 @@ impl Value {
         self.counts.get().map_or(&[], |counts| counts)
     }
 
-    /// Whether there are such sizes.
-    pub(crate) fn has_counts(&self) -> bool {
-        self.counts.get().is_some()
-    }
-
     /// These sizes of it have; what is known already stays.
     pub(crate) fn set_counts(&self, counts: &[Along]) {
         if !counts.is_empty() {

@@ -14,6 +14,7 @@ use crate::graph::{Check, Given, Graph, Source};
 use crate::inst::Instances;
 use crate::known::{ByBound, Indices};
 use crate::ops::{Ops, PRODUCED};
+use crate::origin::How;
 use crate::part::Part;
 use crate::site::describe;
 use crate::sizes::Sizes;
@@ -82,10 +83,11 @@ impl Stream {
     /// The part of each op of a window in which several sizes followed from values, if ops that work with others are to be
     /// other parts: a program for each bound of each size is less than one for each combination of bounds.
     pub(crate) fn parts_by_size(&self, w: &mut Window, part: &Part) -> Option<Vec<u32>> {
+        let sizes = part.read.iter().filter(|c| c.how != How::Follows).count();
         if part.read.len() < 2 || self.devices.is_some() || part.asked.is_some() || part.ops.have_own_sizes() {
             return None;
         }
-        if part.read.len() <= MOST_VARYING && !self.is_one_too_many(w, part) {
+        if sizes <= MOST_VARYING && !self.is_one_too_many(w, part) {
             return None;
         }
         w.counts.follow(&part.ops, &part.inputs).parts(&part.ops)
