@@ -80,7 +80,7 @@ impl Counts {
             return *known;
         }
         self.all += 1;
-        let count = Count { size, most: i64::MAX, origin: Origin(self.all), how: How::Made };
+        let count = Count { size, most: i64::MAX, origin: Origin(self.all), how: How::Copied };
         self.many.truncate(COUNTS - 1);
         self.many.push_front(count);
         count
@@ -168,7 +168,10 @@ mod tests {
     use super::*;
 
     fn counts(all: &[(i64, i64)]) -> Vec<Count> {
-        (1..).zip(all).map(|(n, &(size, most))| Count { size, most, origin: Origin(n), how: How::Made }).collect()
+        (1..)
+            .zip(all)
+            .map(|(n, &(size, most))| Count { size, most, origin: Origin(n), how: How::Made })
+            .collect()
     }
 
     /// The bounds for numbers that differ so.

@@ -498,11 +498,13 @@ impl Stream {
         let between = |cuts: &[usize]| between(cuts, tokens.len());
         let (part_of, for_good) = match split::cuts_of_long(&tokens) {
             Some(cuts) => (between(&cuts), true),
-            None => match self.parts_by_size(w, part).or_else(|| Some(between(&w.sequences.cuts(&tokens)?))) {
-                Some(part_of) => (part_of, false),
-                None if is_always_new => ((0..tokens.len() as u32).collect(), false),
-                None => return None,
-            },
+            None => {
+                match self.parts_by_size(w, part).or_else(|| Some(between(&w.sequences.cuts(&tokens)?))) {
+                    Some(part_of) => (part_of, false),
+                    None if is_always_new => ((0..tokens.len() as u32).collect(), false),
+                    None => return None,
+                }
+            }
         };
         let split = Split::new(number, part_of, for_good);
         let cuts = (split.part_of.clone(), split.repeats());

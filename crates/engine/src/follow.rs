@@ -66,7 +66,9 @@ impl Counts {
         for inst in &ops.insts {
             match &inst.kind {
                 Kind::Row { op, .. } if aten::row(*op).sized_by.is_some() => {
-                    inst.results().flatten().for_each(|out| self.find(&out.stored.shape, &mut followed.found));
+                    inst.results()
+                        .flatten()
+                        .for_each(|out| self.find(&out.stored.shape, &mut followed.found));
                 }
                 Kind::Read { shape, .. } => self.find_cut(shape, &mut followed.found),
                 _ => {}
@@ -147,12 +149,7 @@ impl Window {
 
 /// The sizes of a result of an op on such operands: those that it has, or one that is made of them, as the rows of several
 /// tensors together are. `with`: the sizes of the operands; `made`: those that the op makes.
-fn sizes_of(
-    ty: &TensorType,
-    operands: &[(&TensorType, &[Along])],
-    with: &[Count],
-    made: &[Count],
-) -> Sized {
+fn sizes_of(ty: &TensorType, operands: &[(&TensorType, &[Along])], with: &[Count], made: &[Count]) -> Sized {
     if with.is_empty() && made.is_empty() {
         return Sized::new();
     }
@@ -170,7 +167,8 @@ fn sizes_of(
     if own.is_empty() && !operands.is_empty() && with.iter().any(|c| c.how != How::Cut) {
         let is_new = |n: i64| n > 1 && !operands.iter().any(|(operand, _)| operand.shape.contains(&n));
         let new = (0..).zip(&ty.shape).find(|(_, n)| is_new(**n));
-        let joint = |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with), how: How::Follows };
+        let joint =
+            |&size: &i64| Count { size, most: i64::MAX, origin: Origin::joint(with), how: How::Follows };
         own.extend(new.map(|(at, size)| Along { at, count: joint(size) }));
     }
     own
@@ -188,7 +186,8 @@ fn named_sizes<'a>(kind: &Kind, results: impl Iterator<Item = &'a TensorType>) -
 /// The sizes of a view of a tensor: of the dimensions that are those of the tensor.
 fn seen_in(view: &View, base: &TensorType, own: &[Along]) -> Sized {
     let strides = row_major(&base.shape);
-    let is = |at: usize, s: &Along| view.sizes[at] == s.count.size && view.strides[at] == strides[s.at as usize];
+    let is =
+        |at: usize, s: &Along| view.sizes[at] == s.count.size && view.strides[at] == strides[s.at as usize];
     let of = |at: usize| own.iter().find(|s| is(at, s)).map(|s| Along { at: at as u32, count: s.count });
     (0..view.sizes.len()).filter_map(of).collect()
 }

@@ -19,8 +19,10 @@ pub(crate) struct Count {
 /// How a size is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Something was made to it.
+    /// The host has read it, and something was made to it.
     Made,
+    /// It came from the host.
+    Copied,
     /// Something was cut to this number, which others may be by chance.
     Cut,
     /// It follows from others.

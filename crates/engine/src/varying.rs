@@ -84,7 +84,13 @@ impl Stream {
     /// other parts: a program for each bound of each size is less than one for each combination of bounds.
     pub(crate) fn parts_by_size(&self, w: &mut Window, part: &Part) -> Option<Vec<u32>> {
         let sizes = part.read.iter().filter(|c| c.how != How::Follows).count();
-        if part.read.len() < 2 || self.devices.is_some() || part.asked.is_some() || part.ops.have_own_sizes() {
+        // Where sizes of copies alone vary, as the lengths of texts do, all of a step works with the same ones.
+        if part.read.len() < 2
+            || !part.read.iter().any(|c| c.how == How::Made)
+            || self.devices.is_some()
+            || part.asked.is_some()
+            || part.ops.have_own_sizes()
+        {
             return None;
         }
         if sizes <= MOST_VARYING && !self.is_one_too_many(w, part) {
