@@ -64,7 +64,11 @@ def _found(info: Node) -> list[Node]:
         return []
     value = lambda n: n.meta.get("val")  # noqa: E731
     own = [n for n in info.args[0].users if n.target is operator.getitem and n is not info and n.users]
-    return [n for n in own if isinstance(value(n), torch.Tensor) and value(n).dtype.is_floating_point | value(n).dtype.is_complex]
+    return [
+        n
+        for n in own
+        if isinstance(value(n), torch.Tensor) and value(n).dtype.is_floating_point | value(n).dtype.is_complex
+    ]
 
 
 def _last(gm: GraphModule, some: list[Node]) -> Node:

@@ -77,3 +77,23 @@ def test_a_value_that_a_user_asks_for_is_an_error_still(fused):
 
     with pytest.raises(RuntimeError, match="reads a value on the host"):
         f(torch.ones(3, device=DEVICE))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_in_a_function_is_explained(fused):
+    model = nn.Linear(4, 4).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    @torch.tpu.jit
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+    for _ in range(5):
+        step(torch.randn(3, 4, device=DEVICE))
+    said = torch.tpu.explain()
+    assert "step is run anew in each call, as CosineAnnealingLR.last_epoch is another number each time" in said
+    assert "test_jit_checks.py:" in said and "call the scheduler's step() outside" in said

@@ -15,7 +15,13 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 # What hands operations on to modes, and Dynamo's wrapper of what it does not look at.
 _BETWEEN = tuple(
     os.path.join(_TORCH, *parts)
-    for parts in (("overrides.py",), ("_ops.py",), ("_compile.py",), ("utils", "_python_dispatch.py"), ("_dynamo", "eval_frame.py"))
+    for parts in (
+        ("overrides.py",),
+        ("_ops.py",),
+        ("_compile.py",),
+        ("utils", "_python_dispatch.py"),
+        ("_dynamo", "eval_frame.py"),
+    )
 )
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 

@@ -634,7 +634,19 @@ def _is_validation() -> bool:
 
 
 def _give_size(
-    x: torch.Tensor, _observes, _quantizes, low, high, scale, zero, _rate, _least, _most, axis: int, by_channel=False, *_
+    x: torch.Tensor,
+    _observes,
+    _quantizes,
+    low,
+    high,
+    scale,
+    zero,
+    _rate,
+    _least,
+    _most,
+    axis: int,
+    by_channel=False,
+    *_,
 ) -> None:
     """The first call of what observes channels gives its state their number. It has it before the function is noted, as a
     function whose state has another size in its first call would be noted twice.
