@@ -209,6 +209,27 @@ mod tests {
     }
 
     #[test]
+    fn many_counts_have_a_bound_together() {
+        let all: Vec<(i64, i64)> = (0..6).map(|i| (20 + 7 * i, 1000)).collect();
+        let pairs: Vec<(i64, i64)> = (0..6).map(|i| (9 + 2 * i, 20 + 7 * i)).collect();
+        assert_eq!(bounds(&counts(&all), &pairs), Some(vec![64, 65, 66, 67, 68, 69]));
+        assert_eq!(bounds(&counts(&all[..2]), &pairs[..2]), Some(vec![32, 33]), "few have their own");
+    }
+
+    #[test]
+    fn copies_are_of_many_sizes() {
+        let (mut counts, line) = (Counts::default(), Site(1));
+        let mut is_many = |window: u32, size| !counts.copied(line, &[size, 4], window).is_empty();
+        assert!((0..40).all(|n| !is_many(1, n)), "a model is copied");
+        assert!((0..40).all(|n| !is_many(n as u32 + 2, 8 * (n % 8))), "batches have few sizes");
+        assert!((0..40).any(|n| is_many(n as u32 + 50, n)), "images have many objects");
+        let sizes = counts.copied(line, &[77, 4], 100);
+        assert_eq!(sizes.iter().map(|s| (s.at, s.count.size)).collect::<Vec<_>>(), [(0, 77)]);
+        let again = counts.copied(line, &[77, 4], 100);
+        assert_eq!(again[0].count.origin, sizes[0].count.origin, "of one image");
+    }
+
+    #[test]
     fn a_count_is_at_most_its_bound() {
         let of = |most| bounds(&counts(&[(16, most)]), &[(5, 16)]);
         assert_eq!([of(1000), of(20), of(16)], [Some(vec![32]), Some(vec![20]), Some(vec![16])]);

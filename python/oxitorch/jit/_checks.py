@@ -1,5 +1,5 @@
-"""What PyTorch's own code asks of values on the host only to raise an error (`if torch.any(var < 0): raise ...`): the program
-asserts it.
+"""What PyTorch's own code asks of values on the host only to raise an error (`if torch.any(var < 0): raise ...`): the
+program asserts it.
 """
 
 import ast

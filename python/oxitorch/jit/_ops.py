@@ -648,8 +648,8 @@ def _give_size(
     by_channel=False,
     *_,
 ) -> None:
-    """The first call of what observes channels gives its state their number. It has it before the function is noted, as a
-    function whose state has another size in its first call would be noted twice.
+    """The first call of what observes channels gives its state their number. It has it before the function is noted, as
+    a function whose state has another size in its first call would be noted twice.
     """
     if not by_channel or low.numel():
         return

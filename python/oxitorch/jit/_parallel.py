@@ -1,7 +1,6 @@
 """Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
 
 import sys
-
 from contextlib import contextmanager
 
 import torch
