@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from oxitorch import _activate, _fences, _flex, _loops, _steps
+from oxitorch import _activate, _fences, _flex, _loops, _solved, _steps
 from oxitorch._compile_sizes import SizedGraph
 from oxitorch._recipes import Recipes, watched
 from oxitorch.jit._pieces import recounted
@@ -57,6 +57,7 @@ _OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
 def _compiler(gm: GraphModule, _example_inputs, of_backward: bool):
     if of_backward:
         _fences.put(gm)
+    _solved.put(gm)
     graph = _Graph(gm, of_backward)
     # As after an optimizer's eager step, whose hook is traced away.
     ends_step = not of_backward and any(_OPTIMIZERS in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)

@@ -189,3 +189,97 @@ def test_experts_that_take_what_a_router_gives_them(fused):
     torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
     made = programs[-1] - programs[8]
     assert made <= 5, f"{made} programs from the tenth round on\n{torch.tpu.explain(made)}"
+
+
+def test_many_sizes_in_one_window_are_cut_by_size(fused):
+    """The backward of two layers of experts works with 12 sizes: a program for each bound of each, and none for all together."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(10, 6)
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(10, 14), nn.GELU(), nn.Linear(14, 10)) for _ in range(6)
+            )
+
+        def forward(self, x):
+            weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+            out = torch.zeros_like(x)
+            for e, expert in enumerate(self.experts):
+                token, place = torch.where(chosen == e)
+                out.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+            return x + out
+
+    def losses(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(Experts(), Experts()).to(device)
+        opt = torch.optim.AdamW(model.parameters(), 0.01)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(14):
+            loss = model(torch.randn(96, 10, generator=generator).to(device)).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            yield loss.item(), torch.tpu.metrics()["programs"]
+
+    (want, _), (got, programs) = (zip(*losses(device), strict=True) for device in ("cpu", DEVICE))
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
+    made = programs[-1] - programs[7]
+    assert made <= 12, f"{made} programs from the ninth round on\n{torch.tpu.explain(made)}"
+
+
+def sampled_losses(device, images):
+    """What detectors do with the boxes of an image: each place is given one of them, some places are drawn, and what is
+    predicted there is compared with what should be."""
+    torch.manual_seed(0)
+    head = nn.Linear(7, 6).to(device)
+    opt = torch.optim.SGD(head.parameters(), 0.1)
+    places = torch.rand(90, 4, generator=torch.Generator().manual_seed(5)).to(device)
+    for number, boxes in enumerate(images):
+        torch.manual_seed(number)
+        features = torch.randn(90, 7).to(device)
+        boxes = boxes.to(device)
+        distance = (boxes[:, None, :2] - places[None, :, :2]).square().sum(2)
+        least, which = distance.min(0)
+        label = (least < 0.02).long()
+        found, other = torch.where(label == 1)[0], torch.where(label == 0)[0]
+        other = other[: 40 - len(found)] if len(found) < 30 else other[:10]
+        out = head(features)
+        moved = F.smooth_l1_loss(out[found, 2:], boxes[which[found]], reduction="sum") / 40
+        drawn = torch.cat([found, other])
+        loss = moved + F.cross_entropy(out[drawn, :2], label[drawn])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        yield loss.item(), torch.tpu.metrics()["programs"]
+
+
+def test_boxes_of_images(fused):
+    """The number of boxes is a size of what is copied from the host, another one for each image."""
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randint(2, 30, (30,), generator=generator).tolist()
+    images = [torch.rand(n, 4, generator=generator) for n in numbers]
+    (want, _), (got, programs) = (zip(*sampled_losses(d, images), strict=True) for d in ("cpu", DEVICE))
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-4)
+    made = programs[-1] - programs[21]
+    assert made <= 24, f"{made} programs for the last eight images\n{torch.tpu.explain(made)}"
+
+
+def test_lengths_of_training_have_programs_of_their_own_until_they_are_many(fused):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 12), nn.GELU(), nn.Linear(12, 50)).to(DEVICE)
+    on_cpu = nn.Sequential(nn.Embedding(50, 12), nn.GELU(), nn.Linear(12, 50))
+    on_cpu.load_state_dict(model.state_dict())
+    made = []
+    for length in [*range(17, 33, 2), 18, 20, 22, 24, 26, 28, 19]:
+        tokens = torch.randint(50, (3, length))
+        before, losses = torch.tpu.metrics()["programs"], []
+        for m, device in ((on_cpu, "cpu"), (model, DEVICE)):
+            m.zero_grad()
+            loss = F.cross_entropy(m(tokens.to(device)).flatten(0, 1), tokens.flip(1).to(device).flatten())
+            loss.backward()
+            losses.append(loss.detach())
+        assert_same(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+        assert_same(model[2].weight.grad, on_cpu[2].weight.grad, rtol=1e-3, atol=1e-5)
+        made.append(torch.tpu.metrics()["programs"] - before)
+    assert all(made[:8]) and sum(made[10:]) <= 2, made

@@ -128,3 +128,41 @@ def test_levels_of_any_size_are_those_of_the_cpu():
         expected = torch.fake_quantize_per_tensor_affine(x, 0.5, 0, least, most)
         actual = torch.fake_quantize_per_tensor_affine(x.to(DEVICE), 0.5, 0, least, most)
         torch.testing.assert_close(actual.cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack", "x86"])
+def test_a_step_that_observes_is_one_program(backend, fused):
+    """Also where the first call gives the observers of channels their size."""
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    def trained(device, wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4))
+        model.qconfig = get_default_qat_qconfig(backend)
+        model = prepare_qat(model.train()).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        @wrap
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        g = torch.Generator().manual_seed(1)
+        losses, made = [], []
+        for _ in range(4):
+            before = torch.tpu.metrics()["programs"]
+            losses.append(step(torch.randn(3, 2, 4, 4, generator=g).to(device)).item())
+            made.append(torch.tpu.metrics()["programs"] - before)
+        return losses, made, {k: v for k, v in model.state_dict().items() if "fake_quant" in k}
+
+    torch.tpu.reset_metrics()
+    want, _, on_cpu = trained("cpu", lambda step: step)
+    got, made, on_device = trained(DEVICE, torch.tpu.jit)
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
+    assert made[2:] == [0, 0] and torch.tpu.metrics()["fallbacks"] == {}
+    for name, value in on_cpu.items():
+        torch.testing.assert_close(on_device[name].cpu(), value, rtol=1e-4, atol=1e-5, msg=name)

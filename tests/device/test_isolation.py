@@ -159,3 +159,19 @@ def test_what_fits_survives_what_does_not():
         assert y[7].item() == 2
     finally:
         torch.tpu.set_per_process_memory_fraction(before)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.tpu.jit], ids=["compile", "jit"])
+def test_results_of_one_function_that_need_no_failing_op_are_there(wrap, broken):
+    def both(x):
+        return x + 1, torch.cholesky_solve(x, x), x * 3
+
+    torch.compiler.reset()
+    f = wrap(both)
+    x = torch.eye(3, device=DEVICE)
+    for _ in range(3):
+        first, factor, last = f(x)
+        assert first.sum().item() == 12 and last.sum().item() == 9
+        with pytest.raises(RuntimeError, match="(?s)cholesky.*compilation failed"):
+            factor.cpu()
+    assert (first + last).sum().item() == 21

@@ -1,10 +1,11 @@
 //! Sequences of ops that are alike but for their sizes: which ones were recorded before, what is known of the sizes by which
 //! a new one differs from them, and at which bounds there are programs for all sizes.
 
-use crate::counts::{self, Count};
+use crate::counts;
 use crate::graph::Graph;
 use crate::known::{Indices, are_among};
 use crate::ops::Ops;
+use crate::origin::Count;
 use crate::program::Program;
 use crate::seen;
 use crate::sizes::{Compared, LEAST_BOUND, Sizes};
@@ -22,6 +23,10 @@ const MOST_FORMS: usize = 256;
 const MOST_SAMPLES: usize = 8;
 /// Bounds of a form; what makes more varies in too many ways.
 const MOST_BOUNDS: usize = 64;
+/// Bounds of a form in which several sizes vary, and sizes that none of its programs could be for, after which its sequences
+/// are cut.
+const MANY_BOUNDS: usize = 4;
+const MANY_FAILED: u32 = 2;
 /// Programs of a form for one bound: one, and those of sizes that are by chance what another number is.
 const MOST_PROGRAMS: usize = 16;
 /// A bound is at most so many times a number of a sequence.
@@ -52,6 +57,8 @@ pub(crate) struct Form {
     pub(crate) bounds: Vec<Bound>,
     /// Sizes in a row that none of its programs could be for.
     failed: u32,
+    /// The most sizes of a sequence that were known to vary.
+    sizes: usize,
     /// When it was looked for last.
     used: u64,
 }
@@ -181,11 +188,20 @@ impl Form {
         self.samples.push_front(own.clone());
     }
 
-    /// Whether it is not worth to look for one this time. Short sequences of one form may have nothing else in common.
-    pub(crate) fn is_refused(&mut self) -> bool {
+    /// Whether it is not worth to look for one in which so many sizes are known to vary, this time; if these are more than
+    /// before, it is. Short sequences of one form may have nothing else in common.
+    pub(crate) fn is_refused(&mut self, sizes: usize) -> bool {
+        if sizes > self.sizes {
+            (self.sizes, self.failed) = (sizes, 0);
+        }
         let is_refused = self.failed >= MOST_FAILED && !self.failed.is_multiple_of(RARELY);
         self.failed += u32::from(is_refused);
         is_refused
+    }
+
+    /// Whether so many of its sequences were compiled that others had better be cut into parts of one size each.
+    pub(crate) fn varies_much(&self) -> bool {
+        self.bounds.len() >= MANY_BOUNDS || self.failed >= MANY_FAILED
     }
 
     /// Whether it has as many bounds as it may have.
@@ -322,6 +338,7 @@ impl Recorded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::{How, Origin};
 
     fn recorded(n: i64, model: usize, at: i64) -> Recorded {
         Recorded {
@@ -358,7 +375,8 @@ mod tests {
 
     #[test]
     fn the_second_size_that_was_read_varies() {
-        let counts = [Count::new(6, 100), Count::new(9, 100)];
+        let count = |size| Count { size, most: 100, origin: Origin(size as u64), how: How::Made };
+        let counts = [count(6), count(9)];
         let read = SizeSource::Read(&counts);
         let mut form = Form::default();
         form.remember(&recorded(5, 1, 0));

@@ -1,55 +1,93 @@
 //! Sizes that followed from values, as the number of elements that a mask selects, and numbers that the host has read and
 //! to which something was cut: a source of sizes.
 
-use crate::inst::Kind;
-use crate::ops::Ops;
+use crate::origin::{Along, Count, Found, How, Origin, Sized, add};
+use crate::site::Site;
 use crate::sizes::{Compared, Size, Sizes, fine_bound_for};
-use crate::value::Value;
 use crate::view::Shape;
-use oxitorch_aten as aten;
-use oxitorch_hlo::TensorType;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// Counts that are remembered.
 const COUNTS: usize = 32;
-/// Counts of a sequence that may vary on their own.
-const MOST_VARYING: usize = 4;
+/// Counts of a sequence that have bounds of their own. More have one together: what is computed beyond them costs less than
+/// a program for each combination.
+pub(crate) const MOST_VARYING: usize = 4;
 /// Sizes around a part of a tensor that are tried as bounds.
 const MOST_WITHIN: usize = 4;
+/// More sizes than this of what a line copies from the host are many, and of so many dimensions of lines they are remembered.
+const FEW_COPIED: usize = 8;
+const MOST_COPIED: usize = 256;
 
-/// A size that followed from values, and the largest that it could have been.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Count {
-    size: i64,
-    most: i64,
+/// The sizes of a dimension of what a line copies.
+#[derive(Debug, Default)]
+struct Copied {
+    sizes: SmallVec<[i64; 8]>,
+    /// The window in which the last one came.
+    window: u32,
 }
-
-impl Count {
-    pub(crate) fn new(size: i64, most: i64) -> Count {
-        Count { size, most }
-    }
-}
-
-/// Some of them.
-pub(crate) type Found = SmallVec<[Count; 2]>;
 
 /// The latest sizes that followed from values.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     known: VecDeque<Count>,
+    /// How many there were, with those of copies.
+    all: u64,
+    /// The sizes of what lines copied from the host, of a dimension each, until they are many.
+    copied: FxHashMap<(Site, usize, usize), Copied>,
+    /// The latest sizes of copies that are many.
+    many: VecDeque<Count>,
     /// Numbers that the host has read, each of which may be a size of what is recorded next.
     numbers: VecDeque<i64>,
 }
 
 impl Counts {
+    /// Whether none is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.numbers.is_empty() && self.many.is_empty()
+    }
+
+    /// A line copies a tensor of this shape from the host. Gives the sizes of it that are other ones so often that they are
+    /// sizes like those that are read, as the number of objects in an image is; batches have a few. What is copied within one
+    /// window counts once, as a line may copy a model.
+    pub(crate) fn copied(&mut self, line: Site, shape: &[i64], window: u32) -> Sized {
+        if self.copied.len() >= MOST_COPIED {
+            self.copied.clear();
+        }
+        let mut found = Sized::new();
+        for (at, &size) in shape.iter().enumerate() {
+            let seen = self.copied.entry((line, shape.len(), at)).or_default();
+            if seen.window != window && seen.sizes.len() <= FEW_COPIED && !seen.sizes.contains(&size) {
+                seen.sizes.push(size);
+                seen.window = window;
+            }
+            if seen.sizes.len() > FEW_COPIED {
+                found.push(Along { at: at as u32, count: self.count_of_copy(size) });
+            }
+        }
+        found
+    }
+
+    /// Several tensors of one sample have the same sizes.
+    fn count_of_copy(&mut self, size: i64) -> Count {
+        if let Some(known) = self.many.iter().find(|c| c.size == size) {
+            return *known;
+        }
+        self.all += 1;
+        let count = Count { size, most: i64::MAX, origin: Origin(self.all), how: How::Copied };
+        self.many.truncate(COUNTS - 1);
+        self.many.push_front(count);
+        count
+    }
+
     /// The host has read such a size.
     pub(crate) fn add(&mut self, size: i64, most: i64) {
+        self.all += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count::new(size, most));
+        self.known.push_front(Count { size, most, origin: Origin(self.all), how: How::Made });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
@@ -60,55 +98,29 @@ impl Counts {
         }
     }
 
-    /// The sizes of ops that followed from values: those that some of them make or cut something to, and those of inputs that
-    /// were made so. That another size is by chance the same as one that was read means nothing.
-    pub(crate) fn of(&mut self, ops: &Ops, inputs: &[Arc<Value>]) -> Found {
-        let mut found = Found::new();
-        if self.known.is_empty() && self.numbers.is_empty() {
-            return found;
-        }
-        for input in inputs.iter().filter(|input| input.has_read_size()) {
-            self.find(&input.ty.shape, &mut found);
-        }
-        for inst in &ops.insts {
-            match &inst.kind {
-                Kind::Row { op, .. } if aten::row(*op).sized_by.is_some() => {
-                    inst.results().flatten().for_each(|out| self.find(&out.ty.shape, &mut found));
-                }
-                Kind::Read { shape, .. } => self.find_cut(shape, &mut found),
-                _ => {}
-            }
-        }
-        found
-    }
-
     /// Finds those of these sizes that were read.
-    fn find(&self, sizes: &[i64], found: &mut Found) {
-        for count in sizes.iter().filter_map(|&n| self.known.iter().find(|c| c.size == n)) {
-            if !found.contains(count) {
-                found.push(*count);
-            }
-        }
+    pub(crate) fn find(&self, sizes: &[i64], found: &mut Found) {
+        let known = |n: &i64| self.known.iter().find(|c| c.size == *n);
+        sizes.iter().filter_map(known).for_each(|c| add(found, *c));
     }
 
     /// Finds the sizes and numbers to which a tensor was cut.
-    fn find_cut(&mut self, shape: &Shape, found: &mut Found) {
+    pub(crate) fn find_cut(&mut self, shape: &Shape, found: &mut Found) {
         for (n, most) in shape.cuts() {
             if self.numbers.contains(&n) {
-                self.add(n, most);
+                match self.known.iter_mut().find(|c| c.size == n) {
+                    Some(known) => known.most = most,
+                    None => self.add(n, most),
+                }
             }
-            self.find(&[n], found);
+            let known = self.known.iter().find(|c| c.size == n);
+            known.into_iter().for_each(|c| add(found, Count { how: How::Cut, ..*c }));
         }
     }
 }
 
-/// Whether a tensor is of such a size.
-pub(crate) fn are_in(counts: &[Count], ty: &TensorType) -> bool {
-    ty.shape.iter().any(|&n| counts.iter().any(|c| c.size == n))
-}
-
 /// The sizes, all of which followed from values, by which a sequence differs from another one, with the bounds for them, the
-/// best first. None if none of these differs, or too many do.
+/// best first. None if none of these differs.
 pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Option<Vec<Sizes>> {
     let most = |size: i64| counts.iter().find(|c| c.size == size).map(|c| c.most);
     let own: Vec<((i64, i64), i64)> = pairs.iter().filter_map(|&pair| Some((pair, most(pair.1)?))).collect();
@@ -120,15 +132,16 @@ pub(crate) fn sizes(counts: &[Count], Compared { pairs, same }: &Compared) -> Op
         let is_rest = |a: i64, b: i64| own.iter().any(|(pair, _)| *pair == (other - a, n - b));
         own.iter().any(|&((a, b), _)| a > 0 && b > 0 && is_rest(a, b))
     };
-    let firm = own.iter().filter(|(pair, _)| !is_multiple(*pair) && !is_sum(*pair));
+    let firm = || own.iter().filter(|(pair, _)| !is_multiple(*pair) && !is_sum(*pair));
+    let together = if firm().count() > MOST_VARYING { firm().map(|((_, n), _)| *n).max() } else { None };
     // Bounds that differ say which number is which, where counts are equal by chance.
     let size = |(i, &((other, n), most)): (i64, &((i64, i64), i64))| Size {
         other,
         own: n,
-        bound: (fine_bound_for(n + 1) + i).min(most.max(n)),
+        bound: (fine_bound_for(together.unwrap_or(n) + 1) + i).min(most.max(n)),
     };
-    let all: Vec<Size> = (0..).zip(firm).map(size).collect();
-    if all.is_empty() || all.len() > MOST_VARYING {
+    let all: Vec<Size> = (0..).zip(firm()).map(size).collect();
+    if all.is_empty() {
         return None;
     }
     let widest = Sizes::new(all, pairs, true);
@@ -145,7 +158,10 @@ mod tests {
     use super::*;
 
     fn counts(all: &[(i64, i64)]) -> Vec<Count> {
-        all.iter().map(|&(size, most)| Count::new(size, most)).collect()
+        (1..)
+            .zip(all)
+            .map(|(n, &(size, most))| Count { size, most, origin: Origin(n), how: How::Made })
+            .collect()
     }
 
     /// The bounds for numbers that differ so.
@@ -166,6 +182,27 @@ mod tests {
         );
         assert_eq!(bounds(&counts, &[(10, 18), (5, 9)]), Some(vec![16]), "one, and twice that");
         assert_eq!(bounds(&counts, &[(5, 8)]), None, "no count");
+    }
+
+    #[test]
+    fn many_counts_have_a_bound_together() {
+        let all: Vec<(i64, i64)> = (0..6).map(|i| (20 + 7 * i, 1000)).collect();
+        let pairs: Vec<(i64, i64)> = (0..6).map(|i| (9 + 2 * i, 20 + 7 * i)).collect();
+        assert_eq!(bounds(&counts(&all), &pairs), Some(vec![64, 65, 66, 67, 68, 69]));
+        assert_eq!(bounds(&counts(&all[..2]), &pairs[..2]), Some(vec![32, 33]), "few have their own");
+    }
+
+    #[test]
+    fn copies_are_of_many_sizes() {
+        let (mut counts, line) = (Counts::default(), Site(1));
+        let mut is_many = |window: u32, size| !counts.copied(line, &[size, 4], window).is_empty();
+        assert!((0..40).all(|n| !is_many(1, n)), "a model is copied");
+        assert!((0..40).all(|n| !is_many(n as u32 + 2, 8 * (n % 8))), "batches have few sizes");
+        assert!((0..40).any(|n| is_many(n as u32 + 50, n)), "images have many objects");
+        let sizes = counts.copied(line, &[77, 4], 100);
+        assert_eq!(sizes.iter().map(|s| (s.at, s.count.size)).collect::<Vec<_>>(), [(0, 77)]);
+        let again = counts.copied(line, &[77, 4], 100);
+        assert_eq!(again[0].count.origin, sizes[0].count.origin, "of one image");
     }
 
     #[test]

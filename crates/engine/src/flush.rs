@@ -19,7 +19,6 @@ use crate::family::{self, Numbers};
 use crate::graph::{Check, Given, Graph, Source};
 use crate::known::{ByBound, Indices, Known, Lent, Split, Wanted};
 use crate::mark::Note;
-use crate::ops::Ops;
 use crate::pad::enlarged;
 use crate::part::{Part, Results, between, donors, parts};
 use crate::profile::running;
@@ -166,7 +165,7 @@ impl<'a> Cut<'a> {
 impl Window {
     /// Makes the key of these ops, and looks for the sizes of it that followed from values.
     fn set_key(&mut self, part: &mut Part, on_mesh: bool) {
-        part.read = self.read_sizes(&part.ops, &part.inputs, &part.outputs);
+        part.read = self.read_sizes(part);
         self.key.clear();
         self.key.push(part.options);
         if on_mesh {
@@ -363,7 +362,7 @@ impl Stream {
     ) {
         self.metrics().count(&self.metrics().flushes[ending.reason as usize]);
         self.metrics().count(&self.metrics().window_hits);
-        w.read_sizes(&Ops::default(), &inputs, &outputs);
+        w.take_sizes(&inputs, &outputs);
         let mut inputs = inputs;
         if !numbers.is_empty() {
             inputs.push(Value::offsets(numbers));
@@ -497,15 +496,18 @@ impl Stream {
             [Reason::Read, Reason::Wait, Reason::Step, Reason::Loop].contains(&cut.ending.reason);
         let line = Some(w.site).filter(|line| ends_round && tokens.len() > 1 && *line != Site::default());
         let is_always_new = line.is_some_and(|line| w.lines.is_always_new(line, &tokens));
-        let (cuts, for_good) = match split::cuts_of_long(&tokens) {
-            Some(cuts) => (cuts, true),
-            None => match w.sequences.cuts(&tokens) {
-                Some(cuts) => (cuts, false),
-                None if is_always_new => ((1..tokens.len()).collect(), false),
-                None => return None,
-            },
+        let between = |cuts: &[usize]| between(cuts, tokens.len());
+        let (part_of, for_good) = match split::cuts_of_long(&tokens) {
+            Some(cuts) => (between(&cuts), true),
+            None => {
+                match self.parts_by_size(w, part).or_else(|| Some(between(&w.sequences.cuts(&tokens)?))) {
+                    Some(part_of) => (part_of, false),
+                    None if is_always_new => ((0..tokens.len() as u32).collect(), false),
+                    None => return None,
+                }
+            }
         };
-        let split = Split::new(number, between(&cuts, tokens.len()), for_good);
+        let split = Split::new(number, part_of, for_good);
         let cuts = (split.part_of.clone(), split.repeats());
         self.metrics().count(&self.metrics().splits);
         w.programs.entry(&w.key).split = Some(split);

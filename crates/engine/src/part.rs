@@ -1,12 +1,12 @@
 //! Recorded ops that are launched together: what goes in, what comes out, and how a sequence is cut into such parts.
 
-use crate::counts;
 use crate::error::Error;
 use crate::executor::Asked;
 use crate::inst::{Inst, Out};
 use crate::known::Indices;
 use crate::mark::Note;
 use crate::ops::{OpRef, Ops, PRODUCED};
+use crate::origin::Found;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::Token;
@@ -33,7 +33,7 @@ pub(crate) struct Part {
     /// Number of the compiler options.
     pub(crate) options: u32,
     /// Its sizes that followed from values.
-    pub(crate) read: counts::Found,
+    pub(crate) read: Found,
     /// If it is a collective.
     pub(crate) asked: Option<Asked>,
     /// Marks in it, each with the share of the recorded ops that comes before.

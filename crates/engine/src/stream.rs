@@ -477,9 +477,18 @@ impl Stream {
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
+        self.note_sizes(&mut w, &value, site);
         w.write(tensor.device()?, tensor, value)?;
         self.end_call(&mut w, mode)?;
         Ok(())
+    }
+
+    /// Notes which sizes of what was copied from the host are other ones in most copies. Where memory is not the host's,
+    /// programs for many sizes would have them padded by way of it.
+    fn note_sizes(&self, w: &mut Window, value: &Value, site: Site) {
+        if self.devices.is_none() && self.target().platform() == Platform::Cpu && site != Site::default() {
+            value.set_counts(&w.sizes_of_copy(site, &value.ty.shape));
+        }
     }
 
     /// Before a copy from the host: launches what holds too much, and waits until it is gone.
@@ -532,6 +541,7 @@ impl Stream {
         let mut w = self.lock(site);
         self.make_room_for_upload(&mut w, site)?;
         w.note_upload(&value, bytes);
+        self.note_sizes(&mut w, &value, site);
         value = w.cast(value, dst.dtype()?)?;
         w.write(dst.device()?, dst, value)?;
         self.end_call(&mut w, mode)?;

@@ -7,13 +7,14 @@
 use crate::buffers::Buffers;
 use crate::error::Error;
 use crate::memory::Charge;
+use crate::origin::Along;
 use crate::site::Site;
 use crate::spread::Sharded;
 use crate::work::Work;
 use oxitorch_hlo::{DType, TensorType};
 use parking_lot::Mutex;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// Where the bytes of a value are.
 #[derive(Debug)]
@@ -46,8 +47,8 @@ pub struct Value {
     pub(crate) mark: AtomicU64,
     /// The Python line that asked for it.
     pub(crate) site: Site,
-    /// Whether a size of it followed from values that the host has read.
-    has_read_size: AtomicBool,
+    /// Sizes of it that followed from values that the host has read.
+    counts: OnceLock<Box<[Along]>>,
     /// The launch that computes it; 0 if it never was part of one.
     pub(crate) launch: AtomicU64,
     pub(crate) state: Mutex<State>,
@@ -76,7 +77,7 @@ impl Value {
             holds: AtomicU32::new(0),
             mark: AtomicU64::new(mark),
             site,
-            has_read_size: AtomicBool::new(false),
+            counts: OnceLock::new(),
             launch: AtomicU64::new(0),
             state: Mutex::new(state),
             charge: Charge::default(),
@@ -138,14 +139,16 @@ impl Value {
         self.whole_bytes() / self.sharding.as_ref().map_or(1, |c| c.parts() as u64)
     }
 
-    /// Whether a size of it followed from values that the host has read.
-    pub(crate) fn has_read_size(&self) -> bool {
-        self.has_read_size.load(Relaxed)
+    /// The sizes of it that followed from values that the host has read.
+    pub(crate) fn counts(&self) -> &[Along] {
+        self.counts.get().map_or(&[], |counts| counts)
     }
 
-    /// One has.
-    pub(crate) fn set_read_size(&self) {
-        self.has_read_size.store(true, Relaxed);
+    /// These sizes of it have; what is known already stays.
+    pub(crate) fn set_counts(&self, counts: &[Along]) {
+        if !counts.is_empty() {
+            self.counts.get_or_init(|| counts.into());
+        }
     }
 
     /// Whether a slot or a host read can still see it.

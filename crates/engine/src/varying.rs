@@ -5,6 +5,7 @@
 //! what comes out is cut by the launch thread, so that all tensors have their own sizes.
 
 use crate::alike::{Below, Bound, Differs, Form, Recorded, SizeSource};
+use crate::counts::MOST_VARYING;
 use crate::error::Result;
 use crate::executor::SMALL;
 use crate::family::Numbers;
@@ -13,6 +14,7 @@ use crate::graph::{Check, Given, Graph, Source};
 use crate::inst::Instances;
 use crate::known::{ByBound, Indices};
 use crate::ops::{Ops, PRODUCED};
+use crate::origin::How;
 use crate::part::Part;
 use crate::site::describe;
 use crate::sizes::Sizes;
@@ -79,6 +81,40 @@ impl Stream {
         }
     }
 
+    /// The part of each op of a window in which several sizes followed from values, if ops that work with others are to be
+    /// other parts: a program for each bound of each size is less than one for each combination of bounds.
+    pub(crate) fn parts_by_size(&self, w: &mut Window, part: &Part) -> Option<Vec<u32>> {
+        let sizes = part.read.iter().filter(|c| c.how != How::Follows).count();
+        // Where sizes of copies alone vary, as the lengths of texts do, all of a step works with the same ones.
+        if part.read.len() < 2
+            || !part.read.iter().any(|c| c.how == How::Made)
+            || self.devices.is_some()
+            || part.asked.is_some()
+            || part.ops.have_own_sizes()
+        {
+            return None;
+        }
+        if sizes <= MOST_VARYING && !self.is_one_too_many(w, part) {
+            return None;
+        }
+        w.counts.follow(&part.ops, &part.inputs).parts(&part.ops)
+    }
+
+    /// Whether a window would be one more of its form, which has programs for some combinations of sizes.
+    fn is_one_too_many(&self, w: &mut Window, part: &Part) -> bool {
+        let (key, own) = Recorded::of(&part.ops, &part.inputs, &part.donated(), (&part.live, part.options));
+        let form = w.alike.form(&key);
+        let known = || {
+            form.differs(&own, SizeSource::Read(&part.read)).iter().find_map(
+                |Differs { other, sizes, .. }| {
+                    let mut bounds = sizes.iter().filter_map(|s| s.numbers(other, &own.numbers));
+                    bounds.find_map(|numbers| form.known(&numbers, &own.offsets))
+                },
+            )
+        };
+        form.varies_much() && known().is_none()
+    }
+
     /// Whether a window may be one for many sizes. Those of devices whose memory is not the host's are not: padding would go
     /// by way of the host there.
     fn may_vary(&self, part: &Part, cut: Cut<'_>) -> bool {
@@ -103,7 +139,8 @@ impl Stream {
     ) -> Result<Option<(ByBound, bool)>> {
         let (key, own) = Recorded::of(&part.ops, &part.inputs, &part.donated(), (&part.live, part.options));
         let form = w.alike.form(&key);
-        if form.is_refused() {
+        let sizes = if let SizeSource::Read(counts) = source { counts.len() } else { 0 };
+        if form.is_refused(sizes) {
             return Ok(None);
         }
         // Where gradients are computed, what is beyond the size costs more than a program.

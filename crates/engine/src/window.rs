@@ -3,12 +3,13 @@
 use crate::alike::Alike;
 use crate::body::{Captured, Recorded};
 use crate::config::Limits;
-use crate::counts::{self, Counts};
+use crate::counts::Counts;
 use crate::error::{Error, Refusal, Result};
 use crate::events::Stamp;
 use crate::inst::{Access, Inst, Instances, Key, Kind, Out};
 use crate::known::Programs;
 use crate::ops::{Ops, PRODUCED};
+use crate::origin::Sized;
 use crate::shared::Shared;
 use crate::site::Site;
 use crate::split::{Lines, Sequences};
@@ -268,16 +269,9 @@ impl Window {
         self.known_code(value).is_some()
     }
 
-    /// The sizes that followed from values in ops with these inputs and results; these are of such sizes from now on, too.
-    pub(crate) fn read_sizes(
-        &mut self,
-        ops: &Ops,
-        inputs: &[Arc<Value>],
-        results: &[Arc<Value>],
-    ) -> counts::Found {
-        let read = self.counts.of(ops, inputs);
-        results.iter().filter(|v| counts::are_in(&read, &v.ty)).for_each(|v| v.set_read_size());
-        read
+    /// The sizes of what a line copies from the host that are other ones in most copies.
+    pub(crate) fn sizes_of_copy(&mut self, line: Site, shape: &[i64]) -> Sized {
+        self.counts.copied(line, shape, self.epoch)
     }
 
     /// The operand code of a value, if it is in this window.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from oxitorch import _activate
+from oxitorch import _activate, _running
 from oxitorch._core import Tree
 from oxitorch._dims import Dim, Dynamic, checked
 from oxitorch._lines import warn
@@ -278,7 +278,9 @@ class Jitted:
             elif times == _MOST_SILENT:
                 name = getattr(self._fn, "__qualname__", repr(self._fn))
                 why = f"{called} is another number each time" + (f", {where}" if where else "")
-                warn(f"torch.tpu.jit: {name} is run anew in each call, as {why}\nhint: {hint}")
+                said = f"torch.tpu.jit: {name} is run anew in each call, as {why}\nhint: {hint}"
+                _running.say_run_anew(said)
+                warn(said)
         if places:
             self._look_for(places)
         return bool(places)

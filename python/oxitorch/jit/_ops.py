@@ -4,19 +4,22 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from oxitorch import _flex
+from oxitorch import _ctc, _flex
 from oxitorch._lines import is_library
+from oxitorch._solved import says_unsolved
+from oxitorch.jit._checks import check_here
 from oxitorch.jit._counts import HostOps
 from oxitorch.jit._effects import Effects, user_line
 from oxitorch.jit._function import Given
 from oxitorch.jit._packs import PACK, Packs
-from oxitorch.jit._parallel import is_of_processes, is_wrapped, plain
+from oxitorch.jit._parallel import apart, is_of_processes, is_wrapped, plain
 from oxitorch.jit._pieces import HINTS, Pieces
 from oxitorch.jit._values import Values
 
@@ -235,6 +238,10 @@ class Ops(TorchDispatchMode):
         if _flex.is_flex(func):
             with self:
                 return _flex.in_operations(func, *args, **kwargs)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return _ctc.ctc_loss(*args, **kwargs) if func is _ctc.CTC else func.decompose(*args, **kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             self.generators.append(kwargs["generator"])
         if func is _TO_COPY and taken and (copied := self.packs.copy(taken[0], kwargs)) is not None:
@@ -243,6 +250,8 @@ class Ops(TorchDispatchMode):
             return moved
         if func is PACK and reads and not self._is_constant(taken[1]):
             return self.packs.pack(*args)
+        if func is _OBSERVES and reads:
+            _give_size(*args)
         if func in _LIFTS:  # torch.tensor has made it of Python's numbers, unseen
             self.forget(taken)
             for t in taken:
@@ -256,6 +265,10 @@ class Ops(TorchDispatchMode):
             to_host = func is _TO_COPY and torch.device(kwargs.get("device") or "tpu").type == "cpu"
             if func in _READS and taken[0].dtype is torch.bool and _is_validation():
                 return True
+            if func in _READS and taken[0].dtype is torch.bool and (check := check_here()) is not None:
+                with self:
+                    torch._assert_async(taken[0] != check.raises_if, check.message)
+                return not check.raises_if
             if to_host or func in _READS or (func is _COPY and not is_on_device(taken[0])):
                 seeks_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
                 self.fail("reads a value on the host", _ANOMALY_HINT if seeks_nan else _READ_HINT)
@@ -417,7 +430,7 @@ class Ops(TorchDispatchMode):
         found = [t for ref in refs if (t := ref()) is not None]
         if of != storage(info) or not found:
             self.fail(f"asks on the host whether {name} has found anything", _READ_HINT)
-        is_linalg, text = _says_unsolved(name)
+        is_linalg, text = says_unsolved(name)
         with self, torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(found)):
             for t in found:
                 if is_linalg:
@@ -545,20 +558,6 @@ _DECOMPOSITIONS = {
     torch.ops.aten.linalg_lu_factor_ex.default: "torch.linalg.lu_factor_ex",
     torch.ops.aten.linalg_ldl_factor_ex.default: "torch.linalg.ldl_factor_ex",
 }
-# By a part of the name, in PyTorch's order.
-_UNSOLVED = (
-    ("inv", True, "The inversion could not be completed because the input matrix is singular."),
-    ("solve", True, "The solver failed because the input matrix is singular."),
-    ("cholesky", True, "The factorization could not be completed because the input is not positive-definite."),
-    (
-        "lu_factor",
-        False,
-        "A diagonal element of U is zero and using it on lu_solve would result in a division by zero. "
-        "If you still want to perform the factorization, consider calling linalg.lu(A, pivot) or "
-        "linalg.lu_factor_ex(A, pivot)",
-    ),
-    ("", False, "The factorization could not be completed."),
-)
 
 _INVERSES = {torch.istft, torch.Tensor.istft}
 _NO_INVERSE = "istft(): the windows that overlap add up to less than 1e-11 somewhere, where there is no inverse"
@@ -586,6 +585,7 @@ _MAY_BE_THE_SAME = {torch.as_tensor, torch.asarray}
 _DISTRIBUTION = torch.distributions.distribution.__file__
 _TO_COPY = torch.ops.aten._to_copy.default
 _COPY = torch.ops.aten.copy_.default
+_OBSERVES = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
 _LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _HOST_READ_HINT = "give the function a number instead, which is an operand, or a condition where Python has to know it"
 _ANOMALY_HINT = (
@@ -619,11 +619,6 @@ def _unchecked(func, args: tuple, kwargs: dict) -> tuple[bool, tuple, dict]:
     return kwargs.get("check_errors", False), args, {**kwargs, "check_errors": False}
 
 
-def _says_unsolved(name: str) -> tuple[bool, str]:
-    """PyTorch's words for a decomposition that was not found, but for the place, and whether it is a `LinAlgError`."""
-    return next((is_linalg, f"{name}: {text}") for part, is_linalg, text in _UNSOLVED if part in name)
-
-
 def _has_fractions(t: torch.Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
@@ -636,6 +631,41 @@ def _is_validation() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _give_size(
+    x: torch.Tensor,
+    _observes,
+    _quantizes,
+    low,
+    high,
+    scale,
+    zero,
+    _rate,
+    _least,
+    _most,
+    axis: int,
+    by_channel=False,
+    *_,
+) -> None:
+    """The first call of what observes channels gives its state their number. It has it before the function is noted, as
+    a function whose state has another size in its first call would be noted twice.
+    """
+    if not by_channel or low.numel():
+        return
+    n = x.shape[axis]
+    with apart(), torch.no_grad():
+        for state, first in (low, torch.inf), (high, -torch.inf), (scale, 1), (zero, 0):
+            state.resize_(n).fill_(first)
+
+
+@lru_cache(4096)
+def _is_composite(func) -> bool:
+    """Whether PyTorch makes an operation of others, and the device has no kernel for it."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "PrivateUse1")
 
 
 def _is_drawn(func) -> bool:

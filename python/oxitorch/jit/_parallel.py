@@ -1,6 +1,7 @@
 """Modules that train in several processes: what they keep in Python, which a program neither sees nor changes."""
 
 import sys
+from contextlib import contextmanager
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,10 +36,17 @@ def settle(module: torch.nn.Module) -> bool:
 
 def settle_before(module: torch.nn.Module) -> None:
     """The same within a function that is traced, of which it is no part."""
+    with apart():
+        settle(module)
+
+
+@contextmanager
+def apart():
+    """What is done in it is no part of the function that is noted."""
     torch.ops.oxitorch._trace_pause(True)
     try:
         with _disable_current_modes():
-            settle(module)
+            yield
     finally:
         torch.ops.oxitorch._trace_pause(False)
 

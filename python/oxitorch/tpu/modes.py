@@ -7,7 +7,7 @@ Each setter works as a plain call and as a context manager: `torch.tpu.set_eager
 import enum
 from typing import Any
 
-from oxitorch import _activate, _env
+from oxitorch import _activate, _env, _running
 
 
 class EagerMode(enum.Enum):
@@ -122,13 +122,15 @@ def explain(last: int | None = None) -> str:
 
     Each entry says what cut the stream of operations, with the Python line; the earlier program that is most like the
     new one; the first operations that differ, with their lines, shapes, dtypes and arguments; and what to do.
-    `OXITORCH_EXPLAIN=1` prints the entries as they come. The last 1000 are kept.
+    `OXITORCH_EXPLAIN=1` prints the entries as they come. The last 1000 are kept. Behind them are the functions of
+    `torch.tpu.jit` that are run anew in each call, and why.
 
     Args:
         last: only so many of the newest.
     """
     entries = _activate.core().explanations()
-    return "\n".join(entries[len(entries) - last :] if last is not None and last < len(entries) else entries)
+    entries = entries[len(entries) - last :] if last is not None and last < len(entries) else entries
+    return "\n".join([*entries, *_running.run_anew] if last is None else entries)
 
 
 def max_graphs(n: int | None) -> _Restore:
