@@ -182,11 +182,12 @@ impl Matrices {
         let sides = [([self.m, self.k], self.n), ([self.k, self.n], self.m)];
         operands.into_iter().zip(&self.orders).zip(sides).any(|((x, order), ([rows, columns], others))| {
             let transposed = c.transpose(x, order);
-            let stride = c.strided(transposed).strides.last().copied();
+            let Some(&stride) = c.strided(transposed).strides.last() else { return false };
             let size = rows * columns;
-            let is_long =
-                size >= VERY_LARGE && others < FEW || self.count == 1 && size >= LARGE && others <= VERY_FEW;
-            is_long && stride.is_some_and(|s| s != 1)
+            let is_alone = self.count == 1 && size >= LARGE;
+            let is_long = size >= VERY_LARGE && others < FEW
+                || is_alone && (others <= VERY_FEW || stride % CLASHING == 0 && others <= MANY);
+            is_long && stride != 1
         })
     }
 
@@ -207,6 +208,10 @@ const VERY_LARGE: i64 = 1 << 19;
 const FEW: i64 = 384;
 const LARGE: i64 = 1 << 16;
 const VERY_FEW: i64 = 32;
+
+/// Elements between those of a column, where they push each other out of the cache, so that more rows do not make up for it.
+const CLASHING: i64 = 512;
+const MANY: i64 = 1024;
 
 /// The same as a product of matrices, or of batches of them, by torch's own kernel where that is worth it.
 fn library_product(c: &Ctx, l: Value, r: Value, dims: &DotDims) -> Option<Value> {

@@ -69,6 +69,27 @@ fn products_are_rounded_by_a_library_that_can() {
 }
 
 #[test]
+fn products_are_called_for_where_a_transposed_matrix_takes_long() {
+    let target = TargetOptions { library: true, own_products: true, ..TargetOptions::NONE };
+    let config = Config { target, ..Config::default() };
+    let is_call = |rows: i64, k: i64, n: i64, transposed: bool| {
+        let made = text(&format!("mm f32[{rows},{k}] f32[{k},{n}]"), &config, |b| {
+            let w = if transposed { b.transpose(f32s(b, &[n, k]), &[1, 0]) } else { f32s(b, &[k, n]) };
+            vec![f32s(b, &[rows, k]), w]
+        });
+        made.contains("custom_call")
+    };
+    assert!(is_call(2, 500, 500, true), "few rows");
+    assert!(is_call(128, 2048, 500, true), "a large matrix");
+    assert!(is_call(128, 512, 512, true), "columns that push each other out of the cache");
+    for (rows, k, n, transposed) in
+        [(128, 512, 512, false), (128, 500, 500, true), (4096, 512, 512, true), (128, 512, 64, true)]
+    {
+        assert!(!is_call(rows, k, n, transposed), "{rows} {k} {n} {transposed}");
+    }
+}
+
+#[test]
 fn tokens_are_rows_only_where_folding_costs_nothing() {
     let of = |keep_row_dims| {
         let config =
