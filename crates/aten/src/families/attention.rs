@@ -63,6 +63,15 @@ struct Attention {
     block: Option<(Value, i64)>,
 }
 
+/// What is done to the scores: a bias, whether keys behind a query are left out, and what they are multiplied with, which by
+/// default is the inverse root of the width.
+#[derive(Clone, Copy)]
+struct Scores {
+    bias: Option<Value>,
+    causal: bool,
+    scale: Option<Value>,
+}
+
 /// Bytes of scores on a device above which queries are taken in blocks.
 const MUCH: i64 = 512 << 20;
 
@@ -226,20 +235,13 @@ impl Attention {
     }
 
     /// Scaled, biased and masked scores.
-    fn scores(
-        &self,
-        c: &Ctx,
-        [q, k]: [Value; 2],
-        bias: Option<Value>,
-        causal: bool,
-        scale: Value,
-    ) -> Result<Value> {
+    fn scores(&self, c: &Ctx, [q, k]: [Value; 2], how: Scores, scale: Value) -> Result<Value> {
         let shape = self.scores_shape();
         let mut s = c.multiply(self.times_transposed(c, q, k), c.full(scale, &shape));
-        if let Some(b) = bias {
+        if let Some(b) = how.bias {
             s = c.add(s, c.to(c.expand(b, &shape)?, self.acc));
         }
-        if causal {
+        if how.causal {
             let ty = TensorType::new(DType::S32, shape.as_slice());
             let query = match self.block {
                 Some((start, _)) => c.add(c.iota(ty.clone(), 2), c.full(start, &shape)),
@@ -383,7 +385,7 @@ fn forward(
         |plain: bool| plain.then(|| attend_by_library(c, &a, [q, k, v], None, causal, scale)).flatten();
     let [output, logsumexp] = match deferred.or_else(|| library(plain)) {
         Some(found) => found,
-        None => attend(c, &a, [q, k, v], bias, causal, scale, drop)?,
+        None => attend(c, &a, [q, k, v], Scores { bias, causal, scale }, drop)?,
     };
     let (seed, offset) = (word(0), word(1));
     Ok(vec![Some(output), Some(logsumexp), None, None, None, None, Some(seed), Some(offset), None])
@@ -430,7 +432,7 @@ fn for_cpu(
     };
     let [output, logsumexp] = match library {
         Some(found) => found,
-        None => attend(c, &a, [q, k, v], mask, causal, scale, |_, p| p)?,
+        None => attend(c, &a, [q, k, v], Scores { bias: mask, causal, scale }, |_, p| p)?,
     };
     Ok((output, logsumexp))
 }
@@ -453,7 +455,7 @@ fn for_cpu_backward(
     a.check_results(c, [grad, out, logsumexp])?;
     let scale = scale.map(|s| c.number(s, DType::F64));
     let tensors = [grad, q, k, v, out, logsumexp];
-    let ([dq, dk, dv], _) = gradients(c, &a, tensors, mask, causal, scale, false, |_| None)?;
+    let ([dq, dk, dv], _) = gradients(c, &a, tensors, Scores { bias: mask, causal, scale }, false, |_| None)?;
     Ok((dq, dk, dv))
 }
 
@@ -474,21 +476,19 @@ fn attend(
     c: &Ctx,
     a: &Attention,
     [q, k, v]: [Value; 3],
-    bias: Option<Value>,
-    causal: bool,
-    scale: Option<Value>,
+    how: Scores,
     drop: impl FnOnce(&Attention, Value) -> Value,
 ) -> Result<[Value; 2]> {
     let Some(rows) = a.rows_of_a_block(c) else {
-        return attend_at_once(c, a, [q, k, v], bias, causal, scale, drop);
+        return attend_at_once(c, a, [q, k, v], how, drop);
     };
-    let (q, bias) = (a.padded(c, q, 2, rows), a.padded_bias(c, bias, rows));
+    let (q, bias) = (a.padded(c, q, 2, rows), a.padded_bias(c, how.bias, rows));
     let shape = [a.batch, a.heads, c.shape(q)[2], a.value_width];
     let zeros = |dtype, shape: &[i64]| c.full(c.scalar_f64(dtype, 0.0), shape);
     let inits = [zeros(a.dtype, &shape), zeros(a.acc, &shape[..3])];
     let made = a.in_blocks(c, rows, &inits, |a, start, held| {
-        let (q, bias) = (a.part(c, q, 2, start), a.part_of_bias(c, bias, start));
-        let made = attend_at_once(c, a, [q, k, v], bias, causal, scale, drop)?;
+        let how = Scores { bias: a.part_of_bias(c, bias, start), ..how };
+        let made = attend_at_once(c, a, [a.part(c, q, 2, start), k, v], how, drop)?;
         let put = |(&x, y)| c.dynamic_update_slice(x, y, &starts(c, x, 2, start));
         Ok(held.iter().zip(made).map(put).collect())
     })?;
@@ -499,12 +499,10 @@ fn attend_at_once(
     c: &Ctx,
     a: &Attention,
     [q, k, v]: [Value; 3],
-    bias: Option<Value>,
-    causal: bool,
-    scale: Option<Value>,
+    how: Scores,
     drop: impl FnOnce(&Attention, Value) -> Value,
 ) -> Result<[Value; 2]> {
-    let scores = a.scores(c, [q, k], bias, causal, a.scale(c, scale))?;
+    let scores = a.scores(c, [q, k], how, a.scale(c, how.scale))?;
     let highest = c.reduce_max_of_numbers(scores, &[3]);
     let infinite = c.eq(highest, c.like(highest, f64::NEG_INFINITY));
     let highest = c.select(infinite, c.zeros_like(highest), highest);
@@ -554,7 +552,7 @@ fn deferred_forward(
         let bias = unused_keys(c, &a, used, causal);
         match attend_by_library(c, &a, qkv, bias, causal, scale) {
             Some(made) => Ok(made.into()),
-            None => attend(c, &a, qkv, bias, causal, scale, |_, p| p).map(Into::into),
+            None => attend(c, &a, qkv, Scores { bias, causal, scale }, |_, p| p).map(Into::into),
         }
     };
     let made = c.deferred(format!("attention, causal: {causal}"), &operands, &results, axes, lower)?;
@@ -609,7 +607,8 @@ fn backward(
     });
     let factor = |a: &Attention| drawn.map(|(state, rate)| a.dropout(c, state, rate));
     let whole = want_bias && bias.0.is_some();
-    let ([dq, dk, dv], ds) = gradients(c, &a, tensors, bias.0, causal, scale, whole, factor)?;
+    let ([dq, dk, dv], ds) =
+        gradients(c, &a, tensors, Scores { bias: bias.0, causal, scale }, whole, factor)?;
     Ok(vec![
         Some(dq).filter(|_| want_q),
         Some(dk).filter(|_| want_k),
@@ -632,14 +631,11 @@ fn gradients_by_library(
 
 /// The gradients of query, key, value, and, if all are wanted as a `whole`, of the scores before they were scaled. `factor`
 /// gives what dropout multiplied with.
-#[allow(clippy::too_many_arguments)]
 fn gradients(
     c: &Ctx,
     a: &Attention,
     [grad, q, k, v, out, logsumexp]: [Value; 6],
-    bias: Option<Value>,
-    causal: bool,
-    scale: Option<Value>,
+    how: Scores,
     whole: bool,
     factor: impl FnOnce(&Attention) -> Option<Value>,
 ) -> Result<([Value; 3], Option<Value>)> {
@@ -650,18 +646,17 @@ fn gradients(
     };
     let round = |x: Value| c.to(x, a.dtype);
     let Some(rows) = a.rows_of_a_block(c).filter(|_| !whole) else {
-        let [dq, dk, dv, ds] =
-            gradients_at_once(c, a, [grad, q, k, v, out, logsumexp], bias, causal, scale, factor)?;
+        let [dq, dk, dv, ds] = gradients_at_once(c, a, [grad, q, k, v, out, logsumexp], how, factor)?;
         return Ok(([dq, dk, dv].map(round), Some(ds)));
     };
     let by_query = [grad, q, out, logsumexp].map(|x| a.padded(c, x, 2, rows));
-    let bias = a.padded_bias(c, bias, rows);
+    let bias = a.padded_bias(c, how.bias, rows);
     let zeros = |dtype, like: Value| c.full(c.scalar_f64(dtype, 0.0), &c.shape(like));
     let inits = [zeros(a.dtype, by_query[1]), zeros(a.acc, k), zeros(a.acc, v)];
     let made = a.in_blocks(c, rows, &inits, |a, start, held| {
         let [grad, q, out, logsumexp] = by_query.map(|x| a.part(c, x, 2, start));
-        let (tensors, bias) = ([grad, q, k, v, out, logsumexp], a.part_of_bias(c, bias, start));
-        let [dq, dk, dv, _] = gradients_at_once(c, a, tensors, bias, causal, scale, factor)?;
+        let how = Scores { bias: a.part_of_bias(c, bias, start), ..how };
+        let [dq, dk, dv, _] = gradients_at_once(c, a, [grad, q, k, v, out, logsumexp], how, factor)?;
         let dq = c.dynamic_update_slice(held[0], round(dq), &starts(c, held[0], 2, start));
         Ok(vec![dq, c.add(held[1], c.to(dk, a.acc)), c.add(held[2], c.to(dv, a.acc))])
     })?;
@@ -674,13 +669,11 @@ fn gradients_at_once(
     c: &Ctx,
     a: &Attention,
     [grad, q, k, v, out, logsumexp]: [Value; 6],
-    bias: Option<Value>,
-    causal: bool,
-    scale: Option<Value>,
+    how: Scores,
     factor: impl FnOnce(&Attention) -> Option<Value>,
 ) -> Result<[Value; 4]> {
-    let scale = a.scale(c, scale);
-    let scores = a.scores(c, [q, k], bias, causal, scale)?;
+    let scale = a.scale(c, how.scale);
+    let scores = a.scores(c, [q, k], how, scale)?;
     let p = c.exponential(c.subtract(scores, a.by_row(c, c.to(logsumexp, a.acc))));
     let factor = factor(a);
     let dropped = |x: Value| factor.map_or(x, |f| c.multiply(x, f));
@@ -718,8 +711,8 @@ fn deferred_backward(
         match gradients_by_library(c, &a, tensors, bias, causal, scale) {
             Some(made) => Ok(made.into_iter().flatten().collect()),
             None => {
-                let none = |_: &Attention| None;
-                gradients(c, &a, tensors, bias, causal, scale, false, none).map(|(made, _)| made.into())
+                let how = Scores { bias, causal, scale };
+                gradients(c, &a, tensors, how, false, |_| None).map(|(made, _)| made.into())
             }
         }
     };
