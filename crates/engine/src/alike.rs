@@ -73,8 +73,8 @@ pub(crate) struct Recorded {
     floats: Vec<bool>,
     /// Which of them are sizes of inputs that it overwrites.
     overwritten: Vec<bool>,
-    /// Where the values of its inputs are: what a model has in common with itself.
-    inputs: Vec<usize>,
+    /// The identities of its inputs: what a model has in common with itself. Numbers, which all share, are 0.
+    inputs: Vec<u64>,
 }
 
 /// Where the sizes of a sequence are known from.
@@ -315,9 +315,7 @@ impl Recorded {
         };
         let floats = of_sizes(&|_, v| v.ty.dtype.is_float() || v.ty.dtype.is_complex());
         let overwritten = of_sizes(&|i, _| donated.contains(&(i as u32)));
-        // Numbers are shared by all.
-        let place = |v: &Arc<Value>| if v.ty.shape.is_empty() { 0 } else { Arc::as_ptr(v) as usize };
-        let inputs = inputs.iter().map(place).collect();
+        let inputs = inputs.iter().map(|v| if v.ty.shape.is_empty() { 0 } else { v.identity() }).collect();
         (key.into(), Recorded { numbers, offsets: ops.offsets.clone(), floats, overwritten, inputs })
     }
 
@@ -340,13 +338,13 @@ mod tests {
     use super::*;
     use crate::origin::{How, Origin};
 
-    fn recorded(n: i64, model: usize, at: i64) -> Recorded {
+    fn recorded(n: i64, model: u64, at: i64) -> Recorded {
         Recorded {
             numbers: vec![n, 8],
             offsets: vec![at, 0],
             floats: vec![true, false],
             overwritten: vec![false, false],
-            inputs: vec![model, 0, n as usize],
+            inputs: vec![model, 0, n as u64],
         }
     }
 

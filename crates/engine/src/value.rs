@@ -51,6 +51,8 @@ pub struct Value {
     counts: OnceLock<Box<[Along]>>,
     /// The launch that computes it; 0 if it never was part of one.
     pub(crate) launch: AtomicU64,
+    /// A number that no other value ever has, unlike an address; 0 if nobody has asked for it.
+    identity: AtomicU64,
     pub(crate) state: Mutex<State>,
     pub(crate) charge: Charge,
 }
@@ -79,6 +81,7 @@ impl Value {
             site,
             counts: OnceLock::new(),
             launch: AtomicU64::new(0),
+            identity: AtomicU64::new(0),
             state: Mutex::new(state),
             charge: Charge::default(),
         }
@@ -127,6 +130,18 @@ impl Value {
     pub(crate) fn offsets(numbers: &[i64]) -> Arc<Value> {
         let bytes: Box<[u8]> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         Self::new(TensorType::new(DType::S64, [numbers.len() as i64].as_slice()), State::Host(bytes))
+    }
+
+    /// What says that a value remembered is this one.
+    pub(crate) fn identity(&self) -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        match self.identity.load(Relaxed) {
+            0 => {
+                let new = LAST.fetch_add(1, Relaxed) + 1;
+                self.identity.compare_exchange(0, new, Relaxed, Relaxed).map_or_else(|first| first, |_| new)
+            }
+            known => known,
+        }
     }
 
     /// Bytes of all of it.
@@ -252,5 +267,21 @@ impl Slot {
     pub(crate) fn bind(&self, value: Arc<Value>) {
         let old = self.value.lock().replace(Held::new(value));
         drop(old); // outside the lock: the last holder frees a buffer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_no_other_values() {
+        let number = || (TensorType::scalar(DType::F32), None);
+        let old = Value::recorded(number(), 0, Site::default(), None);
+        let (first, place) = (old.identity(), Arc::as_ptr(&old));
+        assert_eq!(old.identity(), first);
+        let new = Value::recorded(number(), 0, Site::default(), Some(old));
+        assert_eq!(Arc::as_ptr(&new), place, "it has the memory of the old one");
+        assert_ne!(new.identity(), first);
     }
 }
