@@ -120,7 +120,7 @@ for size in (6001,):
     x = torch.randn(1, 4, size, 8)
     for made, expected in zip(jitted(x.to("tpu")), step(x), strict=True):
         assert (made.cpu() - expected).norm() <= 2e-5 * expected.norm(), size
-print(torch.tpu.metrics()["compiles"], sum(g.stablehlo.count("stablehlo.while") for g in torch.tpu.graphs()))
+print(torch.tpu.metrics()["programs"], sum(g.stablehlo.count("stablehlo.while") for g in torch.tpu.graphs()))
 """
 
 
