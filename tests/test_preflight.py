@@ -227,3 +227,26 @@ def test_out_of_memory_on_a_tpu_is_a_verdict(preflight, tmp_path):
     (judged,) = report["slices"]
     assert done.returncode == 1 and judged["verdict"] == "does_not_fit", done.stderr
     assert judged["need_bytes"] > 1.2 * judged["limit_bytes"] and "E1000" in judged["reason"]
+
+
+LOOPS = """
+import torch
+
+lstm = torch.nn.LSTM(128, 128).to("tpu")
+for length in (16, 64):
+    with torch.no_grad():
+        lstm(torch.randn(length, 8, 128).to("tpu"))[0].sum().item()
+"""
+
+
+def test_a_loop_counts_as_often_as_it_goes_round(preflight, tmp_path):
+    """The compiler for TPUs counts one round."""
+    script = tmp_path / "loops.py"
+    script.write_text(LOOPS)
+    report, done = preflight(str(script), "--slice", "v5e-1", "--effort", "fast")
+    assert done.returncode == 0, done.stderr
+    looped = [p["work"] for p in report["slices"][0]["programs"] if p["work"]["product_flops"] > 0]
+    short, long = sorted(w["bytes_accessed"] for w in looped)
+    weights = 4 * 128 * 128 * 4  # of a round, in bytes
+    assert short > 16 * weights and 3 < long / short < 4, (short, long)
+    assert all(w["flops"] >= w["product_flops"] for w in looped)

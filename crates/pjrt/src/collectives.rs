@@ -11,6 +11,7 @@ use oxitorch_proto::hlo::{
 use crate::compiled::OptimizedProgram;
 use crate::element::ElementType;
 use crate::hlo_text;
+use crate::loops::{Computations, rounds};
 
 /// A kind of collective, by XLA's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,8 +93,7 @@ pub(crate) fn module(program: &OptimizedProgram) -> Option<HloModuleProto> {
 }
 
 fn of_module(module: &HloModuleProto) -> Vec<Collective> {
-    let computations: HashMap<i64, &HloComputationProto> =
-        module.computations.iter().map(|c| (c.id, c)).collect();
+    let computations: Computations<'_> = module.computations.iter().map(|c| (c.id, c)).collect();
     let mut found = BTreeMap::new();
     if let Some(&entry) = computations.get(&module.entry_computation_id) {
         walk(entry, 1, &computations, &mut found);
@@ -106,12 +106,7 @@ fn of_module(module: &HloModuleProto) -> Vec<Collective> {
 /// By kind, operands and group.
 type Found = BTreeMap<(CollectiveKind, String, Vec<u64>), Collective>;
 
-fn walk(
-    c: &HloComputationProto,
-    times: u64,
-    computations: &HashMap<i64, &HloComputationProto>,
-    found: &mut Found,
-) {
+fn walk(c: &HloComputationProto, times: u64, computations: &Computations<'_>, found: &mut Found) {
     let shapes: HashMap<i64, &ShapeProto> =
         c.instructions.iter().filter_map(|i| Some((i.id, i.shape.as_ref()?))).collect();
     for i in &c.instructions {
@@ -129,7 +124,7 @@ fn walk(
             continue; // what it calls is the sum of two numbers
         }
         let times = match i.opcode.as_str() {
-            "while" => times * trips(config),
+            "while" => times * rounds(i, c, computations),
             // Their computations were begun before.
             "async-done" | "async-update" => continue,
             _ => times,
@@ -145,12 +140,6 @@ fn goes_on(config: &str) -> bool {
         return false;
     };
     !rest.starts_with("-1\"")
-}
-
-/// How often a loop goes round, if that is known.
-pub(crate) fn trips(config: &str) -> u64 {
-    let n = config.split_once("\"known_trip_count\":{\"n\":\"").and_then(|(_, rest)| rest.split_once('"'));
-    n.and_then(|(n, _)| n.parse().ok()).unwrap_or(1)
 }
 
 fn collective(

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 
 use oxitorch_proto::hlo::{HloComputationProto, HloInstructionProto, ShapeProto};
 
-use crate::collectives::{bytes, module, trips};
+use crate::collectives::{bytes, module};
 use crate::compiled::OptimizedProgram;
+use crate::loops::{Computations, rounds};
 
 /// What a launch of a program has to do, on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,31 +20,40 @@ pub struct Cost {
     pub bytes: f64,
 }
 
+/// The same with the rounds of loops, and without.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// Of a launch.
+    pub all: Cost,
+    /// If each loop went round once, which is how libtpu counts.
+    pub once: Cost,
+}
+
 impl OptimizedProgram {
-    /// What it has to do; none if the format is not known. A loop that does not say how often it goes round counts once.
-    pub fn cost(&self) -> Option<Cost> {
+    /// What it has to do; none if the format is not known. A loop of which nothing says how often it goes round counts once.
+    pub fn costs(&self) -> Option<Costs> {
         let module = module(self)?;
         let computations: Computations<'_> = module.computations.iter().map(|c| (c.id, c)).collect();
-        Some(of(computations.get(&module.entry_computation_id)?, &computations))
+        let entry = computations.get(&module.entry_computation_id)?;
+        let [all, once] = [true, false].map(|goes_round| of(entry, &computations, goes_round));
+        Some(Costs { all, once })
     }
 }
 
-type Computations<'m> = HashMap<i64, &'m HloComputationProto>;
-
 /// Of the instructions of a computation that lie in memory.
-fn of(c: &HloComputationProto, computations: &Computations<'_>) -> Cost {
+fn of(c: &HloComputationProto, computations: &Computations<'_>, goes_round: bool) -> Cost {
     let shapes = shapes(c);
     let mut sum = Cost::default();
     for i in &c.instructions {
         let called = || i.called_computation_ids.iter().filter_map(|id| computations.get(id).copied());
-        let inner =
-            |times: f64| called().map(|c| of(c, computations)).fold(Cost::default(), |a, b| a.plus(b, times));
+        let costs = || called().map(|c| of(c, computations, goes_round));
+        let inner = |times: f64| costs().fold(Cost::default(), |a, b| a.plus(b, times));
         let one = match i.opcode.as_str() {
-            "while" => inner(trips(&String::from_utf8_lossy(&i.backend_config)) as f64),
+            "while" => inner(if goes_round { rounds(i, c, computations) as f64 } else { 1.0 }),
             // Of several branches one is taken.
-            "conditional" => called().map(|c| of(c, computations)).fold(Cost::default(), Cost::most),
+            "conditional" => costs().fold(Cost::default(), Cost::most),
             "call" | "async-start" => inner(1.0),
-            "fusion" => called().next().map_or_else(Cost::default, |fused| of_fusion(i, fused, &shapes)),
+            "fusion" => Fusion::of(i, computations).map_or_else(Cost::default, |f| f.cost(i, &shapes)),
             _ => Cost { flops: flops(i, &shapes), bytes: traffic(i, &shapes) },
         };
         sum = sum.plus(one, 1.0);
@@ -92,10 +102,13 @@ const FREE: [&str; 13] = [
     "copy-done",
 ];
 
+/// Room in memory for what is written piece by piece.
+const ROOM: &str = "AllocateBuffer";
+
 /// Bytes of an instruction's operands and result.
 fn traffic(i: &HloInstructionProto, shapes: &Shapes<'_>) -> f64 {
     let opcode = i.opcode.as_str();
-    if FREE.contains(&opcode) || opcode.ends_with("-done") {
+    if FREE.contains(&opcode) || opcode.ends_with("-done") || i.custom_call_target == ROOM {
         return 0.0;
     }
     let of = |n: usize| size(i.operand_ids.get(n).and_then(|id| shapes.get(id)).copied());
@@ -128,40 +141,84 @@ fn written(i: &HloInstructionProto) -> f64 {
 const BYTES: [i32; 2] = [2, 6];
 
 /// A fusion reads its parameters, or the parts of them that it takes, and writes its results, or the parts that it changes.
-fn of_fusion(i: &HloInstructionProto, fused: &HloComputationProto, outer: &Shapes<'_>) -> Cost {
-    let shapes = shapes(fused);
-    let mut readers: HashMap<i64, Vec<&HloInstructionProto>> = HashMap::new();
-    for reader in &fused.instructions {
-        reader.operand_ids.iter().for_each(|&id| readers.entry(id).or_default().push(reader));
+/// libtpu's have fusions in them.
+struct Fusion<'m> {
+    instructions: HashMap<i64, &'m HloInstructionProto>,
+    shapes: Shapes<'m>,
+    root: i64,
+    computations: &'m Computations<'m>,
+}
+
+impl<'m> Fusion<'m> {
+    fn of(i: &HloInstructionProto, computations: &'m Computations<'m>) -> Option<Fusion<'m>> {
+        let c = *computations.get(i.called_computation_ids.first()?)?;
+        let instructions = c.instructions.iter().map(|i| (i.id, i)).collect();
+        Some(Fusion { instructions, shapes: shapes(c), root: c.root_id, computations })
     }
-    let read = |p: &HloInstructionProto| -> f64 {
-        let whole =
-            size(i.operand_ids.get(p.parameter_number.max(0) as usize).and_then(|id| outer.get(id)).copied());
-        let parts = readers.get(&p.id).into_iter().flatten().map(|r| match r.opcode.as_str() {
-            "slice" | "dynamic-slice" | "gather" if r.operand_ids.first() == Some(&p.id) => {
-                size(r.shape.as_ref())
-            }
-            "dynamic-update-slice" if r.operand_ids.first() == Some(&p.id) => 0.0,
-            _ => f64::INFINITY,
-        });
-        parts.sum::<f64>().min(whole)
-    };
-    let by_id: HashMap<i64, &HloInstructionProto> = fused.instructions.iter().map(|i| (i.id, i)).collect();
-    let root = by_id.get(&fused.root_id).copied();
-    let results: Vec<&HloInstructionProto> = match root {
-        Some(r) if r.opcode == "tuple" => {
-            r.operand_ids.iter().filter_map(|id| by_id.get(id).copied()).collect()
+
+    fn inner(&self, i: &HloInstructionProto) -> Option<Fusion<'m>> {
+        (i.opcode == "fusion").then(|| Fusion::of(i, self.computations)).flatten()
+    }
+
+    /// The instruction that this one is, or is another name for.
+    fn named(&self, mut id: i64) -> i64 {
+        while let Some(of) = self.instructions.get(&id).filter(|i| i.opcode == "bitcast") {
+            let Some(&operand) = of.operand_ids.first() else { break };
+            id = operand;
         }
-        root => root.into_iter().collect(),
-    };
-    let write = |r: &HloInstructionProto| match r.opcode.as_str() {
-        "dynamic-update-slice" => size(r.operand_ids.get(1).and_then(|id| shapes.get(id)).copied()),
-        _ => size(r.shape.as_ref()),
-    };
-    let parameters = fused.instructions.iter().filter(|i| i.opcode == "parameter");
-    Cost {
-        flops: fused.instructions.iter().map(|i| flops(i, &shapes)).sum(),
-        bytes: parameters.map(read).sum::<f64>() + results.into_iter().map(write).sum::<f64>(),
+        id
+    }
+
+    fn results(&self) -> Vec<i64> {
+        match self.instructions.get(&self.root) {
+            Some(root) if root.opcode == "tuple" => {
+                root.operand_ids.iter().map(|&id| self.named(id)).collect()
+            }
+            _ => vec![self.named(self.root)],
+        }
+    }
+
+    /// Bytes of a parameter that are read; more than there are if all of it is.
+    fn read(&self, parameter: usize) -> f64 {
+        let is_it =
+            |i: &&&HloInstructionProto| i.opcode == "parameter" && i.parameter_number == parameter as i64;
+        let Some(it) = self.instructions.values().find(is_it) else { return 0.0 };
+        if self.results().contains(&it.id) {
+            return f64::INFINITY;
+        }
+        let reads = |r: &HloInstructionProto| -> f64 {
+            let places = (0..).zip(&r.operand_ids).filter(|(_, id)| self.named(**id) == it.id);
+            let read = |(at, _): (usize, _)| match r.opcode.as_str() {
+                "bitcast" => 0.0,
+                "slice" | "dynamic-slice" | "gather" if at == 0 => size(r.shape.as_ref()),
+                "dynamic-update-slice" if at == 0 => 0.0,
+                _ => self.inner(r).map_or(f64::INFINITY, |inner| inner.read(at)),
+            };
+            places.map(read).sum()
+        };
+        self.instructions.values().map(|r| reads(r)).sum()
+    }
+
+    fn written(&self) -> f64 {
+        let result = |r: &&HloInstructionProto| match r.opcode.as_str() {
+            "dynamic-update-slice" => size(r.operand_ids.get(1).and_then(|id| self.shapes.get(id)).copied()),
+            _ => self.inner(r).map_or_else(|| size(r.shape.as_ref()), |inner| inner.written()),
+        };
+        self.results().iter().filter_map(|id| self.instructions.get(id)).map(result).sum()
+    }
+
+    fn flops(&self) -> f64 {
+        let of = |i: &&HloInstructionProto| {
+            self.inner(i).map_or_else(|| flops(i, &self.shapes), |inner| inner.flops())
+        };
+        self.instructions.values().map(of).sum()
+    }
+
+    /// Of it with these operands.
+    fn cost(&self, i: &HloInstructionProto, outer: &Shapes<'_>) -> Cost {
+        let read = |(at, id): (usize, &i64)| self.read(at).min(size(outer.get(id).copied()));
+        let bytes = i.operand_ids.iter().enumerate().map(read).sum::<f64>() + self.written();
+        Cost { flops: self.flops(), bytes }
     }
 }
 
@@ -228,12 +285,16 @@ mod tests {
     use oxitorch_proto::hlo::HloModuleProto;
 
     fn cost(computations: Vec<Vec<HloInstructionProto>>) -> Cost {
+        costs(computations).all
+    }
+
+    fn costs(computations: Vec<Vec<HloInstructionProto>>) -> Costs {
         let computations = computations.into_iter().enumerate().map(|(id, instructions)| {
             let root_id = instructions.last().unwrap().id;
             HloComputationProto { id: id as i64, root_id, instructions, ..Default::default() }
         });
         let module = HloModuleProto { computations: computations.collect(), ..Default::default() };
-        OptimizedProgram { format: "hlo".into(), code: module.encode_to_vec() }.cost().unwrap()
+        OptimizedProgram { format: "hlo".into(), code: module.encode_to_vec() }.costs().unwrap()
     }
 
     fn parameter(id: i64, n: i64, dims: &[i64]) -> HloInstructionProto {
@@ -274,14 +335,38 @@ mod tests {
     }
 
     #[test]
+    fn a_fusion_in_a_fusion_takes_parts_of_what_comes_to_both() {
+        let found = cost(vec![
+            vec![parameter(0, 0, &[100]), calls(op(2, "fusion", f32s(&[100]), &[0, 0]), 1)],
+            vec![
+                parameter(10, 0, &[100]),
+                parameter(11, 1, &[100]),
+                op(12, "bitcast", f32s(&[10, 10]), &[11]),
+                calls(op(13, "fusion", f32s(&[10]), &[12]), 2),
+                op(14, "constant", f32s(&[]), &[]),
+                op(15, "dynamic-update-slice", f32s(&[100]), &[10, 13, 14]),
+                op(16, "bitcast", f32s(&[100]), &[15]),
+            ],
+            vec![
+                parameter(20, 0, &[10, 10]),
+                op(21, "slice", f32s(&[1, 10]), &[20]),
+                op(22, "negate", f32s(&[1, 10]), &[21]),
+                op(23, "bitcast", f32s(&[10]), &[22]),
+            ],
+        ]);
+        assert_eq!(found, Cost { flops: 10.0, bytes: 4.0 * (10.0 + 10.0) });
+    }
+
+    #[test]
     fn loops_count_as_often_as_they_go_round() {
         let body = vec![parameter(10, 0, &[6]), op(11, "negate", f32s(&[6]), &[10])];
         let known = HloInstructionProto {
             backend_config: b"{\"known_trip_count\":{\"n\":\"5\"}}".to_vec(),
             ..calls(op(1, "while", None, &[0]), 1)
         };
-        let found = cost(vec![vec![parameter(0, 0, &[6]), known], body]);
-        assert_eq!(found, Cost { flops: 30.0, bytes: 5.0 * 48.0 });
+        let found = costs(vec![vec![parameter(0, 0, &[6]), known], body]);
+        let once = Cost { flops: 6.0, bytes: 48.0 };
+        assert_eq!(found, Costs { all: Cost { flops: 30.0, bytes: 5.0 * 48.0 }, once });
     }
 
     #[test]

@@ -46,6 +46,7 @@ mod host_threads;
 #[cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod imports;
 mod key_values;
+mod loops;
 mod named_value;
 mod options;
 mod platform;
@@ -65,7 +66,7 @@ pub use client_options::ClientOptions;
 pub use collectives::{Collective, CollectiveKind};
 pub use compiled::{Compiled, CompiledMemoryStats, OptimizedProgram};
 pub use cores::{THREADS, threads_of_one};
-pub use cost::Cost;
+pub use cost::{Cost, Costs};
 pub use cuda_tools::CudaTools;
 pub use device::{Device, DeviceDescription, Memory, MemoryStats};
 pub use discover::{

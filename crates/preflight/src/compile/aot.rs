@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use oxitorch_capture::{Capture, CompilerOption};
 use oxitorch_pjrt::{
-    Client, ClientOptions, CompileOptions, Compiled, EffortLevel, Error, LoadOptions, NamedValue,
+    Client, ClientOptions, CompileOptions, Compiled, Costs, EffortLevel, Error, LoadOptions, NamedValue,
     OptionValue, Platform, Plugin, Program, Topology,
 };
 use serde::{Deserialize, Serialize};
@@ -273,14 +273,21 @@ impl Compiler {
             Compiler::Topology(topology) => {
                 let compiled = topology.compile(&program, options)?;
                 let mut outcome = measure(&compiled)?;
-                if outcome.flops.is_none() {
-                    let cost = compiled.optimized_program()?.cost();
-                    let products = products / options.partitions as f64;
-                    (outcome.flops, outcome.bytes_accessed) =
-                        (cost.map(|c| c.flops + products), cost.map(|c| c.bytes));
+                let optimized = compiled.optimized_program()?;
+                if let Some(Costs { all, once }) = optimized.costs() {
+                    let flops = Some(all.flops + products / options.partitions as f64);
+                    match outcome.bytes_accessed {
+                        None => (outcome.flops, outcome.bytes_accessed) = (flops, Some(all.bytes)),
+                        // libtpu counts a loop as one round of it.
+                        Some(bytes) if all != once => {
+                            outcome.flops = flops;
+                            outcome.bytes_accessed = Some(bytes + all.bytes - once.bytes);
+                        }
+                        Some(_) => {}
+                    }
                 }
                 if options.partitions > 1 {
-                    let all = compiled.optimized_program()?.collectives();
+                    let all = optimized.collectives();
                     outcome.collectives = all.map(|all| all.into_iter().map(Sent::from).collect());
                 }
                 Ok(outcome)
