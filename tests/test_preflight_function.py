@@ -161,6 +161,18 @@ def show(fn, length, **options):
 """
 
 
+def test_a_step_of_many_sizes_is_a_program_of_the_bound(python):
+    """Also where its first call makes the state of the optimizer."""
+    done = run(
+        python,
+        """
+step = torch.tpu.jit(train, dynamic={"x": {0: torch.tpu.Dim(max=64)}})
+told(oxitorch.preflight(step, (torch.randn(37, 32),), slice="cpu", progress=False))
+""",
+    )
+    assert done.stdout.split() == ["True", "3", "1", str(float(4 * STEP_FLOPS)), "0"]
+
+
 @pytest.mark.slow
 def test_one_program_for_many_sizes_compiles_for_tpus_and_gpus(python, libtpu, cuda_plugin):
     done = run(

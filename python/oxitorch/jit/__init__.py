@@ -424,7 +424,7 @@ class Jitted:
     def _trace(self, kind: "_Kind", given: Given, args, kwargs) -> Any:
         self.traces += 1
         tracer = Tracer(self._fn, given, self._leaves, kind.kept, kind.leaves_tensors)
-        results, function = tracer.run(args, kwargs)
+        results, function = tracer.run(args, kwargs, kind.sizes is not None)
         kind.kept = tracer.kept
         kind.leaves_tensors |= tracer.leaves_tensors
         self._note_changes(tracer.changes)

@@ -8,10 +8,12 @@ before.
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from oxitorch import _activate
 from oxitorch._core import Entries
@@ -96,6 +98,28 @@ class Groups:
                     if everything or is_traced(now):
                         group[name] = x
         self._before.clear()
+
+
+@contextmanager
+def stepping_as_traced() -> Iterator[None]:
+    """Steps of optimizers are as those of a function that is traced, and leave as much behind."""
+    stepping: dict[int, Stepped] = {}
+
+    def begin(optimizer, *_) -> None:
+        stepping[id(optimizer)] = stepped = Stepped(optimizer)
+        stepped.begin({})
+
+    def end(optimizer, *_) -> None:
+        stepping.pop(id(optimizer)).end()
+
+    hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for stepped in stepping.values():
+            stepped.end()  # it raised
 
 
 class Stepped:

@@ -34,7 +34,7 @@ from oxitorch.jit._ops import (
     storage,
     version,
 )
-from oxitorch.jit._optimizers import Groups, Stepped
+from oxitorch.jit._optimizers import Groups, Stepped, stepping_as_traced
 from oxitorch.jit._parallel import (
     Sharded,
     Synced,
@@ -175,13 +175,18 @@ class Tracer:
         self._states: dict[int, tuple] | None = None
         self._grads: dict[int, tuple] | None = None
 
-    def run(self, args, kwargs) -> tuple[Any, Function | None]:
-        """The function's results, and what later calls of the kind go by: nothing if the next is to be traced again."""
+    def run(self, args, kwargs, is_sized: bool) -> tuple[Any, Function | None]:
+        """The function's results, and what later calls of the kind go by: nothing if the next is to be traced again.
+
+        `is_sized`: sizes of arguments vary.
+        """
         self._leaves.update((id(t), t) for t in self._given.leaves)
         known = list(self._leaves.values())
         begins = [t.grad for t in known]
         if not torch.ops.oxitorch._trace(self._given.tensors):
-            return self._together(args, kwargs), None
+            # Also where the device is not there a function whose sizes vary is traced, in the next call.
+            with stepping_as_traced() if is_sized and _activate.core().is_absent() else nullcontext():
+                return self._together(args, kwargs), None
         traced = False
         try:
             tensors, made = self._results(args, kwargs)
