@@ -275,6 +275,7 @@ def test_an_idiom_makes_few_programs(name, fused):
     assert sum(made) <= most, f"{made}\n{torch.tpu.explain(5)}"
 
 
+@slow
 def test_gradients_of_another_number_of_batches_of_any_size_add_up(fused):
     """In one window, as nothing is read between them: each backward is a part with its forward, and these are of few forms."""
     draw = random.Random(2)
