@@ -228,6 +228,40 @@ def test_many_sizes_in_one_window_are_cut_by_size(fused):
     assert made <= 12, f"{made} programs from the ninth round on\n{torch.tpu.explain(made)}"
 
 
+def graph_losses(device, batches):
+    """Messages along the edges of a batch of graphs; `bincount` reads how many graphs there are, the same number each time."""
+    torch.manual_seed(0)
+    node, edge, out = (nn.Linear(*size).to(device) for size in ((5, 12), (27, 12), (12, 3)))
+    opt = torch.optim.AdamW([p for layer in (node, edge, out) for p in layer.parameters()], 0.01)
+    for x, (source, target), of_edge, graph, label in batches:
+        x, source, target, of_edge, graph = (t.to(device) for t in (x, source, target, of_edge, graph))
+        h = node(x).tanh()
+        message = edge(torch.cat([h[source], h[target], of_edge], 1))
+        h = h + torch.zeros_like(h).index_add(0, target, message)
+        number = torch.bincount(graph, minlength=4).clamp(min=1)[:, None]
+        mean = torch.zeros(4, 12, device=device).index_add(0, graph, h) / number
+        loss = F.cross_entropy(out(mean), label.to(device))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        yield loss.item(), torch.tpu.metrics()["programs"]
+
+
+def test_a_size_that_is_read_and_stays_the_same_cuts_nothing(fused):
+    g = torch.Generator().manual_seed(2)
+    batches = []
+    for _ in range(26):
+        nodes, edges = (int(torch.randint(least, most, (), generator=g)) for least, most in ((20, 60), (50, 120)))
+        of = torch.arange(nodes) * 4 // nodes
+        ends = torch.randint(nodes, (2, edges), generator=g)
+        values = torch.randn(nodes, 5, generator=g), ends, torch.randn(edges, 3, generator=g)
+        batches.append((*values, of, torch.randint(3, (4,), generator=g)))
+    (want, _), (got, programs) = (zip(*graph_losses(d, batches), strict=True) for d in ("cpu", DEVICE))
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
+    made = programs[-1] - programs[7]
+    assert made <= 10, f"{made} programs from the ninth round on\n{torch.tpu.explain(made)}"
+
+
 def sampled_losses(device, images):
     """What detectors do with the boxes of an image: each place is given one of them, some places are drawn, and what is
     predicted there is compared with what should be."""

@@ -275,6 +275,33 @@ def test_an_idiom_makes_few_programs(name, fused):
     assert sum(made) <= most, f"{made}\n{torch.tpu.explain(5)}"
 
 
+@slow
+def test_gradients_of_another_number_of_batches_of_any_size_add_up(fused):
+    """In one window, as nothing is read between them: each backward is a part with its forward, and these are of few forms."""
+    draw = random.Random(2)
+    steps = [[draw.choice(SIZES) for _ in range(draw.randint(1, 4))] for _ in range(20)]
+    runs = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        model = mlp(device, 6, 13, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        losses, made = [], []
+        for sizes in steps:
+            before = torch.tpu.metrics()["programs"]
+            total = torch.zeros((), device=device)
+            for n in sizes:
+                loss = model(normal(device, n, 6)).square().sum() / sum(sizes)
+                loss.backward()
+                total += loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total.item())
+            made.append(torch.tpu.metrics()["programs"] - before)
+        runs.append(losses)
+    torch.testing.assert_close(torch.tensor(runs[1]), torch.tensor(runs[0]), rtol=1e-4, atol=1e-5)
+    assert sum(made) <= 45, f"{made}\n{torch.tpu.explain(6)}"
+
+
 def test_a_few_sizes_of_training_have_programs_of_their_own(fused):
     """The fastest form, with nothing padded."""
     torch.manual_seed(0)

@@ -17,9 +17,10 @@ const COUNTS: usize = 32;
 pub(crate) const MOST_VARYING: usize = 4;
 /// Sizes around a part of a tensor that are tried as bounds.
 const MOST_WITHIN: usize = 4;
-/// More sizes than this of what a line copies from the host are many, and of so many dimensions of lines they are remembered.
+/// More sizes than this of what a line copies from the host are many.
 const FEW_COPIED: usize = 8;
-const MOST_COPIED: usize = 256;
+/// Lines, and dimensions of what they copy, whose sizes are remembered.
+const MOST_LINES: usize = 256;
 
 /// The sizes of a dimension of what a line copies.
 #[derive(Debug, Default)]
@@ -35,6 +36,8 @@ pub(crate) struct Counts {
     known: VecDeque<Count>,
     /// How many there were, with those of copies.
     all: u64,
+    /// The size that a line has read first; none once it has read another one.
+    first: FxHashMap<Site, Option<i64>>,
     /// The sizes of what lines copied from the host, of a dimension each, until they are many.
     copied: FxHashMap<(Site, usize, usize), Copied>,
     /// The latest sizes of copies that are many.
@@ -53,7 +56,7 @@ impl Counts {
     /// sizes like those that are read, as the number of objects in an image is; batches have a few. What is copied within one
     /// window counts once, as a line may copy a model.
     pub(crate) fn copied(&mut self, line: Site, shape: &[i64], window: u32) -> Sized {
-        if self.copied.len() >= MOST_COPIED {
+        if self.copied.len() >= MOST_LINES {
             self.copied.clear();
         }
         let mut found = Sized::new();
@@ -82,12 +85,22 @@ impl Counts {
         count
     }
 
-    /// The host has read such a size.
-    pub(crate) fn add(&mut self, size: i64, most: i64) {
+    /// A line has read a size, to make a result of it.
+    pub(crate) fn read(&mut self, line: Site, size: i64, most: i64) {
+        if self.first.len() >= MOST_LINES {
+            self.first.clear();
+        }
+        let first = self.first.entry(line).or_insert(Some(size));
+        *first = first.filter(|n| *n == size);
+        let how = if first.is_some() { How::Fixed } else { How::Made };
+        self.add(size, most, how);
+    }
+
+    fn add(&mut self, size: i64, most: i64, how: How) {
         self.all += 1;
         self.known.retain(|c| c.size != size);
         self.known.truncate(COUNTS - 1);
-        self.known.push_front(Count { size, most, origin: Origin(self.all), how: How::Made });
+        self.known.push_front(Count { size, most, origin: Origin(self.all), how });
     }
 
     /// The host has read a number. By chance many others are the same, so it is no size before something is cut to it.
@@ -110,7 +123,7 @@ impl Counts {
             if self.numbers.contains(&n) {
                 match self.known.iter_mut().find(|c| c.size == n) {
                     Some(known) => known.most = most,
-                    None => self.add(n, most),
+                    None => self.add(n, most, How::Made),
                 }
             }
             let known = self.known.iter().find(|c| c.size == n);

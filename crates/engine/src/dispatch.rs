@@ -112,7 +112,7 @@ impl<'a> Call<'_, 'a> {
         stream.fetch(held.value(), &mut bytes)?;
         let size = i64::from_le_bytes(bytes);
         let most = self.most();
-        stream.lock(self.site).counts.add(size, if most < size { i64::MAX } else { most });
+        stream.lock(self.site).counts.read(self.site, size, if most < size { i64::MAX } else { most });
         Ok(size)
     }
 

@@ -495,11 +495,16 @@ impl Stream {
         let ends_round =
             [Reason::Read, Reason::Wait, Reason::Step, Reason::Loop].contains(&cut.ending.reason);
         let line = Some(w.site).filter(|line| ends_round && tokens.len() > 1 && *line != Site::default());
-        let is_always_new = line.is_some_and(|line| w.lines.is_always_new(line, &tokens));
+        let backwards = line.and_then(|_| split::cuts_behind_backwards(&part.ops.sites));
+        // One of several backwards says nothing of what its line does with one.
+        let is_always_new =
+            backwards.is_none() && line.is_some_and(|line| w.lines.is_always_new(line, &tokens));
+        let adds_up = backwards.filter(|_| line.is_some_and(|line| w.lines.adds_up_often(line)));
         let between = |cuts: &[usize]| between(cuts, tokens.len());
-        let (part_of, for_good) = match split::cuts_of_long(&tokens) {
-            Some(cuts) => (between(&cuts), true),
-            None => {
+        let (part_of, for_good) = match (adds_up, split::cuts_of_long(&tokens)) {
+            (Some(cuts), _) => (between(&cuts), false),
+            (None, Some(cuts)) => (between(&cuts), true),
+            (None, None) => {
                 match self.parts_by_size(w, part).or_else(|| Some(between(&w.sequences.cuts(&tokens)?))) {
                     Some(part_of) => (part_of, false),
                     None if is_always_new => ((0..tokens.len() as u32).collect(), false),

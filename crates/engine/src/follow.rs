@@ -34,10 +34,10 @@ impl Followed {
         let mut groups: FxHashMap<Option<Origin>, usize> = FxHashMap::default();
         let mut levels: Vec<(usize, usize)> = Vec::with_capacity(self.results.len());
         let mut place = |op: OpRef<'_>| {
-            let with = &self.ops[op.at];
+            let with: Found = self.ops[op.at].iter().filter(|c| c.how != How::Fixed).copied().collect();
             // In the order in which they come, as origins are other numbers each time.
             let next = groups.len();
-            let group = *groups.entry((!with.is_empty()).then(|| Origin::joint(with))).or_insert(next);
+            let group = *groups.entry((!with.is_empty()).then(|| Origin::joint(&with))).or_insert(next);
             let needed = op.operands.iter().filter(|&code| code & PRODUCED != 0);
             let after = needed.map(|code| levels[(code & !PRODUCED) as usize]);
             let level = after.map(|(level, of)| level + usize::from(of != group)).max().unwrap_or(0);

@@ -21,6 +21,9 @@ pub(crate) struct Count {
 pub(crate) enum How {
     /// The host has read it, and something was made to it.
     Made,
+    /// The same, and the line that has read it has read no other one, as the number of graphs that `bincount` finds in each
+    /// batch.
+    Fixed,
     /// It came from the host.
     Copied,
     /// Something was cut to this number, which others may be by chance.

@@ -1,8 +1,9 @@
 //! Where a sequence of ops that has no program is cut, so that compiling costs what is new in it.
 //!
-//! Three things are looked for: runs of ops that stand in a known program, which become programs of their own that later
-//! windows share; in a sequence that is too long for one program, parts that repeat, as time steps and layers do; and lines
-//! whose sequences are other ones each time, though their ops are the same, as where a net has the structure of its input.
+//! Four things are looked for: runs of ops that stand in a known program, which become programs of their own that later
+//! windows share; in a sequence that is too long for one program, parts that repeat, as time steps and layers do;
+//! backwards whose gradients add up, where a line makes another number of them, or of other sizes, each time; and lines whose
+//! sequences are other ones each time, though their ops are the same, as where a net has the structure of its input.
 //! Compilers take more than linear time, and a part that repeats is compiled once.
 
 use crate::site::Site;
@@ -28,6 +29,8 @@ const PART: usize = 320;
 /// After so many new sequences of a line more than known ones, each op is launched alone; a known one counts as much as all
 /// of these.
 const ALWAYS_NEW: u32 = 8;
+/// After so many new sequences of several backwards of a line each backward is a part with the forward before it.
+const OFTEN_NEW: u32 = 3;
 /// Lines, and instances of a line, that are remembered.
 const LINES: usize = 256;
 const INSTANCES: usize = 4096;
@@ -185,6 +188,8 @@ pub(crate) struct Lines(FxHashMap<Site, Line>);
 struct Line {
     /// How many more of its sequences were new than known.
     new: u32,
+    /// How many were new and of several backwards, at most one more than [`OFTEN_NEW`].
+    sums: u32,
     /// The instances in them.
     ids: FxHashSet<u32>,
 }
@@ -196,7 +201,7 @@ impl Lines {
         if self.0.len() == LINES && !self.0.contains_key(&line) {
             self.0.clear();
         }
-        let Line { new, ids } = self.0.entry(line).or_default();
+        let Line { new, ids, .. } = self.0.entry(line).or_default();
         let known = ops.iter().filter(|op| ids.contains(&op.id)).count();
         let is_always = *new >= ALWAYS_NEW && known * 8 >= ops.len() * 7;
         *new = (*new + 1).min(2 * ALWAYS_NEW);
@@ -207,12 +212,38 @@ impl Lines {
         is_always
     }
 
+    /// A sequence of several backwards is new. Says whether they are to be parts, as there were some before.
+    pub(crate) fn adds_up_often(&mut self, line: Site) -> bool {
+        let line = self.0.entry(line).or_default();
+        line.sums = (line.sums + 1).min(OFTEN_NEW + 1);
+        line.sums > OFTEN_NEW
+    }
+
     /// A sequence has a program.
     pub(crate) fn is_known(&mut self, line: Site) {
         if let Some(line) = self.0.get_mut(&line) {
             line.new = line.new.saturating_sub(ALWAYS_NEW);
         }
     }
+}
+
+/// Where to cut a sequence of several backwards, as of gradients that add up, so that each is a part with its forward and what
+/// follows the last one is a part, too. None if there is one at most, or a part is too long. An op of no known line belongs
+/// to what it stands behind, and so does what adds a gradient.
+pub(crate) fn cuts_behind_backwards(sites: &[Site]) -> Option<Vec<usize>> {
+    let (mut cuts, mut backwards, mut is_within) = (Vec::new(), 0, false);
+    for (at, site) in sites.iter().enumerate().filter(|(_, site)| **site != Site::default()) {
+        match (is_within, site.is_of_backward()) {
+            (false, true) => backwards += 1,
+            (true, false) => cuts.push(at),
+            _ => {}
+        }
+        is_within = site.is_of_backward();
+    }
+    let starts = [0].into_iter().chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain([sites.len()]);
+    let are_short = starts.zip(ends).all(|(start, end)| end - start <= MOST);
+    (backwards > 1 && are_short).then_some(cuts)
 }
 
 /// The names of the ops that are in none of these stretches.
@@ -361,6 +392,22 @@ mod tests {
             lines.is_always_new(line, &sequence(&[8 * n..8 * n + 8]));
         }
         assert!(lines.0[&line].ids.len() <= INSTANCES + 8);
+    }
+
+    #[test]
+    fn each_backward_is_a_part() {
+        let cuts = |marks: &str| {
+            let site = |c: char| match c {
+                'b' => Site(Site::OF_BACKWARD | 1),
+                '-' => Site::default(),
+                _ => Site(1),
+            };
+            cuts_behind_backwards(&marks.chars().map(site).collect::<Vec<_>>())
+        };
+        assert_eq!(cuts("ffbbfbbss"), Some(vec![4, 7]), "the last part is the optimizer's step");
+        assert_eq!(cuts("fbfbfb"), Some(vec![2, 4]));
+        assert_eq!(cuts("-fb-b-f-b-s"), Some(vec![6, 10]), "gradients are added at no line");
+        assert_eq!([cuts("ffbbss"), cuts("ffbb"), cuts("ff"), cuts("bbf"), cuts("--")], [const { None }; 5]);
     }
 
     #[test]

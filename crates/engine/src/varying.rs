@@ -84,7 +84,7 @@ impl Stream {
     /// The part of each op of a window in which several sizes followed from values, if ops that work with others are to be
     /// other parts: a program for each bound of each size is less than one for each combination of bounds.
     pub(crate) fn parts_by_size(&self, w: &mut Window, part: &Part) -> Option<Vec<u32>> {
-        let sizes = part.read.iter().filter(|c| c.how != How::Follows).count();
+        let sizes = part.read.iter().filter(|c| !matches!(c.how, How::Follows | How::Fixed)).count();
         // Where sizes of copies alone vary, as the lengths of texts do, all of a step works with the same ones.
         if part.read.len() < 2
             || !part.read.iter().any(|c| c.how == How::Made)
