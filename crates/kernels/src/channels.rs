@@ -27,7 +27,7 @@ pub(super) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     })
 }
 
-trait Float:
+pub(super) trait Float:
     HostElement + Default + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + AddAssign + Send + Sync
 {
     fn of(n: usize) -> Self;
@@ -226,7 +226,7 @@ fn near(channels: usize) -> usize {
     (NEAR / channels).max(1) * channels
 }
 
-fn add<T: AddAssign + Copy>(to: &mut [T], more: &[T]) {
+pub(super) fn add<T: AddAssign + Copy>(to: &mut [T], more: &[T]) {
     to.iter_mut().zip(more).for_each(|(to, &more)| *to += more);
 }
 

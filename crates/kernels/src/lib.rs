@@ -2,6 +2,7 @@
 //! plugin, which the lowerings of `oxitorch_aten` name.
 
 mod channels;
+mod rows;
 mod scatter;
 mod spmm;
 
@@ -14,6 +15,7 @@ use std::ops::Range;
 /// If the plugin does not take host functions.
 pub fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     channels::register(plugin)?;
+    rows::register(plugin)?;
     scatter::register(plugin)?;
     spmm::register(plugin)
 }

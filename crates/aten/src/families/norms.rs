@@ -76,6 +76,15 @@ pub(super) fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normali
     Normalized { mean, rstd, var, value }
 }
 
+/// The same by mean and variance that are known.
+fn normalize_by(c: &Ctx, x: Value, [mean, var]: [Value; 2], dims: &[i64], eps: Scalar) -> Normalized {
+    let shape = c.shape(x);
+    let [mean, var] = [mean, var].map(|v| c.reshape(v, &shape[..shape.len() - dims.len()]));
+    let rstd = inverse_std(c, var, eps);
+    let along = |v: Value| spread(c, v, &shape, dims);
+    Normalized { mean, rstd, var, value: c.multiply(c.subtract(x, along(mean)), along(rstd)) }
+}
+
 pub(super) fn inverse_std(c: &Ctx, var: Value, eps: Scalar) -> Value {
     let shape = c.shape(var);
     c.rsqrt(c.add(var, c.number_like(eps, c.dtype(var), &shape)))
@@ -148,7 +157,11 @@ fn layer_norm(
     let stats = stat_dtype("LayerNormKernelImpl", input, &[weight, bias])?;
     let shape = c.shape(input.value);
     let compute = opmath(input.dtype);
-    let n = normalize(c, c.to(input.value, compute), &dims, eps);
+    let width: i64 = normalized_shape.iter().product();
+    let n = match channels::statistics_of_rows(c, input.value, width) {
+        Some(of_rows) => normalize_by(c, input.value, of_rows, &dims, eps),
+        None => normalize(c, c.to(input.value, compute), &dims, eps),
+    };
     let mut y = n.value;
     if let Some(w) = weight {
         y = c.multiply(y, trailing(c, w.value, compute, &shape)?);
@@ -189,14 +202,43 @@ fn layer_norm_backward(
         Some(w) => c.multiply(g, trailing(c, w.value, compute, &shape)?),
         None => g,
     };
-    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    if grad.dtype == input.dtype
+        && let Some(all) = host_layer_gradients(c, [scaled, normalized], [grad.value, input.value], [mean, rstd], weight)
+    {
+        let of_param = |i: usize, v: Value| wanted(i).then(|| c.to(c.reshape(v, &normalized_shape), params));
+        let grad_input = wanted(0).then(|| c.to(all[0], input.dtype));
+        return Ok((grad_input, weight.and_then(|_| of_param(1, all[1])), bias.and_then(|_| of_param(2, all[2]))));
+    }
+    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let grad_input =
         wanted(0).then(|| c.to(normalize_backward(c, scaled, normalized, rstd, &dims), input.dtype));
     let grad_weight = (wanted(1) && weight.is_some())
         .then(|| c.to(c.reduce_sum(c.multiply(g, normalized), &leading), params));
     let grad_bias = (wanted(2) && bias.is_some()).then(|| c.to(c.reduce_sum(g, &leading), params));
     Ok((grad_input, grad_weight, grad_bias))
+}
+
+/// Gradients of input, weight and bias, by sums that the host takes.
+fn host_layer_gradients(
+    c: &Ctx,
+    [scaled, normalized]: [Value; 2],
+    [grad, input]: [Value; 2],
+    [mean, rstd]: [Value; 2],
+    weight: Option<Tensor>,
+) -> Option<[Value; 3]> {
+    if !channels::is_for_host(c, input) {
+        return None;
+    }
+    let (shape, rows) = (c.shape(input), c.shape(mean));
+    let dtype = c.dtype(input);
+    let factor = weight.map_or_else(|| c.full(c.scalar_i64(dtype, 1), &shape[rows.len()..]), |w| c.to(w.value, dtype));
+    let [sum, slope, bias, scale] = channels::sums_of_rows(c, [grad, input], [mean, rstd], factor)?;
+    let leading: Dims = (0..rows.len() as i64).collect();
+    let along = |v: Value| c.broadcast_in_dim(c.reshape(v, &rows), &shape, &leading);
+    let average = |v: Value| along(c.divide(v, c.like(v, c.numel(factor) as f64)));
+    let inner = c.subtract(c.subtract(scaled, average(sum)), c.multiply(normalized, average(slope)));
+    Some([c.multiply(inner, along(rstd)), scale, bias])
 }
 
 fn rms_norm(
