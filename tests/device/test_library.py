@@ -561,15 +561,6 @@ def test_remainders_are_exact(f, dtype):
     same(lambda x, y: f(x, y[:, None]), randn(100, 200, dtype=dtype) * 9, randn(100, dtype=dtype))
 
 
-def test_equal_elements_stay_in_order_where_that_is_asked_for():
-    x = torch.randint(9, (5000,)).float()
-    same(lambda x: torch.sort(x, stable=True), x)
-    values, index = torch.sort(x.to(DEVICE))
-    assert_same(values, x.sort()[0])
-    assert torch.equal(x[index.cpu()], x.sort()[0])
-    assert torch.equal(index.cpu().sort()[0], torch.arange(5000))
-
-
 # ---------------------------------------------------------------- how they run
 
 

@@ -301,14 +301,33 @@ fn moments<T: Float>(run: &[T]) -> (T, T) {
 
 /// Of what `f` gives for these numbers.
 fn sum<T: Float>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> T {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<BLOCK>(), b.as_chunks::<BLOCK>());
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
+    let mut sums = sums(a, b, &f);
+    sums.iter_mut().zip(a_rest.iter().zip(b_rest)).for_each(|(sum, (&a, &b))| *sum += f(a, b));
+    total(sums)
+}
+
+/// A function of its own, as the sums are in memory, and not in registers, where one is taken by its number.
+#[inline(never)]
+fn sums<T: Float>(a: &[[T; BLOCK]], b: &[[T; BLOCK]], f: &impl Fn(T, T) -> T) -> [T; BLOCK] {
     let mut sums = [T::default(); BLOCK];
     for (a, b) in a.iter().zip(b) {
         (0..BLOCK).for_each(|i| sums[i] += f(a[i], b[i]));
     }
-    let mut all = T::default();
-    sums.into_iter().chain(a_rest.iter().zip(b_rest).map(|(&a, &b)| f(a, b))).for_each(|s| all += s);
-    all
+    sums
+}
+
+/// The sum of a power of two of numbers, in pairs: none waits for all before it.
+pub(super) fn total<T: Float, const N: usize>(mut sums: [T; N]) -> T {
+    let mut half = N / 2;
+    while half > 0 {
+        for i in 0..half {
+            let other = sums[i + half];
+            sums[i] += other;
+        }
+        half /= 2;
+    }
+    sums[0]
 }
 
 /// Of each row, a block of channels that begins with `at`: the number of each in the block, and its value.

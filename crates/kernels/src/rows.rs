@@ -1,7 +1,7 @@
 //! The sums of a layer norm's gradients: along each row and down each column, in one go through gradient and input. Compiled
 //! code takes a loop for each, and adds up rows one number after another.
 
-use crate::channels::{Float, add};
+use crate::channels::{Float, add, total};
 use crate::{UNKNOWN, cut};
 use oxitorch_aten::families::channels::ROW_GRADIENT_SUMS;
 use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostError};
@@ -114,35 +114,49 @@ fn along<T: Float>(
     (mean, inverse): (T, T),
     columns: &mut Columns<T>,
 ) -> (T, T) {
-    let (mut sums, mut slopes) = ([T::default(); BLOCK], [T::default(); BLOCK]);
-    let mut one = |i: usize, (g, x, w): (T, T, T), bias: &mut T, scale: &mut T| {
+    let one = |(g, x, w): (T, T, T)| {
         let (normalized, scaled) = ((x - mean) * inverse, g * w);
-        sums[i] += scaled;
-        slopes[i] += scaled * normalized;
-        *bias += g;
-        *scale += g * normalized;
+        [scaled, scaled * normalized, g, g * normalized]
     };
-    let (gs, g_rest) = gradient.as_chunks::<BLOCK>();
-    let (xs, x_rest) = input.as_chunks::<BLOCK>();
-    let (ws, w_rest) = weight.as_chunks::<BLOCK>();
-    let (biases, bias_rest) = columns.sums.as_chunks_mut::<BLOCK>();
-    let (scales, scale_rest) = columns.products.as_chunks_mut::<BLOCK>();
-    let whole = gs.iter().zip(xs).zip(ws).zip(biases.iter_mut().zip(scales));
-    for (((g, x), w), (bias, scale)) in whole {
+    let (gradient, g_rest) = gradient.as_chunks();
+    let (input, x_rest) = input.as_chunks();
+    let (weight, w_rest) = weight.as_chunks();
+    let (biases, bias_rest) = columns.sums.as_chunks_mut();
+    let (scales, scale_rest) = columns.products.as_chunks_mut();
+    let (mut sums, mut slopes) = blocks((gradient, input, weight), (biases, scales), &one);
+    let rest = g_rest.iter().zip(x_rest).zip(w_rest).zip(bias_rest.iter_mut().zip(scale_rest));
+    for ((((&g, &x), &w), (bias, scale)), (sum, slope)) in rest.zip(sums.iter_mut().zip(&mut slopes)) {
+        let all = one((g, x, w));
+        *sum += all[0];
+        *slope += all[1];
+        *bias += all[2];
+        *scale += all[3];
+    }
+    (total(sums), total(slopes))
+}
+
+type Blocks<'a, T> = &'a [[T; BLOCK]];
+
+/// A function of its own, as the sums are in memory, and not in registers, where one is taken by its number.
+#[inline(never)]
+fn blocks<T: Float>(
+    (gradient, input, weight): (Blocks<'_, T>, Blocks<'_, T>, Blocks<'_, T>),
+    (biases, scales): (&mut [[T; BLOCK]], &mut [[T; BLOCK]]),
+    one: &impl Fn((T, T, T)) -> [T; 4],
+) -> ([T; BLOCK], [T; BLOCK]) {
+    let (mut sums, mut slopes) = ([T::default(); BLOCK], [T::default(); BLOCK]);
+    for (((g, x), w), (bias, scale)) in
+        gradient.iter().zip(input).zip(weight).zip(biases.iter_mut().zip(scales))
+    {
         for i in 0..BLOCK {
-            one(i, (g[i], x[i], w[i]), &mut bias[i], &mut scale[i]);
+            let all = one((g[i], x[i], w[i]));
+            sums[i] += all[0];
+            slopes[i] += all[1];
+            bias[i] += all[2];
+            scale[i] += all[3];
         }
     }
-    let rest = g_rest.iter().zip(x_rest).zip(w_rest).zip(bias_rest.iter_mut().zip(scale_rest)).enumerate();
-    for (i, (((&g, &x), &w), (bias, scale))) in rest {
-        one(i, (g, x, w), bias, scale);
-    }
-    let all = |sums: [T; BLOCK]| {
-        let mut all = T::default();
-        sums.into_iter().for_each(|s| all += s);
-        all
-    };
-    (all(sums), all(slopes))
+    (sums, slopes)
 }
 
 #[cfg(test)]

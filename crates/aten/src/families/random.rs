@@ -1,6 +1,6 @@
 use super::cumulative::library_scan;
 use super::philox;
-use super::sorting::{Equals, library_sort, lower_bound};
+use super::sorting::{library_sort, lower_bound};
 use crate::args::{Integer, Rng, Scalar, Tensor};
 use crate::context::Ctx;
 use crate::domain;
@@ -369,7 +369,7 @@ fn randperm(c: &Ctx, n: i64, rng: Rng, dtype: Option<DType>) -> Result<Value> {
     let keys = bits(c, rng, DType::U64, &[n]);
     // The library sorts signed integers: the same order with the first bit the other way round.
     let signed = c.bitcast_convert(c.xor(keys, c.full(c.scalar_i64(DType::U64, i64::MIN), &[n])), DType::S64);
-    if let Some((_, index)) = library_sort(c, signed, 0, false, Equals::Ordered) {
+    if let Some((_, index)) = library_sort(c, signed, 0, false) {
         return Ok(c.to(index, dtype.unwrap_or(DType::S64)));
     }
     let i = c.iota(TensorType::new(DType::S64, [n].as_slice()), 0);

@@ -1,6 +1,6 @@
 use super::indexing::running_sum;
 use super::scatter::{move_to, or_behind, scatter_rows};
-use super::sorting::{Equals, library_sort};
+use super::sorting::library_sort;
 use crate::context::{Ctx, broadcast_shapes};
 use crate::dtype::{Category, category};
 use crate::error::{ErrorKind, Result, not_implemented, runtime, unsupported};
@@ -236,7 +236,7 @@ impl Groups {
         }
         if let [column] = *columns
             && !c.dtype(column).is_float()
-            && let Some((values, origin)) = library_sort(c, column, 0, false, Equals::Any)
+            && let Some((values, origin)) = library_sort(c, column, 0, false)
         {
             return Ok(Groups { origin: Some(origin), ..Groups::consecutive(c, &[values])? });
         }

@@ -79,30 +79,15 @@ fn library_pick(
     Some((kept(values), kept(index)))
 }
 
-/// What becomes of equal elements.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Equals {
-    /// They stay in their order.
-    Ordered,
-    /// They come in any order, which PyTorch's kernel has vector code for.
-    Any,
-}
-
-/// Values along `dim` in order and the positions (int64) that they came from, by PyTorch's own kernel. NaN is the largest.
-pub(super) fn library_sort(
-    c: &Ctx,
-    x: Value,
-    dim: usize,
-    descending: bool,
-    equals: Equals,
-) -> Option<(Value, Value)> {
+/// Values along `dim` in order and the positions (int64) that they came from, by PyTorch's own kernel. Stable; NaN is the
+/// largest.
+pub(super) fn library_sort(c: &Ctx, x: Value, dim: usize, descending: bool) -> Option<(Value, Value)> {
     if !is_for_library(c, x) {
         return None;
     }
     let ty = c.ty(x);
     let index = TensorType::new(DType::S64, ty.shape.clone());
-    let stable = Item::Bool(equals == Equals::Ordered);
-    let args = [Item::Tensor(x), stable, Item::Int(dim as i64), Item::Bool(descending)];
+    let args = [Item::Tensor(x), Item::Bool(true), Item::Int(dim as i64), Item::Bool(descending)];
     let results = [ty, index].map(|ty| Some(Outcome::row_major(ty)));
     let cut = i64::from(dim == 0);
     let parts = Parts { args: &[cut, -1, -1, -1], results: &[cut, cut], step: 1 };
@@ -115,11 +100,7 @@ pub(super) fn library_sort(
 
 /// Values along `dim` in order and the positions they came from, as `index_dtype` has them. Stable.
 pub(super) fn sort_with_index(c: &Ctx, x: Value, dim: usize, descending: bool) -> (Value, Value) {
-    sorted(c, x, dim, descending, Equals::Ordered)
-}
-
-fn sorted(c: &Ctx, x: Value, dim: usize, descending: bool, equals: Equals) -> (Value, Value) {
-    if let Some((values, index)) = library_sort(c, x, dim, descending, equals) {
+    if let Some((values, index)) = library_sort(c, x, dim, descending) {
         return (values, c.to(index, index_dtype(c.shape(x)[dim])));
     }
     let index = c.iota_dim(x, index_dtype(c.shape(x)[dim]), dim as i64);
@@ -142,14 +123,13 @@ fn no_complex(what: &str, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-fn sort(c: &Ctx, x: Tensor, stable: Option<bool>, dim: i64, descending: bool) -> Result<(Value, Value)> {
+fn sort(c: &Ctx, x: Tensor, _stable: Option<bool>, dim: i64, descending: bool) -> Result<(Value, Value)> {
     no_complex("Sort", x.dtype)?;
     let dim = c.dim(dim, x.rank)?;
     if x.rank == 0 {
         return Ok((x.value, c.scalar_i64(DType::S64, 0)));
     }
-    let equals = if stable == Some(true) { Equals::Ordered } else { Equals::Any };
-    let (values, index) = sorted(c, x.value, dim, descending, equals);
+    let (values, index) = sort_with_index(c, x.value, dim, descending);
     Ok((values, c.to(index, DType::S64)))
 }
 
