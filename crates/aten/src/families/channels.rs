@@ -21,6 +21,9 @@ const OPERATIONS: i64 = 64;
 /// How many numbers that lie side by side are worth a sum of their own.
 const RUN: i64 = 8;
 
+/// How many numbers there have to be in a row of a layer norm: compiled code is as fast with many short ones.
+const WIDTH: i64 = 128;
+
 /// Whether sums over this are worth a call.
 pub(super) fn is_for_host(c: &Ctx, image: Value) -> bool {
     c.is_for_library(c.dtype(image), c.numel(image).saturating_mul(OPERATIONS))
@@ -76,7 +79,7 @@ pub(super) fn statistics_of_groups(c: &Ctx, image: Value, groups: i64) -> Option
 
 /// Mean and biased variance of each row of so many numbers: \[rows\].
 pub(super) fn statistics_of_rows(c: &Ctx, x: Value, width: i64) -> Option<[Value; 2]> {
-    if !is_for_host(c, x) || width < RUN {
+    if !is_for_host(c, x) || width < WIDTH {
         return None;
     }
     let rows = c.numel(x) / width;
@@ -91,7 +94,7 @@ pub(super) fn sums_of_rows(
     weight: Value,
 ) -> Option<[Value; 4]> {
     let width = c.numel(weight);
-    if !is_for_host(c, input) || width < RUN {
+    if !is_for_host(c, input) || width < WIDTH {
         return None;
     }
     let rows = c.numel(input) / width;
