@@ -476,7 +476,7 @@ def test_systems_of_equations(shape, dtype):
     a = randn(*shape, dtype=dtype) + n * torch.eye(n, dtype=dtype)
     b, vector = randn(*shape[:-1], 3, dtype=dtype), randn(n, dtype=dtype)
     tolerance = {"rtol": 1e-3, "atol": 1e-4, "times": None}
-    solve = torch.linalg.solve
+    solve, triangular = torch.linalg.solve, torch.linalg.solve_triangular
     for turn in (lambda a: a, lambda a: a.mT, lambda a: a.mH):
         same(lambda a, b, turn=turn: solve(turn(a), b), a, b, **tolerance)
     same(solve, a, vector[:, None], **tolerance)
@@ -492,15 +492,13 @@ def test_systems_of_equations(shape, dtype):
         same(lambda x, p, b, f=f: f(x, p, b), factors, pivots, b[..., :1], **tolerance)
     for upper in (False, True):
         for unit in (False, True):
-            f = lambda a, b, **more: torch.linalg.solve_triangular(a, b, **more)  # noqa: E731
             how = {"upper": upper, "unitriangular": unit}
             # With ones on the diagonal, what is beside it must not be large.
             m = a / n if unit else a
-            same(lambda a, b, how=how: f(a, b, **how), m, b, **tolerance)
-            same(lambda a, b, how=how: f(a.mT, b.mT, left=False, **how), m, b, **tolerance)
+            same(lambda a, b, how=how: triangular(a, b, **how), m, b, **tolerance)
+            same(lambda a, b, how=how: triangular(a.mT, b.mT, left=False, **how), m, b, **tolerance)
             if len(shape) == 2:
-                f = torch.triangular_solve
-                same(lambda a, b, f=f, u=upper: f(b, a.mT, upper=u, transpose=True), a, b, **tolerance)
+                same(lambda a, b, u=upper: torch.triangular_solve(b, a.mT, upper=u, transpose=True), a, b, **tolerance)
     if len(shape) == 2:
         same(torch.cholesky_inverse, torch.linalg.cholesky(a @ a.mH), **tolerance)
 
@@ -552,7 +550,7 @@ def test_remainders_are_exact(f, dtype):
     def exact(x, y):
         if math.isnan(x) or math.isnan(y) or math.isinf(x) or y == 0:
             return math.nan
-        return math.fmod(x, y) if f is torch.fmod or math.isinf(y) and x == 0 else x % y
+        return math.fmod(x, y) if f is torch.fmod or (math.isinf(y) and x == 0) else x % y
 
     pairs = zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)
     expected = torch.tensor([exact(*pair) for pair in pairs], dtype=torch.float64).view_as(x)

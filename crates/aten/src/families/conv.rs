@@ -2,7 +2,7 @@ use super::matmul::{accumulator, precision};
 use crate::context::Ctx;
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, in_32_bits, runtime, unsupported};
-use crate::library::{is_channels_last, Item, Outcome, Parts, word};
+use crate::library::{Item, Outcome, Parts, is_channels_last, word};
 use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Axes, ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};

@@ -211,8 +211,7 @@ fn flat(c: &Ctx, x: Value) -> Value {
 fn library_solution(c: &Ctx, op: &str, matrices: &[Value], more: &[Item<'_>], b: Value) -> Option<Value> {
     let result = Outcome::column_major(c.ty(flat(c, b)));
     let args: Vec<Item<'_>> = matrices.iter().map(|&v| Item::Tensor(v)).chain(more.iter().copied()).collect();
-    let cuts: Vec<i64> =
-        (0..args.len()).map(|i| if i < matrices.len() { 0 } else { word::WHOLE }).collect();
+    let cuts: Vec<i64> = (0..args.len()).map(|i| if i < matrices.len() { 0 } else { word::WHOLE }).collect();
     let parts = Parts { args: &cuts, results: &[0], step: 1 };
     let found = c.call_library_in_parts(op, &args, &[Some(result)], Some(&parts)).first().copied()??;
     Some(c.reshape(found, &c.shape(b)))

@@ -204,11 +204,16 @@ fn layer_norm_backward(
     };
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     if grad.dtype == input.dtype
-        && let Some(all) = host_layer_gradients(c, [scaled, normalized], [grad.value, input.value], [mean, rstd], weight)
+        && let Some(all) =
+            host_layer_gradients(c, [scaled, normalized], [grad.value, input.value], [mean, rstd], weight)
     {
         let of_param = |i: usize, v: Value| wanted(i).then(|| c.to(c.reshape(v, &normalized_shape), params));
         let grad_input = wanted(0).then(|| c.to(all[0], input.dtype));
-        return Ok((grad_input, weight.and_then(|_| of_param(1, all[1])), bias.and_then(|_| of_param(2, all[2]))));
+        return Ok((
+            grad_input,
+            weight.and_then(|_| of_param(1, all[1])),
+            bias.and_then(|_| of_param(2, all[2])),
+        ));
     }
     let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let grad_input =
@@ -232,7 +237,8 @@ fn host_layer_gradients(
     }
     let (shape, rows) = (c.shape(input), c.shape(mean));
     let dtype = c.dtype(input);
-    let factor = weight.map_or_else(|| c.full(c.scalar_i64(dtype, 1), &shape[rows.len()..]), |w| c.to(w.value, dtype));
+    let factor =
+        weight.map_or_else(|| c.full(c.scalar_i64(dtype, 1), &shape[rows.len()..]), |w| c.to(w.value, dtype));
     let [sum, slope, bias, scale] = channels::sums_of_rows(c, [grad, input], [mean, rstd], factor)?;
     let leading: Dims = (0..rows.len() as i64).collect();
     let along = |v: Value| c.broadcast_in_dim(c.reshape(v, &rows), &shape, &leading);
@@ -493,8 +499,12 @@ fn group_norm_backward(
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     if let Some(sums) = g.gradient_sums(c, grad, input, mean, rstd) {
         let all = g.gradients(c, (grad, input), (mean, rstd), weight, sums);
-        let grad_input = wanted(0).then(|| all.0);
-        return Ok((grad_input, wanted(1).then(|| c.to(all.1, params)), wanted(2).then(|| c.to(all.2, params))));
+        let grad_input = wanted(0).then_some(all.0);
+        return Ok((
+            grad_input,
+            wanted(1).then(|| c.to(all.1, params)),
+            wanted(2).then(|| c.to(all.2, params)),
+        ));
     }
     let (dy, x) = (wide(grad.value), wide(input.value));
     let normalized = c.multiply(c.subtract(x, along(mean)), along(rstd));

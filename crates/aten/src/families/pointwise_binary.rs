@@ -286,12 +286,7 @@ fn fmod(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
 }
 
 /// What `f` makes of the remainder with the sign of `x`, and of `y`.
-fn remainder_with(
-    c: &Ctx,
-    x: Tensor,
-    y: Tensor,
-    f: fn(&Builder, Value, Value) -> Value,
-) -> Result<Value> {
+fn remainder_with(c: &Ctx, x: Tensor, y: Tensor, f: fn(&Builder, Value, Value) -> Value) -> Result<Value> {
     check_zero(c, x, y)?;
     let dtype = c.result_type(&[x, y])?;
     let [a, b] = c.align([x.value, y.value], opmath(dtype))?;
