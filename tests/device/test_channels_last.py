@@ -176,3 +176,37 @@ def test_convolutions_in_a_program_are_channels_last(seen):
         pytest.skip("convolutions are the compiler's here")
     turned = [line for line in text.splitlines() if "stablehlo.transpose" in line and "8x32x32x32x" in line]
     assert len(turned) == (0 if seen else 1), "\n".join(turned)
+
+
+@pytest.mark.skipif(torch.tpu.platform() != "cpu", reason="only programs in host memory call PyTorch's kernels")
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "channels last"])
+def test_weights_that_are_more_than_their_image_are_not_turned_round(last):
+    """PyTorch's kernel would turn the weight at each call, so it is given such an image row-major."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 16, 64, 64, generator=generator)
+    small = torch.randn(64, 16, 3, 3, generator=generator) / 12
+    large = [torch.randn(64, 64, 3, 3, generator=generator) / 24 for _ in range(2)]
+    if last:
+        x, small = (v.to(memory_format=torch.channels_last) for v in (x, small))
+
+    def f(x, small, *large):
+        y = F.conv2d(x, small, stride=8, padding=1).sin()
+        for w in large:
+            y = F.conv2d(y, w, padding=1).sin()
+        return y.sum()
+
+    def found(device, call):
+        leaves = [v.detach().to(device).requires_grad_() for v in (x, small, *large)]
+        return torch.autograd.grad(call(*leaves), leaves)
+
+    step = torch.tpu.jit(lambda *a: torch.autograd.grad(f(*a), a))
+    leaves = [v.detach().to(DEVICE).requires_grad_() for v in (x, small, *large)]
+    for ours, theirs in zip(step(*leaves), found("cpu", f), strict=True):
+        assert_same(ours, theirs, strides=False, rtol=1e-3, atol=1e-3)
+    for ours, theirs in zip(found(DEVICE, f), found("cpu", f), strict=True):
+        assert_same(ours, theirs, strides=False, rtol=1e-3, atol=1e-3)
+    words = re.findall(r"call = array<i64: ([^>]*)>, fn = \"aten\", op = \"convolution", step.lower(*leaves).as_text())
+    # Sizes and strides of a weight and of the image, in the words of a call.
+    calls = [call for call in words if "64, 64, 3, 3, 576, 9, 3, 1, 0" in call]
+    assert len(calls) >= 2, words
+    assert all("4, 64, 8, 8, 4096, 64, 8, 1, 0" in call for call in calls), calls

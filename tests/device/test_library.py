@@ -2,6 +2,7 @@
 the CPU's but for rounding, views are read in place, large calls are made in parts, and small ones stay with XLA."""
 
 import concurrent.futures
+import math
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def calls():
     return torch.tpu.metrics()["library_calls"]
 
 
-def same(f, *args, times=1, **tolerance):
+def same(f, *args, times: int | None = 1, **tolerance):
     """`f` gives on the device what it gives on the CPU, with so many calls of the library."""
     expected = tensors(f(*args))
     moved = to_device(args)
@@ -28,7 +29,7 @@ def same(f, *args, times=1, **tolerance):
     done = calls() - before
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         assert_same(a, e, f"result {i}", strides=False, **tolerance)
-    assert done == times, f"{done} library calls"
+    assert times is None or done == times, f"{done} library calls"
 
 
 def gradients(f, *args):
@@ -463,6 +464,101 @@ def test_samples():
     assert_same(order.sort()[0], torch.arange(5000))
 
 
+SYSTEMS = [(1, 1), (7, 7), (5, 20, 20), (2, 3, 9, 9), (70, 70), (0, 3, 3)]
+DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SYSTEMS, ids=str)
+def test_systems_of_equations(shape, dtype):
+    """LAPACK does them, of any layout and with whatever is broadcast."""
+    n = shape[-1]
+    a = randn(*shape, dtype=dtype) + n * torch.eye(n, dtype=dtype)
+    b, vector = randn(*shape[:-1], 3, dtype=dtype), randn(n, dtype=dtype)
+    tolerance = {"rtol": 1e-3, "atol": 1e-4, "times": None}
+    solve, triangular = torch.linalg.solve, torch.linalg.solve_triangular
+    for turn in (lambda a: a, lambda a: a.mT, lambda a: a.mH):
+        same(lambda a, b, turn=turn: solve(turn(a), b), a, b, **tolerance)
+    same(solve, a, vector[:, None], **tolerance)
+    same(lambda a, b: solve(a, b.mT, left=False), a, b, **tolerance)
+    same(torch.linalg.inv, a, **tolerance)
+    same(torch.linalg.lu_factor_ex, a, **tolerance)
+    same(torch.linalg.lu_factor_ex, b, **tolerance)
+    same(torch.linalg.slogdet, a, **tolerance)
+    factors, pivots = torch.linalg.lu_factor(a)
+    for adjoint in (False, True):
+        f = lambda *args, adjoint=adjoint: torch.linalg.lu_solve(*args, adjoint=adjoint)  # noqa: E731
+        same(f, factors, pivots, b, **tolerance)
+        same(lambda x, p, b, f=f: f(x, p, b), factors, pivots, b[..., :1], **tolerance)
+    for upper in (False, True):
+        for unit in (False, True):
+            how = {"upper": upper, "unitriangular": unit}
+            # With ones on the diagonal, what is beside it must not be large.
+            m = a / n if unit else a
+            same(lambda a, b, how=how: triangular(a, b, **how), m, b, **tolerance)
+            same(lambda a, b, how=how: triangular(a.mT, b.mT, left=False, **how), m, b, **tolerance)
+            if len(shape) == 2:
+                same(lambda a, b, u=upper: torch.triangular_solve(b, a.mT, upper=u, transpose=True), a, b, **tolerance)
+    if len(shape) == 2:
+        same(torch.cholesky_inverse, torch.linalg.cholesky(a @ a.mH), **tolerance)
+
+
+def test_systems_are_solved_by_lapack():
+    a, b = randn(6, 6), randn(6, 2)
+    same(torch.linalg.solve, a, b, times=2, rtol=1e-3, atol=1e-3)
+    same(lambda a, b: gradients(torch.linalg.solve, a, b), a, b, times=3, rtol=1e-2, atol=1e-2)
+    singular = torch.eye(5).repeat(3, 1, 1)
+    singular[1, 3, 3] = 0.0
+    assert torch.linalg.lu_factor_ex(singular.to(DEVICE)).info.tolist() == [0, 4, 0]
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.solve(singular.to(DEVICE), singular.to(DEVICE)).cpu()
+
+
+def test_pivots_that_are_no_rows_end_nothing():
+    factors, b = randn(40, 40).to(DEVICE), randn(40, 2).to(DEVICE)
+    for pivot in (-(2**31), 0, 41, 2**31 - 1):
+        pivots = torch.full((40,), pivot, dtype=torch.int32, device=DEVICE)
+        assert torch.linalg.lu_solve(factors, pivots, b).shape == (40, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, torch.inf, 0.5, 3.0])
+def test_distances_of_pairs(p, dtype):
+    known = p in (0.0, 1.0, 2.0, torch.inf)
+    x = randn(60, 40, dtype=dtype)
+    x[3], x[7, 5] = x[9], x[8, 5]
+    distances = lambda x: F.pdist(x, p)  # noqa: E731
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}
+    same(distances, x, times=int(known), **tolerance)
+    same(distances, x.t(), times=int(known), **tolerance)
+    same(distances, x[::2, 1::2], times=0, **tolerance)
+    same(lambda x: gradients(distances, x), x, times=2 * known, **tolerance)
+    same(lambda x: gradients(lambda x: distances(x[5:55, 3:33]), x), x, times=2 * known, **tolerance)
+    same(distances, odd(60, 40, dtype=dtype), times=int(known), **tolerance)
+    same(lambda x: torch.autograd.grad(distances(x).sum(), x), x.requires_grad_(), times=2 * known, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("f", [torch.fmod, torch.remainder])
+def test_remainders_are_exact(f, dtype):
+    """Of quotients that overflow, too, which PyTorch's vector code loses."""
+    large, tiny = torch.finfo(dtype).max, torch.finfo(dtype).eps ** 3
+    x, y = odd(100, 200, dtype=dtype) * 100, odd(100, 200, dtype=dtype)
+    x[:, :3] = torch.tensor([large, -large, large / 3], dtype=dtype)
+    y[::2, :3], y[1::2, :3] = tiny, 0.1
+
+    def exact(x, y):
+        if math.isnan(x) or math.isnan(y) or math.isinf(x) or y == 0:
+            return math.nan
+        return math.fmod(x, y) if f is torch.fmod or (math.isinf(y) and x == 0) else x % y
+
+    pairs = zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)
+    expected = torch.tensor([exact(*pair) for pair in pairs], dtype=torch.float64).view_as(x)
+    assert_same(f(x.to(DEVICE), y.to(DEVICE)), expected.to(dtype), rtol=1e-6, atol=0)
+    same(lambda x: f(x, 1.5), randn(200, 100, dtype=dtype).t() * 9)
+    same(lambda x, y: f(x, y[:, None]), randn(100, 200, dtype=dtype) * 9, randn(100, dtype=dtype))
+
+
 # ---------------------------------------------------------------- how they run
 
 
@@ -506,7 +602,57 @@ def test_batch_norm_is_summed_by_the_host(memory_format):
     x = randn(8, 32, 32, 32).to(memory_format=memory_format)
     arguments = x.to(DEVICE).requires_grad_(), torch.ones(32, device=DEVICE)
     text = torch.tpu.jit(gradient).lower(*arguments).as_text()
-    assert "batch_norm_statistics" in text and "batch_norm_gradient_sums" in text
+    assert "channel_statistics" in text and "channel_gradient_sums" in text
+
+
+GROUPS = {
+    "groups": lambda x, w, b: F.group_norm(x, x.shape[1] // 2, w, b),
+    "one group": lambda x, w, b: F.group_norm(x, 1, w, b),
+    "a group for each channel": lambda x, w, b: F.group_norm(x, x.shape[1], w, b),
+    "no weight": lambda x, w, b: F.group_norm(x, 2),
+    "instances": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+    "group norm and another function": lambda x, w, b: F.silu(F.group_norm(x, 2, w, b)),
+}
+SAMPLES = [
+    ((64, 8, 300), torch.contiguous_format),
+    ((2, 32, 64, 64), torch.contiguous_format),
+    ((2, 32, 64, 64), torch.channels_last),
+    ((1, 34, 70, 66), torch.contiguous_format),
+    ((1, 34, 70, 66), torch.channels_last),
+    ((5, 34, 30, 33), torch.channels_last),
+    ((40, 4, 10, 16, 8), torch.channels_last_3d),
+    ((300, 40, 16), torch.contiguous_format),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("shape", "memory_format"), SAMPLES, ids=str)
+@pytest.mark.parametrize("name", GROUPS)
+def test_norms_of_each_sample(name, shape, memory_format, dtype):
+    values = randn(*shape) + 10.0, randn(shape[1]), randn(shape[1]), randn(*shape)
+
+    def found(device, to):
+        # Both begin with the same numbers.
+        x, w, b, slope = (v.to(dtype).to(device, to, copy=True) for v in values)
+        x = x.to(memory_format=memory_format)
+        leaves = [v.requires_grad_() for v in (x, w, b)]
+        y = GROUPS[name](*leaves)
+        gradients = torch.autograd.grad((y * slope).sum(), leaves, allow_unused=True)
+        return [y.detach(), *(g for g in gradients if g is not None)]
+
+    tolerance = {torch.float32: (1e-4, 5e-3), torch.float64: (1e-7, 1e-9)}[dtype]
+    for ours, exact in zip(found(DEVICE, dtype), found("cpu", torch.float64), strict=True):
+        assert_same(ours, exact.to(dtype), strides=False, rtol=tolerance[0], atol=tolerance[1])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_is_no_number_stays_in_its_group(memory_format):
+    x = randn(4, 16, 64, 64).to(memory_format=memory_format)
+    x[1, 3, 5, 6], x[2, 9, 0, 0], x[3, 15, 63, 63] = torch.nan, torch.inf, -torch.inf
+    for f in (lambda x: F.group_norm(x, 4), F.instance_norm):
+        expected = gradients(f, x)
+        for ours, theirs in zip(gradients(f, x.to(DEVICE)), expected, strict=True):
+            assert_same(ours, theirs, strides=False, rtol=1e-4, atol=1e-4)
 
 
 def test_a_second_window_calls_again():

@@ -70,6 +70,8 @@ pub enum Item<'a> {
     Tensor(Value),
     /// A tensor whose last dimension must be dense.
     Rows(Value),
+    /// A tensor that must be row-major.
+    Dense(Value),
     /// An image, channels last.
     ChannelsLast(Value),
     /// A number that the program is given, a float64 or an int64.
@@ -303,9 +305,10 @@ impl Call<'_, '_> {
     fn arg(&mut self, arg: &Item<'_>) {
         match *arg {
             Item::None => self.words.push(word::NONE),
-            Item::Tensor(v) | Item::Rows(v) => {
+            Item::Tensor(v) | Item::Rows(v) | Item::Dense(v) => {
                 let mut view = self.c.strided(v);
-                if matches!(arg, Item::Rows(_)) && view.strides.last().is_some_and(|&s| s != 1) {
+                let steps = view.strides.last().is_some_and(|&s| s != 1);
+                if matches!(arg, Item::Dense(_)) || matches!(arg, Item::Rows(_)) && steps {
                     view = self.c.unviewed(v);
                 }
                 let shape = self.c.shape(v);

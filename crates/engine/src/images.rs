@@ -6,6 +6,7 @@
 
 use crate::inst::Inst;
 use crate::ops::{Ops, PRODUCED};
+use oxitorch_aten::families::conv::is_less_than_its_weight;
 use oxitorch_hlo::{Dims, TensorType};
 use rustc_hash::FxHashSet;
 
@@ -28,7 +29,7 @@ pub(crate) fn stay_within(ops: &Ops, inputs: &[TensorType], live: &[u32]) -> boo
     let mut sizes: Vec<u64> = Vec::new(); // of all results
     for op in ops.iter() {
         sizes.extend(op.inst.outputs.iter().map(|out| out.as_ref().map_or(0, |out| bytes(&out.ty))));
-        let taken = images(op.inst).unwrap_or(0);
+        let taken = turned_images(op.inst);
         let given = op.results().take(usize::from(taken > 0)).map(|number| number as u32 | PRODUCED);
         let within = |code: &u32| code & PRODUCED != 0 && !live.contains(&(code & !PRODUCED));
         let all = op.operands.iter().copied().take(taken).chain(given);
@@ -36,6 +37,15 @@ pub(crate) fn stay_within(ops: &Ops, inputs: &[TensorType], live: &[u32]) -> boo
         seen += op.results().filter(|&n| live.contains(&(n as u32))).map(|n| sizes[n]).sum::<u64>();
     }
     turned > AT_THE_BOUNDARY * seen
+}
+
+/// How many of its first operands are images that are turned.
+fn turned_images(inst: &Inst) -> usize {
+    let Some(taken) = images(inst) else { return 0 };
+    match (inst.operands.get(taken - 1), inst.operands.get(taken)) {
+        (Some(image), Some(weight)) if !is_less_than_its_weight(image, weight) => taken,
+        _ => 0,
+    }
 }
 
 /// How many of its first operands are images, if it is a convolution; its kernel follows them, and its first result is one.

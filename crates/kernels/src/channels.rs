@@ -1,10 +1,10 @@
-//! Sums over all of an image but its channels: compiled code goes through the image once for each sum, and PyTorch's kernels
-//! wake up threads of their own for it.
+//! Sums over all of an image but its channels, or of each sample's: compiled code goes through the image once for each sum,
+//! and PyTorch's kernels wake up threads of their own for it.
 //!
-//! An image is \[outer, channels, inner\]: with its channels last, `inner` is 1.
+//! An image is \[samples, outer, channels, inner\]: with its channels last, `inner` is 1. A result is \[samples * channels\].
 
-use crate::UNKNOWN;
-use oxitorch_aten::families::batch_norm::{GRADIENT_SUMS, STATISTICS};
+use crate::{UNKNOWN, cut};
+use oxitorch_aten::families::channels::{GRADIENT_SUMS, STATISTICS};
 use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostElement, HostError, HostThreads};
 use parking_lot::Mutex;
 use std::ops::{AddAssign, Div, Mul, Range, Sub};
@@ -13,8 +13,6 @@ use std::ops::{AddAssign, Div, Mul, Range, Sub};
 const BLOCK: usize = 32;
 /// Numbers that are in the nearest cache while they are gone through twice.
 const NEAR: usize = 1 << 12;
-/// Numbers that are worth a thread.
-const PER_THREAD: usize = 1 << 14;
 
 pub(super) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     plugin.register_host_fn(STATISTICS, |call| match call.results.first().map(|r| r.dtype) {
@@ -29,7 +27,7 @@ pub(super) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     })
 }
 
-trait Float:
+pub(super) trait Float:
     HostElement + Default + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + AddAssign + Send + Sync
 {
     fn of(n: usize) -> Self;
@@ -47,7 +45,7 @@ impl Float for f64 {
     }
 }
 
-/// Operand: the image; results: mean and biased variance \[channels\].
+/// Operand: the image; results: mean and biased variance.
 fn statistics<T: Float>(call: &mut HostCall<'_>) -> Result<(), HostError> {
     let ([image], [mean, variance]) = (&call.args[..], &mut call.results[..]) else {
         return Err(UNKNOWN.into());
@@ -57,19 +55,22 @@ fn statistics<T: Float>(call: &mut HostCall<'_>) -> Result<(), HostError> {
     let (Some(image), Some((mean, variance))) = (image.values::<T>(), results) else {
         return Err(UNKNOWN.into());
     };
-    let shape = Shape::of(dims).filter(|shape| [mean.len(), variance.len()] == [shape.channels; 2]);
+    let shape = Shape::of(dims).filter(|shape| [mean.len(), variance.len()] == [shape.results(); 2]);
     let shape = shape.ok_or(UNKNOWN)?;
-    let mut all = Moments::none(shape.channels);
-    for part in shape.share(&call.threads, |range| Moments::of(&image[range], &shape)) {
-        all.add(&part);
+    mean.fill(T::default());
+    variance.fill(T::default());
+    for (part, found) in shape.share(&call.threads, |part| shape.moments(image, part)) {
+        let of = shape.results_of(&part);
+        let (count, more) = (part.rows.start * shape.inner, part.rows.len() * shape.inner);
+        merge_all((&mut mean[of.clone()], &mut variance[of]), count, (&found.0, &found.1), more);
     }
-    mean.copy_from_slice(&all.mean);
-    variance.iter_mut().zip(&all.squares).for_each(|(v, &squares)| *v = squares / T::of(all.count));
+    let count = T::of(shape.outer * shape.inner);
+    variance.iter_mut().for_each(|v| *v = *v / count);
     Ok(())
 }
 
-/// Operands: the image and the gradient of the output, the mean and the inverse deviation \[channels\];
-/// results \[channels\]: the sum of the gradient, and the sum of its product with the normalised image.
+/// Operands: the image and the gradient of the output; the mean and the inverse deviation.
+/// Results: the sum of the gradient, and the sum of its product with the normalised image.
 fn gradient_sums<T: Float>(call: &mut HostCall<'_>) -> Result<(), HostError> {
     let ([image, gradient, mean, inverse], [sum, slope]) = (&call.args[..], &mut call.results[..]) else {
         return Err(UNKNOWN.into());
@@ -83,58 +84,140 @@ fn gradient_sums<T: Float>(call: &mut HostCall<'_>) -> Result<(), HostError> {
         return Err(UNKNOWN.into());
     };
     let lens = [mean.len(), inverse.len(), sum.len(), slope.len()];
-    let shape = Shape::of(dims).filter(|s| lens == [s.channels; 4] && gradient.len() == image.len());
+    let shape = Shape::of(dims).filter(|s| lens == [s.results(); 4] && gradient.len() == image.len());
     let shape = shape.ok_or(UNKNOWN)?;
     sum.fill(T::default());
     slope.fill(T::default());
-    let of = |range: Range<usize>| Slopes::of(&gradient[range.clone()], &image[range], mean, &shape);
-    for part in shape.share(&call.threads, of) {
-        add(sum, &part.sums);
-        add(slope, &part.products);
+    for (part, found) in shape.share(&call.threads, |part| shape.slopes(gradient, image, mean, part)) {
+        let of = shape.results_of(&part);
+        add(&mut sum[of.clone()], &found.0);
+        add(&mut slope[of], &found.1);
     }
     slope.iter_mut().zip(inverse).for_each(|(slope, &inverse)| *slope = *slope * inverse);
     Ok(())
 }
 
 struct Shape {
+    samples: usize,
     outer: usize,
     channels: usize,
     inner: usize,
 }
 
+/// Samples, and rows of each: all of several samples, or some of one.
+#[derive(Clone)]
+struct Part {
+    samples: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// Two numbers of each sample and channel of a part.
+type Found<T> = (Vec<T>, Vec<T>);
+
 impl Shape {
     fn of(dims: &[i64]) -> Option<Shape> {
-        let &[outer, channels, inner] = dims else { return None };
-        let [outer, channels, inner] = [outer, channels, inner].map(|n| n as usize);
-        (channels > 0 && inner > 0).then_some(Shape { outer, channels, inner })
+        let &[samples, outer, channels, inner] = dims else { return None };
+        let [samples, outer, channels, inner] = [samples, outer, channels, inner].map(|n| n as usize);
+        if channels == 0 || inner == 0 {
+            return None;
+        }
+        // A channel whose numbers lie side by side is a sample of its own.
+        Some(match outer {
+            1 => Shape { samples: samples * channels, outer, channels: 1, inner },
+            _ => Shape { samples, outer, channels, inner },
+        })
     }
 
-    /// What `of` gives for the numbers of each part, in their order.
+    fn results(&self) -> usize {
+        self.samples * self.channels
+    }
+
+    /// Numbers in a row.
+    fn row(&self) -> usize {
+        self.channels * self.inner
+    }
+
+    fn results_of(&self, part: &Part) -> Range<usize> {
+        part.samples.start * self.channels..part.samples.end * self.channels
+    }
+
+    /// What `of` gives for each part, in their order.
     fn share<P: Send + Default>(
         &self,
         threads: &HostThreads,
-        of: impl Fn(Range<usize>) -> P + Sync,
-    ) -> Vec<P> {
+        of: impl Fn(&Part) -> P + Sync,
+    ) -> impl Iterator<Item = (Part, P)> {
         let parts = self.parts(threads.count());
-        let found: Vec<Mutex<P>> = (0..parts).map(|_| Mutex::default()).collect();
-        threads.share(parts, &|i| *found[i].lock() = of(self.cut(parts, i)));
-        found.into_iter().map(Mutex::into_inner).collect()
+        let found: Vec<Mutex<P>> = parts.iter().map(|_| Mutex::default()).collect();
+        threads.share(parts.len(), &|i| *found[i].lock() = of(&parts[i]));
+        parts.into_iter().zip(found.into_iter().map(Mutex::into_inner))
     }
 
-    fn parts(&self, threads: usize) -> usize {
-        (self.outer * self.channels * self.inner / PER_THREAD).min(self.outer).clamp(1, threads.max(1))
+    fn parts(&self, threads: usize) -> Vec<Part> {
+        let parts = cut(self.samples * self.outer * self.row(), self.samples, self.outer, threads);
+        parts.into_iter().map(|(samples, rows)| Part { samples, rows }).collect()
     }
 
-    /// The numbers of part `i`.
-    fn cut(&self, parts: usize, i: usize) -> Range<usize> {
-        let start = |i: usize| self.outer * i / parts * self.channels * self.inner;
-        start(i)..start(i + 1)
+    /// The numbers of each sample that are in the part.
+    fn pieces<'a, T>(&self, image: &'a [T], part: &Part) -> impl Iterator<Item = &'a [T]> {
+        let (rows, row, outer) = (part.rows.clone(), self.row(), self.outer);
+        part.samples
+            .clone()
+            .map(move |s| &image[(s * outer + rows.start) * row..(s * outer + rows.end) * row])
     }
 
-    /// The channel of each run of numbers of one, and where the run is in these.
-    fn runs(&self, numbers: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let (channels, inner) = (self.channels, self.inner);
-        (0..numbers / inner).map(move |i| (i % channels, i * inner..(i + 1) * inner))
+    /// Mean and sum of squares above it.
+    fn moments<T: Float>(&self, image: &[T], part: &Part) -> Found<T> {
+        let results = self.results_of(part).len();
+        let mut found = (vec![T::default(); results], vec![T::default(); results]);
+        let of_samples = found.0.chunks_exact_mut(self.channels).zip(found.1.chunks_exact_mut(self.channels));
+        for (image, (mean, squares)) in self.pieces(image, part).zip(of_samples) {
+            if self.inner > 1 {
+                for (i, row) in image.chunks_exact(self.row()).enumerate() {
+                    for (c, run) in row.chunks_exact(self.inner).enumerate() {
+                        merge((&mut mean[c], &mut squares[c]), i * self.inner, moments(run), self.inner);
+                    }
+                }
+                continue;
+            }
+            let near = near(self.channels);
+            for (i, block) in image.chunks(near).enumerate() {
+                let count = i * near / self.channels;
+                for at in (0..self.channels).step_by(BLOCK) {
+                    add_few((mean, squares), count, block, at);
+                }
+            }
+        }
+        found
+    }
+
+    /// The sum of the gradient, and of its product with what the image is above its mean.
+    fn slopes<T: Float>(&self, gradient: &[T], image: &[T], mean: &[T], part: &Part) -> Found<T> {
+        let results = self.results_of(part);
+        let mut found = (vec![T::default(); results.len()], vec![T::default(); results.len()]);
+        let of_samples = found.0.chunks_exact_mut(self.channels).zip(found.1.chunks_exact_mut(self.channels));
+        let images = self.pieces(gradient, part).zip(self.pieces(image, part));
+        let means = mean[results].chunks_exact(self.channels);
+        for (((gradient, image), mean), (sums, products)) in images.zip(means).zip(of_samples) {
+            if self.inner > 1 {
+                let runs = gradient.chunks_exact(self.inner).zip(image.chunks_exact(self.inner));
+                for (i, (gradient, image)) in runs.enumerate() {
+                    let c = i % self.channels;
+                    for (gradient, image) in gradient.chunks(NEAR).zip(image.chunks(NEAR)) {
+                        sums[c] += sum(gradient, gradient, |g, _| g);
+                        products[c] += sum(gradient, image, |g, x| g * (x - mean[c]));
+                    }
+                }
+                continue;
+            }
+            let near = near(self.channels);
+            for (gradient, image) in gradient.chunks(near).zip(image.chunks(near)) {
+                for at in (0..self.channels).step_by(BLOCK) {
+                    add_slopes((sums, products), gradient, image, mean, at);
+                }
+            }
+        }
+        found
     }
 }
 
@@ -143,122 +226,50 @@ fn near(channels: usize) -> usize {
     (NEAR / channels).max(1) * channels
 }
 
-fn add<T: AddAssign + Copy>(to: &mut [T], more: &[T]) {
+pub(super) fn add<T: AddAssign + Copy>(to: &mut [T], more: &[T]) {
     to.iter_mut().zip(more).for_each(|(to, &more)| *to += more);
 }
 
-/// Of each channel: the sum of the gradient, and of its product with what the image is above its mean.
-#[derive(Default)]
-struct Slopes<T> {
-    sums: Vec<T>,
-    products: Vec<T>,
+/// Adds those of a block of channels that begins with `at`.
+fn add_slopes<T: Float>(to: (&mut [T], &mut [T]), gradient: &[T], image: &[T], mean: &[T], at: usize) {
+    let channels = mean.len();
+    let (mut sums, mut products) = ([T::default(); BLOCK], [T::default(); BLOCK]);
+    let mut one = |c: usize, g: T, x: T, mean: T| {
+        sums[c] += g;
+        products[c] += g * (x - mean);
+    };
+    let whole = mean[at..].first_chunk::<BLOCK>();
+    for (gradient, image) in gradient.chunks_exact(channels).zip(image.chunks_exact(channels)) {
+        let (gradient, image) = (&gradient[at..], &image[at..]);
+        match (gradient.first_chunk::<BLOCK>(), image.first_chunk::<BLOCK>(), whole) {
+            (Some(g), Some(x), Some(mean)) => (0..BLOCK).for_each(|c| one(c, g[c], x[c], mean[c])),
+            _ => (0..channels - at).for_each(|c| one(c, gradient[c], image[c], mean[at + c])),
+        }
+    }
+    add(&mut to.0[at..], &sums);
+    add(&mut to.1[at..], &products);
 }
 
-impl<T: Float> Slopes<T> {
-    fn of(gradient: &[T], image: &[T], mean: &[T], shape: &Shape) -> Slopes<T> {
-        let channels = mean.len();
-        let mut found = Slopes { sums: vec![T::default(); channels], products: vec![T::default(); channels] };
-        if shape.inner > 1 {
-            for (c, run) in shape.runs(image.len()) {
-                let (gradient, image) = (&gradient[run.clone()], &image[run]);
-                found.sums[c] += sum(gradient, gradient, |g, _| g);
-                found.products[c] += sum(gradient, image, |g, x| g * (x - mean[c]));
-            }
-            return found;
-        }
-        let near = near(channels);
-        for (gradient, image) in gradient.chunks(near).zip(image.chunks(near)) {
-            for at in (0..channels).step_by(BLOCK) {
-                found.add(gradient, image, mean, at);
-            }
-        }
-        found
-    }
-
-    /// Of a block of channels that begins with `at`.
-    fn add(&mut self, gradient: &[T], image: &[T], mean: &[T], at: usize) {
-        let channels = mean.len();
-        let (mut sums, mut products) = ([T::default(); BLOCK], [T::default(); BLOCK]);
-        let mut one = |c: usize, g: T, x: T, mean: T| {
-            sums[c] += g;
-            products[c] += g * (x - mean);
-        };
-        let whole = mean[at..].first_chunk::<BLOCK>();
-        for (gradient, image) in gradient.chunks_exact(channels).zip(image.chunks_exact(channels)) {
-            let (gradient, image) = (&gradient[at..], &image[at..]);
-            match (gradient.first_chunk::<BLOCK>(), image.first_chunk::<BLOCK>(), whole) {
-                (Some(g), Some(x), Some(mean)) => (0..BLOCK).for_each(|c| one(c, g[c], x[c], mean[c])),
-                _ => (0..channels - at).for_each(|c| one(c, gradient[c], image[c], mean[at + c])),
-            }
-        }
-        add(&mut self.sums[at..], &sums);
-        add(&mut self.products[at..], &products);
-    }
+/// Adds the moments of a few rows to those of `count` before, of a block of channels that begins with `at`: twice through
+/// the rows.
+fn add_few<T: Float>(to: (&mut [T], &mut [T]), count: usize, block: &[T], at: usize) {
+    let channels = to.0.len();
+    let rows = block.len() / channels;
+    let mut sums = [T::default(); BLOCK];
+    each(block, channels, at, |c, x| sums[c] += x);
+    let mean = sums.map(|s| s / T::of(rows));
+    let mut squares = [T::default(); BLOCK];
+    each(block, channels, at, |c, x| {
+        let above = x - mean[c];
+        squares[c] += above * above;
+    });
+    merge_all((&mut to.0[at..], &mut to.1[at..]), count, (&mean, &squares), rows);
 }
 
-/// Of each channel: its mean, and the sum of the squares of what is above it.
-#[derive(Default)]
-struct Moments<T> {
-    /// Of how many numbers.
-    count: usize,
-    mean: Vec<T>,
-    squares: Vec<T>,
-}
-
-impl<T: Float> Moments<T> {
-    fn none(channels: usize) -> Moments<T> {
-        Moments { count: 0, mean: vec![T::default(); channels], squares: vec![T::default(); channels] }
-    }
-
-    fn of(image: &[T], shape: &Shape) -> Moments<T> {
-        let mut found = Moments::none(shape.channels);
-        if shape.inner > 1 {
-            let mut one = Moments::none(shape.channels);
-            one.count = shape.inner;
-            for (c, run) in shape.runs(image.len()) {
-                (one.mean[c], one.squares[c]) = moments(&image[run]);
-                if c + 1 == shape.channels {
-                    found.add(&one);
-                }
-            }
-            return found;
-        }
-        for block in image.chunks(near(shape.channels)) {
-            found.add(&Moments::of_few(block, shape.channels));
-        }
-        found
-    }
-
-    /// Of a few rows: twice through them.
-    fn of_few(block: &[T], channels: usize) -> Moments<T> {
-        let mut found = Moments::none(channels);
-        found.count = block.len() / channels;
-        for at in (0..channels).step_by(BLOCK) {
-            let mut sums = [T::default(); BLOCK];
-            each(block, channels, at, |c, x| sums[c] += x);
-            let mean = sums.map(|s| s / T::of(found.count));
-            let mut squares = [T::default(); BLOCK];
-            each(block, channels, at, |c, x| {
-                let above = x - mean[c];
-                squares[c] += above * above;
-            });
-            let some = at..channels.min(at + BLOCK);
-            found.mean[some.clone()].copy_from_slice(&mean[..some.len()]);
-            found.squares[some.clone()].copy_from_slice(&squares[..some.len()]);
-        }
-        found
-    }
-
-    fn add(&mut self, more: &Moments<T>) {
-        if more.count == 0 {
-            return;
-        }
-        let count = self.count + more.count;
-        let here = self.mean.iter_mut().zip(&mut self.squares);
-        for ((mean, squares), (&m, &s)) in here.zip(more.mean.iter().zip(&more.squares)) {
-            merge((mean, squares), self.count, (m, s), more.count);
-        }
-        self.count = count;
+fn merge_all<T: Float>(to: (&mut [T], &mut [T]), count: usize, more: (&[T], &[T]), more_count: usize) {
+    let more = more.0.iter().zip(more.1);
+    for ((mean, squares), (&m, &s)) in to.0.iter_mut().zip(to.1).zip(more) {
+        merge((mean, squares), count, (m, s), more_count);
     }
 }
 
@@ -266,6 +277,9 @@ impl<T: Float> Moments<T> {
 ///
 /// Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 fn merge<T: Float>(to: (&mut T, &mut T), count: usize, more: (T, T), more_count: usize) {
+    if more_count == 0 {
+        return;
+    }
     let share = T::of(more_count) / T::of(count + more_count);
     let apart = more.0 - *to.0;
     *to.0 += apart * share;
@@ -287,14 +301,33 @@ fn moments<T: Float>(run: &[T]) -> (T, T) {
 
 /// Of what `f` gives for these numbers.
 fn sum<T: Float>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> T {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<BLOCK>(), b.as_chunks::<BLOCK>());
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
+    let mut sums = sums(a, b, &f);
+    sums.iter_mut().zip(a_rest.iter().zip(b_rest)).for_each(|(sum, (&a, &b))| *sum += f(a, b));
+    total(sums)
+}
+
+/// A function of its own, as the sums are in memory, and not in registers, where one is taken by its number.
+#[inline(never)]
+fn sums<T: Float>(a: &[[T; BLOCK]], b: &[[T; BLOCK]], f: &impl Fn(T, T) -> T) -> [T; BLOCK] {
     let mut sums = [T::default(); BLOCK];
     for (a, b) in a.iter().zip(b) {
         (0..BLOCK).for_each(|i| sums[i] += f(a[i], b[i]));
     }
-    let mut all = T::default();
-    sums.into_iter().chain(a_rest.iter().zip(b_rest).map(|(&a, &b)| f(a, b))).for_each(|s| all += s);
-    all
+    sums
+}
+
+/// The sum of a power of two of numbers, in pairs: none waits for all before it.
+pub(super) fn total<T: Float, const N: usize>(mut sums: [T; N]) -> T {
+    let mut half = N / 2;
+    while half > 0 {
+        for i in 0..half {
+            let other = sums[i + half];
+            sums[i] += other;
+        }
+        half /= 2;
+    }
+    sums[0]
 }
 
 /// Of each row, a block of channels that begins with `at`: the number of each in the block, and its value.
@@ -313,49 +346,86 @@ mod tests {
     use super::*;
 
     /// Far from zero, where squares that are summed up without the mean lose what differs.
-    fn image(rows: usize, channels: usize) -> Vec<f32> {
-        (0..rows * channels).map(|i| 1000.0 + (i * 7919 % 1013) as f32 / 100.0).collect()
+    fn image(shape: &Shape) -> Vec<f32> {
+        let numbers = shape.samples * shape.outer * shape.row();
+        (0..numbers).map(|i| 1000.0 + (i * 7919 % 1013) as f32 / 100.0).collect()
     }
 
-    const SHAPES: [[i64; 3]; 11] = [
-        [1, 1, 1],
-        [3, 5, 1],
-        [200, 31, 1],
-        [129, 32, 1],
-        [64, 33, 1],
-        [500, 100, 1],
-        [2, 300, 1],
-        [3, 2, 7],
-        [4, 5, 32],
-        [2, 3, 5000],
-        [1, 1, 100],
+    const SHAPES: [[i64; 4]; 16] = [
+        [1, 1, 1, 1],
+        [1, 3, 5, 1],
+        [1, 200, 31, 1],
+        [1, 129, 32, 1],
+        [1, 64, 33, 1],
+        [1, 500, 100, 1],
+        [1, 2, 300, 1],
+        [1, 3, 2, 7],
+        [1, 4, 5, 32],
+        [1, 2, 3, 5000],
+        [1, 1, 1, 100],
+        [1, 1, 6, 100],
+        [5, 1, 3, 9],
+        [3, 4, 2, 40],
+        [3, 70, 33, 1],
+        [4, 1, 7, 1],
     ];
 
-    fn column(image: &[f32], shape: &Shape, c: usize) -> Vec<f64> {
-        let inner = shape.inner;
-        let own = image.iter().enumerate().filter(|(i, _)| i / inner % shape.channels == c);
-        own.map(|(_, &x)| f64::from(x)).collect()
+    /// The whole; and pieces of the samples, and of the rows of each.
+    fn partitions(shape: &Shape) -> [Vec<Part>; 3] {
+        let (samples, outer) = (0..shape.samples, shape.outer);
+        let rows = |rows: &[usize]| -> Vec<Part> {
+            let rows = rows.windows(2).map(|ends| ends[0]..ends[1]);
+            let of = |s: usize| rows.clone().map(move |rows| Part { samples: s..s + 1, rows });
+            samples.clone().flat_map(of).collect()
+        };
+        let some = [0..1, 1..shape.samples].map(|samples| Part { samples, rows: 0..outer });
+        [rows(&[0, outer]), rows(&[0, outer / 3, outer / 2, outer]), some.to_vec()]
+    }
+
+    fn column(image: &[f32], shape: &Shape, sample: usize, c: usize) -> Vec<f64> {
+        let (row, inner) = (shape.row(), shape.inner);
+        let of_sample = image.chunks_exact(shape.outer * row).nth(sample).unwrap();
+        of_sample
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| i / inner % shape.channels == c)
+            .map(|(_, &x)| f64::from(x))
+            .collect()
+    }
+
+    /// Each sample and channel of the shapes, with the number of its results.
+    fn all_of(shape: &Shape) -> impl Iterator<Item = (usize, usize, usize)> {
+        let channels = shape.channels;
+        (0..shape.results()).map(move |i| (i, i / channels, i % channels))
     }
 
     fn mean_of(column: &[f64]) -> f64 {
         column.iter().sum::<f64>() / column.len() as f64
     }
 
+    fn moments_of(shape: &Shape, image: &[f32], parts: &[Part]) -> Found<f32> {
+        let mut all = (vec![0.0; shape.results()], vec![0.0; shape.results()]);
+        for part in parts {
+            let (of, found) = (shape.results_of(part), shape.moments(image, part));
+            let (count, more) = (part.rows.start * shape.inner, part.rows.len() * shape.inner);
+            merge_all((&mut all.0[of.clone()], &mut all.1[of]), count, (&found.0, &found.1), more);
+        }
+        all
+    }
+
     #[test]
     fn moments_of_parts_are_those_of_the_whole() {
         for dims in SHAPES {
             let shape = Shape::of(&dims).unwrap();
-            let image = image(shape.outer * shape.inner, shape.channels);
-            for parts in [1, 2, 3] {
-                let mut all = Moments::none(shape.channels);
-                (0..parts).for_each(|i| all.add(&Moments::of(&image[shape.cut(parts, i)], &shape)));
-                assert_eq!(all.count, shape.outer * shape.inner);
-                for c in 0..shape.channels {
-                    let column = column(&image, &shape, c);
+            let image = image(&shape);
+            for parts in partitions(&shape) {
+                let (means, all_squares) = moments_of(&shape, &image, &parts);
+                for (i, sample, c) in all_of(&shape) {
+                    let column = column(&image, &shape, sample, c);
                     let mean = mean_of(&column);
                     let squares: f64 = column.iter().map(|x| (x - mean).powi(2)).sum();
-                    assert!((f64::from(all.mean[c]) / mean - 1.0).abs() < 1e-6, "mean of {dims:?}");
-                    let apart = (f64::from(all.squares[c]) - squares).abs();
+                    assert!((f64::from(means[i]) / mean - 1.0).abs() < 1e-6, "mean of {dims:?}");
+                    let apart = (f64::from(all_squares[i]) - squares).abs();
                     assert!(apart <= 1e-4 * squares + 1e-6, "squares of {dims:?}: {apart}");
                 }
             }
@@ -366,11 +436,10 @@ mod tests {
     fn numbers_whose_squares_are_too_large_have_moments() {
         for dims in SHAPES {
             let shape = Shape::of(&dims).unwrap();
-            let image = vec![1e20; shape.outer * shape.channels * shape.inner];
-            let mut all = Moments::none(shape.channels);
-            all.add(&Moments::<f32>::of(&image, &shape));
-            assert!(all.mean.iter().all(|m| (m / 1e20 - 1.0).abs() < 1e-5), "{dims:?}: {:?}", all.mean);
-            assert!(all.squares.iter().all(|s| s.is_finite()), "{dims:?}: {:?}", all.squares);
+            let image = vec![1e20; shape.samples * shape.outer * shape.row()];
+            let (mean, squares) = moments_of(&shape, &image, &partitions(&shape)[0]);
+            assert!(mean.iter().all(|m| (m / 1e20 - 1.0).abs() < 1e-5), "{dims:?}: {mean:?}");
+            assert!(squares.iter().all(|s| s.is_finite()), "{dims:?}: {squares:?}");
         }
     }
 
@@ -378,29 +447,40 @@ mod tests {
     fn slopes_are_sums_over_each_channel() {
         for dims in SHAPES {
             let shape = Shape::of(&dims).unwrap();
-            let image = image(shape.outer * shape.inner, shape.channels);
+            let image = image(&shape);
             let gradient: Vec<f32> = image.iter().map(|x| (x * 37.0).sin()).collect();
-            let mean = |c| mean_of(&column(&image, &shape, c)) as f32;
-            let means: Vec<f32> = (0..shape.channels).map(mean).collect();
-            let found = Slopes::of(&gradient, &image, &means, &shape);
-            for (c, &mean) in means.iter().enumerate() {
-                let (g, x) = (column(&gradient, &shape, c), column(&image, &shape, c));
-                let products = g.iter().zip(&x).map(|(g, x)| g * (x - f64::from(mean)));
-                assert!((f64::from(found.sums[c]) - g.iter().sum::<f64>()).abs() < 1e-3, "{dims:?}");
-                assert!((f64::from(found.products[c]) - products.sum::<f64>()).abs() < 1e-2, "{dims:?}");
+            let mean = |(_, sample, c)| mean_of(&column(&image, &shape, sample, c)) as f32;
+            let means: Vec<f32> = all_of(&shape).map(mean).collect();
+            for parts in partitions(&shape) {
+                let mut found = (vec![0.0; shape.results()], vec![0.0; shape.results()]);
+                for part in &parts {
+                    let (sums, products) = shape.slopes(&gradient, &image, &means, part);
+                    add(&mut found.0[shape.results_of(part)], &sums);
+                    add(&mut found.1[shape.results_of(part)], &products);
+                }
+                for (i, sample, c) in all_of(&shape) {
+                    let (g, x) = (column(&gradient, &shape, sample, c), column(&image, &shape, sample, c));
+                    let products = g.iter().zip(&x).map(|(g, x)| g * (x - f64::from(means[i])));
+                    assert!((f64::from(found.0[i]) - g.iter().sum::<f64>()).abs() < 1e-3, "{dims:?}");
+                    assert!((f64::from(found.1[i]) - products.sum::<f64>()).abs() < 1e-2, "{dims:?}");
+                }
             }
         }
     }
 
     #[test]
     fn parts_cover_all_numbers_once() {
-        assert!(Shape::of(&[5, 0, 1]).is_none() && Shape::of(&[5, 2]).is_none());
-        for (dims, threads) in [([0, 3, 1], 4), ([1, 3, 1], 4), ([1 << 16, 3, 1], 4), ([7, 9, 1 << 13], 16)] {
+        assert!(Shape::of(&[1, 5, 0, 1]).is_none() && Shape::of(&[5, 2, 1]).is_none());
+        let large = [[1, 1 << 16, 3, 1], [1, 7, 9, 1 << 13], [1, 1, 9, 1 << 13], [40, 90, 31, 1]];
+        for (dims, threads) in
+            large.map(|dims| (dims, 16)).into_iter().chain([([1, 0, 3, 1], 4), ([0, 1, 3, 1], 4)])
+        {
             let shape = Shape::of(&dims).unwrap();
             let parts = shape.parts(threads);
-            assert!((1..=threads).contains(&parts));
-            let covered: Vec<usize> = (0..parts).flat_map(|i| shape.cut(parts, i)).collect();
-            assert_eq!(covered, (0..dims.iter().product::<i64>() as usize).collect::<Vec<_>>());
+            assert!(parts.len() < 2 * threads);
+            let all: Vec<usize> = (0..dims.iter().product::<i64>() as usize).collect();
+            let covered = parts.iter().flat_map(|part| shape.pieces(&all, part)).flatten().copied();
+            assert_eq!(covered.collect::<Vec<_>>(), all);
         }
     }
 }

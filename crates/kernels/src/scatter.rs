@@ -4,14 +4,11 @@
 //! A tensor is \[outer, n, inner\], its elements \[outer, m, inner\]. The index is \[rows, m, inner or 1\]: each row of it is of
 //! as many outer places as there are for it.
 
-use crate::UNKNOWN;
+use crate::{UNKNOWN, cut};
 use oxitorch_aten::families::scatter::SCATTER_ADD;
 use oxitorch_pjrt::{self as pjrt, ElementType, HostCall, HostElement, HostError};
 use parking_lot::Mutex;
 use std::ops::{AddAssign, Range};
-
-/// Elements that are worth a thread.
-const PER_THREAD: usize = 1 << 14;
 
 pub(super) fn register(plugin: &pjrt::Plugin) -> pjrt::Result<()> {
     plugin.register_host_fn(SCATTER_ADD, |call| {
@@ -105,15 +102,7 @@ impl Shape {
     /// Parts of the result in the order of memory: outer places, and which of the `n` of each. Each part adds up its own
     /// elements, in their order, so that results do not depend on how many parts there are.
     fn cut(&self, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
-        let work = self.outer * self.m.max(self.n) * self.inner;
-        let parts = (work / PER_THREAD).clamp(1, threads.max(1));
-        let pieces =
-            |size: usize, parts: usize| (0..parts).map(move |i| size * i / parts..size * (i + 1) / parts);
-        if self.outer >= parts {
-            return pieces(self.outer, parts).map(|places| (places, 0..self.n)).collect();
-        }
-        let each = parts.div_ceil(self.outer.max(1)).min(self.n.max(1));
-        (0..self.outer).flat_map(|place| pieces(self.n, each).map(move |t| (place..place + 1, t))).collect()
+        cut(self.outer * self.m.max(self.n) * self.inner, self.outer, self.n, threads)
     }
 
     /// Adds the elements of one outer place, those that go to `targets`, which `out` has.
@@ -207,21 +196,6 @@ mod tests {
                 }
                 assert_eq!(got, want, "{outer} {n} {m} {inner} {rows} {wide}");
             }
-        }
-    }
-
-    #[test]
-    fn parts_are_the_whole_in_order() {
-        for (outer, n, threads) in
-            [(0, 5, 4), (1, 1 << 16, 4), (3, 1 << 16, 4), (1 << 10, 1 << 10, 4), (1, 1, 4), (2, 0, 3)]
-        {
-            let shape = Shape { outer, n, m: 3, inner: 2, rows: 1, wide: 1 };
-            let parts = shape.cut(threads);
-            let flat = parts.iter().flat_map(|(places, targets)| {
-                places.clone().flat_map(move |place| targets.clone().map(move |target| place * n + target))
-            });
-            assert!(flat.eq(0..outer * n), "{outer} {n} {threads}");
-            assert!(parts.len() < threads + outer.min(threads), "{} parts", parts.len());
         }
     }
 }

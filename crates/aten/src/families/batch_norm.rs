@@ -1,15 +1,15 @@
 //! Batch normalisation: statistics of each channel over everything else.
 
+use super::channels::{self, GRADIENT_SUMS, STATISTICS};
 use super::norms::{Grads, Normalized, inverse_std, normalize, stat_dtype};
 use super::reductions::{count_like, reduced_numel};
 use crate::args::{Scalar, Tensor};
 use crate::context::Ctx;
 use crate::dtype::opmath;
 use crate::error::{Error, Result, runtime};
-use crate::library::{TARGET, channels_last, is_channels_last};
 use crate::row::Row;
 use crate::{Layout, op};
-use oxitorch_hlo::{CustomCall, DType, Dims, TensorType, Value};
+use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
@@ -103,7 +103,7 @@ impl BatchNorm {
             )));
         }
         let x = c.to(self.input.value, opmath(self.input.dtype));
-        let norm = match sums_of_channels(c, STATISTICS, &[self.input.value], &[]) {
+        let norm = match channels::of_batch(c, STATISTICS, &[self.input.value], &[]) {
             Some([mean, var]) => self.normalized(c, x, mean, var, eps),
             None => normalize(c, x, &dims, eps),
         };
@@ -253,7 +253,7 @@ fn native_batch_norm_backward(
     let centred = c.subtract(c.to(input.value, compute), along(mean));
     let normalized = c.multiply(centred, along(rstd));
     let sums = match grad.dtype == input.dtype {
-        true => sums_of_channels(c, GRADIENT_SUMS, &[input.value, grad.value], &[mean, rstd]),
+        true => channels::of_batch(c, GRADIENT_SUMS, &[input.value, grad.value], &[mean, rstd]),
         false => None,
     };
     let [sum, slope] =
@@ -271,36 +271,6 @@ fn native_batch_norm_backward(
     });
     Ok((grad_input, wanted(1).then(|| c.to(slope, stats)), wanted(2).then(|| c.to(sum, stats))))
 }
-
-/// The host function that takes the mean and the biased variance of each channel.
-pub const STATISTICS: &str = "batch_norm_statistics";
-/// The host function that sums gradients of each channel, and their products with the normalised image. Its operands are
-/// the image, the gradient, the mean and the inverse deviation.
-pub const GRADIENT_SUMS: &str = "batch_norm_gradient_sums";
-
-/// What a host function sums up of each channel of these images; `more` has a value for each channel.
-fn sums_of_channels(c: &Ctx, function: &str, images: &[Value], more: &[Value]) -> Option<[Value; 2]> {
-    let ty = c.ty(images[0]);
-    let operations = c.numel(images[0]).saturating_mul(OPERATIONS);
-    if !c.is_for_library(ty.dtype, operations) {
-        return None;
-    }
-    let (n, channels) = (ty.shape[0], ty.shape[1]);
-    let last = is_channels_last(c, images[0]).then(|| channels_last(ty.shape.len()));
-    let stored = |&image: &Value| match &last {
-        Some(last) => c.reshape(c.transpose(image, last), &[c.numel(image) / channels, channels, 1]),
-        None => c.reshape(image, &[n, channels, c.numel(image) / (n * channels)]),
-    };
-    let mut operands: Vec<Value> = images.iter().map(stored).collect();
-    operands.extend(more);
-    let results = TensorType::new(ty.dtype, [channels].as_slice());
-    let config = format!("fn = \"{function}\"");
-    let call = CustomCall { target: TARGET.into(), backend_config: config, ..CustomCall::default() };
-    c.custom_call(&operands, &[results.clone(), results], call).try_into().ok()
-}
-
-/// Compiled sums over all dimensions but one in the middle take an order longer than the host's; so much it counts for.
-const OPERATIONS: i64 = 64;
 
 #[allow(clippy::too_many_arguments)] // the schema's
 fn batch_norm_backward(

@@ -2,7 +2,7 @@ use super::matmul::{accumulator, precision};
 use crate::context::Ctx;
 use crate::dtype::{Category, category, scalar_name, shape_text};
 use crate::error::{Error, Result, in_32_bits, runtime, unsupported};
-use crate::library::{Item, Outcome, Parts, word};
+use crate::library::{Item, Outcome, Parts, is_channels_last, word};
 use crate::row::Row;
 use crate::{Layout, op};
 use oxitorch_hlo::{Axes, ConvDims, Convolution, DType, Dims, Padding, TensorType, Value};
@@ -156,12 +156,10 @@ impl Geometry {
         if !self.is_for_library(c, if self.transposed { &xs } else { &shape }, w) {
             return None;
         }
-        let last = turns(c, x);
-        let image = |v| if last { Item::ChannelsLast(v) } else { Item::Tensor(v) };
-        let mut args = vec![image(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
+        let format = Format::of(c, x, w);
+        let mut args = vec![format.item(x), Item::Tensor(w), bias.map_or(Item::None, Item::Tensor)];
         args.extend(self.items());
-        let ty = TensorType::new(c.dtype(x), shape);
-        let result = if last { Outcome::channels_last(ty) } else { Outcome::like(c, ty, &[x, w]) };
+        let result = format.outcome(c, TensorType::new(c.dtype(x), shape), &[x, w]);
         let parts = Parts { args: &[0, -1, -1, -1, -1, -1, -1, -1, -1], results: &[0], step: 1 };
         let y = c.call_library_in_parts("convolution", &args, &[Some(result)], Some(&parts));
         y.into_iter().next().flatten()
@@ -173,18 +171,14 @@ impl Geometry {
         }
         let features = [c.shape(dy)[1]];
         let bias_sizes = if mask[2] { Item::Ints(&features) } else { Item::None };
-        let last = turns(c, x);
-        let image = |v| if last { Item::ChannelsLast(v) } else { Item::Tensor(v) };
-        let mut args = vec![image(dy), image(x), Item::Tensor(w), bias_sizes];
+        let format = Format::of(c, x, w);
+        let mut args = vec![format.item(dy), format.item(x), Item::Tensor(w), bias_sizes];
         args.extend(self.items());
         args.push(Item::Bools(&mask));
         let bias = TensorType::new(c.dtype(x), features.as_slice());
         let types = [c.ty(x), c.ty(w), bias].into_iter().zip(mask);
-        let outcome = |ty: TensorType| match last && ty.shape.len() == 4 {
-            true => Outcome::channels_last(ty),
-            false => Outcome::like(c, ty, &[x, w]),
-        };
-        let results: Vec<_> = types.map(|(ty, wanted)| wanted.then(|| outcome(ty))).collect();
+        let results = types.map(|(ty, wanted)| wanted.then(|| format.outcome(c, ty, &[x, w])));
+        let results: Vec<_> = results.collect();
         // Each image has a gradient; those of the weight and the bias are sums over all of them.
         let [dx, dw, db] = mask;
         let own = |wanted: bool, how| if wanted { how } else { word::WHOLE };
@@ -197,10 +191,47 @@ impl Geometry {
     }
 }
 
-/// Whether an image is given to torch's kernel with its channels last, whatever its own format: for float32 that is oneDNN's,
-/// which otherwise turns it round at each call.
-fn turns(c: &Ctx, image: Value) -> bool {
-    c.prefers_channels_last() && c.rank(image) == 4 && c.dtype(image) == DType::F32
+/// How the images of a convolution are given to torch's kernel. For float32 that is oneDNN's, which turns images round at each
+/// call if they do not have their channels last, and the weight if they do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    AsTheyAre,
+    ChannelsLast,
+    Rows,
+}
+
+impl Format {
+    fn of(c: &Ctx, image: Value, weight: Value) -> Format {
+        let fits = c.rank(image) == 4 && c.dtype(image) == DType::F32;
+        let is_small = is_less_than_its_weight(&c.ty(image), &c.ty(weight));
+        match fits {
+            true if is_small && is_channels_last(c, image) && !is_channels_last(c, weight) => Format::Rows,
+            true if !is_small && c.prefers_channels_last() => Format::ChannelsLast,
+            _ => Format::AsTheyAre,
+        }
+    }
+
+    fn item<'a>(self, image: Value) -> Item<'a> {
+        match self {
+            Format::AsTheyAre => Item::Tensor(image),
+            Format::ChannelsLast => Item::ChannelsLast(image),
+            Format::Rows => Item::Dense(image),
+        }
+    }
+
+    fn outcome(self, c: &Ctx, ty: TensorType, formats: &[Value]) -> Outcome {
+        match self {
+            Format::ChannelsLast if ty.shape.len() == 4 => Outcome::channels_last(ty),
+            Format::AsTheyAre => Outcome::like(c, ty, formats),
+            _ => Outcome::row_major(ty),
+        }
+    }
+}
+
+/// Whether it takes longer to turn round the weight of a convolution than the image. The weight of one place need not be.
+pub fn is_less_than_its_weight(image: &TensorType, weight: &TensorType) -> bool {
+    let places: i64 = weight.shape.iter().skip(2).product();
+    places > 1 && image.bytes() < weight.bytes()
 }
 
 fn list(sizes: &[i64]) -> String {

@@ -2,10 +2,11 @@ use super::scatter::scatter_rows;
 use crate::context::Ctx;
 use crate::domain;
 use crate::dtype::scalar_name;
-use crate::error::{Result, not_implemented, runtime};
+use crate::error::{Error, Result, not_implemented, runtime};
+use crate::library::{FLOATS, Item, Outcome};
 use crate::op;
 use crate::row::Row;
-use oxitorch_hlo::{DType, Dims, Value};
+use oxitorch_hlo::{DType, Dims, TensorType, Value};
 
 /// The rows of this family. Distances between all rows of two tensors, `p` as in `p`-norm.
 pub static ROWS: &[Row] = &[
@@ -130,6 +131,21 @@ fn pairs(n: i64) -> (Vec<i64>, Vec<i64>) {
     (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).unzip()
 }
 
+/// Whether PyTorch's kernel takes the distances of so many pairs of rows. It has vector code for these norms; for others
+/// compiled code is faster.
+fn is_for_library(c: &Ctx, x: Value, p: f64, pairs: usize) -> bool {
+    let width = c.shape(x)[1].max(1);
+    let known = [0.0, 1.0, 2.0, f64::INFINITY].contains(&p);
+    known && pairs as i64 >= WORTH_A_CALL / width && c.is_worth_a_call(x, &FLOATS, 1)
+}
+
+/// Differences that are worth a call.
+const WORTH_A_CALL: i64 = 1 << 14;
+
+fn no_distances() -> Error {
+    runtime("pdist: no distances")
+}
+
 fn pdist_forward(c: &Ctx, x: Value, p: f64) -> Result<Value> {
     check(c, "pdist", x, p)?;
     let &[n, _] = c.shape(x).as_slice() else {
@@ -139,6 +155,11 @@ fn pdist_forward(c: &Ctx, x: Value, p: f64) -> Result<Value> {
     let (rows, columns) = pairs(n);
     if rows.is_empty() {
         return Ok(c.full(c.scalar_i64(c.dtype(x), 0), &[0]));
+    }
+    if is_for_library(c, x, p, rows.len()) {
+        let result = Outcome::row_major(TensorType::new(c.dtype(x), [rows.len() as i64].as_slice()));
+        let args = [Item::Dense(x), Item::Float(p)];
+        return c.call_library("_pdist_forward", &args, &[Some(result)])[0].ok_or_else(no_distances);
     }
     let take = |at: &[i64]| c.take_dim(x, c.vector_i64(DType::S64, at), 0);
     Ok(norm(c, c.subtract(take(&rows), take(&columns)), p))
@@ -151,6 +172,12 @@ fn pdist_backward(c: &Ctx, grad: Value, x: Value, p: f64, dist: Value) -> Result
     let zeros = c.full(c.scalar_i64(c.dtype(x), 0), &shape);
     if rows.is_empty() || shape.contains(&0) {
         return Ok(zeros);
+    }
+    let fits = [grad, dist].iter().all(|&v| c.shape(v)[..] == [rows.len() as i64]);
+    if fits && is_for_library(c, x, p, rows.len()) {
+        let result = Outcome::row_major(c.ty(x));
+        let args = [Item::Tensor(grad), Item::Dense(x), Item::Float(p), Item::Dense(dist)];
+        return c.call_library("_pdist_backward", &args, &[Some(result)])[0].ok_or_else(no_distances);
     }
     let index = |at: &[i64]| c.vector_i64(DType::S64, at);
     let take = |at: &[i64]| c.take_dim(x, index(at), 0);

@@ -194,9 +194,48 @@ fn leading_minor(c: &Ctx, x: Value, m: &Matrix, upper: bool) -> Value {
     c.reshape(out[1], &m.batch)
 }
 
+/// Whether LAPACK does it: what the compiler has goes from column to column.
+fn is_for_lapack(c: &Ctx, x: Value) -> bool {
+    c.is_worth_a_call(x, &[DType::F32, DType::F64, DType::C64, DType::C128], 1)
+}
+
+/// Matrices with one dimension for their batch.
+fn flat(c: &Ctx, x: Value) -> Value {
+    let shape = c.shape(x);
+    let n = shape.len();
+    c.reshape(x, &[shape[..n - 2].iter().product(), shape[n - 2], shape[n - 1]])
+}
+
+/// A call of the library on flat matrices, in parts by their batch: `matrices` of its first arguments are cut, `more` are
+/// not. The result is like `b`.
+fn library_solution(c: &Ctx, op: &str, matrices: &[Value], more: &[Item<'_>], b: Value) -> Option<Value> {
+    let result = Outcome::column_major(c.ty(flat(c, b)));
+    let args: Vec<Item<'_>> = matrices.iter().map(|&v| Item::Tensor(v)).chain(more.iter().copied()).collect();
+    let cuts: Vec<i64> = (0..args.len()).map(|i| if i < matrices.len() { 0 } else { word::WHOLE }).collect();
+    let parts = Parts { args: &cuts, results: &[0], step: 1 };
+    let found = c.call_library_in_parts(op, &args, &[Some(result)], Some(&parts)).first().copied()??;
+    Some(c.reshape(found, &c.shape(b)))
+}
+
 /// Solves with one triangle of `a`, whose batch must be that of `b`.
 fn solve_with(c: &Ctx, a: Value, b: Value, flags: TriangularSolve) -> Value {
-    if c.numel(a) == 0 || c.numel(b) == 0 { c.zeros_like(b) } else { c.triangular_solve(a, b, flags) }
+    if c.numel(a) == 0 || c.numel(b) == 0 {
+        return c.zeros_like(b);
+    }
+    library_solve_with(c, a, b, flags).unwrap_or_else(|| c.triangular_solve(a, b, flags))
+}
+
+fn library_solve_with(c: &Ctx, a: Value, b: Value, flags: TriangularSolve) -> Option<Value> {
+    if !is_for_lapack(c, a) {
+        return None;
+    }
+    let (matrix, upper) = match flags.transpose_a {
+        Transpose::No => (flat(c, a), !flags.lower),
+        Transpose::Yes => (c.transpose_last2(flat(c, a)), flags.lower),
+        Transpose::Adjoint => (adjoint(c, flat(c, a)), flags.lower),
+    };
+    let more = [upper, flags.left_side, flags.unit_diagonal].map(Item::Bool);
+    library_solution(c, "linalg_solve_triangular.out", &[matrix, flat(c, b)], &more, b)
 }
 
 const LOWER: TriangularSolve =
@@ -306,8 +345,11 @@ fn lu(c: &Ctx, x: Value, m: &Matrix, pivot: bool) -> Lu {
         let pivots = zeros(c, DType::S32, &pivots_shape);
         return Lu { factors: x, pivots, info: zeros(c, DType::S32, &m.batch) };
     }
+    if let Some(lu) = library_lu(c, x, m, pivot) {
+        return lu;
+    }
     let count: i64 = m.batch.iter().product();
-    let flat = c.reshape(x, &[count, m.rows, m.columns]);
+    let flat = flat(c, x);
     let start = c.scalar_i64(DType::S32, 0);
     let limit = c.scalar_i64(DType::S32, steps);
     let out = c.for_loop(start, limit, &[flat, zeros(c, DType::S32, &[count, steps])], |b, k, state| {
@@ -321,6 +363,28 @@ fn lu(c: &Ctx, x: Value, m: &Matrix, pivot: bool) -> Lu {
     let on = diagonal(c, square);
     let info = first_true(c, c.eq(on, c.zeros_like(on)));
     Lu { factors, pivots: c.reshape(out[1], &pivots_shape), info: c.reshape(info, &m.batch) }
+}
+
+/// The same by LAPACK, which knows no decomposition without pivots.
+fn library_lu(c: &Ctx, x: Value, m: &Matrix, pivot: bool) -> Option<Lu> {
+    if !pivot || !is_for_lapack(c, x) {
+        return None;
+    }
+    let (count, steps) = (m.batch.iter().product(), m.rows.min(m.columns));
+    let factors = Outcome::column_major(c.ty(flat(c, x)));
+    let [pivots, info] = [&[count, steps][..], &[count]]
+        .map(|shape| Some(Outcome::row_major(TensorType::new(DType::S32, shape))));
+    let args = [Item::Tensor(flat(c, x)), Item::Bool(true), Item::Bool(false)];
+    let parts = Parts { args: &[0, word::WHOLE, word::WHOLE], results: &[0; 3], step: 1 };
+    let results = [Some(factors), pivots, info];
+    match c.call_library_in_parts("linalg_lu_factor_ex.out", &args, &results, Some(&parts))[..] {
+        [Some(factors), Some(pivots), Some(info)] => Some(Lu {
+            factors: c.reshape(factors, &c.shape(x)),
+            pivots: c.reshape(pivots, &with_batch(&m.batch, &[steps])),
+            info: c.reshape(info, &m.batch),
+        }),
+        _ => None,
+    }
 }
 
 /// A column `[count, rows, 1]` of matrices.
@@ -431,6 +495,9 @@ fn lu_solve_left(c: &Ctx, factors: Value, pivots: Value, b: Value, adjoint: bool
     if c.numel(b) == 0 || c.numel(factors) == 0 {
         return c.zeros_like(b);
     }
+    if let Some(x) = library_lu_solve(c, factors, pivots, b, adjoint) {
+        return x;
+    }
     let lower = TriangularSolve { unit_diagonal: true, ..LOWER };
     let upper = TriangularSolve { lower: false, ..LOWER };
     if !adjoint {
@@ -440,6 +507,21 @@ fn lu_solve_left(c: &Ctx, factors: Value, pivots: Value, b: Value, adjoint: bool
     let turned = |f: TriangularSolve| TriangularSolve { transpose_a: Transpose::Adjoint, ..f };
     let y = solve_with(c, factors, b, turned(upper));
     permuted(c, solve_with(c, factors, y, turned(lower)), pivots, true)
+}
+
+fn library_lu_solve(c: &Ctx, factors: Value, pivots: Value, b: Value, adjoint: bool) -> Option<Value> {
+    if !is_for_lapack(c, factors) {
+        return None;
+    }
+    let shape = c.shape(factors);
+    let n = shape.len();
+    // LAPACK goes where they say.
+    let pivots = c.to(pivots, DType::S32);
+    let [first, last] = [1, shape[n - 1]].map(|row| c.like(pivots, row as f64));
+    let pivots = c.minimum(c.maximum(pivots, first), last);
+    let pivots = c.reshape(pivots, &[shape[..n - 2].iter().product(), shape[n - 1]]);
+    let more = [Item::Bool(true), Item::Bool(adjoint)];
+    library_solution(c, "linalg_lu_solve.out", &[flat(c, factors), pivots, flat(c, b)], &more, b)
 }
 
 pub(super) fn adjoint(c: &Ctx, x: Value) -> Value {

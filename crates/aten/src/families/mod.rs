@@ -3,6 +3,7 @@
 use crate::row::Row;
 
 mod cephes;
+pub mod channels;
 mod jacobi;
 mod philox;
 mod taps;

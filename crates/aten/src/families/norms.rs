@@ -3,6 +3,7 @@
 //! Statistics are computed in float32 or wider, in two passes. They are returned in the parameters' dtype, which may be
 //! float32 beside a reduced float input ("mixed"), as on torch's CPU.
 
+use super::channels::{self, GRADIENT_SUMS};
 use super::pooling::same_shape;
 use super::reductions::{keep_dims, plain_mean, spread};
 use crate::args::{Const, Scalar, Tensor};
@@ -73,6 +74,15 @@ pub(super) fn normalize(c: &Ctx, x: Value, dims: &[i64], eps: Scalar) -> Normali
     let rstd = inverse_std(c, var, eps);
     let value = c.multiply(centred, spread(c, rstd, &shape, dims));
     Normalized { mean, rstd, var, value }
+}
+
+/// The same by mean and variance that are known.
+fn normalize_by(c: &Ctx, x: Value, [mean, var]: [Value; 2], dims: &[i64], eps: Scalar) -> Normalized {
+    let shape = c.shape(x);
+    let [mean, var] = [mean, var].map(|v| c.reshape(v, &shape[..shape.len() - dims.len()]));
+    let rstd = inverse_std(c, var, eps);
+    let along = |v: Value| spread(c, v, &shape, dims);
+    Normalized { mean, rstd, var, value: c.multiply(c.subtract(x, along(mean)), along(rstd)) }
 }
 
 pub(super) fn inverse_std(c: &Ctx, var: Value, eps: Scalar) -> Value {
@@ -147,7 +157,11 @@ fn layer_norm(
     let stats = stat_dtype("LayerNormKernelImpl", input, &[weight, bias])?;
     let shape = c.shape(input.value);
     let compute = opmath(input.dtype);
-    let n = normalize(c, c.to(input.value, compute), &dims, eps);
+    let width: i64 = normalized_shape.iter().product();
+    let n = match channels::statistics_of_rows(c, input.value, width) {
+        Some(of_rows) => normalize_by(c, input.value, of_rows, &dims, eps),
+        None => normalize(c, c.to(input.value, compute), &dims, eps),
+    };
     let mut y = n.value;
     if let Some(w) = weight {
         y = c.multiply(y, trailing(c, w.value, compute, &shape)?);
@@ -188,14 +202,49 @@ fn layer_norm_backward(
         Some(w) => c.multiply(g, trailing(c, w.value, compute, &shape)?),
         None => g,
     };
-    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    if grad.dtype == input.dtype
+        && let Some(all) =
+            host_layer_gradients(c, [scaled, normalized], [grad.value, input.value], [mean, rstd], weight)
+    {
+        let of_param = |i: usize, v: Value| wanted(i).then(|| c.to(c.reshape(v, &normalized_shape), params));
+        let grad_input = wanted(0).then(|| c.to(all[0], input.dtype));
+        return Ok((
+            grad_input,
+            weight.and_then(|_| of_param(1, all[1])),
+            bias.and_then(|_| of_param(2, all[2])),
+        ));
+    }
+    let leading: Dims = (0..(shape.len() - dims.len()) as i64).collect();
     let grad_input =
         wanted(0).then(|| c.to(normalize_backward(c, scaled, normalized, rstd, &dims), input.dtype));
     let grad_weight = (wanted(1) && weight.is_some())
         .then(|| c.to(c.reduce_sum(c.multiply(g, normalized), &leading), params));
     let grad_bias = (wanted(2) && bias.is_some()).then(|| c.to(c.reduce_sum(g, &leading), params));
     Ok((grad_input, grad_weight, grad_bias))
+}
+
+/// Gradients of input, weight and bias, by sums that the host takes.
+fn host_layer_gradients(
+    c: &Ctx,
+    [scaled, normalized]: [Value; 2],
+    [grad, input]: [Value; 2],
+    [mean, rstd]: [Value; 2],
+    weight: Option<Tensor>,
+) -> Option<[Value; 3]> {
+    if !channels::is_for_host(c, input) {
+        return None;
+    }
+    let (shape, rows) = (c.shape(input), c.shape(mean));
+    let dtype = c.dtype(input);
+    let factor =
+        weight.map_or_else(|| c.full(c.scalar_i64(dtype, 1), &shape[rows.len()..]), |w| c.to(w.value, dtype));
+    let [sum, slope, bias, scale] = channels::sums_of_rows(c, [grad, input], [mean, rstd], factor)?;
+    let leading: Dims = (0..rows.len() as i64).collect();
+    let along = |v: Value| c.broadcast_in_dim(c.reshape(v, &rows), &shape, &leading);
+    let average = |v: Value| along(c.divide(v, c.like(v, c.numel(factor) as f64)));
+    let inner = c.subtract(c.subtract(scaled, average(sum)), c.multiply(normalized, average(slope)));
+    Some([c.multiply(inner, along(rstd)), scale, bias])
 }
 
 fn rms_norm(
@@ -301,6 +350,78 @@ impl Groups {
         [self.n, self.groups, self.channels / self.groups, self.spatial]
     }
 
+    /// A value of each group over the image, one of each channel or one of both.
+    fn over_image(&self, c: &Ctx, v: Value, dtype: DType, shape: &[i64]) -> Value {
+        let v = c.to(v, dtype);
+        match c.rank(v) {
+            1 => c.broadcast_in_dim(v, shape, &[1]),
+            _ if c.shape(v)[1] == self.channels => c.broadcast_in_dim(v, shape, &[0, 1]),
+            _ => c.broadcast_in_dim(self.of_channels(c, v), shape, &[0, 1]),
+        }
+    }
+
+    /// Mean and variance of each group by the host.
+    fn statistics(&self, c: &Ctx, input: Tensor) -> Option<[Value; 2]> {
+        self.is_image(c, input).then(|| channels::statistics_of_groups(c, input.value, self.groups))?
+    }
+
+    /// Of each sample and channel the sum of the gradient, and of its product with the normalised image, by the host.
+    fn gradient_sums(
+        &self,
+        c: &Ctx,
+        grad: Tensor,
+        input: Tensor,
+        mean: Value,
+        rstd: Value,
+    ) -> Option<[Value; 2]> {
+        let fits = grad.dtype == input.dtype && c.shape(grad.value) == c.shape(input.value);
+        if !fits || !self.is_image(c, input) {
+            return None;
+        }
+        let more = [mean, rstd].map(|v| self.of_channels(c, v));
+        channels::of_samples(c, GRADIENT_SUMS, &[input.value, grad.value], &more)
+    }
+
+    /// Gradients of the input, the weight and the bias from these sums.
+    fn gradients(
+        &self,
+        c: &Ctx,
+        (grad, input): (Tensor, Tensor),
+        (mean, rstd): (Value, Value),
+        weight: Option<Tensor>,
+        [sum, slope]: [Value; 2],
+    ) -> (Value, Value, Value) {
+        let shape = c.shape(input.value);
+        let compute = opmath(input.dtype);
+        let along = |v: Value| self.over_image(c, v, compute, &shape);
+        let scaled = |v: Value| match weight {
+            Some(w) => c.multiply(v, c.broadcast_in_dim(c.to(w.value, compute), &c.shape(v), &[1])),
+            None => v,
+        };
+        let of_groups = |v: Value| {
+            let each = c.reshape(scaled(v), &self.shape()[..3]);
+            let total = c.reduce_sum(each, &[2]);
+            c.divide(total, c.like(total, (self.channels / self.groups * self.spatial) as f64))
+        };
+        let pull = c.multiply(rstd, of_groups(slope));
+        let centred = c.subtract(c.to(input.value, compute), along(mean));
+        let inner = c.subtract(scaled(c.to(grad.value, compute)), along(of_groups(sum)));
+        let inner = c.subtract(inner, c.multiply(centred, along(pull)));
+        let grad_input = c.to(c.multiply(inner, along(rstd)), input.dtype);
+        (grad_input, c.reduce_sum(slope, &[0]), c.reduce_sum(sum, &[0]))
+    }
+
+    /// Whether the input has the samples and channels that were given as its first two dimensions.
+    fn is_image(&self, c: &Ctx, input: Tensor) -> bool {
+        c.shape(input.value).starts_with(&[self.n, self.channels])
+    }
+
+    /// A value of each group for each of its channels.
+    fn of_channels(&self, c: &Ctx, v: Value) -> Value {
+        let all = c.broadcast_in_dim(v, &self.shape()[..3], &[0, 1]);
+        c.reshape(all, &[self.n, self.channels])
+    }
+
     /// A value per channel over the grouped shape.
     fn per_channel(&self, c: &Ctx, v: Value, dtype: DType) -> Value {
         let shape = self.shape();
@@ -324,6 +445,20 @@ fn group_norm(
     g.check(c, input, [("weight", weight), ("bias", bias)])?;
     let stats = stat_dtype("GroupNormKernelImpl", input, &[weight, bias])?;
     let compute = opmath(input.dtype);
+    let shape = c.shape(input.value);
+    if let Some([mean, var]) = g.statistics(c, input) {
+        let rstd = inverse_std(c, var, eps);
+        let along = |v: Value| g.over_image(c, v, compute, &shape);
+        let centred = c.subtract(c.to(input.value, compute), along(mean));
+        let factor = g.of_channels(c, rstd);
+        let factor = match weight {
+            Some(w) => c.multiply(factor, c.broadcast_in_dim(c.to(w.value, compute), &[n, channels], &[1])),
+            None => factor,
+        };
+        let y = c.multiply(centred, along(factor));
+        let y = bias.map_or(y, |b| c.add(y, along(b.value)));
+        return Ok((c.to(y, input.dtype), c.to(mean, stats), c.to(rstd, stats)));
+    }
     let x = c.reshape(c.to(input.value, compute), &g.shape());
     let norm = normalize(c, x, &[2, 3], eps);
     let mut y = norm.value;
@@ -333,7 +468,7 @@ fn group_norm(
     if let Some(b) = bias {
         y = c.add(y, g.per_channel(c, b.value, compute));
     }
-    let y = c.reshape(c.to(y, input.dtype), &c.shape(input.value));
+    let y = c.reshape(c.to(y, input.dtype), &shape);
     Ok((y, c.to(norm.mean, stats), c.to(norm.rstd, stats)))
 }
 
@@ -361,9 +496,18 @@ fn group_norm_backward(
     let stat = |v: Value| c.reshape(c.to(v, compute), &shape[..2]);
     let along = |v: Value| spread(c, v, &shape, &dims);
     let (mean, rstd) = (stat(mean.value), stat(rstd.value));
+    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
+    if let Some(sums) = g.gradient_sums(c, grad, input, mean, rstd) {
+        let all = g.gradients(c, (grad, input), (mean, rstd), weight, sums);
+        let grad_input = wanted(0).then_some(all.0);
+        return Ok((
+            grad_input,
+            wanted(1).then(|| c.to(all.1, params)),
+            wanted(2).then(|| c.to(all.2, params)),
+        ));
+    }
     let (dy, x) = (wide(grad.value), wide(input.value));
     let normalized = c.multiply(c.subtract(x, along(mean)), along(rstd));
-    let wanted = |i: usize| mask.get(i).copied().unwrap_or(false);
     let grad_input = wanted(0).then(|| {
         let scaled = weight.map_or(dy, |w| c.multiply(dy, g.per_channel(c, w.value, compute)));
         let gx = normalize_backward(c, scaled, normalized, rstd, &dims);

@@ -275,25 +275,31 @@ fn div_floor(b: &Builder, x: Value, y: Value) -> Value {
 }
 
 fn remainder(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
-    check_zero(c, x, y)?;
-    run_binary(
-        c,
-        Opmath,
-        // PyTorch's vector code loses remainders of quotients that overflow, so they are not left to it.
-        None,
-        |b, x, y| {
-            let rem = b.remainder(x, y);
-            let off = b.and(b.ne(rem, b.zeros_like(rem)), signs_differ(b, rem, y));
-            b.select(off, b.add(rem, y), rem)
-        },
-        x,
-        y,
-    )
+    remainder_with(c, x, y, |b, rem, y| {
+        let off = b.and(b.ne(rem, b.zeros_like(rem)), signs_differ(b, rem, y));
+        b.select(off, b.add(rem, y), rem)
+    })
 }
 
 fn fmod(c: &Ctx, x: Tensor, y: Tensor) -> Result<Value> {
+    remainder_with(c, x, y, |_, rem, _| rem)
+}
+
+/// What `f` makes of the remainder with the sign of `x`, and of `y`.
+fn remainder_with(c: &Ctx, x: Tensor, y: Tensor, f: fn(&Builder, Value, Value) -> Value) -> Result<Value> {
     check_zero(c, x, y)?;
-    run_binary(c, Opmath, None, Builder::remainder, x, y)
+    let dtype = c.result_type(&[x, y])?;
+    let [a, b] = c.align([x.value, y.value], opmath(dtype))?;
+    let rem = library_remainder(c, a, b).unwrap_or_else(|| c.remainder(a, b));
+    Ok(c.to(f(c, rem, b), dtype))
+}
+
+/// PyTorch's kernel. Its vector code loses remainders of quotients that overflow.
+fn library_remainder(c: &Ctx, a: Value, b: Value) -> Option<Value> {
+    let rem = c.call_pointwise("fmod.Tensor_out", &[a, b], &[])?;
+    let is_known = c.and(c.is_finite(a), c.and(c.ne(b, c.zeros_like(b)), c.not(c.is_nan(b))));
+    let lost = c.any(c.and(c.is_nan(rem), is_known));
+    c.if_(lost, |_| vec![c.remainder(a, b)], |_| vec![rem]).first().copied()
 }
 
 /// `|x|` with the sign bit of `y`.
