@@ -14,12 +14,12 @@ use oxitorch_hlo::{DType, Dims, TensorType, Value};
 /// The rows of this family.
 pub static ROWS: &[Row] = &[
     // Running statistics are overwritten though the schema does not mark them.
-    op!("native_batch_norm", native_batch_norm).layout(Layout::ChannelsLast).writes(&[3, 4]).products(),
-    op!("_native_batch_norm_legit", batch_norm_legit).layout(Layout::ChannelsLast).products(),
-    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats).layout(Layout::ChannelsLast).products(),
-    op!("_batch_norm_with_update", batch_norm_with_update).layout(Layout::ChannelsLast).products(),
-    op!("native_batch_norm_backward", native_batch_norm_backward).layout(Layout::ChannelsLast).products(),
-    op!("batch_norm_backward", batch_norm_backward).layout(Layout::ChannelsLast).products(),
+    op!("native_batch_norm", native_batch_norm).layout(Layout::ChannelsLast).writes(&[3, 4]),
+    op!("_native_batch_norm_legit", batch_norm_legit).layout(Layout::ChannelsLast),
+    op!("_native_batch_norm_legit.no_stats", batch_norm_no_stats).layout(Layout::ChannelsLast),
+    op!("_batch_norm_with_update", batch_norm_with_update).layout(Layout::ChannelsLast),
+    op!("native_batch_norm_backward", native_batch_norm_backward).layout(Layout::ChannelsLast),
+    op!("batch_norm_backward", batch_norm_backward).layout(Layout::ChannelsLast),
 ];
 
 /// All dimensions but the channel's.

@@ -2,7 +2,7 @@
 //! rows of a layer norm.
 
 use crate::context::Ctx;
-use crate::library::{TARGET, channels_last, is_channels_last};
+use crate::library::{FLOATS, TARGET, channels_last, is_channels_last};
 use oxitorch_hlo::{CustomCall, Dims, TensorType, Value};
 
 /// The host function that takes mean and biased variance.
@@ -15,8 +15,8 @@ pub const GRADIENT_SUMS: &str = "channel_gradient_sums";
 /// that times the normalised input, and for each column the same without the weight.
 pub const ROW_GRADIENT_SUMS: &str = "row_gradient_sums";
 
-/// Compiled sums over all dimensions but one in the middle take an order longer than the host's; so much it counts for.
-const OPERATIONS: i64 = 64;
+/// How many numbers are worth a call: compiled sums over all dimensions but one in the middle take an order longer.
+const WORTH: i64 = 1 << 17;
 
 /// How many numbers that lie side by side are worth a sum of their own.
 const RUN: i64 = 8;
@@ -26,7 +26,7 @@ const WIDTH: i64 = 128;
 
 /// Whether sums over this are worth a call.
 pub(super) fn is_for_host(c: &Ctx, image: Value) -> bool {
-    c.is_for_library(c.dtype(image), c.numel(image).saturating_mul(OPERATIONS))
+    c.is_worth_a_call(image, &FLOATS, WORTH)
 }
 
 fn samples_and_channels(c: &Ctx, image: Value) -> (i64, i64) {
